@@ -1,0 +1,19 @@
+"""The Django app: connects receivers and checks once the models are ready."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class AsyncqConfig(AppConfig):
+    """Configuration of django_asyncq."""
+
+    name = "django_asyncq"
+    verbose_name = _("Asyncq tasks")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Connect what listens: receivers of the state signals, system checks."""
+        # compat: Django registers its check of TASKS only once django.tasks has been imported.
+        from . import checks, compat, receivers  # noqa: F401

@@ -1,0 +1,66 @@
+"""Django's tasks framework, from Django 6 or from the `django-tasks` backport on 5.2.
+
+The two must never be mixed: each has its own signals, Task class and handler. Everything of the project that
+touches the framework imports it from here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import django
+
+HAS_DJANGO_TASKS = django.VERSION >= (6, 0)
+
+if TYPE_CHECKING or HAS_DJANGO_TASKS:
+    from django.tasks import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_QUEUE_NAME, task_backends
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.base import (
+        TASK_MAX_PRIORITY,
+        TASK_MIN_PRIORITY,
+        TASK_REFRESH_ATTRS,
+        Task,
+        TaskContext,
+        TaskError,
+        TaskResult,
+        TaskResultStatus,
+    )
+    from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+else:
+    from django_tasks import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_QUEUE_NAME, task_backends
+    from django_tasks.backends.base import BaseTaskBackend
+    from django_tasks.base import (
+        TASK_MAX_PRIORITY,
+        TASK_MIN_PRIORITY,
+        TASK_REFRESH_ATTRS,
+        Task,
+        TaskContext,
+        TaskError,
+        TaskResult,
+        TaskResultStatus,
+    )
+    from django_tasks.exceptions import InvalidTaskError as InvalidTask
+    from django_tasks.exceptions import TaskResultDoesNotExist
+    from django_tasks.signals import task_enqueued, task_finished, task_started
+
+__all__ = [
+    "DEFAULT_TASK_BACKEND_ALIAS",
+    "DEFAULT_TASK_QUEUE_NAME",
+    "HAS_DJANGO_TASKS",
+    "TASK_MAX_PRIORITY",
+    "TASK_MIN_PRIORITY",
+    "TASK_REFRESH_ATTRS",
+    "BaseTaskBackend",
+    "InvalidTask",
+    "Task",
+    "TaskContext",
+    "TaskError",
+    "TaskResult",
+    "TaskResultDoesNotExist",
+    "TaskResultStatus",
+    "task_backends",
+    "task_enqueued",
+    "task_finished",
+    "task_started",
+]

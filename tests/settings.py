@@ -1,0 +1,74 @@
+"""Settings of the test suite; `runtests.py` sets the two addresses in the environment."""
+
+from __future__ import annotations
+
+import os
+
+import dj_database_url
+import django
+
+SECRET_KEY = "tests"  # noqa: S105
+USE_TZ = True
+TIME_ZONE = "UTC"
+ROOT_URLCONF = "tests.urls"
+STATIC_URL = "/static/"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+ALLOWED_HOSTS = ["*"]
+
+DATABASES = {"default": dj_database_url.parse(os.environ.get("DATABASE_URL", "sqlite:///tests.sqlite3"))}
+if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+    # A file, not memory: worker processes open it too.
+    DATABASES["default"]["TEST"] = {"NAME": DATABASES["default"]["NAME"]}
+    DATABASES["default"]["OPTIONS"] = {
+        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+        "transaction_mode": "IMMEDIATE",
+        "timeout": 20,
+    }
+
+CACHES = {
+    "default": {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": os.environ.get("ASYNCQ_TEST_REDIS_URL", "redis://127.0.0.1:6379/9"),
+    }
+}
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.messages",
+    "django.contrib.sessions",
+    "django.contrib.staticfiles",
+    "django_asyncq",
+    "tests",
+]
+if django.VERSION < (6, 0):
+    INSTALLED_APPS.insert(0, "django_tasks")
+
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+
+TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES": []}}
+ASYNCQ = {
+    "KEY_PREFIX": os.environ.get("ASYNCQ_TEST_PREFIX", "asynqtest"),
+    "GATE_PREFIX": os.environ.get("ASYNCQ_TEST_PREFIX", "asynqtest") + ":qgate:",
+    "LEASE_SECONDS": 2,
+    "BEAT_SECONDS": 0.5,
+}
