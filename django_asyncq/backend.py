@@ -1,0 +1,148 @@
+"""The backend of Django's tasks framework: `TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend"}}`.
+
+Instantiated while user modules are imported, so models and `lifecycle` are imported when first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from asgiref.sync import sync_to_async
+from django.core import checks
+
+from . import compat, payload
+from .exceptions import InvalidOption
+from .names import QUEUE_NAME
+from .tasks import Arguments, Task, default_of, gate_name, result_of
+
+if TYPE_CHECKING:
+    from .models import TaskRecord
+
+OPTIONS = ("max_attempts", "timeout")
+
+
+class AsyncqBackend(compat.BaseTaskBackend):
+    """Queues tasks as rows of the project's database, dispatched by Redis.
+
+    QUEUES: names allowed; an empty list allows every valid name. OPTIONS: `max_attempts` and `timeout` (seconds) of
+    tasks that do not say.
+    """
+
+    task_class = Task
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Queue one call. Raises: InvalidTask, InvalidOption, EnqueueRefused; nothing has been written then."""
+        (result,) = self.enqueue_many(task, [Arguments(tuple(args), dict(kwargs))])
+        return result
+
+    async def aenqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """See `enqueue`. Runs in the thread that holds the caller's database connection."""
+        return await sync_to_async(self.enqueue, thread_sensitive=True)(task, args, kwargs)
+
+    def enqueue_many(self, task: Any, calls: Sequence[Arguments], *, partial: bool = False) -> list[Any]:
+        """Queue many calls; all or none, unless `partial`: then None stands for each call that was refused.
+
+        Raises: as `enqueue`.
+        """
+        from . import lifecycle
+
+        self.validate_task(task)
+        records = [self._record(task, call) for call in calls]
+        if not records:
+            return []
+        results = {record.id: result_of(record) for record in records}
+
+        def announce_enqueued(committed: list[TaskRecord]) -> None:
+            for record in committed:
+                compat.task_enqueued.send_robust(type(self), task_result=results[record.id])
+
+        admitted = lifecycle.enqueue(records, partial=partial, on_committed=announce_enqueued)
+        queued = {record.id for record in admitted}
+        return [results[record.id] if record.id in queued else None for record in records]
+
+    def _record(self, task: Any, call: Arguments) -> TaskRecord:
+        from .models import TaskRecord
+
+        encoded = payload.encode(call.args, call.kwargs)
+        return TaskRecord(
+            name=task.module_path,
+            backend=self.alias,
+            queue_name=task.queue_name,
+            args=encoded.args,
+            kwargs=encoded.kwargs,
+            priority=int(task.priority),
+            run_after=task.run_after,
+            max_attempts=default_of(task, "max_attempts", self.options),
+            timeout_seconds=default_of(task, "timeout", self.options),
+            gate=gate_name(task, call.args, call.kwargs),
+            queue_limit=task.queue_limit,
+            expected_seconds=task.expected_seconds,
+        )
+
+    def get_result(self, result_id: str) -> Any:
+        """Return the result of this id, whatever became of its code. Raises: TaskResultDoesNotExist."""
+        from .models import TaskRecord
+
+        try:
+            return result_of(TaskRecord.objects.get(id=_uuid(result_id), backend=self.alias))
+        except TaskRecord.DoesNotExist as error:
+            raise compat.TaskResultDoesNotExist(result_id) from error
+
+    async def aget_result(self, result_id: str) -> Any:
+        """See `get_result`."""
+        from .models import TaskRecord
+
+        try:
+            return result_of(await TaskRecord.objects.aget(id=_uuid(result_id), backend=self.alias))
+        except TaskRecord.DoesNotExist as error:
+            raise compat.TaskResultDoesNotExist(result_id) from error
+
+    def validate_task(self, task: Any) -> None:
+        """Refuse what can never run here. Raises: InvalidTask."""
+        if isinstance(task.priority, bool) or not isinstance(task.priority, int | float):
+            raise compat.InvalidTask(f"priority must be a whole number, not {task.priority!r}.")
+        super().validate_task(task)
+
+    def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
+        """Check the alias's QUEUES and OPTIONS."""
+        name = f"TASKS[{self.alias!r}]"
+        for queue in self.queues:
+            if not isinstance(queue, str) or not QUEUE_NAME.fullmatch(queue):
+                yield checks.Error(
+                    f"{name}['QUEUES'] holds {queue!r}, which is no valid queue name.",
+                    hint="Use 1 to 64 letters, digits, '_', '.' and '-'.",
+                    id="asyncq.E020",
+                )
+        for option in set(self.options) - set(OPTIONS):
+            yield checks.Error(
+                f"{name}['OPTIONS'] has the unknown option {option!r}.",
+                hint=f"Known options: {', '.join(OPTIONS)}.",
+                id="asyncq.E021",
+            )
+        try:
+            for option in OPTIONS:
+                if option in self.options:
+                    _check_option(option, self.options[option])
+        except InvalidOption as error:
+            yield checks.Error(f"{name}['OPTIONS']: {error}", hint="Correct the value.", id="asyncq.E022")
+
+
+def _check_option(option: str, value: Any) -> None:
+    if option == "max_attempts" and (type(value) is not int or value < 1):
+        raise InvalidOption(f"max_attempts={value!r} must be a whole number of at least 1.")
+    if option == "timeout" and value is not None and (isinstance(value, bool) or not value > 0):
+        raise InvalidOption(f"timeout={value!r} must be seconds, more than 0, or None.")
+
+
+def _uuid(text: Any) -> UUID | None:
+    """Return the id, or None, which no row has, for any other text."""
+    try:
+        return UUID(text) if len(text) <= 36 else None
+    except (ValueError, TypeError, AttributeError):
+        return None

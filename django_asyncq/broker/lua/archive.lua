@@ -1,0 +1,44 @@
+-- Put tasks that failed for good into the archive, and trim it as asynq does, at most 100 a call.
+-- KEYS: 1 active, 2 lease, 3 held, 4 archived, 5 processed of the day, 6 failed of the day, 7 processed, 8 failed
+-- ARGV: 1 task key prefix, 2 time the day's counters expire, 3 largest counter, 4 archived before this is trimmed,
+--       5 how many stay, then for each task: id, fence, message ("": leave it)
+-- Returns one word for each: "archived", "stale" (nothing changed), "gone" (no hash).
+-- Invariant: as `done`; what is trimmed leaves no hash behind.
+local now = redis.call('TIME')[1]
+local words, count = {}, 0
+for i = 6, #ARGV, 3 do
+  local id, fence, message = unpack(ARGV, i, i + 2)
+  local key = ARGV[1] .. id
+  local known = redis.call('HMGET', key, 'fence', 'state')
+  if not known[2] then
+    redis.call('HDEL', KEYS[3], id)
+    words[#words + 1] = 'gone'
+  elseif (known[1] or '0') ~= fence or known[2] ~= 'active' then
+    words[#words + 1] = 'stale'
+  else
+    redis.call('LREM', KEYS[1], 0, id)
+    redis.call('ZREM', KEYS[2], id)
+    redis.call('HDEL', KEYS[3], id)
+    redis.call('HDEL', key, 'worker')
+    redis.call('ZADD', KEYS[4], now, id)
+    redis.call('HSET', key, 'state', 'archived')
+    if message ~= '' then redis.call('HSET', key, 'msg', message) end
+    count = count + 1
+    words[#words + 1] = 'archived'
+  end
+end
+if count == 0 then return words end
+local old = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', ARGV[4], 'LIMIT', 0, 100)
+local extra = redis.call('ZCARD', KEYS[4]) - #old - ARGV[5]
+if #old == 0 and extra > 0 then old = redis.call('ZRANGE', KEYS[4], 0, math.min(extra, 100) - 1) end
+for _, id in ipairs(old) do redis.call('DEL', ARGV[1] .. id) end
+if #old > 0 then redis.call('ZREM', KEYS[4], unpack(old)) end
+for day = 5, 6 do
+  if redis.call('INCRBY', KEYS[day], count) == count then redis.call('EXPIREAT', KEYS[day], ARGV[2]) end
+end
+local total = redis.call('GET', KEYS[7])
+local full = total and tonumber(total) + count >= tonumber(ARGV[3])
+for all = 7, 8 do
+  if full then redis.call('SET', KEYS[all], count) else redis.call('INCRBY', KEYS[all], count) end
+end
+return words

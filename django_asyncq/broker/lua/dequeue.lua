@@ -1,0 +1,38 @@
+-- Take tasks to be run: high priorities, then pending from the right, then low priorities.
+-- KEYS: 1 pending, 2 priority, 3 active, 4 lease, 5 paused, 6 held by this worker
+-- ARGV: 1 task key prefix, 2 how many, 3 lease seconds, 4 worker id
+-- Returns {"paused"}, or {"taken", id, fence, id, fence, …}
+-- Invariant: what is taken is active, leased and held, with a fence above any before; an id without message is dropped.
+if redis.call('EXISTS', KEYS[5]) == 1 then return {'paused'} end
+local wanted, ids = tonumber(ARGV[2]), {}
+
+local function take_priority(low, high)
+  if #ids >= wanted then return end
+  local found = redis.call('ZRANGEBYSCORE', KEYS[2], low, high, 'LIMIT', 0, wanted - #ids)
+  for _, id in ipairs(found) do ids[#ids + 1] = id end
+  if #found > 0 then redis.call('ZREM', KEYS[2], unpack(found)) end
+end
+
+take_priority('-inf', '(0')
+if #ids < wanted then
+  local found = redis.call('RPOP', KEYS[1], wanted - #ids)
+  for _, id in ipairs(found or {}) do ids[#ids + 1] = id end
+end
+take_priority('(0', '+inf')
+
+local lease_end = redis.call('TIME')[1] + ARGV[3]
+local reply = {'taken'}
+for _, id in ipairs(ids) do
+  local key = ARGV[1] .. id
+  if redis.call('HEXISTS', key, 'msg') == 1 then
+    local fence = redis.call('HINCRBY', key, 'fence', 1)
+    redis.call('HSET', key, 'state', 'active', 'worker', ARGV[4])
+    redis.call('HDEL', key, 'pending_since')
+    redis.call('LPUSH', KEYS[3], id)
+    redis.call('ZADD', KEYS[4], lease_end, id)
+    redis.call('HSET', KEYS[6], id, fence)
+    reply[#reply + 1] = id
+    reply[#reply + 1] = fence
+  end
+end
+return reply

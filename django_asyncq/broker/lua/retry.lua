@@ -1,0 +1,38 @@
+-- Put tasks that failed into the retry set.
+-- KEYS: 1 active, 2 lease, 3 held, 4 retry, 5 processed of the day, 6 failed of the day, 7 processed, 8 failed
+-- ARGV: 1 task key prefix, 2 time the day's counters expire, 3 largest counter, 4 "1" to count failures,
+--       then for each task: id, fence, message, due (Unix seconds)
+-- Returns one word for each: "retried", "stale" (nothing changed), "gone" (no hash).
+-- Invariant: as `done`; the task's unique lock stays.
+local words, count = {}, 0
+for i = 5, #ARGV, 4 do
+  local id, fence, message, due = unpack(ARGV, i, i + 3)
+  local key = ARGV[1] .. id
+  local known = redis.call('HMGET', key, 'fence', 'state')
+  if not known[2] then
+    redis.call('HDEL', KEYS[3], id)
+    words[#words + 1] = 'gone'
+  elseif (known[1] or '0') ~= fence or known[2] ~= 'active' then
+    words[#words + 1] = 'stale'
+  else
+    redis.call('LREM', KEYS[1], 0, id)
+    redis.call('ZREM', KEYS[2], id)
+    redis.call('HDEL', KEYS[3], id)
+    redis.call('HDEL', key, 'worker')
+    redis.call('ZADD', KEYS[4], due, id)
+    redis.call('HSET', key, 'msg', message, 'state', 'retry')
+    count = count + 1
+    words[#words + 1] = 'retried'
+  end
+end
+if count > 0 and ARGV[4] == '1' then
+  for day = 5, 6 do
+    if redis.call('INCRBY', KEYS[day], count) == count then redis.call('EXPIREAT', KEYS[day], ARGV[2]) end
+  end
+  local total = redis.call('GET', KEYS[7])
+  local full = total and tonumber(total) + count >= tonumber(ARGV[3])
+  for all = 7, 8 do
+    if full then redis.call('SET', KEYS[all], count) else redis.call('INCRBY', KEYS[all], count) end
+  end
+end
+return words

@@ -1,0 +1,40 @@
+"""The Lua scripts: one file per operation under `lua/`, sent once, then called by digest."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from redis.exceptions import NoScriptError
+
+from .clients import Client, broker_errors
+
+
+class Script(NamedTuple):
+    """A script's text and its SHA-1."""
+
+    text: str
+    digest: str
+
+
+@cache
+def script(name: str) -> Script:
+    """Return the script of `lua/<name>.lua`."""
+    text = resources.files(__package__).joinpath("lua", f"{name}.lua").read_text()
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def run(name: str, client: Client, keys: Sequence[str], arguments: Sequence[Any] = ()) -> Any:
+    """Run a script; send its text when the server does not have it (new, restarted, or flushed).
+
+    Raises: BrokerUnavailable.
+    """
+    text, digest = script(name)
+    with broker_errors():
+        try:
+            return client.evalsha(digest, len(keys), *keys, *arguments)
+        except NoScriptError:
+            return client.eval(text, len(keys), *keys, *arguments)

@@ -1,0 +1,168 @@
+"""System checks of the settings: each bad value has its own id and a hint. None of them opens a connection."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from django.conf import settings as django_settings
+from django.core import checks
+
+from . import compat, conf
+
+Message = checks.CheckMessage
+
+
+class Rule(NamedTuple):
+    """What a value of ASYNCQ must be. id: the check's own number."""
+
+    id: str
+    holds: Callable[[Any], bool]
+    hint: str
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
+
+
+def _is_whole(least: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_prefix(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.:-]{1,64}", value) is not None
+
+
+def _is_pattern(value: Any) -> bool:
+    try:
+        re.compile(value)
+    except (re.error, TypeError):
+        return False
+    return True
+
+
+POSITIVE_SECONDS = "Give seconds, more than 0."
+RULES: dict[str, Rule] = {
+    "REDIS": Rule("asyncq.E101", lambda value: isinstance(value, str), "Give the name of an alias in CACHES."),
+    "CLIENT_FACTORY": Rule("asyncq.E102", lambda value: isinstance(value, str), "Give a dotted path, or ''."),
+    "KEY_PREFIX": Rule("asyncq.E103", _is_prefix, "Use letters, digits, '_', '.', ':' and '-'; asynq's tools need 'asynq'."),
+    "GATE_PREFIX": Rule("asyncq.E104", _is_prefix, "Use letters, digits, '_', '.', ':' and '-'."),
+    "LEASE_SECONDS": Rule("asyncq.E105", _is_whole(1), "Give whole seconds, at least 1."),
+    "BEAT_SECONDS": Rule("asyncq.E106", _is_positive, POSITIVE_SECONDS),
+    "MAX_ATTEMPTS": Rule("asyncq.E107", _is_whole(1), "Give a whole number of at least 1; 1 means no retry."),
+    "TIMEOUT_SECONDS": Rule(
+        "asyncq.E108", lambda value: value is None or _is_positive(value), "Give seconds, more than 0, or None."
+    ),
+    "TIMEOUT_GRACE_SECONDS": Rule("asyncq.E109", _is_positive, POSITIVE_SECONDS),
+    "SHUTDOWN_GRACE_SECONDS": Rule(
+        "asyncq.E110", lambda value: _is_number(value) and value >= 0, "Give seconds, at least 0."
+    ),
+    "MAX_CRASHES": Rule("asyncq.E111", _is_whole(1), "Give a whole number of at least 1."),
+    "UNREGISTERED_PATIENCE_SECONDS": Rule("asyncq.E112", _is_whole(0), "Give whole seconds, at least 0."),
+    "PROVISIONAL_SECONDS": Rule("asyncq.E113", _is_whole(1), "Give whole seconds, at least 1."),
+    "EXPECTED_SECONDS": Rule("asyncq.E114", _is_positive, POSITIVE_SECONDS),
+    "MAX_ARGUMENTS_BYTES": Rule("asyncq.E115", _is_whole(64), "Give bytes, at least 64."),
+    "MAX_RESULT_BYTES": Rule("asyncq.E116", _is_whole(64), "Give bytes, at least 64."),
+    "MAX_DEPTH": Rule(
+        "asyncq.E117", lambda value: _is_whole(1)(value) and value <= 500, "Give a whole number from 1 to 500."
+    ),
+    "PROCESSES": Rule("asyncq.E118", _is_whole(1), "Give a whole number of at least 1."),
+    "CONCURRENCY": Rule("asyncq.E119", _is_whole(1), "Give a whole number of at least 1."),
+    "FORWARD_SECONDS": Rule("asyncq.E120", _is_positive, POSITIVE_SECONDS),
+    "RECONCILE_SECONDS": Rule("asyncq.E121", _is_positive, POSITIVE_SECONDS),
+    "SWEEP_SECONDS": Rule("asyncq.E122", _is_positive, POSITIVE_SECONDS),
+    "SINGLE_INSTANCE_MODE": Rule("asyncq.E123", lambda value: isinstance(value, bool), "Give True or False."),
+    "TASK_LOCK_DIR": Rule("asyncq.E124", lambda value: isinstance(value, str) and bool(value), "Give a folder's path."),
+    "LOCK_TTL_SECONDS": Rule("asyncq.E125", _is_whole(3), "Give whole seconds, at least 3."),
+    "SENSITIVE_KEYS": Rule("asyncq.E126", _is_pattern, "Give a regular expression."),
+}
+
+
+@checks.register
+def check_settings(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Check the ASYNCQ dictionary, key by key."""
+    written = getattr(django_settings, conf.NAME, {})
+    if not isinstance(written, dict):
+        yield checks.Error(
+            f"{conf.NAME} must be a dictionary, not {type(written).__qualname__}.",
+            hint="Write ASYNCQ = {...} with keys in capitals, or leave it out.",
+            id="asyncq.E001",
+        )
+        return
+    for key, value in written.items():
+        if key not in RULES:
+            yield checks.Error(
+                f"{conf.NAME} has the unknown key {key!r}.", hint=f"Known keys: {', '.join(sorted(RULES))}.", id="asyncq.E002"
+            )
+        elif not RULES[key].holds(value):
+            yield checks.Error(f"{conf.NAME}[{key!r}] = {value!r} is not valid.", hint=RULES[key].hint, id=RULES[key].id)
+    yield from _check_times(written)
+
+
+def _check_times(written: dict[str, Any]) -> Iterator[Message]:
+    """A lease that is not renewed several times before it ends is lost to a single hiccup."""
+    defaults = conf.Settings()
+    lease, beat = written.get("LEASE_SECONDS", defaults.lease_seconds), written.get("BEAT_SECONDS", defaults.beat_seconds)
+    if _is_positive(lease) and _is_positive(beat) and beat * 3 > lease:
+        yield checks.Error(
+            f"{conf.NAME}['LEASE_SECONDS'] = {lease!r} is less than three times BEAT_SECONDS = {beat!r}.",
+            hint="Make the lease at least three beats long, so that one late beat loses no task.",
+            id="asyncq.E003",
+        )
+
+
+@checks.register
+def check_redis_alias(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Check that the cache alias exists and is django-redis's."""
+    written = conf.raw()
+    alias = written.get("REDIS", conf.Settings().redis)
+    if written.get("CLIENT_FACTORY"):
+        return
+    cache = django_settings.CACHES.get(alias) if isinstance(alias, str) else None
+    if cache is None:
+        yield checks.Error(
+            f"{conf.NAME}['REDIS'] = {alias!r} is no alias in CACHES.",
+            hint="Add a django-redis cache of that name, or set ASYNCQ['REDIS'] to the alias of one.",
+            id="asyncq.E010",
+        )
+    elif not str(cache.get("BACKEND", "")).startswith("django_redis."):
+        yield checks.Error(
+            f"CACHES[{alias!r}] is a {cache.get('BACKEND')}, which has no connection settings for the queues.",
+            hint="Use BACKEND 'django_redis.cache.RedisCache', or set ASYNCQ['CLIENT_FACTORY'].",
+            id="asyncq.E011",
+        )
+
+
+@checks.register
+def check_aliases(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Check that TASKS names this backend, and that no two aliases share a queue."""
+    if not compat.HAS_DJANGO_TASKS and "django_tasks" not in django_settings.INSTALLED_APPS:
+        yield checks.Error(
+            "django_tasks is not in INSTALLED_APPS.",
+            hint="On Django 5.2 the tasks framework comes from the django-tasks package: add 'django_tasks'.",
+            id="asyncq.E012",
+        )
+    tasks = getattr(django_settings, "TASKS", None)
+    aliases = tasks if isinstance(tasks, dict) else {}
+    ours = {name: params for name, params in aliases.items() if "django_asyncq" in str(params.get("BACKEND", ""))}
+    if not ours:
+        yield checks.Warning(
+            "No alias in TASKS uses django_asyncq.",
+            hint='TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend"}}',
+            id="asyncq.W013",
+        )
+    owner: dict[str, str] = {}
+    for name, params in ours.items():
+        for queue in params.get("QUEUES", ["default"]) or ["(every queue)"]:
+            if queue in owner:
+                yield checks.Error(
+                    f"TASKS[{name!r}] and TASKS[{owner[queue]!r}] share the queue {queue!r}.",
+                    hint="Give each alias queues of its own: workers of one never run the other's tasks.",
+                    id="asyncq.E014",
+                )
+            owner[queue] = name

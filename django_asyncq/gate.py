@@ -1,0 +1,228 @@
+"""The strict queue limit: at most N tasks of a gate are queued or running.
+
+Slots live in Redis, in the format of the Go service that first had them: ZSET `asynch:qgate:<name>`, member = task id,
+score = expiry in Unix seconds. The rows decide who may hold one: a gate that has not been built since Redis lost its
+memory is built from the rows in 0 and 1 before it admits anybody. A slot taken before its row is committed is
+provisional; `confirm` makes it last.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from . import conf
+from .broker import clients, scripts
+from .exceptions import BrokerUnavailable, GateUnavailable, QueueFull, UnknownGate
+from .models import Gate, TaskRecord, TaskState
+
+logger = logging.getLogger("django_asyncq.gate")
+
+LIVE_STATES = (TaskState.QUEUED, TaskState.RUNNING)
+IDS_PER_CALL = 200
+LONGEST_HOLD_SECONDS = 86_400
+SHORTEST_HOLD_SECONDS = 3_600
+
+
+class Admission(NamedTuple):
+    """What a gate answered. refused: ids that hold no slot; limit 0 or less: the gate is open."""
+
+    refused: set[str]
+    limit: int
+    occupancy: int
+    expected_seconds: float
+
+
+class Slot(NamedTuple):
+    """A member of a gate. expires_at: Unix seconds."""
+
+    id: str
+    expires_at: int
+
+
+class Drift(NamedTuple):
+    """What an audit mended: tasks that had no slot, and slots that had no task."""
+
+    added: int
+    removed: int
+
+
+def keys(gate: str) -> list[str]:
+    """Return the gate's two keys; the braces put the second into the first's cluster slot."""
+    members = f"{conf.current().gate_prefix}{gate}"
+    return [members, f"{{{members}}}:meta"]
+
+
+def hold_seconds(expected_seconds: float) -> int:
+    """Return how long a slot lasts without renewal: ten times the expected time, between an hour and a day."""
+    return min(max(math.ceil(10 * expected_seconds), SHORTEST_HOLD_SECONDS), LONGEST_HOLD_SECONDS)
+
+
+def acquire(records: Sequence[TaskRecord], *, partial: bool = False) -> set[UUID]:
+    """Take a provisional slot for each record that names a gate; return the ids refused (only with `partial`).
+
+    Raises: QueueFull when a gate has no room for all of its records, UnknownGate, GateUnavailable. Slots taken before
+    the error are left to the caller's `release`.
+    """
+    refused: set[UUID] = set()
+    for gate, group in by_gate(records).items():
+        admission = admit(gate, group, partial=partial, seconds=conf.current().provisional_seconds)
+        refused |= {record.id for record in group if str(record.id) in admission.refused}
+    return refused
+
+
+def confirm(records: Sequence[TaskRecord]) -> set[UUID]:
+    """Make the slots of committed records last; return the ids that have lost theirs and found the gate full.
+
+    Raises: GateUnavailable.
+    """
+    lost: set[UUID] = set()
+    for gate, group in by_gate(records).items():
+        admission = admit(gate, group, partial=True, seconds=0)
+        lost |= {record.id for record in group if str(record.id) in admission.refused}
+    return lost
+
+
+def release(records: Iterable[TaskRecord]) -> None:
+    """Give the records' slots back; what Redis cannot take now, the auditor gives back later."""
+    for gate, group in by_gate(records).items():
+        try:
+            release_ids(gate, [str(record.id) for record in group])
+        except BrokerUnavailable as error:
+            logger.warning("gate %s: %d slots not released now: %s", gate, len(group), error)
+
+
+def release_ids(gate: str, ids: Sequence[str]) -> int:
+    """Give slots back by task id; return how many were held. Raises: BrokerUnavailable."""
+    released = 0
+    for start in range(0, len(ids), IDS_PER_CALL):
+        released += int(scripts.run("gate_release", _client(), keys(gate)[:1], ids[start : start + IDS_PER_CALL]))
+    return released
+
+
+def by_gate(records: Iterable[TaskRecord]) -> dict[str, list[TaskRecord]]:
+    """Group the records that name a gate by it."""
+    groups: dict[str, list[TaskRecord]] = {}
+    for record in records:
+        if record.gate:
+            groups.setdefault(record.gate, []).append(record)
+    return groups
+
+
+def admit(gate: str, records: Sequence[TaskRecord], *, partial: bool, seconds: int) -> Admission:
+    """Ask one gate for slots of `seconds` (0: the full time), building it first when that is due.
+
+    Raises: QueueFull (not with `partial`), UnknownGate, GateUnavailable.
+    """
+    try:
+        refused: set[str] = set()
+        admission = Admission(refused, 0, 0, 0.0)
+        for start in range(0, len(records), IDS_PER_CALL):
+            admission = _admit_some(gate, records[start : start + IDS_PER_CALL], partial=partial, seconds=seconds)
+            refused |= admission.refused
+        return admission._replace(refused=refused)
+    except BrokerUnavailable as error:
+        raise GateUnavailable(gate) from error
+
+
+def _admit_some(gate: str, records: Sequence[TaskRecord], *, partial: bool, seconds: int) -> Admission:
+    limit = records[0].queue_limit
+    arguments = [
+        seconds,
+        "" if limit is None else limit,
+        records[0].expected_seconds or conf.current().expected_seconds,
+        "partial" if partial else "all",
+        *(str(record.id) for record in records),
+    ]
+    reply = scripts.run("gate_acquire", _client(), keys(gate), arguments)
+    while reply[0] == b"unbuilt":
+        build(gate)
+        reply = scripts.run("gate_acquire", _client(), keys(gate), arguments)
+    word, known_limit, occupancy, expected = reply[0], int(reply[1]), int(reply[2]), float(reply[3])
+    if word == b"undefined":
+        raise UnknownGate(gate)
+    if word == b"full":
+        raise QueueFull(
+            gate=gate, limit=known_limit, occupancy=occupancy, retry_after=retry_after(known_limit, expected)
+        )
+    return Admission({id.decode() for id in reply[4:]}, known_limit, occupancy, expected)
+
+
+def retry_after(limit: int, expected_seconds: float) -> int:
+    """Estimate in how many seconds a full gate frees a slot: one of `limit` tasks ends each expected / limit."""
+    return max(1, math.ceil(expected_seconds / max(limit, 1)))
+
+
+def build(gate: str) -> None:
+    """Make every task in 0 or 1 a member, then let the gate admit. Raises: BrokerUnavailable."""
+    row = Gate.objects.filter(name=gate).first()
+    holders = _holders(gate)
+    expected = row.expected_seconds if row else conf.current().expected_seconds
+    arguments = [row.limit if row else "", row.expected_seconds if row else "", hold_seconds(expected), *holders]
+    if scripts.run("gate_build", _client(), keys(gate), arguments) == b"already":
+        return
+    # A task that ended between the read and the build has been made a member again.
+    release_ids(gate, sorted(set(holders) - set(_holders(gate))))
+    if _limit_of(Gate.objects.filter(name=gate).first()) != _limit_of(row):
+        forget_built(gate)
+
+
+def forget_built(gate: str) -> None:
+    """Have the gate built anew at its next use: its limit was changed. Raises: BrokerUnavailable."""
+    with clients.broker_errors():
+        _client().hdel(keys(gate)[1], "built", "limit", "expected_seconds")
+
+
+def slots(gate: str) -> list[Slot]:
+    """Return the members, the one that expires first in front. Raises: BrokerUnavailable."""
+    with clients.broker_errors():
+        pairs = _client().zrange(keys(gate)[0], 0, -1, withscores=True)
+    return [Slot(member.decode(), int(score)) for member, score in pairs]
+
+
+def audit(gate: str, now: float) -> Drift:
+    """Make the members agree with the rows in 0 and 1: renew, add and remove.
+
+    now: Unix seconds. Slots younger than a provisional one are left alone: their row may not be committed yet.
+    Raises: BrokerUnavailable.
+    """
+    members = {slot.id: slot.expires_at for slot in slots(gate)}
+    row = Gate.objects.filter(name=gate).first()
+    if _known_limit(gate) != _limit_of(row):
+        forget_built(gate)  # it was changed while Redis was away
+    expected = row.expected_seconds if row else conf.current().expected_seconds
+    holders = _holders(gate)
+    added = 0
+    if not (row and row.limit <= 0):
+        for start in range(0, len(holders), IDS_PER_CALL):
+            arguments = [hold_seconds(expected), *holders[start : start + IDS_PER_CALL]]
+            added += int(scripts.run("gate_renew", _client(), keys(gate)[:1], arguments))
+        if added:
+            release_ids(gate, sorted(set(holders) - set(_holders(gate))))
+    provisional_until = now + conf.current().provisional_seconds
+    strangers = {id for id, expires_at in members.items() if expires_at > provisional_until}.difference(holders)
+    removed = release_ids(gate, sorted(strangers.difference(_holders(gate)))) if strangers else 0
+    return Drift(added, removed)
+
+
+def _limit_of(row: Gate | None) -> tuple[int, float] | None:
+    return (row.limit, row.expected_seconds) if row else None
+
+
+def _known_limit(gate: str) -> tuple[int, float] | None:
+    """Return what Redis knows of the Gate row."""
+    with clients.broker_errors():
+        limit, expected = _client().hmget(keys(gate)[1], "limit", "expected_seconds")
+    return (int(limit), float(expected)) if limit else None
+
+
+def _holders(gate: str) -> list[str]:
+    rows = TaskRecord.objects.filter(gate=gate, state__in=LIVE_STATES).order_by("id").values_list("id", flat=True)
+    return [str(id) for id in rows]
+
+
+def _client() -> clients.Client:
+    return clients.client("producer")

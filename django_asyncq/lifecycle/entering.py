@@ -1,0 +1,176 @@
+"""How a task gets in: the row in the caller's transaction, the entry in Redis after its commit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+
+from django.db import connections, router, transaction
+from django.utils import timezone
+
+from .. import conf, gate
+from ..broker import Broker
+from ..exceptions import BrokerUnavailable, GateUnavailable
+from ..models import TaskRecord, TaskState
+from .announcing import announce, ask
+from .messages import entry_of
+
+logger = logging.getLogger("django_asyncq.lifecycle")
+
+ROWS_PER_INSERT = 1000
+# After Redis failed a push, pushes are skipped for so long: a request pays for one time-out, not for each.
+BREAKER_SECONDS = 2.0
+GATE_RETRY_SECONDS = 5
+
+_breaker_closes_at = 0.0
+
+
+class Dispatch:
+    """The commit hook of one transaction: pushes all that it enqueued, with one script call per queue."""
+
+    def __init__(self) -> None:
+        self.records: list[TaskRecord] = []
+        self.followers: list[Callable[[], None]] = []
+
+    def __call__(self) -> None:
+        dispatch(self.records)
+        announce(self.records, None, TaskState.QUEUED)
+        for follower in self.followers:
+            follower()
+
+
+def enqueue(
+    records: Sequence[TaskRecord], *, partial: bool = False, on_committed: Callable[[list[TaskRecord]], None] | None = None
+) -> list[TaskRecord]:
+    """Queue new tasks; return those admitted, all of them unless `partial`.
+
+    | check    | `task_state_changing`: receivers may veto; the gate's takes a provisional slot each |
+    | row      | INSERT in state 0, in the caller's transaction                                      |
+    | Redis    | after the commit: confirm the slots, then pending or scheduled (`dispatch`)         |
+    | announce | after that: `task_state_changed`, then `on_committed`                               |
+
+    If we die before the commit, the provisional slots expire; after it, the reconciler pushes the rows.
+    Raises: EnqueueRefused and what other receivers veto with; nothing has been written then.
+    """
+    database = router.db_for_write(TaskRecord)
+    refused = ask(records, None, partial=partial)
+    admitted = [record for record in records if record.id not in refused]
+    if not admitted:
+        return []
+    try:
+        if len(admitted) == 1:
+            admitted[0].save(using=database, force_insert=True)
+        else:
+            TaskRecord.objects.using(database).bulk_create(admitted, batch_size=ROWS_PER_INSERT)
+    except BaseException:
+        gate.release(admitted)
+        raise
+    after_commit(admitted, database, on_committed)
+    return admitted
+
+
+def after_commit(
+    records: list[TaskRecord], database: str, on_committed: Callable[[list[TaskRecord]], None] | None
+) -> None:
+    """Have the records dispatched after the commit, together with the transaction's others."""
+    hook = _hook_of_transaction(database)
+    fresh = hook is None
+    if hook is None:
+        hook = Dispatch()
+    hook.records.extend(records)
+    if on_committed is not None:
+        hook.followers.append(lambda: on_committed(records))
+    if fresh:
+        # robust: a failing push must not turn a committed request into an error, nor skip other hooks.
+        transaction.on_commit(hook, using=database, robust=True)
+
+
+def _hook_of_transaction(database: str) -> Dispatch | None:
+    """Return the hook this very transaction or savepoint registered last, if it is ours.
+
+    A savepoint that is rolled back takes its hooks along, so a hook is shared within one savepoint only.
+    """
+    connection = connections[database]
+    if not connection.in_atomic_block or not connection.run_on_commit:
+        return None
+    savepoints, hook, *_ = connection.run_on_commit[-1]
+    if isinstance(hook, Dispatch) and savepoints == set(connection.savepoint_ids):
+        return hook
+    return None
+
+
+def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
+    """Confirm the gate slots of committed rows in state 0 and push them to Redis; return how many were pushed.
+
+    again: the rows may have been in Redis before; fences then start above any that can have been handed out.
+    Never raises for Redis: what cannot be pushed now is pushed by the reconciler.
+    """
+    global _breaker_closes_at
+    if time.monotonic() < _breaker_closes_at:
+        return 0
+    try:
+        lost = gate.confirm(records)
+        park([record for record in records if record.id in lost], timedelta(seconds=GATE_RETRY_SECONDS))
+        return _push([record for record in records if record.id not in lost], again=again)
+    except (BrokerUnavailable, GateUnavailable) as error:
+        _breaker_closes_at = time.monotonic() + BREAKER_SECONDS
+        logger.warning("%d tasks not pushed now, the reconciler will: %s", len(records), error)
+        return 0
+
+
+def _push(records: Sequence[TaskRecord], *, again: bool) -> int:
+    broker = Broker("producer")
+    pushed = 0
+    now = timezone.now()
+    # Milliseconds since 1970 grow faster than fences are handed out.
+    fence = int(time.time() * 1000) if again else 0
+    for queue, group in by_queue(records):
+        broker.register_queue(queue)
+        waiting = [entry_of(record, fence=fence) for record in group if _is_due(record, now)]
+        delayed = [entry_of(record, fence=fence) for record in group if not _is_due(record, now)]
+        words = broker.enqueue(queue, waiting, again=again) if waiting else []
+        words += broker.schedule(queue, delayed) if delayed else []
+        pushed += sum(word != "exists" for word in words)
+    return pushed
+
+
+def _is_due(record: TaskRecord, now: datetime) -> bool:
+    return record.run_after is None or record.run_after <= now
+
+
+def by_queue(records: Sequence[TaskRecord]) -> Iterator[tuple[str, list[TaskRecord]]]:
+    """Group records by queue: one script call each."""
+    groups: dict[str, list[TaskRecord]] = {}
+    for record in records:
+        groups.setdefault(record.queue_name, []).append(record)
+    yield from groups.items()
+
+
+def park(records: Sequence[TaskRecord], delay: timedelta) -> None:
+    """Put queued tasks that lost their gate slot aside, to be looked at again.
+
+    | check    | only rows that are still in state 0                          |
+    | row      | 0 → 3 with `retry_at`                                        |
+    | Redis    | asynq's retry set                                            |
+    | announce | `task_state_changed`                                         |
+
+    If we die in between, the reconciler puts the row's entry into the retry set.
+    """
+    if not records:
+        return
+    retry_at = timezone.now() + delay
+    changed = TaskRecord.objects.filter(id__in=[record.id for record in records], state=TaskState.QUEUED)
+    changed.update(state=TaskState.FAILED, retry_at=retry_at)
+    for record in records:
+        record.state, record.retry_at = TaskState.FAILED, retry_at
+    broker = Broker("producer")
+    for queue, group in by_queue(records):
+        broker.park(queue, [entry_of(record) for record in group])
+    announce(records, TaskState.QUEUED, TaskState.FAILED)
+
+
+def lease_seconds() -> int:
+    """Return the length of a lease, in whole seconds as Redis keeps it."""
+    return conf.current().lease_seconds

@@ -1,0 +1,40 @@
+"""What a row looks like as a message of asynq."""
+
+from __future__ import annotations
+
+import math
+
+from ..broker import Entry
+from ..message import TaskMessage
+from ..models import TaskRecord
+from ..payload import json_bytes
+
+
+def message_of(record: TaskRecord) -> bytes:
+    """Encode the record as asynq would: counts, last error and arguments, for tools and foreign workers to read."""
+    last_error = record.errors[-1] if record.errors else None
+    failed_at = record.last_attempted_at if last_error else None
+    return TaskMessage(
+        type=record.name,
+        payload=json_bytes({"args": record.args, "kwargs": record.kwargs}),
+        id=str(record.id),
+        queue=record.queue_name,
+        retry=max(record.max_attempts - 1, 0),
+        retried=min(record.attempt, max(record.max_attempts - 1, 0)),
+        error_msg=str(last_error["message"])[:1000] if last_error else "",
+        timeout=math.ceil(record.timeout_seconds or 0),
+        last_failed_at=int(failed_at.timestamp()) if failed_at else 0,
+    ).encode()
+
+
+def entry_of(record: TaskRecord, *, fence: int = 0) -> Entry:
+    """Return what the broker needs to queue the record; its due time is that of the next change to come."""
+    due = record.retry_at or record.run_after
+    return Entry(
+        id=str(record.id),
+        message=message_of(record),
+        fence=fence,
+        priority=record.priority,
+        # Whole seconds on the wire; rounded up, since a task must never start before its time.
+        due_at=math.ceil(due.timestamp()) if due else None,
+    )

@@ -1,0 +1,223 @@
+"""How a task comes back: retried by time or by a person, recovered from a lost worker, or deleted."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from django.db import router, transaction
+from django.utils import timezone
+
+from .. import gate
+from ..broker import Broker, Lease
+from ..exceptions import BrokerUnavailable, GateUnavailable
+from ..models import TaskRecord, TaskState
+from ..statements import FencedWrite, write_fenced
+from .announcing import announce, ask
+from .entering import GATE_RETRY_SECONDS, Dispatch, by_queue, dispatch
+from .messages import entry_of, message_of
+from .running import Run, add_error, begin, count_crash, load, take_back_attempt
+
+logger = logging.getLogger("django_asyncq.lifecycle")
+
+
+class Retried(NamedTuple):
+    """What became of a retry. full: their gate had no room; not_failed: they were not in state 3, or are gone."""
+
+    retried: list[TaskRecord]
+    full: list[TaskRecord]
+    not_failed: list[UUID]
+
+
+class _Redispatch(Dispatch):
+    """The commit hook of a retry."""
+
+    def __call__(self) -> None:
+        dispatch(self.records, again=True)
+        announce(self.records, TaskState.FAILED, TaskState.QUEUED)
+
+
+def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
+    """Queue failed tasks again, as many as their gates admit.
+
+    by_person: also those that have ended for good; lost workers are then forgotten, attempts are not, so a task
+        that has used them up gets one try.
+
+    | check    | `task_state_changing`: the gate's receiver acquires again, and may refuse some |
+    | row      | 3 → 0, the rows locked; two who retry the same task at once: one does          |
+    | Redis    | after the commit: out of retry or archived, into pending                       |
+    | announce | `task_state_changed`                                                           |
+
+    If we die in between, the reconciler pushes the row.
+    Raises: GateUnavailable and what other receivers veto with; nothing is changed then.
+    """
+    database = router.db_for_write(TaskRecord)
+    with transaction.atomic(using=database):
+        rows = TaskRecord.objects.using(database).select_for_update().filter(id__in=ids, state=TaskState.FAILED)
+        records = list(rows if by_person else rows.filter(retry_at__isnull=False))
+        refused = ask(records, TaskState.FAILED, partial=True) if records else set()
+        admitted = [record for record in records if record.id not in refused]
+        for record in admitted:
+            record.state = TaskState.QUEUED
+            record.retry_at = record.finished_at = record.run_after = None
+            record.crash_count = 0 if by_person else record.crash_count
+        TaskRecord.objects.using(database).bulk_update(
+            admitted, ["state", "retry_at", "finished_at", "run_after", "crash_count"], batch_size=200
+        )
+        hook = _Redispatch()
+        hook.records.extend(admitted)
+        if admitted:
+            transaction.on_commit(hook, using=database, robust=True)
+    found = {record.id for record in records}
+    return Retried(
+        admitted, [record for record in records if record.id in refused], [id for id in ids if id not in found]
+    )
+
+
+def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
+    """Queue tasks again whose `retry_at` has come; those whose gate is full are looked at again later.
+
+    ids: as found due in Redis. Returns how many were queued. Entries that have no row in 3 are removed.
+    """
+    rows = load([Lease(id, 0) for id in ids])
+    stale = [id for id in ids if (row := rows.get(id)) is None or row.is_final]
+    if stale:
+        broker.remove(queue, stale)
+    waiting = [row for row in rows.values() if row.state == TaskState.FAILED and row.retry_at is not None]
+    try:
+        outcome = retry([row.id for row in waiting], by_person=False)
+        full = outcome.full
+        retried = len(outcome.retried)
+    except GateUnavailable:
+        full, retried = waiting, 0
+    if full:
+        retry_at = timezone.now() + timedelta(seconds=GATE_RETRY_SECONDS)
+        unchanged = TaskRecord.objects.filter(id__in=[row.id for row in full], state=TaskState.FAILED)
+        unchanged.filter(retry_at__isnull=False).update(retry_at=retry_at)
+        for row in full:
+            row.retry_at = retry_at
+        broker.park(queue, [entry_of(row) for row in full])
+    return retried
+
+
+def recover(
+    broker: Broker,
+    queue: str,
+    worker_id: str,
+    leases: Sequence[Lease],
+    *,
+    reason: str,
+    crashed: bool = True,
+    started: Collection[str] = (),
+    timed_out: Mapping[str, tuple[BaseException, datetime | None]] | None = None,
+) -> int:
+    """Hand back what a lost worker held; return how many tasks go on.
+
+    crashed: whether the worker died; each task it was running then costs a crash, though never an attempt.
+    started: ids that are known to have been running; rows in 1 count as such too.
+    timed_out: ids whose process was ended because of them, with the error and the time of the next try if any.
+
+    | check    | the fence: a task that another run holds is left alone                              |
+    | row      | 1 → 0 with the fence raised; too many crashes: 3 with `WorkerLost`; timed out: 3    |
+    | Redis    | pending at the head, archived, or retry                                             |
+    | announce | `task_state_changed`                                                                |
+
+    If we die in between, the lease runs out and the reconciler does the same.
+    """
+    timed_out = timed_out or {}
+    rows = load(leases)
+    now = timezone.now()
+    final = [lease for lease in leases if lease.id in rows and rows[lease.id].is_final]
+    if final:
+        broker.done(queue, worker_id, final)
+    live = {lease.id: lease for lease in leases if lease.id not in rows or not rows[lease.id].is_final}
+    writes = []
+    for id, lease in live.items():
+        if (record := rows.get(id)) is None or record.state == TaskState.FAILED:
+            continue
+        if record.state == TaskState.QUEUED and (id in started or id in timed_out):
+            # It began less than a report ago: the row does not know yet.
+            begin(Run(record, lease), worker_id, now)
+        if id in timed_out:
+            exception, retry_at = timed_out[id]
+            record.state, record.retry_at = TaskState.FAILED, retry_at
+            record.finished_at = None if retry_at else now
+            add_error(record, exception, "", now)
+        elif record.state == TaskState.RUNNING and crashed:
+            count_crash(record, reason, now)
+        elif record.state == TaskState.RUNNING:
+            take_back_attempt(record)
+            record.state = TaskState.QUEUED
+        # Raised in Redis below, so that the lost worker's late answers match neither store.
+        record.fence = lease.fence + 1
+        writes.append(FencedWrite(record, lease.fence))
+    accepted = write_fenced(writes, router.db_for_write(TaskRecord)) if writes else set()
+    return _give_on(broker, queue, worker_id, live, [write.record for write in writes if write.record.id in accepted])
+
+
+def _give_on(
+    broker: Broker, queue: str, worker_id: str, leases: Mapping[str, Lease], records: Sequence[TaskRecord]
+) -> int:
+    """Follow the rows in Redis: requeue what is in 0 (and what has no row), retry or archive what is in 3."""
+    ended = {str(record.id): record for record in records if record.state == TaskState.FAILED}
+    onward = [lease for id, lease in leases.items() if id not in ended]
+    if onward:
+        broker.requeue(queue, worker_id, onward, raise_fence=True)
+    if again := [record for record in ended.values() if record.retry_at]:
+        items = [
+            (leases[str(record.id)], message_of(record), entry_of(record).due_at or 0) for record in again
+        ]
+        broker.retry(queue, worker_id, items)
+    if over := [record for record in ended.values() if record.retry_at is None]:
+        broker.archive(queue, worker_id, [(leases[str(record.id)], message_of(record)) for record in over])
+    announce([record for record in records if record.state == TaskState.QUEUED], TaskState.RUNNING, TaskState.QUEUED)
+    announce(list(ended.values()), TaskState.RUNNING, TaskState.FAILED)
+    return len(onward)
+
+
+def abandon(record: TaskRecord, reason: str) -> bool:
+    """Close a run that neither Redis nor any worker knows of, and queue the task again; return whether it was so.
+
+    | check    | the fence: the row still tells of that run               |
+    | row      | 1 → 0, or 3 with `WorkerLost` after too many crashes     |
+    | Redis    | pending (`dispatch`), with a fence above all before      |
+    | announce | `task_state_changed`                                     |
+    """
+    held = record.fence
+    count_crash(record, reason, timezone.now())
+    if record.id not in write_fenced([FencedWrite(record, held)], router.db_for_write(TaskRecord)):
+        return False
+    if not record.is_final:
+        dispatch([record], again=True)
+    announce([record], TaskState.RUNNING, TaskState(record.state))
+    return True
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """Say how a worker process ended, for the error on the row."""
+    if exit_code is not None and exit_code < 0:
+        return f"its process was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    return f"its process ended with exit code {exit_code}"
+
+
+def forget(records: Sequence[TaskRecord]) -> None:
+    """Follow the deletion of rows: after the commit their entries leave Redis and their gate slots are given back.
+
+    If we die before, a taker finds no row and parks the entry, and the auditor gives the slots back.
+    """
+    gone = list(records)
+
+    def follow() -> None:
+        gate.release(gone)
+        broker = Broker("producer")
+        try:
+            for queue, group in by_queue(gone):
+                broker.remove(queue, [str(record.id) for record in group])
+        except BrokerUnavailable as error:
+            logger.warning("%d deleted tasks not removed from Redis now: %s", len(gone), error)
+
+    transaction.on_commit(follow, using=router.db_for_write(TaskRecord), robust=True)

@@ -1,0 +1,320 @@
+"""How a task runs: claimed with a lease and a fence, written down, acknowledged.
+
+A Run is one claim of one task. The verbs change the record in memory at once; `record_runs` writes them for a whole
+batch, and only what still holds its fence is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.db import router
+from django.utils import timezone
+
+from .. import conf
+from ..broker import Broker, Lease
+from ..exceptions import WorkerLost
+from ..models import TaskRecord, TaskState
+from ..payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_result, storable_text
+from ..statements import FencedWrite, write_fenced
+from .announcing import announce
+from .entering import by_queue
+from .messages import message_of
+
+logger = logging.getLogger("django_asyncq.lifecycle")
+
+POSTPONE_SECONDS = 15
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One claim of a task. counted: whether its end uses up an attempt. written: whether the row says it runs."""
+
+    record: TaskRecord
+    lease: Lease
+    counted: bool = True
+    begun: bool = False
+    written: bool = False
+
+
+class Claimed(NamedTuple):
+    """What a claim brought. paused: nothing can come until the queue is resumed."""
+
+    runs: list[Run]
+    paused: bool
+
+
+def claim(broker: Broker, queue: str, worker_id: str, count: int, backend: str) -> Claimed:
+    """Take up to `count` tasks of a queue: lease and fence in Redis, then name and arguments from the rows.
+
+    backend: the TASKS alias; a task of another alias is put off for its own workers. Ids without a row are parked.
+    If we die in between, the leases run out and the reconciler hands the tasks back.
+    """
+    taken = broker.dequeue(queue, worker_id, count, conf.current().lease_seconds)
+    return Claimed(sort_out(broker, queue, worker_id, taken.leases, backend), taken.paused)
+
+
+def sort_out(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease], backend: str) -> list[Run]:
+    """Load the rows of leased ids and return what is to be run; see to the rest."""
+    if not leases:
+        return []
+    rows = load(leases)
+    runs: list[Run] = []
+    abandoned: list[Run] = []
+    ended, foreign, orphans, waiting = [], [], [], []
+    for lease in leases:
+        record = rows.get(lease.id)
+        if record is None:
+            orphans.append(lease)
+        elif record.is_final:
+            ended.append(lease)
+        elif record.backend != backend:
+            foreign.append(lease)
+        elif record.state == TaskState.FAILED:
+            waiting.append((lease, message_of(record)))
+        else:
+            (abandoned if record.state == TaskState.RUNNING else runs).append(Run(record, lease))
+    if orphans:
+        logger.error("queue %s: no row for %s; parked in the archive", queue, [lease.id for lease in orphans])
+        broker.archive(queue, worker_id, [(lease, b"") for lease in orphans])
+    if ended:
+        broker.done(queue, worker_id, ended)
+    if foreign:
+        broker.postpone(queue, worker_id, foreign, POSTPONE_SECONDS)
+    if waiting:
+        # asynq's own forwarder has moved a task whose row must first be retried, which takes a gate slot.
+        due = int(timezone.now().timestamp())
+        broker.retry(queue, worker_id, [(lease, message, due) for lease, message in waiting], counted=False)
+    return runs + _take_over(broker, worker_id, abandoned)
+
+
+def _take_over(broker: Broker, worker_id: str, runs: Sequence[Run]) -> list[Run]:
+    """Close the run that the row still tells of: a foreign recoverer gave the task on without the row."""
+    if not runs:
+        return []
+    for run in runs:
+        count_crash(run.record, "its lease was given to another worker", timezone.now())
+    written = write_fenced(
+        [FencedWrite(run.record, run.record.fence) for run in runs], router.db_for_write(TaskRecord)
+    )
+    over = [run for run in runs if run.record.is_final and run.record.id in written]
+    acknowledge(broker, worker_id, over)
+    announce([run.record for run in over], TaskState.RUNNING, TaskState.FAILED)
+    return [run for run in runs if run not in over and run.record.id in written]
+
+
+def count_crash(record: TaskRecord, reason: str, now: datetime) -> None:
+    """1 → 0 in memory after its worker was lost, or 1 → 3 when that has happened too often."""
+    record.crash_count += 1
+    add_error(record, WorkerLost(reason), "", now)
+    # A lost worker is counted apart and uses no attempt; its entry in `worker_ids` stays, with the error.
+    record.attempt = max(record.attempt - 1, 0)
+    if record.crash_count >= conf.current().max_crashes:
+        record.state = TaskState.FAILED
+        record.retry_at = None
+        record.finished_at = now
+    else:
+        record.state = TaskState.QUEUED
+
+
+def load(leases: Iterable[Lease]) -> dict[str, TaskRecord]:
+    """Load the rows of leased ids, by id; an id that is no UUID has none."""
+    ids = [id for lease in leases if (id := _uuid(lease.id)) is not None]
+    database = router.db_for_write(TaskRecord)
+    return {str(row.id): row for row in TaskRecord.objects.using(database).filter(id__in=ids)}
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        found = UUID(text)
+    except ValueError:
+        return None
+    return found if str(found) == text else None
+
+
+def begin(run: Run, worker_id: str, now: datetime) -> None:
+    """0 → 1 in memory: the function is about to be called. The row follows with `mark_running` or the outcome."""
+    record = run.record
+    record.state = TaskState.RUNNING
+    record.fence = run.lease.fence
+    record.attempt += 1
+    record.started_at = record.started_at or now
+    record.last_attempted_at = now
+    record.worker_ids = [*record.worker_ids, worker_id]
+    run.begun = True
+
+
+def succeed(run: Run, value: Any, now: datetime) -> None:
+    """1 → 2 in memory."""
+    record = run.record
+    record.state = TaskState.SUCCEEDED
+    record.return_value = storable_result(value)
+    record.finished_at = now
+
+
+def fail(
+    run: Run, exception: BaseException, traceback: str, now: datetime, *, retry_at: datetime | None, counted: bool = True
+) -> None:
+    """1 → 3 in memory; with `retry_at` the task will be tried again. An uncounted try is taken back."""
+    record = run.record
+    record.state = TaskState.FAILED
+    record.retry_at = retry_at
+    record.finished_at = None if retry_at else now
+    run.counted = counted
+    if counted:
+        add_error(record, exception, traceback, now)
+    else:
+        take_back_attempt(record)
+
+
+def add_error(record: TaskRecord, exception: BaseException, traceback: str, now: datetime) -> None:
+    """Append the entry of a failed try to the record in memory."""
+    kind = type(exception)
+    record.errors = [
+        *record.errors,
+        {
+            "exception": f"{kind.__module__}.{kind.__qualname__}",
+            "message": storable_text(_message(exception), MESSAGE_CHARACTERS),
+            "traceback": storable_text(traceback, TRACEBACK_CHARACTERS),
+            "attempt": record.attempt,
+            "worker": record.worker_ids[-1] if record.worker_ids else "",
+            "started_at": record.last_attempted_at.isoformat() if record.last_attempted_at else None,
+            "failed_at": now.isoformat(),
+        },
+    ]
+
+
+def _message(exception: BaseException) -> str:
+    try:
+        return str(exception)
+    except Exception as error:  # noqa: BLE001 - a user's __str__ may raise anything
+        return f"<the message could not be made: {type(error).__qualname__}>"
+
+
+def take_back_attempt(record: TaskRecord) -> None:
+    """Undo what `begin` counted: this try uses none."""
+    record.attempt = max(record.attempt - 1, 0)
+    record.worker_ids = record.worker_ids[:-1]
+
+
+def mark_running(runs: Sequence[Run]) -> list[Run]:
+    """Write 0 → 1 for runs that go on for a while, and announce it; return those that lost their lease meanwhile.
+
+    If we die in between, the row says 1 without a lease; the reconciler hands it back.
+    """
+    lost = record_runs(runs)
+    for run in runs:
+        run.written = True
+    announce([run.record for run in runs if run not in lost], TaskState.QUEUED, TaskState.RUNNING)
+    return lost
+
+
+def record_runs(runs: Sequence[Run]) -> list[Run]:
+    """Write the records of runs, one UPDATE for the batch; return the runs that no longer hold their fence.
+
+    Raises: django.db.Error; nothing or all has been written then, and the call may be repeated.
+    """
+    database = router.db_for_write(TaskRecord)
+    accepted = write_fenced([FencedWrite(run.record, run.lease.fence) for run in runs], database)
+    lost = [run for run in runs if run.record.id not in accepted]
+    for run in lost:
+        logger.warning("task %s: lost its lease (fence %d); what it did is not recorded", run.record.id, run.lease.fence)
+    return lost
+
+
+def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Sequence[Run] = ()) -> None:
+    """Tell Redis how recorded runs ended: done, retry or archive, one script per queue and kind.
+
+    lost: runs whose row was taken from them; their entry goes, unless another run holds it by now.
+
+    If we die before, the row is final: whoever takes the entry next only acknowledges it.
+    Raises: BrokerUnavailable; the call may be repeated.
+    """
+    runs_by_id = {run.record.id: run for run in runs}
+    for queue, group in by_queue([run.record for run in runs]):
+        of = [runs_by_id[record.id] for record in group]
+        if done := [run.lease for run in of if run.record.state == TaskState.SUCCEEDED or run in lost]:
+            broker.done(queue, worker_id, done)
+        of = [run for run in of if run not in lost]
+        for counted in (True, False):
+            again = [run for run in of if run.record.retry_at and run.counted is counted]
+            if again:
+                broker.retry(queue, worker_id, [_retry_item(run) for run in again], counted=counted)
+        over = [run for run in of if run.record.state == TaskState.FAILED and run.record.retry_at is None]
+        if over:
+            broker.archive(queue, worker_id, [(run.lease, message_of(run.record)) for run in over])
+
+
+def _retry_item(run: Run) -> tuple[Lease, bytes, int]:
+    retry_at = run.record.retry_at
+    assert retry_at is not None  # noqa: S101 - chosen by the caller
+    return run.lease, message_of(run.record), -int(-retry_at.timestamp() // 1)
+
+
+def hand_back(broker: Broker, worker_id: str, runs: Sequence[Run]) -> None:
+    """Give tasks back that have not ended, to the head of their queue; no attempt is used.
+
+    | check    | the fence: a run that lost its lease changes nothing             |
+    | row      | 1 → 0 for those whose row says 1                                 |
+    | Redis    | pending, at the head                                             |
+    | announce | `task_state_changed` for those whose row said 1                  |
+
+    If we die in between, the lease runs out and the reconciler hands the task back.
+    """
+    for run in runs:
+        if run.begun:
+            take_back_attempt(run.record)
+            run.record.state = TaskState.QUEUED
+    begun = [run for run in runs if run.begun]
+    lost = record_runs([run for run in begun if run.written])
+    for queue, group in by_queue([run.record for run in runs if run not in lost]):
+        ids = {record.id for record in group}
+        broker.requeue(queue, worker_id, [run.lease for run in runs if run.record.id in ids])
+    announce([run.record for run in begun if run.written and run not in lost], TaskState.RUNNING, TaskState.QUEUED)
+
+
+def put_off(broker: Broker, worker_id: str, runs: Sequence[Run], delay_seconds: int) -> Mapping[UUID, int]:
+    """Put tasks aside that cannot run here and now, without using an attempt; the row stays in 0.
+
+    Returns: for each id, how many seconds ago it was first put off (-1: its lease was lost).
+    """
+    ages: dict[UUID, int] = {}
+    for queue, group in by_queue([run.record for run in runs]):
+        ids = [record.id for record in group]
+        leases = [run.lease for run in runs if run.record.id in set(ids)]
+        found = broker.postpone(queue, worker_id, leases, delay_seconds)
+        ages |= dict(zip([UUID(lease.id) for lease in leases], found, strict=True))
+    return ages
+
+
+def reassert(broker: Broker, worker_id: str, ids: Collection[str]) -> int:
+    """Give running tasks their entry and lease back after Redis lost its memory; return how many had none.
+
+    ids: what the worker runs, by its own knowledge. No state changes.
+    """
+    rows = [row for row in load([Lease(id, 0) for id in ids]).values() if row.state == TaskState.RUNNING]
+    reasserted = 0
+    for queue, group in by_queue(rows):
+        items = [(Lease(str(row.id), row.fence), message_of(row)) for row in group]
+        words = broker.reassert(queue, worker_id, items, conf.current().lease_seconds)
+        reasserted += words.count("reasserted")
+    return reasserted
+
+
+def refuse(broker: Broker, run: Run, exception: BaseException) -> None:
+    """0 → 3 for a task that was put off and can never run here; the row says why.
+
+    If we die before the entry is removed, its next taker finds the row final and only acknowledges.
+    """
+    record, now = run.record, timezone.now()
+    record.state, record.fence, record.finished_at = TaskState.FAILED, run.lease.fence, now
+    add_error(record, exception, "", now)
+    if record_runs([run]):
+        return
+    broker.remove(record.queue_name, [str(record.id)])
+    announce([record], TaskState.QUEUED, TaskState.FAILED)

@@ -1,0 +1,148 @@
+"""`manage.py runworkers`: run worker processes for the tasks of one TASKS alias."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.utils import autoreload
+
+from ... import compat, conf
+from ...broker import Broker
+from ...exceptions import BrokerUnavailable, InvalidOption
+from ...names import check_queue_name
+from ...supervisor import Supervisor
+from ...tasks import load_task_modules, registered_names
+from ...worker.options import WorkerOptions
+
+
+def queue_weights(text: str) -> dict[str, int]:
+    """Read `critical=6,default=3`; a name without a number has weight 1."""
+    weights: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, weight = part.partition("=")
+        try:
+            check_queue_name(name)
+            weights[name] = int(weight) if equals else 1
+        except (InvalidOption, ValueError) as error:
+            raise ArgumentTypeError(f"{part!r}: {error}. Write names with weights, such as critical=6,default=3.") from error
+        if weights[name] < 1:
+            raise ArgumentTypeError(f"{part!r}: a weight is a whole number of at least 1.")
+    return weights
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Return a reader of whole numbers from `least` up."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise ArgumentTypeError(f"{text!r}: give a whole number of at least {least}.")
+        return value
+
+    return read
+
+
+class Command(BaseCommand):
+    """Run the workers and, on one host of the fleet, what only one process may do."""
+
+    help = "Run worker processes for the tasks of a TASKS alias until SIGTERM or Ctrl-C; a second one hurries."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Declare the options; defaults come from ASYNCQ where it has a key for them."""
+        parser.add_argument("--backend", default="default", metavar="ALIAS", help="TASKS alias (default: default)")
+        parser.add_argument(
+            "--queues", type=queue_weights, default={}, metavar="NAME=WEIGHT,…", help="default: the alias's QUEUES, or all"
+        )
+        parser.add_argument("--strict", action="store_true", help="always ask the queue with the highest weight first")
+        parser.add_argument("--processes", type=whole_number(1), help="worker processes (ASYNCQ['PROCESSES'])")
+        parser.add_argument("--concurrency", type=whole_number(1), help="tasks at once in each (ASYNCQ['CONCURRENCY'])")
+        parser.add_argument("--burst", action="store_true", help="end when nothing is queued, running or due")
+        parser.add_argument("--max-tasks", type=whole_number(1), default=0, help="replace a process after N tasks")
+        parser.add_argument("--max-memory-mb", type=whole_number(1), default=0, help="replace a process above N MB")
+        parser.add_argument("--worker-id", default="", metavar="ID", help="first part of the worker ids (default: host)")
+        parser.add_argument("--reload", action="store_true", help="restart the processes when code changes")
+        mode = parser.add_mutually_exclusive_group()
+        mode.add_argument("--single-instance", action="store_const", const=True, dest="single_instance")
+        mode.add_argument("--multi-instance", action="store_const", const=False, dest="single_instance")
+        parser.add_argument("--liveness-file", type=Path, metavar="PATH", help="touched while all processes are up")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Check what can be checked, then supervise."""
+        settings = conf.current()
+        backend = self._backend(options["backend"])
+        load_task_modules()
+        self._greet(registered_names())
+        worker = {"name": options["worker_id"]} if options["worker_id"] else {}
+        Supervisor(
+            WorkerOptions(
+                backend=options["backend"],
+                queues=options["queues"] or dict.fromkeys(sorted(backend.queues), 1),
+                strict=options["strict"],
+                concurrency=options["concurrency"] or settings.concurrency,
+                max_tasks=options["max_tasks"],
+                max_memory_mb=options["max_memory_mb"],
+                **worker,
+            ),
+            processes=options["processes"] or settings.processes,
+            burst=options["burst"],
+            liveness_file=options["liveness_file"],
+            single_instance=options["single_instance"],
+            code_changed=CodeWatch() if options["reload"] else None,
+        ).run()
+
+    def _backend(self, alias: str) -> Any:
+        try:
+            backend = compat.task_backends[alias]
+        except Exception as error:
+            raise CommandError(f"TASKS has no usable alias {alias!r}: {error}") from error
+        if not hasattr(backend, "enqueue_many"):
+            raise CommandError(
+                f"TASKS[{alias!r}] is a {type(backend).__qualname__}; its BACKEND must be "
+                f"'django_asyncq.backend.AsyncqBackend' to be run by runworkers"
+            )
+        return backend
+
+    def _greet(self, names: list[str]) -> None:
+        self.stdout.write(f"{len(names)} tasks registered: {', '.join(names) or 'none'}")
+        try:
+            policy = Broker("worker").eviction_policy()
+        except BrokerUnavailable as error:
+            self.stderr.write(self.style.WARNING(f"Redis is away ({error}); workers start and wait for it."))
+            return
+        if policy not in ("", "noeviction"):
+            self.stderr.write(
+                self.style.WARNING(
+                    f"Redis may evict keys (maxmemory-policy {policy}). Nothing is lost, for the rows are rebuilt from "
+                    f"the database, but tasks are late: set it to noeviction."
+                )
+            )
+
+
+class CodeWatch:
+    """Answers whether a file of the loaded code has changed since it was last asked."""
+
+    def __init__(self) -> None:
+        self._seen = self._snapshot()
+
+    def __call__(self) -> bool:
+        now = self._snapshot()
+        changed = any(self._seen.get(path, time) != time for path, time in now.items())
+        self._seen = now
+        return changed
+
+    @staticmethod
+    def _snapshot() -> dict[Path, float]:
+        found = {}
+        for path in autoreload.iter_all_python_module_files():
+            try:
+                found[path] = path.stat().st_mtime
+            except OSError:
+                continue
+        return found

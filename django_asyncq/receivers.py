@@ -1,0 +1,50 @@
+"""Who listens to the state signals inside the app: the gate takes and gives back its slots here."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models.signals import post_delete, post_save
+from django.dispatch import receiver
+
+from . import gate, lifecycle
+from .exceptions import BrokerUnavailable
+from .models import Gate, TaskRecord, TaskState
+from .signals import task_state_changed, task_state_changing
+
+logger = logging.getLogger("django_asyncq.gate")
+
+
+@receiver(task_state_changing, dispatch_uid="django_asyncq.acquire_gate_slots")
+def acquire_gate_slots(*, records: list[TaskRecord], partial: bool, **kwargs: Any) -> set[UUID]:
+    """Take a slot for each task that is about to be queued. Raises: QueueFull, GateUnavailable, UnknownGate."""
+    return gate.acquire(records, partial=partial)
+
+
+@receiver(task_state_changed, dispatch_uid="django_asyncq.release_gate_slots")
+def release_gate_slots(*, records: list[TaskRecord], new: TaskState, **kwargs: Any) -> None:
+    """Give the slots of tasks back that are neither queued nor running any more."""
+    if new not in gate.LIVE_STATES:
+        gate.release(records)
+
+
+@receiver(post_delete, sender=TaskRecord, dispatch_uid="django_asyncq.forget_deleted_task")
+def forget_deleted_task(*, instance: TaskRecord, **kwargs: Any) -> None:
+    """Take a deleted task out of Redis and give its slot back."""
+    lifecycle.forget([instance])
+
+
+@receiver([post_save, post_delete], sender=Gate, dispatch_uid="django_asyncq.publish_gate")
+def publish_gate(*, instance: Gate, using: str, **kwargs: Any) -> None:
+    """Let a changed limit take effect at once: the gate is built anew at its next use."""
+
+    def publish() -> None:
+        try:
+            gate.forget_built(instance.name)
+        except BrokerUnavailable as error:
+            logger.warning("gate %s: the new limit takes effect when Redis is back: %s", instance.name, error)
+
+    transaction.on_commit(publish, using=using, robust=True)

@@ -1,0 +1,30 @@
+"""How long to wait before the next try."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+Delay = float | timedelta | None
+Backoff = float | Callable[[BaseException, Any], Delay]
+"""Seconds, or a callable of the exception and the task's result, which returns seconds, a timedelta, or None to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialBackoff:
+    """A random wait of up to base × 2^n seconds after the n-th failure (from 0), never more than the cap.
+
+    Full jitter spreads tasks that failed together over the whole time.
+    Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+    """
+
+    base_seconds: float = 5
+    cap_seconds: float = 3600
+
+    def __call__(self, exception: BaseException, result: Any) -> float:
+        """Return the seconds to wait after `result.attempts` tries."""
+        exponent = min(max(result.attempts - 1, 0), 32)
+        return random.uniform(0, min(self.cap_seconds, self.base_seconds * 2**exponent))  # noqa: S311

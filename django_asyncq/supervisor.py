@@ -1,0 +1,285 @@
+"""The supervisor: processes started, leases kept alive, the dead replaced, the end in order.
+
+Its main thread must never be held up: it renews the leases, so a task is lost only when the whole host is. What may
+take long (forwarding, reconciling) is done by `upkeep` in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from django.db import Error as DatabaseError
+from django.db import connections
+from django.utils import timezone
+
+from . import conf, lifecycle
+from .broker import Broker, Lease
+from .exceptions import BrokerUnavailable, TaskNotRegistered, TaskTimeout
+from .tasks import next_try, registered
+from .upkeep import Upkeep
+from .worker.alarm import Alarm
+from .worker.board import Board
+from .worker.bootstrap import start
+from .worker.options import WorkerOptions
+
+logger = logging.getLogger("django_asyncq.supervisor")
+
+TICK_SECONDS = 0.2
+# A process that dies younger than this is started again with growing pauses.
+YOUNG_SECONDS = 5.0
+LONGEST_PAUSE_SECONDS = 30.0
+# After the tasks' own grace: time to write the last outcomes.
+EXIT_MARGIN_SECONDS = 8.0
+RECOVER_AGAIN_SECONDS = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """One worker process, and what is known of it when it is gone."""
+
+    process: Any
+    board: Board
+    pipe: Any
+    worker_id: str
+    started_at: float
+    overdue: set[str] = field(default_factory=set)
+
+
+class Supervisor:
+    """Runs `processes` worker processes until told to stop, or, with `burst`, until nothing is left to do."""
+
+    def __init__(
+        self,
+        options: WorkerOptions,
+        *,
+        processes: int = 1,
+        burst: bool = False,
+        liveness_file: Path | None = None,
+        single_instance: bool | None = None,
+        code_changed: Callable[[], bool] | None = None,
+    ) -> None:
+        self.options = options
+        self.processes = processes
+        self.burst = burst
+        self.liveness_file = liveness_file
+        self.code_changed = code_changed
+        self.alarm = Alarm()
+        self.broker = Broker("worker")
+        self.upkeep = Upkeep(list(options.queues), single_instance=single_instance)
+        self.children: list[Child] = []
+        self.lost: list[tuple[Child, int | None]] = []
+        self.stop_requests = 0
+        self._spawn = multiprocessing.get_context("spawn")
+        self._beat_at = 0.0
+        self._start_at = 0.0
+        self._recover_at = 0.0
+        self._early_deaths = 0
+        self._idle_looks = 0
+
+    # --- from start to end
+
+    def run(self) -> None:
+        """Supervise until stopped. A second SIGTERM or SIGINT hurries."""
+        self.alarm.attach_signals()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        self.upkeep.start()
+        logger.info("supervisor %d: %d processes, %d slots each", os.getpid(), self.processes, self.options.concurrency)
+        try:
+            while not self.stop_requests and not (self.burst and self._nothing_left()):
+                self.tick()
+                self.alarm.wait(TICK_SECONDS, also=[child.process.sentinel for child in self.children])
+        finally:
+            self._shut_down()
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        # Only a flag, see WorkerProcess._on_signal.
+        self.stop_requests += 1
+
+    def tick(self) -> None:
+        """One look at everything."""
+        now = time.monotonic()
+        self._end_overdue(now)
+        self._reap(now)
+        self._recover_lost(now)
+        if now >= self._beat_at:
+            self._beat_at = now + conf.current().beat_seconds
+            self.beat()
+        if self.code_changed is not None and self.code_changed():
+            logger.info("code has changed: worker processes are started anew")
+            self._signal_all(signal.SIGTERM)
+        self._start_missing(now)
+
+    # --- processes
+
+    def _start_missing(self, now: float) -> None:
+        while len(self.children) < self.processes and now >= self._start_at:
+            self.children.append(self._start_child(now))
+
+    def _start_child(self, now: float) -> Child:
+        # Async tasks have entries of their own, behind the threads'.
+        board = Board(2 * self.options.concurrency + MOST_AHEAD_ENTRIES)
+        ours, theirs = self._spawn.Pipe()
+        process = self._spawn.Process(target=start, args=(self.options, board, theirs), name="asyncq-worker")
+        process.start()
+        theirs.close()
+        pid = process.pid
+        assert pid is not None  # noqa: S101 - it has been started
+        return Child(process, board, ours, self.options.worker_id_of(pid), now)
+
+    def _reap(self, now: float) -> None:
+        """Notice processes that have ended; see to what they held."""
+        for child in [child for child in self.children if child.process.exitcode is not None]:
+            self.children.remove(child)
+            child.pipe.close()
+            exit_code = child.process.exitcode
+            self.lost.append((child, exit_code))
+            self._recover_at = now
+            if exit_code == 0 or self.stop_requests:
+                continue
+            logger.error("worker %s is gone: %s", child.worker_id, lifecycle.describe_exit(exit_code))
+            young = now - child.started_at < YOUNG_SECONDS
+            self._early_deaths = self._early_deaths + 1 if young else 0
+            pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** (self._early_deaths - 2)) if self._early_deaths > 1 else 0.0
+            self._start_at = now + pause
+
+    def _end_overdue(self, now: float) -> None:
+        """Replace processes in which a task ignores its timeout."""
+        for child in self.children:
+            late = {running.id for running in child.board.running() if running.deadline and running.deadline < now}
+            if late and not child.overdue:
+                child.overdue = late
+                logger.error("worker %s is replaced: %s went on after its timeout", child.worker_id, sorted(late))
+                child.process.kill()
+                child.process.join(5)
+
+    def _signal_all(self, number: int) -> None:
+        for child in self.children:
+            if child.process.exitcode is None:
+                os.kill(child.process.pid, number)
+
+    # --- leases
+
+    def beat(self) -> None:
+        """Renew the leases of all that the processes hold; give back to Redis what it has forgotten."""
+        try:
+            queues = self._queues()
+            for child in self.children:
+                kept = 0
+                for queue in queues:
+                    kept += self.broker.extend(queue, child.worker_id, conf.current().lease_seconds).kept
+                running = {running.id for running in child.board.running()}
+                if len(running) > kept:
+                    lifecycle.reassert(self.broker, child.worker_id, running)
+        except (BrokerUnavailable, DatabaseError) as error:
+            connections.close_all()
+            logger.warning("leases not renewed now: %s", error)
+        if self.liveness_file is not None and len(self.children) == self.processes:
+            self.liveness_file.touch()
+
+    def _queues(self) -> list[str]:
+        return list(self.options.queues) or sorted(self.broker.queues())
+
+    # --- the dead
+
+    def _recover_lost(self, now: float) -> None:
+        """Hand back what dead processes held; again later if a store is away."""
+        if not self.lost or now < self._recover_at:
+            return
+        self._recover_at = now + RECOVER_AGAIN_SECONDS
+        while self.lost:
+            child, exit_code = self.lost[0]
+            try:
+                self._recover(child, exit_code)
+            except (BrokerUnavailable, DatabaseError) as error:
+                connections.close_all()
+                logger.warning("worker %s: its tasks are not handed back yet: %s", child.worker_id, error)
+                return
+            self.lost.pop(0)
+
+    def _recover(self, child: Child, exit_code: int | None) -> None:
+        started = {running.id for running in child.board.running()}
+        for queue in self._queues():
+            leases = self.broker.held(queue, child.worker_id)
+            if not leases:
+                continue
+            recovered = lifecycle.recover(
+                self.broker,
+                queue,
+                child.worker_id,
+                leases,
+                reason=lifecycle.describe_exit(exit_code),
+                crashed=exit_code != 0 and not child.overdue,
+                started=started,
+                timed_out=self._timed_out(leases, child.overdue),
+            )
+            logger.info("worker %s: %d tasks of %s handed back", child.worker_id, recovered, queue)
+
+    @staticmethod
+    def _timed_out(leases: list[Lease], overdue: set[str]) -> dict[str, tuple[BaseException, datetime | None]]:
+        """Decide what becomes of the tasks their process was ended for."""
+        decided: dict[str, tuple[BaseException, datetime | None]] = {}
+        rows = lifecycle.load([lease for lease in leases if lease.id in overdue])
+        for id, record in rows.items():
+            error = TaskTimeout(
+                f"the task took longer than its timeout of {record.timeout_seconds:g} s and did not stop when told; "
+                f"its process was replaced"
+            )
+            try:
+                retry_at = next_try(registered(record.name), record, error, timezone.now())
+            except TaskNotRegistered:
+                retry_at = None
+            decided[id] = (error, retry_at)
+        return decided
+
+    # --- the end
+
+    def _nothing_left(self) -> bool:
+        """Whether a burst is over: twice in a row nothing was queued, running or due."""
+        if not self.children or time.monotonic() - self.children[0].started_at < TICK_SECONDS:
+            return False
+        self._idle_looks = self._idle_looks + 1 if self.upkeep.nothing_left(self.options.backend) else 0
+        return self._idle_looks > 1
+
+    def _shut_down(self) -> None:
+        """Let the processes drain, hurry them when told, end them at the deadline; then hand back what is left."""
+        self._signal_all(signal.SIGTERM)
+        requests = self.stop_requests
+        deadline = time.monotonic() + conf.current().shutdown_grace_seconds + EXIT_MARGIN_SECONDS
+        while self.children and time.monotonic() < deadline:
+            self.alarm.wait(TICK_SECONDS, also=[child.process.sentinel for child in self.children])
+            if self.stop_requests > max(requests, 1):
+                requests = self.stop_requests
+                self._signal_all(signal.SIGTERM)
+            self._while_draining()
+        for child in self.children:
+            logger.error("worker %s did not stop in time; it is killed", child.worker_id)
+            child.process.kill()
+            child.process.join(5)
+        self._reap(time.monotonic())
+        self._recover_lost(time.monotonic())
+        self.upkeep.stop()
+        connections.close_all()
+        logger.info("supervisor %d stopped", os.getpid())
+
+    def _while_draining(self) -> None:
+        now = time.monotonic()
+        self._end_overdue(now)
+        self._reap(now)
+        self._recover_lost(now)
+        if now >= self._beat_at:
+            self._beat_at = now + conf.current().beat_seconds
+            self.beat()
+
+
+# An async task is taken ahead of its slot only while tasks are very short; each needs an entry.
+MOST_AHEAD_ENTRIES = 256

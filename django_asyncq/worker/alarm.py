@@ -1,0 +1,59 @@
+"""Waking a loop that sleeps: from threads, and from signals without doing work in the handler."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+
+class Alarm:
+    """A self-pipe. `ring` from any thread ends the `wait` of the one thread that owns it.
+
+    Source: Bernstein, "The self-pipe trick"; Python's `signal.set_wakeup_fd`.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable, for `select` and its like."""
+        return self._read
+
+    def attach_signals(self) -> None:
+        """Let every signal that has a handler ring as well. Main thread only."""
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+
+    def ring(self) -> None:
+        """End the current or the next `wait`."""
+        try:
+            os.write(self._write, b"\0")
+        except BlockingIOError:
+            return  # the pipe is full of rings already
+
+    # The watch on the queues knows an object with a `set` method.
+    set = ring
+
+    def wait(self, timeout_seconds: float | None, also: Sequence[Any] = ()) -> bool:
+        """Sleep until somebody rings or one of `also` becomes readable; return whether that happened."""
+        ready, _, _ = select.select([self._read, *also], [], [], timeout_seconds)
+        if self._read in ready:
+            self.clear()
+        return bool(ready)
+
+    def clear(self) -> None:
+        """Forget the rings so far."""
+        try:
+            while os.read(self._read, 4096):
+                continue
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        os.close(self._read)
+        os.close(self._write)

@@ -1,0 +1,46 @@
+"""One task on its way through a worker process, and how its run ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from ..lifecycle import Run
+from ..tasks import Task
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A claimed task with its code.
+
+    taken_at, begun_at: monotonic seconds. stop: the cooperative flag of its context. slot: its entry on the board.
+    """
+
+    run: Run
+    task: Task[Any, Any]
+    taken_at: float = field(default_factory=time.monotonic)
+    begun_at: float | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+    slot: int = -1
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        """How long the run may take, as it was decided at enqueue."""
+        return self.run.record.timeout_seconds
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether the run has passed its timeout. now: monotonic seconds."""
+        return self.timeout_seconds is not None and self.begun_at is not None and now - self.begun_at > self.timeout_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: with a value, or with an exception."""
+
+    job: Job
+    ended_at: datetime
+    value: Any = None
+    exception: BaseException | None = None

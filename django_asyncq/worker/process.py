@@ -1,0 +1,289 @@
+"""A worker process from start to end: fetch while there is room, look after what runs, stop in order.
+
+Started by the supervisor in a fresh interpreter. It never renews a lease: a task that holds the interpreter for a
+minute must not look dead.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import Error as DatabaseError
+from django.db import connections
+
+from .. import conf, lifecycle
+from ..broker import Broker
+from ..broker.watch import QueueWatch
+from ..exceptions import BrokerUnavailable, TaskNotRegistered
+from ..tasks import registered
+from .alarm import Alarm
+from .board import Board
+from .job import Job, Outcome
+from .options import WorkerOptions
+from .order import QueueOrder
+from .reporter import Reporter
+from .slots import LoopSlots, Runner, ThreadSlots, is_async
+
+logger = logging.getLogger("django_asyncq.worker")
+
+HAND_BACK_AFTER_SECONDS = 0.2
+IDLE_LOOK_SECONDS = 5.0
+TICK_SECONDS = 0.1
+FAST_TASK_SECONDS = 0.005
+AHEAD_SECONDS = 0.05
+MOST_AHEAD = 200
+PUT_OFF_SECONDS = 15
+LONGEST_PAUSE_SECONDS = 5.0
+
+
+def peak_memory_mb() -> float:
+    """Return the most memory this process has had; macOS counts it in bytes, Linux in kilobytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1024 / 1024 if sys.platform == "darwin" else peak / 1024
+
+
+class WorkerProcess:
+    """The main thread of a worker process."""
+
+    def __init__(self, options: WorkerOptions, board: Board, supervisor: Any) -> None:
+        """supervisor: a pipe; what this process has to say goes there, and its end is the supervisor's death."""
+        self.options = options
+        self.supervisor = supervisor
+        self.worker_id = options.worker_id_of(os.getpid())
+        self.alarm = Alarm()
+        self.broker = Broker("worker")
+        self.order = QueueOrder(self.broker, options.queues, strict=options.strict)
+        self.reporter = Reporter(self.broker, self.worker_id, self.alarm.ring)
+        runner = Runner(self.worker_id, board, self.reporter.begun, self._ended)
+        self.threads = ThreadSlots(runner, options.concurrency)
+        self.loop = LoopSlots(runner, options.concurrency, board.slots - options.concurrency)
+        self.watch: QueueWatch | None = None
+        self.stop_requests = 0
+        self.finished_tasks = 0
+        self.pace_seconds: float | None = None
+        self._uncertain: set[str] = set()
+        self._fetch_after = 0.0
+        self._fetch_failures = 0
+        self._lock = threading.Lock()
+
+    # --- from start to end
+
+    def run(self) -> None:
+        """Work until told to stop, until recycled, or until the supervisor is gone."""
+        self._install_signals()
+        self.reporter.start()
+        logger.info("worker %s started: %d slots", self.worker_id, self.options.concurrency)
+        try:
+            while not self._is_to_stop():
+                self._tick()
+                if not self._fetch():
+                    self._sleep()
+        finally:
+            self._shut_down()
+
+    def _install_signals(self) -> None:
+        self.alarm.attach_signals()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        # Only a flag: raising into redis or the database driver would leave a connection half read.
+        # Ctrl-C reaches the whole process group; the supervisor alone decides what it means.
+        if number == signal.SIGTERM:
+            self.stop_requests += 1
+
+    def _is_to_stop(self) -> bool:
+        if self.stop_requests:
+            return True
+        if self.supervisor.poll():
+            try:
+                self.supervisor.recv()
+            except EOFError:
+                logger.warning("worker %s: the supervisor is gone; draining", self.worker_id)
+                return True
+        return self._is_used_up()
+
+    def _is_used_up(self) -> bool:
+        options = self.options
+        if options.max_tasks and self.finished_tasks >= options.max_tasks:
+            return True
+        if not options.max_memory_mb:
+            return False
+        return peak_memory_mb() > options.max_memory_mb
+
+    # --- looking after what runs
+
+    def _running(self) -> list[Job]:
+        return [*self.threads.busy.copy(), *self.loop.busy.copy()]
+
+    def _tick(self) -> None:
+        """Hand back what waits here while its turn may come elsewhere; set the flag of runs that are overdue."""
+        self.hand_back(self.threads.take_back(time.monotonic() - HAND_BACK_AFTER_SECONDS))
+        now = time.monotonic()
+        for job in self._running():
+            if job.is_overdue(now):
+                job.stop.set()
+
+    def hand_back(self, jobs: Sequence[Job]) -> None:
+        """Give jobs back to their queues without using an attempt."""
+        if not jobs:
+            return
+        try:
+            lifecycle.hand_back(self.broker, self.worker_id, [job.run for job in jobs])
+        except (BrokerUnavailable, DatabaseError) as error:
+            logger.warning("%d tasks not handed back now; the supervisor will: %s", len(jobs), error)
+
+    def _ended(self, outcome: Outcome) -> None:
+        """Called by a slot when its job is over."""
+        begun_at = outcome.job.begun_at or outcome.job.taken_at
+        seconds = time.monotonic() - begun_at
+        with self._lock:
+            self.finished_tasks += 1
+            self.pace_seconds = seconds if self.pace_seconds is None else 0.9 * self.pace_seconds + 0.1 * seconds
+        self.reporter.ended(outcome)
+        self.alarm.ring()
+
+    def _sleep(self) -> None:
+        """Wait for work, for a free slot, or for the next look at the clock."""
+        busy = bool(self.threads.busy or self.loop.busy or self.threads.waiting)
+        pause = TICK_SECONDS if busy else min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
+        wait_for_redis = self._fetch_after - time.monotonic()
+        self.alarm.wait(max(wait_for_redis, 0.01) if wait_for_redis > 0 else pause, also=[self.supervisor])
+
+    # --- fetching
+
+    def room(self) -> int:
+        """Return how many tasks may be taken: free slots, and a small batch ahead while tasks are very short."""
+        occupied = len(self.threads.busy) + len(self.threads.waiting) + len(self.loop.busy)
+        ahead = 0
+        if self.pace_seconds is not None and self.pace_seconds < FAST_TASK_SECONDS:
+            ahead = min(MOST_AHEAD, int(AHEAD_SECONDS / max(self.pace_seconds, 1e-5)))
+        if self.options.max_tasks:
+            ahead = min(ahead, self.options.max_tasks - self.finished_tasks - occupied)
+        return self.options.concurrency + ahead - occupied
+
+    def _fetch(self) -> bool:
+        """Take tasks from the queues in their order; return whether any came."""
+        room = self.room()
+        if room <= 0 or time.monotonic() < self._fetch_after:
+            return False
+        got, empty = 0, []
+        try:
+            for queue in self.order.next():
+                claimed = self._claim(queue, room - got)
+                got += len(claimed.runs)
+                self._start(claimed.runs)
+                if not claimed.runs and not claimed.paused:
+                    empty.append(queue)
+                if got >= room:
+                    break
+        except (BrokerUnavailable, DatabaseError) as error:
+            self._put_off_fetching(error)
+            return bool(got)
+        self._fetch_failures = 0
+        if not got:
+            self._watch(empty)
+        return bool(got)
+
+    def _put_off_fetching(self, error: Exception) -> None:
+        """Try again at once on new connections, then with growing, spread-out pauses; say so once per outage."""
+        connections.close_all()
+        self._fetch_failures += 1
+        if self._fetch_failures == 2:
+            logger.warning("worker %s cannot fetch: %s", self.worker_id, error)
+        pause = 0.0 if self._fetch_failures == 1 else min(LONGEST_PAUSE_SECONDS, 0.2 * 2**self._fetch_failures)
+        self._fetch_after = time.monotonic() + pause * random.uniform(0.5, 1.0)  # noqa: S311
+
+    def _claim(self, queue: str, count: int) -> lifecycle.Claimed:
+        adopted = self._adopt(queue) if queue in self._uncertain else True
+        self._uncertain.add(queue)
+        claimed = lifecycle.claim(self.broker, queue, self.worker_id, count, self.options.backend)
+        if adopted:
+            self._uncertain.discard(queue)
+        return claimed
+
+    def _adopt(self, queue: str) -> bool:
+        """Run what Redis gave to this process in a reply that was lost, or whose rows could not be read."""
+        known = {str(job.run.record.id) for job in [*self._running(), *self.threads.waiting]}
+        if self.reporter.unwritten:
+            return False  # what has just ended is still held in Redis; look again later
+        leases = [lease for lease in self.broker.held(queue, self.worker_id) if lease.id not in known]
+        self._start(lifecycle.sort_out(self.broker, queue, self.worker_id, leases, self.options.backend))
+        return True
+
+    def _start(self, runs: Sequence[lifecycle.Run]) -> None:
+        """Find each task's code and give it to the slots; put off what is not registered here."""
+        jobs: list[Job] = []
+        unknown: list[lifecycle.Run] = []
+        for run in runs:
+            try:
+                jobs.append(Job(run, registered(run.record.name)))
+            except TaskNotRegistered:
+                unknown.append(run)
+        self.threads.put([job for job in jobs if not is_async(job)])
+        self.loop.put([job for job in jobs if is_async(job)])
+        if unknown:
+            self._put_off(unknown)
+
+    def _put_off(self, runs: Sequence[lifecycle.Run]) -> None:
+        """Leave tasks to a worker with newer code for a while; then fail them, saying why."""
+        patience = conf.current().unregistered_patience_seconds
+        ages = lifecycle.put_off(self.broker, self.worker_id, runs, PUT_OFF_SECONDS if patience else 1)
+        for run in runs:
+            name, age = run.record.name, ages[run.record.id]
+            logger.error("task %s: no task named %r is registered here; put off (%d s so far)", run.record.id, name, age)
+            if age >= patience:
+                lifecycle.refuse(self.broker, run, self._reason(name))
+
+    @staticmethod
+    def _reason(name: str) -> TaskNotRegistered:
+        try:
+            registered(name)
+        except TaskNotRegistered as error:
+            return error
+        return TaskNotRegistered(name)
+
+    def _watch(self, empty: Sequence[str]) -> None:
+        if self.watch is None or set(self.watch.queues) != set(self.order.names):
+            if self.watch is not None:
+                self.watch.stop()
+            self.watch = QueueWatch(self.order.names, self.alarm)
+            self.watch.start()
+        self.watch.arm(empty)
+
+    # --- the end
+
+    def _shut_down(self) -> None:
+        """Stop fetching, hand back what has not begun, drain to the deadline, hand back the rest."""
+        if self.watch is not None:
+            self.watch.stop()
+        self.hand_back(self.threads.take_back(time.monotonic()))
+        deadline = time.monotonic() + conf.current().shutdown_grace_seconds
+        while self._running() and time.monotonic() < deadline and self.stop_requests < 2:
+            self.alarm.wait(TICK_SECONDS)
+            self._tick_draining(deadline)
+        rest = self._running()
+        self.reporter.abandon(rest)
+        self.reporter.close(5.0)
+        self.hand_back(rest)
+        connections.close_all()
+        logger.info("worker %s stopped: %d tasks done, %d handed back", self.worker_id, self.finished_tasks, len(rest))
+        # Threads that still run a task cannot be ended otherwise, and its answer would be refused by its fence.
+        os._exit(0)
+
+    def _tick_draining(self, deadline: float) -> None:
+        """Set the flag of runs that are overdue, and in the last quarter of the grace of all: time to come to an end."""
+        now = time.monotonic()
+        last_quarter = deadline - conf.current().shutdown_grace_seconds / 4
+        for job in self._running():
+            if job.is_overdue(now) or now > last_quarter:
+                job.stop.set()

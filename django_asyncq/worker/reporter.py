@@ -1,0 +1,227 @@
+"""Writing down what happened: all outcomes that are waiting, as one group.
+
+While a group is written the next one gathers, so under load the groups grow by themselves and no timer is needed.
+A task that goes on for longer than MARK_AFTER_SECONDS is written as running; a shorter one is written once, at its end.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+from django.db import Error as DatabaseError
+from django.db import connections
+from django.utils import timezone
+
+from .. import compat, lifecycle
+from ..broker import Broker
+from ..exceptions import BrokerUnavailable, RetryRequested
+from ..models import TaskState
+from ..tasks import next_try, result_of
+from .job import Job, Outcome
+
+logger = logging.getLogger("django_asyncq.worker")
+
+MARK_AFTER_SECONDS = 0.05
+LARGEST_GROUP = 500
+LONGEST_PAUSE_SECONDS = 5.0
+ACKNOWLEDGE_AGAIN_SECONDS = 0.5
+
+
+class Reporter(threading.Thread):
+    """The one thread of a worker process that changes records at their end and writes them."""
+
+    def __init__(self, broker: Broker, worker_id: str, on_written: Callable[[], None]) -> None:
+        super().__init__(name="reporter", daemon=True)
+        self.broker = broker
+        self.worker_id = worker_id
+        self.on_written = on_written
+        self.events: queue.SimpleQueue[Job | Outcome | None] = queue.SimpleQueue()
+        self.unwritten = 0  # outcomes that were reported and are not yet in the database; read by the process
+        self._unmarked: dict[Job, None] = {}
+        self._unacknowledged: list[tuple[list[lifecycle.Run], list[lifecycle.Run]]] = []
+        self._abandoned: set[Job] = set()
+        self._counter = threading.Lock()
+        self._given_up = threading.Event()
+
+    # --- called from the slots
+
+    def begun(self, job: Job) -> None:
+        """Tell that a job has begun."""
+        self.events.put(job)
+
+    def ended(self, outcome: Outcome) -> None:
+        """Tell how a job ended."""
+        with self._counter:
+            self.unwritten += 1
+        self.events.put(outcome)
+
+    # --- called from the process
+
+    def abandon(self, jobs: Iterable[Job]) -> None:
+        """Ignore what is still to be heard of these jobs: they are being handed back."""
+        self._abandoned.update(jobs)
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Write all that was reported, then end; return whether that was done in time."""
+        self.events.put(None)
+        self.join(timeout_seconds)
+        self._given_up.set()
+        return not self.is_alive()
+
+    # --- the thread
+
+    def run(self) -> None:
+        """Take what is waiting, write it, until closed."""
+        try:
+            while self._report(self._gather()):
+                self.on_written()
+        finally:
+            connections.close_all()
+
+    def _gather(self) -> list[Job | Outcome | None]:
+        """Wait for the first event, take those that are there with it."""
+        try:
+            found = [self.events.get(timeout=self._patience())]
+        except queue.Empty:
+            return []
+        while len(found) < LARGEST_GROUP:
+            try:
+                found.append(self.events.get_nowait())
+            except queue.Empty:
+                break
+        return found
+
+    def _patience(self) -> float | None:
+        if self._unacknowledged:
+            return ACKNOWLEDGE_AGAIN_SECONDS
+        oldest = next(iter(self._unmarked), None)
+        if oldest is None or oldest.begun_at is None:
+            return None
+        return max(0.0, oldest.begun_at + MARK_AFTER_SECONDS - time.monotonic())
+
+    def _report(self, events: Sequence[Job | Outcome | None]) -> bool:
+        """Write one group; return whether to go on."""
+        outcomes = []
+        for event in events:
+            if isinstance(event, Job):
+                self._unmarked[event] = None
+            elif event is not None:
+                self._unmarked.pop(event.job, None)
+                outcomes.append(event)
+        heard = [outcome for outcome in outcomes if outcome.job not in self._abandoned]
+        try:
+            if heard:
+                self._write(heard)
+            self._mark_running()
+            self._acknowledge_again()
+        except Exception:
+            logger.exception("%d outcomes could not be reported; their leases run out", len(heard))
+        with self._counter:
+            self.unwritten -= len(outcomes)
+        return None not in events
+
+    def _write(self, outcomes: Sequence[Outcome]) -> None:
+        """Rows, then Redis, then signals."""
+        for outcome in outcomes:
+            _apply(outcome)
+        runs = [outcome.job.run for outcome in outcomes]
+        lost = self._insist(lambda: lifecycle.record_runs(runs))
+        try:
+            lifecycle.acknowledge(self.broker, self.worker_id, runs, lost)
+        except BrokerUnavailable as error:
+            logger.warning("%d tasks recorded, Redis not told yet: %s", len(runs), error)
+            self._unacknowledged.append((runs, lost))
+        kept = [outcome for outcome in outcomes if outcome.job.run not in lost]
+        for state in (TaskState.SUCCEEDED, TaskState.FAILED):
+            records = [outcome.job.run.record for outcome in kept if outcome.job.run.record.state == state]
+            lifecycle.announce(records, TaskState.RUNNING, state)
+        for outcome in kept:
+            _send_finished(outcome)
+
+    def _mark_running(self) -> None:
+        """Write those as running that have been for a while."""
+        now = time.monotonic()
+        due = [job for job in islice(self._unmarked, LARGEST_GROUP) if _is_to_be_marked(job, now)]
+        due = [job for job in due if job not in self._abandoned]
+        if due:
+            self._insist(lambda: lifecycle.mark_running([job.run for job in due]))
+        for job in due:
+            self._unmarked.pop(job, None)
+
+    def _acknowledge_again(self) -> None:
+        while self._unacknowledged:
+            runs, lost = self._unacknowledged[0]
+            try:
+                lifecycle.acknowledge(self.broker, self.worker_id, runs, lost)
+            except BrokerUnavailable:
+                return
+            self._unacknowledged.pop(0)
+
+    def _insist(self, write: Callable[[], list[lifecycle.Run]]) -> list[lifecycle.Run]:
+        """Repeat a write until the database takes it: the leases stay, so nothing runs twice meanwhile.
+
+        Raises: django.db.Error once the process has given up waiting.
+        """
+        failures = 0
+        while True:
+            try:
+                return write()
+            except DatabaseError as error:
+                connections.close_all()
+                failures += 1
+                if self._given_up.is_set():
+                    raise
+                if failures == 1:
+                    logger.warning("outcomes wait for the database: %s", error)
+                # The first repetition is for a connection that had died; later ones spread out.
+                pause = 0.0 if failures == 1 else random.uniform(0.05, min(LONGEST_PAUSE_SECONDS, 0.1 * 2**failures))  # noqa: S311
+                self._given_up.wait(pause)
+
+
+def _is_to_be_marked(job: Job, now: float) -> bool:
+    return job.begun_at is not None and now - job.begun_at >= MARK_AFTER_SECONDS
+
+
+def _apply(outcome: Outcome) -> None:
+    """Change the record in memory as the outcome says."""
+    job, run, exception = outcome.job, outcome.job.run, outcome.exception
+    if exception is None:
+        lifecycle.succeed(run, outcome.value, outcome.ended_at)
+        return
+    try:
+        retry_at = next_try(job.task, run.record, exception, timezone.now())
+    except Exception as error:
+        logger.exception("task %s: its backoff failed; it is not tried again", run.record.id)
+        error.__context__ = exception
+        exception, retry_at = error, None
+    counted = not isinstance(exception, RetryRequested) or exception.counted
+    lifecycle.fail(run, exception, _format(exception), outcome.ended_at, retry_at=retry_at, counted=counted)
+
+
+def _format(exception: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(exception))
+    except Exception as error:  # noqa: BLE001 - a user's exception may break the formatting in any way
+        return f"<the traceback could not be made: {error!r}>"
+
+
+def _send_finished(outcome: Outcome) -> None:
+    """Send Django's `task_finished`, once, at the end; inside `except`, where error monitors look."""
+    record = outcome.job.run.record
+    if not record.is_final:
+        return
+    sender = type(outcome.job.task.get_backend())
+    if outcome.exception is None:
+        compat.task_finished.send_robust(sender, task_result=result_of(record))
+        return
+    try:
+        raise outcome.exception
+    except BaseException:  # noqa: BLE001 - raised only to be looked at
+        compat.task_finished.send_robust(sender, task_result=result_of(record))

@@ -1,0 +1,197 @@
+"""Where tasks run: a thread for each `def`, one event loop for every `async def`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
+from django.db import connections
+from django.utils import timezone
+
+from .. import compat, conf, lifecycle
+from ..exceptions import TaskNotRunnable, TaskTimeout
+from ..tasks import TaskContext, result_of
+from .board import Board
+from .connections import after_task, before_task
+from .job import Job, Outcome
+
+logger = logging.getLogger("django_asyncq.worker")
+
+Report = Callable[[Outcome], None]
+
+
+class Runner:
+    """What both kinds of slots do around a task's function."""
+
+    def __init__(self, worker_id: str, board: Board, on_begun: Callable[[Job], None], on_ended: Report) -> None:
+        self.worker_id = worker_id
+        self.board = board
+        self.on_begun = on_begun
+        self.on_ended = on_ended
+        self.grace_seconds = conf.current().timeout_grace_seconds
+
+    def begin(self, job: Job) -> tuple[list[Any], dict[str, Any]]:
+        """Count the attempt, show the run on the board, tell who listens; return the function's arguments."""
+        record = job.run.record
+        job.begun_at = time.monotonic()
+        deadline = job.begun_at + job.timeout_seconds + self.grace_seconds if job.timeout_seconds else 0.0
+        self.board.enter(job.slot, record.id, deadline)
+        lifecycle.begin(job.run, self.worker_id, timezone.now())
+        self.on_begun(job)
+        if not isinstance(record.args, list) or not isinstance(record.kwargs, dict):
+            raise TaskNotRunnable("the row's arguments are not a list and an object")
+        result = result_of(record)
+        compat.task_started.send_robust(type(job.task.get_backend()), task_result=result)
+        arguments = list(record.args)
+        if job.task.takes_context:
+            arguments.insert(0, TaskContext(task_result=result, record=record, stop=job.stop))
+        return arguments, dict(record.kwargs)
+
+    def end(self, job: Job, value: Any, exception: BaseException | None) -> None:
+        """Take the run off the board and report it. A run that ended after its timeout has failed."""
+        if job.is_overdue(time.monotonic()) and not isinstance(exception, TaskTimeout):
+            late = TaskTimeout(f"the task took longer than its timeout of {job.timeout_seconds:g} s")
+            late.__cause__ = exception
+            exception = late
+        self.board.leave(job.slot)
+        self.on_ended(Outcome(job, timezone.now(), value, exception))
+
+
+class ThreadSlots:
+    """N threads that take jobs from one waiting line, first come first served."""
+
+    def __init__(self, runner: Runner, count: int) -> None:
+        self.runner = runner
+        self.waiting: deque[Job] = deque()
+        self.busy: set[Job] = set()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, args=(slot,), name=f"slot-{slot}", daemon=True) for slot in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, jobs: Iterable[Job]) -> None:
+        """Add jobs to the line."""
+        with self._changed:
+            before = len(self.waiting)
+            self.waiting.extend(jobs)
+            self._changed.notify(len(self.waiting) - before)
+
+    def take_back(self, taken_before: float) -> list[Job]:
+        """Remove jobs from the line that have not begun and were taken before a monotonic time."""
+        with self._changed:
+            back = [job for job in self.waiting if job.taken_at <= taken_before]
+            if back:
+                self.waiting = deque(job for job in self.waiting if job.taken_at > taken_before)
+            return back
+
+    def close(self) -> None:
+        """Let idle threads end; those in a task end after it."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            while not self.waiting and not self._closed:
+                self._changed.wait()
+            if not self.waiting:
+                return None
+            job = self.waiting.popleft()
+            self.busy.add(job)
+            return job
+
+    def _work(self, slot: int) -> None:
+        try:
+            while (job := self._next()) is not None:
+                job.slot = slot
+                compat.task_backends[job.task.backend]  # made once per thread, not once per context
+                contextvars.copy_context().run(self._run, job)
+                self.busy.discard(job)
+        finally:
+            connections.close_all()
+
+    def _run(self, job: Job) -> None:
+        value, failure = None, None
+        try:
+            before_task()
+            args, kwargs = self.runner.begin(job)
+            value = job.task.func(*args, **kwargs)
+        except BaseException as exception:  # noqa: BLE001 - SystemExit of a task must not end the slot
+            failure = exception
+        try:
+            after_task()
+        except Exception:
+            logger.exception("task %s: its database connection could not be tidied", job.run.record.id)
+        self.runner.end(job, value, failure)
+
+
+class LoopSlots:
+    """One event loop in a thread of its own; every `async def` task is a coroutine in it."""
+
+    def __init__(self, runner: Runner, first_slot: int, count: int) -> None:
+        self.runner = runner
+        self.busy: set[Job] = set()
+        self._free_slots = deque(range(first_slot, first_slot + count))
+        self._coroutines: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="loop", daemon=True)
+        self._thread.start()
+
+    def put(self, jobs: Iterable[Job]) -> None:
+        """Start jobs in the loop."""
+        for job in jobs:
+            self.busy.add(job)
+            self._loop.call_soon_threadsafe(self._start, job)
+
+    def close(self) -> None:
+        """Stop the loop; what still runs in it is abandoned."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(1)
+
+    def _start(self, job: Job) -> None:
+        coroutine = self._loop.create_task(self._run(job))
+        self._coroutines.add(coroutine)
+        coroutine.add_done_callback(self._coroutines.discard)
+
+    async def _run(self, job: Job) -> None:
+        job.slot = self._free_slots.popleft()
+        value, failure = None, None
+        try:
+            async with ThreadSensitiveContext() as context:
+                try:
+                    value = await self._call(job)
+                finally:
+                    # Only a task that used the database synchronously has a thread of its own to tidy.
+                    if context in SyncToAsync.context_to_thread_executor:
+                        await sync_to_async(connections.close_all)()
+        except BaseException as exception:  # noqa: BLE001 - see ThreadSlots._run
+            failure = exception
+        self.runner.end(job, value, failure)
+        self._free_slots.append(job.slot)
+        self.busy.discard(job)
+
+    async def _call(self, job: Job) -> Any:
+        args, kwargs = self.runner.begin(job)
+        try:
+            async with asyncio.timeout(job.timeout_seconds) as scope:
+                return await job.task.func(*args, **kwargs)
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise TaskTimeout(f"the task took longer than its timeout of {job.timeout_seconds:g} s") from error
+
+
+def is_async(job: Job) -> bool:
+    """Whether the job's function is a coroutine function."""
+    return inspect.iscoroutinefunction(job.task.func)
