@@ -35,7 +35,6 @@ ROWS_PER_STATEMENT = 500
 
 # The run that holds the row, or one that was taken before the row said so.
 GUARD = "(t.state = 1 AND t.fence = v.held_fence) OR (t.state = 0 AND t.fence < v.held_fence)"
-# A run that was handed back before the row said that it began: the row may still have the fence of an earlier one.
 
 
 class FencedWrite(NamedTuple):
@@ -104,10 +103,10 @@ def _returning_update(writes: Sequence[FencedWrite], connection: BaseDatabaseWra
         first_row = f"({', '.join(f'CAST(%s AS {type})' for type in types)})"
     assignments = ", ".join(f"{column} = v.{column}" for column in COLUMNS)
     sql = (
-        f"WITH v (id, {', '.join(COLUMNS)}, held_fence) AS "
+        f"WITH v (task_id, {', '.join(COLUMNS)}, held_fence) AS "
         f"(VALUES {', '.join([first_row] + [plain_row] * (len(rows) - 1))}) "
         f"UPDATE {connection.ops.quote_name(TaskRecord._meta.db_table)} AS t SET {assignments} "
-        f"FROM v WHERE t.id = v.id AND ({GUARD}) RETURNING t.id"
+        f"FROM v WHERE t.id = v.task_id AND ({GUARD}) RETURNING id"
     )
     return sql, [value for row in rows for value in row]
 

@@ -33,7 +33,9 @@ from .running import (
     reassert,
     record_runs,
     refuse,
+    load,
     sort_out,
+    strip_result,
     succeed,
 )
 
@@ -52,6 +54,7 @@ __all__ = [
     "fail",
     "forget",
     "hand_back",
+    "load",
     "mark_running",
     "park",
     "put_off",
@@ -62,5 +65,6 @@ __all__ = [
     "retry",
     "retry_due",
     "sort_out",
+    "strip_result",
     "succeed",
 ]

@@ -157,6 +157,16 @@ def succeed(run: Run, value: Any, now: datetime) -> None:
     record.finished_at = now
 
 
+def strip_result(run: Run, reason: str) -> None:
+    """Put notes in the place of what the database refused: how the task ended counts for more."""
+    record = run.record
+    if record.state == TaskState.SUCCEEDED:
+        record.return_value = {"result_not_stored": storable_text(reason, MESSAGE_CHARACTERS)}
+    record.errors = [
+        {**error, "message": "not stored: the database refused it", "traceback": ""} for error in record.errors
+    ]
+
+
 def fail(
     run: Run, exception: BaseException, traceback: str, now: datetime, *, retry_at: datetime | None, counted: bool = True
 ) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from django.db import Error as DatabaseError
-from django.db import connections
+from django.db import InterfaceError, OperationalError, connections
 from django.utils import timezone
 
 from .. import compat, lifecycle
@@ -132,7 +132,11 @@ class Reporter(threading.Thread):
         for outcome in outcomes:
             _apply(outcome)
         runs = [outcome.job.run for outcome in outcomes]
-        lost = self._insist(lambda: lifecycle.record_runs(runs))
+        try:
+            lost = self._insist(lambda: lifecycle.record_runs(runs))
+        except DatabaseError:
+            # One of them cannot be stored: the others must not suffer for it.
+            lost = [run for run in runs if self._record_alone(run)]
         try:
             lifecycle.acknowledge(self.broker, self.worker_id, runs, lost)
         except BrokerUnavailable as error:
@@ -144,6 +148,15 @@ class Reporter(threading.Thread):
             lifecycle.announce(records, TaskState.RUNNING, state)
         for outcome in kept:
             _send_finished(outcome)
+
+    def _record_alone(self, run: lifecycle.Run) -> bool:
+        """Write one run; without its result if the database refuses that. Return whether the run lost its lease."""
+        try:
+            return bool(self._insist(lambda: lifecycle.record_runs([run])))
+        except DatabaseError as error:
+            logger.exception("task %s: the database refuses its result", run.record.id)
+            lifecycle.strip_result(run, str(error))
+            return bool(self._insist(lambda: lifecycle.record_runs([run])))
 
     def _mark_running(self) -> None:
         """Write those as running that have been for a while."""
@@ -167,13 +180,13 @@ class Reporter(threading.Thread):
     def _insist(self, write: Callable[[], list[lifecycle.Run]]) -> list[lifecycle.Run]:
         """Repeat a write until the database takes it: the leases stay, so nothing runs twice meanwhile.
 
-        Raises: django.db.Error once the process has given up waiting.
+        Raises: django.db.Error for what will not pass by waiting, and once the process has given up waiting.
         """
         failures = 0
         while True:
             try:
                 return write()
-            except DatabaseError as error:
+            except (OperationalError, InterfaceError) as error:
                 connections.close_all()
                 failures += 1
                 if self._given_up.is_set():

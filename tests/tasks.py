@@ -1,0 +1,144 @@
+"""Tasks the tests run. Each run leaves a line in the history file, outside both stores."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from django_asyncq import task
+from django_asyncq.tasks import TaskContext
+
+
+def history_file() -> Path | None:
+    """The file of this test's history, if it wants one."""
+    path = os.environ.get("ASYNCQ_TEST_HISTORY")
+    return Path(path) if path else None
+
+
+def note(event: str, **more: Any) -> None:
+    """Append one line, whole, to the history."""
+    if (path := history_file()) is not None:
+        line = json.dumps({"at": time.monotonic(), "pid": os.getpid(), "event": event, **more}) + "\n"
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, line.encode())
+        os.close(descriptor)
+
+
+class Glitch(Exception):
+    """A failure that may pass."""
+
+
+class Fatal(Glitch):
+    """A failure that will not."""
+
+
+@task
+def add(a: int, b: int = 0) -> int:
+    """Return a sum."""
+    note("add", a=a, b=b)
+    return a + b
+
+
+@task
+async def add_async(a: int, b: int = 0) -> int:
+    """Return a sum, later."""
+    await asyncio.sleep(0)
+    return a + b
+
+
+@task(takes_context=True, max_attempts=3, backoff=0, give_up_on=(Fatal,))
+def fail_until(context: TaskContext, succeeds_at: int, fatal: bool = False) -> int:
+    """Fail until the given attempt."""
+    note("fail_until", id=context.task_result.id, attempt=context.attempt)
+    if context.attempt < succeeds_at:
+        raise (Fatal if fatal else Glitch)(f"attempt {context.attempt}")
+    return context.attempt
+
+
+@task(takes_context=True)
+def nap(context: TaskContext, seconds: float) -> str:
+    """Sleep, leaving begin and end in the history."""
+    note("begin", id=context.task_result.id)
+    time.sleep(seconds)
+    note("end", id=context.task_result.id)
+    return "rested"
+
+
+@task
+async def nap_async(seconds: float) -> str:
+    """Sleep in the event loop."""
+    await asyncio.sleep(seconds)
+    return "rested"
+
+
+@task(takes_context=True, gate="{gate}", queue_limit=5, expected_seconds=1)
+def gated(context: TaskContext, gate: str, seconds: float = 0.0) -> None:
+    """Hold a slot of a gate for a while."""
+    note("begin", id=context.task_result.id)
+    time.sleep(seconds)
+    note("end", id=context.task_result.id)
+
+
+@task
+def returns_set() -> Any:
+    """Return what JSON cannot carry."""
+    return {1, 2, 3}
+
+
+@task(takes_context=True, timeout=0.3)
+def overruns(context: TaskContext, listens: bool) -> str:
+    """Go on after the timeout, or stop when told."""
+    note("begin", id=context.task_result.id)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if listens and context.should_stop:
+            return "stopped"
+        time.sleep(0.01)
+    return "never"
+
+
+@task(timeout=0.3)
+async def overruns_async() -> None:
+    """Wait longer than the timeout."""
+    await asyncio.sleep(60)
+
+
+@task(takes_context=True, max_attempts=1)
+def asks_again(context: TaskContext, times: int) -> int:
+    """Ask to be tried again without counting."""
+    note("asks_again", id=context.task_result.id)
+    lines = (history_file() or Path(os.devnull)).read_text().count("asks_again")
+    if lines <= times:
+        context.retry(in_=0, counted=False)
+    return lines
+
+
+@task
+def holds_gil(seconds: float) -> str:
+    """Keep the interpreter to itself, as a C call may."""
+    note("holds_gil")
+    ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
+    return "done"
+
+
+@task
+def kills_its_process() -> None:
+    """Take the worker process along."""
+    note("kills_its_process")
+    os.kill(os.getpid(), 9)
+
+
+@task
+def counts_rows() -> int:
+    """Use the database, and leave a transaction open."""
+    from django.db import transaction
+
+    from django_asyncq.models import TaskRecord
+
+    transaction.set_autocommit(False)
+    return TaskRecord.objects.count()

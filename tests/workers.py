@@ -1,0 +1,127 @@
+"""Running `manage.py runworkers` for tests, as a user would: in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import connections
+
+ROOT = Path(__file__).parent.parent
+PATIENCE_SECONDS = 40
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a process that shares this test's database, Redis and keys."""
+    database = dict(connections["default"].settings_dict)
+    name = database["NAME"]
+    if database["ENGINE"].endswith("sqlite3"):
+        url = f"sqlite:///{name}"
+    else:
+        kind = "postgres" if "postgresql" in database["ENGINE"] else "mysql"
+        user = f"{database['USER']}:{database['PASSWORD']}".rstrip(":")
+        url = f"{kind}://{user}@{database['HOST']}:{database['PORT']}/{name}"
+    return {
+        **os.environ,
+        "DATABASE_URL": url,
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "PYTHONPATH": str(ROOT),
+        "ASYNCQ_TEST_REDIS_URL": settings.CACHES["default"]["LOCATION"],
+        **more,
+    }
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
+    """Wait until something holds; return it."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"{what} did not come to be within {seconds} s")
+
+
+def run_workers(*options: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a burst to its end."""
+    command = [sys.executable, "-m", "django", "runworkers", "--burst", *options]
+    done = subprocess.run(
+        command, env=environment(**more), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+class Workers:
+    """A running `runworkers`."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self.process = process
+        self.log = log
+
+    def children(self) -> list[int]:
+        """The pids of its worker processes."""
+        return worker_pids(self.process.pid)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Signal the supervisor and wait for its end."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(PATIENCE_SECONDS)
+
+    def output(self) -> str:
+        """All it has logged."""
+        return self.log.read_text()
+
+
+def worker_pids(supervisor: int) -> list[int]:
+    """Worker processes of a supervisor; multiprocessing's resource tracker is a child too, and none."""
+    found = []
+    for task in Path(f"/proc/{supervisor}/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            try:
+                if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(int(pid))
+            except FileNotFoundError:
+                continue
+    return found
+
+
+@contextmanager
+def workers(folder: Path, *options: str, **more: str) -> Iterator[Workers]:
+    """Run workers in the background; they are ended, by force if need be, at the end."""
+    log = folder / "workers.log"
+    with log.open("a") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "django", "runworkers", *options],
+            env=environment(**more),
+            cwd=ROOT,
+            stdout=output,
+            stderr=output,
+            text=True,
+        )
+    running = Workers(process, log)
+    try:
+        yield running
+    finally:
+        children = running.children() if process.poll() is None else []
+        try:
+            running.stop()
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            for pid in children:
+                os.kill(pid, signal.SIGKILL)
+
+
+def history(path: Path) -> list[dict[str, Any]]:
+    """Read a history file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
