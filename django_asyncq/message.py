@@ -1,49 +1,60 @@
 """asynq's TaskMessage: the protobuf of the hash field `msg`, byte for byte as Go writes it.
 
-Written by hand, for fifteen fields need no library. Source: `asynq-wire.md` section 3; developers.google.com/protocol-buffers,
-"Encoding".
+Written by hand, for fifteen fields need no library. It must not know what a payload holds. Source: `asynq-wire.md`
+section 3; protobuf.dev, "Encoding"; Go's `protowire`, for what a reader accepts and refuses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .exceptions import AsyncqError
 
-VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+VARINT, FIXED64, LENGTH, GROUP, GROUP_END, FIXED32 = range(6)
 MASK_64 = (1 << 64) - 1
+HIGHEST_NUMBER = (1 << 29) - 1
+DEEPEST_GROUP = 100
 
-# number → (name, kind), in the order in which Go writes them.
+
+class Field(NamedTuple):
+    """A field of the message: its name and how it is written. bits: of a number, else 0."""
+
+    name: str
+    wire_type: int
+    bits: int = 0
+
+
+# number → field, in the order in which Go writes them.
 FIELDS = {
-    1: ("type", "string"),
-    2: ("payload", "bytes"),
-    3: ("id", "string"),
-    4: ("queue", "string"),
-    5: ("retry", "int32"),
-    6: ("retried", "int32"),
-    7: ("error_msg", "string"),
-    8: ("timeout", "int64"),
-    9: ("deadline", "int64"),
-    10: ("unique_key", "string"),
-    11: ("last_failed_at", "int64"),
-    12: ("retention", "int64"),
-    13: ("completed_at", "int64"),
-    14: ("group_key", "string"),
-    15: ("headers", "map"),
+    1: Field("type", LENGTH),
+    2: Field("payload", LENGTH),
+    3: Field("id", LENGTH),
+    4: Field("queue", LENGTH),
+    5: Field("retry", VARINT, 32),
+    6: Field("retried", VARINT, 32),
+    7: Field("error_msg", LENGTH),
+    8: Field("timeout", VARINT, 64),
+    9: Field("deadline", VARINT, 64),
+    10: Field("unique_key", LENGTH),
+    11: Field("last_failed_at", VARINT, 64),
+    12: Field("retention", VARINT, 64),
+    13: Field("completed_at", VARINT, 64),
+    14: Field("group_key", LENGTH),
+    15: Field("headers", LENGTH),
 }
 
 
 class UndecodableMessage(AsyncqError):
-    """The bytes are not a TaskMessage; the message says where they break."""
+    """The bytes are not a TaskMessage; the text says where they break."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskMessage:
     """One message of asynq. Times are Unix seconds, durations seconds; 0 and "" stand for absent.
 
-    retry: most retries, the first run not counted. retried: counted failures so far.
+    retry: most retries, the first run not counted. retried: counted failures so far. headers: str → str.
     """
 
     type: str = ""
@@ -63,45 +74,75 @@ class TaskMessage:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """Return the bytes: fields in ascending number, zero and empty left out, bad text replaced."""
+        """Return the bytes: fields in ascending number, zero and empty left out.
+
+        Text that UTF-8 cannot carry is replaced, and a number too large for its field becomes the largest.
+        """
         out = bytearray()
-        for number, (name, kind) in FIELDS.items():
+        for number, (name, wire_type, bits) in FIELDS.items():
             value = getattr(self, name)
             if not value:
                 continue
-            if kind == "map":
+            if wire_type == VARINT:
+                out += _varint(number << 3 | VARINT) + _varint(_within(value, bits) & MASK_64)
+            elif isinstance(value, Mapping):
                 for key, item in value.items():
+                    # Go writes both halves of an entry, even empty ones.
                     out += _length_field(number, _length_field(1, _text(key)) + _length_field(2, _text(item)))
-            elif kind in ("string", "bytes"):
-                out += _length_field(number, value if kind == "bytes" else _text(value))
             else:
-                out += _varint(number << 3 | VARINT) + _varint(value & MASK_64)
+                out += _length_field(number, _text(value) if isinstance(value, str) else value)
         return bytes(out)
 
     @classmethod
     def decode(cls, data: bytes) -> TaskMessage:
-        """Read a message; fields in any order, the last of a number wins, unknown ones are dropped.
+        """Read a message; fields in any order, the last of a number wins.
 
+        As in Go, an unknown field is dropped, and so is a known one of another wire type.
         Raises: UndecodableMessage.
         """
         found: dict[str, Any] = {}
         headers: dict[str, str] = {}
         for number, wire_type, value in _fields(data):
-            if number not in FIELDS:
+            known = FIELDS.get(number)
+            if known is None or known.wire_type != wire_type:
                 continue
-            name, kind = FIELDS[number]
-            if (wire_type == VARINT) != (kind in ("int32", "int64")) or wire_type in (FIXED32, FIXED64):
-                raise UndecodableMessage(f"field {number} ({name}) has wire type {wire_type}")
-            if kind == "map":
+            if known.bits:
+                found[known.name] = _signed(value, known.bits)
+            elif known.name == "headers":
                 key, item = _map_entry(value)
                 headers[key] = item
-            elif kind == "string":
-                found[name] = _read_text(value, name)
-            elif kind == "bytes":
-                found[name] = value
             else:
-                found[name] = _signed(value, 32 if kind == "int32" else 64)
+                found[known.name] = value if known.name == "payload" else _read_text(value, known.name)
         return cls(**found, headers=headers)
+
+
+def clean_text(text: str) -> str:
+    """Return the text with what UTF-8 cannot carry, a lone surrogate, replaced by "?".
+
+    One message with invalid UTF-8 stops Go's recovery of every expired task of its server.
+    """
+    return _text(text).decode()
+
+
+def _text(value: str) -> bytes:
+    return value.encode("utf-8", "replace")
+
+
+def _read_text(value: bytes, name: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise UndecodableMessage(f"field {name} is not UTF-8") from error
+
+
+def _within(value: int, bits: int) -> int:
+    largest = (1 << bits - 1) - 1
+    return max(-largest - 1, min(value, largest))
+
+
+def _signed(value: int, bits: int) -> int:
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
 
 
 def _varint(value: int) -> bytes:
@@ -117,23 +158,6 @@ def _length_field(number: int, value: bytes) -> bytes:
     return _varint(number << 3 | LENGTH) + _varint(len(value)) + value
 
 
-def _text(value: str) -> bytes:
-    # One message with invalid UTF-8 stops Go's recovery of every expired task of its server.
-    return value.encode("utf-8", "replace")
-
-
-def _read_text(value: bytes, name: str) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        raise UndecodableMessage(f"field {name} is not UTF-8") from error
-
-
-def _signed(value: int, bits: int) -> int:
-    value &= (1 << bits) - 1
-    return value - (1 << bits) if value >> (bits - 1) else value
-
-
 def _map_entry(data: bytes) -> tuple[str, str]:
     entry = {1: b"", 2: b""}
     for number, wire_type, value in _fields(data):
@@ -143,29 +167,47 @@ def _map_entry(data: bytes) -> tuple[str, str]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
-    """Yield (number, wire type, value) for each field; value: int for varints, bytes otherwise."""
+    """Yield (number, wire type, value) for each field; value: int for varints, bytes otherwise.
+
+    Groups, which proto3 has no more but Go's reader still passes over, are passed over with all that is in them.
+    """
     position = 0
+    groups: list[int] = []
     while position < len(data):
         key, position = _read_varint(data, position)
         number, wire_type = key >> 3, key & 7
-        if number == 0:
-            raise UndecodableMessage(f"field number 0 at byte {position}")
-        if wire_type == VARINT:
-            value: Any
-            value, position = _read_varint(data, position)
-        elif wire_type in (FIXED64, FIXED32, LENGTH):
-            size = 8 if wire_type == FIXED64 else 4
-            if wire_type == LENGTH:
-                size, position = _read_varint(data, position)
-            if position + size > len(data):
-                raise UndecodableMessage(f"field {number} ends after the message")
-            value, position = bytes(data[position : position + size]), position + size
+        if not 0 < number <= HIGHEST_NUMBER:
+            raise UndecodableMessage(f"field number {number} before byte {position}")
+        if wire_type == GROUP and len(groups) < DEEPEST_GROUP:
+            groups.append(number)
+        elif wire_type == GROUP_END and groups and groups[-1] == number:
+            groups.pop()
         else:
-            raise UndecodableMessage(f"wire type {wire_type} at byte {position}")
-        yield number, wire_type, value
+            value, position = _read_value(data, position, wire_type)
+            if not groups:
+                yield number, wire_type, value
+    if groups:
+        raise UndecodableMessage(f"group {groups[-1]} does not end")
+
+
+def _read_value(data: bytes, position: int, wire_type: int) -> tuple[int | bytes, int]:
+    """Return a field's value and the position after it."""
+    if wire_type == VARINT:
+        return _read_varint(data, position)
+    if wire_type == LENGTH:
+        size, position = _read_varint(data, position)
+    elif wire_type in (FIXED32, FIXED64):
+        size = 4 if wire_type == FIXED32 else 8
+    else:
+        raise UndecodableMessage(f"wire type {wire_type} before byte {position}")
+    end = position + size
+    if end > len(data):
+        raise UndecodableMessage(f"the field at byte {position} ends after the message")
+    return bytes(data[position:end]), end
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return a number of at most ten bytes and 64 bits, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(data):
@@ -174,5 +216,7 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
+            if value > MASK_64:
+                break
             return value, position
-    raise UndecodableMessage(f"number too long at byte {position}")
+    raise UndecodableMessage(f"the number before byte {position} is too long")

@@ -71,4 +71,10 @@ ASYNCQ = {
     "GATE_PREFIX": os.environ.get("ASYNCQ_TEST_PREFIX", "asynqtest") + ":qgate:",
     "LEASE_SECONDS": 2,
     "BEAT_SECONDS": 0.5,
+    "TIMEOUT_GRACE_SECONDS": float(os.environ.get("ASYNCQ_TEST_TIMEOUT_GRACE", "5")),
+    "SHUTDOWN_GRACE_SECONDS": float(os.environ.get("ASYNCQ_TEST_SHUTDOWN_GRACE", "20")),
+    "UNREGISTERED_PATIENCE_SECONDS": int(os.environ.get("ASYNCQ_TEST_PATIENCE", "600")),
+    "FORWARD_SECONDS": 0.2,
+    "RECONCILE_SECONDS": 1,
+    "SWEEP_SECONDS": 5,
 }

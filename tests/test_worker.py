@@ -1,15 +1,43 @@
-"""What `runworkers` does with tasks, seen from outside."""
+"""What `runworkers` does with tasks, seen from outside: real processes, real stores."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+
+from django_asyncq.broker import Broker, Entry
+from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.models import TaskRecord, TaskState
 
 from . import tasks
-from .workers import run_workers
+from .workers import history, run_workers, wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def history_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A history file that tasks in every process write to."""
+    path = tmp_path / "history.jsonl"
+    monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(path))
+    return path
+
+
+def record_of(result: Any) -> TaskRecord:
+    """The row of a result."""
+    return TaskRecord.objects.get(id=result.id)
+
+
+def is_running(result: Any) -> bool:
+    """Whether the row says 1."""
+    return record_of(result).state == TaskState.RUNNING
 
 
 def test_runs_sync_and_async_tasks_and_stores_results() -> None:
@@ -20,3 +48,273 @@ def test_runs_sync_and_async_tasks_and_stores_results() -> None:
     second.refresh()
     assert (first.return_value, second.return_value) == (3, 7)
     assert set(TaskRecord.objects.values_list("state", flat=True)) == {TaskState.SUCCEEDED}
+
+
+def test_leaves_nothing_in_redis_but_counters(redis_client: Any, key_prefix: str) -> None:
+    """What has succeeded is gone from Redis: no hash, no lease, nothing held."""
+    tasks.add.enqueue_many([(n,) for n in range(50)])
+    run_workers("--processes", "2")
+    left = {key.decode().split("}:")[-1].split(":")[0] for key in redis_client.scan_iter(f"{key_prefix}:{{*")}
+    assert left == {"processed"}
+    assert redis_client.get(QueueKeys("default").processed) == b"50"
+
+
+def test_retries_until_it_succeeds(history_path: Path) -> None:
+    """A failure with attempts left is tried again; each try leaves its error and its worker."""
+    result = tasks.fail_until.enqueue(3)
+    run_workers()
+    record = record_of(result)
+    assert (record.state, record.attempt, record.return_value) == (TaskState.SUCCEEDED, 3, 3)
+    assert [error["message"] for error in record.errors] == ["attempt 1", "attempt 2"]
+    assert all("tests.tasks.Glitch" in error["traceback"] for error in record.errors)
+    assert len(record.worker_ids) == 3
+
+
+def test_gives_up_after_the_last_attempt_and_at_once_on_give_up_on(history_path: Path) -> None:
+    """`max_attempts` bounds the tries; an exception of `give_up_on` ends them."""
+    exhausted, fatal = tasks.fail_until.enqueue(9), tasks.fail_until.enqueue(9, fatal=True)
+    run_workers()
+    assert [record_of(exhausted).attempt, record_of(fatal).attempt] == [3, 1]
+    for result in (exhausted, fatal):
+        record = record_of(result)
+        assert record.state == TaskState.FAILED
+        assert record.retry_at is None
+        assert record.finished_at is not None
+
+
+def test_retry_asked_for_without_counting_uses_no_attempt(history_path: Path) -> None:
+    """`context.retry(counted=False)` goes on past max_attempts and leaves no error."""
+    result = tasks.asks_again.enqueue(2)
+    run_workers()
+    record = record_of(result)
+    assert (record.state, record.attempt, record.errors) == (TaskState.SUCCEEDED, 1, [])
+
+
+def test_result_that_json_cannot_carry_is_replaced_by_a_note() -> None:
+    """The task has run, so it has succeeded; the note says what is missing."""
+    result = tasks.returns_set.enqueue()
+    run_workers()
+    record = record_of(result)
+    assert record.state == TaskState.SUCCEEDED
+    assert "builtins.set" in record.return_value["result_not_stored"]
+
+
+def test_async_task_over_its_timeout_is_cancelled() -> None:
+    """An `async def` task ends at its timeout with TaskTimeout."""
+    result = tasks.overruns_async.enqueue()
+    run_workers()
+    (error,) = record_of(result).errors
+    assert error["exception"] == "django_asyncq.exceptions.TaskTimeout"
+
+
+def test_sync_task_that_listens_fails_with_timeout_and_keeps_its_process(history_path: Path) -> None:
+    """The cooperative flag is set; a run that took too long has failed even when it returns."""
+    result, other = tasks.overruns.enqueue(listens=True), tasks.add.enqueue(1)
+    run_workers("--concurrency", "1")
+    assert record_of(result).errors[0]["exception"] == "django_asyncq.exceptions.TaskTimeout"
+    assert record_of(other).worker_ids == record_of(result).worker_ids
+
+
+def test_sync_task_that_ignores_its_timeout_has_its_process_replaced(history_path: Path) -> None:
+    """The process is ended; the overdue task has failed, its neighbour runs again without an attempt used."""
+    late, neighbour = tasks.overruns.enqueue(listens=False), tasks.nap.enqueue(1.5)
+    run_workers("--concurrency", "2", ASYNCQ_TEST_TIMEOUT_GRACE="0.5")
+    assert record_of(late).state == TaskState.FAILED
+    assert record_of(late).errors[0]["exception"] == "django_asyncq.exceptions.TaskTimeout"
+    record = record_of(neighbour)
+    assert (record.state, record.attempt, record.crash_count, record.errors) == (TaskState.SUCCEEDED, 1, 0, [])
+    begun = [line for line in history(history_path) if line["event"] == "begin" and line["id"] == neighbour.id]
+    assert len(begun) == 2
+
+
+def test_task_running_for_three_leases_runs_once(history_path: Path) -> None:
+    """Leases (2 s here) are renewed by the supervisor, so a long task is not taken for lost."""
+    result = tasks.nap.enqueue(6.5)
+    run_workers("--processes", "2")
+    assert record_of(result).state == TaskState.SUCCEEDED
+    assert [line["event"] for line in history(history_path)] == ["begin", "end"]
+
+
+def test_task_that_holds_the_interpreter_past_its_lease_runs_once(history_path: Path) -> None:
+    """A C call that keeps the GIL stops the worker's own threads, but not the renewal of its lease."""
+    result = tasks.holds_gil.enqueue(5)
+    run_workers("--processes", "2")
+    assert record_of(result).state == TaskState.SUCCEEDED
+    assert len(history(history_path)) == 1
+
+
+def test_killed_process_has_exactly_its_tasks_run_again_within_two_seconds(history_path: Path, tmp_path: Path) -> None:
+    """kill -9 of one of two processes: what it ran begins again elsewhere, and nothing else does."""
+    results = [tasks.nap.enqueue(6) for _ in range(4)]
+    with workers(tmp_path, "--processes", "2", "--concurrency", "2"):
+        wait_until(lambda: all(is_running(result) for result in results), "four running tasks")
+        begun = {line["id"]: line["pid"] for line in history(history_path)}
+        victim = next(iter(begun.values()))
+        killed = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        theirs = {id for id, pid in begun.items() if pid == victim}
+        again = wait_until(
+            lambda: [line for line in history(history_path)[4:] if line["event"] == "begin"][: len(theirs)][len(theirs) - 1 :],
+            "the lost tasks begun again",
+        )
+        assert again[-1]["at"] - killed < 2
+        wait_until(lambda: TaskRecord.objects.succeeded().count() == 4, "four succeeded tasks")
+    repeated = [line["id"] for line in history(history_path)[4:] if line["event"] == "begin"]
+    assert sorted(repeated) == sorted(theirs)
+    for record in TaskRecord.objects.all():
+        lost = str(record.id) in theirs
+        assert (record.crash_count, record.attempt) == (int(lost), 1)
+
+
+def test_task_that_kills_its_worker_three_times_is_failed(history_path: Path) -> None:
+    """A poison pill ends as WorkerLost with the signal that killed its process."""
+    result = tasks.kills_its_process.enqueue()
+    run_workers()
+    record = record_of(result)
+    assert (record.state, record.crash_count) == (TaskState.FAILED, 3)
+    assert record.errors[-1]["exception"] == "django_asyncq.exceptions.WorkerLost"
+    assert "SIGKILL" in record.errors[-1]["message"]
+    assert len(history(history_path)) == 3
+
+
+def test_sigterm_drains_what_ends_in_time(history_path: Path, tmp_path: Path) -> None:
+    """Running tasks end, waiting ones are not begun and lose nothing."""
+    running = [tasks.nap.enqueue(1.0) for _ in range(2)]
+    with workers(tmp_path, "--concurrency", "2") as fleet:
+        wait_until(lambda: all(is_running(result) for result in running), "running tasks")
+        waiting = tasks.nap.enqueue(0.1)
+        assert fleet.stop() == 0
+    assert [record_of(result).state for result in running] == [TaskState.SUCCEEDED] * 2
+    assert (record_of(waiting).state, record_of(waiting).attempt) == (TaskState.QUEUED, 0)
+
+
+def test_shutdown_past_the_grace_hands_back_without_an_attempt(history_path: Path, tmp_path: Path) -> None:
+    """What does not end in time is queued again, its try taken back, sync and async alike."""
+    slow, slow_async = tasks.nap.enqueue(30), tasks.nap_async.enqueue(30)
+    with workers(tmp_path, ASYNCQ_TEST_SHUTDOWN_GRACE="1") as fleet:
+        wait_until(lambda: is_running(slow) and is_running(slow_async), "running tasks")
+        began = time.monotonic()
+        assert fleet.stop() == 0
+        assert time.monotonic() - began < 5
+    for result in (slow, slow_async):
+        record = record_of(result)
+        assert (record.state, record.attempt, record.crash_count) == (TaskState.QUEUED, 0, 0)
+        assert record.worker_ids == []
+    keys = QueueKeys("default")
+    assert Broker().missing("default", [slow.id, slow_async.id]) == []
+    assert Broker().client.llen(keys.pending) == 2
+
+
+def test_second_signal_hurries(history_path: Path, tmp_path: Path) -> None:
+    """A second SIGTERM does not wait for the grace."""
+    slow = tasks.nap.enqueue(30)
+    with workers(tmp_path) as fleet:
+        wait_until(lambda: is_running(slow), "a running task")
+        fleet.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "stopped" not in fleet.output(), "the first signal")
+        began = time.monotonic()
+        time.sleep(0.5)  # two signals of a kind at one instant are one
+        assert fleet.stop() == 0
+        assert time.monotonic() - began < 6
+    assert record_of(slow).attempt == 0
+
+
+def test_idle_worker_exits_within_a_second(tmp_path: Path) -> None:
+    """SIGTERM to a worker that waits in Redis is heard at once."""
+    done = tasks.add.enqueue(1)
+    with workers(tmp_path) as fleet:
+        wait_until(lambda: record_of(done).state == TaskState.SUCCEEDED, "a first task")
+        began = time.monotonic()
+        assert fleet.stop() == 0
+        assert time.monotonic() - began < 2
+
+
+def test_children_drain_when_their_supervisor_is_killed(history_path: Path, tmp_path: Path) -> None:
+    """A supervisor that is gone leaves no worker behind."""
+    done = tasks.add.enqueue(1)
+    with workers(tmp_path) as fleet:
+        wait_until(lambda: record_of(done).state == TaskState.SUCCEEDED, "a first task")
+        children = fleet.children()
+        fleet.process.kill()
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "no children")
+
+
+def test_unregistered_task_is_failed_with_the_reason(history_path: Path) -> None:
+    """A name the code does not know: put off, then 3 with the name in the reason; others go on."""
+    record = TaskRecord.objects.create(name="os.system", args=["true"], queue_name="default")
+    from django_asyncq import lifecycle
+
+    lifecycle.dispatch([record])
+    fine = tasks.add.enqueue(1)
+    run_workers(ASYNCQ_TEST_PATIENCE="0")
+    record.refresh_from_db()
+    assert record.state == TaskState.FAILED
+    assert record.errors[0]["exception"] == "django_asyncq.exceptions.TaskNotRegistered"
+    assert "os.system" in record.errors[0]["message"]
+    assert record_of(fine).state == TaskState.SUCCEEDED
+
+
+def test_row_with_broken_arguments_is_failed_with_the_reason() -> None:
+    """Arguments that are no list and object cannot be given to any function."""
+    from django_asyncq import lifecycle
+
+    record = TaskRecord.objects.create(name="tests.tasks.add", args={"not": "a list"}, queue_name="default")
+    lifecycle.dispatch([record])
+    run_workers()
+    record.refresh_from_db()
+    assert record.state == TaskState.FAILED
+    assert record.errors[0]["exception"] == "django_asyncq.exceptions.TaskNotRunnable"
+
+
+def test_message_without_a_row_is_parked_and_logged() -> None:
+    """Forged and undecodable messages are never run and never stop the worker."""
+    broker = Broker()
+    broker.register_queue("default")
+    broker.enqueue("default", [Entry("no-uuid", b"\xff\xff not protobuf"), Entry("../x", b"\x00" * 100)])
+    fine = tasks.add.enqueue(1)
+    done = run_workers()
+    assert record_of(fine).state == TaskState.SUCCEEDED
+    archived = {id.decode() for id in broker.client.zrange(QueueKeys("default").archived, 0, -1)}
+    assert archived == {"no-uuid", "../x"}
+    assert "no row for" in done.stderr
+
+
+def test_tidies_the_connection_a_task_left_in_a_transaction() -> None:
+    """A task that leaves autocommit off does not reach into the next one in the same slot."""
+    results = [tasks.counts_rows.enqueue() for _ in range(3)]
+    run_workers("--concurrency", "1")
+    assert [record_of(result).state for result in results] == [TaskState.SUCCEEDED] * 3
+
+
+def test_runs_by_priority_over_all_levels(history_path: Path) -> None:
+    """Higher first; the same level in the order it came."""
+    levels = [0, -100, 100, 7, 0, -1, 7, 1]
+    for number, level in enumerate(levels):
+        tasks.add.using(priority=level).enqueue(number)
+    run_workers("--concurrency", "1")
+    ran = [line["a"] for line in history(history_path)]
+    assert ran == sorted(range(len(levels)), key=lambda number: (-levels[number], number))
+
+
+def test_does_not_run_before_run_after(history_path: Path) -> None:
+    """A delayed task waits for its time; a burst does not wait for a far one."""
+    soon = tasks.add.using(run_after=timedelta(seconds=1)).enqueue(1)
+    far = tasks.add.using(run_after=timedelta(hours=1)).enqueue(2)
+    run_workers()
+    assert record_of(soon).started_at >= record_of(soon).run_after
+    assert record_of(far).state == TaskState.QUEUED
+
+
+def test_worker_takes_only_the_queues_it_was_given() -> None:
+    """`--queues` names them, with weights."""
+    here, there = tasks.add.using(queue_name="here").enqueue(1), tasks.add.using(queue_name="there").enqueue(2)
+    run_workers("--queues", "here=3,other")
+    assert (record_of(here).state, record_of(there).state) == (TaskState.SUCCEEDED, TaskState.QUEUED)
+
+
+def test_max_tasks_replaces_processes() -> None:
+    """Each process runs two tasks; all get run."""
+    tasks.add.enqueue_many([(n,) for n in range(6)])
+    run_workers("--max-tasks", "2", "--concurrency", "1")
+    assert TaskRecord.objects.succeeded().count() == 6
+    assert len({record.worker_ids[0] for record in TaskRecord.objects.all()}) == 3

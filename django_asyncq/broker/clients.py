@@ -1,7 +1,8 @@
 """Redis clients, built in one place from a django-redis alias, one per role.
 
 Pools are our own: django-redis caches pools by URL alone, so ours would get the cache's options. No client repeats a
-command blindly; RESP2, because the default of redis-py 8 skips the check for unread replies before a connection is lent.
+command blindly; RESP2, because the default of redis-py 8 skips the check for unread replies before a connection is
+lent.
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import redis
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 from django_redis.pool import get_connection_factory
 from redis.backoff import NoBackoff
 from redis.exceptions import (
-    BusyLoadingError,
+    ClusterDownError,
     ConnectionError,
+    OutOfMemoryError,
     ReadOnlyError,
+    RedisClusterException,
     ResponseError,
     TimeoutError,
+    TryAgainError,
 )
 from redis.retry import Retry
 
@@ -33,40 +37,59 @@ Client = Any  # redis.Redis, or what CLIENT_FACTORY gives
 Role = Literal["producer", "worker", "blocking"]
 
 BLOCK_SECONDS = 5
-# (connect, read) seconds. A request waits for the producer's; a blocked pop must outlive its own time-out.
+# (connect, read) seconds. A request waits for the producer's; a blocked move must outlive its own time-out.
 TIMEOUTS: dict[Role, tuple[float, float]] = {
     "producer": (0.25, 0.5),
     "worker": (1.0, 5.0),
     "blocking": (1.0, BLOCK_SECONDS + 5.0),
 }
+# Threads of a process, not tasks, hold connections; a pool that runs dry would fail an enqueue without need.
+MOST_CONNECTIONS = 1000
 # How Redis says that it will not write now; to a caller that is the same as being away.
-REFUSALS = ("OOM", "MISCONF", "READONLY", "LOADING", "CLUSTERDOWN", "MASTERDOWN", "BUSY", "NOREPLICAS", "TRYAGAIN")
+REFUSALS = (
+    "OOM",
+    "MISCONF",
+    "READONLY",
+    "LOADING",
+    "CLUSTERDOWN",
+    "MASTERDOWN",
+    "BUSY",
+    "NOREPLICAS",
+    "TRYAGAIN",
+)
+# redis-py takes the first word off the text of these, so only the class tells them.
+REFUSAL_CLASSES = (OutOfMemoryError, ClusterDownError, TryAgainError)
 
-_clients: dict[Role, Client] = {}
+_clients: dict[tuple[Role, str, str], Client] = {}
 _lock = threading.Lock()
 
 
 def client(role: Role) -> Client:
-    """Return this process's client for a role; thread-safe, its pool re-opens after a fork."""
-    found = _clients.get(role)
+    """Return this process's client for a role; thread-safe, its pool re-opens after a fork.
+
+    Raises: ImproperlyConfigured when the alias is missing or has no LOCATION.
+    """
+    configured = conf.current()
+    key = (role, configured.redis, configured.client_factory)
+    found = _clients.get(key)
     if found is None:
         with _lock:
-            found = _clients.get(role) or _build(role)
-            _clients[role] = found
+            found = _clients.get(key)
+            if found is None:
+                found = _clients[key] = _build(role)
     return found
 
 
 def reset_clients(**kwargs: Any) -> None:
-    """Close and forget every client."""
+    """Close and forget every client; connected to `setting_changed`, which passes `setting`."""
     if kwargs.get("setting", "CACHES") not in ("CACHES", conf.NAME):
         return
     with _lock:
-        for found in _clients.values():
-            found.close()
-            pool = getattr(found, "connection_pool", None)
-            if pool is not None:
-                pool.disconnect()
+        found = list(_clients.values())
         _clients.clear()
+    for each in found:
+        each.close()
+        _disconnect(each, in_use=True)
 
 
 setting_changed.connect(reset_clients, dispatch_uid="django_asyncq.clients")
@@ -76,55 +99,94 @@ def _build(role: Role) -> Client:
     configured = conf.current()
     if configured.client_factory:
         return import_string(configured.client_factory)(role)
-    cache = settings.CACHES[configured.redis]
+    cache = settings.CACHES.get(configured.redis)
+    if not cache or not cache.get("LOCATION"):
+        raise ImproperlyConfigured(
+            f"ASYNCQ['REDIS'] names {configured.redis!r}: CACHES has no such alias, or it has no LOCATION"
+        )
     location = cache["LOCATION"]
-    if isinstance(location, str):
-        location = location.split(",")
+    urls = location.split(",") if isinstance(location, str) else list(location)
+    ours = _connection_options(role)
+    factory: Any = get_connection_factory(options=_factory_options(cache.get("OPTIONS", {}), ours))
+    # Not factory.connect(): that looks in the pools shared by URL.
+    pool = factory.get_connection_pool(factory.make_connection_params(urls[0].strip()))
+    # Once more: what the query string of a URL says wins over keywords in redis-py.
+    pool.connection_kwargs.update(ours)
+    return factory.redis_client_cls(connection_pool=pool, **factory.redis_client_cls_kwargs)
+
+
+def _connection_options(role: Role) -> dict[str, Any]:
+    """Return what each connection of a role has, whatever the alias says."""
     connect_seconds, read_seconds = TIMEOUTS[role]
-    options = {
-        name: value
-        for name, value in cache.get("OPTIONS", {}).items()
-        if name not in ("SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT")
-    }
-    options["CONNECTION_POOL_KWARGS"] = {
-        **options.get("CONNECTION_POOL_KWARGS", {}),
+    return {
         "protocol": 2,
+        "decode_responses": False,
         "socket_connect_timeout": connect_seconds,
         "socket_timeout": read_seconds,
         "retry": Retry(NoBackoff(), 0),
-        "max_connections": 1000,
+        "retry_on_timeout": False,
     }
-    factory: Any = get_connection_factory(options=options)
-    # Not factory.connect(): that looks in the pools shared by URL.
-    pool = factory.get_connection_pool(factory.make_connection_params(location[0].strip()))
-    return factory.redis_client_cls(connection_pool=pool, **factory.redis_client_cls_kwargs)
+
+
+def _factory_options(written: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of the alias's OPTIONS, with our connection options in the place of its own."""
+    options = {
+        name: value for name, value in written.items() if name not in ("SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT")
+    }
+    options["CONNECTION_POOL_KWARGS"] = {
+        **written.get("CONNECTION_POOL_KWARGS", {}),
+        **ours,
+        "max_connections": MOST_CONNECTIONS,
+    }
+    if written.get("SENTINELS"):
+        # Asking a sentinel must not last longer than asking Redis.
+        timeouts = {name: ours[name] for name in ("socket_connect_timeout", "socket_timeout")}
+        options["SENTINEL_KWARGS"] = {**written.get("SENTINEL_KWARGS", {}), **timeouts}
+    return options
 
 
 @contextmanager
 def broker_errors() -> Iterator[None]:
-    """Turn what redis-py raises when the server is away or refuses into BrokerUnavailable."""
+    """Turn what redis-py raises when the server is away or refuses into BrokerUnavailable; also a decorator.
+
+    The text never has the address, which may hold a password. Other errors of a reply are bugs, and stay as they are.
+    """
     try:
         yield
-    except ReadOnlyError as error:
-        # The server has become a replica: the next connection may reach the new primary.
-        reset_pools()
-        raise BrokerUnavailable("Redis refuses to write: it is a read-only replica") from error
-    except (ConnectionError, TimeoutError, BusyLoadingError) as error:
+    except (ConnectionError, TimeoutError, RedisClusterException) as error:
         raise BrokerUnavailable(f"Redis cannot be reached ({type(error).__name__})") from error
     except ResponseError as error:
-        word = str(error).split(" ", 1)[0]
-        if word not in REFUSALS and not any(f"-{refusal} " in str(error) for refusal in REFUSALS):
+        word = _refusal(error)
+        if word is None:
             raise
-        raise BrokerUnavailable(f"Redis refuses the command: {str(error)[:200]}") from error
+        if word == "READONLY":
+            # The server has become a replica: new connections may reach the new primary.
+            drop_idle_connections()
+        raise BrokerUnavailable(f"Redis refuses the command ({word}): {str(error)[:200]}") from error
 
 
-def reset_pools() -> None:
-    """Close every connection; they are opened anew when needed."""
+def _refusal(error: ResponseError) -> str | None:
+    """Return the word with which Redis refuses, or None when the error means something else."""
+    if isinstance(error, ReadOnlyError):
+        return "READONLY"
+    if isinstance(error, REFUSAL_CLASSES):
+        return "OOM" if isinstance(error, OutOfMemoryError) else type(error).__name__
+    text = str(error)
+    first = text.split(" ", 1)[0]
+    # Redis 6.2 hides the word of a command within a script: "ERR Error running script …: @user_script:12: -OOM …".
+    return next((word for word in REFUSALS if first == word or f" -{word} " in text), None)
+
+
+def drop_idle_connections() -> None:
+    """Close every connection that no thread is using now; they are opened anew when needed."""
     with _lock:
-        for found in _clients.values():
-            pool = getattr(found, "connection_pool", None)
-            if pool is not None:
-                pool.disconnect()
+        found = list(_clients.values())
+    for each in found:
+        _disconnect(each, in_use=False)
 
 
-__all__ = ["BLOCK_SECONDS", "Client", "Role", "broker_errors", "client", "redis", "reset_clients", "reset_pools"]
+def _disconnect(found: Client, *, in_use: bool) -> None:
+    # A cluster client has pools of its own inside, and a factory may give anything.
+    pool = getattr(found, "connection_pool", None)
+    if pool is not None:
+        pool.disconnect(inuse_connections=in_use)

@@ -1,10 +1,28 @@
-"""Every Redis key of a queue, in one place. Source: `asynq-wire.md` section 2; own keys are marked."""
+"""Every Redis key of a queue, in one place. Source: `asynq-wire.md` section 2; own keys are marked.
+
+No key is put together anywhere else, but those of gates and of the coordinator's locks, which belong to no queue.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from .. import conf
+
+# Keys of a queue that are a plain word after its tag.
+WORDS = (
+    "pending",
+    "active",
+    "lease",
+    "scheduled",
+    "retry",
+    "archived",
+    "completed",
+    "paused",
+    "processed",
+    "failed",
+    "groups",
+)
 
 
 def prefix() -> str:
@@ -18,7 +36,7 @@ def queues_key() -> str:
 
 
 def alive_key() -> str:
-    """Return the own key that is there as long as Redis has not lost its memory."""
+    """Own: the string that is there as long as Redis has not lost its memory; holds the Unix time it was set."""
     return f"{prefix()}:alive"
 
 
@@ -28,19 +46,53 @@ class QueueKeys:
 
     queue: str
     base: str = field(init=False)
+    pending: str = field(init=False)
+    active: str = field(init=False)
+    lease: str = field(init=False)
+    scheduled: str = field(init=False)
+    retry: str = field(init=False)
+    archived: str = field(init=False)
+    completed: str = field(init=False)
+    paused: str = field(init=False)
+    processed: str = field(init=False)
+    failed: str = field(init=False)
+    groups: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "base", f"{prefix()}:{{{self.queue}}}:")
-
-    def __getattr__(self, name: str) -> str:
-        if name in PLAIN:
-            return f"{self.base}{name}"
-        raise AttributeError(name)
+        base = f"{prefix()}:{{{self.queue}}}:"
+        object.__setattr__(self, "base", base)
+        for word in WORDS:
+            object.__setattr__(self, word, base + word)
 
     @property
     def task_prefix(self) -> str:
         """What stands before a task's id in the key of its hash."""
         return f"{self.base}t:"
+
+    def task(self, id: str) -> str:
+        """Return the hash of one task."""
+        return f"{self.base}t:{id}"
+
+    @property
+    def group_prefix(self) -> str:
+        """What stands before a group's name in the key of its zset."""
+        return f"{self.base}g:"
+
+    def group(self, name: str) -> str:
+        """Return the zset of a group's waiting members."""
+        return f"{self.base}g:{name}"
+
+    def processed_on(self, day: str) -> str:
+        """Return the counter of ended tasks of one UTC day. day: YYYY-MM-DD."""
+        return f"{self.base}processed:{day}"
+
+    def failed_on(self, day: str) -> str:
+        """Return the counter of failures of one UTC day. day: YYYY-MM-DD."""
+        return f"{self.base}failed:{day}"
+
+    def unique(self, task_type: str, digest: str) -> str:
+        """Return the lock of a unique task. digest: hex MD5 of the payload, "" for none."""
+        return f"{self.base}unique:{task_type}:{digest}"
 
     @property
     def priority(self) -> str:
@@ -49,42 +101,14 @@ class QueueKeys:
 
     @property
     def wake(self) -> str:
-        """Own: channel on which a push to `priority` is told; idle workers block on `pending` only."""
+        """Own: channel on which a push to `priority` is told, for an idle worker blocks on `pending` only."""
         return f"{self.base}wake"
+
+    @property
+    def held_prefix(self) -> str:
+        """What stands before a worker's id in the key of what it holds."""
+        return f"{self.base}held:"
 
     def held(self, worker_id: str) -> str:
         """Own: hash of what one worker process has leased; id → fence."""
         return f"{self.base}held:{worker_id}"
-
-    def group(self, name: str) -> str:
-        """Return the zset of a group's waiting members."""
-        return f"{self.base}g:{name}"
-
-    def processed_on(self, day: str) -> str:
-        """Return the counter of ended tasks of one UTC day."""
-        return f"{self.base}processed:{day}"
-
-    def failed_on(self, day: str) -> str:
-        """Return the counter of failures of one UTC day."""
-        return f"{self.base}failed:{day}"
-
-    def unique(self, task_type: str, digest: str) -> str:
-        """Return the lock of a unique task. digest: hex MD5 of the payload, "" for none."""
-        return f"{self.base}unique:{task_type}:{digest}"
-
-
-PLAIN = frozenset(
-    {
-        "pending",
-        "active",
-        "lease",
-        "scheduled",
-        "retry",
-        "archived",
-        "completed",
-        "paused",
-        "processed",
-        "failed",
-        "groups",
-    }
-)

@@ -1,4 +1,7 @@
-"""The Lua scripts: one file per operation under `lua/`, sent once, then called by digest."""
+"""The Lua scripts: one file per operation under `lua/`, sent once, then called by digest.
+
+Other parts keep scripts here too: `gate_*.lua` is the gate's, `lock_*.lua` the coordinator's.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from .clients import Client, broker_errors
 
 
 class Script(NamedTuple):
-    """A script's text and its SHA-1."""
+    """A script's text and its SHA-1, by which Redis knows it."""
 
     text: str
     digest: str
@@ -23,13 +26,14 @@ class Script(NamedTuple):
 @cache
 def script(name: str) -> Script:
     """Return the script of `lua/<name>.lua`."""
-    text = resources.files(__package__).joinpath("lua", f"{name}.lua").read_text()
+    text = resources.files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 def run(name: str, client: Client, keys: Sequence[str], arguments: Sequence[Any] = ()) -> Any:
     """Run a script; send its text when the server does not have it (new, restarted, or flushed).
 
+    keys: of one cluster slot; the first one says which. Returns the reply as it came, text as bytes.
     Raises: BrokerUnavailable.
     """
     text, digest = script(name)

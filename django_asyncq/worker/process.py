@@ -167,9 +167,10 @@ class WorkerProcess:
         ahead = 0
         if self.pace_seconds is not None and self.pace_seconds < FAST_TASK_SECONDS:
             ahead = min(MOST_AHEAD, int(AHEAD_SECONDS / max(self.pace_seconds, 1e-5)))
+        room = self.options.concurrency + ahead - occupied
         if self.options.max_tasks:
-            ahead = min(ahead, self.options.max_tasks - self.finished_tasks - occupied)
-        return self.options.concurrency + ahead - occupied
+            room = min(room, self.options.max_tasks - self.finished_tasks - occupied)
+        return room
 
     def _fetch(self) -> bool:
         """Take tasks from the queues in their order; return whether any came."""
