@@ -5,7 +5,7 @@ Instantiated while user modules are imported, so models and `lifecycle` are impo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -90,7 +90,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
         from .models import TaskRecord
 
         try:
-            return result_of(TaskRecord.objects.get(id=_uuid(result_id), backend=self.alias))
+            return result_of(TaskRecord.objects.get(id__in=_uuids(result_id), backend=self.alias))
         except TaskRecord.DoesNotExist as error:
             raise compat.TaskResultDoesNotExist(result_id) from error
 
@@ -99,7 +99,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
         from .models import TaskRecord
 
         try:
-            return result_of(await TaskRecord.objects.aget(id=_uuid(result_id), backend=self.alias))
+            return result_of(await TaskRecord.objects.aget(id__in=_uuids(result_id), backend=self.alias))
         except TaskRecord.DoesNotExist as error:
             raise compat.TaskResultDoesNotExist(result_id) from error
 
@@ -109,8 +109,11 @@ class AsyncqBackend(compat.BaseTaskBackend):
             raise compat.InvalidTask(f"priority must be a whole number, not {task.priority!r}.")
         super().validate_task(task)
 
-    def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
+    def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Check the alias's QUEUES and OPTIONS."""
+        return list(self._problems())
+
+    def _problems(self) -> Iterator[checks.CheckMessage]:
         name = f"TASKS[{self.alias!r}]"
         for queue in self.queues:
             if not isinstance(queue, str) or not QUEUE_NAME.fullmatch(queue):
@@ -140,9 +143,9 @@ def _check_option(option: str, value: Any) -> None:
         raise InvalidOption(f"timeout={value!r} must be seconds, more than 0, or None.")
 
 
-def _uuid(text: Any) -> UUID | None:
-    """Return the id, or None, which no row has, for any other text."""
+def _uuids(text: Any) -> list[UUID]:
+    """Return the id, or none at all for any other text: no row has it then."""
     try:
-        return UUID(text) if len(text) <= 36 else None
+        return [UUID(text)] if len(text) <= 36 else []
     except (ValueError, TypeError, AttributeError):
-        return None
+        return []

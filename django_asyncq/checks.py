@@ -50,7 +50,9 @@ POSITIVE_SECONDS = "Give seconds, more than 0."
 RULES: dict[str, Rule] = {
     "REDIS": Rule("asyncq.E101", lambda value: isinstance(value, str), "Give the name of an alias in CACHES."),
     "CLIENT_FACTORY": Rule("asyncq.E102", lambda value: isinstance(value, str), "Give a dotted path, or ''."),
-    "KEY_PREFIX": Rule("asyncq.E103", _is_prefix, "Use letters, digits, '_', '.', ':' and '-'; asynq's tools need 'asynq'."),
+    "KEY_PREFIX": Rule(
+        "asyncq.E103", _is_prefix, "Use letters, digits, '_', '.', ':' and '-'; asynq's tools need 'asynq'."
+    ),
     "GATE_PREFIX": Rule("asyncq.E104", _is_prefix, "Use letters, digits, '_', '.', ':' and '-'."),
     "LEASE_SECONDS": Rule("asyncq.E105", _is_whole(1), "Give whole seconds, at least 1."),
     "BEAT_SECONDS": Rule("asyncq.E106", _is_positive, POSITIVE_SECONDS),
@@ -97,17 +99,24 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     for key, value in written.items():
         if key not in RULES:
             yield checks.Error(
-                f"{conf.NAME} has the unknown key {key!r}.", hint=f"Known keys: {', '.join(sorted(RULES))}.", id="asyncq.E002"
+                f"{conf.NAME} has the unknown key {key!r}.",
+                hint=f"Known keys: {', '.join(sorted(RULES))}.",
+                id="asyncq.E002",
             )
         elif not RULES[key].holds(value):
-            yield checks.Error(f"{conf.NAME}[{key!r}] = {value!r} is not valid.", hint=RULES[key].hint, id=RULES[key].id)
+            yield checks.Error(
+                f"{conf.NAME}[{key!r}] = {value!r} is not valid.", hint=RULES[key].hint, id=RULES[key].id
+            )
     yield from _check_times(written)
 
 
 def _check_times(written: dict[str, Any]) -> Iterator[Message]:
     """A lease that is not renewed several times before it ends is lost to a single hiccup."""
     defaults = conf.Settings()
-    lease, beat = written.get("LEASE_SECONDS", defaults.lease_seconds), written.get("BEAT_SECONDS", defaults.beat_seconds)
+    lease, beat = (
+        written.get("LEASE_SECONDS", defaults.lease_seconds),
+        written.get("BEAT_SECONDS", defaults.beat_seconds),
+    )
     if _is_positive(lease) and _is_positive(beat) and beat * 3 > lease:
         yield checks.Error(
             f"{conf.NAME}['LEASE_SECONDS'] = {lease!r} is less than three times BEAT_SECONDS = {beat!r}.",

@@ -5,8 +5,6 @@ Only `lifecycle` changes a task's state, so no method here does.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
 from django.db import models
@@ -83,7 +81,7 @@ class TaskRecord(models.Model):
     last_attempted_at = models.DateTimeField(_("last attempted at"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
 
-    objects: ClassVar[models.Manager[TaskRecord]] = TaskRecordQuerySet.as_manager()  # type: ignore[assignment]
+    objects = TaskRecordQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("task")
@@ -97,9 +95,7 @@ class TaskRecord(models.Model):
         ]
         constraints = [
             models.CheckConstraint(name="asyncq_state_known", condition=Q(state__gte=0, state__lte=3)),
-            models.CheckConstraint(
-                name="asyncq_priority_range", condition=Q(priority__gte=-100, priority__lte=100)
-            ),
+            models.CheckConstraint(name="asyncq_priority_range", condition=Q(priority__gte=-100, priority__lte=100)),
             models.CheckConstraint(
                 name="asyncq_final_has_finished_at",
                 condition=(

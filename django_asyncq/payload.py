@@ -74,9 +74,7 @@ def plain(value: Any, path: str, depth_left: int) -> Any:
             f"{path} is nested deeper than ASYNCQ['MAX_DEPTH'] = {conf.current().max_depth}", path=path
         )
     if isinstance(value, Mapping):
-        return {
-            _plain_key(key, path): plain(item, f"{path}[{key!r}]", depth_left - 1) for key, item in value.items()
-        }
+        return {_plain_key(key, path): plain(item, f"{path}[{key!r}]", depth_left - 1) for key, item in value.items()}
     if isinstance(value, Sequence):
         return [plain(item, f"{path}[{index}]", depth_left - 1) for index, item in enumerate(value)]
     raise InvalidArguments(
@@ -108,7 +106,9 @@ def _plain_bytes(value: bytes, path: str) -> str:
     try:
         return _plain_text(value.decode(), path)
     except UnicodeDecodeError as error:
-        raise InvalidArguments(f"{path} holds bytes that are not UTF-8: encode them as base64 text", path=path) from error
+        raise InvalidArguments(
+            f"{path} holds bytes that are not UTF-8: encode them as base64 text", path=path
+        ) from error
 
 
 def _plain_key(key: object, path: str) -> str:

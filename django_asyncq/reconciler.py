@@ -98,9 +98,7 @@ class Reconciler:
     def push_missing(self, *, young: bool) -> int:
         """Push rows in 0 that Redis does not know: a crash between commit and push, or Redis was away or emptied."""
         now = timezone.now()
-        rows = TaskRecord.objects.filter(
-            state=TaskState.QUEUED, enqueued_at__lt=now - timedelta(seconds=GRACE_SECONDS)
-        )
+        rows = TaskRecord.objects.filter(state=TaskState.QUEUED, enqueued_at__lt=now - timedelta(seconds=GRACE_SECONDS))
         if young:
             rows = rows.filter(enqueued_at__gt=now - timedelta(seconds=YOUNG_SECONDS))
         return sum(lifecycle.dispatch(list(page), again=True) for page in self._missing(rows))
@@ -116,7 +114,7 @@ class Reconciler:
         return parked
 
     def recover_unleased(self) -> int:
-        """Hand back rows in 1 that no worker claims: Redis does not know them although supervisors had time to say so."""
+        """Hand back rows in 1 that Redis does not know, although their supervisors had time to assert them."""
         alive_since = self.broker.is_alive()
         settings = conf.current()
         quiet = settings.lease_seconds + 2 * settings.beat_seconds

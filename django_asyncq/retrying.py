@@ -10,12 +10,12 @@ from typing import Any
 
 Delay = float | timedelta | None
 Backoff = float | Callable[[BaseException, Any], Delay]
-"""Seconds, or a callable of the exception and the task's result, which returns seconds, a timedelta, or None to stop."""
+"""Seconds, or a callable of the exception and the result: it returns seconds, a timedelta, or None to stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExponentialBackoff:
-    """A random wait of up to base × 2^n seconds after the n-th failure (from 0), never more than the cap.
+    """A random wait of up to base * 2^n seconds after the n-th failure (from 0), never more than the cap.
 
     Full jitter spreads tasks that failed together over the whole time.
     Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.

@@ -102,7 +102,7 @@ def _returning_update(writes: Sequence[FencedWrite], connection: BaseDatabaseWra
         types = [field.db_type(connection) for field in _fields()] + ["bigint"]
         first_row = f"({', '.join(f'CAST(%s AS {type})' for type in types)})"
     assignments = ", ".join(f"{column} = v.{column}" for column in COLUMNS)
-    sql = (
+    sql = (  # only names of the model's own; every value is a parameter
         f"WITH v (task_id, {', '.join(COLUMNS)}, held_fence) AS "
         f"(VALUES {', '.join([first_row] + [plain_row] * (len(rows) - 1))}) "
         f"UPDATE {connection.ops.quote_name(TaskRecord._meta.db_table)} AS t SET {assignments} "

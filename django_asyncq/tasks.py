@@ -75,7 +75,7 @@ class Task(_FrameworkTask[P, R]):
         if declared is None or declared.func is not self.func:
             _registry[self.module_path] = self
 
-    def using(  # type: ignore[override]
+    def using(
         self,
         *,
         priority: int | None = None,
@@ -91,7 +91,7 @@ class Task(_FrameworkTask[P, R]):
         """Return a copy with other values; None leaves a value as it is. A timedelta counts from now."""
         if isinstance(run_after, timedelta):
             run_after = timezone.now() + run_after
-        given = {
+        given: dict[str, Any] = {
             "priority": priority,
             "queue_name": queue_name,
             "run_after": run_after,
@@ -120,7 +120,7 @@ class Task(_FrameworkTask[P, R]):
         backend = self.get_backend()
         listed = [_as_arguments(call) for call in calls]
         if not hasattr(backend, "enqueue_many"):
-            return [backend.enqueue(self, call.args, call.kwargs) for call in listed]
+            return [backend.enqueue(self, list(call.args), call.kwargs) for call in listed]
         results: list[Any] = backend.enqueue_many(self, listed, partial=partial)
         return results
 
@@ -346,7 +346,7 @@ class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
 
 def result_of(record: TaskRecord) -> compat.TaskResult[Any, Any]:
     """Return the row as a result of Django's framework."""
-    result = compat.TaskResult(
+    result: compat.TaskResult[Any, Any] = compat.TaskResult(
         task=_task_of(record),
         id=str(record.id),
         status=_status_of(record),
@@ -408,9 +408,7 @@ def _gone(name: str) -> Any:
     return task
 
 
-def next_try(
-    task: Task[Any, Any], record: TaskRecord, exception: BaseException, now: datetime
-) -> datetime | None:
+def next_try(task: Task[Any, Any], record: TaskRecord, exception: BaseException, now: datetime) -> datetime | None:
     """Decide whether and when a failed run is tried again; None means never.
 
     `give_up_on` wins over `retry_on`; `context.retry(counted=False)` goes on past the last attempt.

@@ -29,7 +29,9 @@ def key_prefix() -> str:
 
 
 @pytest.fixture(autouse=True)
-def own_keys(settings: Any, key_prefix: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_keys(
+    settings: Any, key_prefix: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """Give the test keys of its own, in this process and in those it starts; remove them afterwards."""
     from django_asyncq.lifecycle import entering
 

@@ -7,7 +7,7 @@ import os
 import dj_database_url
 import django
 
-SECRET_KEY = "tests"  # noqa: S105
+SECRET_KEY = "tests"
 USE_TZ = True
 TIME_ZONE = "UTC"
 ROOT_URLCONF = "tests.urls"

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-
 from django_asyncq.broker import Broker, Entry
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.models import TaskRecord, TaskState
@@ -154,7 +153,9 @@ def test_killed_process_has_exactly_its_tasks_run_again_within_two_seconds(histo
         os.kill(victim, signal.SIGKILL)
         theirs = {id for id, pid in begun.items() if pid == victim}
         again = wait_until(
-            lambda: [line for line in history(history_path)[4:] if line["event"] == "begin"][: len(theirs)][len(theirs) - 1 :],
+            lambda: [line for line in history(history_path)[4:] if line["event"] == "begin"][: len(theirs)][
+                len(theirs) - 1 :
+            ],
             "the lost tasks begun again",
         )
         assert again[-1]["at"] - killed < 2

@@ -54,7 +54,13 @@ def run_workers(*options: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a burst to its end."""
     command = [sys.executable, "-m", "django", "runworkers", "--burst", *options]
     done = subprocess.run(
-        command, env=environment(**more), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        command,
+        env=environment(**more),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done

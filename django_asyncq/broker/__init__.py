@@ -174,9 +174,7 @@ class Broker:
         oldest = int(datetime.now(UTC).timestamp()) - ARCHIVE_SECONDS
         return self._words("archive", names, [*head, oldest, ARCHIVE_TASKS], rows)
 
-    def requeue(
-        self, queue: str, worker_id: str, leases: Sequence[Lease], *, raise_fence: bool = False
-    ) -> list[str]:
+    def requeue(self, queue: str, worker_id: str, leases: Sequence[Lease], *, raise_fence: bool = False) -> list[str]:
         """Give tasks back to the head of the queue; answer "requeued", "stale" or "gone" for each.
 
         raise_fence: taken from a worker that may still be alive; what it says afterwards is refused.

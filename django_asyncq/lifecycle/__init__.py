@@ -4,7 +4,8 @@
 |-------------------|---------------------|-------------|
 | new → 0           | `enqueue`           | `entering`  |
 | 0 → 3, retry_at   | `park`              | `entering`  |
-| 0 → 1 → 2 or 3    | `claim`, `begin`, `mark_running`, `succeed`, `fail`, `record_runs`, `acknowledge`, `announce` | `running` |
+| 0 → 1             | `claim`, `begin`, `mark_running` | `running`   |
+| 1 → 2 or 3        | `succeed`, `fail`, then `record_runs`, `acknowledge`, `announce` | `running`   |
 | 1 → 0             | `hand_back`         | `running`   |
 | 0 → 3             | `refuse`            | `running`   |
 | 3 → 0             | `retry`, `retry_due`| `returning` |
@@ -28,12 +29,12 @@ from .running import (
     claim,
     fail,
     hand_back,
+    load,
     mark_running,
     put_off,
     reassert,
     record_runs,
     refuse,
-    load,
     sort_out,
     strip_result,
     succeed,
@@ -58,8 +59,8 @@ __all__ = [
     "mark_running",
     "park",
     "put_off",
-    "record_runs",
     "reassert",
+    "record_runs",
     "recover",
     "refuse",
     "retry",

@@ -27,7 +27,8 @@ def ask(records: Sequence[TaskRecord], old: TaskState | None, *, partial: bool) 
         gate.release(records)
         raise
     for _receiver, answer in answers:
-        refused |= answer or set()
+        if isinstance(answer, set):
+            refused |= answer
     if refused:
         gate.release([record for record in records if record.id in refused])
     return refused
@@ -37,8 +38,6 @@ def announce(records: Sequence[TaskRecord], old: TaskState | None, new: TaskStat
     """Tell every receiver what has changed. A receiver that raises is logged and changes nothing."""
     if not records:
         return
-    for receiver, answer in task_state_changed.send_robust(
-        sender=TaskRecord, records=list(records), old=old, new=new
-    ):
+    for receiver, answer in task_state_changed.send_robust(sender=TaskRecord, records=list(records), old=old, new=new):
         if isinstance(answer, Exception):
             logger.error("task_state_changed: receiver %r failed", receiver, exc_info=answer)

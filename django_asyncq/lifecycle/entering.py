@@ -42,7 +42,10 @@ class Dispatch:
 
 
 def enqueue(
-    records: Sequence[TaskRecord], *, partial: bool = False, on_committed: Callable[[list[TaskRecord]], None] | None = None
+    records: Sequence[TaskRecord],
+    *,
+    partial: bool = False,
+    on_committed: Callable[[list[TaskRecord]], None] | None = None,
 ) -> list[TaskRecord]:
     """Queue new tasks; return those admitted, all of them unless `partial`.
 

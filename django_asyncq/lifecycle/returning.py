@@ -20,7 +20,7 @@ from ..statements import FencedWrite, write_fenced
 from .announcing import announce, ask
 from .entering import GATE_RETRY_SECONDS, Dispatch, by_queue, dispatch
 from .messages import entry_of, message_of
-from .running import Run, add_error, begin, count_crash, load, take_back_attempt
+from .running import Run, begin, count_crash, fail, load, take_back_attempt
 
 logger = logging.getLogger("django_asyncq.lifecycle")
 
@@ -128,35 +128,47 @@ def recover(
 
     If we die in between, the lease runs out and the reconciler does the same.
     """
-    timed_out = timed_out or {}
     rows = load(leases)
-    now = timezone.now()
     final = [lease for lease in leases if lease.id in rows and rows[lease.id].is_final]
     if final:
         broker.done(queue, worker_id, final)
-    live = {lease.id: lease for lease in leases if lease.id not in rows or not rows[lease.id].is_final}
-    writes = []
-    for id, lease in live.items():
-        if (record := rows.get(id)) is None or record.state == TaskState.FAILED:
-            continue
-        if record.state == TaskState.QUEUED and (id in started or id in timed_out):
-            # It began less than a report ago: the row does not know yet.
-            begin(Run(record, lease), worker_id, now)
-        if id in timed_out:
-            exception, retry_at = timed_out[id]
-            record.state, record.retry_at = TaskState.FAILED, retry_at
-            record.finished_at = None if retry_at else now
-            add_error(record, exception, "", now)
-        elif record.state == TaskState.RUNNING and crashed:
-            count_crash(record, reason, now)
-        elif record.state == TaskState.RUNNING:
-            take_back_attempt(record)
-            record.state = TaskState.QUEUED
-        # Raised in Redis below, so that the lost worker's late answers match neither store.
-        record.fence = lease.fence + 1
-        writes.append(FencedWrite(record, lease.fence))
+    live = {lease.id: lease for lease in leases if lease not in final}
+    loss = Loss(reason, crashed, frozenset(started), timed_out or {})
+    writes = [
+        _close_run(Run(rows[id], lease), worker_id, loss)
+        for id, lease in live.items()
+        if id in rows and rows[id].state != TaskState.FAILED
+    ]
     accepted = write_fenced(writes, router.db_for_write(TaskRecord)) if writes else set()
     return _give_on(broker, queue, worker_id, live, [write.record for write in writes if write.record.id in accepted])
+
+
+class Loss(NamedTuple):
+    """How a worker was lost; the arguments of `recover`."""
+
+    reason: str
+    crashed: bool
+    started: frozenset[str]
+    timed_out: Mapping[str, tuple[BaseException, datetime | None]]
+
+
+def _close_run(run: Run, worker_id: str, loss: Loss) -> FencedWrite:
+    """Change the record of a lost run in memory, its fence raised as Redis will raise its own."""
+    record, id, now = run.record, str(run.record.id), timezone.now()
+    if record.state == TaskState.QUEUED and (id in loss.started or id in loss.timed_out):
+        # It began less than a report ago: the row does not know yet.
+        begin(run, worker_id, now)
+    if id in loss.timed_out:
+        exception, retry_at = loss.timed_out[id]
+        fail(run, exception, "", now, retry_at=retry_at)
+    elif record.state == TaskState.RUNNING and loss.crashed:
+        count_crash(record, loss.reason, now)
+    elif record.state == TaskState.RUNNING:
+        take_back_attempt(record)
+        record.state = TaskState.QUEUED
+    # So that the lost worker's late answers match neither store.
+    record.fence = run.lease.fence + 1
+    return FencedWrite(record, run.lease.fence)
 
 
 def _give_on(
@@ -168,9 +180,7 @@ def _give_on(
     if onward:
         broker.requeue(queue, worker_id, onward, raise_fence=True)
     if again := [record for record in ended.values() if record.retry_at]:
-        items = [
-            (leases[str(record.id)], message_of(record), entry_of(record).due_at or 0) for record in again
-        ]
+        items = [(leases[str(record.id)], message_of(record), entry_of(record).due_at or 0) for record in again]
         broker.retry(queue, worker_id, items)
     if over := [record for record in ended.values() if record.retry_at is None]:
         broker.archive(queue, worker_id, [(leases[str(record.id)], message_of(record)) for record in over])

@@ -99,9 +99,7 @@ def _take_over(broker: Broker, worker_id: str, runs: Sequence[Run]) -> list[Run]
         return []
     for run in runs:
         count_crash(run.record, "its lease was given to another worker", timezone.now())
-    written = write_fenced(
-        [FencedWrite(run.record, run.record.fence) for run in runs], router.db_for_write(TaskRecord)
-    )
+    written = write_fenced([FencedWrite(run.record, run.record.fence) for run in runs], router.db_for_write(TaskRecord))
     over = [run for run in runs if run.record.is_final and run.record.id in written]
     acknowledge(broker, worker_id, over)
     announce([run.record for run in over], TaskState.RUNNING, TaskState.FAILED)
@@ -168,7 +166,13 @@ def strip_result(run: Run, reason: str) -> None:
 
 
 def fail(
-    run: Run, exception: BaseException, traceback: str, now: datetime, *, retry_at: datetime | None, counted: bool = True
+    run: Run,
+    exception: BaseException,
+    traceback: str,
+    now: datetime,
+    *,
+    retry_at: datetime | None,
+    counted: bool = True,
 ) -> None:
     """1 → 3 in memory; with `retry_at` the task will be tried again. An uncounted try is taken back."""
     record = run.record
@@ -233,7 +237,9 @@ def record_runs(runs: Sequence[Run]) -> list[Run]:
     accepted = write_fenced([FencedWrite(run.record, run.lease.fence) for run in runs], database)
     lost = [run for run in runs if run.record.id not in accepted]
     for run in lost:
-        logger.warning("task %s: lost its lease (fence %d); what it did is not recorded", run.record.id, run.lease.fence)
+        logger.warning(
+            "task %s: lost its lease (fence %d); what it did is not recorded", run.record.id, run.lease.fence
+        )
     return lost
 
 

@@ -1,6 +1,6 @@
 """What each slot of a worker process runs, in memory it shares with its supervisor.
 
-It outlives the process: after a kill −9 the supervisor reads here what was running, and before that which run has
+It outlives the process: after a `kill -9` the supervisor reads here what was running, and before that which run has
 outlived its timeout, without a message for each task.
 """
 

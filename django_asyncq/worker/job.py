@@ -33,7 +33,11 @@ class Job:
 
     def is_overdue(self, now: float) -> bool:
         """Whether the run has passed its timeout. now: monotonic seconds."""
-        return self.timeout_seconds is not None and self.begun_at is not None and now - self.begun_at > self.timeout_seconds
+        return (
+            self.timeout_seconds is not None
+            and self.begun_at is not None
+            and now - self.begun_at > self.timeout_seconds
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,4 +40,4 @@ class QueueOrder:
         if self.strict or len(self.weights) == 1:
             return sorted(self.weights, key=lambda name: -self.weights[name])
         # Each name as often as its weight, shuffled, first occurrences kept: drawn here by exponential clocks.
-        return sorted(self.weights, key=lambda name: random.expovariate(self.weights[name]))  # noqa: S311
+        return sorted(self.weights, key=lambda name: random.expovariate(self.weights[name]))

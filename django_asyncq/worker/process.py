@@ -241,7 +241,9 @@ class WorkerProcess:
         ages = lifecycle.put_off(self.broker, self.worker_id, runs, PUT_OFF_SECONDS if patience else 1)
         for run in runs:
             name, age = run.record.name, ages[run.record.id]
-            logger.error("task %s: no task named %r is registered here; put off (%d s so far)", run.record.id, name, age)
+            logger.error(
+                "task %s: no task named %r is registered here; put off (%d s so far)", run.record.id, name, age
+            )
             if age >= patience:
                 lifecycle.refuse(self.broker, run, self._reason(name))
 
@@ -282,7 +284,7 @@ class WorkerProcess:
         os._exit(0)
 
     def _tick_draining(self, deadline: float) -> None:
-        """Set the flag of runs that are overdue, and in the last quarter of the grace of all: time to come to an end."""
+        """Set the flag of runs that are overdue, and of all in the last quarter of the grace: time to end."""
         now = time.monotonic()
         last_quarter = deadline - conf.current().shutdown_grace_seconds / 4
         for job in self._running():

@@ -28,7 +28,9 @@ def queue_weights(text: str) -> dict[str, int]:
             check_queue_name(name)
             weights[name] = int(weight) if equals else 1
         except (InvalidOption, ValueError) as error:
-            raise ArgumentTypeError(f"{part!r}: {error}. Write names with weights, such as critical=6,default=3.") from error
+            raise ArgumentTypeError(
+                f"{part!r}: {error}. Write names with weights, such as critical=6,default=3."
+            ) from error
         if weights[name] < 1:
             raise ArgumentTypeError(f"{part!r}: a weight is a whole number of at least 1.")
     return weights
@@ -58,7 +60,11 @@ class Command(BaseCommand):
         """Declare the options; defaults come from ASYNCQ where it has a key for them."""
         parser.add_argument("--backend", default="default", metavar="ALIAS", help="TASKS alias (default: default)")
         parser.add_argument(
-            "--queues", type=queue_weights, default={}, metavar="NAME=WEIGHT,…", help="default: the alias's QUEUES, or all"
+            "--queues",
+            type=queue_weights,
+            default={},
+            metavar="NAME=WEIGHT,…",
+            help="default: the alias's QUEUES, or all",
         )
         parser.add_argument("--strict", action="store_true", help="always ask the queue with the highest weight first")
         parser.add_argument("--processes", type=whole_number(1), help="worker processes (ASYNCQ['PROCESSES'])")
@@ -66,7 +72,9 @@ class Command(BaseCommand):
         parser.add_argument("--burst", action="store_true", help="end when nothing is queued, running or due")
         parser.add_argument("--max-tasks", type=whole_number(1), default=0, help="replace a process after N tasks")
         parser.add_argument("--max-memory-mb", type=whole_number(1), default=0, help="replace a process above N MB")
-        parser.add_argument("--worker-id", default="", metavar="ID", help="first part of the worker ids (default: host)")
+        parser.add_argument(
+            "--worker-id", default="", metavar="ID", help="first part of the worker ids (default: host)"
+        )
         parser.add_argument("--reload", action="store_true", help="restart the processes when code changes")
         mode = parser.add_mutually_exclusive_group()
         mode.add_argument("--single-instance", action="store_const", const=True, dest="single_instance")

@@ -1,0 +1,264 @@
+"""Enqueueing: the row in the caller's transaction, the entry in Redis after its commit."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_asyncq import InvalidArguments, compat
+from django_asyncq.broker import Broker
+from django_asyncq.broker.keys import QueueKeys
+from django_asyncq.compat import InvalidTask, TaskResultDoesNotExist, TaskResultStatus
+from django_asyncq.exceptions import InvalidOption
+from django_asyncq.message import TaskMessage
+from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.tasks import task
+
+from . import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def pending(queue: str = "default") -> list[str]:
+    """Ids in pending, the next to run first."""
+    return [id.decode() for id in Broker().client.lrange(QueueKeys(queue).pending, 0, -1)][::-1]
+
+
+def test_writes_row_and_message() -> None:
+    """One row in state 0, one message asynq can read."""
+    result = tasks.fail_until.using(priority=0).enqueue(2)
+    record = TaskRecord.objects.get()
+    assert str(record.id) == result.id
+    assert (record.state, record.name, record.args, record.max_attempts) == (
+        0,
+        "tests.tasks.fail_until",
+        [2],
+        3,
+    )
+    assert result.status == TaskResultStatus.READY
+    raw = Broker().client.hgetall(QueueKeys("default").task_prefix + result.id)
+    assert set(raw) == {b"msg", b"state", b"pending_since"}
+    message = TaskMessage.decode(raw[b"msg"])
+    assert (message.type, message.id, message.queue, message.retry) == (record.name, result.id, "default", 2)
+    assert message.payload == b'{"args":[2],"kwargs":{}}'
+
+
+def test_inside_atomic_is_pushed_after_the_commit() -> None:
+    """Nothing is in Redis before the outermost commit; then all of it, in order."""
+    with transaction.atomic():
+        first = tasks.add.enqueue(1)
+        with transaction.atomic():
+            second = tasks.add.enqueue(2)
+        third = tasks.add.enqueue(3)
+        assert pending() == []
+    assert pending() == [first.id, second.id, third.id]
+
+
+def test_rollback_leaves_nothing() -> None:
+    """Neither row nor entry, for the whole transaction or for a savepoint of it."""
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        tasks.add.enqueue(1)
+        raise ZeroDivisionError
+    with transaction.atomic():
+        kept = tasks.add.enqueue(2)
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            tasks.add.enqueue(3)
+            raise ZeroDivisionError
+        also_kept = tasks.add.enqueue(4)
+    assert pending() == [kept.id, also_kept.id]
+    assert TaskRecord.objects.count() == 2
+
+
+def test_transaction_is_pushed_with_one_script_call(redis_client: Any) -> None:
+    """A hundred enqueues of a transaction cost one call."""
+    tasks.add.enqueue(0)
+    before = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    with transaction.atomic():
+        for number in range(100):
+            tasks.add.enqueue(number)
+    assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] - before == 1
+
+
+def test_enqueue_many_inserts_with_one_statement() -> None:
+    """One INSERT for a chunk; results in order."""
+    with CaptureQueriesContext(connection) as queries:
+        results = tasks.add.enqueue_many([(1,), {"a": 2}, tasks.add.arguments(3, b=4)])
+    assert [query["sql"].startswith("INSERT") for query in queries.captured_queries].count(True) == 1
+    assert [result.id for result in results] == pending()
+    assert [(result.args, result.kwargs) for result in results] == [
+        ([1], {}),
+        ([], {"a": 2}),
+        ([3], {"b": 4}),
+    ]
+    assert tasks.add.enqueue_many([]) == []
+    with pytest.raises(InvalidOption, match="enqueue_many"):
+        tasks.add.enqueue_many([3])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("change", "call", "error"),
+    [
+        ({}, (float("nan"),), InvalidArguments),
+        ({}, ({1, 2},), InvalidArguments),
+        ({}, ("\ud800",), InvalidArguments),
+        ({}, ({1: 1},), InvalidArguments),
+        ({}, ("x" * 300_000,), InvalidArguments),
+        ({"run_after": datetime(2030, 1, 1)}, (1,), InvalidTask),
+        ({"priority": 101}, (1,), InvalidTask),
+        ({"priority": -101}, (1,), InvalidTask),
+        ({"priority": 1.5}, (1,), InvalidTask),
+        ({"priority": True}, (1,), InvalidTask),
+        ({"priority": "high"}, (1,), InvalidTask),
+        ({"queue_name": "bad queue"}, (1,), InvalidOption),
+        ({"queue_name": "{}"}, (1,), InvalidOption),
+        ({"queue_name": ""}, (1,), InvalidOption),
+        ({"gate": "bad gate", "queue_limit": 1}, (1,), InvalidOption),
+        ({"gate": "{nobody}", "queue_limit": 1}, (1,), InvalidOption),
+        ({"gate": "no-limit-anywhere"}, (1,), InvalidOption),
+        ({"max_attempts": 0}, (1,), InvalidOption),
+        ({"timeout": -1}, (1,), InvalidOption),
+        ({"timeout": float("nan")}, (1,), InvalidOption),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(
+    change: dict[str, Any], call: tuple[Any, ...], error: type[Exception], redis_client: Any, key_prefix: str
+) -> None:
+    """A clear error; no row, no key but a gate's own mark."""
+    with pytest.raises(error):
+        tasks.add.using(**change).enqueue(*call)
+    assert TaskRecord.objects.count() == 0
+    assert [key for key in redis_client.scan_iter(f"{key_prefix}*") if not key.endswith(b":meta")] == []
+
+
+def test_unknown_queue_is_refused(settings: Any) -> None:
+    """QUEUES names what there is; an empty one allows every valid name."""
+    settings.TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES": ["default"]}}
+    with pytest.raises(InvalidTask, match="other"):
+        tasks.add.using(queue_name="other").enqueue(1)
+    assert TaskRecord.objects.count() == 0
+
+
+def test_run_after_takes_instants_and_timedeltas() -> None:
+    """A delayed task waits in asynq's scheduled set, never before its time."""
+    at = timezone.now() + timedelta(hours=1)
+    by_time, by_delay = (
+        tasks.add.using(run_after=at).enqueue(1),
+        tasks.add.using(run_after=timedelta(hours=1)).enqueue(2),
+    )
+    scheduled = dict(Broker().client.zrange(QueueKeys("default").scheduled, 0, -1, withscores=True))
+    assert set(scheduled) == {by_time.id.encode(), by_delay.id.encode()}
+    assert 0 <= scheduled[by_time.id.encode()] - at.timestamp() < 1
+    past = tasks.add.using(run_after=timezone.now() - timedelta(hours=1)).enqueue(3)
+    assert pending() == [past.id]
+
+
+def test_aenqueue_and_aget_result() -> None:
+    """The async twins do the same."""
+
+    async def both() -> Any:
+        result = await tasks.add_async.aenqueue(1, 2)
+        again = await tasks.add_async.aget_result(result.id)
+        await result.arefresh()
+        return result, again
+
+    result, again = async_to_sync(both)()
+    assert result.id == again.id == pending()[0]
+
+
+def test_get_result_of_another_task_or_of_rubbish() -> None:
+    """Any text that is no id of ours gives TaskResultDoesNotExist."""
+    result = tasks.add.enqueue(1)
+    assert tasks.add.get_result(result.id).args == [1]
+    with pytest.raises(Exception, match="does not match"):
+        tasks.nap.get_result(result.id)
+    for rubbish in ("", "../x", "x" * 5000, "\x00", str(timezone.now())):
+        with pytest.raises(TaskResultDoesNotExist):
+            tasks.add.get_result(rubbish)
+
+
+def test_result_of_a_task_that_is_gone_from_the_code() -> None:
+    """The row can still be read; its name stays."""
+    record = TaskRecord.objects.create(name="gone.tasks.away", args=[1])
+    result = compat.task_backends["default"].get_result(str(record.id))
+    assert (result.task.module_path, result.task.name, result.args) == ("gone.tasks.away", "away", [1])
+
+
+def test_redis_away_at_enqueue_accepts_within_a_second(own_redis: Any, caplog: Any) -> None:
+    """The row is there, the request is quick, later ones skip the dead server; one line is logged."""
+    own_redis.kill()
+    began = time.monotonic()
+    tasks.add.enqueue(1)
+    assert time.monotonic() - began < 1
+    began = time.monotonic()
+    for number in range(20):
+        tasks.add.enqueue(number)
+    assert time.monotonic() - began < 1
+    assert TaskRecord.objects.queued().count() == 21
+    assert sum("not pushed" in record.message for record in caplog.records) == 1
+
+
+def test_framework_signals_are_sent_on_commit_only() -> None:
+    """`task_enqueued` carries the result, once, after the commit; never after a rollback."""
+    seen: list[Any] = []
+
+    def receiver(sender: Any, task_result: Any, **kwargs: Any) -> None:
+        seen.append((sender.__name__, task_result.id))
+
+    compat.task_enqueued.connect(receiver)
+    try:
+        with transaction.atomic():
+            result = tasks.add.enqueue(1)
+            assert seen == []
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            tasks.add.enqueue(2)
+            raise ZeroDivisionError
+    finally:
+        compat.task_enqueued.disconnect(receiver)
+    assert seen == [("AsyncqBackend", result.id)]
+
+
+def test_stock_decorator_takes_our_options() -> None:
+    """On 6.1 and the backport the framework's own `task` passes them on; on 6.0 it cannot."""
+    import django
+
+    if (6, 0) <= django.VERSION < (6, 1):
+        pytest.skip("Django 6.0's decorator takes no extra options")
+    if compat.HAS_DJANGO_TASKS:
+        from django.tasks import task as stock
+    else:
+        from django_tasks import task as stock
+    declared = stock(max_attempts=4, gate="{a}", queue_limit=2, timeout=3)(tasks.add.func)
+    assert (declared.max_attempts, declared.gate, declared.queue_limit, declared.timeout) == (4, "{a}", 2, 3)
+
+
+def test_options_are_dropped_for_another_backend(settings: Any) -> None:
+    """Tests that swap in Django's immediate backend still import."""
+    module = "django.tasks" if compat.HAS_DJANGO_TASKS else "django_tasks"
+    settings.TASKS = {"default": {"BACKEND": f"{module}.backends.immediate.ImmediateBackend"}}
+    declared = task(max_attempts=3, gate="x")(tasks.add.func)
+    assert declared.enqueue(1, 2).return_value == 3
+
+
+def test_deleting_a_row_takes_it_out_of_redis() -> None:
+    """No entry is left for a row that is gone."""
+    kept, gone = tasks.add.enqueue(1), tasks.add.enqueue(2)
+    TaskRecord.objects.filter(id=gone.id).delete()
+    assert pending() == [kept.id]
+    assert Broker().missing("default", [gone.id]) == [gone.id]
+
+
+def test_states_read_as_the_framework_says() -> None:
+    """3 with `retry_at` is READY to Django."""
+    record = TaskRecord(name="tests.tasks.add", state=TaskState.FAILED, retry_at=timezone.now())
+    from django_asyncq.tasks import result_of
+
+    assert result_of(record).status == TaskResultStatus.READY
+    record.retry_at = None
+    assert result_of(record).status == TaskResultStatus.FAILED

@@ -1,0 +1,304 @@
+"""The gate: never more than its limit queued or running, whoever enqueues and whatever crashes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+
+from django_asyncq import GateUnavailable, QueueFull, gate, lifecycle
+from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.signals import task_state_changed, task_state_changing
+
+from . import tasks
+from .workers import environment, run_workers
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def holders(name: str) -> set[str]:
+    """Ids that hold a slot."""
+    return {slot.id for slot in gate.slots(name)}
+
+
+def fill(name: str, count: int) -> list[Any]:
+    """Enqueue tasks at a gate."""
+    return [tasks.gated.enqueue(name) for _ in range(count)]
+
+
+def test_admits_up_to_the_limit_and_says_why_not_more() -> None:
+    """The sixth is refused with gate, limit, occupancy and a time; nothing of it is written."""
+    results = fill("g", 5)
+    with pytest.raises(QueueFull) as caught:
+        tasks.gated.enqueue("g")
+    refusal = caught.value
+    assert (refusal.gate, refusal.limit, refusal.occupancy, refusal.retry_after) == ("g", 5, 5, 1)
+    assert TaskRecord.objects.count() == 5
+    assert holders("g") == {result.id for result in results}
+    tasks.gated.enqueue("another")
+
+
+def test_the_limit_of_a_gate_row_wins_and_takes_effect_at_once() -> None:
+    """Raised, lowered below the occupancy, opened and closed again, without a restart."""
+    fill("g", 5)
+    row = Gate.objects.create(name="g", limit=6, expected_seconds=30)
+    fill("g", 1)
+    with pytest.raises(QueueFull) as caught:
+        fill("g", 1)
+    assert (caught.value.limit, caught.value.retry_after) == (6, 5)
+    row.limit = 2
+    row.save()
+    with pytest.raises(QueueFull) as caught:
+        fill("g", 1)
+    assert (caught.value.limit, caught.value.occupancy) == (2, 6)
+    row.limit = 0
+    row.save()
+    fill("g", 3)
+    row.limit = 9
+    row.save()
+    with pytest.raises(QueueFull) as caught:
+        fill("g", 1)
+    assert caught.value.occupancy == 9
+    row.delete()
+    with pytest.raises(QueueFull) as caught:
+        fill("g", 1)
+    assert caught.value.limit == 5
+
+
+def test_gate_may_be_named_outright_by_callable_and_by_using() -> None:
+    """Four ways to say which gate."""
+    named = tasks.gated.using(gate="fixed", queue_limit=1)
+    named.enqueue("x")
+    with pytest.raises(QueueFull, match="fixed"):
+        named.enqueue("y")
+    tasks.add.using(gate=lambda a, b=0: f"made-{a}", queue_limit=1).enqueue(7)
+    assert TaskRecord.objects.filter(gate="made-7").count() == 1
+
+
+def test_slot_is_released_by_every_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Success, failure for good and between tries: no slot is left."""
+    monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(tmp_path / "history"))
+    options = {"gate": "ends", "queue_limit": 3}
+    tasks.add.using(**options).enqueue(1)
+    tasks.fail_until.using(**options).enqueue(2)
+    tasks.fail_until.using(**options).enqueue(9, fatal=True)
+    assert len(holders("ends")) == 3
+    run_workers()
+    assert holders("ends") == set()
+    assert TaskRecord.objects.succeeded().count() == 2
+
+
+def test_deleting_a_row_releases_its_slot() -> None:
+    """Deleted in the admin, one by one or by queryset."""
+    fill("g", 5)
+    TaskRecord.objects.all().delete()
+    assert holders("g") == set()
+
+
+def test_rollback_gives_the_slot_back_after_its_provisional_time(settings: Any, redis_client: Any) -> None:
+    """A slot taken in a transaction lasts for a minute, not for an hour, until the commit."""
+    settings.ASYNCQ = {**settings.ASYNCQ, "PROVISIONAL_SECONDS": 1}
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        fill("g", 5)
+        raise ZeroDivisionError
+    assert all(slot.expires_at <= time.time() + 2 for slot in gate.slots("g"))
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            fill("g", 1)
+            break
+        except QueueFull:
+            time.sleep(0.05)
+    assert TaskRecord.objects.count() == 1
+
+
+def test_commit_makes_the_slot_last() -> None:
+    """Confirmed for ten times the expected time, at least an hour."""
+    with transaction.atomic():
+        fill("g", 1)
+        (slot,) = gate.slots("g")
+        assert slot.expires_at <= time.time() + 60
+    (slot,) = gate.slots("g")
+    assert 3500 < slot.expires_at - time.time() <= 3601
+
+
+def test_confirm_that_finds_its_slot_gone_and_the_gate_full_parks_the_task() -> None:
+    """The task waits in 3 with `retry_at`; the gate is never over its limit."""
+    with transaction.atomic():
+        result = fill("g", 1)[0]
+        gate.release_ids("g", [result.id])
+        others = [TaskRecord(name="tests.tasks.gated", args=["g"], gate="g", queue_limit=5) for _ in range(5)]
+        gate.acquire(others)
+    record = TaskRecord.objects.get(id=result.id)
+    assert record.state == TaskState.FAILED
+    assert record.retry_at is not None
+    assert result.id not in holders("g")
+
+
+def test_retry_acquires_again_and_stays_when_full() -> None:
+    """3 → 0 needs a slot; without room the task stays 3 and the caller is told which."""
+    failed = TaskRecord.objects.create(
+        name="tests.tasks.gated",
+        args=["g"],
+        gate="g",
+        queue_limit=5,
+        state=TaskState.FAILED,
+        finished_at=timezone.now(),
+    )
+    fill("g", 5)
+    outcome = lifecycle.retry([failed.id], by_person=True)
+    assert [record.id for record in outcome.full] == [failed.id]
+    TaskRecord.objects.queued().first().delete()  # type: ignore[union-attr]
+    assert [record.id for record in lifecycle.retry([failed.id], by_person=True).retried] == [failed.id]
+    assert str(failed.id) in holders("g")
+    assert lifecycle.retry([failed.id], by_person=True).not_failed == [failed.id]
+
+
+def test_is_rebuilt_from_rows_after_redis_lost_its_memory(own_redis: Any) -> None:
+    """The limit holds across a kill of Redis: what is queued or running counts."""
+    fill("g", 5)
+    own_redis.kill()
+    with pytest.raises(GateUnavailable):
+        fill("g", 1)
+    own_redis.restart()
+    with pytest.raises(QueueFull) as caught:
+        fill("g", 1)
+    assert caught.value.occupancy == 5
+    assert TaskRecord.objects.count() == 5
+
+
+def test_many_are_all_or_nothing_or_partial() -> None:
+    """`enqueue_many` at a gate with room for some."""
+    fill("g", 2)
+    with pytest.raises(QueueFull):
+        tasks.gated.enqueue_many([("g",)] * 4)
+    assert TaskRecord.objects.count() == 2
+    results = tasks.gated.enqueue_many([("g",), ("free",), ("g",), ("g",), ("g",)], partial=True)
+    assert [result is not None for result in results] == [True, True, True, True, False]
+    assert len(holders("g")) == 5
+
+
+def test_larger_than_one_call_is_still_all_or_nothing() -> None:
+    """Chunks of one gate that do not all fit leave no slot behind."""
+    with pytest.raises(QueueFull):
+        tasks.gated.using(queue_limit=300).enqueue_many([("big",)] * 450)
+    assert holders("big") == set()
+    assert len(tasks.gated.using(queue_limit=450).enqueue_many([("big",)] * 450)) == 450
+
+
+def test_acquiring_twice_is_a_yes_and_never_shortens() -> None:
+    """A repeated call after a lost reply keeps the slot and its time, also when full."""
+    records = [TaskRecord(name="x", gate="g", queue_limit=1) for _ in range(1)]
+    assert gate.acquire(records) == gate.confirm(records) == set()
+    before = gate.slots("g")
+    assert gate.acquire(records) == set()
+    assert gate.slots("g")[0].expires_at >= before[0].expires_at
+
+
+def test_auditor_mends_both_ways() -> None:
+    """A slot without a task goes, a task without a slot gets one, and young slots are left alone."""
+    result = fill("g", 1)[0]
+    gate.release_ids("g", [result.id])
+    stranger = TaskRecord(name="x", gate="g", queue_limit=5)
+    gate.acquire([stranger])
+    gate.confirm([stranger])
+    uncommitted = TaskRecord(name="x", gate="g", queue_limit=5)
+    gate.acquire([uncommitted])
+    assert gate.audit("g", time.time()) == (1, 1)
+    assert holders("g") == {result.id, str(uncommitted.id)}
+    assert gate.audit("g", time.time()) == (0, 0)
+
+
+def test_receivers_may_veto_and_their_veto_gives_slots_back() -> None:
+    """A receiver of the user's that raises stops the enqueue; the slot the gate took is returned."""
+
+    def veto(**kwargs: Any) -> None:
+        raise PermissionError("not now")
+
+    task_state_changing.connect(veto)
+    try:
+        with pytest.raises(PermissionError):
+            fill("g", 1)
+    finally:
+        task_state_changing.disconnect(veto)
+    assert holders("g") == set()
+    assert TaskRecord.objects.count() == 0
+
+
+def test_receiver_of_changed_that_raises_is_logged_and_changes_nothing(caplog: Any) -> None:
+    """The outcome is settled before anybody is told."""
+
+    def broken(**kwargs: Any) -> None:
+        raise RuntimeError("receiver is broken")
+
+    task_state_changed.connect(broken)
+    try:
+        fill("g", 1)
+    finally:
+        task_state_changed.disconnect(broken)
+    assert TaskRecord.objects.queued().count() == 1
+    assert any("failed" in record.message and record.exc_info for record in caplog.records)
+
+
+# --- under load ----------------------------------------------------------------------------------------------------
+
+PRODUCERS = 12
+LOAD_SECONDS = 10
+LIMIT = 5
+
+
+def produce(folder: Path, mutant: bool) -> list[dict[str, Any]]:
+    """Let twelve processes enqueue at one gate, ending each task after a moment; return the history, in order."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.gate_producer",
+        str(LOAD_SECONDS),
+        str(LIMIT),
+        *(["--mutant"] if mutant else []),
+    ]
+    producers = [
+        subprocess.Popen(
+            command,
+            env=environment(ASYNCQ_TEST_HISTORY=str(folder / f"{number}.jsonl")),
+            cwd=Path(__file__).parent.parent,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(PRODUCERS)
+    ]
+    for producer in producers:
+        _, errors = producer.communicate(timeout=LOAD_SECONDS + 60)
+        assert producer.returncode == 0, errors
+    lines = [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
+    return sorted(lines, key=lambda line: line["at"])
+
+
+def most_at_once(lines: list[dict[str, Any]]) -> int:
+    """Replay a history: the most tasks that were in 0 or 1 at one instant."""
+    inside = most = 0
+    for line in lines:
+        inside += 1 if line["event"] == "in" else -1
+        most = max(most, inside)
+    return most
+
+
+def test_twelve_producers_never_pass_the_limit(tmp_path: Path) -> None:
+    """At no instant more than five; the gate is used, and empty at the end."""
+    lines = produce(tmp_path, mutant=False)
+    admitted = sum(line["event"] == "in" for line in lines)
+    assert admitted > 100
+    assert most_at_once(lines) <= LIMIT
+    assert holders("load") == set()
+
+
+def test_naive_check_then_add_passes_the_limit(tmp_path: Path) -> None:
+    """The same load with the guard taken out must fail, or the test above proves nothing."""
+    assert most_at_once(produce(tmp_path, mutant=True)) > LIMIT

@@ -1,0 +1,117 @@
+"""What JSON can carry exactly, and what is refused."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import json
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_asyncq import payload
+from django_asyncq.exceptions import InvalidArguments
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=20,
+)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.decimals() | st.uuids(),
+    lambda inner: (
+        st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text() | st.integers(), inner) | st.sets(st.integers())
+    ),
+    max_leaves=10,
+)
+
+
+class Colour(enum.StrEnum):
+    """A text that is an enum member too."""
+
+    RED = "red"
+
+
+@given(json_values)
+def test_plain_values_come_back_as_they_went_in(value: Any) -> None:
+    """What is accepted survives encoding exactly."""
+    encoded = payload.encode([value], {"k": value}).encoded
+    assert json.loads(encoded) == {"args": [value], "kwargs": {"k": value}}
+
+
+@given(anything)
+def test_everything_is_carried_or_refused(value: Any) -> None:
+    """No other error than InvalidArguments, and what is accepted is stable."""
+    try:
+        encoded = payload.encode([value], {})
+    except InvalidArguments as error:
+        assert error.path
+        return
+    assert json.loads(encoded.encoded)["args"] == encoded.args
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+        ({1, 2}, "builtins.set"),
+        (datetime.datetime(2026, 1, 1), "datetime.datetime"),
+        (decimal.Decimal("1.1"), "decimal.Decimal"),
+        (uuid.UUID(int=1), "uuid.UUID"),
+        ("\ud800", "surrogate"),
+        ({"\ud800": 1}, "surrogate"),
+        ("a\x00b", "NUL"),
+        ({1: "x"}, "another key"),
+        (2**64, "64 bits"),
+        pytest.param(10**5000, "64 bits", id="5001 digits"),
+        (b"\xff", "UTF-8"),
+        (object(), "builtins.object"),
+    ],
+)
+def test_refuses_what_would_come_back_changed(value: Any, says: str) -> None:
+    """The error names the place and the trouble."""
+    with pytest.raises(InvalidArguments, match=says) as caught:
+        payload.encode([], {"deep": [value]})
+    assert caught.value.path.startswith("kwargs['deep'][0]")
+
+
+def test_refuses_too_deep_and_too_large(settings: Any) -> None:
+    """Depth and size are bounded by settings, before anything else sees the value."""
+    settings.ASYNCQ = {**settings.ASYNCQ, "MAX_DEPTH": 3, "MAX_ARGUMENTS_BYTES": 100}
+    payload.encode([[[[1]]]], {})
+    with pytest.raises(InvalidArguments, match="MAX_DEPTH"):
+        payload.encode([[[[[1]]]]], {})
+    with pytest.raises(InvalidArguments, match="MAX_ARGUMENTS_BYTES"):
+        payload.encode(["x" * 100], {})
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(InvalidArguments, match="MAX_DEPTH"):
+        payload.encode(endless, {})
+
+
+def test_copies_sequences_mappings_and_texts() -> None:
+    """As Django's normalize_json: tuples and ranges become lists, bytes text; later changes do not leak in."""
+    inner = [1]
+    encoded = payload.encode([(1, 2), range(2), b"ok", Colour.RED, inner], {})
+    inner.append(2)
+    assert encoded.args == [[1, 2], [0, 1], "ok", "red", [1]]
+    assert type(encoded.args[3]) is str
+
+
+def test_text_for_storage_is_cut_in_the_middle_and_cleaned() -> None:
+    """Errors of any content can be stored."""
+    assert payload.storable_text("a\x00\ud800", 10) == "a\N{REPLACEMENT CHARACTER}?"
+    cut = payload.storable_text("a" * 100 + "b" * 100, 20)
+    assert cut.startswith("a" * 10)
+    assert cut.endswith("b" * 10)
+    assert "180 characters cut" in cut
