@@ -56,7 +56,7 @@ class Reconciler:
         remembers = self.broker.is_alive() is not None
         sweep = not remembers or now >= self._sweep_at
         if not remembers:
-            logger.warning("Redis has lost its memory; it is built again from the rows")
+            logger.warning("Redis has no mark of ours: it is new or has lost its memory; it is built from the rows")
             # Set first: what is enqueued from now on is pushed by its own process.
             self.broker.mark_alive()
         repairs = self.sweep() if sweep else self.quick()

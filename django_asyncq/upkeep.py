@@ -40,22 +40,22 @@ class Upkeep(threading.Thread):
         self.broker = Broker("worker")
         self.coordinator = StartupTaskCoordinator(single_instance=single_instance)
         self.reconciler = Reconciler(self.broker)
-        self._stop = threading.Event()
+        self._stopping = threading.Event()
         self._failing = False
 
     def run(self) -> None:
         """Tick until stopped."""
         try:
-            while not self._stop.is_set():
+            while not self._stopping.is_set():
                 self._tick_safely()
-                self._stop.wait(conf.current().forward_seconds)
+                self._stopping.wait(conf.current().forward_seconds)
         finally:
             self.coordinator.release(LOCK_NAME)
             connections.close_all()
 
     def stop(self) -> None:
         """End the thread and give the lock back."""
-        self._stop.set()
+        self._stopping.set()
         if self.is_alive():
             self.join(10)
 
