@@ -3,7 +3,11 @@
 -- ARGV: 1 my value, 2 TTL in ms, 3 value of a dead owner, or ""
 -- Returns {"held"} or {"taken", value of its owner}.
 -- Invariant: a lock is only taken from an owner whose exact value was judged dead, never by age.
-local owner = redis.call('GET', KEYS[1])
-if owner and owner ~= ARGV[1] and (ARGV[3] == '' or owner ~= ARGV[3]) then return {'taken', owner} end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+local lock = KEYS[1]
+local mine, ttl_ms, dead = ARGV[1], ARGV[2], ARGV[3]
+
+local owner = redis.call('GET', lock)
+if owner and owner ~= mine and (dead == '' or owner ~= dead) then return {'taken', owner} end
+
+redis.call('SET', lock, mine, 'PX', ttl_ms)
 return {'held'}

@@ -1,5 +1,12 @@
 -- Give a lock of one's own back.
--- KEYS: 1 lock   ARGV: 1 my value
--- Returns 1, or 0 when it is not mine (nothing changed).
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-return redis.call('DEL', KEYS[1])
+-- KEYS: 1 lock (string: the owner's value)
+-- ARGV: 1 my value
+-- Returns "released", or "stale" when it is not mine (nothing changed).
+-- Invariant: only its owner deletes a lock.
+local lock = KEYS[1]
+local mine = ARGV[1]
+
+if redis.call('GET', lock) ~= mine then return 'stale' end
+
+redis.call('DEL', lock)
+return 'released'

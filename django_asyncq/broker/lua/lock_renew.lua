@@ -1,5 +1,12 @@
 -- Prolong a lock of one's own.
--- KEYS: 1 lock   ARGV: 1 my value, 2 TTL in ms
--- Returns 1, or 0 when it is not mine any more (nothing changed).
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+-- KEYS: 1 lock (string: the owner's value)
+-- ARGV: 1 my value, 2 TTL in ms
+-- Returns "renewed", or "stale" when it is not mine any more (nothing changed).
+-- Invariant: a lock that ran out is not made anew; whoever held it has to acquire again.
+local lock = KEYS[1]
+local mine, ttl_ms = ARGV[1], ARGV[2]
+
+if redis.call('GET', lock) ~= mine then return 'stale' end
+
+redis.call('PEXPIRE', lock, ttl_ms)
+return 'renewed'
