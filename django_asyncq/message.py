@@ -1,7 +1,7 @@
 """asynq's TaskMessage: the protobuf of the hash field `msg`, byte for byte as Go writes it.
 
-Written by hand, for fifteen fields need no library. It must not know what a payload holds. Source: `asynq-wire.md`
-section 3; protobuf.dev, "Encoding"; Go's `protowire`, for what a reader accepts and refuses.
+Written by hand, for fifteen fields need no library. It must not know what a payload holds. Source:
+`asynq-wire.md` section 3; protobuf.dev, "Encoding"; Go's `protowire`, for what a reader accepts and refuses.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _map_entry(data: bytes) -> tuple[str, str]:
 def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
     """Yield (number, wire type, value) for each field; value: int for varints, bytes otherwise.
 
-    Groups, which proto3 has no more but Go's reader still passes over, are passed over with all that is in them.
+    Groups, which proto3 has no more but Go's reader still passes over, are passed over with all in them.
     """
     position = 0
     groups: list[int] = []

@@ -1,273 +1,335 @@
-"""Redis on asynq's layout: every operation of a queue as one script call per batch.
+"""The queues in Redis, on asynq's layout: one method per script, and nothing about rows.
 
-Knows keys, messages as bytes, leases and fences; knows nothing of rows. Each call may be repeated after a lost reply.
-Raises BrokerUnavailable throughout when Redis is away or refuses.
+Knows keys, messages as bytes, leases and fences; knows nothing of rows. A task's hash, and the one list or
+zset that holds its id, change together in one script. Every method may be called again after its reply was
+lost: it answers in words what is now the case. At most 200 tasks go into one script call, so that Redis is
+never busy for long; a longer batch is several calls, and an error may leave it half done.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
+
+from redis.exceptions import ResponseError
 
 from . import clients, scripts
-from .entries import Dequeued, Entry, Expired, Extended, Forwarded, Lease
-from .keys import QueueKeys, alive_key, queues_key
+from .clients import broker_errors
+from .entries import Dequeued, Entry, Expired, Extended, Forwarded, Lease, id_bytes, id_text
+from .keys import QueueKeys, alive_key, prefix, queues_key
 
-T = TypeVar("T")
+__all__ = ["Broker", "Dequeued", "Entry", "Expired", "Extended", "Forwarded", "Lease"]
 
-# Each id costs some µs of a server that does nothing else meanwhile; Lua's unpack fails beyond 8,000 values.
 IDS_PER_CALL = 200
-KEEP_COUNTERS_SECONDS = 90 * 86_400
+# `archive` trims 100 a call, so with no more than that in a call the archive cannot outgrow its limit.
+ARCHIVED_PER_CALL = 100
+# Taking an id out of a long pending list costs about 1 ms for 100,000 ids: 50 of them, 50 ms.
+REMOVED_PER_CALL = 50
+# So many leases of foreign workers may lie in front of our own.
+LEASES_LOOKED_AT = 1000
+COUNTER_SECONDS = 90 * 86_400
 LARGEST_COUNTER = 2**63 - 1
 ARCHIVE_SECONDS = 90 * 86_400
-# asynq's archive holds 10,000, in effect 9,999.
-ARCHIVE_TASKS = 9_999
+# asynq says 10,000 and keeps one less.
+ARCHIVE_SIZE = 9_999
+# A queue is named again each minute: the set may have been lost or the queue removed since.
+REGISTERED_SECONDS = 60
 
-_registered: set[str] = set()
+_registered: dict[tuple[str, str], float] = {}
+_registered_lock = threading.Lock()
 
 
 class Broker:
-    """The queues in one Redis, seen by a producer or a worker."""
+    """The queues as one role sees them; roles differ in their timeouts.
+
+    It holds no connection, so it survives a fork. Every method raises BrokerUnavailable when Redis cannot
+    be reached or refuses.
+    """
 
     def __init__(self, role: clients.Role = "worker") -> None:
-        self.role: clients.Role = role
+        self.role = role
 
     @property
     def client(self) -> clients.Client:
-        """The Redis client of this role."""
+        """The redis client of this role."""
         return clients.client(self.role)
 
-    # --- what is there
+    # --- queues, and whether Redis is there
 
     def register_queue(self, queue: str) -> None:
-        """Tell asynq's tools that the queue exists; once per process."""
-        key = f"{queues_key()}/{queue}"
-        if key not in _registered:
-            with clients.broker_errors():
-                self.client.sadd(queues_key(), queue)
-            _registered.add(key)
+        """Name the queue in the set of all queues, where tools and workers find it; done once a minute."""
+        key = (prefix(), queue)
+        now = time.monotonic()
+        with _registered_lock:
+            if now < _registered.get(key, 0.0):
+                return
+        with broker_errors():
+            self.client.sadd(queues_key(), queue)
+        with _registered_lock:
+            _registered[key] = now + REGISTERED_SECONDS
+
+    @staticmethod
+    def forget_registered() -> None:
+        """Name every queue anew at its next use: Redis may have lost its memory."""
+        with _registered_lock:
+            _registered.clear()
 
     def queues(self) -> set[str]:
-        """Return the names of all queues."""
-        with clients.broker_errors():
-            return {name.decode() for name in self.client.smembers(queues_key())}
+        """Return the names of all queues; a name that is not UTF-8 is no queue of ours and is left out."""
+        with broker_errors():
+            found = self.client.smembers(queues_key())
+        names = {id_text(name) for name in found}
+        return {name for name in names if name.encode("utf-8", "replace") == id_bytes(name)}
 
     def is_alive(self) -> int | None:
         """Return since when Redis has its memory (Unix seconds), or None when it has lost it."""
-        with clients.broker_errors():
-            since = self.client.get(alive_key())
-        return int(since) if since is not None else None
+        with broker_errors():
+            found = self.client.get(alive_key())
+        return int(found) if found else None
 
     def mark_alive(self) -> None:
-        """Mark that what is enqueued from now on is in Redis; also makes known queues be registered again."""
-        _registered.clear()
-        with clients.broker_errors():
-            self.client.set(alive_key(), int(self.client.time()[0]), nx=True)
+        """Say that Redis remembers from now on; a mark that is there stays."""
+        self.forget_registered()
+        scripts.run("mark_alive", self.client, [alive_key()])
+
+    def ping(self) -> None:
+        """Do nothing but ask Redis for an answer."""
+        with broker_errors():
+            self.client.ping()
 
     def eviction_policy(self) -> str:
-        """Return Redis's maxmemory-policy, or "" where it may not be asked."""
-        try:
-            with clients.broker_errors():
-                found: dict[Any, Any] = self.client.config_get("maxmemory-policy")
-        except clients.redis.ResponseError:
-            return ""
-        return str(next((_text(value) for value in found.values()), ""))
+        """Return `maxmemory-policy`, or "" where the server does not tell (a managed one may not)."""
+        with broker_errors():
+            try:
+                found = self.client.config_get("maxmemory-policy")
+            except ResponseError:
+                return ""
+        return str(found.get("maxmemory-policy", ""))
 
-    # --- a task comes in
+    # --- in
 
     def enqueue(self, queue: str, entries: Sequence[Entry], *, again: bool = False) -> list[str]:
-        """Make tasks pending; answer "queued", "exists" or "duplicate" for each.
+        """Make tasks pending, the first to run first.
 
-        again: a task that waits in retry, archived, completed or scheduled becomes pending as well.
+        again: an id that waits in retry, archived, completed or scheduled is taken from there.
+        Returns, for each: "queued", "exists", or "duplicate" (another id holds its lock).
         """
         keys = QueueKeys(queue)
-        names = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed]
+        places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed]
         head = [keys.task_prefix, keys.wake, "again" if again else ""]
-        rows = [[e.id, e.message, e.fence, e.priority, e.unique_key, e.unique_seconds] for e in entries]
-        return self._words("enqueue", names, head, rows)
+        return self._words("enqueue", places, head, [_arguments_of(entry) for entry in entries])
 
     def schedule(self, queue: str, entries: Sequence[Entry]) -> list[str]:
-        """Let new tasks wait for their `due_at`; answer "scheduled", "exists" or "duplicate" for each."""
+        """Let new tasks wait for their `due_at`. Returns, for each: "scheduled", "exists" or "duplicate"."""
         keys = QueueKeys(queue)
-        rows = [[e.id, e.message, e.fence, e.priority, e.unique_key, e.unique_seconds, e.due_at] for e in entries]
-        return self._words("schedule", [keys.scheduled], [keys.task_prefix], rows)
-
-    def add_to_group(self, queue: str, group: str, entries: Sequence[Entry]) -> list[str]:
-        """Let new tasks wait in a group; answer "grouped", "exists" or "duplicate" for each."""
-        keys = QueueKeys(queue)
-        rows = [[e.id, e.message, e.unique_key, e.unique_seconds] for e in entries]
-        return self._words("add_to_group", [keys.group(group), keys.groups], [keys.task_prefix, group], rows)
+        items = [[*_arguments_of(entry), entry.due_at or 0] for entry in entries]
+        return self._words("schedule", [keys.scheduled], [keys.task_prefix], items)
 
     def park(self, queue: str, entries: Sequence[Entry]) -> list[str]:
-        """Put tasks into the retry set until `due_at`; answer "parked", or "exists" for what is pending or active."""
-        keys = QueueKeys(queue)
-        rows = [[e.id, e.message, e.fence, e.priority, e.due_at] for e in entries]
-        return self._words("park", [keys.retry, keys.scheduled, keys.archived], [keys.task_prefix], rows)
+        """Put tasks into the retry set until their `due_at`, from wherever they wait; new ones too.
 
-    # --- a task is taken
+        Returns, for each: "parked", or "exists" (it is pending, active, completed or in a group).
+        """
+        keys = QueueKeys(queue)
+        items = [[*_arguments_of(entry), entry.due_at or 0] for entry in entries]
+        return self._words("park", [keys.retry, keys.scheduled, keys.archived], [keys.task_prefix], items)
+
+    def add_to_group(self, queue: str, group: str, entries: Sequence[Entry]) -> list[str]:
+        """Let new tasks wait in a group. Returns, for each: "grouped", "exists" or "duplicate"."""
+        keys = QueueKeys(queue)
+        items = [_arguments_of(entry) for entry in entries]
+        return self._words("add_to_group", [keys.group(group), keys.groups], [keys.task_prefix, group], items)
+
+    # --- run
 
     def dequeue(self, queue: str, worker_id: str, count: int, lease_seconds: int) -> Dequeued:
-        """Lease up to `count` tasks (at most 200 a call): high priorities, pending, low priorities."""
+        """Take the next tasks, at most `count` and at most 200; each gets a fence above any it had.
+
+        Order: priorities above 0, the highest first; then pending, the oldest first; then priorities below 0.
+        """
         keys = QueueKeys(queue)
-        reply = scripts.run(
-            "dequeue",
-            self.client,
-            [keys.pending, keys.priority, keys.active, keys.lease, keys.paused, keys.held(worker_id)],
-            [keys.task_prefix, min(count, IDS_PER_CALL), lease_seconds, worker_id],
-        )
-        return Dequeued(_leases(reply[1:]), reply[0] == b"paused")
+        places = [keys.pending, keys.priority, keys.active, keys.lease, keys.paused, keys.held(worker_id)]
+        arguments = [keys.task_prefix, max(0, min(count, IDS_PER_CALL)), lease_seconds, worker_id]
+        word, *found = scripts.run("dequeue", self.client, places, arguments)
+        return Dequeued(_leases(found), word == b"paused")
 
     def held(self, queue: str, worker_id: str) -> list[Lease]:
-        """Return what a worker process has leased."""
-        with clients.broker_errors():
+        """Return what Redis believes the worker to have taken and not yet answered for."""
+        with broker_errors():
             found = self.client.hgetall(QueueKeys(queue).held(worker_id))
-        return [Lease(_text(id), int(fence)) for id, fence in found.items()]
+        return [Lease(id_text(id), int(fence)) for id, fence in found.items()]
 
     def extend(self, queue: str, worker_id: str, lease_seconds: int) -> Extended:
-        """Renew the leases of all that a worker process holds."""
+        """Renew every lease of the worker; what it has lost is not held any more."""
         keys = QueueKeys(queue)
-        reply = scripts.run(
-            "extend", self.client, [keys.lease, keys.held(worker_id)], [keys.task_prefix, lease_seconds]
-        )
-        return Extended(int(reply[0]), [_text(id) for id in reply[1:]])
+        places = [keys.lease, keys.held(worker_id)]
+        kept, *lost = scripts.run("extend", self.client, places, [keys.task_prefix, lease_seconds])
+        return Extended(int(kept), [id_text(id) for id in lost])
 
     def reassert(
         self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes]], lease_seconds: int
     ) -> list[str]:
-        """Give running tasks their entry back; answer "reasserted", "exists" or "stale" for each."""
-        keys = QueueKeys(queue)
-        rows = [[lease.id, lease.fence, message, 0] for lease, message in items]
-        names = [keys.active, keys.lease, keys.held(worker_id)]
-        return self._words("reassert", names, [keys.task_prefix, lease_seconds, worker_id], rows)
+        """Give running tasks their entry back after Redis lost its memory. items: (lease, message).
 
-    # --- a task leaves its worker
+        Returns, for each: "reasserted", "exists" (there with this fence), or "stale" (there with another).
+        """
+        keys = QueueKeys(queue)
+        places = [keys.active, keys.lease, keys.held(worker_id)]
+        rows = [[id_bytes(lease.id), lease.fence, message] for lease, message in items]
+        return self._words("reassert", places, [keys.task_prefix, lease_seconds, worker_id], rows)
+
+    # --- out. "stale": another run holds it, or none, and nothing changed; "gone": Redis does not know it.
 
     def done(self, queue: str, worker_id: str, leases: Sequence[Lease]) -> list[str]:
-        """End tasks; answer "done", "stale" or "gone" for each."""
+        """Remove tasks that have ended, and count them. Returns, for each: "done", "stale" or "gone"."""
         keys = QueueKeys(queue)
-        day, expires_at = _today()
-        names = [keys.active, keys.lease, keys.held(worker_id), keys.processed_on(day), keys.processed]
-        return self._words("done", names, [keys.task_prefix, expires_at, LARGEST_COUNTER], [list(x) for x in leases])
+        places = [*_taken(keys, worker_id), keys.processed_on(_today()), keys.processed]
+        rows = [_lease_of(lease) for lease in leases]
+        return self._words("done", places, [keys.task_prefix, *_counting()], rows)
 
     def retry(
         self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes, int]], *, counted: bool = True
     ) -> list[str]:
-        """Put failed tasks into the retry set; answer "retried", "stale" or "gone" for each.
+        """Put tasks that failed into the retry set. items: (lease, message, due in Unix seconds).
 
-        items: lease, message, due time in Unix seconds. counted: whether asynq's counters tell of a failure.
+        counted: whether the day's and the queue's counters of failures rise.
+        Returns, for each: "retried", "stale" or "gone".
         """
         keys = QueueKeys(queue)
-        rows = [[lease.id, lease.fence, message, due_at] for lease, message, due_at in items]
-        names, head = self._failing(keys, worker_id, keys.retry)
-        return self._words("retry", names, [*head, int(counted)], rows)
+        places = [*_taken(keys, worker_id), keys.retry, *_counters(keys)]
+        head = [keys.task_prefix, *_counting(), int(counted)]
+        rows = [[*_lease_of(lease), message, due_at] for lease, message, due_at in items]
+        return self._words("retry", places, head, rows)
 
     def archive(self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes]]) -> list[str]:
-        """Put tasks that failed for good into the archive; answer "archived", "stale" or "gone" for each.
+        """Put tasks that failed for good into the archive. items: (lease, message; b"" leaves it as it is).
 
-        items: lease and message; an empty message leaves the one that is there.
+        Returns, for each: "archived", "stale" or "gone".
         """
         keys = QueueKeys(queue)
-        rows = [[lease.id, lease.fence, message] for lease, message in items]
-        names, head = self._failing(keys, worker_id, keys.archived)
-        oldest = int(datetime.now(UTC).timestamp()) - ARCHIVE_SECONDS
-        return self._words("archive", names, [*head, oldest, ARCHIVE_TASKS], rows)
+        places = [*_taken(keys, worker_id), keys.archived, *_counters(keys)]
+        head = [keys.task_prefix, *_counting(), ARCHIVE_SECONDS, ARCHIVE_SIZE]
+        rows = [[*_lease_of(lease), message] for lease, message in items]
+        return self._words("archive", places, head, rows, size=ARCHIVED_PER_CALL)
 
     def requeue(self, queue: str, worker_id: str, leases: Sequence[Lease], *, raise_fence: bool = False) -> list[str]:
-        """Give tasks back to the head of the queue; answer "requeued", "stale" or "gone" for each.
+        """Give tasks back unfinished; they are the next to be taken, in the order given.
 
-        raise_fence: taken from a worker that may still be alive; what it says afterwards is refused.
+        raise_fence: by one, so that nothing is accepted any more from whoever held them.
+        Returns, for each: "requeued", "stale" or "gone".
         """
         keys = QueueKeys(queue)
-        names = [keys.active, keys.lease, keys.held(worker_id), keys.pending, keys.priority]
+        places = [*_taken(keys, worker_id), keys.pending, keys.priority]
         head = [keys.task_prefix, keys.wake, int(raise_fence)]
-        # RPUSH one by one turns the order around: the first of the batch shall be the next to run.
-        return self._words("requeue", names, head, [list(x) for x in reversed(leases)])[::-1]
+        # Each goes in front of the one before.
+        rows = [_lease_of(lease) for lease in reversed(leases)]
+        return self._words("requeue", places, head, rows)[::-1]
 
     def postpone(self, queue: str, worker_id: str, leases: Sequence[Lease], delay_seconds: int) -> list[int]:
-        """Put tasks aside; answer for each how many seconds ago it first was, -1 when it is not held any more."""
+        """Put taken tasks aside for a while without running them.
+
+        Returns, for each: the seconds since this was first done to it, or -1 when it is stale or gone.
+        """
         keys = QueueKeys(queue)
-        names = [keys.active, keys.lease, keys.held(worker_id), keys.scheduled]
-        return [
-            int(age)
-            for age in self._replies("postpone", names, [keys.task_prefix, delay_seconds], [list(x) for x in leases])
-        ]
+        places = [*_taken(keys, worker_id), keys.scheduled]
+        found: list[int] = []
+        for part in _chunks([_lease_of(lease) for lease in leases], IDS_PER_CALL):
+            arguments = [keys.task_prefix, delay_seconds, *part]
+            found += [int(age) for age in scripts.run("postpone", self.client, places, arguments)]
+        return found
 
     # --- upkeep
 
     def forward(self, queue: str, source: Literal["scheduled", "retry"], limit: int = 100) -> Forwarded:
-        """Move up to `limit` due tasks to pending; those of ours in retry are only told."""
+        """Move what is due to pending, or to its priority or group; our own tasks in retry are only named."""
         keys = QueueKeys(queue)
-        reply = scripts.run(
-            "forward",
-            self.client,
-            [getattr(keys, source), keys.pending, keys.priority, keys.groups],
-            [keys.task_prefix, keys.group(""), keys.wake, limit, int(source == "retry")],
-        )
-        next_due = _text(reply[1])
-        return Forwarded(int(reply[0]), [_text(id) for id in reply[2:]], int(float(next_due)) if next_due else None)
+        is_retry = source == "retry"
+        due = keys.retry if is_retry else keys.scheduled
+        places = [due, keys.pending, keys.priority, keys.groups]
+        arguments = [keys.task_prefix, keys.group_prefix, keys.wake, min(limit, IDS_PER_CALL), int(is_retry)]
+        moved, later, *own = scripts.run("forward", self.client, places, arguments)
+        return Forwarded(int(moved), [id_text(id) for id in own], int(float(later)) if later else None)
 
     def expired(self, queue: str, limit: int = 100) -> list[Expired]:
-        """Return tasks of ours whose lease has run out."""
+        """Return tasks of ours whose lease has run out, the longest expired first."""
         keys = QueueKeys(queue)
-        reply = scripts.run("expired", self.client, [keys.lease], [keys.task_prefix, limit])
-        return [Expired(_text(i), int(f), _text(w)) for i, f, w in zip(*[iter(reply)] * 3, strict=True)]
-
-    def missing(self, queue: str, ids: Sequence[str]) -> list[str]:
-        """Return the ids that Redis does not know."""
-        keys = QueueKeys(queue)
-        # The key is only there to find the queue's node in a cluster.
-        rows = [[id] for id in ids]
-        return [_text(id) for id in self._replies("missing", [keys.pending], [keys.task_prefix], rows)]
+        arguments = [keys.task_prefix, limit, LEASES_LOOKED_AT]
+        found = scripts.run("expired", self.client, [keys.lease, keys.active], arguments)
+        triples = zip(found[::3], found[1::3], found[2::3], strict=True)
+        return [Expired(id_text(id), int(fence), id_text(worker)) for id, fence, worker in triples]
 
     def remove(self, queue: str, ids: Sequence[str]) -> int:
-        """Remove tasks from wherever they are; return how many were there."""
+        """Remove tasks from wherever they are, locks too; return how many were there."""
         keys = QueueKeys(queue)
-        names = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed]
-        removed = 0
-        for some in _chunks(list(ids)):
-            arguments = [keys.task_prefix, keys.held(""), *some]
-            removed += int(scripts.run("remove", self.client, [*names, keys.active, keys.lease], arguments))
-        return removed
+        places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed]
+        places += [keys.active, keys.lease, keys.groups]
+        head = [keys.task_prefix, keys.held_prefix, keys.group_prefix]
+        parts = _chunks([[id_bytes(id)] for id in ids], REMOVED_PER_CALL)
+        return sum(int(scripts.run("remove", self.client, places, [*head, *part])) for part in parts)
 
-    # --- calling scripts
+    def missing(self, queue: str, ids: Sequence[str]) -> list[str]:
+        """Return the ids that Redis does not know, in the order given."""
+        keys = QueueKeys(queue)
+        parts = _chunks([[id_bytes(id)] for id in ids], IDS_PER_CALL)
+        gone: list[str] = []
+        for part in parts:
+            found = scripts.run("missing", self.client, [keys.pending], [keys.task_prefix, *part])
+            gone += [id_text(id) for id in found]
+        return gone
 
-    def _failing(self, keys: QueueKeys, worker_id: str, target: str) -> tuple[list[str], list[Any]]:
-        """Return the keys and first arguments that retry and archive share."""
-        day, expires_at = _today()
-        counters = [keys.processed_on(day), keys.failed_on(day), keys.processed, keys.failed]
-        names = [keys.active, keys.lease, keys.held(worker_id), target, *counters]
-        return names, [keys.task_prefix, expires_at, LARGEST_COUNTER]
-
-    def _replies(self, name: str, keys: list[str], head: list[Any], rows: Sequence[list[Any]]) -> list[Any]:
-        """Run a script over rows of arguments, in chunks; return its answers in order."""
-        replies: list[Any] = []
-        for some in _chunks(rows):
-            replies += scripts.run(name, self.client, keys, [*head, *chain.from_iterable(some)])
-        return replies
-
-    def _words(self, name: str, keys: list[str], head: list[Any], rows: Sequence[list[Any]]) -> list[str]:
-        return [_text(word) for word in self._replies(name, keys, head, rows)]
+    def _words(
+        self,
+        name: str,
+        keys: Sequence[str],
+        head: Sequence[Any],
+        items: Sequence[Sequence[Any]],
+        size: int = IDS_PER_CALL,
+    ) -> list[str]:
+        """Run a script that answers each item with a word, `size` items a call."""
+        words: list[str] = []
+        for part in _chunks(items, size):
+            words += [word.decode() for word in scripts.run(name, self.client, keys, [*head, *part])]
+        return words
 
 
-def _chunks(rows: Sequence[T]) -> Iterator[Sequence[T]]:
-    for start in range(0, len(rows), IDS_PER_CALL):
-        yield rows[start : start + IDS_PER_CALL]
+def _chunks(items: Sequence[Sequence[Any]], size: int) -> Iterator[list[Any]]:
+    """Yield the arguments of `size` items after another."""
+    for start in range(0, len(items), size):
+        yield [argument for item in items[start : start + size] for argument in item]
+
+
+def _arguments_of(entry: Entry) -> list[Any]:
+    lock = id_bytes(entry.unique_key)
+    # SET … EX 0 is an error, and would end the script between two tasks.
+    seconds = max(entry.unique_seconds, 1)
+    return [id_bytes(entry.id), entry.message, entry.fence, entry.priority, lock, seconds]
+
+
+def _lease_of(lease: Lease) -> list[Any]:
+    return [id_bytes(lease.id), lease.fence]
 
 
 def _leases(flat: Sequence[Any]) -> list[Lease]:
-    return [Lease(_text(id), int(fence)) for id, fence in zip(flat[::2], flat[1::2], strict=True)]
+    return [Lease(id_text(id), int(fence)) for id, fence in zip(flat[::2], flat[1::2], strict=True)]
 
 
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+def _taken(keys: QueueKeys, worker_id: str) -> list[str]:
+    """Where a task is while it runs."""
+    return [keys.active, keys.lease, keys.held(worker_id)]
 
 
-def _today() -> tuple[str, int]:
-    """Return the UTC day asynq counts under, and when its counters expire."""
-    now = datetime.now(UTC)
-    return now.strftime("%Y-%m-%d"), int(now.timestamp()) + KEEP_COUNTERS_SECONDS
+def _counters(keys: QueueKeys) -> list[str]:
+    day = _today()
+    return [keys.processed_on(day), keys.failed_on(day), keys.processed, keys.failed]
 
 
-__all__ = ["Broker", "Dequeued", "Entry", "Expired", "Extended", "Forwarded", "Lease"]
+def _counting() -> list[int]:
+    """When the counters of today expire, and the largest value of the total."""
+    return [int(time.time()) + COUNTER_SECONDS, LARGEST_COUNTER]
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()

@@ -1,8 +1,8 @@
 """Redis clients, built in one place from a django-redis alias, one per role.
 
-Pools are our own: django-redis caches pools by URL alone, so ours would get the cache's options. No client repeats a
-command blindly; RESP2, because the default of redis-py 8 skips the check for unread replies before a connection is
-lent.
+Pools are our own: django-redis caches pools by URL alone, so ours would get the cache's options. No client
+repeats a command blindly; RESP2, because the default of redis-py 8 skips the check for unread replies
+before a connection is lent.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 from django_redis.pool import get_connection_factory
 from redis.backoff import NoBackoff
+from redis.connection import BlockingConnectionPool
 from redis.exceptions import (
     ClusterDownError,
     ConnectionError,
@@ -99,7 +100,7 @@ def _build(role: Role) -> Client:
     configured = conf.current()
     if configured.client_factory:
         return import_string(configured.client_factory)(role)
-    cache = settings.CACHES.get(configured.redis)
+    cache: Any = settings.CACHES.get(configured.redis)
     if not cache or not cache.get("LOCATION"):
         raise ImproperlyConfigured(
             f"ASYNCQ['REDIS'] names {configured.redis!r}: CACHES has no such alias, or it has no LOCATION"
@@ -107,7 +108,7 @@ def _build(role: Role) -> Client:
     location = cache["LOCATION"]
     urls = location.split(",") if isinstance(location, str) else list(location)
     ours = _connection_options(role)
-    factory: Any = get_connection_factory(options=_factory_options(cache.get("OPTIONS", {}), ours))
+    factory: Any = get_connection_factory(options=_factory_options(cache.get("OPTIONS") or {}, ours))
     # Not factory.connect(): that looks in the pools shared by URL.
     pool = factory.get_connection_pool(factory.make_connection_params(urls[0].strip()))
     # Once more: what the query string of a URL says wins over keywords in redis-py.
@@ -134,14 +135,14 @@ def _factory_options(written: dict[str, Any], ours: dict[str, Any]) -> dict[str,
         name: value for name, value in written.items() if name not in ("SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT")
     }
     options["CONNECTION_POOL_KWARGS"] = {
-        **written.get("CONNECTION_POOL_KWARGS", {}),
+        **(written.get("CONNECTION_POOL_KWARGS") or {}),
         **ours,
         "max_connections": MOST_CONNECTIONS,
     }
     if written.get("SENTINELS"):
         # Asking a sentinel must not last longer than asking Redis.
         timeouts = {name: ours[name] for name in ("socket_connect_timeout", "socket_timeout")}
-        options["SENTINEL_KWARGS"] = {**written.get("SENTINEL_KWARGS", {}), **timeouts}
+        options["SENTINEL_KWARGS"] = {**(written.get("SENTINEL_KWARGS") or {}), **timeouts}
     return options
 
 
@@ -149,7 +150,8 @@ def _factory_options(written: dict[str, Any], ours: dict[str, Any]) -> dict[str,
 def broker_errors() -> Iterator[None]:
     """Turn what redis-py raises when the server is away or refuses into BrokerUnavailable; also a decorator.
 
-    The text never has the address, which may hold a password. Other errors of a reply are bugs, and stay as they are.
+    The text never has the address, which may hold a password.
+    Other errors of a reply are bugs and stay what they are.
     """
     try:
         yield
@@ -173,7 +175,8 @@ def _refusal(error: ResponseError) -> str | None:
         return "OOM" if isinstance(error, OutOfMemoryError) else type(error).__name__
     text = str(error)
     first = text.split(" ", 1)[0]
-    # Redis 6.2 hides the word of a command within a script: "ERR Error running script …: @user_script:12: -OOM …".
+    # Redis 6.2 hides the word of a command in a script: "ERR Error running script …: @user_script:12: -OOM
+    # …".
     return next((word for word in REFUSALS if first == word or f" -{word} " in text), None)
 
 
@@ -188,5 +191,8 @@ def drop_idle_connections() -> None:
 def _disconnect(found: Client, *, in_use: bool) -> None:
     # A cluster client has pools of its own inside, and a factory may give anything.
     pool = getattr(found, "connection_pool", None)
-    if pool is not None:
+    if isinstance(pool, BlockingConnectionPool):
+        # In the oldest redis-py allowed its `disconnect` takes no argument.
+        pool.disconnect()
+    elif pool is not None:
         pool.disconnect(inuse_connections=in_use)

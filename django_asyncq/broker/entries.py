@@ -6,7 +6,12 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """A task to be queued. fence: 0 for a new one. due_at: Unix seconds, for what waits for its time."""
+    """A task to be queued.
+
+    message: an encoded TaskMessage. fence: the lowest it may have, 0 for a new one. due_at: Unix seconds,
+    for what waits for its time. unique_key: full name of the lock, "" for none; unique_seconds: how long it
+    lasts, at least 1.
+    """
 
     id: str
     message: bytes
@@ -25,14 +30,18 @@ class Lease(NamedTuple):
 
 
 class Dequeued(NamedTuple):
-    """What a dequeue brought. paused: nothing comes until the queue is resumed."""
+    """What a dequeue brought, the next to run first. paused: nothing comes until the queue is resumed."""
 
     leases: list[Lease]
     paused: bool
 
 
 class Forwarded(NamedTuple):
-    """What a look at due tasks did. own: ids in retry whose row must change first. next_due: Unix seconds."""
+    """What a look at due tasks did. own: ids in retry whose row must change first; they are still there.
+
+    next_due: Unix seconds, the lowest of what is left without `own`; in the past when the limit cut the
+    look short.
+    """
 
     moved: int
     own: list[str]
@@ -52,3 +61,13 @@ class Expired(NamedTuple):
     id: str
     fence: int
     worker: str
+
+
+def id_bytes(id: str) -> bytes:
+    """Return an id as Redis has it, also one that a foreign producer wrote in broken UTF-8."""
+    return id.encode("utf-8", "surrogateescape")
+
+
+def id_text(id: bytes) -> str:
+    """Return an id that came from Redis; what is not UTF-8 survives the way back through `id_bytes`."""
+    return id.decode("utf-8", "surrogateescape")

@@ -1,6 +1,7 @@
 """Every Redis key of a queue, in one place. Source: `asynq-wire.md` section 2; own keys are marked.
 
-No key is put together anywhere else, but those of gates and of the coordinator's locks, which belong to no queue.
+No key is put together anywhere else, but those of gates and of the coordinator's locks: they belong to no
+queue.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def queues_key() -> str:
 
 
 def alive_key() -> str:
-    """Own: the string that is there as long as Redis has not lost its memory; holds the Unix time it was set."""
+    """Own: the string that is there until Redis loses its memory; holds the Unix time it was set."""
     return f"{prefix()}:alive"
 
 

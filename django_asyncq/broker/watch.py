@@ -1,7 +1,9 @@
 """How an idle worker is woken without polling.
 
-One thread per queue blocks in `BLMOVE pending pending RIGHT RIGHT`, which returns on any producer's push, Go's too, and
-changes nothing. Pushes by priority go to another key; they are told on a channel that one more thread listens to.
+One thread per queue blocks in `BLMOVE pending pending RIGHT RIGHT`, which returns on any producer's push,
+Go's too, and changes nothing. Pushes by priority go to another key; they are told on a channel that one
+more thread listens to. It only wakes: who comes late, or for nothing, finds the queue empty and arms the
+watch again.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
+
+from redis.exceptions import RedisError
 
 from ..exceptions import BrokerUnavailable
 from . import clients
@@ -19,6 +23,8 @@ from .keys import QueueKeys
 logger = logging.getLogger("django_asyncq.broker")
 
 LONGEST_PAUSE_SECONDS = 5.0
+LISTEN_SECONDS = 1.0
+STOP_SECONDS = 2.0
 
 
 class Settable(Protocol):
@@ -29,18 +35,27 @@ class Settable(Protocol):
 
 
 class QueueWatch:
-    """Sets `event` when one of the armed queues may have work."""
+    """Sets `event` when one of the armed queues may have work, or any of them a push by priority."""
 
-    def __init__(self, queues: Iterable[str], event: Settable) -> None:
+    def __init__(self, queues: Iterable[str], event: Settable | None = None) -> None:
+        """event: what to set; without one, a `threading.Event` of its own."""
         self.queues = sorted(queues)
-        self.event = event
+        self.event = threading.Event() if event is None else event
         self._armed = {queue: threading.Event() for queue in self.queues}
         self._stopped = threading.Event()
-        self._connections: set[Any] = set()
         self._lock = threading.Lock()
-        targets: list[tuple[Any, tuple[str, ...]]] = [(self._block, (queue,)) for queue in self.queues]
-        targets.append((self._listen, ()))
-        self._threads = [threading.Thread(target=self._keep, args=target, daemon=True) for target in targets]
+        # What is being read from now, to be cut off at the end; the threads that cannot watch now.
+        self._connections: set[Any] = set()
+        self._failures: dict[str, int] = {}
+        self._threads = [
+            threading.Thread(target=self._keep, args=(self._block, queue), name=f"watch-{queue}", daemon=True)
+            for queue in self.queues
+        ]
+        if self.queues:
+            # A name no queue can have: it is the key of its failures.
+            self._threads.append(
+                threading.Thread(target=self._keep, args=(self._listen, "{wake}"), name="watch", daemon=True)
+            )
 
     def start(self) -> None:
         """Start the threads."""
@@ -48,68 +63,115 @@ class QueueWatch:
             thread.start()
 
     def arm(self, queues: Iterable[str]) -> None:
-        """Tell that these queues were found empty (and not paused): a push to them is to be told."""
+        """Tell that these queues were found empty (and not paused): a push to them is to be told, once."""
         for queue in queues:
             if queue in self._armed:
                 self._armed[queue].set()
 
     def stop(self) -> None:
-        """End the threads; what blocks is cut off."""
+        """End the threads; what blocks is cut off, and where it cannot be, ends by itself in seconds."""
         self._stopped.set()
         for armed in self._armed.values():
             armed.set()
-        with self._lock:
-            for connection in self._connections:
-                # Ends the read in the other thread; the connection itself is closed there.
-                connection.disconnect()
+        for _ in range(int(STOP_SECONDS / 0.05)):
+            # Again and again, for a thread may just have been about to connect.
+            with self._lock:
+                for connection in self._connections:
+                    connection.disconnect()
+            alive = next((thread for thread in self._threads if thread.is_alive()), None)
+            if alive is None:
+                return
+            alive.join(0.05)
 
-    def _keep(self, watch: Any, arguments: tuple[str, ...]) -> None:
-        """Repeat a watch until stopped; an outage is logged once, its end too."""
-        failures = 0
+    # --- the threads
+
+    def _keep(self, watch: Callable[[str], None], name: str) -> None:
+        """Repeat a watch until stopped, after an error with growing, spread-out pauses."""
         while not self._stopped.is_set():
             try:
-                watch(*arguments)
-                if failures > 1:
-                    logger.info("watching %s again", ", ".join(self.queues))
-                failures = 0
-            except (BrokerUnavailable, OSError, ValueError, AttributeError) as error:
-                if self._stopped.is_set():
-                    return
-                failures += 1
-                if failures == 2:
-                    logger.warning("cannot watch %s: %s", ", ".join(self.queues), error)
-                self._stopped.wait(random.uniform(0, min(LONGEST_PAUSE_SECONDS, 0.1 * 2**failures)))  # noqa: S311
+                watch(name)
+            # The last two: what redis-py stumbles over when its connection is closed under it.
+            except (BrokerUnavailable, RedisError, OSError, ValueError, AttributeError) as error:
+                if not self._stopped.is_set():
+                    failures = self._failed(name, error)
+                    longest = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(failures, 10))
+                    self._stopped.wait(random.uniform(0, longest))  # noqa: S311
+
+    def _failed(self, name: str, error: Exception) -> int:
+        """Count a failure; say that Redis is away at the second one in a row, once for all threads."""
+        with self._lock:
+            count = self._failures[name] = self._failures.get(name, 0) + 1
+            first = count == 2 and all(others < 2 for key, others in self._failures.items() if key != name)
+        if first:
+            logger.warning("cannot watch %s: %s", ", ".join(self.queues), error)
+        return count
+
+    def _succeeded(self, name: str) -> None:
+        """Forget failures; say that Redis is back when no thread has any left."""
+        if not self._failures:
+            return
+        with self._lock:
+            was_told = any(count >= 2 for count in self._failures.values())
+            self._failures.pop(name, None)
+            last = was_told and not any(count >= 2 for count in self._failures.values())
+        if last:
+            logger.info("watching %s again", ", ".join(self.queues))
 
     def _block(self, queue: str) -> None:
+        """Wait until the queue is armed, then until something is in it."""
         armed = self._armed[queue]
         armed.wait()
         pending = QueueKeys(queue).pending
-        pool = clients.client("blocking").connection_pool
+        client = clients.client("blocking")
+        pool = getattr(client, "connection_pool", None)
         with clients.broker_errors():
+            if pool is None:
+                # A cluster client chooses the node by itself; its call ends after BLOCK_SECONDS at the
+                # latest.
+                self._block_on(queue, lambda: client.blmove(pending, pending, clients.BLOCK_SECONDS, "RIGHT", "RIGHT"))
+                return
             connection = pool.get_connection()
             with self._lock:
                 self._connections.add(connection)
+
+            def ask() -> Any:
+                connection.send_command("BLMOVE", pending, pending, "RIGHT", "RIGHT", clients.BLOCK_SECONDS)
+                return connection.read_response()
+
             try:
-                while not self._stopped.is_set():
-                    connection.send_command("BLMOVE", pending, pending, "RIGHT", "RIGHT", clients.BLOCK_SECONDS)
-                    if connection.read_response() is not None:
-                        armed.clear()
-                        self.event.set()
-                        return
+                self._block_on(queue, ask)
             finally:
                 with self._lock:
                     self._connections.discard(connection)
+                # An error may have left a reply unread.
+                connection.disconnect()
                 pool.release(connection)
 
-    def _listen(self) -> None:
+    def _block_on(self, queue: str, ask: Callable[[], Any]) -> None:
+        while not self._stopped.is_set():
+            found = ask()
+            self._succeeded(queue)
+            if found is not None:
+                # In this order: whoever arms in between is woken at once, and arms again.
+                self._armed[queue].clear()
+                self.event.set()
+                return
+
+    def _listen(self, name: str) -> None:
+        """Listen to the channels of all queues."""
         with clients.broker_errors():
             subscription = clients.client("blocking").pubsub(ignore_subscribe_messages=True)
             try:
                 subscription.subscribe(*(QueueKeys(queue).wake for queue in self.queues))
+                with self._lock:
+                    self._connections.add(subscription.connection)
+                self._succeeded(name)
                 # What was pushed before the subscription stood has not been told.
                 self.event.set()
                 while not self._stopped.is_set():
-                    if subscription.get_message(timeout=1.0) is not None:
+                    if subscription.get_message(timeout=LISTEN_SECONDS) is not None:
                         self.event.set()
             finally:
+                with self._lock:
+                    self._connections.discard(subscription.connection)
                 subscription.close()

@@ -1,36 +1,36 @@
 -- Put tasks that failed for good into the archive, and trim it as asynq does, at most 100 a call.
 -- KEYS: 1 active, 2 lease, 3 held, 4 archived, 5 processed of the day, 6 failed of the day, 7 processed, 8 failed
--- ARGV: 1 task key prefix, 2 time the day's counters expire, 3 largest counter, 4 archived before this is trimmed,
---       5 how many stay, then for each task: id, fence, message ("": leave it)
+-- ARGV: 1 task key prefix, 2 time the day's counters expire, 3 largest counter, 4 seconds an archived task is kept,
+--       5 how many are kept, then for each task: id, fence, message ("": leave it)
 -- Returns one word for each: "archived", "stale" (nothing changed), "gone" (no hash).
--- Invariant: as `done`; what is trimmed leaves no hash behind.
+-- Invariant: as `retry`; what is trimmed leaves no hash behind.
 local now = redis.call('TIME')[1]
 local words, count = {}, 0
 for i = 6, #ARGV, 3 do
   local id, fence, message = unpack(ARGV, i, i + 2)
   local key = ARGV[1] .. id
   local known = redis.call('HMGET', key, 'fence', 'state')
-  if not known[2] then
-    redis.call('HDEL', KEYS[3], id)
-    words[#words + 1] = 'gone'
-  elseif (known[1] or '0') ~= fence or known[2] ~= 'active' then
+  if known[2] and ((known[1] or '0') ~= fence or known[2] ~= 'active') then
     words[#words + 1] = 'stale'
   else
     redis.call('LREM', KEYS[1], 0, id)
     redis.call('ZREM', KEYS[2], id)
     redis.call('HDEL', KEYS[3], id)
-    redis.call('HDEL', key, 'worker')
-    redis.call('ZADD', KEYS[4], now, id)
-    redis.call('HSET', key, 'state', 'archived')
-    if message ~= '' then redis.call('HSET', key, 'msg', message) end
-    count = count + 1
-    words[#words + 1] = 'archived'
+    if known[2] then
+      redis.call('HDEL', key, 'worker', 'parked_at')
+      redis.call('ZADD', KEYS[4], now, id)
+      redis.call('HSET', key, 'state', 'archived')
+      if message ~= '' then redis.call('HSET', key, 'msg', message) end
+      count = count + 1
+    end
+    words[#words + 1] = known[2] and 'archived' or 'gone'
   end
 end
 if count == 0 then return words end
-local old = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', ARGV[4], 'LIMIT', 0, 100)
-local extra = redis.call('ZCARD', KEYS[4]) - #old - ARGV[5]
-if #old == 0 and extra > 0 then old = redis.call('ZRANGE', KEYS[4], 0, math.min(extra, 100) - 1) end
+local old = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', now - ARGV[4], 'LIMIT', 0, 100)
+local extra = math.min(redis.call('ZCARD', KEYS[4]) - ARGV[5], 100)
+-- Both begin with the oldest, so the longer list holds the other.
+if extra > #old then old = redis.call('ZRANGE', KEYS[4], 0, extra - 1) end
 for _, id in ipairs(old) do redis.call('DEL', ARGV[1] .. id) end
 if #old > 0 then redis.call('ZREM', KEYS[4], unpack(old)) end
 for day = 5, 6 do

@@ -1,32 +1,34 @@
 -- End tasks that succeeded, or whose row is final: everything of them goes.
 -- KEYS: 1 active, 2 lease, 3 held, 4 processed of the day, 5 processed
 -- ARGV: 1 task key prefix, 2 time the day's counter expires, 3 largest counter, then for each task: id, fence
--- Returns one word for each: "done", "stale" (another run holds it, nothing changed), "gone" (no hash).
+-- Returns one word for each: "done", "stale" (another run holds it, or none; nothing changed), "gone" (no hash).
 -- Invariant: a task is counted once, however often this is called.
 local words, count = {}, 0
 for i = 4, #ARGV, 2 do
   local id, fence = ARGV[i], ARGV[i + 1]
   local key = ARGV[1] .. id
   local known = redis.call('HMGET', key, 'fence', 'unique_key', 'state')
-  if not known[3] then
-    redis.call('HDEL', KEYS[3], id)
-    words[#words + 1] = 'gone'
-  elseif (known[1] or '0') ~= fence or known[3] ~= 'active' then
+  if known[3] and ((known[1] or '0') ~= fence or known[3] ~= 'active') then
     words[#words + 1] = 'stale'
   else
     redis.call('LREM', KEYS[1], 0, id)
     redis.call('ZREM', KEYS[2], id)
     redis.call('HDEL', KEYS[3], id)
-    redis.call('DEL', key)
-    if known[2] and redis.call('GET', known[2]) == id then redis.call('DEL', known[2]) end
-    count = count + 1
-    words[#words + 1] = 'done'
+    if known[3] then
+      redis.call('DEL', key)
+      if known[2] and redis.call('GET', known[2]) == id then redis.call('DEL', known[2]) end
+      count = count + 1
+    end
+    words[#words + 1] = known[3] and 'done' or 'gone'
   end
 end
 if count > 0 then
   if redis.call('INCRBY', KEYS[4], count) == count then redis.call('EXPIREAT', KEYS[4], ARGV[2]) end
   local total = redis.call('GET', KEYS[5])
-  if total and tonumber(total) + count >= tonumber(ARGV[3]) then redis.call('SET', KEYS[5], count)
-  else redis.call('INCRBY', KEYS[5], count) end
+  if total and tonumber(total) + count >= tonumber(ARGV[3]) then
+    redis.call('SET', KEYS[5], count)
+  else
+    redis.call('INCRBY', KEYS[5], count)
+  end
 end
 return words

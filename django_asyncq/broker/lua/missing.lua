@@ -1,8 +1,8 @@
 -- Tell which tasks Redis does not know.
--- KEYS: none of the queue's own   ARGV: 1 task key prefix, then task ids
--- Returns the ids without a hash. Invariant: nothing changes.
+-- KEYS: 1 pending, which only says where the queue lives   ARGV: 1 task key prefix, then task ids
+-- Returns the ids without a message. Invariant: nothing changes.
 local gone = {}
 for i = 2, #ARGV do
-  if redis.call('EXISTS', ARGV[1] .. ARGV[i]) == 0 then gone[#gone + 1] = ARGV[i] end
+  if redis.call('HEXISTS', ARGV[1] .. ARGV[i], 'msg') == 0 then gone[#gone + 1] = ARGV[i] end
 end
 return gone

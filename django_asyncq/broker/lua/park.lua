@@ -1,21 +1,29 @@
 -- Put tasks into the retry set, to be looked at again when due.
 -- KEYS: 1 retry, 2 scheduled, 3 archived
--- ARGV: 1 task key prefix, then for each task: id, message, fence ("0": none), priority, due (Unix seconds)
--- Returns one word for each: "parked", or "exists" for one that is pending or active (nothing changed).
--- Invariant: an id is in one place, and its hash is there; `fence` marks it as one whose row must change first.
+-- ARGV: 1 task key prefix, then for each task: id, message, fence ("0": none), priority, lock key or "", lock seconds,
+--       due (Unix seconds)
+-- Returns one word for each: "parked", or "exists" for one that is anywhere else, such as pending (nothing changed).
+-- Invariant: an id is in one place, and its hash is there; `fence` marks it as one whose row must change first. A lock
+-- that another id holds is left to it.
 local place = {retry = KEYS[1], scheduled = KEYS[2], archived = KEYS[3]}
 local words = {}
-for i = 2, #ARGV, 5 do
-  local id, message, fence, priority, due = unpack(ARGV, i, i + 4)
+for i = 2, #ARGV, 7 do
+  local id, message, fence, priority, lock, seconds, due = unpack(ARGV, i, i + 6)
   local key = ARGV[1] .. id
-  local state = redis.call('HGET', key, 'state')
+  local state = redis.call('HEXISTS', key, 'msg') == 1 and (redis.call('HGET', key, 'state') or 'none')
   if state and not place[state] then
     words[#words + 1] = 'exists'
   else
-    if state and state ~= 'retry' then redis.call('ZREM', place[state], id) end
-    local known = tonumber(redis.call('HGET', key, 'fence') or 0)
-    redis.call('HSET', key, 'msg', message, 'state', 'retry', 'fence', string.format('%.0f', math.max(known, tonumber(fence))))
+    if state then redis.call('ZREM', place[state], id) end
+    local known = redis.call('HGET', key, 'fence') or '0'
+    if tonumber(fence) > tonumber(known) then known = fence end
+    redis.call('HDEL', key, 'priority', 'pending_since')
+    redis.call('HSET', key, 'msg', message, 'state', 'retry', 'fence', known)
     if priority ~= '0' then redis.call('HSET', key, 'priority', priority) end
+    if lock ~= '' then
+      redis.call('SET', lock, id, 'NX', 'EX', seconds)
+      redis.call('HSET', key, 'unique_key', lock)
+    end
     redis.call('ZADD', KEYS[1], due, id)
     words[#words + 1] = 'parked'
   end

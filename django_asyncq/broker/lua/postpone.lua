@@ -1,7 +1,7 @@
 -- Put tasks aside that cannot run here now: from active to scheduled.
 -- KEYS: 1 active, 2 lease, 3 held, 4 scheduled
 -- ARGV: 1 task key prefix, 2 delay in seconds, then for each task: id, fence
--- Returns for each how many seconds ago it was first put aside, or -1 when it is stale or gone (nothing changed).
+-- Returns for each how many seconds ago it was first put aside, or -1 when it is stale (nothing changed) or gone.
 -- Invariant: an id is in one place.
 local now = tonumber(redis.call('TIME')[1])
 local ages = {}
@@ -9,17 +9,19 @@ for i = 3, #ARGV, 2 do
   local id, fence = ARGV[i], ARGV[i + 1]
   local key = ARGV[1] .. id
   local known = redis.call('HMGET', key, 'fence', 'state', 'parked_at')
-  if (known[1] or '0') ~= fence or known[2] ~= 'active' then
+  if known[2] and ((known[1] or '0') ~= fence or known[2] ~= 'active') then
     ages[#ages + 1] = -1
   else
     redis.call('LREM', KEYS[1], 0, id)
     redis.call('ZREM', KEYS[2], id)
     redis.call('HDEL', KEYS[3], id)
-    redis.call('HDEL', key, 'worker')
-    redis.call('HSET', key, 'state', 'scheduled')
-    redis.call('HSETNX', key, 'parked_at', now)
-    redis.call('ZADD', KEYS[4], now + ARGV[2], id)
-    ages[#ages + 1] = now - tonumber(known[3] or now)
+    if known[2] then
+      redis.call('HDEL', key, 'worker')
+      redis.call('HSET', key, 'state', 'scheduled')
+      redis.call('HSETNX', key, 'parked_at', now)
+      redis.call('ZADD', KEYS[4], now + ARGV[2], id)
+    end
+    ages[#ages + 1] = known[2] and now - tonumber(known[3] or now) or -1
   end
 end
 return ages

@@ -1,6 +1,7 @@
 -- Give tasks back that were taken: to the head of pending, or to their place by priority.
 -- KEYS: 1 active, 2 lease, 3 held, 4 pending, 5 priority
--- ARGV: 1 task key prefix, 2 wake channel, 3 "1" to raise the fence, then for each task: id, fence
+-- ARGV: 1 task key prefix, 2 wake channel, 3 "1" to raise the fence, then for each task: id, fence; the last given
+--       is the next to be taken
 -- Returns one word for each: "requeued", "stale" (nothing changed), "gone" (no hash).
 -- Invariant: with a raised fence nothing the former holder still says is accepted.
 local words, woke = {}, false
@@ -8,25 +9,24 @@ for i = 4, #ARGV, 2 do
   local id, fence = ARGV[i], ARGV[i + 1]
   local key = ARGV[1] .. id
   local known = redis.call('HMGET', key, 'fence', 'state', 'priority')
-  if not known[2] then
-    redis.call('HDEL', KEYS[3], id)
-    words[#words + 1] = 'gone'
-  elseif (known[1] or '0') ~= fence or known[2] ~= 'active' then
+  if known[2] and ((known[1] or '0') ~= fence or known[2] ~= 'active') then
     words[#words + 1] = 'stale'
   else
     redis.call('LREM', KEYS[1], 0, id)
     redis.call('ZREM', KEYS[2], id)
     redis.call('HDEL', KEYS[3], id)
-    redis.call('HDEL', key, 'worker')
-    redis.call('HSET', key, 'state', 'pending')
-    if ARGV[3] == '1' then redis.call('HINCRBY', key, 'fence', 1) end
-    if known[3] then
-      redis.call('ZADD', KEYS[5], -tonumber(known[3]), id)
-      woke = true
-    else
-      redis.call('RPUSH', KEYS[4], id)
+    if known[2] then
+      redis.call('HDEL', key, 'worker')
+      redis.call('HSET', key, 'state', 'pending')
+      if ARGV[3] == '1' then redis.call('HINCRBY', key, 'fence', 1) end
+      if known[3] then
+        redis.call('ZADD', KEYS[5], -tonumber(known[3]), id)
+        woke = true
+      else
+        redis.call('RPUSH', KEYS[4], id)
+      end
     end
-    words[#words + 1] = 'requeued'
+    words[#words + 1] = known[2] and 'requeued' or 'gone'
   end
 end
 if woke then redis.call('PUBLISH', ARGV[2], '1') end

@@ -9,20 +9,19 @@ for i = 5, #ARGV, 4 do
   local id, fence, message, due = unpack(ARGV, i, i + 3)
   local key = ARGV[1] .. id
   local known = redis.call('HMGET', key, 'fence', 'state')
-  if not known[2] then
-    redis.call('HDEL', KEYS[3], id)
-    words[#words + 1] = 'gone'
-  elseif (known[1] or '0') ~= fence or known[2] ~= 'active' then
+  if known[2] and ((known[1] or '0') ~= fence or known[2] ~= 'active') then
     words[#words + 1] = 'stale'
   else
     redis.call('LREM', KEYS[1], 0, id)
     redis.call('ZREM', KEYS[2], id)
     redis.call('HDEL', KEYS[3], id)
-    redis.call('HDEL', key, 'worker')
-    redis.call('ZADD', KEYS[4], due, id)
-    redis.call('HSET', key, 'msg', message, 'state', 'retry')
-    count = count + 1
-    words[#words + 1] = 'retried'
+    if known[2] then
+      redis.call('HDEL', key, 'worker', 'parked_at')
+      redis.call('ZADD', KEYS[4], due, id)
+      redis.call('HSET', key, 'msg', message, 'state', 'retry')
+      count = count + 1
+    end
+    words[#words + 1] = known[2] and 'retried' or 'gone'
   end
 end
 if count > 0 and ARGV[4] == '1' then

@@ -1,0 +1,163 @@
+"""The codec of TaskMessage. That it writes what Go writes is in `test_fixtures.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from django_asyncq.exceptions import AsyncqError
+from django_asyncq.message import DEEPEST_GROUP, TaskMessage, UndecodableMessage, clean_text
+
+# Any code point, lone surrogates too: clean_text is what takes those away.
+text = st.text(st.characters(codec="utf-8"))
+int32 = st.integers(-(2**31), 2**31 - 1)
+int64 = st.integers(-(2**63), 2**63 - 1)
+messages = st.builds(
+    TaskMessage,
+    type=text,
+    payload=st.binary(),
+    id=text,
+    queue=text,
+    retry=int32,
+    retried=int32,
+    error_msg=text,
+    timeout=int64,
+    deadline=int64,
+    unique_key=text,
+    last_failed_at=int64,
+    retention=int64,
+    completed_at=int64,
+    group_key=text,
+    headers=st.dictionaries(text, text, max_size=4),
+)
+
+
+@given(messages)
+def test_what_was_encoded_is_decoded(message: TaskMessage) -> None:
+    """Every message survives the way there and back, and has one form only."""
+    assert TaskMessage.decode(message.encode()) == message
+    assert TaskMessage.decode(message.encode()).encode() == message.encode()
+
+
+@given(st.binary(max_size=200))
+@example(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
+@example(b"\x0b" * 100_000)
+def test_any_bytes_are_a_message_or_undecodable(data: bytes) -> None:
+    """No input raises anything but UndecodableMessage."""
+    try:
+        TaskMessage.decode(data)
+    except UndecodableMessage:
+        return
+
+
+@given(messages, st.data())
+def test_a_damaged_message_is_a_message_or_undecodable(message: TaskMessage, data: st.DataObject) -> None:
+    """Nor does a real message that was cut, or in which one byte was changed."""
+    encoded = bytearray(message.encode())
+    if encoded:
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    cut = encoded[: data.draw(st.integers(0, len(encoded)))]
+    for broken in (bytes(encoded), bytes(cut)):
+        try:
+            TaskMessage.decode(broken)
+        except UndecodableMessage:
+            continue
+
+
+def test_zero_and_empty_are_left_out() -> None:
+    """As Go does; an empty message is no bytes at all."""
+    assert TaskMessage().encode() == b""
+    assert TaskMessage.decode(b"") == TaskMessage()
+
+
+def test_bytes_are_those_of_protobuf() -> None:
+    """Spelled out once, field by field; a negative number takes ten bytes."""
+    message = TaskMessage(type="a", payload=b"\x00", retry=-1, timeout=300, headers={"k": ""})
+    assert message.encode() == (
+        b"\x0a\x01a"
+        + b"\x12\x01\x00"
+        + b"\x28"
+        + b"\xff" * 9
+        + b"\x01"
+        + b"\x40\xac\x02"
+        + b"\x7a\x05\x0a\x01k\x12\x00"
+    )
+
+
+def test_explicit_zeros_and_any_order_are_read() -> None:
+    """Other writers may order fields as they like; the last one of a number wins."""
+    data = b"\x28\x00" + b"\x1a\x01x" + b"\x0a\x01a" + b"\x0a\x01b" + b"\x12\x00"
+    assert TaskMessage.decode(data) == TaskMessage(type="b", id="x")
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        pytest.param(b"\x80\x01\x05", id="number 16"),
+        pytest.param(b"\x85\x01\x01\x02\x03\x04", id="four bytes"),
+        pytest.param(b"\x81\x01\x01\x02\x03\x04\x05\x06\x07\x08", id="eight bytes"),
+        pytest.param(b"\x82\x01\x02hi", id="text"),
+        pytest.param(b"\x83\x01\x0a\x01z\x84\x01", id="group"),
+        pytest.param(b"\x08\x05", id="known number, other wire type"),
+    ],
+)
+def test_unknown_fields_are_dropped(unknown: bytes) -> None:
+    """As in Go: a newer writer's fields do no harm, and are gone at the next rewrite."""
+    assert TaskMessage.decode(b"\x0a\x01a" + unknown + b"\x1a\x01x") == TaskMessage(type="a", id="x")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"\x0a", id="no length"),
+        pytest.param(b"\x0a\x02a", id="cut short"),
+        pytest.param(b"\x28\xff", id="number cut short"),
+        pytest.param(b"\x28" + b"\xff" * 10 + b"\x01", id="number of eleven bytes"),
+        pytest.param(b"\x28" + b"\xff" * 9 + b"\x02", id="number of 65 bits"),
+        pytest.param(b"\x02\x00", id="field 0"),
+        pytest.param(b"\x82\x80\x80\x80\x10\x00", id="field 2**29"),
+        pytest.param(b"\x0e", id="wire type 6"),
+        pytest.param(b"\x0a\x01\xff", id="text that is not UTF-8"),
+        pytest.param(b"\x7a\x03\x0a\x01\xff", id="header that is not UTF-8"),
+        pytest.param(b"\x7a\x02\x0a\x05", id="header cut short"),
+        pytest.param(b"\x8b\x01", id="group without end"),
+        pytest.param(b"\x8c\x01", id="end without group"),
+        pytest.param(b"\x8b\x01\x94\x01", id="end of another group"),
+        pytest.param(b"\x8b\x01" * (DEEPEST_GROUP + 1), id="groups too deep"),
+    ],
+)
+def test_broken_bytes_are_refused(data: bytes) -> None:
+    """What Go's reader refuses is refused, with an error of our tree."""
+    with pytest.raises(UndecodableMessage):
+        TaskMessage.decode(data)
+    assert issubclass(UndecodableMessage, AsyncqError)
+
+
+@given(st.text(st.characters()))
+def test_text_is_cleaned_before_it_is_written(words: str) -> None:
+    """Invalid UTF-8 would stop Go's recovery: lone surrogates become question marks, all else stays."""
+    assert TaskMessage.decode(TaskMessage(error_msg=words).encode()).error_msg == clean_text(words)
+    clean_text(words).encode()
+
+
+def test_surrogates_become_question_marks() -> None:
+    """Only they do."""
+    assert clean_text("a\ud800ü😀\udfff") == "a?ü😀?"
+
+
+@pytest.mark.parametrize(
+    ("field", "given_value", "written"),
+    [
+        ("retry", 2**40, 2**31 - 1),
+        ("retry", -(2**40), -(2**31)),
+        ("timeout", 2**70, 2**63 - 1),
+        ("deadline", -(2**70), -(2**63)),
+    ],
+)
+def test_a_number_too_large_becomes_the_largest(field: str, given_value: int, written: int) -> None:
+    """Cutting bits off would turn a long timeout into a short one."""
+    options: dict[str, Any] = {field: given_value}
+    assert getattr(TaskMessage.decode(TaskMessage(**options).encode()), field) == written
