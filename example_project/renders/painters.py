@@ -24,10 +24,17 @@ MANDELBROT_PLACES = (
     (-0.7463 + 0.1102j, 0.006),
     (-1.25066 + 0.02012j, 0.0022),
     (-0.16 + 1.0405j, 0.028),
-    (0.2549870375 - 0.0005679790j, 0.0045),
+    (-1.7685 + 0.0017j, 0.012),
     (-0.722 + 0.246j, 0.019),
 )
-JULIA_SEEDS = (-0.8 + 0.156j, -0.7269 + 0.1889j, 0.285 + 0.01j, -0.4 + 0.6j, -0.835 - 0.2321j, -0.70176 - 0.3842j)
+JULIA_SEEDS = (
+    -0.8 + 0.156j,
+    -0.7269 + 0.1889j,
+    0.285 + 0.01j,
+    -0.4 + 0.6j,
+    -0.835 - 0.2321j,
+    -0.70176 - 0.3842j,
+)
 CLIFFORD = (
     (-1.4, 1.6, 1.0, 0.7),
     (1.7, 1.7, 0.6, 1.2),
@@ -35,7 +42,8 @@ CLIFFORD = (
     (1.5, -1.8, 1.6, 0.9),
     (-1.8, -2.0, -0.5, -0.9),
 )
-# Each fern: rows of a, b, c, d, e, f and the chance of being chosen. Source: Barnsley, "Fractals Everywhere", 1988.
+# Each fern: rows of a, b, c, d, e, f and the chance of being chosen.
+# Source: Barnsley, "Fractals Everywhere", 1988.
 FERNS = (
     (
         (0.0, 0.0, 0.0, 0.16, 0.0, 0.0, 0.01),
@@ -52,6 +60,8 @@ FERNS = (
 )
 # Feed and kill rates at which spots, worms and corals grow. Source: Pearson, Science 261, 1993.
 GRAY_SCOTT = ((0.0367, 0.0649), (0.0545, 0.062), (0.029, 0.057), (0.039, 0.058))
+# Two to five seconds of one core: long enough to be interrupted in the middle.
+REACTION_STEPS = 7_000
 
 
 def plane(size: int, centre: complex, half_width: float, turn: float = 0.0) -> Complexes:
@@ -61,7 +71,7 @@ def plane(size: int, centre: complex, half_width: float, turn: float = 0.0) -> C
 
 
 def to_image(pixels: Pixels, size: int) -> Image.Image:
-    """Return the pixels as a picture of size × size; made smaller from a larger grid, its edges are smooth."""
+    """Return the pixels as a square picture; made smaller from a larger grid, its edges are smooth."""
     image = Image.fromarray(pixels)
     return image if image.size == (size, size) else image.resize((size, size), Image.Resampling.LANCZOS)
 
@@ -106,7 +116,7 @@ def julia(random: Generator, size: int, palette: str) -> Image.Image:
     constant += complex(*random.normal(0, 0.002, 2))
     points = plane(size * 3 // 2, 0, random.uniform(1.1, 1.45), random.uniform(0, 2 * np.pi))
     times, escaped = escape_times(points, constant, 300)
-    return to_image(colourise(equalise(np.log1p(np.maximum(times, 0)), escaped), palette), size)
+    return to_image(colourise(equalise(times, escaped) ** 2.2, palette), size)
 
 
 def newton(random: Generator, size: int, palette: str) -> Image.Image:
@@ -120,8 +130,8 @@ def newton(random: Generator, size: int, palette: str) -> Image.Image:
     with np.errstate(all="ignore"):
         for _ in range(34):
             # f'/f is the sum of 1 / (z - root): no polynomial needs to be expanded.
-            change = relaxation / sum(1 / (z - root) for root in roots)
-            z = z - np.nan_to_num(change)
+            change = np.nan_to_num(relaxation / sum(1 / (z - root) for root in roots))
+            z = z - change
             speed += np.exp(-np.abs(change) * 60)
     nearest = np.argmin(np.stack([np.abs(z - root) for root in roots]), axis=0)
     base = colourise(np.linspace(0.28, 0.88, count), palette)[nearest]
@@ -180,22 +190,22 @@ def attractor(random: Generator, size: int, palette: str) -> Image.Image:
 def reaction(random: Generator, size: int, palette: str) -> Image.Image:
     """Grow a Gray-Scott reaction-diffusion pattern: the studio's slow model."""
     feed, kill = GRAY_SCOTT[random.integers(len(GRAY_SCOTT))]
-    cells = 192
+    cells = 256
     u = np.ones((cells, cells), dtype=np.float32)
     v = np.zeros((cells, cells), dtype=np.float32)
-    for _ in range(28):
+    for _ in range(46):
         row, column = random.integers(0, cells - 14, 2)
         u[row : row + 12, column : column + 12] = 0.5
         v[row : row + 12, column : column + 12] = 0.25
     v += random.uniform(0, 0.02, v.shape).astype(np.float32)
-    for _ in range(5_600):
+    for _ in range(REACTION_STEPS):
         reacted = u * v * v
         u += 0.16 * laplacian(u) - reacted + feed * (1 - u)
         v += 0.08 * laplacian(v) + reacted - (feed + kill) * v
     relief = np.asarray(Image.fromarray(v).resize((size, size), Image.Resampling.BICUBIC))
     relief = relief / max(float(relief.max()), 1e-6)
     slope_y, slope_x = np.gradient(relief)
-    light = 1 + np.clip((slope_x + slope_y) * size / 26, -0.45, 0.45)
+    light = 1 + np.clip((slope_x + slope_y) * size / 30, -0.45, 0.45)
     return to_image(shade(colourise(0.12 + 0.8 * relief, palette), light), size)
 
 
@@ -218,18 +228,18 @@ def flow(random: Generator, size: int, palette: str) -> Image.Image:
     grid = size * 3 // 2
     angle = noise(random, grid, 2.1) * 2 * np.pi * random.uniform(1.4, 2.4)
     push_x, push_y = np.cos(angle), np.sin(angle)
-    count = grid * 12
+    count = grid * 14
     x, y = random.uniform(0, grid, (2, count))
     tone = random.uniform(0.25, 1.0, count) ** 1.4
     ink = np.zeros(grid * grid)
     weight = np.zeros(grid * grid)
-    for _ in range(130):
+    for _ in range(240):
         column, row = x.astype(int) % grid, y.astype(int) % grid
         place = row * grid + column
         ink += np.bincount(place, tone, grid * grid)
         weight += np.bincount(place, minlength=grid * grid)
         x, y = x + push_x[row, column], y + push_y[row, column]
-    traces = np.where(weight > 0, ink / np.maximum(weight, 1), 0) * (1 - np.exp(-weight / 1.6))
+    traces = np.where(weight > 0, ink / np.maximum(weight, 1), 0) * (1 - np.exp(-weight / 3))
     return to_image(colourise(0.06 + traces.reshape(grid, grid), palette), size)
 
 
