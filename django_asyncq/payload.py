@@ -127,8 +127,10 @@ def storable_result(value: Any) -> Any:
     try:
         result = plain(value, "return value", settings.max_depth)
         size = len(json_bytes(result))
-    except (InvalidArguments, RecursionError) as error:
+    except InvalidArguments as error:
         return {"result_not_stored": str(error)}
+    except Exception as error:  # noqa: BLE001 - an object that poses as a mapping may raise anything
+        return {"result_not_stored": f"return value could not be read: {type(error).__qualname__}"}
     if size > settings.max_result_bytes:
         return {
             "result_not_stored": f"return value takes {size:,} bytes as JSON, more than "

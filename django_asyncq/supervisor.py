@@ -127,7 +127,7 @@ class Supervisor:
 
     def _start_child(self, now: float) -> Child:
         # Async tasks have entries of their own, behind the threads'.
-        board = Board(2 * self.options.concurrency + MOST_AHEAD_ENTRIES)
+        board = Board(2 * self.options.concurrency)
         ours, theirs = self._spawn.Pipe()
         process = self._spawn.Process(target=start, args=(self.options, board, theirs), name="asyncq-worker")
         process.start()
@@ -279,7 +279,3 @@ class Supervisor:
         if now >= self._beat_at:
             self._beat_at = now + conf.current().beat_seconds
             self.beat()
-
-
-# An async task is taken ahead of its slot only while tasks are very short; each needs an entry.
-MOST_AHEAD_ENTRIES = 256

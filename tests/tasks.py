@@ -142,3 +142,44 @@ def counts_rows() -> int:
 
     transaction.set_autocommit(False)
     return TaskRecord.objects.count()
+
+
+class Spiteful(dict):  # type: ignore[type-arg]
+    """A mapping that cannot be read."""
+
+    def items(self) -> Any:
+        """Refuse."""
+        raise OSError("no")
+
+
+@task
+def returns_spite() -> Any:
+    """Return what raises while it is looked at."""
+    return Spiteful(a=1)
+
+
+class Unspeakable(Exception):
+    """An error whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@task
+def raises_unspeakable() -> None:
+    """Fail with an error that cannot be printed."""
+    raise Unspeakable
+
+
+@task
+def exits() -> None:
+    """Try to take the slot along."""
+    raise SystemExit(3)
+
+
+@task(takes_context=True)
+async def counts_others(context: TaskContext, seconds: float) -> None:
+    """Leave begin and end in the history, asynchronously."""
+    note("begin", id=context.task_result.id)
+    await asyncio.sleep(seconds)
+    note("end", id=context.task_result.id)

@@ -319,3 +319,32 @@ def test_max_tasks_replaces_processes() -> None:
     run_workers("--max-tasks", "2", "--concurrency", "1")
     assert TaskRecord.objects.succeeded().count() == 6
     assert len({record.worker_ids[0] for record in TaskRecord.objects.all()}) == 3
+
+
+def test_spiteful_results_and_errors_are_recorded_and_others_do_not_suffer() -> None:
+    """Objects that raise when looked at, errors that cannot be printed, SystemExit: all have an end."""
+    spite, unspeakable, leaving = (
+        tasks.returns_spite.enqueue(),
+        tasks.raises_unspeakable.enqueue(),
+        tasks.exits.enqueue(),
+    )
+    fine = tasks.add.enqueue(1)
+    run_workers("--concurrency", "1")
+    assert record_of(spite).return_value == {"result_not_stored": "return value could not be read: OSError"}
+    assert "could not be made" in record_of(unspeakable).errors[0]["message"]
+    assert record_of(leaving).errors[0]["exception"] == "builtins.SystemExit"
+    assert record_of(fine).state == TaskState.SUCCEEDED
+    assert record_of(fine).worker_ids == record_of(leaving).worker_ids
+
+
+def test_async_tasks_keep_to_the_concurrency(history_path: Path) -> None:
+    """Short tasks make the worker take more ahead; no more than N of them run at once."""
+    tasks.add_async.enqueue_many([(n,) for n in range(100)])
+    tasks.counts_others.enqueue_many([(0.05,)] * 20)
+    run_workers("--concurrency", "3")
+    inside = most = 0
+    for line in history(history_path):
+        inside += 1 if line["event"] == "begin" else -1
+        most = max(most, inside)
+    assert TaskRecord.objects.succeeded().count() == 120
+    assert most <= 3

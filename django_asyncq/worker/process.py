@@ -65,7 +65,7 @@ class WorkerProcess:
         self.reporter = Reporter(self.broker, self.worker_id, self.alarm.ring)
         runner = Runner(self.worker_id, board, self.reporter.begun, self._ended)
         self.threads = ThreadSlots(runner, options.concurrency)
-        self.loop = LoopSlots(runner, options.concurrency, board.slots - options.concurrency)
+        self.loop = LoopSlots(runner, options.concurrency, options.concurrency)
         self.watch: QueueWatch | None = None
         self.stop_requests = 0
         self.finished_tasks = 0
@@ -127,11 +127,17 @@ class WorkerProcess:
 
     def _tick(self) -> None:
         """Hand back what waits here while its turn may come elsewhere; set the flag of runs that are overdue."""
-        self.hand_back(self.threads.take_back(time.monotonic() - HAND_BACK_AFTER_SECONDS))
         now = time.monotonic()
+        self.hand_back(self._take_back(now - HAND_BACK_AFTER_SECONDS))
         for job in self._running():
             if job.is_overdue(now):
                 job.stop.set()
+
+    def _waiting(self) -> list[Job]:
+        return [*self.threads.waiting.copy(), *self.loop.waiting.copy()]
+
+    def _take_back(self, taken_before: float) -> list[Job]:
+        return self.threads.take_back(taken_before) + self.loop.take_back(taken_before)
 
     def hand_back(self, jobs: Sequence[Job]) -> None:
         """Give jobs back to their queues without using an attempt."""
@@ -154,7 +160,7 @@ class WorkerProcess:
 
     def _sleep(self) -> None:
         """Wait for work, for a free slot, or for the next look at the clock."""
-        busy = bool(self.threads.busy or self.loop.busy or self.threads.waiting)
+        busy = bool(self._running() or self._waiting())
         pause = TICK_SECONDS if busy else min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
         wait_for_redis = self._fetch_after - time.monotonic()
         self.alarm.wait(max(wait_for_redis, 0.01) if wait_for_redis > 0 else pause, also=[self.supervisor])
@@ -163,7 +169,7 @@ class WorkerProcess:
 
     def room(self) -> int:
         """Return how many tasks may be taken: free slots, and a small batch ahead while tasks are very short."""
-        occupied = len(self.threads.busy) + len(self.threads.waiting) + len(self.loop.busy)
+        occupied = len(self._running()) + len(self._waiting())
         ahead = 0
         if self.pace_seconds is not None and self.pace_seconds < FAST_TASK_SECONDS:
             ahead = min(MOST_AHEAD, int(AHEAD_SECONDS / max(self.pace_seconds, 1e-5)))
@@ -214,7 +220,7 @@ class WorkerProcess:
 
     def _adopt(self, queue: str) -> bool:
         """Run what Redis gave to this process in a reply that was lost, or whose rows could not be read."""
-        known = {str(job.run.record.id) for job in [*self._running(), *self.threads.waiting]}
+        known = {str(job.run.record.id) for job in [*self._running(), *self._waiting()]}
         if self.reporter.unwritten:
             return False  # what has just ended is still held in Redis; look again later
         leases = [lease for lease in self.broker.held(queue, self.worker_id) if lease.id not in known]
@@ -269,7 +275,7 @@ class WorkerProcess:
         """Stop fetching, hand back what has not begun, drain to the deadline, hand back the rest."""
         if self.watch is not None:
             self.watch.stop()
-        self.hand_back(self.threads.take_back(time.monotonic()))
+        self.hand_back(self._take_back(time.monotonic()))
         deadline = time.monotonic() + conf.current().shutdown_grace_seconds
         while self._running() and time.monotonic() < deadline and self.stop_requests < 2:
             self.alarm.wait(TICK_SECONDS)

@@ -122,7 +122,9 @@ class Reporter(threading.Thread):
             self._mark_running()
             self._acknowledge_again()
         except Exception:
-            logger.exception("%d outcomes could not be reported; their leases run out", len(heard))
+            logger.exception("%d outcomes could not be reported; each is tried alone", len(heard))
+            for outcome in heard:
+                self._write_alone(outcome)
         with self._counter:
             self.unwritten -= len(outcomes)
         return None not in events
@@ -130,7 +132,8 @@ class Reporter(threading.Thread):
     def _write(self, outcomes: Sequence[Outcome]) -> None:
         """Rows, then Redis, then signals."""
         for outcome in outcomes:
-            _apply(outcome)
+            if outcome.job.run.record.state == TaskState.RUNNING:  # not yet applied, in a group that failed
+                _apply(outcome)
         runs = [outcome.job.run for outcome in outcomes]
         try:
             lost = self._insist(lambda: lifecycle.record_runs(runs))
@@ -148,6 +151,16 @@ class Reporter(threading.Thread):
             lifecycle.announce(records, TaskState.RUNNING, state)
         for outcome in kept:
             _send_finished(outcome)
+
+    def _write_alone(self, outcome: Outcome) -> None:
+        """Write one outcome after its group failed; in the last resort as a failure that says so."""
+        run = outcome.job.run
+        try:
+            self._write([outcome])
+        except Exception as error:
+            logger.exception("task %s: its outcome cannot be recorded", run.record.id)
+            lifecycle.fail(run, error, "its outcome could not be recorded", outcome.ended_at, retry_at=None)
+            lifecycle.acknowledge(self.broker, self.worker_id, [run], lifecycle.record_runs([run]))
 
     def _record_alone(self, run: lifecycle.Run) -> bool:
         """Write one run; without its result if the database refuses that. Return whether the run lost its lease."""

@@ -65,6 +65,14 @@ class Runner:
         self.on_ended(Outcome(job, timezone.now(), value, exception))
 
 
+def take_older(waiting: deque[Job], taken_before: float) -> list[Job]:
+    """Remove and return the jobs of a line that were taken before a monotonic time; the line is in order of that."""
+    older = []
+    while waiting and waiting[0].taken_at <= taken_before:
+        older.append(waiting.popleft())
+    return older
+
+
 class ThreadSlots:
     """N threads that take jobs from one waiting line, first come first served."""
 
@@ -90,10 +98,7 @@ class ThreadSlots:
     def take_back(self, taken_before: float) -> list[Job]:
         """Remove jobs from the line that have not begun and were taken before a monotonic time."""
         with self._changed:
-            back = [job for job in self.waiting if job.taken_at <= taken_before]
-            if back:
-                self.waiting = deque(job for job in self.waiting if job.taken_at > taken_before)
-            return back
+            return take_older(self.waiting, taken_before)
 
     def close(self) -> None:
         """Let idle threads end; those in a task end after it."""
@@ -137,35 +142,52 @@ class ThreadSlots:
 
 
 class LoopSlots:
-    """One event loop in a thread of its own; every `async def` task is a coroutine in it."""
+    """One event loop in a thread of its own; `count` coroutines in it at once, the others wait in line."""
 
     def __init__(self, runner: Runner, first_slot: int, count: int) -> None:
         self.runner = runner
+        self.waiting: deque[Job] = deque()
         self.busy: set[Job] = set()
         self._free_slots = deque(range(first_slot, first_slot + count))
         self._coroutines: set[asyncio.Task[None]] = set()
+        self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="loop", daemon=True)
         self._thread.start()
 
     def put(self, jobs: Iterable[Job]) -> None:
-        """Start jobs in the loop."""
-        for job in jobs:
-            self.busy.add(job)
-            self._loop.call_soon_threadsafe(self._start, job)
+        """Add jobs to the line."""
+        with self._lock:
+            before = len(self.waiting)
+            self.waiting.extend(jobs)
+            added = len(self.waiting) > before
+        if added:
+            self._loop.call_soon_threadsafe(self._start_waiting)
+
+    def take_back(self, taken_before: float) -> list[Job]:
+        """Remove jobs from the line that have not begun and were taken before a monotonic time."""
+        with self._lock:
+            return take_older(self.waiting, taken_before)
 
     def close(self) -> None:
         """Stop the loop; what still runs in it is abandoned."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(1)
 
-    def _start(self, job: Job) -> None:
-        coroutine = self._loop.create_task(self._run(job))
-        self._coroutines.add(coroutine)
-        coroutine.add_done_callback(self._coroutines.discard)
+    def _start_waiting(self) -> None:
+        """Start jobs while there is room. Runs in the loop."""
+        while self._free_slots:
+            with self._lock:
+                if not self.waiting:
+                    return
+                job = self.waiting.popleft()
+                self.busy.add(job)
+            job.slot = self._free_slots.popleft()
+            coroutine = self._loop.create_task(self._run(job))
+            self._coroutines.add(coroutine)
+            coroutine.add_done_callback(self._coroutines.discard)
 
     async def _run(self, job: Job) -> None:
-        job.slot = self._free_slots.popleft()
         value, failure = None, None
         try:
             async with ThreadSensitiveContext() as context:
@@ -180,6 +202,7 @@ class LoopSlots:
         self.runner.end(job, value, failure)
         self._free_slots.append(job.slot)
         self.busy.discard(job)
+        self._start_waiting()
 
     async def _call(self, job: Job) -> Any:
         args, kwargs = self.runner.begin(job)
