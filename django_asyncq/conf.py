@@ -70,7 +70,7 @@ class Settings:
     """Folder of the file locks used when Redis is away at start."""
     lock_ttl_seconds: int = 30
     """How long the coordinator's lock outlives a holder that has died."""
-    sensitive_keys: str = r"password|passwd|token|secret|card|authorization|api_?key|credential"
+    sensitive_keys: str = r"passw(or)?d|secret|token(?!s)|(?<![a-z])card|credit_?card|authorization|api_?key|credential"
     """Regular expression; arguments whose key it matches are masked wherever they are shown."""
 
 

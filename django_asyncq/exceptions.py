@@ -12,8 +12,7 @@ AsyncqError
 │   ├── TaskTimeout        the run took longer than its timeout
 │   ├── WorkerLost         the process died, or its host did
 │   ├── TaskNotRegistered  no code of this name here
-│   ├── TaskNotRunnable    the row's arguments cannot be given to any function
-│   └── Cancelled          a person or a program stopped it
+│   └── TaskNotRunnable    the row's arguments cannot be given to any function
 └── RetryRequested         raised by `context.retry()`; never seen outside the worker
 """
 
@@ -103,10 +102,6 @@ class TaskNotRegistered(RunEnded):
 
 class TaskNotRunnable(RunEnded):
     """The row's arguments are not a list and an object, so no function can be called with them."""
-
-
-class Cancelled(RunEnded):
-    """The task was cancelled before it ended."""
 
 
 class RetryRequested(AsyncqError):

@@ -108,12 +108,17 @@ class TaskRecord(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.short_name} {str(self.id)[:8]}"
+        return f"{self.short_name} {self.short_id}"
 
     @property
     def short_name(self) -> str:
         """The function's own name, without its module."""
         return self.name.rpartition(".")[2]
+
+    @property
+    def short_id(self) -> str:
+        """The end of the id: its beginning is the time, the same for all tasks of a minute."""
+        return f"…{str(self.id)[-8:]}"
 
     @property
     def is_final(self) -> bool:
@@ -123,6 +128,9 @@ class TaskRecord(models.Model):
 
 class Gate(models.Model):
     """A strict limit: at most `limit` tasks of this gate are queued or running at once."""
+
+    # Names the row had before it was saved last; whose limits must be read anew.
+    former_names: frozenset[str] | set[str] = frozenset()
 
     name = models.CharField(_("name"), max_length=200, unique=True)
     limit = models.IntegerField(_("limit"), help_text=_("Most tasks queued or running; 0 or less means no limit."))

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models.signals import post_delete, post_save
+from django.db.models.signals import post_delete, post_save, pre_save
 from django.dispatch import receiver
 
 from . import gate, lifecycle
@@ -37,14 +37,23 @@ def forget_deleted_task(*, instance: TaskRecord, **kwargs: Any) -> None:
     lifecycle.forget([instance])
 
 
+@receiver(pre_save, sender=Gate, dispatch_uid="django_asyncq.remember_gate_name")
+def remember_gate_name(*, instance: Gate, using: str, **kwargs: Any) -> None:
+    """Note the name a gate had before: its limit ends with a renaming."""
+    old = Gate.objects.using(using).filter(pk=instance.pk).values_list("name", flat=True)
+    instance.former_names = {*old, instance.name}
+
+
 @receiver([post_save, post_delete], sender=Gate, dispatch_uid="django_asyncq.publish_gate")
 def publish_gate(*, instance: Gate, using: str, **kwargs: Any) -> None:
     """Let a changed limit take effect at once: the gate is built anew at its next use."""
+    names = {instance.name, *instance.former_names}
 
     def publish() -> None:
-        try:
-            gate.forget_built(instance.name)
-        except BrokerUnavailable as error:
-            logger.warning("gate %s: the new limit takes effect when Redis is back: %s", instance.name, error)
+        for name in names:
+            try:
+                gate.forget_built(name)
+            except BrokerUnavailable as error:
+                logger.warning("gate %s: the new limit takes effect when Redis is back: %s", name, error)
 
     transaction.on_commit(publish, using=using, robust=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import NamedTuple
 
 from django.db.models import QuerySet
@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from . import conf, gate, lifecycle
 from .broker import Broker, Lease
-from .lifecycle.messages import entry_of
+from .lifecycle.messages import entry_of, later_fence
 from .models import Gate, TaskRecord, TaskState
 
 logger = logging.getLogger("django_asyncq.reconciler")
@@ -154,8 +154,3 @@ class Reconciler:
                 gone += self.broker.missing(queue, [str(id) for id, name in found if name == queue])
             if gone and (still := list(rows.filter(id__in=gone))):
                 yield still
-
-
-def later_fence(now: datetime | None = None) -> int:
-    """Return a fence above any that can have been handed out: milliseconds since 1970 grow faster."""
-    return int((now or timezone.now()).timestamp() * 1000)

@@ -134,13 +134,17 @@ def kills_its_process() -> None:
 
 
 @task
-def counts_rows() -> int:
-    """Use the database, and leave a transaction open."""
+def counts_rows(leaves: str) -> int:
+    """Use the database, and leave a transaction open in one of two ways."""
     from django.db import transaction
 
     from django_asyncq.models import TaskRecord
 
-    transaction.set_autocommit(False)
+    if leaves == "autocommit":
+        transaction.set_autocommit(False)
+    else:
+        transaction.atomic().__enter__()
+    TaskRecord.objects.filter(name="tests.tasks.counts_rows").update(group="never committed")
     return TaskRecord.objects.count()
 
 

@@ -72,6 +72,19 @@ def test_the_limit_of_a_gate_row_wins_and_takes_effect_at_once() -> None:
     assert caught.value.limit == 5
 
 
+def test_renaming_a_gate_ends_the_limit_of_its_old_name() -> None:
+    """The old name falls back to the task's own limit at once."""
+    row = Gate.objects.create(name="g", limit=1)
+    fill("g", 1)
+    row.name = "renamed"
+    row.save()
+    assert len(fill("g", 4)) == 4
+    fill("renamed", 1)
+    with pytest.raises(QueueFull) as caught:
+        fill("renamed", 1)
+    assert caught.value.limit == 1
+
+
 def test_gate_may_be_named_outright_by_callable_and_by_using() -> None:
     """Four ways to say which gate."""
     named = tasks.gated.using(gate="fixed", queue_limit=1)
@@ -98,6 +111,11 @@ def test_slot_is_released_by_every_ending(tmp_path: Path, monkeypatch: pytest.Mo
 def test_deleting_a_row_releases_its_slot() -> None:
     """Deleted in the admin, one by one or by queryset."""
     fill("g", 5)
+    with transaction.atomic():
+        for record in TaskRecord.objects.all()[:2]:
+            record.delete()
+        assert len(holders("g")) == 5
+    assert len(holders("g")) == 3
     TaskRecord.objects.all().delete()
     assert holders("g") == set()
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import Self
 
 from django.db import connections, router, transaction
 from django.utils import timezone
 
-from .. import conf, gate
+from .. import gate
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..models import TaskRecord, TaskState
 from .announcing import announce, ask
-from .messages import entry_of
+from .messages import entry_of, later_fence
 
 logger = logging.getLogger("django_asyncq.lifecycle")
 
@@ -27,11 +29,42 @@ GATE_RETRY_SECONDS = 5
 _breaker_closes_at = 0.0
 
 
-class Dispatch:
-    """The commit hook of one transaction: pushes all that it enqueued, with one script call per queue."""
+class CommitHook(ABC):
+    """What one transaction has to follow up after its commit, gathered into one call."""
 
     def __init__(self) -> None:
         self.records: list[TaskRecord] = []
+
+    @abstractmethod
+    def __call__(self) -> None:
+        """Follow up. Called once, after the commit."""
+
+    @classmethod
+    def of_transaction(cls, database: str) -> Self:
+        """Return the hook of this kind that this very transaction or savepoint registered last, or a new one.
+
+        A savepoint that is rolled back takes its hooks along, so a hook is shared within one savepoint only.
+        """
+        connection = connections[database]
+        if connection.in_atomic_block and connection.run_on_commit:
+            savepoints, hook, *_ = connection.run_on_commit[-1]
+            if type(hook) is cls and savepoints == set(connection.savepoint_ids):
+                return hook
+        return cls()
+
+    def register(self, database: str) -> None:
+        """Have it called after the commit; at once when there is no transaction."""
+        hooks = connections[database].run_on_commit
+        if not (hooks and hooks[-1][1] is self):
+            # robust: a failing push must not turn a committed request into an error, nor skip other hooks.
+            transaction.on_commit(self, using=database, robust=True)
+
+
+class Dispatch(CommitHook):
+    """Pushes all that a transaction enqueued, with one script call per queue."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.followers: list[Callable[[], None]] = []
 
     def __call__(self) -> None:
@@ -78,30 +111,11 @@ def after_commit(
     records: list[TaskRecord], database: str, on_committed: Callable[[list[TaskRecord]], None] | None
 ) -> None:
     """Have the records dispatched after the commit, together with the transaction's others."""
-    hook = _hook_of_transaction(database)
-    fresh = hook is None
-    if hook is None:
-        hook = Dispatch()
+    hook = Dispatch.of_transaction(database)
     hook.records.extend(records)
     if on_committed is not None:
         hook.followers.append(lambda: on_committed(records))
-    if fresh:
-        # robust: a failing push must not turn a committed request into an error, nor skip other hooks.
-        transaction.on_commit(hook, using=database, robust=True)
-
-
-def _hook_of_transaction(database: str) -> Dispatch | None:
-    """Return the hook this very transaction or savepoint registered last, if it is ours.
-
-    A savepoint that is rolled back takes its hooks along, so a hook is shared within one savepoint only.
-    """
-    connection = connections[database]
-    if not connection.in_atomic_block or not connection.run_on_commit:
-        return None
-    savepoints, hook, *_ = connection.run_on_commit[-1]
-    if isinstance(hook, Dispatch) and savepoints == set(connection.savepoint_ids):
-        return hook
-    return None
+    hook.register(database)
 
 
 def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
@@ -127,8 +141,7 @@ def _push(records: Sequence[TaskRecord], *, again: bool) -> int:
     broker = Broker("producer")
     pushed = 0
     now = timezone.now()
-    # Milliseconds since 1970 grow faster than fences are handed out.
-    fence = int(time.time() * 1000) if again else 0
+    fence = later_fence() if again else 0
     for queue, group in by_queue(records):
         broker.register_queue(queue)
         waiting = [entry_of(record, fence=fence) for record in group if _is_due(record, now)]
@@ -172,8 +185,3 @@ def park(records: Sequence[TaskRecord], delay: timedelta) -> None:
     for queue, group in by_queue(records):
         broker.park(queue, [entry_of(record) for record in group])
     announce(records, TaskState.QUEUED, TaskState.FAILED)
-
-
-def lease_seconds() -> int:
-    """Return the length of a lease, in whole seconds as Redis keeps it."""
-    return conf.current().lease_seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 from ..broker import Entry
 from ..message import TaskMessage
@@ -38,3 +39,8 @@ def entry_of(record: TaskRecord, *, fence: int = 0) -> Entry:
         # Whole seconds on the wire; rounded up, since a task must never start before its time.
         due_at=math.ceil(due.timestamp()) if due else None,
     )
+
+
+def later_fence() -> int:
+    """Return a fence above any that can have been handed out: milliseconds since 1970 grow faster."""
+    return time.time_ns() // 1_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import signal
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +19,7 @@ from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..models import TaskRecord, TaskState
 from ..statements import FencedWrite, write_fenced
 from .announcing import announce, ask
-from .entering import GATE_RETRY_SECONDS, Dispatch, by_queue, dispatch
+from .entering import GATE_RETRY_SECONDS, CommitHook, by_queue, dispatch
 from .messages import entry_of, message_of
 from .running import Run, begin, count_crash, fail, load, take_back_attempt
 
@@ -33,8 +34,8 @@ class Retried(NamedTuple):
     not_failed: list[UUID]
 
 
-class _Redispatch(Dispatch):
-    """The commit hook of a retry."""
+class Redispatch(CommitHook):
+    """Pushes all that a transaction retried."""
 
     def __call__(self) -> None:
         dispatch(self.records, again=True)
@@ -68,10 +69,10 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         TaskRecord.objects.using(database).bulk_update(
             admitted, ["state", "retry_at", "finished_at", "run_after", "crash_count"], batch_size=200
         )
-        hook = _Redispatch()
-        hook.records.extend(admitted)
         if admitted:
-            transaction.on_commit(hook, using=database, robust=True)
+            hook = Redispatch.of_transaction(database)
+            hook.records.extend(admitted)
+            hook.register(database)
     found = {record.id for record in records}
     return Retried(
         admitted, [record for record in records if record.id in refused], [id for id in ids if id not in found]
@@ -214,20 +215,26 @@ def describe_exit(exit_code: int | None) -> str:
     return f"its process ended with exit code {exit_code}"
 
 
+class Removal(CommitHook):
+    """Follows the rows a transaction deleted."""
+
+    def __call__(self) -> None:
+        gate.release(self.records)
+        broker = Broker("producer")
+        try:
+            for queue, group in by_queue(self.records):
+                broker.remove(queue, [str(record.id) for record in group])
+        except BrokerUnavailable as error:
+            logger.warning("%d deleted tasks not removed from Redis now: %s", len(self.records), error)
+
+
 def forget(records: Sequence[TaskRecord]) -> None:
     """Follow the deletion of rows: after the commit their entries leave Redis and their gate slots are given back.
 
     If we die before, a taker finds no row and parks the entry, and the auditor gives the slots back.
     """
-    gone = list(records)
-
-    def follow() -> None:
-        gate.release(gone)
-        broker = Broker("producer")
-        try:
-            for queue, group in by_queue(gone):
-                broker.remove(queue, [str(record.id) for record in group])
-        except BrokerUnavailable as error:
-            logger.warning("%d deleted tasks not removed from Redis now: %s", len(gone), error)
-
-    transaction.on_commit(follow, using=router.db_for_write(TaskRecord), robust=True)
+    database = router.db_for_write(TaskRecord)
+    hook = Removal.of_transaction(database)
+    # Copies: Django takes the id from an instance it has deleted.
+    hook.records.extend(copy.copy(record) for record in records)
+    hook.register(database)

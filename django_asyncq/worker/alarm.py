@@ -20,10 +20,6 @@ class Alarm:
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
 
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable, for `select` and its like."""
-        return self._read
-
     def attach_signals(self) -> None:
         """Let every signal that has a handler ring as well. Main thread only."""
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -52,8 +48,3 @@ class Alarm:
                 continue
         except BlockingIOError:
             return
-
-    def close(self) -> None:
-        """Give the descriptors back."""
-        os.close(self._read)
-        os.close(self._write)

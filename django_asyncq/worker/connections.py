@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
-from django.db import InterfaceError, OperationalError, close_old_connections, connections
+from django.db import close_old_connections, connections
 from django.utils import timezone, translation
-
-T = TypeVar("T")
 
 
 def before_task() -> None:
@@ -19,22 +14,11 @@ def before_task() -> None:
 def after_task() -> None:
     """Undo what a task may have left in its thread: an open transaction, a language, a time zone."""
     for connection in connections.all(initialized_only=True):
-        if connection.in_atomic_block or not connection.get_autocommit():
+        if connection.connection is not None and (connection.in_atomic_block or not connection.get_autocommit()):
             # A transaction left open belongs to a task that has ended; nothing of it may reach the next one.
-            connection.close()
+            # Django does not close a connection within an atomic block; a new one resets the flag anyway.
             connection.in_atomic_block = False
+            connection.close()
     close_old_connections()
     translation.deactivate()
     timezone.deactivate()
-
-
-def with_fresh_connection(action: Callable[..., T], *arguments: Any) -> T:
-    """Run the worker's own bookkeeping; once more on a new connection when the old one had died.
-
-    Raises: what `action` raises the second time.
-    """
-    try:
-        return action(*arguments)
-    except (OperationalError, InterfaceError):
-        connections.close_all()
-        return action(*arguments)

@@ -81,7 +81,6 @@ class ThreadSlots:
         self.waiting: deque[Job] = deque()
         self.busy: set[Job] = set()
         self._changed = threading.Condition()
-        self._closed = False
         self._threads = [
             threading.Thread(target=self._work, args=(slot,), name=f"slot-{slot}", daemon=True) for slot in range(count)
         ]
@@ -100,31 +99,21 @@ class ThreadSlots:
         with self._changed:
             return take_older(self.waiting, taken_before)
 
-    def close(self) -> None:
-        """Let idle threads end; those in a task end after it."""
+    def _next(self) -> Job:
         with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def _next(self) -> Job | None:
-        with self._changed:
-            while not self.waiting and not self._closed:
+            while not self.waiting:
                 self._changed.wait()
-            if not self.waiting:
-                return None
             job = self.waiting.popleft()
             self.busy.add(job)
             return job
 
     def _work(self, slot: int) -> None:
-        try:
-            while (job := self._next()) is not None:
-                job.slot = slot
-                compat.task_backends[job.task.backend]  # made once per thread, not once per context
-                contextvars.copy_context().run(self._run, job)
-                self.busy.discard(job)
-        finally:
-            connections.close_all()
+        while True:
+            job = self._next()
+            job.slot = slot
+            compat.task_backends[job.task.backend]  # made once per thread, not once per context
+            contextvars.copy_context().run(self._run, job)
+            self.busy.discard(job)
 
     def _run(self, job: Job) -> None:
         value, failure = None, None
@@ -168,11 +157,6 @@ class LoopSlots:
         """Remove jobs from the line that have not begun and were taken before a monotonic time."""
         with self._lock:
             return take_older(self.waiting, taken_before)
-
-    def close(self) -> None:
-        """Stop the loop; what still runs in it is abandoned."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(1)
 
     def _start_waiting(self) -> None:
         """Start jobs while there is room. Runs in the loop."""

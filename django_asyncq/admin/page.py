@@ -1,0 +1,188 @@
+"""What a task's page shows: attempts, arguments and all the rest, with secrets masked and long texts cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+from ..models import TaskRecord, TaskState
+from ..redaction import mask_positional, mask_text
+from . import display
+from .code import known_task, parameter_names
+
+ATTEMPTS_SHOWN = 50
+
+
+class Attempt(NamedTuple):
+    """One try of a task. is_latest: its traceback is shown open."""
+
+    number: int
+    worker: str
+    started: SafeString | str
+    duration: str
+    state: SafeString
+    exception: str
+    message: display.Excerpt
+    traceback: display.Excerpt
+    is_latest: bool
+
+
+class Fact(NamedTuple):
+    """A line of the page. is_code: its value is shown in a fixed-width font, left to right."""
+
+    label: str
+    value: SafeString | str
+    is_code: bool = False
+
+
+class TaskPage:
+    """All that the page of one task shows, made when the template asks for it.
+
+    whole: long texts are not cut. may_retry: whether the user has the permission.
+    """
+
+    def __init__(self, record: TaskRecord, now: datetime, *, whole: bool, may_retry: bool) -> None:
+        self.record = record
+        self.now = now
+        self.whole = whole
+        self.task = known_task(record.name)
+        self.has_failed = record.state == TaskState.FAILED
+        self.can_retry = may_retry and self.has_failed and self.task is not None
+        self.is_gone = self.has_failed and self.task is None
+
+    def state(self) -> SafeString:
+        """The state, and when it is due or tried again."""
+        return display.state_element(self.record, self.now)
+
+    def tries(self) -> str:
+        """The tries made, of how many."""
+        return display.tries(self.record)
+
+    def error(self) -> display.Excerpt | None:
+        """The last error of a failed task, in one text."""
+        entries = self._entries()
+        if not self.has_failed or not entries:
+            return None
+        last = entries[-1]
+        line = display.error_line(str(last.get("exception", "")), str(last.get("message", "")))
+        return display.excerpt(line, whole=self.whole)
+
+    def attempts(self) -> list[Attempt]:
+        """The latest tries, newest first: the one that runs or has succeeded, and those that failed."""
+        shown = [*self._current(), *self._failed()]
+        return shown if self.whole else shown[:ATTEMPTS_SHOWN]
+
+    def attempts_left_out(self) -> int:
+        """How many earlier tries are not shown."""
+        return 0 if self.whole else max(0, len(self._entries()) + len(list(self._current())) - ATTEMPTS_SHOWN)
+
+    def args(self) -> display.Excerpt:
+        """The positional arguments as JSON; those of parameters with a secret name are masked."""
+        return self._json(mask_positional(self.record.args, parameter_names(self.task)))
+
+    def kwargs(self) -> display.Excerpt:
+        """The keyword arguments as JSON."""
+        return self._json(self.record.kwargs)
+
+    def return_value(self) -> display.Excerpt | None:
+        """The return value as JSON, of a task that has succeeded."""
+        return self._json(self.record.return_value) if self.record.state == TaskState.SUCCEEDED else None
+
+    def progress(self) -> display.Excerpt | None:
+        """What the task last told of its progress, as JSON."""
+        return None if self.record.progress is None else self._json(self.record.progress)
+
+    def times(self) -> list[Fact]:
+        """The times that are known."""
+        record = self.record
+        listed = [
+            (_("Enqueued"), record.enqueued_at),
+            (_("Not before"), record.run_after),
+            (_("First started"), record.started_at),
+            (_("Last started"), record.last_attempted_at),
+            (_("Retry due"), record.retry_at),
+            (_("Finished"), record.finished_at),
+        ]
+        return [Fact(label, display.time_element(value, self.now)) for label, value in listed if value]
+
+    def facts(self) -> list[Fact]:
+        """The rest of the row."""
+        record = self.record
+        limit = "" if record.queue_limit is None else str(record.queue_limit)
+        listed = [
+            (_("Id"), str(record.id), True),
+            (_("Task"), record.name, True),
+            (_("Backend"), record.backend, True),
+            (_("Queue"), record.queue_name, True),
+            (_("Priority"), str(record.priority), False),
+            (_("Timeout"), _seconds(record.timeout_seconds), False),
+            (_("Gate"), record.gate, True),
+            (_("Own limit for the gate"), limit, False),
+            (_("Expected"), _seconds(record.expected_seconds), False),
+            (_("Unique key"), record.unique_key, True),
+            (_("Group"), record.group, True),
+            (_("Last worker"), self._last_worker(), True),
+            (_("Fence"), str(record.fence), False),
+        ]
+        return [Fact(*fact) for fact in listed if fact[1]]
+
+    def _entries(self) -> Sequence[dict[str, Any]]:
+        """The entries of failed tries, oldest first; whatever else the column may hold is left out."""
+        errors = self.record.errors
+        return [error for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
+
+    def _last_worker(self) -> str:
+        workers = self.record.worker_ids
+        return str(workers[-1]) if isinstance(workers, list) and workers else ""
+
+    def _current(self) -> Iterator[Attempt]:
+        """The try that runs or has succeeded; it has no entry of its own."""
+        record = self.record
+        if record.state not in (TaskState.RUNNING, TaskState.SUCCEEDED):
+            return
+        started = record.last_attempted_at
+        nothing = display.Excerpt("", 0)
+        yield Attempt(
+            number=record.attempt,
+            worker=self._last_worker(),
+            started=display.time_element(started, self.now),
+            duration=_between(started, record.finished_at or self.now),
+            state=display.state_badge(record.state),
+            exception="",
+            message=nothing,
+            traceback=nothing,
+            is_latest=True,
+        )
+
+    def _failed(self) -> Iterator[Attempt]:
+        entries = self._entries()
+        for position, entry in enumerate(reversed(entries)):
+            started = display.parse_time(entry.get("started_at"))
+            yield Attempt(
+                number=entry["attempt"] if isinstance(entry.get("attempt"), int) else len(entries) - position,
+                worker=str(entry.get("worker") or ""),
+                started=display.time_element(started, self.now),
+                duration=_between(started, display.parse_time(entry.get("failed_at"))),
+                state=display.state_badge(TaskState.FAILED),
+                exception=str(entry.get("exception", "")),
+                message=display.excerpt(mask_text(str(entry.get("message") or "")), whole=self.whole),
+                traceback=display.excerpt(mask_text(str(entry.get("traceback") or "")), whole=self.whole),
+                is_latest=position == 0 and self.has_failed,
+            )
+
+    def _json(self, value: Any) -> display.Excerpt:
+        return display.excerpt(display.json_text(value), whole=self.whole)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else display.duration(seconds)
+
+
+def _between(start: datetime | None, end: datetime | None) -> str:
+    if start is None or end is None:
+        return ""
+    return display.duration((display.aware(end) - display.aware(start)).total_seconds())

@@ -1,0 +1,155 @@
+"""Retry, as the operator sees it: which tasks go again, and for each of the others why not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+from uuid import UUID
+
+from django.contrib import messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from .. import lifecycle
+from ..exceptions import AsyncqError, GateUnavailable
+from ..models import Gate, TaskRecord, TaskState
+from .code import known_task
+
+# One transaction and one script call per queue and gate; SQLite takes at least 999 parameters.
+IDS_PER_RETRY = 500
+MOST_AT_ONCE = 1_000
+NAMES_IN_MESSAGE = 5
+
+
+@dataclass
+class Outcome:
+    """What became of a retry. error: why it ended early; the tasks not listed here were then not changed."""
+
+    retried: list[TaskRecord] = field(default_factory=list)
+    full: list[TaskRecord] = field(default_factory=list)
+    not_failed: list[TaskRecord] = field(default_factory=list)
+    gone: list[TaskRecord] = field(default_factory=list)
+    vanished: int = 0
+    error: AsyncqError | None = None
+
+
+def retry(rows: QuerySet[TaskRecord], ids: Collection[UUID]) -> Outcome:
+    """Queue failed tasks again, as many as their gates admit.
+
+    rows: those the user may see; an id that is not among them counts as vanished.
+    """
+    outcome = Outcome()
+    remaining = iter(ids)
+    while outcome.error is None and (some := list(islice(remaining, IDS_PER_RETRY))):
+        _retry_some(rows, some, outcome)
+    return outcome
+
+
+def _retry_some(rows: QuerySet[TaskRecord], ids: Sequence[UUID], outcome: Outcome) -> None:
+    found = {record.id: record for record in _light(rows.filter(pk__in=ids))}
+    outcome.vanished += len(ids) - len(found)
+    registered = {name: known_task(name) is not None for name in {record.name for record in found.values()}}
+    gone = [r for r in found.values() if r.state == TaskState.FAILED and not registered[r.name]]
+    outcome.gone += gone
+    try:
+        done = lifecycle.retry([id for id in found if found[id] not in gone], by_person=True)
+    except AsyncqError as error:
+        outcome.error = error
+        return
+    outcome.retried += done.retried
+    outcome.full += done.full
+    # Read again: a colleague, or a second click, may have been quicker.
+    now = {record.id: record for record in _light(rows.filter(pk__in=done.not_failed))}
+    outcome.not_failed += [now.get(id, found[id]) for id in done.not_failed]
+
+
+def _light(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
+    return rows.only("id", "name", "state", "gate", "queue_limit").order_by("-id")
+
+
+def write_log(request: HttpRequest, outcome: Outcome) -> None:
+    """Leave an entry in the history of each task that was retried."""
+    if outcome.retried:
+        user: Any = request.user
+        LogEntry.objects.log_actions(
+            user_id=user.pk, queryset=outcome.retried, action_flag=CHANGE, change_message="Retried."
+        )
+
+
+def tell(request: HttpRequest, outcome: Outcome, url_of: Any) -> None:
+    """Tell the operator what became of each task.
+
+    url_of: returns the address of a record's page.
+    """
+    for level, text in _sentences(outcome, url_of):
+        messages.add_message(request, level, text)
+
+
+def _sentences(outcome: Outcome, url_of: Any) -> Iterator[tuple[int, SafeString | str]]:
+    if outcome.retried:
+        count = len(outcome.retried)
+        text = ngettext("Queued again: {}.", "{} tasks queued again: {}.", count)
+        names = _names(outcome.retried, url_of)
+        yield messages.SUCCESS, format_html(text, names) if count == 1 else format_html(text, count, names)
+    for gate, limit, records in _by_gate(outcome.full):
+        text = _("The gate {} is full (limit {}), so this failed task was not queued: {}.")
+        if len(records) > 1:
+            text = _("The gate {} is full (limit {}), so these failed tasks were not queued: {}.")
+        yield messages.WARNING, format_html(text, gate, limit, _names(records, url_of))
+    for record_state, records in _by_state(outcome.not_failed):
+        text = _("Not failed ({}), so nothing was changed: {}.")
+        yield messages.WARNING, format_html(text, record_state, _names(records, url_of))
+    if outcome.vanished:
+        count = outcome.vanished
+        text = ngettext("%(count)d task does not exist any more.", "%(count)d tasks do not exist any more.", count)
+        yield messages.WARNING, text % {"count": count}
+    for path in sorted({record.name for record in outcome.gone}):
+        records = [record for record in outcome.gone if record.name == path]
+        text = _("The code has no task {}, so this stays failed: {}. Is it deployed?")
+        yield messages.ERROR, format_html(text, path, _names(records, url_of))
+    if outcome.error is not None:
+        yield messages.ERROR, _error_sentence(outcome.error, bool(outcome.retried))
+
+
+def _error_sentence(error: AsyncqError, some_retried: bool) -> str:
+    changed = _("The other tasks were not changed.") if some_retried else _("Nothing was changed.")
+    if isinstance(error, GateUnavailable):
+        reason = _("The gate %(gate)s cannot be asked because Redis is away.") % {"gate": error.gate}
+    else:
+        reason = _("The retry was refused: %(reason)s.") % {"reason": error}
+    return f"{reason} {changed}"
+
+
+def _names(records: Sequence[TaskRecord], url_of: Any) -> SafeString | str:
+    """Return the tasks as links, the first few of many."""
+    shown = records[:NAMES_IN_MESSAGE]
+    links = format_html_join(", ", '<a href="{}">{}</a>', ((url_of(record), str(record)) for record in shown))
+    if len(records) == len(shown):
+        return links
+    return format_html(_("{} and {} more"), links, len(records) - len(shown))
+
+
+def _by_gate(records: Iterable[TaskRecord]) -> Iterator[tuple[str, int | str, list[TaskRecord]]]:
+    """Group by gate, each with its limit: that of its row, else of the tasks."""
+    groups: dict[str, list[TaskRecord]] = {}
+    for record in records:
+        groups.setdefault(record.gate, []).append(record)
+    limits = dict(Gate.objects.filter(name__in=groups).values_list("name", "limit")) if groups else {}
+    for gate, group in groups.items():
+        own = group[0].queue_limit
+        yield gate, limits.get(gate, "?" if own is None else own), group
+
+
+def _by_state(records: Iterable[TaskRecord]) -> Iterator[tuple[str, list[TaskRecord]]]:
+    groups: dict[int, list[TaskRecord]] = {}
+    for record in records:
+        groups.setdefault(record.state, []).append(record)
+    for state, group in groups.items():
+        yield str(TaskState(state).label), group

@@ -1,0 +1,44 @@
+"use strict";
+// Shows the Copy buttons, which do nothing without a script, and copies the text above each.
+{
+    function copyBySelection(source) {
+        // navigator.clipboard is missing where the admin is served without TLS.
+        const selection = window.getSelection();
+        selection.removeAllRanges();
+        const range = document.createRange();
+        range.selectNodeContents(source);
+        selection.addRange(range);
+        const copied = document.execCommand("copy");
+        selection.removeAllRanges();
+        return copied;
+    }
+
+    async function copy(source) {
+        try {
+            await navigator.clipboard.writeText(source.textContent);
+            return true;
+        } catch {
+            return copyBySelection(source);
+        }
+    }
+
+    function equip(button) {
+        const box = button.closest(".asyncq-text");
+        button.hidden = false;
+        button.addEventListener("click", async () => {
+            const copied = await copy(box.querySelector("pre"));
+            box.querySelector(".asyncq-copy-result").textContent =
+                copied ? button.dataset.asyncqCopied : button.dataset.asyncqFailed;
+        });
+    }
+
+    function equipAll() {
+        document.querySelectorAll(".asyncq-copy").forEach(equip);
+    }
+
+    if (document.readyState === "loading") {
+        document.addEventListener("DOMContentLoaded", equipAll);
+    } else {
+        equipAll();
+    }
+}

@@ -1,0 +1,851 @@
+"""The admin, seen as an operator sees it: pages, filters, search, retry, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from html import unescape
+from types import ModuleType
+from typing import Any
+from uuid import UUID, uuid4
+
+import django
+import pytest
+from django.contrib import admin
+from django.contrib.admin import AdminSite
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
+from django.db.models import JSONField
+from django.test import Client
+from django.urls import path
+from django.utils import timezone
+
+from django_asyncq import gate, task
+from django_asyncq.admin import GateAdmin, TaskRecordAdmin, display
+from django_asyncq.admin.queries import MOST_LISTED, BoundedPaginator
+from django_asyncq.admin.tasks import MASKED_COLUMNS
+from django_asyncq.broker.clients import Client as RedisClient
+from django_asyncq.exceptions import GateUnavailable
+from django_asyncq.models import Gate, TaskRecord, TaskState
+
+from . import tasks  # noqa: F401 - registers them
+
+pytestmark = pytest.mark.django_db
+
+LIST = "/admin/django_asyncq/taskrecord/"
+EVIL = "</script><img src=x onerror=alert(1)>\"'><svg/onload=alert(2)>"
+PERMISSIONS = {
+    "anonymous": None,
+    "staff": [],
+    "view": ["view_taskrecord"],
+    "retry": ["retry_task"],
+    "view_and_retry": ["view_taskrecord", "retry_task"],
+    "change": ["view_taskrecord", "change_taskrecord"],
+    "superuser": None,
+}
+
+
+@task
+def login(user: str, password: str) -> None:
+    """Stand for a task with a secret parameter."""
+
+
+def make(state: TaskState = TaskState.FAILED, *, name: str = "tests.tasks.add", **values: Any) -> TaskRecord:
+    """A row in any state, with what belongs to it."""
+    now = timezone.now()
+    if state == TaskState.SUCCEEDED or (state == TaskState.FAILED and not values.get("retry_at")):
+        values.setdefault("finished_at", now)
+    if state == TaskState.FAILED:
+        values.setdefault("attempt", 1)
+        values.setdefault("errors", [error()])
+    return TaskRecord.objects.create(state=state, name=name, **values)
+
+
+def error(message: str = "no luck", **values: Any) -> dict[str, Any]:
+    """An entry of a failed try, as `lifecycle` writes it."""
+    now = timezone.now()
+    return {
+        "exception": "tests.tasks.Glitch",
+        "message": message,
+        "traceback": f'Traceback (most recent call last):\n  File "x.py", line 1\ntests.tasks.Glitch: {message}',
+        "attempt": 1,
+        "worker": "host-1",
+        "started_at": (now - timedelta(seconds=3)).isoformat(),
+        "failed_at": now.isoformat(),
+        **values,
+    }
+
+
+def page_of(record: TaskRecord) -> str:
+    """The address of a task's page."""
+    return f"{LIST}{record.pk}/change/"
+
+
+def retry_of(record: TaskRecord) -> str:
+    """The address the Retry button posts to."""
+    return f"{LIST}{record.pk}/retry/"
+
+
+def state_of(record: TaskRecord) -> int:
+    """The state the row has now."""
+    return TaskRecord.objects.get(pk=record.pk).state
+
+
+def listed(response: Any) -> set[UUID]:
+    """The ids of the rows a list shows."""
+    return {record.pk for record in response.context["cl"].result_list}
+
+
+def said(response: Any) -> list[tuple[str, str]]:
+    """The level and plain text of each message."""
+    return [
+        (message.level_tag, unescape(re.sub(r"<[^>]*>", "", str(message))))
+        for message in get_messages(response.wsgi_request)
+    ]
+
+
+def run_action(client: Client, *records: TaskRecord, query: str = "", **data: str) -> Any:
+    """Post the retry action of the list, as its confirmation page does."""
+    post = {"action": "retry_selected", "_selected_action": [str(record.pk) for record in records], **data}
+    return client.post(LIST + query, post)
+
+
+@pytest.fixture
+def client_of() -> Callable[..., Client]:
+    """Clients logged in as somebody with the permissions of that name."""
+
+    def build(who: str, **options: Any) -> Client:
+        client = Client(**options)
+        codenames = PERMISSIONS[who]
+        if who != "anonymous":
+            user = User.objects.create_user(who, is_staff=True, is_superuser=who == "superuser")
+            user.user_permissions.set(Permission.objects.filter(codename__in=codenames or []))
+            client.force_login(user)
+        return client
+
+    return build
+
+
+@pytest.fixture
+def operator(client_of: Callable[..., Client]) -> Client:
+    """Somebody who may view and retry, and nothing else."""
+    return client_of("view_and_retry")
+
+
+# --- who may do what
+
+
+@pytest.mark.parametrize(
+    ("who", "list_code", "page_code", "get_code", "post_code", "retried"),
+    [
+        ("anonymous", 302, 302, 302, 302, False),
+        ("staff", 403, 403, 405, 403, False),
+        ("view", 200, 200, 405, 403, False),
+        ("retry", 403, 403, 405, 403, False),
+        ("change", 200, 200, 405, 403, False),
+        ("view_and_retry", 200, 200, 405, 302, True),
+        ("superuser", 200, 200, 405, 302, True),
+    ],
+)
+def test_permissions_of_page_and_button(
+    client_of: Any, who: str, list_code: int, page_code: int, get_code: int, post_code: int, retried: bool
+) -> None:
+    """Retry needs view and `retry_task`; GET never changes anything; a forged POST without them gets 403."""
+    record, client = make(), client_of(who)
+    assert client.get(LIST).status_code == list_code
+    page = client.get(page_of(record))
+    assert page.status_code == page_code
+    assert (b"formaction" in page.content) is retried
+    assert client.get(retry_of(record)).status_code == get_code
+    assert state_of(record) == TaskState.FAILED
+    assert client.post(retry_of(record)).status_code == post_code
+    assert (state_of(record) == TaskState.QUEUED) is retried
+    assert LogEntry.objects.count() == int(retried)
+
+
+@pytest.mark.parametrize(
+    ("who", "retried"),
+    [
+        ("anonymous", False),
+        ("staff", False),
+        ("view", False),
+        ("retry", False),
+        ("change", False),
+        ("view_and_retry", True),
+        ("superuser", True),
+    ],
+)
+def test_permissions_of_the_action(client_of: Any, who: str, retried: bool) -> None:
+    """The action is offered to, and obeys, only those who may."""
+    record, client = make(), client_of(who)
+    page = client.get(LIST)
+    if page.status_code == 200:
+        assert (b'value="retry_selected"' in page.content) is retried
+    run_action(client, record, confirmed="yes")
+    assert (state_of(record) == TaskState.QUEUED) is retried
+
+
+@pytest.mark.skipif(django.VERSION < (6, 1), reason="actions on the page of one object came with Django 6.1")
+@pytest.mark.parametrize(("who", "retried"), [("view", False), ("view_and_retry", True)])
+def test_action_works_from_the_page_of_one_task(client_of: Any, who: str, retried: bool) -> None:
+    """Django's own place for actions obeys the same permission; our button is the only control shown."""
+    record, client = make(), client_of(who)
+    assert b"CHANGE_FORM-action" not in client.get(page_of(record)).content
+    data = {"CHANGE_FORM-action": "retry_selected", "action": "retry_selected", "_selected_action": str(record.pk)}
+    client.post(page_of(record), data)
+    assert (state_of(record) == TaskState.QUEUED) is retried
+
+
+def test_retry_needs_the_csrf_token(client_of: Any) -> None:
+    """Button, action and confirmation refuse a POST without it, and carry it in their forms."""
+    record, client = make(), client_of("view_and_retry", enforce_csrf_checks=True)
+    assert client.post(retry_of(record)).status_code == 403
+    assert run_action(client, record, confirmed="yes").status_code == 403
+    assert state_of(record) == TaskState.FAILED
+    page = client.get(page_of(record)).content.decode()
+    form = page.partition('id="taskrecord_form"')[2].partition("</form>")[0]
+    token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', form)
+    assert token and f'formaction="{retry_of(record)}" formmethod="post"' in form
+    confirmation = client.post(
+        LIST, {"action": "retry_selected", "_selected_action": str(record.pk), "csrfmiddlewaretoken": token[1]}
+    )
+    assert "csrfmiddlewaretoken" in confirmation.content.decode()
+    assert client.post(retry_of(record), {"csrfmiddlewaretoken": token[1]}).status_code == 302
+    assert state_of(record) == TaskState.QUEUED
+
+
+@pytest.mark.parametrize("who", ["view", "change", "view_and_retry", "superuser"])
+def test_nobody_adds_or_edits(client_of: Any, who: str) -> None:
+    """A row says what happened: not even a superuser writes it by hand."""
+    record, client = make(), client_of(who)
+    assert client.get(LIST + "add/").status_code == 403
+    assert client.post(LIST + "add/", {"name": "x"}).status_code == 403
+    assert client.post(page_of(record), {"name": "os.system", "_save": "Save"}).status_code == 403
+    page = client.get(page_of(record)).content
+    assert b'name="_save"' not in page and b'name="name"' not in page
+    assert TaskRecord.objects.get().name == "tests.tasks.add"
+
+
+def test_deletes_only_with_permission_and_never_a_running_task(client_of: Any, operator: Client) -> None:
+    """A running task stays, from its page and from the list, and the person is told."""
+    running, done = make(TaskState.RUNNING), make(TaskState.SUCCEEDED)
+    assert operator.post(f"{LIST}{done.pk}/delete/", {"post": "yes"}).status_code == 403
+    admin = client_of("superuser")
+    assert admin.post(f"{LIST}{running.pk}/delete/", {"post": "yes"}).status_code == 403
+    assert b"deletelink" not in admin.get(page_of(running)).content
+    data = {"action": "delete_selected", "_selected_action": [str(running.pk), str(done.pk)]}
+    question = admin.post(LIST, data)
+    assert question.status_code == 200 and str(running.pk) not in question.content.decode()
+    answer = admin.post(LIST, {**data, "post": "yes"})
+    assert said(answer) == [
+        ("warning", "1 running task is not deleted."),
+        ("success", "Successfully deleted 1 task."),
+    ]
+    assert list(TaskRecord.objects.values_list("pk", flat=True)) == [running.pk]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_deletion_gives_the_gate_slot_back_and_returns_to_the_list(client_of: Any) -> None:
+    """A queued task that is deleted holds no slot any more."""
+    Gate.objects.create(name="small", limit=1)
+    record = make(TaskState.QUEUED, gate="small")
+    gate.acquire([record])
+    response = client_of("superuser").post(f"{LIST}{record.pk}/delete/", {"post": "yes"})
+    assert (response.status_code, response["Location"]) == (302, LIST)
+    assert gate.slots("small") == []
+
+
+def test_masked_columns_cannot_be_probed_by_address(client_of: Any) -> None:
+    """A lookup into arguments would tell a secret letter by letter, so it is refused."""
+    make(kwargs={"password": "hunter2"})
+    client = client_of("superuser")
+    for lookup in ("kwargs__password__startswith", "args__0", "return_value", "errors__icontains", "progress"):
+        assert client.get(LIST, {lookup: "h"}).status_code == 400
+
+
+# --- retry
+
+
+def test_button_retries_names_the_task_and_logs(operator: Client) -> None:
+    """The task is queued again, in Redis too; the page then says so, and the history who did it."""
+    record = make(max_attempts=1, crash_count=2)
+    response = operator.post(retry_of(record))
+    assert (response.status_code, response["Location"]) == (302, page_of(record))
+    assert said(response) == [("success", f"Queued again: {record}.")]
+    fresh = TaskRecord.objects.get()
+    assert (fresh.state, fresh.finished_at, fresh.crash_count) == (TaskState.QUEUED, None, 0)
+    entry = LogEntry.objects.get()
+    assert (entry.object_id, entry.change_message, entry.user.username) == (
+        str(record.pk),
+        "Retried.",
+        "view_and_retry",
+    )
+    history = operator.get(f"{LIST}{record.pk}/history/").content.decode()
+    assert "Retried." in history and "view_and_retry" in history
+
+
+def test_second_click_changes_nothing_and_says_so(operator: Client) -> None:
+    """Of two clicks the second finds the task queued."""
+    record = make()
+    operator.post(retry_of(record))
+    response = operator.post(retry_of(record))
+    assert said(response)[-1] == ("warning", f"Not failed (Queued), so nothing was changed: {record}.")
+    assert LogEntry.objects.count() == 1
+
+
+@pytest.mark.parametrize("state", [TaskState.QUEUED, TaskState.RUNNING, TaskState.SUCCEEDED])
+def test_task_that_has_not_failed_is_refused(operator: Client, state: TaskState) -> None:
+    """No button, and a POST warns and changes nothing."""
+    record = make(state)
+    before = TaskRecord.objects.values().get()
+    assert b"formaction" not in operator.get(page_of(record)).content
+    response = operator.post(retry_of(record))
+    assert said(response) == [("warning", f"Not failed ({state.label}), so nothing was changed: {record}.")]
+    assert TaskRecord.objects.values().get() == before
+
+
+def test_task_between_attempts_can_be_retried_now(operator: Client) -> None:
+    """A person need not wait for `retry_at`."""
+    record = make(retry_at=timezone.now() + timedelta(hours=1))
+    operator.post(retry_of(record))
+    assert TaskRecord.objects.values_list("state", "retry_at").get() == (TaskState.QUEUED, None)
+
+
+def test_full_gate_refuses_and_is_named(operator: Client) -> None:
+    """As many as the gate has room for; the others stay failed, and the gate is named with its limit."""
+    Gate.objects.create(name="small", limit=2)
+    records = [make(gate="small") for _ in range(3)]
+    response = run_action(operator, *records, confirmed="yes")
+    states = [state_of(record) for record in records]
+    assert sorted(states) == [TaskState.QUEUED, TaskState.QUEUED, TaskState.FAILED]
+    left = records[states.index(TaskState.FAILED)]
+    (success, refused) = said(response)
+    assert success[0] == "success" and success[1].startswith("2 tasks queued again: ")
+    assert refused == (
+        "warning",
+        f"The gate small is full (limit 2), so this failed task was not queued: {left}.",
+    )
+    assert len(gate.slots("small")) == 2
+    assert LogEntry.objects.count() == 2
+
+
+def test_full_gate_without_a_row_tells_the_tasks_own_limit(operator: Client) -> None:
+    """`queue_limit` is the limit where no Gate row has one."""
+    make(TaskState.QUEUED, gate="own", queue_limit=1)
+    record = make(gate="own", queue_limit=1)
+    response = operator.post(retry_of(record))
+    expected = f"The gate own is full (limit 1), so this failed task was not queued: {record}."
+    assert said(response) == [("warning", expected)]
+
+
+def test_gate_that_cannot_be_asked_changes_nothing(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis away: an error that says so; all stay failed."""
+
+    def away(*args: Any, **kwargs: Any) -> Any:
+        raise GateUnavailable("small")
+
+    monkeypatch.setattr(gate, "acquire", away)
+    records = [make(gate="small"), make()]
+    response = run_action(operator, *records, confirmed="yes")
+    assert said(response) == [("error", "The gate small cannot be asked because Redis is away. Nothing was changed.")]
+    assert [state_of(record) for record in records] == [TaskState.FAILED] * 2
+
+
+def test_gate_without_a_limit_is_an_error_not_a_crash(operator: Client) -> None:
+    """The reason is told as it is."""
+    record = make(gate="nobody-knows")
+    response = operator.post(retry_of(record))
+    ((level, text),) = said(response)
+    assert level == "error" and "nobody-knows" in text and text.endswith("Nothing was changed.")
+    assert state_of(record) == TaskState.FAILED
+
+
+def test_task_whose_code_is_gone_stays_failed_and_its_path_is_told(operator: Client) -> None:
+    """The other selected ones are retried."""
+    gone, fine = make(name="shop.tasks.removed"), make()
+    page = operator.get(page_of(gone)).content.decode()
+    assert "formaction" not in page and "so this one cannot be retried" in page
+    response = run_action(operator, gone, fine, confirmed="yes")
+    assert said(response) == [
+        ("success", f"Queued again: {fine}."),
+        ("error", f"The code has no task shop.tasks.removed, so this stays failed: {gone}. Is it deployed?"),
+    ]
+    assert [state_of(gone), state_of(fine)] == [TaskState.FAILED, TaskState.QUEUED]
+
+
+def test_task_that_is_gone_is_no_error_page(operator: Client) -> None:
+    """Deleted meanwhile, or never there."""
+    response = operator.post(f"{LIST}{uuid4()}/retry/")
+    assert (response.status_code, response["Location"]) == (302, LIST)
+    assert operator.post(f"{LIST}rubbish/retry/").status_code == 302
+    assert [level for level, _text in said(response)] == ["warning"]
+
+
+def test_action_asks_first_and_cancel_changes_nothing(operator: Client) -> None:
+    """The confirmation lists the failed ones with their number; a GET of the list afterwards is Cancel."""
+    records = [make(name=f"tests.tasks.{name}") for name in ("add", "nap", "gated")]
+    queued = make(TaskState.QUEUED)
+    response = run_action(operator, *records, queued, query="?within=1h", index="0")
+    text = response.content.decode()
+    assert response.status_code == 200
+    assert response.context["title"] == "Retry 3 failed tasks?"
+    assert all(str(record) in text for record in records) and "Retry 3 tasks" in text
+    assert "1 selected task has not failed and is left alone." in text
+    assert f'href="{LIST}?within=1h">Cancel' in text
+    operator.get(LIST + "?within=1h")
+    assert {state_of(record) for record in records} == {TaskState.FAILED}
+    assert LogEntry.objects.count() == 0
+
+
+def test_confirmed_action_retries_and_returns_to_the_filtered_list(operator: Client) -> None:
+    """Three ticked, three queued, one history entry each."""
+    records = [make() for _ in range(3)]
+    response = run_action(operator, *records, query="?state=failed", confirmed="yes")
+    assert response["Location"] == LIST + "?state=failed"
+    assert {state_of(record) for record in records} == {TaskState.QUEUED}
+    assert LogEntry.objects.count() == 3
+    again = run_action(operator, *records, query="?state=failed", confirmed="yes")
+    ((_old, _), (level, text)) = said(again)
+    assert level == "warning" and text.startswith("Not failed (Queued)")
+
+
+def test_action_on_tasks_that_have_not_failed_warns_at_once(operator: Client) -> None:
+    """There is nothing to confirm."""
+    response = run_action(operator, make(TaskState.RUNNING), index="0")
+    assert said(response) == [("warning", "None of the selected tasks has failed, so nothing was changed.")]
+
+
+def test_action_on_all_that_match_takes_exactly_the_failed_ones_of_the_filter(operator: Client) -> None:
+    """ "Select all" goes past the page, but not past the filter."""
+    inside = [make(queue_name="reports") for _ in range(60)]
+    outside, queued = make(queue_name="other"), make(TaskState.QUEUED, queue_name="reports")
+    question = run_action(operator, inside[0], query="?queue=reports", index="0", select_across="1")
+    assert question.context["title"] == "Retry 60 failed tasks?"
+    run_action(operator, inside[0], query="?queue=reports", select_across="1", confirmed="yes")
+    assert {state_of(record) for record in inside} == {TaskState.QUEUED}
+    assert (state_of(outside), state_of(queued)) == (TaskState.FAILED, TaskState.QUEUED)
+    assert LogEntry.objects.count() == 60
+
+
+def test_action_is_bounded(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request retries so many at most, the newest, in chunks, and says beforehand that there are more."""
+    from django_asyncq.admin import retrying
+
+    monkeypatch.setattr(retrying, "MOST_AT_ONCE", 5)
+    monkeypatch.setattr(retrying, "IDS_PER_RETRY", 2)
+    records = [make() for _ in range(7)]
+    question = run_action(operator, records[0], index="0", select_across="1")
+    assert question.context["title"] == "Retry 5 failed tasks?"
+    assert "at most 5 are retried at once" in question.content.decode()
+    response = run_action(operator, records[0], select_across="1", confirmed="yes")
+    assert said(response)[0][1].startswith("5 tasks queued again: ")
+    assert [state_of(record) for record in records] == [TaskState.FAILED] * 2 + [TaskState.QUEUED] * 5
+
+
+# --- the list
+
+
+@pytest.fixture
+def one_of_each() -> dict[str, TaskRecord]:
+    """A task in every state there is to see."""
+    now = timezone.now()
+    return {
+        "queued": make(TaskState.QUEUED, queue_name="mail"),
+        "deferred": make(TaskState.QUEUED, run_after=now + timedelta(minutes=10, seconds=1)),
+        "running": make(TaskState.RUNNING, name="tests.tasks.nap", attempt=1, last_attempted_at=now),
+        "succeeded": make(TaskState.SUCCEEDED, attempt=1, return_value=3, enqueued_at=now - timedelta(days=3)),
+        "retrying": make(retry_at=now + timedelta(minutes=3, seconds=1), attempt=2, max_attempts=4, gate="small"),
+        "failed": make(attempt=1, crash_count=2, name="tests.tasks.gated"),
+    }
+
+
+def row_of(text: str, record: TaskRecord) -> str:
+    """The text of one row of the list, without its tags."""
+    rows = [row for row in text.split("<tr>") if page_of(record) in row]
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", rows[0])).split())
+
+
+def test_list_tells_each_state_in_words(operator: Client, one_of_each: dict[str, TaskRecord]) -> None:
+    """Name, id, state with a class, due times, tries, gate, the error's first line."""
+    text = operator.get(LIST).content.decode()
+    assert "Queued , due in 10 min" in row_of(text, one_of_each["deferred"])
+    assert "Running" in row_of(text, one_of_each["running"])
+    assert "Failed , retry in 3 min (attempt 2 of 4)" in row_of(text, one_of_each["retrying"])
+    assert " small " in row_of(text, one_of_each["retrying"])
+    failed = row_of(text, one_of_each["failed"])
+    assert failed.startswith(f"gated {one_of_each['failed'].short_id} Failed Glitch: no luck default")
+    assert failed.endswith("default - 1 of 1 2 lost now - now")
+    assert 'title="1 of 1, 2 lost workers"' in text
+    for state in ("queued", "running", "succeeded", "failed"):
+        assert f'class="asyncq-state asyncq-state-{state}"' in text
+    moment = one_of_each["failed"].enqueued_at
+    assert f'datetime="{moment.isoformat()}" title="{moment:%Y-%m-%d %H:%M:%S} UTC"' in text
+    assert "3 d ago" in row_of(text, one_of_each["succeeded"])
+
+
+def test_error_in_the_list_is_one_line_cut_with_the_whole_in_its_title(operator: Client) -> None:
+    """120 characters, however long the message."""
+    record = make(errors=[error("old"), error("x" * 200 + "\nsecond line")])
+    text = operator.get(LIST).content.decode()
+    assert "Glitch: " + "x" * 111 + "…" in row_of(text, record)
+    assert f'title="Glitch: {"x" * 200}\nsecond line"' in text
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("state=queued", {"queued", "deferred"}),
+        ("state=running", {"running"}),
+        ("state=succeeded", {"succeeded"}),
+        ("state=retrying", {"retrying"}),
+        ("state=failed", {"failed"}),
+        ("queue=mail", {"queued"}),
+        ("queue=nobody", set()),
+        ("queue=%00", set()),
+        ("name=tests.tasks.nap", {"running"}),
+        ("gate=small", {"retrying"}),
+        ("within=24h", {"queued", "deferred", "running", "retrying", "failed"}),
+        ("within=7d", {"queued", "deferred", "running", "succeeded", "retrying", "failed"}),
+        ("state=queued&queue=mail&within=15m", {"queued"}),
+        ("q=nap", {"running"}),
+        ("q=TASKS.GATED", {"failed"}),
+        ("q=zzz", set()),
+        ("q=not-an-id-%F0%9F%98%80", set()),
+        ("q=%25", set()),
+        ("q=12345678-1234-1234-1234-123456789abc", set()),
+        ("q=1234567812341234123412345678", set()),
+        ("q=-", set()),
+    ],
+)
+def test_filters_and_search(
+    operator: Client, one_of_each: dict[str, TaskRecord], query: str, expected: set[str]
+) -> None:
+    """Each narrows the list; what matches nothing gives an empty list and no error page."""
+    response = operator.get(f"{LIST}?{query}")
+    assert response.status_code == 200
+    assert listed(response) == {one_of_each[name].pk for name in expected}
+
+
+@pytest.mark.parametrize("query", ["state=rubbish", "within=1y", "nonsense=1", "p=99999", "state__exact=x"])
+def test_rubbish_in_the_address_is_no_error_page(operator: Client, query: str) -> None:
+    """Django's answer to a wrong filter: back to the list."""
+    make()
+    response = operator.get(f"{LIST}?{query}", follow=True)
+    assert response.status_code == 200
+    assert operator.get(f"{LIST}?q=%00").status_code == 200
+
+
+def test_search_finds_by_id_and_its_beginning(operator: Client) -> None:
+    """Full id, with dashes or without, any case; a beginning of any length."""
+    low, high = UUID("01a2b3c4-0000-7000-8000-000000000000"), UUID("01a2b3c4-ffff-7fff-bfff-ffffffffffff")
+    other = UUID("01a2b3c5-0000-7000-8000-000000000000")
+    for pk in (low, high, other):
+        make(pk=pk)
+
+    def found(term: str) -> set[UUID]:
+        return listed(operator.get(LIST, {"q": term}))
+
+    assert found(str(low)) == found(low.hex.upper()) == found(f" {low} ") == {low}
+    assert found("01a2b3c4") == found("01A2B3C4-") == {low, high}
+    assert found("01a2b3c4-f") == {high}
+    assert found("01a2") == {low, high, other}
+    assert found("add") == {low, high, other}
+    assert found("fff") == set()
+
+
+def test_list_reads_a_bounded_number_of_rows_and_no_large_column(
+    operator: Client, django_assert_max_num_queries: Any
+) -> None:
+    """As many queries for fifty rows as for one; no traceback, argument or result is fetched; the count is bounded."""
+    Gate.objects.create(name="small", limit=1)
+    with django_assert_max_num_queries(15) as few:
+        make()
+        operator.get(LIST)
+    for _ in range(60):
+        make(gate="small", kwargs={"canary": 1})
+    with django_assert_max_num_queries(8) as many:
+        response = operator.get(LIST)
+    assert len(many) <= len(few)
+    statements = [query["sql"] for query in many.captured_queries if "taskrecord" in query["sql"].lower()]
+    assert len(statements) == 2
+    assert all("LIMIT" in statement and "DISTINCT" not in statement for statement in statements)
+    left_out = response.context["cl"].result_list[0].get_deferred_fields()
+    assert left_out >= {"args", "kwargs", "return_value", "progress", "errors", "worker_ids"}
+
+
+def test_list_shows_the_first_rows_of_a_large_table_and_says_so(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The paginator counts no further than it lists."""
+    from django_asyncq.admin import queries
+
+    monkeypatch.setattr(queries, "MOST_LISTED", 3)
+    for _ in range(5):
+        make()
+    assert BoundedPaginator(TaskRecord.objects.all(), 2).count == 3
+    text = operator.get(LIST).content.decode()
+    assert f"Only the first {MOST_LISTED} are listed." in text.replace(",", "")
+
+
+# --- the page of a task
+
+
+def test_page_tells_everything_in_order(operator: Client) -> None:
+    """State, button, error, attempts, arguments, times, the rest."""
+    started = timezone.now() - timedelta(seconds=90)
+    record = make(
+        args=[1],
+        kwargs={"b": 2},
+        attempt=2,
+        max_attempts=2,
+        errors=[error("first", worker="host-a"), error("second", attempt=2, started_at=started.isoformat())],
+        started_at=started,
+        worker_ids=["host-a", "host-1"],
+        timeout_seconds=120,
+        gate="small",
+    )
+    text = operator.get(page_of(record)).content.decode()
+    marks = [
+        ">State<",
+        ">Retry<",
+        ">Error<",
+        "Glitch: second",
+        ">Attempts<",
+        "Traceback of attempt 2",
+        "Traceback of attempt 1",
+        ">Arguments<",
+        "&quot;b&quot;: 2",
+        ">Times<",
+        "First started",
+        ">The rest<",
+        f'<bdi dir="ltr">{record.pk}',
+        "tests.tasks.add",
+        "2 min",
+    ]
+    positions = [text.index(mark, text.index('<div class="asyncq-task">')) for mark in marks]
+    assert positions == sorted(positions)
+    assert text.count('<details class="asyncq-details" open>') == 1
+    assert re.search(r'"cell" data-asyncq-label="Duration"><bdi>1 min<', text)
+
+
+def test_page_of_a_running_and_of_a_succeeded_task(operator: Client) -> None:
+    """The try that has no error entry is shown too, with its worker; the result as JSON."""
+    now = timezone.now()
+    running = make(TaskState.RUNNING, attempt=2, worker_ids=["host-9"], last_attempted_at=now, errors=[error()])
+    text = operator.get(page_of(running)).content.decode()
+    assert "host-9" in text and text.count('class="asyncq-state asyncq-state-running"') == 2
+    assert "asyncq-error" not in text
+    done = make(TaskState.SUCCEEDED, attempt=1, return_value={"sum": 3}, progress={"at": 1})
+    text = operator.get(page_of(done)).content.decode()
+    assert "&quot;sum&quot;: 3" in text and "&quot;at&quot;: 1" in text
+
+
+def test_long_texts_are_cut_and_shown_whole_on_request(operator: Client) -> None:
+    """A megabyte of traceback neither fills nor widens the page."""
+    record = make(errors=[error(traceback="first line\n" + "x" * 1_000_000 + "\nlast line")])
+    short = operator.get(page_of(record)).content.decode()
+    assert len(short) < 100_000
+    assert "first line" in short and "last line" in short and '<a href="?full">Show all</a>' in short
+    assert "x" * 1_000_000 in operator.get(page_of(record) + "?full").content.decode()
+
+
+def test_many_attempts_are_cut_too(operator: Client) -> None:
+    """The latest fifty, and a link to all."""
+    record = make(errors=[error(attempt=number) for number in range(1, 61)], attempt=60, max_attempts=60)
+    text = operator.get(page_of(record)).content.decode()
+    assert "10 earlier attempts are not shown." in text
+    assert "Traceback of attempt 60<" in text and "Traceback of attempt 10<" not in text
+    assert "Traceback of attempt 1<" in operator.get(page_of(record) + "?full").content.decode()
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        {},
+        "text",
+        [1, None, "x"],
+        [{}],
+        [{"exception": None, "message": {"a": 1}, "attempt": "x", "started_at": 5}],
+        [{"started_at": "not a time", "failed_at": "2026-01-01T00:00:00"}],
+    ],
+)
+def test_columns_written_by_others_do_not_break_the_pages(operator: Client, errors: Any) -> None:
+    """A row that was changed by hand or made by another program can still be looked at."""
+    record = make(errors=errors, args={"not": "a list"}, kwargs=[1], worker_ids={"a": 1}, progress="half")
+    assert operator.get(LIST).status_code == 200
+    assert operator.get(page_of(record)).status_code == 200
+
+
+def test_text_that_no_page_can_carry_is_replaced() -> None:
+    """SQLite stores a lone surrogate; shown as it is, it would be an error page."""
+    assert display.excerpt("a\ud800b") == ("a?b", 0)
+
+
+def test_everything_is_escaped(operator: Client) -> None:
+    """Markup in any field is shown as text: in the list, on the page, when asked, in messages."""
+    record = make(
+        name=f"m.{EVIL}"[:200],
+        args=[EVIL],
+        kwargs={EVIL: EVIL},
+        progress=EVIL,
+        queue_name=EVIL[:64],
+        gate=EVIL,
+        backend=EVIL[:64],
+        unique_key=EVIL,
+        group=EVIL,
+        worker_ids=[EVIL],
+        errors=[error(EVIL, exception=f"m.{EVIL}", traceback=EVIL, worker=EVIL, attempt=EVIL)],
+    )
+    done = make(TaskState.SUCCEEDED, return_value={EVIL: EVIL}, worker_ids=[EVIL])
+    Gate.objects.create(name=EVIL, limit=1)
+    pages = [
+        operator.get(LIST),
+        operator.get(LIST, {"q": EVIL, "queue": EVIL, "gate": EVIL, "name": EVIL}),
+        operator.get(page_of(record)),
+        operator.get(page_of(done)),
+        run_action(operator, record, index="0"),
+        operator.post(retry_of(record), follow=True),
+        operator.get(f"{LIST}{record.pk}/history/"),
+    ]
+    for page in pages:
+        assert page.status_code == 200
+        text = page.content.decode()
+        assert "<img" not in text.replace('<img src="/static/admin/', "") and "<svg/" not in text
+
+
+def test_secrets_are_masked_everywhere(operator: Client) -> None:
+    """Keyword and positional arguments, nested values, results, progress, messages, tracebacks: list and page."""
+    canary = "hunter2canary"
+    values = {"password": canary, "nested": [{"api_key": canary}], "user": "ann"}
+    record = make(
+        name="tests.test_admin.login",
+        args=["ann", canary],
+        kwargs=values,
+        progress=values,
+        errors=[error(f"login failed: password={canary}", traceback=f'{{"token": "{canary}"}}')],
+    )
+    done = make(TaskState.SUCCEEDED, return_value=values, kwargs=values)
+    pages = [operator.get(LIST), operator.get(page_of(record)), operator.get(page_of(done))]
+    pages += [operator.get(page_of(record) + "?full"), run_action(operator, record, index="0")]
+    for page in pages:
+        assert page.status_code == 200
+        assert canary not in page.content.decode()
+    text = unescape(pages[1].content.decode())
+    assert '"password": "••••••"' in text and '[\n  "ann",\n  "••••••"\n]' in text
+
+
+def test_pages_obey_a_strict_content_security_policy(operator: Client, one_of_each: dict[str, TaskRecord]) -> None:
+    """No script, style or handler stands in the markup of ours; all is loaded from the site itself."""
+    Gate.objects.create(name="small", limit=1)
+    pages = [operator.get(page_of(record)) for record in one_of_each.values()]
+    pages += [operator.get(LIST), run_action(operator, one_of_each["failed"], index="0")]
+    for page in pages:
+        text = page.content.decode()
+        assert not re.search(r"<style|<script(?![^>]*\bsrc=)(?![^>]*application/json)", text)
+        assert not re.search(r"\sstyle=|\son\w+=", text)
+        assert not re.search(r"(?:src|href|action)=\"(?:https?:)?//", text)
+        assert "django_asyncq/admin.css" in text
+
+
+# --- gates
+
+
+def test_gates_tell_their_occupancy(client_of: Any) -> None:
+    """Words and a meter; full and open gates say so."""
+    for name, limit, holders in (("small", 2, 1), ("full", 1, 1), ("open", 0, 0)):
+        Gate.objects.create(name=name, limit=limit)
+        gate.acquire([make(TaskState.QUEUED, gate=name) for _ in range(holders)])
+    text = client_of("superuser").get("/admin/django_asyncq/gate/").content.decode()
+    assert 'aria-valuenow="1" aria-valuemax="2" aria-valuetext="1 of 2"' in text
+    assert "1 of 1, full" in text and "0, no limit" in text
+    assert text.count('role="meter"') == 2
+
+
+def test_gates_without_redis_say_unknown_and_ask_once(client_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One time-out for the page, not one for each row."""
+    from django_asyncq.exceptions import BrokerUnavailable
+
+    asked = []
+
+    def away(name: str) -> Any:
+        asked.append(name)
+        raise BrokerUnavailable("away")
+
+    monkeypatch.setattr(gate, "slots", away)
+    for name in ("a", "b", "c"):
+        Gate.objects.create(name=name, limit=1)
+    text = client_of("superuser").get("/admin/django_asyncq/gate/").content.decode()
+    assert text.count("unknown: Redis is away") == 3
+    assert asked == ["a"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_changed_limit_is_effective_at_once_and_the_name_stays(client_of: Any) -> None:
+    """The next task asks the new limit; a gate is not renamed, for tasks name it."""
+    row = Gate.objects.create(name="small", limit=1)
+    gate.acquire([make(TaskState.QUEUED, gate="small")])
+    assert gate.acquire([make(TaskState.QUEUED, gate="small")], partial=True) != set()
+    client = client_of("superuser")
+    page = f"/admin/django_asyncq/gate/{row.pk}/change/"
+    assert "1 of 1, full" in client.get(page).content.decode()
+    assert client.post(page, {"name": "other", "limit": "5", "expected_seconds": "60"}).status_code == 302
+    assert Gate.objects.values_list("name", "limit").get() == ("small", 5)
+    assert gate.acquire([make(TaskState.QUEUED, gate="small")], partial=True) == set()
+
+
+def test_gate_form_refuses_names_that_break_keys(client_of: Any) -> None:
+    """The error stands beside the field."""
+    client = client_of("superuser")
+    response = client.post("/admin/django_asyncq/gate/add/", {"name": "a {b}", "limit": "1", "expected_seconds": "1"})
+    assert response.status_code == 200 and not Gate.objects.exists()
+    assert "gate name" in response.content.decode()
+
+
+# --- the site
+
+
+def test_works_on_a_site_of_ones_own(client_of: Any, settings: Any) -> None:
+    """Addresses follow the site that shows the pages, not the default one."""
+    site = AdminSite("office")
+    site.register(TaskRecord, TaskRecordAdmin)
+    settings.ROOT_URLCONF = ModuleType("office_urls")
+    settings.ROOT_URLCONF.urlpatterns = [path("office/", site.urls), path("admin/", admin.site.urls)]
+    record, client = make(), client_of("view_and_retry")
+    office = f"/office{LIST.removeprefix('/admin')}"
+    page = client.get(f"{office}{record.pk}/change/").content.decode()
+    assert f'formaction="{office}{record.pk}/retry/"' in page
+    data = {"action": "retry_selected", "_selected_action": str(record.pk)}
+    question = client.post(office, {**data, "index": "0"}).content.decode()
+    assert f'action="{office}"' in question and '"/admin/' not in question
+    answer = client.post(f"{office}{record.pk}/retry/")
+    assert answer["Location"] == f"{office}{record.pk}/change/"
+    assert f'href="{office}{record.pk}/change/"' in str(next(iter(get_messages(answer.wsgi_request))))
+
+
+def test_admin_passes_the_system_checks() -> None:
+    """Nothing is wrong with the two classes."""
+    assert TaskRecordAdmin(TaskRecord, admin.site).check() == []
+    assert GateAdmin(Gate, admin.site).check() == []
+
+
+def test_columns_that_are_masked_are_those_that_hold_values() -> None:
+    """Every JSON column of a task is shut to lookups, but for the ids of workers."""
+    json_columns = {field.name for field in TaskRecord._meta.fields if isinstance(field, JSONField)}
+    assert json_columns - {"worker_ids"} == MASKED_COLUMNS
+
+
+def test_redis_client_is_not_needed_to_look(
+    operator: Client, one_of_each: dict[str, TaskRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """List and pages come from the rows; without Redis only the list of queues is shorter."""
+    from django_asyncq.broker import Broker
+    from django_asyncq.exceptions import BrokerUnavailable
+
+    def away(self: Broker) -> RedisClient:
+        raise BrokerUnavailable("away")
+
+    monkeypatch.setattr(Broker, "client", property(away))
+    assert operator.get(LIST).status_code == 200
+    assert all(operator.get(page_of(record)).status_code == 200 for record in one_of_each.values())

@@ -1,0 +1,132 @@
+"""Secrets are masked by their key, in values and in free text; nothing else is touched."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from django_asyncq.redaction import MASK, is_sensitive, mask, mask_positional, mask_text
+
+
+@pytest.mark.parametrize(
+    ("key", "secret"),
+    [
+        ("password", True),
+        ("PASSWORD", True),
+        ("user_passwd", True),
+        ("accessToken", True),
+        ("client-secret", True),
+        ("card_number", True),
+        ("Authorization", True),
+        ("api_key", True),
+        ("apikey", True),
+        ("AWS_CREDENTIALS", True),
+        ("name", False),
+        ("pass_through", False),
+        ("", False),
+    ],
+)
+def test_key_is_secret_wherever_the_setting_matches(key: str, secret: bool) -> None:
+    """Anywhere in the key, upper and lower case alike."""
+    assert is_sensitive(key) is secret
+
+
+def test_masks_values_under_secret_keys_at_any_depth() -> None:
+    """The whole value goes, whatever it is; the rest stays as it was."""
+    value: Any = {
+        "user": "ann",
+        "password": "hunter2",
+        "nested": [{"token": {"a": 1}}, [{"deep": {"SECRET": [1, 2]}}], None, 3.5, True],
+    }
+    assert mask(value) == {
+        "user": "ann",
+        "password": MASK,
+        "nested": [{"token": MASK}, [{"deep": {"SECRET": MASK}}], None, 3.5, True],
+    }
+    assert value["password"] == "hunter2"
+
+
+@pytest.mark.parametrize("value", [None, 0, "token", [], {}, [1, "x"], 1.5])
+def test_leaves_values_without_keys_alone(value: Any) -> None:
+    """A word is not a key."""
+    assert mask(value) == value
+
+
+@pytest.mark.parametrize(
+    ("values", "names", "shown"),
+    [
+        (["ann", "hunter2"], ["user", "password"], ["ann", MASK]),
+        (["ann", {"token": 1}], ["user"], ["ann", {"token": MASK}]),
+        ([1, 2, 3], [], [1, 2, 3]),
+        ([], ["password"], []),
+        ({"not": "a list", "token": 1}, ["password"], {"not": "a list", "token": MASK}),
+    ],
+)
+def test_masks_positional_arguments_by_their_parameters(values: Any, names: list[str], shown: Any) -> None:
+    """The parameter's name is the key; arguments beyond the names have none."""
+    assert mask_positional(values, names) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("token=abc", f"token={MASK}"),
+        ("password = 'a b' and more", f"password = {MASK} and more"),
+        ('{"password": "a\\"b", "x": 1}', f'{{"password": {MASK}, "x": 1}}'),
+        ("{'password': b'abc', 'k': 2}", f"{{'password': {MASK}, 'k': 2}}"),
+        ("Authorization: Bearer abc.def", f"Authorization: {MASK}"),
+        ("https://x.test/?a=1&token=zzz&b=2", f"https://x.test/?a=1&token={MASK}&b=2"),
+        ("redis://:pw@host/0", f"redis://:{MASK}@host/0"),
+        ("redis://user:pw@host:6379/0", f"redis://user:{MASK}@host:6379/0"),
+        ("url=https://x.test?token=q", f"url=https://x.test?token={MASK}"),
+        ("x" * 200 + "_token=abc", "x" * 200 + f"_token={MASK}"),
+        ('my_token: "never closed', f"my_token: {MASK}"),
+        ("one\ntoken: 1\ntwo", f"one\ntoken: {MASK}\ntwo"),
+    ],
+)
+def test_masks_secrets_in_text(text: str, shown: str) -> None:
+    """Assignments, JSON, Python reprs, headers, query strings and addresses."""
+    assert mask_text(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "KeyError: 'token'",
+        'if token == "abc":',
+        "http://host:8000/path",
+        "ratio=3 name='x'",
+        "the secret of success",
+        "12:30:00",
+    ],
+)
+def test_leaves_other_text_alone(text: str) -> None:
+    """A secret word without a value is only a word."""
+    assert mask_text(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 10**6,
+        "token" * 200_000,
+        'token="' * 150_000,
+        "token='\\" * 125_000,
+        "://a:" * 200_000,
+        "token= " * 150_000,
+    ],
+)
+def test_hostile_text_takes_linear_time(text: str) -> None:
+    """A megabyte made to provoke backtracking is read in seconds at most, also on a slow machine."""
+    began = time.monotonic()
+    mask_text(text)
+    assert time.monotonic() - began < 5
+
+
+def test_keys_are_a_setting(settings: Any) -> None:
+    """The expression replaces the default, and takes effect at once."""
+    settings.ASYNCQ = {**settings.ASYNCQ, "SENSITIVE_KEYS": r"^iban$"}
+    assert mask({"iban": "DE1", "my_iban": "DE2", "token": "t"}) == {"iban": MASK, "my_iban": "DE2", "token": "t"}
