@@ -56,13 +56,15 @@ class Reconciler:
         remembers = self.broker.is_alive() is not None
         sweep = not remembers or now >= self._sweep_at
         if not remembers:
-            logger.warning("Redis has no mark of ours: it is new or has lost its memory; it is built from the rows")
             # Set first: what is enqueued from now on is pushed by its own process.
             self.broker.mark_alive()
         repairs = self.sweep() if sweep else self.quick()
         if sweep:
             self._sweep_at = now + settings.sweep_seconds
-        if any(repairs):
+        if not remembers:
+            level = logging.WARNING if any(repairs) else logging.INFO
+            logger.log(level, "Redis was new or had lost its memory; built again from the rows: %s", repairs)
+        elif any(repairs):
             logger.info("reconciled: %s", repairs)
         return repairs
 

@@ -26,7 +26,6 @@ from .scheduler import forward_due
 
 logger = logging.getLogger("django_asyncq.upkeep")
 
-LOCK_NAME = "upkeep"
 # What is due within a second counts as due: times on the wire are whole seconds.
 DUE_WITHIN_SECONDS = 2
 
@@ -38,6 +37,8 @@ class Upkeep(threading.Thread):
         super().__init__(name="upkeep", daemon=True)
         self.queues = list(queues)
         self.broker = Broker("worker")
+        # Projects that share a Redis under prefixes of their own each have an upkeep of their own.
+        self.lock_name = f"{conf.current().key_prefix}.upkeep"
         self.coordinator = StartupTaskCoordinator(single_instance=single_instance)
         self.reconciler = Reconciler(self.broker)
         self._stopping = threading.Event()
@@ -50,7 +51,7 @@ class Upkeep(threading.Thread):
                 self._tick_safely()
                 self._stopping.wait(conf.current().forward_seconds)
         finally:
-            self.coordinator.release(LOCK_NAME)
+            self.coordinator.release(self.lock_name)
             connections.close_all()
 
     def stop(self) -> None:
@@ -84,8 +85,8 @@ class Upkeep(threading.Thread):
 
     def _is_leader(self) -> bool:
         self.coordinator.tick()
-        return self.coordinator.is_held(LOCK_NAME) or self.coordinator.acquire(
-            LOCK_NAME, conf.current().lock_ttl_seconds
+        return self.coordinator.is_held(self.lock_name) or self.coordinator.acquire(
+            self.lock_name, conf.current().lock_ttl_seconds
         )
 
     def nothing_left(self, backend: str) -> bool:

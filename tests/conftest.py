@@ -37,7 +37,7 @@ def own_keys(
     """Give the test keys of its own, in this process and in those it starts; remove them afterwards.
 
     A lock's key has no prefix: tests put theirs into its name. Of the others that appeared meanwhile
-    (`upkeep`), those of this process and of dead ones are removed.
+    (the upkeep of workers), those of this process and of dead ones are removed.
     """
     from django_asyncq.lifecycle import entering
 

@@ -229,6 +229,17 @@ def _apply(outcome: Outcome) -> None:
         exception, retry_at = error, None
     counted = not isinstance(exception, RetryRequested) or exception.counted
     lifecycle.fail(run, exception, _format(exception), outcome.ended_at, retry_at=retry_at, counted=counted)
+    if retry_at is not None and counted:
+        # The last failure is logged by Django's receiver of task_finished, with its traceback.
+        record = run.record
+        logger.warning(
+            "task %s: attempt %d of %d failed with %s; next try at %s",
+            record.id,
+            record.attempt,
+            record.max_attempts,
+            type(exception).__qualname__,
+            retry_at.isoformat(timespec="seconds"),
+        )
 
 
 def _format(exception: BaseException) -> str:

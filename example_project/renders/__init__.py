@@ -1,0 +1,1 @@
+"""Render Studio: fractals and their kin, painted by tasks behind gates."""

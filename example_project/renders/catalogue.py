@@ -1,0 +1,125 @@
+"""What the studio offers: one entry per model, with its gate limit, its expected seconds and its painter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from PIL.Image import Image
+
+from . import painters
+from .painters import Painter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One kind of picture. Its name is also its gate.
+
+    limit: most renders queued or running at once, until the Gate row is changed in the admin.
+    expected_seconds: of one render at the default size. palette: the one used when none is asked for.
+    is_flaky: loses some attempts at random. is_impossible: fails for good.
+    """
+
+    name: str
+    title: str
+    about: str
+    limit: int
+    expected_seconds: float
+    palette: str
+    painter: Painter
+    is_flaky: bool = False
+    is_impossible: bool = False
+
+    def paint(self, *, seed: int, size: int, palette: str = "") -> Image:
+        """Return the picture, the same for the same arguments. Raises: ValueError if there cannot be one."""
+        return self.painter(np.random.default_rng(seed), size, palette or self.palette)
+
+
+MODELS: dict[str, Model] = {
+    model.name: model
+    for model in (
+        Model(
+            name="mandelbrot",
+            title="Mandelbrot set",
+            about="Escape times near the edge of the set.",
+            limit=4,
+            expected_seconds=1,
+            palette="ember",
+            painter=painters.mandelbrot,
+        ),
+        Model(
+            name="julia",
+            title="Julia set",
+            about="One constant, one dust of spirals.",
+            limit=4,
+            expected_seconds=0.5,
+            palette="frost",
+            painter=painters.julia,
+        ),
+        Model(
+            name="newton",
+            title="Newton basins",
+            about="Which root is found from where.",
+            limit=3,
+            expected_seconds=1,
+            palette="dusk",
+            painter=painters.newton,
+        ),
+        Model(
+            name="fern",
+            title="Barnsley fern",
+            about="The chaos game, two million throws.",
+            limit=3,
+            expected_seconds=1,
+            palette="moss",
+            painter=painters.fern,
+        ),
+        Model(
+            name="attractor",
+            title="Clifford attractor",
+            about="Where four sines send a cloud of points.",
+            limit=3,
+            expected_seconds=1.5,
+            palette="aurora",
+            painter=painters.attractor,
+        ),
+        Model(
+            name="reaction",
+            title="Reaction and diffusion",
+            about="7,000 steps of Gray and Scott's chemistry: the slow one.",
+            limit=2,
+            expected_seconds=4,
+            palette="lagoon",
+            painter=painters.reaction,
+        ),
+        Model(
+            name="flow",
+            title="Flow field",
+            about="8,000 particles adrift on noise.",
+            limit=4,
+            expected_seconds=0.5,
+            palette="ember",
+            painter=painters.flow,
+        ),
+        Model(
+            name="nebula",
+            title="Nebula",
+            about="Clouds bent by clouds. Loses some attempts at random, then succeeds.",
+            limit=4,
+            expected_seconds=1,
+            palette="dusk",
+            painter=painters.nebula,
+            is_flaky=True,
+        ),
+        Model(
+            name="staircase",
+            title="Endless staircase",
+            about="Cannot be built. Fails for good, to show how that looks.",
+            limit=2,
+            expected_seconds=0.5,
+            palette="frost",
+            painter=painters.staircase,
+            is_impossible=True,
+        ),
+    )
+}

@@ -1,0 +1,119 @@
+"""The demo on the terminal: progress while it runs, tables when it is over; plain lines in a pipe."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from django_asyncq.models import Gate
+
+from ..catalogue import MODELS
+from ..showing import STATES, state_counts, state_of
+from .traffic import MOST_TRIES, Tally
+from .verdict import Finding, Outcome
+from .watching import Watch
+
+COLOURS = {"queued": "white", "running": "blue", "retrying": "yellow", "succeeded": "green", "failed": "red"}
+SECONDS_BETWEEN_LINES = 2.0
+
+
+class Progress:
+    """Bars per state on a terminal; elsewhere a line every two seconds, when something has changed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
+        self._said = ""
+        self._say_at = 0.0
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Progress:
+        if self._live is not None:
+            self._stack.enter_context(self._live)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def show(self, counts: dict[str, int], tally: Tally, seconds: float, *, last: bool = False) -> None:
+        """Show how it stands."""
+        line = f"accepted {len(tally.accepted)}, refused {tally.refused}"
+        if self._live is not None:
+            self._live.update(Group(self._bars(counts), Text(f"{seconds:5.1f} s   {line}", "dim")))
+            return
+        line += "".join(f", {STATES[state].lower()} {count}" for state, count in counts.items())
+        if line != self._said and (last or time.monotonic() >= self._say_at):
+            self._console.print(f"{seconds:5.1f} s  {line}")
+            self._said, self._say_at = line, time.monotonic() + SECONDS_BETWEEN_LINES
+
+    @staticmethod
+    def _bars(counts: dict[str, int]) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for state, count in counts.items():
+            colour = COLOURS[state]
+            bar = ProgressBar(
+                total=max(sum(counts.values()), 1),
+                completed=count,
+                width=48,
+                complete_style=colour,
+                finished_style=colour,
+            )
+            table.add_row(Text(STATES[state], colour), Text(f"{count:3d}"), bar)
+        return table
+
+
+def figures(tally: Tally, watch: Watch, outcome: Outcome) -> Table:
+    """Return what happened, in numbers."""
+    table = Table(title="What happened", title_justify="left", show_header=False, box=SIMPLE_HEAD)
+    lost = sum(len(record.errors) for record in outcome.retried)
+    rows = [
+        ("accepted (202)", len(tally.accepted), "orders that became tasks"),
+        ("refused (429)", tally.refused, "a gate was full; the client came back when told"),
+        ("given up", tally.given_up, f"orders no gate admitted after {MOST_TRIES} tries"),
+        ("retried", len(outcome.retried), f"tasks with more than one attempt; {lost} attempts lost"),
+        ("recovered", len(outcome.recovered), "tasks whose worker was killed; another painted them"),
+        ("samples", watch.samples, "looks at rows and gate slots while it ran"),
+        ("seconds", round(watch.seconds), "in all"),
+    ]
+    for name, number, meaning in rows:
+        table.add_row(name, Text(str(number), "bold", justify="right"), meaning)
+    return table
+
+
+def gates(watch: Watch, outcome: Outcome) -> Table:
+    """Return what became of each model's renders, with the most slots its gate held at once."""
+    limits = dict(Gate.objects.values_list("name", "limit"))
+    table = Table(title="By gate, from the database", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("Gate")
+    for heading in ("Limit", "Held", *STATES.values()):
+        table.add_column(heading, justify="right")
+    by_model: dict[str, Counter[str]] = {name: Counter() for name in MODELS}
+    for record in outcome.records:
+        by_model[record.args[0]][state_of(record)] += 1
+    for name, counts in by_model.items():
+        most = max(watch.most_rows[name], watch.most_slots[name])
+        numbers = (str(counts[state]) if counts[state] else "" for state in STATES)
+        table.add_row(name, str(limits[name]), str(most), *numbers)
+    table.add_section()
+    totals = state_counts()
+    table.add_row(Text("all", "bold"), "", "", *(str(totals[state]) for state in STATES))
+    return table
+
+
+def findings(found: Sequence[Finding]) -> Group:
+    """Return the statements, each with what speaks against it."""
+    lines = []
+    for finding in found:
+        mark, colour = ("ok", "green") if finding.held else ("NO", "bold red")
+        lines.append(Text.assemble((f"  {mark}  ", colour), finding.statement))
+        lines += [Text(f"        {what}", "red") for what in finding.against[:10]]
+    return Group(Text("As it should be?", "bold italic"), *lines)

@@ -1,0 +1,116 @@
+"""Rows as the API and the page show them: plain values, ready for JSON and for a template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Count, Q, QuerySet
+from django.urls import reverse
+from django.utils import timezone
+
+from django_asyncq.models import TaskRecord, TaskState
+
+from .catalogue import MODELS
+from .gates import Meter
+from .tasks import render
+
+STATES = {
+    "queued": "Queued",
+    "running": "Running",
+    "succeeded": "Succeeded",
+    "retrying": "Will retry",
+    "failed": "Failed",
+}
+
+
+def renders() -> QuerySet[TaskRecord]:
+    """Return the studio's tasks, the newest first; ids are made in order of time."""
+    return TaskRecord.objects.filter(name=render.module_path).order_by("-id")
+
+
+def state_of(record: TaskRecord) -> str:
+    """Return the state as a word of STATES; a failed task that will be tried again is `retrying`."""
+    if record.state == TaskState.FAILED and record.retry_at is not None:
+        return "retrying"
+    return TaskState(record.state).name.lower()
+
+
+def state_counts() -> dict[str, int]:
+    """Count the renders by state.
+
+    In one statement: two would see two moments, and a task on its way between states twice or never.
+    """
+    failed = Q(state=TaskState.FAILED)
+    return renders().aggregate(
+        queued=Count("id", filter=Q(state=TaskState.QUEUED)),
+        running=Count("id", filter=Q(state=TaskState.RUNNING)),
+        succeeded=Count("id", filter=Q(state=TaskState.SUCCEEDED)),
+        retrying=Count("id", filter=failed & Q(retry_at__isnull=False)),
+        failed=Count("id", filter=failed & Q(retry_at=None)),
+    )
+
+
+def describe(record: TaskRecord) -> dict[str, Any]:
+    """Return a render as JSON. `image_url` is None until there is a picture."""
+    model_name = record.args[0] if record.args else ""
+    model = MODELS.get(model_name)
+    state = state_of(record)
+    result = record.return_value if isinstance(record.return_value, dict) else {}
+    return {
+        "id": str(record.id),
+        "model": model_name,
+        "title": model.title if model else model_name,
+        "state": state,
+        "state_text": STATES[state],
+        "note": note_of(record, state, result.get("seconds")),
+        "attempt": record.attempt,
+        "max_attempts": record.max_attempts,
+        "crash_count": record.crash_count,
+        **{name: record.kwargs.get(name) for name in ("seed", "size", "palette")},
+        "seconds": result.get("seconds"),
+        "error": error_of(record),
+        "enqueued_at": record.enqueued_at.isoformat(),
+        "finished_at": record.finished_at.isoformat() if record.finished_at else None,
+        "status_url": reverse("render", args=[record.id]),
+        "image_url": reverse("image", args=[record.id]) if state == "succeeded" else None,
+    }
+
+
+def error_of(record: TaskRecord) -> str:
+    """Return the last attempt's error in one line, or nothing."""
+    if not record.errors:
+        return ""
+    last = record.errors[-1]
+    return f"{last['exception'].rpartition('.')[2]}: {last['message']}".split("\n", 1)[0][:200]
+
+
+def note_of(record: TaskRecord, state: str, seconds: float | None) -> str:
+    """Say in a few words what is worth knowing about the state."""
+    parts = []
+    if state == "failed" or (state == "retrying" and record.errors):
+        parts.append(error_of(record))
+    if state == "retrying" and record.retry_at is not None:
+        wait = max(0, round((record.retry_at - timezone.now()).total_seconds()))
+        parts.append(f"attempt {record.attempt + 1} of {record.max_attempts} {f'in {wait} s' if wait else 'now'}")
+    elif record.attempt > 1:
+        parts.append(f"attempt {record.attempt} of {record.max_attempts}")
+    if record.crash_count:
+        parts.append("its worker was lost" + ("; recovered" if state == "succeeded" else ""))
+    if seconds is not None:
+        parts.append(f"{seconds:.1f} s")
+    return " · ".join(parts)
+
+
+def describe_meter(meter: Meter) -> dict[str, Any]:
+    """Return a model with how full its gate is, as JSON. scale: the length of the drawn meter, 0 without a limit."""
+    return {
+        "name": meter.model.name,
+        "title": meter.model.title,
+        "about": meter.model.about,
+        "limit": meter.limit,
+        "occupancy": meter.occupancy,
+        "text": meter.text,
+        "is_full": meter.is_full,
+        "scale": max(meter.limit, 0),
+        "expected_seconds": meter.model.expected_seconds,
+    }

@@ -1,0 +1,151 @@
+/* Orders without leaving the page, and a gallery that follows the states.
+
+   Cards are changed in place, never rebuilt: focus, scroll position and loaded pictures stay as they are. */
+"use strict";
+
+const api = document.body.dataset.api;
+const news = document.getElementById("news");
+const cards = document.getElementById("cards");
+const template = document.getElementById("card").content.firstElementChild;
+const pauseButton = document.getElementById("pause");
+
+const REFRESH_MS = 1000;
+let timer = 0;
+let paused = false;
+let asking = false;
+
+function say(text, kind) {
+  const line = document.createElement("p");
+  line.className = kind;
+  line.textContent = text;
+  news.replaceChildren(line);
+}
+
+/* ---- the gallery */
+
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function fillCard(card, render) {
+  const field = (name) => card.querySelector(`[data-field="${name}"]`);
+  card.dataset.state = render.state;
+  for (const name of ["title", "state_text", "note"]) setText(field(name), render[name]);
+  const image = field("image");
+  if (render.image_url && image.getAttribute("src") !== render.image_url) {
+    image.src = render.image_url;
+    image.alt = `${render.title}, seed ${render.seed}`;
+    field("link").href = render.image_url;
+  }
+  image.hidden = !render.image_url;
+}
+
+function showRenders(renders) {
+  const known = new Map([...cards.children].map((card) => [card.dataset.id, card]));
+  let before = null;
+  for (const render of renders) {
+    let card = known.get(render.id);
+    if (!card) {
+      card = template.cloneNode(true);
+      card.dataset.id = render.id;
+      if (before) before.after(card);
+      else cards.prepend(card);
+    }
+    fillCard(card, render);
+    known.delete(render.id);
+    before = card;
+  }
+  for (const card of known.values()) card.remove();
+  document.getElementById("empty").hidden = renders.length > 0;
+}
+
+function showGates(models) {
+  for (const model of models) {
+    const meter = document.getElementById(`gate-${model.name}`);
+    if (!meter) continue;
+    meter.setAttribute("viewBox", `0 0 ${model.scale} 1`);
+    meter.setAttribute("aria-valuemax", Math.max(model.scale, model.occupancy));
+    meter.setAttribute("aria-valuenow", model.occupancy);
+    meter.setAttribute("aria-valuetext", model.text);
+    meter.firstElementChild.setAttribute("width", model.occupancy);
+    meter.parentElement.toggleAttribute("data-full", model.is_full);
+    setText(meter.parentElement.querySelector(".gate-text"), model.text);
+  }
+}
+
+function showCounts(counts) {
+  for (const [state, count] of Object.entries(counts)) {
+    setText(document.querySelector(`[data-count="${state}"]`), String(count));
+  }
+}
+
+async function refresh() {
+  if (asking) return;
+  asking = true;
+  try {
+    const response = await fetch(api, { headers: { Accept: "application/json" } });
+    if (!response.ok) throw new Error(`the site answered ${response.status}`);
+    const found = await response.json();
+    showRenders(found.renders);
+    showGates(found.models);
+    showCounts(found.counts);
+    document.body.classList.remove("stale");
+  } catch (error) {
+    if (!document.body.classList.contains("stale")) say(`No news from the studio: ${error.message}.`, "error");
+    document.body.classList.add("stale");
+  } finally {
+    asking = false;
+  }
+}
+
+/* One timer, off while nobody looks. */
+function follow() {
+  clearTimeout(timer);
+  if (paused || document.hidden) return;
+  refresh().finally(() => {
+    clearTimeout(timer);
+    if (!paused && !document.hidden) timer = setTimeout(follow, REFRESH_MS);
+  });
+}
+
+/* ---- orders */
+
+async function order(form, copies) {
+  const title = form.querySelector("h3").textContent;
+  const data = { model: form.dataset.model, palette: form.elements.palette.value };
+  let accepted = 0;
+  for (let copy = 0; copy < copies; copy += 1) {
+    const response = await fetch(api, {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify(data),
+    });
+    if (response.status !== 202) {
+      const answer = await response.json();
+      const advice = answer.retry_after ? ` Try again in about ${answer.retry_after} s.` : "";
+      say(`${title}: ${accepted} accepted. ${answer.error}${advice}`, response.status === 429 ? "warning" : "error");
+      return;
+    }
+    accepted += 1;
+  }
+  say(`${title}: ${accepted} accepted.`, "success");
+}
+
+for (const form of document.querySelectorAll("form[data-model]")) {
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const copies = Number(event.submitter?.value || 1);
+    order(form, copies)
+      .catch((error) => say(`The order did not arrive: ${error.message}.`, "error"))
+      .finally(refresh);
+  });
+}
+
+pauseButton.hidden = false;
+pauseButton.addEventListener("click", () => {
+  paused = !paused;
+  pauseButton.setAttribute("aria-pressed", String(paused));
+  follow();
+});
+document.addEventListener("visibilitychange", follow);
+follow();

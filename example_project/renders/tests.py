@@ -1,0 +1,322 @@
+"""Tests of the studio's own code: `manage.py test renders`, with a Redis server at STUDIO_REDIS_URL."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import uuid
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from django.conf import settings
+from django.core.management import CommandError, call_command
+from django.test import Client, SimpleTestCase, TestCase
+from PIL import Image
+
+from django_asyncq.models import Gate, TaskRecord, TaskState
+
+from . import painters
+from .catalogue import MODELS
+from .gates import ensure_gates, meters
+from .orders import BadOrder, read_order
+from .palettes import PALETTES
+from .showcase.processes import Stage, StageError
+from .showcase.traffic import FEWEST, plan
+from .showing import state_counts
+from .tasks import MAX_ATTEMPTS, RenderGlitch, glitches, image_path, render, save
+
+NOBODY_LISTENS = "redis://127.0.0.1:1/0"
+
+
+@mock.patch.object(painters, "REACTION_STEPS", 300)
+class PainterTests(SimpleTestCase):
+    """The painters; the slow one with fewer steps."""
+
+    def test_each_paints_a_picture_of_the_size_asked_for(self) -> None:
+        """Every possible model gives an RGB picture with more than one colour."""
+        for model in self.possible():
+            with self.subTest(model.name):
+                image = model.paint(seed=7, size=64)
+                self.assertEqual((image.size, image.mode), ((64, 64), "RGB"))
+                self.assertGreater(len(image.getcolors(64 * 64)), 16)
+
+    def test_the_seed_decides_the_picture(self) -> None:
+        """The same seed gives the same bytes, another seed others."""
+        for model in self.possible():
+            with self.subTest(model.name):
+                first, again, other = (model.paint(seed=seed, size=64).tobytes() for seed in (1, 1, 2))
+                self.assertEqual(first, again)
+                self.assertNotEqual(first, other)
+
+    def test_the_palette_can_be_chosen(self) -> None:
+        """Each palette colours the same shape differently."""
+        pictures = {MODELS["julia"].paint(seed=1, size=64, palette=name).tobytes() for name in PALETTES}
+        self.assertEqual(len(pictures), len(PALETTES))
+
+    def test_the_staircase_cannot_be_painted(self) -> None:
+        """The impossible model raises ValueError, whatever the seed."""
+        with self.assertRaisesMessage(ValueError, "cannot end where it began"):
+            MODELS["staircase"].paint(seed=3, size=64)
+
+    def possible(self) -> list[Any]:
+        """Return the models that can be painted."""
+        return [model for model in MODELS.values() if not model.is_impossible]
+
+
+class OrderTests(SimpleTestCase):
+    """What may be ordered."""
+
+    def test_what_is_left_out_is_filled_in(self) -> None:
+        """Only the model is needed."""
+        order = read_order({"model": "fern"})
+        self.assertEqual((order.palette, order.size, order.priority), ("moss", 384, 0))
+
+    def test_every_wrong_field_is_named(self) -> None:
+        """All errors are told at once, each beside its field."""
+        bad = {"model": "x", "seed": -1, "size": 10**9, "palette": "mud", "priority": True, "name": "y"}
+        with self.assertRaises(BadOrder) as caught:
+            read_order(bad)
+        self.assertEqual(set(caught.exception.errors), set(bad))
+
+    def test_only_objects_are_orders(self) -> None:
+        """Other JSON values are refused, and values of a wrong type are no crash."""
+        wrong_types = ({"model": ["fern"]}, {"model": "fern", "palette": {}}, {"model": "fern", "seed": 1.0})
+        for data in (None, [], "fern", 1, *wrong_types):
+            with self.subTest(data=data), self.assertRaises(BadOrder):
+                read_order(data)
+
+    def test_a_plan_has_every_model_and_overflows_the_slow_gate(self) -> None:
+        """The smallest demo orders each model, and more of the slow one than its gate admits."""
+        names = [request.body["model"] for request in plan(FEWEST, seed=1)]
+        self.assertEqual((len(names), set(names)), (FEWEST, set(MODELS)))
+        self.assertGreater(names.count("reaction"), MODELS["reaction"].limit)
+        for request in plan(200, seed=2):
+            read_order(request.body)
+
+
+class StudioTestCase(TestCase):
+    """Each test has keys and a folder of its own."""
+
+    def setUp(self) -> None:
+        """Change the settings for one test."""
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        prefix = f"studiotest-{uuid.uuid4().hex[:12]}"
+        asyncq = {**settings.ASYNCQ, "KEY_PREFIX": prefix, "GATE_PREFIX": f"{prefix}:qgate:"}
+        self.enterContext(self.settings(ASYNCQ=asyncq, STUDIO_VAR=Path(folder)))
+        ensure_gates()
+
+    def order(self, data: Any, client: Client | None = None, **more: Any) -> Any:
+        """POST an order to the API."""
+        options = {"content_type": "application/json", **more}
+        body = data if isinstance(data, bytes | str) else json.dumps(data)
+        return (client or self.client).post("/api/renders", body, **options)
+
+
+class ApiTests(StudioTestCase):
+    """The JSON API."""
+
+    def test_an_order_is_accepted_with_202(self) -> None:
+        """The answer names the task and where to look; the row says what was ordered."""
+        response = self.order({"model": "fern", "seed": 5, "size": 128})
+        answer = response.json()
+        self.assertEqual(response.status_code, 202)
+        self.assertEqual(response["Location"], f"/api/renders/{answer['id']}")
+        record = TaskRecord.objects.get(id=answer["id"])
+        self.assertEqual((record.args, record.gate, record.state), (["fern"], "fern", TaskState.QUEUED))
+        self.assertEqual(record.kwargs, {"seed": 5, "size": 128, "palette": "moss"})
+        self.assertEqual(self.client.get(answer["status_url"]).json()["state"], "queued")
+
+    def test_a_full_gate_answers_429_with_retry_after(self) -> None:
+        """The limit of the Gate row holds, nothing is written, and other gates are not concerned."""
+        Gate.objects.filter(name="fern").update(limit=2)
+        answers = [self.order({"model": "fern"}).status_code for _ in range(3)]
+        self.assertEqual(answers, [202, 202, 429])
+        response = self.order({"model": "fern"})
+        seconds = int(response["Retry-After"])
+        self.assertGreaterEqual(seconds, 1)
+        told = response.json()
+        self.assertEqual((told["gate"], told["limit"], told["occupancy"]), ("fern", 2, 2))
+        self.assertEqual(told["retry_after"], seconds)
+        self.assertEqual(TaskRecord.objects.count(), 2)
+        self.assertEqual(self.order({"model": "julia"}).status_code, 202)
+
+    def test_without_redis_the_gate_is_closed_with_503(self) -> None:
+        """A gate that cannot be asked admits nobody, and says when to come back."""
+        caches = {"default": {**settings.CACHES["default"], "LOCATION": NOBODY_LISTENS}}
+        with self.settings(CACHES=caches):
+            response = self.order({"model": "fern"})
+        self.assertEqual((response.status_code, response["Retry-After"]), (503, "5"))
+        self.assertEqual(response.json()["gate"], "fern")
+        self.assertEqual(TaskRecord.objects.count(), 0)
+
+    def test_what_cannot_be_read_is_refused_clearly(self) -> None:
+        """Bad JSON and bad fields are 400, form data is 415, too much is 413; each with a sentence."""
+        cases = [
+            (self.order({"model": "fern", "size": "big"}), 400),
+            (self.order(b"{"), 400),
+            (self.order(b"\xff\xfe"), 400),
+            (self.order("[" * 100_000), 400),
+            (self.order("model=fern", content_type="application/x-www-form-urlencoded"), 415),
+            (self.order({"model": "fern"}, content_type="text/plain"), 415),
+            (self.order(b" " * 3_000_000), 413),
+        ]
+        for response, status in cases:
+            with self.subTest(status=status):
+                self.assertEqual(response.status_code, status)
+                self.assertTrue(response.json()["error"])
+        self.assertEqual(TaskRecord.objects.count(), 0)
+
+    def test_the_list_shows_the_newest_renders_the_gates_and_the_counts(self) -> None:
+        """One request tells all that the page shows."""
+        ids = [self.order({"model": "julia"}).json()["id"] for _ in range(3)]
+        found = self.client.get("/api/renders").json()
+        self.assertEqual([render["id"] for render in found["renders"]], ids[::-1])
+        self.assertEqual(found["counts"]["queued"], 3)
+        gates = {model["name"]: model["text"] for model in found["models"]}
+        self.assertEqual((gates["julia"], gates["fern"]), ("3 of 4 slots", "0 of 3 slots"))
+        self.assertEqual(len(self.client.get("/api/models").json()["models"]), len(MODELS))
+
+    def test_unknown_renders_and_methods_are_refused(self) -> None:
+        """404 for an id without a row or no id at all, 405 for other methods."""
+        self.assertEqual(self.client.get(f"/api/renders/{uuid.uuid4()}").status_code, 404)
+        self.assertEqual(self.client.get("/api/renders/7").status_code, 404)
+        self.assertEqual(self.client.delete("/api/renders").status_code, 405)
+
+    def test_every_state_is_told_apart(self) -> None:
+        """A failed task that will be tried again is no failed one."""
+        retrying = TaskRecord.objects.get(id=self.order({"model": "nebula"}).json()["id"])
+        retrying.state, retrying.attempt, retrying.retry_at = TaskState.FAILED, 1, retrying.enqueued_at
+        retrying.errors = [{"exception": "renders.tasks.RenderGlitch", "message": "lost\nmore"}]
+        retrying.save()
+        self.assertEqual(state_counts()["retrying"], 1)
+        told = self.client.get(f"/api/renders/{retrying.id}").json()
+        self.assertEqual((told["state"], told["error"]), ("retrying", "RenderGlitch: lost"))
+        self.assertIn("attempt 2 of 4", told["note"])
+
+
+class ImageTests(StudioTestCase):
+    """The pictures' addresses."""
+
+    def test_a_picture_is_sent(self) -> None:
+        """What was saved under the id is what comes, as PNG."""
+        id = str(uuid.uuid4())
+        save(Image.new("RGB", (8, 8), "red"), id)
+        response = self.client.get(f"/images/{id}.png")
+        self.assertEqual((response.status_code, response["Content-Type"]), (200, "image/png"))
+        self.assertEqual(Image.open(BytesIO(response.getvalue())).size, (8, 8))
+        self.assertEqual([path.name for path in image_path(id).parent.iterdir()], [f"{id}.png"])
+
+    def test_no_other_file_can_be_named(self) -> None:
+        """Missing pictures and paths out of the folder are 404."""
+        (settings.STUDIO_VAR / "secret.png").write_text("secret")
+        names = (f"{uuid.uuid4()}", "../secret", "..%2fsecret", "%2e%2e/secret", "/etc/passwd", "secret", "x" * 300)
+        for name in names:
+            with self.subTest(name):
+                self.assertEqual(self.client.get(f"/images/{name}.png").status_code, 404)
+
+
+class PageTests(StudioTestCase):
+    """The page, and its form without JavaScript."""
+
+    def test_the_page_shows_models_and_renders_and_asks_nobody_else(self) -> None:
+        """All of it is in the HTML; nothing inline, nothing from another site."""
+        id = self.order({"model": "fern"}).json()["id"]
+        response = self.client.get("/")
+        self.assertContains(response, f'data-id="{id}"')
+        self.assertContains(response, "1 of 3 slots")
+        self.assertNotContains(response, "http:")
+        self.assertNotContains(response, "style=")
+        self.assertIn("default-src 'self'", response["Content-Security-Policy"])
+
+    def test_the_form_needs_its_token(self) -> None:
+        """Without the token 403; with it the render is queued and the page says so."""
+        strict = Client(enforce_csrf_checks=True)
+        self.assertEqual(strict.post("/submit", {"model": "fern"}).status_code, 403)
+        strict.get("/")
+        token = strict.cookies["csrftoken"].value
+        data = {"model": "fern", "copies": "5", "csrfmiddlewaretoken": token}
+        response = strict.post("/submit", data, follow=True)
+        self.assertContains(response, "3 accepted; the gate is full, try again in 1 s.")
+        self.assertEqual(TaskRecord.objects.count(), 3)
+
+    def test_the_api_needs_no_token(self) -> None:
+        """A program without cookies may order; a form of another site cannot send JSON."""
+        strict = Client(enforce_csrf_checks=True)
+        self.assertEqual(self.order({"model": "fern"}, strict).status_code, 202)
+        self.assertEqual(strict.post("/api/renders", {"model": "fern"}).status_code, 415)
+
+    def test_a_wrong_form_is_a_message(self) -> None:
+        """A model that is not there queues nothing."""
+        response = self.client.post("/submit", {"model": "<b>"}, follow=True)
+        self.assertContains(response, "model: one of mandelbrot")
+
+
+class TaskTests(StudioTestCase):
+    """The task's function, called as a worker does."""
+
+    def run_render(self, model: str, id: str, attempt: int = 1) -> dict[str, Any]:
+        """Call the function with a context like the worker's."""
+        context = SimpleNamespace(task_result=SimpleNamespace(id=id), attempt=attempt)
+        return render.func(context, model, seed=1, size=64, palette="")
+
+    def test_a_render_leaves_its_picture(self) -> None:
+        """The result names the file, and again gives the same bytes."""
+        id = str(uuid.uuid4())
+        self.assertEqual(self.run_render("julia", id)["image"], f"{id}.png")
+        first = image_path(id).read_bytes()
+        self.run_render("julia", id)
+        self.assertEqual(image_path(id).read_bytes(), first)
+
+    def test_a_flaky_model_succeeds_in_the_end(self) -> None:
+        """Whether an attempt is lost depends on id and attempt alone; the last never is."""
+        ids = [str(uuid.UUID(int=number)) for number in range(40)]
+        self.assertFalse(any(glitches(id, MAX_ATTEMPTS) for id in ids))
+        lost = next(id for id in ids if glitches(id, 1))
+        with self.assertRaises(RenderGlitch):
+            self.run_render("nebula", lost)
+        self.assertFalse(image_path(lost).exists())
+        self.run_render("nebula", lost, MAX_ATTEMPTS)
+        self.assertTrue(image_path(lost).exists())
+
+    def test_an_unfinished_picture_is_never_left_behind(self) -> None:
+        """When the disk refuses, neither a half picture nor a temporary file stays."""
+        id = str(uuid.uuid4())
+        image = mock.Mock(save=mock.Mock(side_effect=OSError("disk full")))
+        with self.assertRaises(OSError):
+            save(image, id)
+        self.assertEqual(list(image_path(id).parent.iterdir()), [])
+
+
+class CommandTests(StudioTestCase):
+    """The commands, as far as they need no processes; `tests/test_example.py` runs the demo itself."""
+
+    def test_gates_are_added_once_and_kept(self) -> None:
+        """A limit set by hand survives; a model whose gate is open has no meter to fill."""
+        Gate.objects.filter(name="fern").update(limit=0)
+        Gate.objects.filter(name="julia").delete()
+        self.assertEqual((ensure_gates(), ensure_gates()), (1, 0))
+        texts = {meter.model.name: meter.text for meter in meters()}
+        self.assertEqual(texts["fern"], "0 under way, no limit")
+
+    def test_the_demo_says_what_is_missing(self) -> None:
+        """A missing package is named with the command that brings it."""
+        with (
+            mock.patch("importlib.util.find_spec", return_value=None),
+            self.assertRaisesMessage(CommandError, 'pip install -e ".[demo]"'),
+        ):
+            call_command("demo")
+
+    def test_a_demo_is_not_too_small(self) -> None:
+        """Fewer orders could not fill a gate."""
+        with self.assertRaisesMessage(CommandError, "at least 12"):
+            call_command("demo", count=5)
+
+    def test_a_process_that_ends_is_noticed_and_its_log_shown(self) -> None:
+        """A command that does not exist stops the demo with the reason."""
+        with Stage(settings.STUDIO_VAR, {}) as stage:
+            stage.start("site", "no_such_command")
+            with self.assertRaisesMessage(StageError, "Unknown command: 'no_such_command'"):
+                stage.wait_for_file("site", settings.STUDIO_VAR / "never")

@@ -1,0 +1,16 @@
+"""The studio's addresses."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from . import views
+
+urlpatterns = [
+    path("", views.index, name="index"),
+    path("submit", views.submit, name="submit"),
+    path("api/models", views.models, name="models"),
+    path("api/renders", views.render_list, name="renders"),
+    path("api/renders/<uuid:id>", views.render_detail, name="render"),
+    path("images/<uuid:id>.png", views.image, name="image"),
+]

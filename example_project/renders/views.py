@@ -1,0 +1,195 @@
+"""The page, and the JSON API that it and other clients use.
+
+The API takes no cookie into account and knows no user: whoever reaches the address may order. It demands
+`Content-Type: application/json`, which a browser sends to another origin only after a preflight that is never
+answered with permission; together with ALLOWED_HOSTS that is what CSRF tokens would give. The page's own
+form, used when JavaScript is off, is an ordinary form with a token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+from uuid import UUID
+
+from django.contrib import messages
+from django.core.exceptions import RequestDataTooBig
+from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.shortcuts import redirect
+from django.shortcuts import render as render_template
+from django.urls import reverse
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from django_asyncq import GateUnavailable, QueueFull
+
+from .catalogue import MODELS
+from .gates import meters
+from .orders import BadOrder, Order, read_order
+from .palettes import PALETTES
+from .showing import describe, describe_meter, renders, state_counts
+from .tasks import image_path, render
+
+SHOWN = 60
+MOST_COPIES = 5
+SECONDS_UNTIL_REDIS_IS_BACK = 5
+POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+
+View = Callable[..., HttpResponseBase]
+
+
+def queue_render(order: Order) -> Any:
+    """Queue one render. Raises: QueueFull, GateUnavailable."""
+    model = MODELS[order.model]
+    # The limit and the seconds count only while nobody has made a Gate row of that name.
+    task = render.using(priority=order.priority, queue_limit=model.limit, expected_seconds=model.expected_seconds)
+    return task.enqueue(order.model, **order.params)
+
+
+def error_answer(status: int, error: str, **more: Any) -> JsonResponse:
+    """Return an error as JSON: `error` is one sentence for a person, the rest is for programs."""
+    return JsonResponse({"error": error, **more}, status=status)
+
+
+def answers_in_json(view: View) -> View:
+    """Turn what stands against an order into 400, 429 or 503, the latter two with `Retry-After`."""
+
+    @wraps(view)
+    def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        try:
+            return view(request, *args, **kwargs)
+        except BadOrder as error:
+            return error_answer(400, "The order has errors.", errors=error.errors)
+        except QueueFull as error:
+            response = error_answer(
+                429,
+                f"The gate {error.gate} is full.",
+                gate=error.gate,
+                limit=error.limit,
+                occupancy=error.occupancy,
+                retry_after=error.retry_after,
+            )
+            response["Retry-After"] = str(error.retry_after)
+            return response
+        except GateUnavailable as error:
+            response = error_answer(
+                503,
+                f"The gate {error.gate} cannot be asked just now.",
+                gate=error.gate,
+                retry_after=SECONDS_UNTIL_REDIS_IS_BACK,
+            )
+            response["Retry-After"] = str(SECONDS_UNTIL_REDIS_IS_BACK)
+            return response
+
+    return answer
+
+
+@require_GET
+def index(request: HttpRequest) -> HttpResponse:
+    """Show the models with their gates, and the gallery."""
+    context = {
+        "meters": [describe_meter(meter) for meter in meters()],
+        "palettes": list(PALETTES),
+        "cards": [describe(record) for record in renders()[:SHOWN]],
+        "counts": state_counts(),
+        "copies": MOST_COPIES,
+    }
+    response = render_template(request, "renders/index.html", context)
+    response["Content-Security-Policy"] = POLICY
+    return response
+
+
+@require_POST
+def submit(request: HttpRequest) -> HttpResponse:
+    """Take an order from the page's form when JavaScript is off; the answer is a message on the page."""
+    copies = {"1": 1, str(MOST_COPIES): MOST_COPIES}.get(request.POST.get("copies", "1"), 1)
+    accepted = 0
+    try:
+        for _ in range(copies):
+            # An order of its own for each copy: another seed, another picture.
+            order = read_order({"model": request.POST.get("model"), "palette": request.POST.get("palette", "")})
+            queue_render(order)
+            accepted += 1
+    except BadOrder as error:
+        messages.error(request, str(error))
+    except QueueFull as error:
+        messages.warning(request, f"{accepted} accepted; the gate is full, try again in {error.retry_after} s.")
+    except GateUnavailable:
+        messages.error(request, f"{accepted} accepted; the gate cannot be asked just now.")
+    else:
+        messages.success(request, f"{accepted} accepted.")
+    return redirect("index")
+
+
+@require_GET
+def models(request: HttpRequest) -> JsonResponse:
+    """List the models: what they are, their limits and how full their gates are."""
+    return JsonResponse({"models": [describe_meter(meter) for meter in meters()]})
+
+
+@csrf_exempt
+@require_http_methods(["GET", "POST"])
+@answers_in_json
+def render_list(request: HttpRequest) -> HttpResponseBase:
+    """GET: the newest renders, the gates and the counts. POST: order a render.
+
+    POST answers 202 with the id and `Location`; 400, 413 or 415 for what cannot be read; 429 with
+    `Retry-After` when the gate is full; 503 with it when Redis is away, since a gate that cannot be asked is
+    closed.
+    Exempt from the CSRF token for the reason given at the top of this module.
+    """
+    if request.method == "POST":
+        return take_order(request)
+    return JsonResponse(
+        {
+            "renders": [describe(record) for record in renders()[:SHOWN]],
+            "models": [describe_meter(meter) for meter in meters()],
+            "counts": state_counts(),
+        }
+    )
+
+
+def take_order(request: HttpRequest) -> JsonResponse:
+    """Read the body, queue the render, say where to look. Raises: BadOrder, QueueFull, GateUnavailable."""
+    if request.content_type != "application/json":
+        return error_answer(415, "Send the order as JSON, with Content-Type: application/json.")
+    try:
+        data = json.loads(request.body)
+    except RequestDataTooBig:
+        return error_answer(413, "The order is far too long.")
+    except (ValueError, RecursionError):
+        return error_answer(400, "The body is not valid JSON.", errors={"body": 'such as {"model": "fern"}'})
+    order = read_order(data)
+    result = queue_render(order)
+    status_url = reverse("render", args=[result.id])
+    accepted = {
+        "id": result.id,
+        "model": order.model,
+        "state": "queued",
+        "seed": order.seed,
+        "status_url": status_url,
+        "image_url": reverse("image", args=[result.id]),
+    }
+    return JsonResponse(accepted, status=202, headers={"Location": status_url})
+
+
+@require_GET
+def render_detail(request: HttpRequest, id: UUID) -> JsonResponse:
+    """Say how a render stands; 404 when there is none of this id."""
+    record = renders().filter(id=id).first()
+    if record is None:
+        return error_answer(404, f"There is no render {id}.")
+    return JsonResponse(describe(record))
+
+
+@require_GET
+def image(request: HttpRequest, id: UUID) -> HttpResponseBase:
+    """Send a picture. The address holds a UUID and nothing else, so no other file can be named."""
+    try:
+        file = image_path(id).open("rb")
+    except FileNotFoundError:
+        return error_answer(404, f"There is no picture {id}, or not yet.")
+    # The same id never gets another picture.
+    return FileResponse(file, content_type="image/png", headers={"Cache-Control": "private, max-age=86400, immutable"})

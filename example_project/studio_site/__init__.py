@@ -1,0 +1,1 @@
+"""The Django project of Render Studio: settings, addresses and the server entry points."""
