@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,7 +14,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_asyncq import InvalidArguments, compat
+from django_asyncq import GateUnavailable, InvalidArguments, compat
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.compat import InvalidTask, TaskResultDoesNotExist, TaskResultStatus
@@ -262,3 +264,20 @@ def test_states_read_as_the_framework_says() -> None:
     assert result_of(record).status == TaskResultStatus.READY
     record.retry_at = None
     assert result_of(record).status == TaskResultStatus.FAILED
+
+
+def test_redis_that_is_silent_at_enqueue_accepts_within_a_second(own_redis: Any) -> None:
+    """A server that takes connections and never answers costs one time-out, then nothing."""
+    os.kill(own_redis.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        tasks.add.enqueue(1)
+        assert time.monotonic() - began < 1
+        with pytest.raises(GateUnavailable):
+            tasks.gated.enqueue("g")
+        began = time.monotonic()
+        tasks.add.enqueue(2)
+        assert time.monotonic() - began < 1
+    finally:
+        os.kill(own_redis.pid, signal.SIGCONT)
+    assert TaskRecord.objects.queued().count() == 2
