@@ -29,7 +29,7 @@ from .upkeep import Upkeep
 from .worker.alarm import Alarm
 from .worker.board import Board
 from .worker.bootstrap import start
-from .worker.options import WorkerOptions
+from .worker.options import READY, WorkerOptions
 
 logger = logging.getLogger("django_asyncq.supervisor")
 
@@ -40,6 +40,8 @@ LONGEST_PAUSE_SECONDS = 30.0
 # After the tasks' own grace: time to write the last outcomes.
 EXIT_MARGIN_SECONDS = 8.0
 RECOVER_AGAIN_SECONDS = 1.0
+# A burst gives up when so many processes in a row ended before they began; a service goes on trying.
+FAILED_STARTS = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +54,18 @@ class Child:
     worker_id: str
     started_at: float
     overdue: set[str] = field(default_factory=set)
+
+
+def has_said_ready(pipe: Any) -> bool:
+    """Whether the process at the other end came as far as fetching."""
+    try:
+        return bool(pipe.poll() and pipe.recv() == READY)
+    except (EOFError, OSError):
+        return False
+
+
+class WorkersCannotStart(RuntimeError):
+    """Worker processes end before they begin; their own output says why."""
 
 
 class Supervisor:
@@ -83,7 +97,9 @@ class Supervisor:
         self._start_at = 0.0
         self._recover_at = 0.0
         self._early_deaths = 0
+        self._failed_starts = 0
         self._idle_looks = 0
+        self._alive_since: int | None = None
 
     # --- from start to end
 
@@ -140,6 +156,7 @@ class Supervisor:
         """Notice processes that have ended; see to what they held."""
         for child in [child for child in self.children if child.process.exitcode is not None]:
             self.children.remove(child)
+            was_ready = has_said_ready(child.pipe)
             child.pipe.close()
             exit_code = child.process.exitcode
             self.lost.append((child, exit_code))
@@ -147,6 +164,11 @@ class Supervisor:
             if exit_code == 0 or self.stop_requests:
                 continue
             logger.error("worker %s is gone: %s", child.worker_id, lifecycle.describe_exit(exit_code))
+            self._failed_starts = 0 if was_ready else self._failed_starts + 1
+            if self.burst and self._failed_starts >= FAILED_STARTS:
+                raise WorkersCannotStart(
+                    f"worker processes end before they begin: {lifecycle.describe_exit(exit_code)}"
+                )
             young = now - child.started_at < YOUNG_SECONDS
             self._early_deaths = self._early_deaths + 1 if young else 0
             pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** (self._early_deaths - 2)) if self._early_deaths > 1 else 0.0
@@ -173,13 +195,15 @@ class Supervisor:
         """Renew the leases of all that the processes hold; give back to Redis what it has forgotten."""
         try:
             queues = self._queues()
+            alive_since = self.broker.is_alive()
             for child in self.children:
                 kept = 0
                 for queue in queues:
                     kept += self.broker.extend(queue, child.worker_id, conf.current().lease_seconds).kept
                 running = {running.id for running in child.board.running()}
-                if len(running) > kept:
+                if running and (kept < len(running) or alive_since != self._alive_since):
                     lifecycle.reassert(self.broker, child.worker_id, running)
+            self._alive_since = alive_since
         except (BrokerUnavailable, DatabaseError) as error:
             connections.close_all()
             logger.warning("leases not renewed now: %s", error)

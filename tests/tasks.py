@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
+import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 
 from django_asyncq import task
 from django_asyncq.tasks import TaskContext
+
+if os.environ.get("ASYNCQ_TEST_BREAK_WORKERS") and multiprocessing.parent_process() is not None:
+    raise ImportError("broken on purpose, in worker processes only")
 
 
 def history_file() -> Path | None:

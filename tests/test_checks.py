@@ -86,6 +86,7 @@ def test_environment_overrides_what_the_issue_names(monkeypatch: pytest.MonkeyPa
         (["--processes", "0"], "at least 1"),
         (["--concurrency", "many"], "at least 1"),
         (["--backend", "nowhere"], "nowhere"),
+        (["--worker-id", "a b"], "a b"),
         (["--single-instance", "--multi-instance"], "not allowed"),
     ],
 )

@@ -16,7 +16,7 @@ from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.models import TaskRecord, TaskState
 
 from . import tasks
-from .workers import history, run_workers, wait_until, workers
+from .workers import history, run_workers, start_workers, wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -348,3 +348,41 @@ def test_async_tasks_keep_to_the_concurrency(history_path: Path) -> None:
         most = max(most, inside)
     assert TaskRecord.objects.succeeded().count() == 120
     assert most <= 3
+
+
+def test_max_memory_below_what_django_takes_still_runs_tasks() -> None:
+    """Each process runs at least one task before it is replaced."""
+    tasks.add.enqueue_many([(n,) for n in range(3)])
+    run_workers("--max-memory-mb", "1", "--concurrency", "1")
+    assert TaskRecord.objects.succeeded().count() == 3
+
+
+def test_burst_ends_with_an_error_when_processes_cannot_start() -> None:
+    """A module that cannot be imported in the workers is no endless loop; nothing is lost."""
+    tasks.add.enqueue(1)
+    done = start_workers("--burst", ASYNCQ_TEST_BREAK_WORKERS="1")
+    assert done.returncode == 1
+    assert "end before they begin" in done.stderr
+    assert "broken on purpose" in done.stderr
+    assert TaskRecord.objects.queued().count() == 1
+
+
+def test_reload_restarts_the_processes_when_code_changes(tmp_path: Path) -> None:
+    """A changed file of the loaded code is seen; running tasks are not lost."""
+    first = tasks.add.enqueue(1)
+    with workers(tmp_path, "--reload") as fleet:
+        wait_until(lambda: record_of(first).state == TaskState.SUCCEEDED, "a first task")
+        before = fleet.children()
+        os.utime(tasks.__file__)
+        wait_until(lambda: fleet.children() and not set(fleet.children()) & set(before), "new processes")
+        second = tasks.add.enqueue(2)
+        wait_until(lambda: record_of(second).state == TaskState.SUCCEEDED, "a second task")
+
+
+def test_liveness_file_is_touched_while_all_is_well(tmp_path: Path) -> None:
+    """A probe can look at its age."""
+    alive = tmp_path / "alive"
+    with workers(tmp_path, "--liveness-file", str(alive)):
+        wait_until(alive.exists, "the liveness file")
+        first = alive.stat().st_mtime_ns
+        wait_until(lambda: alive.stat().st_mtime_ns > first, "a later touch")

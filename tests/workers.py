@@ -50,10 +50,10 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENC
     raise AssertionError(f"{what} did not come to be within {seconds} s")
 
 
-def run_workers(*options: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a burst to its end."""
-    command = [sys.executable, "-m", "django", "runworkers", "--burst", *options]
-    done = subprocess.run(
+def start_workers(*options: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run `runworkers` to its own end."""
+    command = [sys.executable, "-m", "django", "runworkers", *options]
+    return subprocess.run(
         command,
         env=environment(**more),
         cwd=ROOT,
@@ -62,6 +62,11 @@ def run_workers(*options: str, **more: str) -> subprocess.CompletedProcess[str]:
         timeout=PATIENCE_SECONDS,
         check=False,
     )
+
+
+def run_workers(*options: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a burst that ends well."""
+    done = start_workers("--burst", *options, **more)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -7,6 +7,7 @@ batch, and only what still holds its fence is written.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,7 +25,7 @@ from ..payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_result,
 from ..statements import FencedWrite, write_fenced
 from .announcing import announce
 from .entering import by_queue
-from .messages import message_of
+from .messages import entry_of, message_of
 
 logger = logging.getLogger("django_asyncq.lifecycle")
 
@@ -76,7 +77,7 @@ def sort_out(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
         elif record.backend != backend:
             foreign.append(lease)
         elif record.state == TaskState.FAILED:
-            waiting.append((lease, message_of(record)))
+            waiting.append((lease, message_of(record), entry_of(record).due_at or 0))
         else:
             (abandoned if record.state == TaskState.RUNNING else runs).append(Run(record, lease))
     if orphans:
@@ -88,8 +89,7 @@ def sort_out(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
         broker.postpone(queue, worker_id, foreign, POSTPONE_SECONDS)
     if waiting:
         # asynq's own forwarder has moved a task whose row must first be retried, which takes a gate slot.
-        due = int(timezone.now().timestamp())
-        broker.retry(queue, worker_id, [(lease, message, due) for lease, message in waiting], counted=False)
+        broker.retry(queue, worker_id, waiting, counted=False)
     return runs + _take_over(broker, worker_id, abandoned)
 
 
@@ -269,7 +269,7 @@ def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Seque
 def _retry_item(run: Run) -> tuple[Lease, bytes, int]:
     retry_at = run.record.retry_at
     assert retry_at is not None  # noqa: S101 - chosen by the caller
-    return run.lease, message_of(run.record), -int(-retry_at.timestamp() // 1)
+    return run.lease, message_of(run.record), math.ceil(retry_at.timestamp())
 
 
 def hand_back(broker: Broker, worker_id: str, runs: Sequence[Run]) -> None:

@@ -5,6 +5,7 @@ Worker processes are fresh interpreters, not forks: the supervisor has threads a
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 from .board import Board
@@ -15,6 +16,8 @@ def start(options: WorkerOptions, board: Board, supervisor: Any) -> None:
     """Set Django up, import the tasks, run the worker."""
     import django
 
+    # Ctrl-C reaches the whole process group; until the worker has its own handler, the supervisor's word counts.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     django.setup()
 
     from ..tasks import load_task_modules

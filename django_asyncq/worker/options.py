@@ -7,6 +7,9 @@ import socket
 import uuid
 from dataclasses import dataclass, field
 
+# What a worker process sends to its supervisor once it is about to fetch; all it ever sends.
+READY = "ready"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:

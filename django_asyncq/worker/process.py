@@ -28,7 +28,7 @@ from ..tasks import registered
 from .alarm import Alarm
 from .board import Board
 from .job import Job, Outcome
-from .options import WorkerOptions
+from .options import READY, WorkerOptions
 from .order import QueueOrder
 from .reporter import Reporter
 from .slots import LoopSlots, Runner, ThreadSlots, is_async
@@ -81,6 +81,7 @@ class WorkerProcess:
         """Work until told to stop, until recycled, or until the supervisor is gone."""
         self._install_signals()
         self.reporter.start()
+        self.supervisor.send(READY)
         logger.info("worker %s started: %d slots", self.worker_id, self.options.concurrency)
         try:
             while not self._is_to_stop():
@@ -116,9 +117,8 @@ class WorkerProcess:
         options = self.options
         if options.max_tasks and self.finished_tasks >= options.max_tasks:
             return True
-        if not options.max_memory_mb:
-            return False
-        return peak_memory_mb() > options.max_memory_mb
+        # Only after a task: a limit below what Django itself takes must not keep every task from running.
+        return bool(options.max_memory_mb and self.finished_tasks) and peak_memory_mb() > options.max_memory_mb
 
     # --- looking after what runs
 

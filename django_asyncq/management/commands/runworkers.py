@@ -13,8 +13,8 @@ from django.utils import autoreload
 from ... import compat, conf
 from ...broker import Broker
 from ...exceptions import BrokerUnavailable, InvalidOption
-from ...names import check_queue_name
-from ...supervisor import Supervisor
+from ...names import QUEUE_NAME, check_queue_name
+from ...supervisor import Supervisor, WorkersCannotStart
 from ...tasks import load_task_modules, registered_names
 from ...worker.options import WorkerOptions
 
@@ -51,6 +51,13 @@ def whole_number(least: int) -> Callable[[str], int]:
     return read
 
 
+def worker_name(text: str) -> str:
+    """Read the first part of a worker's id, which becomes part of Redis keys."""
+    if not QUEUE_NAME.fullmatch(text):
+        raise ArgumentTypeError(f"{text!r}: use 1 to 64 letters, digits, '_', '.' and '-'.")
+    return text
+
+
 class Command(BaseCommand):
     """Run the workers and, on one host of the fleet, what only one process may do."""
 
@@ -73,7 +80,11 @@ class Command(BaseCommand):
         parser.add_argument("--max-tasks", type=whole_number(1), default=0, help="replace a process after N tasks")
         parser.add_argument("--max-memory-mb", type=whole_number(1), default=0, help="replace a process above N MB")
         parser.add_argument(
-            "--worker-id", default="", metavar="ID", help="first part of the worker ids (default: host)"
+            "--worker-id",
+            type=worker_name,
+            default="",
+            metavar="ID",
+            help="first part of the worker ids (default: host)",
         )
         parser.add_argument("--reload", action="store_true", help="restart the processes when code changes")
         mode = parser.add_mutually_exclusive_group()
@@ -88,7 +99,7 @@ class Command(BaseCommand):
         load_task_modules()
         self._greet(registered_names())
         worker = {"name": options["worker_id"]} if options["worker_id"] else {}
-        Supervisor(
+        supervisor = Supervisor(
             WorkerOptions(
                 backend=options["backend"],
                 queues=options["queues"] or dict.fromkeys(sorted(backend.queues), 1),
@@ -103,7 +114,11 @@ class Command(BaseCommand):
             liveness_file=options["liveness_file"],
             single_instance=options["single_instance"],
             code_changed=CodeWatch() if options["reload"] else None,
-        ).run()
+        )
+        try:
+            supervisor.run()
+        except WorkersCannotStart as error:
+            raise CommandError(str(error)) from error
 
     def _backend(self, alias: str) -> Any:
         try:
