@@ -82,7 +82,6 @@ class Command(BaseCommand):
         parser.add_argument(
             "--worker-id",
             type=worker_name,
-            default="",
             metavar="ID",
             help="first part of the worker ids (default: host)",
         )
