@@ -113,7 +113,7 @@ class TaskRecordAdmin(TaskAdminBase):
 
     @admin.display(description=gettext_lazy("task"))
     def task(self, record: TaskRecord) -> SafeString:
-        """The function's own name and the beginning of the id."""
+        """The function's own name and the end of the id."""
         return format_html(
             '<span class="asyncq-name" dir="ltr" title="{}">{}</span> <span class="asyncq-id" title="{}">{}</span>',
             record.name,
