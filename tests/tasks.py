@@ -7,11 +7,13 @@ import ctypes
 import json
 import multiprocessing
 import os
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from django_asyncq import task
+from django_asyncq import compat, task
 from django_asyncq.tasks import TaskContext
 
 if os.environ.get("ASYNCQ_TEST_BREAK_WORKERS") and multiprocessing.parent_process() is not None:
@@ -31,6 +33,21 @@ def note(event: str, **more: Any) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(descriptor, line.encode())
         os.close(descriptor)
+
+
+def hear(event: str) -> Callable[..., None]:
+    """Return a receiver of one of the framework's signals that writes what it hears into the history."""
+
+    def receiver(sender: Any, task_result: Any, **kwargs: Any) -> None:
+        kind = sys.exc_info()[0]
+        note(event, id=task_result.id, status=task_result.status, handling=kind.__name__ if kind else None)
+
+    return receiver
+
+
+if os.environ.get("ASYNCQ_TEST_SIGNALS"):
+    compat.task_started.connect(hear("started"), weak=False)
+    compat.task_finished.connect(hear("finished"), weak=False)
 
 
 class Glitch(Exception):

@@ -73,10 +73,9 @@ def test_gives_up_after_the_last_attempt_and_at_once_on_give_up_on(history_path:
     """`max_attempts` bounds the tries; an exception of `give_up_on` ends them."""
     exhausted, fatal = tasks.fail_until.enqueue(9), tasks.fail_until.enqueue(9, fatal=True)
     log = run_workers().stderr
-    # Django's own receiver of task_finished, which looks at the exception being handled.
-    assert log.count("state=FAILED") == 2
-    assert log.count("tests.tasks.Fatal: attempt 1") == 1
-    assert log.count("attempt 1 of 3 failed with Glitch") == 1
+    assert log.count("attempt 1 of 3 failed with Glitch; next try at") == 1
+    assert log.count("attempt 3 of 3 failed with Glitch; it is not tried again") == 1
+    assert log.count("attempt 1 of 3 failed with Fatal; it is not tried again") == 1
     assert [record_of(exhausted).attempt, record_of(fatal).attempt] == [3, 1]
     for result in (exhausted, fatal):
         record = record_of(result)
@@ -391,3 +390,17 @@ def test_liveness_file_is_touched_while_all_is_well(tmp_path: Path) -> None:
         wait_until(alive.exists, "the liveness file")
         first = alive.stat().st_mtime_ns
         wait_until(lambda: alive.stat().st_mtime_ns > first, "a later touch")
+
+
+def test_frameworks_signals_are_sent_in_the_worker(history_path: Path) -> None:
+    """`task_started` for each try; `task_finished` once, at the end, where `sys.exc_info()` shows the failure."""
+    retried, failing = tasks.fail_until.enqueue(2), tasks.fail_until.enqueue(9, fatal=True)
+    run_workers(ASYNCQ_TEST_SIGNALS="1")
+    heard = [line for line in history(history_path) if line["event"] in ("started", "finished")]
+    by_id = {id: [line for line in heard if line["id"] == id] for id in (retried.id, failing.id)}
+    assert [line["event"] for line in by_id[retried.id]] == ["started", "started", "finished"]
+    assert [line["status"] for line in by_id[retried.id]] == ["RUNNING", "RUNNING", "SUCCESSFUL"]
+    assert [(line["event"], line["handling"]) for line in by_id[failing.id]] == [
+        ("started", None),
+        ("finished", "Fatal"),
+    ]

@@ -229,17 +229,25 @@ def _apply(outcome: Outcome) -> None:
         exception, retry_at = error, None
     counted = not isinstance(exception, RetryRequested) or exception.counted
     lifecycle.fail(run, exception, _format(exception), outcome.ended_at, retry_at=retry_at, counted=counted)
-    if retry_at is not None and counted:
-        # The last failure is logged by Django's receiver of task_finished, with its traceback.
-        record = run.record
-        logger.warning(
-            "task %s: attempt %d of %d failed with %s; next try at %s",
-            record.id,
-            record.attempt,
-            record.max_attempts,
-            type(exception).__qualname__,
-            retry_at.isoformat(timespec="seconds"),
-        )
+    if counted:
+        _log_failure(run, exception)
+
+
+def _log_failure(run: lifecycle.Run, exception: BaseException) -> None:
+    """Say in one line what failed and what comes next; the traceback is on the row."""
+    record = run.record
+    level = logging.ERROR if record.retry_at is None else logging.WARNING
+    then = "it is not tried again" if record.retry_at is None else f"next try at {record.retry_at:%Y-%m-%dT%H:%M:%SZ}"
+    logger.log(
+        level,
+        "task %s %s: attempt %d of %d failed with %s; %s",
+        record.id,
+        record.name,
+        record.attempt,
+        record.max_attempts,
+        type(exception).__qualname__,
+        then,
+    )
 
 
 def _format(exception: BaseException) -> str:
