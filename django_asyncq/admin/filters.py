@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -52,14 +53,14 @@ class StateFilter(admin.SimpleListFilter):
         return rows
 
 
-class ValueFilter(admin.SimpleListFilter):
+class ValueFilter(admin.SimpleListFilter, ABC):
     """A column and the values known for it; one in the address is a choice even if nobody knows it."""
 
     column: str
 
+    @abstractmethod
     def known(self) -> Iterable[str]:
         """Return the values to choose from."""
-        raise NotImplementedError
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, _StrOrPromise]]:
         """Return the choices, at most `MOST_CHOICES`."""
