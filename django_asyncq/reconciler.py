@@ -56,7 +56,8 @@ class Reconciler:
         remembers = self.broker.is_alive() is not None
         sweep = not remembers or now >= self._sweep_at
         if not remembers:
-            # Set first: what is enqueued from now on is pushed by its own process.
+            # Set first: what is enqueued from now on is pushed by its own process. A sweep that fails is due again.
+            self._sweep_at = 0.0
             self.broker.mark_alive()
         repairs = self.sweep() if sweep else self.quick()
         if sweep:

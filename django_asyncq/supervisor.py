@@ -98,6 +98,7 @@ class Supervisor:
         self._recover_at = 0.0
         self._early_deaths = 0
         self._failed_starts = 0
+        self._is_stopping = False
         self._idle_looks = 0
         self._alive_since: int | None = None
 
@@ -133,6 +134,8 @@ class Supervisor:
         if self.code_changed is not None and self.code_changed():
             logger.info("code has changed: worker processes are started anew")
             self._signal_all(signal.SIGTERM)
+        if self.burst and self._failed_starts >= FAILED_STARTS:
+            raise WorkersCannotStart("worker processes end before they begin; their own output above says why")
         self._start_missing(now)
 
     # --- processes
@@ -161,14 +164,10 @@ class Supervisor:
             exit_code = child.process.exitcode
             self.lost.append((child, exit_code))
             self._recover_at = now
-            if exit_code == 0 or self.stop_requests:
+            if exit_code == 0 or self.stop_requests or self._is_stopping:
                 continue
             logger.error("worker %s is gone: %s", child.worker_id, lifecycle.describe_exit(exit_code))
             self._failed_starts = 0 if was_ready else self._failed_starts + 1
-            if self.burst and self._failed_starts >= FAILED_STARTS:
-                raise WorkersCannotStart(
-                    f"worker processes end before they begin: {lifecycle.describe_exit(exit_code)}"
-                )
             young = now - child.started_at < YOUNG_SECONDS
             self._early_deaths = self._early_deaths + 1 if young else 0
             pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** (self._early_deaths - 2)) if self._early_deaths > 1 else 0.0
@@ -276,6 +275,7 @@ class Supervisor:
 
     def _shut_down(self) -> None:
         """Let the processes drain, hurry them when told, end them at the deadline; then hand back what is left."""
+        self._is_stopping = True
         self._signal_all(signal.SIGTERM)
         requests = self.stop_requests
         deadline = time.monotonic() + conf.current().shutdown_grace_seconds + EXIT_MARGIN_SECONDS

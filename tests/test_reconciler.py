@@ -13,6 +13,7 @@ from django.utils import timezone
 from django_asyncq import conf, gate, lifecycle
 from django_asyncq.broker import Broker, Lease
 from django_asyncq.broker.keys import QueueKeys
+from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.reconciler import Reconciler
 
@@ -142,6 +143,26 @@ def test_task_of_another_alias_is_put_off() -> None:
     TaskRecord.objects.update(backend="other")
     assert lifecycle.claim(Broker(), "default", "w", 5, "default").runs == []
     assert Broker().client.zcard(QueueKeys("default").scheduled) == 1
+
+
+def test_rebuild_that_was_interrupted_is_taken_up_at_the_next_tick(
+    reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis fails once more in the middle of the rebuild: the sweep is not put off by a whole interval."""
+    reconciler.tick(1000.0)
+    Broker().client.delete(f"{conf.current().key_prefix}:alive")
+    lost = old()
+    TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(hours=1))
+
+    def away() -> int:
+        raise BrokerUnavailable("gone again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reconciler, "recover_expired", away)
+        with pytest.raises(BrokerUnavailable):
+            reconciler.tick(1001.0)
+    assert reconciler.tick(1002.0).pushed == 1
+    assert Broker().missing("default", [str(lost.id)]) == []
 
 
 def test_fleet_goes_on_after_redis_was_killed_and_emptied(

@@ -230,36 +230,29 @@ class WorkerProcess:
     def _start(self, runs: Sequence[lifecycle.Run]) -> None:
         """Find each task's code and give it to the slots; put off what is not registered here."""
         jobs: list[Job] = []
-        unknown: list[lifecycle.Run] = []
+        unknown: list[tuple[lifecycle.Run, TaskNotRegistered]] = []
         for run in runs:
             try:
                 jobs.append(Job(run, registered(run.record.name)))
-            except TaskNotRegistered:
-                unknown.append(run)
+            except TaskNotRegistered as error:
+                unknown.append((run, error))
         self.threads.put([job for job in jobs if not is_async(job)])
         self.loop.put([job for job in jobs if is_async(job)])
         if unknown:
             self._put_off(unknown)
 
-    def _put_off(self, runs: Sequence[lifecycle.Run]) -> None:
+    def _put_off(self, unknown: Sequence[tuple[lifecycle.Run, TaskNotRegistered]]) -> None:
         """Leave tasks to a worker with newer code for a while; then fail them, saying why."""
         patience = conf.current().unregistered_patience_seconds
-        ages = lifecycle.put_off(self.broker, self.worker_id, runs, PUT_OFF_SECONDS if patience else 1)
-        for run in runs:
+        delay = PUT_OFF_SECONDS if patience else 1
+        ages = lifecycle.put_off(self.broker, self.worker_id, [run for run, _ in unknown], delay)
+        for run, reason in unknown:
             name, age = run.record.name, ages[run.record.id]
             logger.error(
                 "task %s: no task named %r is registered here; put off (%d s so far)", run.record.id, name, age
             )
             if age >= patience:
-                lifecycle.refuse(self.broker, run, self._reason(name))
-
-    @staticmethod
-    def _reason(name: str) -> TaskNotRegistered:
-        try:
-            registered(name)
-        except TaskNotRegistered as error:
-            return error
-        return TaskNotRegistered(name)
+                lifecycle.refuse(self.broker, run, reason)
 
     def _watch(self, empty: Sequence[str]) -> None:
         if self.watch is None or set(self.watch.queues) != set(self.order.names):

@@ -1,0 +1,51 @@
+"""The supervisor's own decisions, with processes that never begin."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_asyncq.supervisor import Supervisor, WorkersCannotStart
+from django_asyncq.worker.options import WorkerOptions
+
+from .workers import environment, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Give the signal handlers of the test process back: the supervisor sets its own."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    signal.set_wakeup_fd(-1)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_burst_that_cannot_start_still_shuts_down_in_order(handlers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One error, raised once: the upkeep has ended and no process is left, though others failed meanwhile."""
+    for name, value in environment(ASYNCQ_TEST_BREAK_WORKERS="1").items():
+        monkeypatch.setenv(name, value)
+    supervisor = Supervisor(WorkerOptions(concurrency=1), processes=3, burst=True)
+    supervisor.upkeep.nothing_left = lambda backend: False  # type: ignore[method-assign]
+    with pytest.raises(WorkersCannotStart):
+        supervisor.run()
+    assert supervisor.children == []
+    assert not supervisor.upkeep.is_alive()
+
+
+def test_a_process_ended_while_starting_at_shutdown_is_no_failure(
+    handlers: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """A burst that is over before its processes have begun ends without an error in the log."""
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    supervisor = Supervisor(WorkerOptions(concurrency=1), processes=2, burst=True)
+    supervisor.run()
+    assert supervisor.children == []
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+    wait_until(lambda: not supervisor.upkeep.is_alive(), "the end of the upkeep")
