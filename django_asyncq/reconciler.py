@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from . import conf, gate, lifecycle
-from .broker import Broker, Lease
+from .broker import Broker, Expired, Lease
 from .lifecycle.messages import entry_of, later_fence
 from .models import Gate, TaskRecord, TaskState
 
@@ -89,14 +89,23 @@ class Reconciler:
         """Hand back tasks whose lease ran out: their host is gone, or its supervisor was silent for too long."""
         recovered = 0
         for queue in sorted(self.broker.queues()):
-            by_worker: dict[str, list[Lease]] = {}
-            for expired in self.broker.expired(queue):
-                by_worker.setdefault(expired.worker, []).append(Lease(expired.id, expired.fence))
-            for worker_id, leases in by_worker.items():
-                recovered += lifecycle.recover(
-                    self.broker, queue, worker_id, leases, reason="its lease ran out: its host or supervisor is gone"
-                )
+            while found := self.broker.expired(queue):
+                now_recovered = self._recover_leases(queue, found)
+                recovered += now_recovered
+                # What could not be moved would be listed again and again; the next pass looks at it.
+                if not now_recovered:
+                    break
         return recovered
+
+    def _recover_leases(self, queue: str, found: Iterable[Expired]) -> int:
+        by_worker: dict[str, list[Lease]] = {}
+        for expired in found:
+            by_worker.setdefault(expired.worker, []).append(Lease(expired.id, expired.fence))
+        reason = "its lease ran out: its host or supervisor is gone"
+        return sum(
+            lifecycle.recover(self.broker, queue, worker_id, leases, reason=reason)
+            for worker_id, leases in by_worker.items()
+        )
 
     def push_missing(self, *, young: bool) -> int:
         """Push rows in 0 that Redis does not know: a crash between commit and push, or Redis was away or emptied."""

@@ -83,6 +83,17 @@ def test_hands_back_what_a_lost_host_held(reconciler: Reconciler, settings: Any)
     assert again.lease.fence > run.lease.fence
 
 
+def test_all_that_a_lost_host_held_comes_back_in_one_pass(reconciler: Reconciler, settings: Any) -> None:
+    """More than one script call lists, so that a large host is not handed back bit by bit."""
+    settings.ASYNCQ = {**settings.ASYNCQ, "LEASE_SECONDS": 1}
+    tasks.add.enqueue_many([(number,) for number in range(250)])
+    for _ in range(2):
+        lifecycle.claim(Broker(), "default", "w", 200, "default")
+    wait_until(lambda: len(Broker().expired("default", 300)) == 250, "expired leases")
+    assert reconciler.recover_expired() == 250
+    assert Broker().held("default", "w") == []
+
+
 def test_running_task_without_lease_is_queued_again(reconciler: Reconciler) -> None:
     """Neither Redis nor a worker knows the run: after a while the row goes back to 0, with a higher fence."""
     run = claimed()

@@ -89,6 +89,22 @@ def test_a_hit_disarms(start: Any, client: redis.Redis) -> None:
         assert not started.event.wait(0.2)
 
 
+def test_being_woken_costs_no_new_connection(start: Any, client: redis.Redis) -> None:
+    """An idle worker that is woken fifty times a second must not connect fifty times a second."""
+    started = start("a")
+    keys = QueueKeys("a")
+    connections = []
+    for number in range(5):
+        started.event.clear()
+        started.watch.arm(["a"])
+        until(lambda: is_blocked(client))
+        client.lpush(keys.pending, f"id-{number}")
+        assert started.event.wait(PATIENCE_SECONDS)
+        client.delete(keys.pending)
+        connections.append(client.info("stats")["total_connections_received"])
+    assert connections[-1] == connections[0]
+
+
 def test_a_queue_that_is_not_armed_does_not_wake(start: Any, client: redis.Redis) -> None:
     """For instance a paused one."""
     started = start("a", "b")

@@ -140,11 +140,12 @@ class QueueWatch:
 
             try:
                 self._block_on(queue, ask)
+            except BaseException:
+                connection.disconnect()  # a reply may be left unread
+                raise
             finally:
                 with self._lock:
                     self._connections.discard(connection)
-                # An error may have left a reply unread.
-                connection.disconnect()
                 pool.release(connection)
 
     def _block_on(self, queue: str, ask: Callable[[], Any]) -> None:

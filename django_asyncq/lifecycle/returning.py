@@ -178,8 +178,7 @@ def _give_on(
     """Follow the rows in Redis: requeue what is in 0 (and what has no row), retry or archive what is in 3."""
     ended = {str(record.id): record for record in records if record.state == TaskState.FAILED}
     onward = [lease for id, lease in leases.items() if id not in ended]
-    if onward:
-        broker.requeue(queue, worker_id, onward, raise_fence=True)
+    words = broker.requeue(queue, worker_id, onward, raise_fence=True) if onward else []
     if again := [record for record in ended.values() if record.retry_at]:
         items = [(leases[str(record.id)], message_of(record), entry_of(record).due_at or 0) for record in again]
         broker.retry(queue, worker_id, items)
@@ -187,7 +186,7 @@ def _give_on(
         broker.archive(queue, worker_id, [(leases[str(record.id)], message_of(record)) for record in over])
     announce([record for record in records if record.state == TaskState.QUEUED], TaskState.RUNNING, TaskState.QUEUED)
     announce(list(ended.values()), TaskState.RUNNING, TaskState.FAILED)
-    return len(onward)
+    return words.count("requeued")
 
 
 def abandon(record: TaskRecord, reason: str) -> bool:
