@@ -3,11 +3,13 @@
 AsyncqError
 ├── InvalidOption          a task option or argument of ours is wrong; nothing was written
 │   ├── InvalidArguments   JSON cannot carry the arguments exactly
+│   ├── InvalidTiming      a schedule's cron expression, zone, interval or bounds are wrong
 │   └── UnknownGate        a gate that has no limit from anywhere
 ├── EnqueueRefused         the task is right, but may not be queued now; nothing was written
 │   ├── QueueFull          the gate is full
 │   └── GateUnavailable    the gate cannot be asked, so it is closed
 ├── BrokerUnavailable      Redis cannot be reached or refuses to write
+├── TermOver               another process holds the lock by now; nothing was written
 ├── RunEnded               how a run ended when its function did not end it; recorded on the row
 │   ├── TaskTimeout        the run took longer than its timeout
 │   ├── WorkerLost         the process died, or its host did
@@ -36,6 +38,17 @@ class InvalidArguments(InvalidOption):
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
         self.path = path
+
+
+class InvalidTiming(InvalidOption):
+    """A schedule's timing is wrong.
+
+    field: the field of `Schedule` it is about: cron, zone, interval_seconds, starts_at or ends_at.
+    """
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class UnknownGate(InvalidOption):
@@ -82,6 +95,19 @@ class GateUnavailable(EnqueueRefused):
 
 class BrokerUnavailable(AsyncqError):
     """Redis cannot be reached, or refuses the command (out of memory, read-only, loading)."""
+
+
+class TermOver(AsyncqError):
+    """Another process holds the lock by now; nothing was written.
+
+    name: of the lock. term: the number that is over; None when the lock was not held to begin with.
+    """
+
+    def __init__(self, name: str, term: int | None) -> None:
+        over = "it is not held" if term is None else f"its term {term} is over"
+        super().__init__(f"lock {name!r} was to be held here, but {over}; nothing was written")
+        self.name = name
+        self.term = term
 
 
 class RunEnded(AsyncqError):

@@ -1,10 +1,16 @@
-"""The rows: a task, and a gate. What is written here is what is true; Redis only dispatches.
+"""The rows: tasks, gates, schedules and their ticks, start-up runs, terms of locks.
+
+What is written here is what is true; Redis only dispatches.
 
 Only `lifecycle` changes a task's state, so no method here does.
 """
 
 from __future__ import annotations
 
+import uuid
+from datetime import UTC, datetime
+
+from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
 from django.db import models
@@ -14,6 +20,7 @@ from django.utils.translation import gettext_lazy as _
 
 from .exceptions import InvalidOption
 from .names import check_gate_name, uuid7
+from .timing import Cron, Interval, Timing
 
 
 class TaskState(models.IntegerChoices):
@@ -155,3 +162,169 @@ class Gate(models.Model):
             check_gate_name(self.name)
         except InvalidOption as error:
             raise ValidationError({"name": str(error)}) from error
+
+
+class Overlap(models.TextChoices):
+    """What becomes of a tick while a task of an earlier one is queued, running, or waits for a retry."""
+
+    ALLOW = "allow", _("Queue it all the same")
+    SKIP = "skip", _("Leave it out")
+
+
+class Missed(models.TextChoices):
+    """What becomes of ticks that nobody was there to fire."""
+
+    SKIP = "skip", _("Leave them out")
+    ONCE = "once", _("Queue one task for all of them")
+    ALL = "all", _("Queue a task for each, up to the cap")
+
+
+def default_timezone() -> str:
+    """Return the name of the project's time zone."""
+    return str(settings.TIME_ZONE or "UTC")
+
+
+class ScheduleQuerySet(models.QuerySet["Schedule"]):
+    """The schedules that fire."""
+
+    def firing(self) -> ScheduleQuerySet:
+        """Schedules that are enabled, still have ticks to come, and are not gone from the code."""
+        return self.filter(enabled=True, retired_at=None, next_tick_at__isnull=False)
+
+
+class Schedule(models.Model):
+    """When a task is queued by itself: at the times of a cron expression, or at an interval.
+
+    Declared in code (`is_declared`) or made in the admin. next_tick_at: the tick to come; None when there is none.
+    Who saves other values of `TIMING_FIELDS` calls `plan_next`, for the next tick is theirs.
+    """
+
+    TIMING_FIELDS = ("cron", "interval_seconds", "zone", "starts_at", "ends_at")
+
+    # Also the entry's id for asynq's tools.
+    id = models.UUIDField(_("id"), primary_key=True, default=uuid.uuid4, editable=False)
+    name = models.CharField(_("name"), max_length=200, unique=True)
+    task = models.CharField(_("task"), max_length=200)
+    args = models.JSONField(_("positional arguments"), default=list, blank=True)
+    kwargs = models.JSONField(_("keyword arguments"), default=dict, blank=True)
+    cron = models.CharField(_("cron expression"), max_length=200, blank=True, default="")
+    interval_seconds = models.PositiveIntegerField(_("interval in seconds"), null=True, blank=True)
+    zone = models.CharField(_("time zone"), max_length=64, default=default_timezone)
+    starts_at = models.DateTimeField(_("starts at"), null=True, blank=True)
+    ends_at = models.DateTimeField(_("ends at"), null=True, blank=True)
+    enabled = models.BooleanField(_("enabled"), default=True)
+    overlap = models.CharField(_("overlap"), max_length=8, choices=Overlap, default=Overlap.ALLOW)
+    missed = models.CharField(_("missed ticks"), max_length=8, choices=Missed, default=Missed.SKIP)
+    missed_cap = models.PositiveIntegerField(_("cap of missed ticks"), default=10)
+    jitter_seconds = models.PositiveIntegerField(_("jitter in seconds"), default=0)
+    is_declared = models.BooleanField(_("declared in code"), default=False, editable=False)
+    retired_at = models.DateTimeField(_("gone from the code since"), null=True, blank=True, editable=False)
+    next_tick_at = models.DateTimeField(_("next tick"), null=True, blank=True, editable=False, db_index=True)
+    created_at = models.DateTimeField(_("created at"), default=timezone.now, editable=False)
+
+    objects = ScheduleQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("schedule")
+        verbose_name_plural = _("schedules")
+        ordering = ["name"]
+        permissions = [("run_schedule", _("Can run a schedule now"))]
+        constraints = [
+            models.CheckConstraint(
+                name="asyncq_cron_or_interval",
+                condition=Q(cron="", interval_seconds__gte=1) | (~Q(cron="") & Q(interval_seconds__isnull=True)),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def timing(self) -> Timing:
+        """When it fires. Raises: InvalidOption when the row's values are no timing."""
+        if self.cron:
+            return Cron(self.cron, self.zone, self.starts_at, self.ends_at)
+        # Whole seconds, so that every tick is one.
+        anchor = (self.starts_at or self.created_at).replace(microsecond=0)
+        return Interval(self.interval_seconds or 0, anchor, self.starts_at, self.ends_at)
+
+    def plan_next(self, now: datetime) -> None:
+        """Set `next_tick_at` to the first tick after `now`. Raises: InvalidOption."""
+        self.next_tick_at = self.timing.after(now)
+
+
+class TickOutcome(models.TextChoices):
+    """What became of a tick."""
+
+    QUEUED = "queued", _("Queued")
+    SKIPPED = "skipped", _("Skipped: an earlier one was not over")
+    MISSED = "missed", _("Missed")
+    REFUSED = "refused", _("Refused")
+
+
+class Tick(models.Model):
+    """One time at which a schedule was due; written in one transaction with its task, and only once.
+
+    tick_at: the time it was for. task: kept as a number after its row was pruned. by_person: "run now".
+    """
+
+    schedule = models.ForeignKey(Schedule, models.CASCADE, verbose_name=_("schedule"), related_name="ticks")
+    tick_at = models.DateTimeField(_("tick"))
+    outcome = models.CharField(_("outcome"), max_length=8, choices=TickOutcome, default=TickOutcome.QUEUED)
+    # No constraint: deleting tasks must cost nothing here.
+    task = models.ForeignKey(
+        TaskRecord,
+        models.DO_NOTHING,
+        verbose_name=_("task"),
+        related_name="+",
+        null=True,
+        blank=True,
+        db_constraint=False,
+    )
+    note = models.TextField(_("note"), blank=True, default="")
+    by_person = models.BooleanField(_("by a person"), default=False)
+    created_at = models.DateTimeField(_("created at"), default=timezone.now)
+
+    class Meta:
+        verbose_name = _("tick")
+        verbose_name_plural = _("ticks")
+        ordering = ["-tick_at"]
+        constraints = [models.UniqueConstraint(fields=["schedule", "tick_at"], name="asyncq_one_tick")]
+
+    def __str__(self) -> str:
+        return f"{self.schedule_id} {self.tick_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+class StartupRun(models.Model):
+    """One run of a start-up task. finished_at: None while it runs, or when its process died. term: of its lock."""
+
+    name = models.CharField(_("name"), max_length=200, db_index=True)
+    holder = models.CharField(_("holder"), max_length=200)
+    term = models.BigIntegerField(_("term"))
+    begun_at = models.DateTimeField(_("begun at"))
+    finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
+    error = models.TextField(_("error"), blank=True, default="")
+
+    class Meta:
+        verbose_name = _("start-up run")
+        verbose_name_plural = _("start-up runs")
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.begun_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+class LockTerm(models.Model):
+    """The number of a lock's latest term: it rises with each holder, so what an older one writes can be refused."""
+
+    name = models.CharField(_("name"), max_length=200, primary_key=True)
+    number = models.BigIntegerField(_("number"), default=0)
+    holder = models.CharField(_("holder"), max_length=200, default="")
+    begun_at = models.DateTimeField(_("begun at"), default=timezone.now)
+
+    class Meta:
+        verbose_name = _("term of a lock")
+        verbose_name_plural = _("terms of locks")
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.number}"

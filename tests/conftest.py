@@ -32,41 +32,32 @@ def key_prefix() -> str:
 
 @pytest.fixture(autouse=True)
 def own_keys(
-    settings: Any, key_prefix: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    settings: Any,
+    key_prefix: str,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
     """Give the test keys of its own, in this process and in those it starts; remove them afterwards.
 
-    A lock's key has no prefix: tests put theirs into its name. Of the others that appeared meanwhile
-    (the upkeep of workers), those of this process and of dead ones are removed.
+    A lock's key has no prefix, but its name has: upkeep begins it with KEY_PREFIX, and so do the tests.
     """
     from django_asyncq.lifecycle import entering
 
     monkeypatch.setenv("ASYNCQ_TEST_PREFIX", key_prefix)
+    lock_folder = os.environ.get("ASYNCQ_TEST_LOCK_DIR") or str(tmp_path_factory.getbasetemp() / "locks")
+    monkeypatch.setenv("ASYNCQ_TEST_LOCK_DIR", lock_folder)
     monkeypatch.setattr(entering, "_breaker_closes_at", 0.0)
     settings.ASYNCQ = {
         **django_settings.ASYNCQ,
         "KEY_PREFIX": key_prefix,
         "GATE_PREFIX": f"{key_prefix}:qgate:",
+        "TASK_LOCK_DIR": lock_folder,
     }
-    locks_before = set(redis_client.scan_iter("task_lock:*"))
     yield
     for pattern in (f"{key_prefix}*", f"{{{key_prefix}*", f"task_lock:{key_prefix}*"):
         for key in redis_client.scan_iter(pattern):
             redis_client.delete(key)
-    for key in set(redis_client.scan_iter("task_lock:*")) - locks_before:
-        delete_lock_left_over(redis_client, key)
-
-
-def delete_lock_left_over(client: redis.Redis, key: bytes) -> None:
-    """Delete a lock that this process holds, or one that is dead; another test run's stays."""
-    import socket
-
-    from django_asyncq.coordinator import Owner
-
-    witness = Owner.of_this_process(socket.gethostname())
-    owner = Owner.read((client.get(key) or b"").decode())
-    if owner is not None and (owner.pid == os.getpid() or owner.is_provably_dead(witness)):
-        client.delete(key)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ class Proxy:
 
     `drop = n` swallows the next n replies, each with its connection; the server has done what was asked.
     `hold()` keeps everything back until `resume()`: a server that is reachable and silent.
+    `go_away()` breaks every connection, new ones too, until `come_back()`: a server that is not there.
     """
 
     def __init__(self, upstream: tuple[str, int]) -> None:
@@ -21,6 +22,7 @@ class Proxy:
         self._flows = threading.Event()
         self._flows.set()
         self._is_closed = False
+        self._is_away = False
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
@@ -59,6 +61,16 @@ class Proxy:
             for end in self._sockets:
                 _shut(end)
 
+    def go_away(self) -> None:
+        """Break every connection, and each new one at once."""
+        with self._lock:
+            self._is_away = True
+        self.cut()
+
+    def come_back(self) -> None:
+        """Relay new connections again."""
+        self._is_away = False
+
     def close(self) -> None:
         """Break every connection, stop listening, and wait for the threads."""
         self._is_closed = True
@@ -87,7 +99,13 @@ class Proxy:
                 continue
             server.settimeout(None)
             with self._lock:
-                self._sockets |= {client, server}
+                is_refused = self._is_away
+                if not is_refused:
+                    self._sockets |= {client, server}
+            if is_refused:
+                client.close()
+                server.close()
+                continue
             self._start(self._relay, client, server)
 
     def _relay(self, client: socket.socket, server: socket.socket) -> None:

@@ -1,0 +1,214 @@
+"""Terms of locks: numbers that rise, and transactions that an older one cannot outlive."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from django.db.models import F, QuerySet
+from django.db.transaction import TransactionManagementError
+from django.utils import timezone
+
+from django_asyncq import terms
+from django_asyncq.exceptions import AsyncqError, TermOver
+from django_asyncq.models import LockTerm, StartupRun
+
+
+class Task(threading.Thread):
+    """A function in a thread with a connection of its own; `result` waits for its answer."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        super().__init__(daemon=True)
+        self.function, self.arguments = function, arguments
+        self.answer: Any = None
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Call it."""
+        try:
+            self.answer = self.function(*self.arguments)
+        except Exception as error:  # noqa: BLE001 - raised again by `result`
+            self.error = error
+        finally:
+            connections.close_all()
+
+    def result(self) -> Any:
+        """Return what the function returned, or raise what it raised."""
+        self.join(40)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+
+def write(name: str, term: int) -> None:
+    """Write a row."""
+    StartupRun.objects.create(name=name, holder="", term=term, begun_at=timezone.now())
+
+
+def written(name: str) -> list[int]:
+    """The terms of the rows, in the order they were written."""
+    return list(StartupRun.objects.filter(name=name).order_by("id").values_list("term", flat=True))
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("name", ["upkeep", "ä b", "x" * 200, "x" * 5000])
+def test_terms_rise_by_one(name: str) -> None:
+    """From 1 on, with the latest holder beside the number; any name of a lock will do."""
+    before = timezone.now()
+    assert [terms.begin(name, f"host {pid}") for pid in (7, 8)] == [1, 2]
+    assert terms.begin(f"{name}'s other", "h" * 1000) == 1
+    row = LockTerm.objects.get(name=terms._row_name(name))
+    assert (row.number, row.holder) == (2, "host 8")
+    assert row.begun_at >= before
+    assert [terms.is_current(name, number) for number in (0, 1, 2, 3)] == [False, False, True, False]
+    assert not terms.is_current("none", 0)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_many_begin_a_first_term_at_once() -> None:
+    """Each gets a number of its own, without a gap, though none had found a row."""
+    together = threading.Barrier(8)
+
+    def begin_often() -> list[int]:
+        together.wait(10)
+        return [terms.begin("race", "holder") for _ in range(5)]
+
+    tasks = [Task(begin_often) for _ in range(8)]
+    numbers = [task.result() for task in tasks]
+    assert sorted(number for mine in numbers for number in mine) == list(range(1, 41))
+    assert all(mine == sorted(mine) for mine in numbers)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_row_that_another_made_meanwhile_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between finding no row and making one."""
+    bulk_create = QuerySet.bulk_create
+
+    def create_late(rows: QuerySet[LockTerm], *arguments: Any, **options: Any) -> list[LockTerm]:
+        monkeypatch.setattr(QuerySet, "bulk_create", bulk_create)
+        assert Task(terms.begin, "upkeep", "").result() == 1
+        return bulk_create(rows, *arguments, **options)
+
+    monkeypatch.setattr(QuerySet, "bulk_create", create_late)
+    assert terms.begin("upkeep", "") == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_term_cannot_begin_inside_a_transaction() -> None:
+    """It could be rolled back, and the number given out twice."""
+    assert terms.begin("upkeep", "") == 1
+    with pytest.raises(RuntimeError), transaction.atomic():
+        terms.begin("upkeep", "")
+    assert terms.begin("upkeep", "") == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_fence_needs_a_transaction() -> None:
+    """Without one it would prove something about the past."""
+    number = terms.begin("upkeep", "")
+    with pytest.raises(TransactionManagementError):
+        terms.fence("upkeep", number)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_fence_refuses_a_term_that_is_over() -> None:
+    """What the older holder writes is not written; the newer one's is, and the fence changes nothing itself."""
+    older = terms.begin("upkeep", "a 1")
+    newer = terms.begin("upkeep", "b 2")
+    with terms.fenced("upkeep", newer):
+        write("upkeep", newer)
+    for number in (older, newer + 1, 0):
+        with pytest.raises(TermOver) as caught, terms.fenced("upkeep", number):
+            write("upkeep", number)
+        assert isinstance(caught.value, AsyncqError)
+        assert (caught.value.name, caught.value.term) == ("upkeep", number)
+    with pytest.raises(TermOver), terms.fenced("unknown", 1):
+        write("unknown", 1)
+    assert written("upkeep") == [newer]
+    row = LockTerm.objects.get(name="upkeep")
+    assert (row.number, row.holder) == (newer, "b 2")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_newer_term_waits_for_the_older_ones_transaction() -> None:
+    """So whatever an older term writes is there before the newer term begins."""
+    older = terms.begin("upkeep", "")
+    with terms.fenced("upkeep", older):
+        task = Task(terms.begin, "upkeep", "")
+        task.join(0.3)  # one that did not wait would be through by now
+        assert task.is_alive()
+        write("upkeep", older)
+    newer = task.result()
+    assert newer == older + 1
+    with pytest.raises(TermOver), terms.fenced("upkeep", older):
+        write("upkeep", older)
+    with terms.fenced("upkeep", newer):
+        write("upkeep", newer)
+    assert written("upkeep") == [older, newer]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_older_term_waits_for_the_begin_of_a_newer_one(is_kept: bool) -> None:
+    """Fenced while a newer term is not committed yet: refused if it is, accepted if it is rolled back."""
+    older = terms.begin("upkeep", "")
+
+    def write_fenced() -> None:
+        with terms.fenced("upkeep", older):
+            write("upkeep", older)
+
+    with transaction.atomic():
+        LockTerm.objects.filter(name="upkeep").update(number=F("number") + 1)
+        task = Task(write_fenced)
+        task.join(0.3)
+        assert task.is_alive()
+        transaction.set_rollback(not is_kept)
+    if is_kept:
+        with pytest.raises(TermOver):
+            task.result()
+    else:
+        task.result()
+    assert written("upkeep") == ([] if is_kept else [older])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_writers_of_many_terms_are_in_order() -> None:
+    """Threads that begin terms and write under them at any time: no row is of an older term than one before it."""
+    together = threading.Barrier(4)
+
+    def compete() -> int:
+        together.wait(10)
+        refused = 0
+        for _ in range(5):
+            number = terms.begin("upkeep", "")
+            for _ in range(3):
+                try:
+                    with terms.fenced("upkeep", number):
+                        write("upkeep", number)
+                except TermOver:
+                    refused += 1
+        return refused
+
+    refused = sum(task.result() for task in [Task(compete) for _ in range(4)])
+    accepted = written("upkeep")
+    assert accepted == sorted(accepted)
+    assert len(accepted) + refused == 60
+
+
+class Router:
+    """Writes the terms to a database of their own."""
+
+    def db_for_write(self, model: type, **hints: Any) -> str | None:
+        """Name that database."""
+        return "terms" if model is LockTerm else None
+
+
+def test_terms_live_where_the_router_says(settings: Any) -> None:
+    """All functions use the database that LockTerm is written to."""
+    settings.DATABASE_ROUTERS = [f"{__name__}.Router"]
+    assert terms.database() == "terms"
