@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from django.conf import settings as django_settings
 from django.core import checks
 
-from . import compat, conf
+from . import compat, conf, keeping
 
 Message = checks.CheckMessage
 
@@ -38,6 +39,10 @@ def _is_prefix(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.:-]{1,64}", value) is not None
 
 
+def _is_keep_seconds(value: Any) -> bool:
+    return keeping.is_keep(value) and not isinstance(value, timedelta)
+
+
 def _is_pattern(value: Any) -> bool:
     try:
         re.compile(value)
@@ -47,6 +52,7 @@ def _is_pattern(value: Any) -> bool:
 
 
 POSITIVE_SECONDS = "Give seconds, more than 0."
+KEEP_SECONDS = "Give seconds from 0 to 100 years, or None to keep for ever."
 RULES: dict[str, Rule] = {
     "REDIS": Rule("asyncq.E101", lambda value: isinstance(value, str), "Give the name of an alias in CACHES."),
     "CLIENT_FACTORY": Rule("asyncq.E102", lambda value: isinstance(value, str), "Give a dotted path, or ''."),
@@ -82,6 +88,15 @@ RULES: dict[str, Rule] = {
     "TASK_LOCK_DIR": Rule("asyncq.E124", lambda value: isinstance(value, str) and bool(value), "Give a folder's path."),
     "LOCK_TTL_SECONDS": Rule("asyncq.E125", _is_whole(3), "Give whole seconds, at least 3."),
     "SENSITIVE_KEYS": Rule("asyncq.E126", _is_pattern, "Give a regular expression."),
+    "SUCCEEDED_RETENTION_SECONDS": Rule("asyncq.E127", _is_keep_seconds, KEEP_SECONDS),
+    "FAILED_RETENTION_SECONDS": Rule("asyncq.E128", _is_keep_seconds, KEEP_SECONDS),
+    "RETENTION": Rule(
+        "asyncq.E129",
+        lambda value: not any(keeping.faults(value)),
+        "Give {'queues': {name: {'succeeded': keep, 'failed': keep}}, 'tasks': {name: {…}}}, any part left out; "
+        f"keep: {keeping.KEEP_HINT}.",
+    ),
+    "PRUNE_SECONDS": Rule("asyncq.E130", _is_positive, POSITIVE_SECONDS),
 }
 
 
@@ -104,9 +119,9 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
                 id="asyncq.E002",
             )
         elif not RULES[key].holds(value):
-            yield checks.Error(
-                f"{conf.NAME}[{key!r}] = {value!r} is not valid.", hint=RULES[key].hint, id=RULES[key].id
-            )
+            faults = keeping.faults(value) if key == "RETENTION" else [f" = {value!r} is not valid"]
+            for fault in faults:
+                yield checks.Error(f"{conf.NAME}[{key!r}]{fault}.", hint=RULES[key].hint, id=RULES[key].id)
     yield from _check_times(written)
 
 
@@ -175,3 +190,14 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
                     id="asyncq.E014",
                 )
             owner[queue] = name
+
+
+@checks.register
+def check_time_zones(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Check that times are moments: a schedule could not say which of two equal hours it means."""
+    if not django_settings.USE_TZ:
+        yield checks.Warning(
+            "USE_TZ is False: schedules do not fire.",
+            hint="Set USE_TZ = True, Django's default. Tasks without a schedule work either way.",
+            id="asyncq.W015",
+        )

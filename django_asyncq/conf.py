@@ -6,7 +6,7 @@ Read late (`conf.current()`), so that tests and `override_settings` work; checke
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
@@ -64,17 +64,25 @@ class Settings:
     """Time between two passes of the reconciler."""
     sweep_seconds: float = 60
     """Time between two sweeps of the reconciler over all waiting rows and gates."""
+    succeeded_retention_seconds: float | None = 604_800
+    """How long a task that succeeded is kept; None means for ever."""
+    failed_retention_seconds: float | None = 2_592_000
+    """How long a task that failed for good is kept; None means for ever. Ticks and start-up runs are kept as long."""
+    retention: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """Exceptions from the two, by name: `{"queues": {name: {"succeeded": …, "failed": …}}, "tasks": {…}}`."""
+    prune_seconds: float = 60
+    """Time between two passes of the pruner; after a long one it rests longer."""
     single_instance_mode: bool = True
-    """Whether one host at most runs workers; decides what the coordinator may clear at start."""
+    """Whether all workers share one host and one TASK_LOCK_DIR; a holder that died is then succeeded at once."""
     task_lock_dir: str = "./.locks"
-    """Folder of the file locks used when Redis is away at start."""
+    """Folder of the lock files: beside Redis in single-instance mode, in place of it when it is away at start."""
     lock_ttl_seconds: int = 30
     """How long the coordinator's lock outlives a holder that has died."""
     sensitive_keys: str = r"passw(or)?d|secret|token(?!s)|(?<![a-z])card|credit_?card|authorization|api_?key|credential"
     """Regular expression; arguments whose key it matches are masked wherever they are shown."""
 
 
-FIELD_NAMES = {field.name.upper(): field.name for field in fields(Settings)}
+FIELD_NAMES = {each.name.upper(): each.name for each in fields(Settings)}
 TRUE_WORDS = {"1", "true", "yes", "on"}
 
 

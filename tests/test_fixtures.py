@@ -466,3 +466,26 @@ def test_a_task_that_returns_to_its_group_can_be_found_there(database: redis.Red
     assert groups not in theirs
     assert ours.pop(groups) == ("set", None, {b"g"})
     assert_same(ours, theirs)
+
+
+# --- what the janitor does
+
+
+def test_our_janitor_leaves_what_asynqs_left(database: redis.Redis) -> None:
+    """A Go worker's commands as they were, then our look at what is over: one task went, and then none."""
+    fixture = load("completed-expired")
+    later = int(time.time() - fixture["captured_at_unix"])
+    broker, pruned = Broker(), []
+    broker.register_queue("default")
+    for command in fixture["redis_commands"]:
+        if command["script"]["keys"] == [QueueKeys("default").completed]:
+            pruned.append(broker.prune_completed("default"))
+            continue
+        for call in command["calls_inside"]:
+            word, key, *rest = [raw(argument) for argument in call]
+            key = re.sub(rb"\d{4}-\d\d-\d\d$", datetime.now(UTC).date().isoformat().encode(), key)
+            if word in (b"ZADD", b"EXPIREAT"):
+                rest[0] = b"%d" % (int(rest[0]) + later)
+            database.execute_command(word, key, *rest)
+    assert pruned == [1, 0]
+    assert_same(contents(database, time.time()), captured(fixture))

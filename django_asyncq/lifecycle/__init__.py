@@ -10,7 +10,8 @@
 | 0 → 3             | `refuse`            | `running`   |
 | 3 → 0             | `retry`, `retry_due`| `returning` |
 | 1 → 0 or 3        | `recover`, `abandon` | `returning` |
-| any → gone        | `forget`            | `returning` |
+| any → gone        | `forget`            | `leaving`   |
+| 2 or 3 → gone     | `prune`             | `leaving`   |
 
 Every step between the two stores can be repeated; each verb says who repairs it when the process dies in between.
 Nothing else in the project writes `state`, and a test reads the code to see to it.
@@ -20,7 +21,8 @@ from __future__ import annotations
 
 from .announcing import announce
 from .entering import dispatch, enqueue, park
-from .returning import Retried, abandon, describe_exit, forget, recover, retry, retry_due
+from .leaving import forget, prune
+from .returning import Retried, abandon, describe_exit, recover, retry, retry_due
 from .running import (
     Claimed,
     Run,
@@ -58,6 +60,7 @@ __all__ = [
     "load",
     "mark_running",
     "park",
+    "prune",
     "put_off",
     "reassert",
     "record_runs",

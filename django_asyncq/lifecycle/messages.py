@@ -36,8 +36,7 @@ def entry_of(record: TaskRecord, *, fence: int = 0) -> Entry:
         message=message_of(record),
         fence=fence,
         priority=record.priority,
-        # Whole seconds on the wire; rounded up, since a task must never start before its time.
-        due_at=math.ceil(due.timestamp()) if due else None,
+        due_at=due.timestamp() if due else None,
     )
 
 

@@ -1,8 +1,7 @@
-"""How a task comes back: retried by time or by a person, recovered from a lost worker, or deleted."""
+"""How a task comes back: retried by time or by a person, or recovered from a lost worker."""
 
 from __future__ import annotations
 
-import copy
 import logging
 import signal
 from collections.abc import Collection, Mapping, Sequence
@@ -13,13 +12,12 @@ from uuid import UUID
 from django.db import router, transaction
 from django.utils import timezone
 
-from .. import gate
 from ..broker import Broker, Lease
-from ..exceptions import BrokerUnavailable, GateUnavailable
+from ..exceptions import GateUnavailable
 from ..models import TaskRecord, TaskState
 from ..statements import FencedWrite, write_fenced
 from .announcing import announce, ask
-from .entering import GATE_RETRY_SECONDS, CommitHook, by_queue, dispatch
+from .entering import GATE_RETRY_SECONDS, CommitHook, dispatch
 from .messages import entry_of, message_of
 from .running import Run, begin, count_crash, fail, load, take_back_attempt
 
@@ -212,28 +210,3 @@ def describe_exit(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         return f"its process was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
     return f"its process ended with exit code {exit_code}"
-
-
-class Removal(CommitHook):
-    """Follows the rows a transaction deleted."""
-
-    def __call__(self) -> None:
-        gate.release(self.records)
-        broker = Broker("producer")
-        try:
-            for queue, group in by_queue(self.records):
-                broker.remove(queue, [str(record.id) for record in group])
-        except BrokerUnavailable as error:
-            logger.warning("%d deleted tasks not removed from Redis now: %s", len(self.records), error)
-
-
-def forget(records: Sequence[TaskRecord]) -> None:
-    """Follow the deletion of rows: after the commit their entries leave Redis and their gate slots are given back.
-
-    If we die before, a taker finds no row and parks the entry, and the auditor gives the slots back.
-    """
-    database = router.db_for_write(TaskRecord)
-    hook = Removal.of_transaction(database)
-    # Copies: Django takes the id from an instance it has deleted.
-    hook.records.extend(copy.copy(record) for record in records)
-    hook.register(database)
