@@ -1,10 +1,8 @@
-"""Tasks outside the request for Django: a row for every task, strict queue limits, asynq on the wire.
-
-`task` is imported when first asked for, so that this package can be loaded before Django's settings.
-"""
+"""Tasks outside the request for Django: a row for every task, strict queue limits, asynq on the wire."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .exceptions import (
@@ -18,7 +16,10 @@ from .exceptions import (
 )
 
 if TYPE_CHECKING:
-    from .tasks import Arguments, TaskContext, task
+    from .context import TaskContext
+    from .declaration import cron, every, startup_task
+    from .keeping import Retention
+    from .tasks import Arguments, task
 
 __version__ = "0.1.0"
 
@@ -29,16 +30,29 @@ __all__ = [
     "GateUnavailable",
     "InvalidArguments",
     "QueueFull",
+    "Retention",
     "TaskContext",
     "TaskTimeout",
     "WorkerLost",
+    "cron",
+    "every",
+    "startup_task",
     "task",
 ]
 
+# Imported when first asked for: this package is loaded before Django's settings.
+LATER = {
+    "Arguments": "tasks",
+    "Retention": "keeping",
+    "TaskContext": "context",
+    "cron": "declaration",
+    "every": "declaration",
+    "startup_task": "declaration",
+    "task": "tasks",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("Arguments", "TaskContext", "task"):
-        from . import tasks
-
-        return getattr(tasks, name)
+    if name in LATER:
+        return getattr(import_module(f"{__name__}.{LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,8 @@ from django.core import checks
 from . import compat, payload
 from .exceptions import InvalidOption
 from .names import QUEUE_NAME
-from .tasks import Arguments, Task, default_of, gate_name, result_of
+from .results import result_of
+from .tasks import Arguments, Task, default_of, gate_name
 
 if TYPE_CHECKING:
     from .models import TaskRecord

@@ -1,6 +1,6 @@
-"""asynq's TaskMessage: the protobuf of the hash field `msg`, byte for byte as Go writes it.
+"""asynq's messages: the protobuf of the hash field `msg`, and of schedules, byte for byte as Go writes them.
 
-Written by hand, for fifteen fields need no library. It must not know what a payload holds. Source:
+Written by hand, for some twenty fields need no library. It must not know what a payload holds. Source:
 `asynq-wire.md` section 3; protobuf.dev, "Encoding"; Go's `protowire`, for what a reader accepts and refuses.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from .exceptions import AsyncqError
@@ -16,6 +17,9 @@ VARINT, FIXED64, LENGTH, GROUP, GROUP_END, FIXED32 = range(6)
 MASK_64 = (1 << 64) - 1
 HIGHEST_NUMBER = (1 << 29) - 1
 DEEPEST_GROUP = 100
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# 0001-01-01 00:00 UTC, which Go takes for "no time".
+GO_ZERO_SECONDS = -62_135_596_800
 
 
 class Field(NamedTuple):
@@ -116,6 +120,46 @@ class TaskMessage:
         return cls(**found, headers=headers)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerEntry:
+    """A schedule as asynq's tools list it. options: such as `Queue("mail")`; each must hold a "(".
+
+    next_at, previous_at: aware; previous_at None when it never fired.
+    """
+
+    id: str
+    spec: str
+    type: str
+    payload: bytes
+    options: tuple[str, ...]
+    next_at: datetime
+    previous_at: datetime | None
+
+    def encode(self) -> bytes:
+        """Return the bytes, as Go writes them."""
+        out = bytearray()
+        for number, text in ((1, self.id), (2, self.spec), (3, self.type)):
+            out += _length_field(number, _text(text))
+        out += _length_field(4, self.payload)
+        for option in self.options:
+            out += _length_field(5, _text(option))
+        out += _length_field(6, _timestamp(self.next_at))
+        out += _length_field(7, _timestamp(self.previous_at))
+        return bytes(out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerEnqueueEvent:
+    """One firing of a schedule as asynq's tools list it. enqueued_at: aware."""
+
+    task_id: str
+    enqueued_at: datetime
+
+    def encode(self) -> bytes:
+        """Return the bytes, as Go writes them."""
+        return _length_field(1, _text(self.task_id)) + _length_field(2, _timestamp(self.enqueued_at))
+
+
 def clean_text(text: str) -> str:
     """Return the text with what UTF-8 cannot carry, a lone surrogate, replaced by "?".
 
@@ -156,6 +200,19 @@ def _varint(value: int) -> bytes:
 
 def _length_field(number: int, value: bytes) -> bytes:
     return _varint(number << 3 | LENGTH) + _varint(len(value)) + value
+
+
+def _timestamp(moment: datetime | None) -> bytes:
+    """Return the body of a google.protobuf.Timestamp; None is Go's zero time."""
+    seconds, nanos = GO_ZERO_SECONDS, 0
+    if moment is not None:
+        since = moment - EPOCH
+        seconds, nanos = since.days * 86_400 + since.seconds, since.microseconds * 1000
+    out = b""
+    for number, value in ((1, seconds), (2, nanos)):
+        if value:
+            out += _varint(number << 3 | VARINT) + _varint(value & MASK_64)
+    return out
 
 
 def _map_entry(data: bytes) -> tuple[str, str]:

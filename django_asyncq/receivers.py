@@ -1,4 +1,4 @@
-"""Who listens to the state signals inside the app: the gate takes and gives back its slots here."""
+"""Who listens inside the app: the gate takes and gives back its slots here; changed rows take effect at once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from django.db.models.signals import post_delete, post_save, pre_save
 from django.dispatch import receiver
 
 from . import gate, lifecycle
+from .broker import Broker
+from .broker.schedulers import forget_events
 from .exceptions import BrokerUnavailable
-from .models import Gate, TaskRecord, TaskState
+from .models import Gate, Schedule, TaskRecord, TaskState
 from .signals import task_state_changed, task_state_changing
 
-logger = logging.getLogger("django_asyncq.gate")
+logger = logging.getLogger("django_asyncq.receivers")
 
 
 @receiver(task_state_changing, dispatch_uid="django_asyncq.acquire_gate_slots")
@@ -57,3 +59,30 @@ def publish_gate(*, instance: Gate, using: str, **kwargs: Any) -> None:
                 logger.warning("gate %s: the new limit takes effect when Redis is back: %s", name, error)
 
     transaction.on_commit(publish, using=using, robust=True)
+
+
+@receiver([post_save, post_delete], sender=Schedule, dispatch_uid="django_asyncq.publish_schedule")
+def publish_schedule(*, using: str, **kwargs: Any) -> None:
+    """Let a changed schedule take effect at once: who sleeps until the next tick looks again."""
+
+    def publish() -> None:
+        try:
+            Broker("producer").ring()
+        except BrokerUnavailable as error:
+            logger.warning("the changed schedule is noticed within seconds, not at once: %s", error)
+
+    transaction.on_commit(publish, using=using, robust=True)
+
+
+@receiver(post_delete, sender=Schedule, dispatch_uid="django_asyncq.forget_schedule")
+def forget_schedule(*, instance: Schedule, using: str, **kwargs: Any) -> None:
+    """Remove what asynq's tools list of a deleted schedule."""
+    entry_id = str(instance.pk)
+
+    def forget() -> None:
+        try:
+            forget_events(entry_id)
+        except BrokerUnavailable as error:
+            logger.warning("the events of schedule %s stay in Redis: %s", entry_id, error)
+
+    transaction.on_commit(forget, using=using, robust=True)

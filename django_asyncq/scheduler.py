@@ -1,40 +1,296 @@
-"""What has become due moves on: delayed tasks to pending, retries through `lifecycle` to queued.
+"""Ticks of schedules become tasks, each once.
 
-Any number of processes may do this at once: forwarding is one script, and a retry locks its row.
+A tick is a row, unique by schedule and time, written in the transaction of its task. So any number of processes may
+run this at once, be killed anywhere, and have clocks that disagree; that one at a time does is only economy. Times
+come from the database's clock. What is declared in code has rows too: `sync` brings them up to date.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
 
-from . import lifecycle
-from .broker import Broker
+from django.db import IntegrityError, InterfaceError, OperationalError, transaction
+from django.db.models.functions import Now
+from django.utils import timezone
 
-LARGEST_BATCH = 100
+from . import compat, conf, payload
+from .declaration import Declaration
+from .exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, RunEnded
+from .models import Missed, Overlap, Schedule, TaskState, Tick, TickOutcome
+from .tasks import Task, check_call, every_task, registered
+
+logger = logging.getLogger("django_asyncq.scheduler")
+
+SCHEDULES_PER_LOOK = 100
+# A tick so late may still have been fired by a successor of a dead leader; later it counts as missed.
+ON_TIME_SECONDS = 60
+# Ticks whose tasks are looked at for overlap; one that is left out because of an older one than these cannot be.
+LATEST_TICKS = 100
+# A schedule whose gate cannot be asked now is looked at again so soon.
+AGAIN_SECONDS = 1.0
+DECLARED_FIELDS = (
+    "task",
+    "args",
+    "kwargs",
+    "cron",
+    "interval_seconds",
+    "zone",
+    "starts_at",
+    "ends_at",
+    "overlap",
+    "missed",
+    "missed_cap",
+    "jitter_seconds",
+)
+
+Clock = Callable[[], datetime]
+Fenced = Callable[[], AbstractContextManager[Any]]
+
+
+class DatabaseNow(Now):
+    """The database's time, in UTC also on a MySQL whose session has another zone."""
+
+    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        """Return the SQL for MySQL and MariaDB."""
+        return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
+
+
+class Fired(NamedTuple):
+    """A tick that became a task. task_id: of the row."""
+
+    schedule: Schedule
+    tick_at: datetime
+    task_id: UUID
+
+
+class Look(NamedTuple):
+    """What one look did. next_seconds: until the nearest tick to come; None when there is none."""
+
+    fired: list[Fired]
+    next_seconds: float | None
 
 
 class Due(NamedTuple):
-    """What one look did. next_due: Unix seconds of the nearest time still to come, or None."""
+    """What a schedule owes. left_out: the latest of those that are not to be fired, or None."""
 
-    forwarded: int
-    retried: int
-    next_due: int | None
+    ticks: list[datetime]
+    left_out: datetime | None
 
 
-def forward_due(broker: Broker, queues: Iterable[str]) -> Due:
-    """Move all that is due in these queues. Raises: BrokerUnavailable, django.db.Error; what was moved stays so."""
-    forwarded = retried = 0
-    coming: list[int] = []
-    for queue in queues:
-        for source in ("scheduled", "retry"):
-            while True:
-                answer = broker.forward(queue, source, LARGEST_BATCH)
-                forwarded += answer.moved
-                if answer.own:
-                    retried += lifecycle.retry_due(broker, queue, answer.own)
-                if answer.moved + len(answer.own) < LARGEST_BATCH:
-                    break
-            if answer.next_due is not None:
-                coming.append(answer.next_due)
-    return Due(forwarded, retried, min(coming, default=None))
+class Scheduler:
+    """Fires what is due.
+
+    fenced: a context manager, in which a transaction is open and proves that this process may write; default a plain
+    transaction. clock: aware time, default the database's.
+    """
+
+    def __init__(self, fenced: Fenced = transaction.atomic, clock: Clock | None = None) -> None:
+        self._fenced = fenced
+        self._clock = clock
+
+    def look(self) -> Look:
+        """Fire all that is due. Raises: django.db.Error, BrokerUnavailable, TermOver; what was fired stays so."""
+        fired: list[Fired] = []
+        while True:
+            rows: list[Any] = list(
+                Schedule.objects.firing().annotate(now=DatabaseNow()).order_by("next_tick_at")[:SCHEDULES_PER_LOOK]
+            )
+            if not rows:
+                return Look(fired, None)
+            now = rows[0].now if self._clock is None else self._clock()
+            due = [row for row in rows if row.next_tick_at <= now]
+            if not due:
+                return Look(fired, (rows[0].next_tick_at - now).total_seconds())
+            is_put_off = False
+            for row in due:
+                try:
+                    fired += self._fire(row, now)
+                except GateUnavailable as error:
+                    is_put_off = True
+                    logger.warning("schedule %s: its tick waits: %s", row.name, error)
+            if is_put_off:
+                return Look(fired, AGAIN_SECONDS)
+
+    # --- one schedule
+
+    def _fire(self, seen: Schedule, now: datetime) -> list[Fired]:
+        """Fire what one schedule owes, in one transaction; nothing when it was changed since it was read."""
+        with self._fenced():
+            row = Schedule.objects.firing().select_for_update().filter(pk=seen.pk).first()
+            if row is None or row.next_tick_at != seen.next_tick_at:
+                return []
+            try:
+                due = what_is_due(row, now)
+                next_tick_at = row.timing.after(now)
+            except InvalidOption as error:
+                self._write(row, row.next_tick_at or now, TickOutcome.REFUSED, str(error))
+                Schedule.objects.filter(pk=row.pk).update(next_tick_at=None)
+                logger.error("schedule %s does not fire any more: %s", row.name, error)
+                return []
+            if due.left_out is not None:
+                note = f"this tick and those before it, back to {_text(row.next_tick_at)}"
+                self._write(row, due.left_out, TickOutcome.MISSED, note)
+                logger.warning("schedule %s: missed ticks are left out: %s", row.name, note)
+            fired = [found for tick_at in due.ticks if (found := self._tick(row, tick_at)) is not None]
+            Schedule.objects.filter(pk=row.pk).update(next_tick_at=next_tick_at)
+        return fired
+
+    def _tick(self, row: Schedule, tick_at: datetime) -> Fired | None:
+        """Write one tick and its task; None when it is written already, is left out, or is refused."""
+        if row.overlap == Overlap.SKIP and is_busy(row):
+            self._write(row, tick_at, TickOutcome.SKIPPED)
+            return None
+        tick = self._write(row, tick_at, TickOutcome.QUEUED)
+        if tick is None:
+            return None
+        try:
+            # A transaction within: a query of the project's code that fails must not spoil the tick's.
+            with transaction.atomic():
+                tick.task_id = enqueue(row, tick_at)
+        except (GateUnavailable, BrokerUnavailable, OperationalError, InterfaceError):
+            raise
+        except (EnqueueRefused, InvalidOption, RunEnded, compat.InvalidTask) as error:
+            tick.outcome, tick.note = TickOutcome.REFUSED, str(error)
+            logger.error("schedule %s: its tick of %s is refused: %s", row.name, _text(tick_at), error)
+        except Exception as error:
+            # Code of the project: a gate's callable, a receiver that vetoes. It must not stop the other schedules.
+            tick.outcome, tick.note = TickOutcome.REFUSED, f"{type(error).__qualname__}: {error}"
+            logger.exception("schedule %s: its tick of %s cannot be queued", row.name, _text(tick_at))
+        tick.save(update_fields=["task", "outcome", "note"])
+        return Fired(row, tick_at, tick.task_id) if tick.task_id else None
+
+    @staticmethod
+    def _write(row: Schedule, tick_at: datetime, outcome: TickOutcome, note: str = "") -> Tick | None:
+        """Insert a tick; None when there is one of this time."""
+        try:
+            with transaction.atomic():
+                return Tick.objects.create(schedule=row, tick_at=tick_at, outcome=outcome, note=note)
+        except IntegrityError:
+            return None
+
+    # --- what code declares
+
+    def sync(self) -> int:
+        """Bring the rows of declared schedules up to date; return how many were written.
+
+        Whether they are enabled is the operator's. One that is gone from the code is kept and fires no more.
+        """
+        written = 0
+        with self._fenced():
+            rows = {row.name: row for row in Schedule.objects.select_for_update()}
+            declared = dict(declared_schedules())
+            now = timezone.now()
+            for name, (task, declaration) in declared.items():
+                row = rows.get(name) or Schedule(name=name, is_declared=True)
+                if not row.is_declared:
+                    logger.error("schedule %s in code has the name of one made in the admin: it does not fire", name)
+                    continue
+                written += _bring_up_to_date(row, task, declaration, now)
+            gone = [row for row in rows.values() if row.is_declared and not row.retired_at and row.name not in declared]
+            for row in gone:
+                logger.warning("schedule %s is gone from the code: it fires no more", row.name)
+            written += Schedule.objects.filter(pk__in=[row.pk for row in gone]).update(retired_at=now)
+        return written
+
+
+def what_is_due(row: Schedule, now: datetime) -> Due:
+    """Decide which ticks of a schedule are to be fired now. Raises: InvalidOption.
+
+    The latest is, if it is on time; of the others, and of a late one, decides `missed`.
+    """
+    first = row.next_tick_at
+    if first is None:
+        return Due([], None)
+    wanted = row.missed_cap if row.missed == Missed.ALL else 1
+    found = row.timing.latest(first - timedelta(microseconds=1), now, wanted + 1)
+    kept = found[-wanted:]
+    on_time = max(ON_TIME_SECONDS, 2 * conf.current().lock_ttl_seconds)
+    if row.missed == Missed.SKIP and kept and (now - kept[-1]).total_seconds() > on_time:
+        kept = []
+    left_out = found[: len(found) - len(kept)]
+    return Due(kept, left_out[-1] if left_out else None)
+
+
+def is_busy(row: Schedule) -> bool:
+    """Whether a task of a recent tick is queued, running, or waits for a retry."""
+    ticks = Tick.objects.filter(schedule=row, task_id__isnull=False).order_by("-tick_at")[:LATEST_TICKS]
+    return any(
+        state in (TaskState.QUEUED, TaskState.RUNNING) or (state == TaskState.FAILED and retry_at is not None)
+        for state, retry_at in ticks.values_list("task__state", "task__retry_at")
+    )
+
+
+def enqueue(row: Schedule, tick_at: datetime | None = None) -> UUID:
+    """Queue the schedule's task, in the caller's transaction; return its id. tick_at: None means now, without jitter.
+
+    Raises: TaskNotRegistered, InvalidOption (not schedulable, wrong arguments), EnqueueRefused, InvalidTask.
+    """
+    task = registered(row.task)
+    if not row.is_declared and not task.schedulable:
+        raise InvalidOption(f"task {row.task} may not be scheduled by people: declare it with schedulable=True")
+    check_call(task, row.args, row.kwargs)
+    if not hasattr(task.get_backend(), "enqueue_many"):
+        raise InvalidOption(f"task {row.task} is of the backend {task.backend!r}, which has no rows")
+    if row.jitter_seconds and tick_at is not None:
+        task = task.using(run_after=tick_at + _jitter(row, tick_at))
+    return UUID(task.enqueue(*row.args, **row.kwargs).id)
+
+
+def run_now(row: Schedule) -> Tick:
+    """Queue the schedule's task at once, because a person asked, whatever else of it is running.
+
+    Raises: what `enqueue` raises; nothing has been written then.
+    """
+    with transaction.atomic():
+        tick = Tick.objects.create(schedule=row, tick_at=timezone.now(), by_person=True)
+        tick.task_id = enqueue(row)
+        tick.save(update_fields=["task"])
+    return tick
+
+
+def declared_schedules() -> Iterator[tuple[str, tuple[Task[Any, Any], Declaration]]]:
+    """Yield the schedules of all registered tasks by name; of two with one name the first task's."""
+    seen: set[str] = set()
+    for task in every_task():
+        found = task.schedule if isinstance(task.schedule, tuple) else (task.schedule,)
+        for declaration in found:
+            if declaration is None:
+                continue
+            name = declaration.name or task.module_path
+            if name in seen:
+                logger.error("schedule %s is declared twice; that of %s is left out", name, task.module_path)
+                continue
+            seen.add(name)
+            yield name, (task, declaration)
+
+
+def _bring_up_to_date(row: Schedule, task: Task[Any, Any], declaration: Declaration, now: datetime) -> bool:
+    encoded = payload.encode(declaration.args, dict(declaration.kwargs))
+    values = {name: getattr(declaration, name) for name in DECLARED_FIELDS if hasattr(declaration, name)}
+    values |= {"task": task.module_path, "args": encoded.args, "kwargs": encoded.kwargs}
+    changed = {name for name, value in values.items() if getattr(row, name) != value}
+    if not changed and row.retired_at is None and not row._state.adding:
+        return False
+    for name in changed:
+        setattr(row, name, values[name])
+    if row._state.adding or row.retired_at is not None or changed & set(Schedule.TIMING_FIELDS):
+        row.retired_at = None
+        row.plan_next(now)
+    row.save()
+    return True
+
+
+def _jitter(row: Schedule, tick_at: datetime) -> timedelta:
+    """Return the delay of a tick: any process finds the same."""
+    digest = hashlib.sha256(f"{row.pk} {tick_at.timestamp()}".encode()).digest()
+    return timedelta(seconds=row.jitter_seconds) * (int.from_bytes(digest[:4]) / 2**32)
+
+
+def _text(moment: datetime | None) -> str:
+    return "" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

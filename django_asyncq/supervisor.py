@@ -24,7 +24,8 @@ from django.utils import timezone
 from . import conf, lifecycle
 from .broker import Broker, Lease
 from .exceptions import BrokerUnavailable, TaskNotRegistered, TaskTimeout
-from .tasks import next_try, registered
+from .results import next_try
+from .tasks import registered
 from .upkeep import Upkeep
 from .worker.alarm import Alarm
 from .worker.board import Board

@@ -1,12 +1,11 @@
-"""Declaring and calling tasks: `@task`, `.using()`, `.enqueue()`, the context, and the table of registered tasks.
+"""Declaring and calling tasks: `@task`, `.using()`, `.enqueue()`, and the table of registered tasks.
 
-Imported by user code before the app registry may be ready, so models and `lifecycle` are imported when first needed.
+Imported by user code before the app registry may be ready, so it knows no models.
 """
 
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
@@ -16,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NamedTuple
 from django.utils import timezone
 from django.utils.module_loading import autodiscover_modules
 
-from . import compat, conf
-from .exceptions import InvalidOption, RetryRequested, TaskNotRegistered, TaskNotRunnable
+from . import compat, conf, payload
+from .context import TaskContext
+from .declaration import Declaration
+from .exceptions import InvalidOption, TaskNotRegistered
+from .keeping import Retention
 from .names import TASK_NAME, check_gate_name, check_queue_name
-from .retrying import Backoff, ExponentialBackoff
-
-if TYPE_CHECKING:
-    from .models import TaskRecord
+from .retrying import Backoff
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,6 +56,9 @@ class Task(_FrameworkTask[P, R]):
     retry_on, give_up_on: exception classes that are, or are not, tried again; give_up_on wins.
     timeout: seconds a run may take. gate: a name, a format over the arguments, or a callable of the arguments.
     queue_limit: the gate's limit where no Gate row has one. expected_seconds: how long a run usually takes.
+    schedule: when it is queued by itself, made by `cron()` or `every()`; several as a tuple, each with a name.
+    schedulable: whether people may make schedules of it in the admin, with arguments of their choice.
+    retention: how long its rows are kept when they have ended; the settings may say otherwise.
     """
 
     max_attempts: int | None = None
@@ -67,6 +69,9 @@ class Task(_FrameworkTask[P, R]):
     gate: GateSource | None = None
     queue_limit: int | None = None
     expected_seconds: float | None = None
+    schedule: Declaration | tuple[Declaration, ...] | None = None
+    schedulable: bool = False
+    retention: Retention | None = None
 
     def __post_init__(self) -> None:
         _check_options(self)
@@ -163,6 +168,25 @@ def _check_options(task: Task[Any, Any]) -> None:
             refuse(option, "a tuple of exception classes")
     if task.backoff is not None and not callable(task.backoff) and not _is_seconds(task.backoff):
         refuse("backoff", "seconds of at least 0, or a callable")
+    if not isinstance(task.schedulable, bool):
+        refuse("schedulable", "True or False")
+    if task.retention is not None and not isinstance(task.retention, Retention):
+        refuse("retention", "Retention(succeeded=…, failed=…)")
+    if task.schedule is not None:
+        _check_schedule(task, refuse)
+
+
+def _check_schedule(task: Task[Any, Any], refuse: Callable[[str, str], NoReturn]) -> None:
+    """Refuse schedules without a name where there are several, and arguments that the function does not take."""
+    found = task.schedule if isinstance(task.schedule, tuple) else (task.schedule,)
+    if not all(isinstance(each, Declaration) for each in found):
+        refuse("schedule", "cron(…) or every(…), or a tuple of them")
+    names = [each.name for each in found if each is not None]
+    if len(found) > 1 and ("" in names or len(set(names)) < len(names)):
+        refuse("schedule", "several schedules of a task need a name= each")
+    for each in found:
+        if each is not None:
+            check_call(task, each.args, each.kwargs)
 
 
 def _is_seconds(value: object) -> bool:
@@ -201,6 +225,23 @@ def gate_name(task: Task[Any, Any], args: Sequence[Any], kwargs: Mapping[str, An
     return name
 
 
+def check_call(task: Task[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that the task's function cannot be called with, or that JSON cannot carry.
+
+    Raises: InvalidOption.
+    """
+    if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
+        raise InvalidOption(f"task {task.module_path}: arguments are a list and a mapping, not {args!r} and {kwargs!r}")
+    payload.encode(tuple(args), dict(kwargs))
+    context = [None] if task.takes_context else []
+    signature = _signature(task.func)
+    try:
+        signature.bind(*context, *args, **kwargs)
+    except TypeError as error:
+        shown = signature.replace(parameters=list(signature.parameters.values())[len(context) :])
+        raise InvalidOption(f"task {task.module_path} cannot be called so: {error}; it takes {shown}") from error
+
+
 # --- the decorator -------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +266,9 @@ def task(
     gate: GateSource | None = None,
     queue_limit: int | None = None,
     expected_seconds: float | None = None,
+    schedule: Declaration | tuple[Declaration, ...] | None = None,
+    schedulable: bool = False,
+    retention: Retention | None = None,
 ) -> Callable[[Callable[Concatenate[TaskContext, P], R]], Task[P, R]]: ...
 
 
@@ -245,6 +289,9 @@ def task(
     gate: GateSource | None = None,
     queue_limit: int | None = None,
     expected_seconds: float | None = None,
+    schedule: Declaration | tuple[Declaration, ...] | None = None,
+    schedulable: bool = False,
+    retention: Retention | None = None,
 ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
 
@@ -300,6 +347,21 @@ def registered(name: str) -> Task[Any, Any]:
         ) from None
 
 
+def find(name: str) -> Task[Any, Any] | None:
+    """Return the task declared under this dotted path, or None."""
+    return _registry.get(name)
+
+
+def every_task() -> list[Task[Any, Any]]:
+    """Return all registered tasks, by name."""
+    return [_registry[name] for name in sorted(_registry)]
+
+
+def schedulable_names() -> list[str]:
+    """Return the names of the tasks of which people may make schedules, sorted."""
+    return [task.module_path for task in every_task() if task.schedulable]
+
+
 def load_task_modules() -> None:
     """Import the `tasks` module of every installed app, so that its tasks are registered."""
     autodiscover_modules("tasks")
@@ -308,125 +370,6 @@ def load_task_modules() -> None:
 def registered_names() -> list[str]:
     """Return the names of all registered tasks, sorted."""
     return sorted(_registry)
-
-
-# --- what a run and a caller get -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
-    """What a task declared with `takes_context=True` gets as its first argument.
-
-    record: the row. stop: set when the run shall end (timeout passed, or the worker is shutting down).
-    """
-
-    record: TaskRecord
-    stop: Any = None
-
-    @property
-    def attempt(self) -> int:
-        """Which try this is, from 1. Runs that were handed back or whose worker was lost do not count."""
-        return self.record.attempt
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether the run shall end soon: its timeout has passed or the worker is shutting down."""
-        return self.stop is not None and self.stop.is_set()
-
-    def retry(self, *, in_: float | timedelta | None = None, counted: bool = True) -> NoReturn:
-        """End this run and have the task tried again, after `in_` (seconds; default: the task's backoff).
-
-        counted: whether this run uses up an attempt; one that does and was the last fails the task.
-        """
-        seconds = in_.total_seconds() if isinstance(in_, timedelta) else in_
-        if seconds is not None and not seconds >= 0:
-            raise InvalidOption(f"retry(in_={in_!r}): a time to wait of at least 0")
-        raise RetryRequested(delay_seconds=seconds, counted=counted)
-
-
-def result_of(record: TaskRecord) -> compat.TaskResult[Any, Any]:
-    """Return the row as a result of Django's framework."""
-    result: compat.TaskResult[Any, Any] = compat.TaskResult(
-        task=_task_of(record),
-        id=str(record.id),
-        status=_status_of(record),
-        enqueued_at=record.enqueued_at,
-        started_at=record.started_at,
-        last_attempted_at=record.last_attempted_at,
-        finished_at=record.finished_at,
-        args=record.args,
-        kwargs=record.kwargs,
-        backend=record.backend,
-        errors=[
-            compat.TaskError(exception_class_path=error["exception"], traceback=error["traceback"])
-            for error in record.errors
-        ],
-        worker_ids=list(record.worker_ids),
-    )
-    object.__setattr__(result, "_return_value", record.return_value)
-    return result
-
-
-def _status_of(record: TaskRecord) -> compat.TaskResultStatus:
-    from .models import TaskState
-
-    if record.state == TaskState.FAILED and record.retry_at is not None:
-        return compat.TaskResultStatus.READY
-    return {
-        TaskState.QUEUED: compat.TaskResultStatus.READY,
-        TaskState.RUNNING: compat.TaskResultStatus.RUNNING,
-        TaskState.SUCCEEDED: compat.TaskResultStatus.SUCCESSFUL,
-        TaskState.FAILED: compat.TaskResultStatus.FAILED,
-    }[TaskState(record.state)]
-
-
-def _task_of(record: TaskRecord) -> Any:
-    """Return the task as it was enqueued. Not validated again: what the settings say now must not hide a result."""
-    declared = _registry.get(record.name) or _gone(record.name)
-    task = object.__new__(Task)
-    for field in fields(Task):
-        object.__setattr__(task, field.name, getattr(declared, field.name))
-    for name in ("priority", "queue_name", "backend", "run_after"):
-        object.__setattr__(task, name, getattr(record, name))
-    return task
-
-
-@lru_cache(maxsize=256)
-def _gone(name: str) -> Any:
-    """Return a task in the place of one that the code no longer has, under the same name."""
-
-    def missing(*args: Any, **kwargs: Any) -> NoReturn:
-        raise TaskNotRegistered(f"task {name!r} is gone from the code")
-
-    module, _, function_name = name.rpartition(".")
-    function = types.FunctionType(missing.__code__, missing.__globals__, function_name, None, missing.__closure__)
-    function.__module__, function.__qualname__ = module, function_name
-    task = object.__new__(Task)
-    for field in fields(Task):
-        value = function if field.name == "func" else field.default
-        object.__setattr__(task, field.name, value)
-    return task
-
-
-def next_try(task: Task[Any, Any], record: TaskRecord, exception: BaseException, now: datetime) -> datetime | None:
-    """Decide whether and when a failed run is tried again; None means never.
-
-    `give_up_on` wins over `retry_on`; `context.retry(counted=False)` goes on past the last attempt.
-    """
-    if isinstance(exception, TaskNotRunnable):
-        return None
-    asked = exception if isinstance(exception, RetryRequested) else None
-    if asked is None and (isinstance(exception, task.give_up_on) or not isinstance(exception, task.retry_on)):
-        return None
-    if record.attempt >= record.max_attempts and (asked is None or asked.counted):
-        return None
-    if asked is not None and asked.delay_seconds is not None:
-        return now + timedelta(seconds=asked.delay_seconds)
-    backoff = task.backoff if task.backoff is not None else ExponentialBackoff()
-    delay = backoff(exception, result_of(record)) if callable(backoff) else backoff
-    if delay is None:
-        return None
-    return now + (delay if isinstance(delay, timedelta) else timedelta(seconds=delay))
 
 
 def default_of(task: Task[Any, Any], option: Literal["max_attempts", "timeout"], options: Mapping[str, Any]) -> Any:

@@ -1,6 +1,7 @@
-"""The supervisor's second thread: what is due, and, on one host of the fleet, the repairs.
+"""The supervisor's other threads: what is due, what only one process of the fleet may do, what starts up.
 
-Apart from the main thread because it may take long, and renewing leases must not wait for it.
+Apart from the main thread, because they may take long and renewing leases must not wait for them; apart from each
+other, because a tick must not wait for a sweep. Each sleeps until it has something to do, or is woken.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 
+from django.conf import settings
 from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
 from django.db.models import Q
@@ -18,79 +21,144 @@ from django.utils import timezone
 
 from . import conf
 from .broker import Broker
+from .broker.keys import due_channel
+from .broker.watch import Watch
 from .coordinator import StartupTaskCoordinator
-from .exceptions import BrokerUnavailable
+from .entries import BEAT_SECONDS, Entries
+from .exceptions import BrokerUnavailable, TermOver
+from .forwarder import forward_due
 from .models import TaskRecord, TaskState
 from .reconciler import Reconciler
-from .scheduler import forward_due
+from .retention import Pruner
+from .scheduler import Fired, Scheduler
+from .startup import StartupRunner
 
 logger = logging.getLogger("django_asyncq.upkeep")
 
 # What is due within a second counts as due: times on the wire are whole seconds.
 DUE_WITHIN_SECONDS = 2
+# How often a process that does not lead asks whether it may.
+LEAD_SECONDS = 1.0
+# How soon a schedule that was changed without a signal (`QuerySet.update`) is noticed.
+LOOK_SECONDS = 5.0
+OUTAGE_SECONDS = 1.0
+STOP_SECONDS = 10.0
 
 
-class Upkeep(threading.Thread):
-    """Forwards what is due each second; reconciles while it holds the coordinator's lock."""
+class Loop(threading.Thread):
+    """Repeats a step until stopped. step: returns in how many seconds to come again; None ends the loop."""
+
+    def __init__(self, name: str, step: Callable[[], float | None]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._step = step
+        self._woken = threading.Event()
+        self._is_stopping = False
+        self._is_failing = False
+
+    def run(self) -> None:
+        """Step and sleep in turn."""
+        try:
+            while not self._is_stopping:
+                pause = self._step_safely()
+                if pause is None:
+                    return
+                self._woken.wait(pause)
+                self._woken.clear()
+        finally:
+            connections.close_all()
+
+    def wake(self) -> None:
+        """End the current or the next sleep."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Let no step begin any more."""
+        self._is_stopping = True
+        self._woken.set()
+
+    def _step_safely(self) -> float | None:
+        """Step; an outage is logged once when it begins and once when it ends."""
+        try:
+            close_old_connections()
+            pause = self._step()
+        except TermOver as error:
+            logger.info("%s: %s", self.name, error)
+            return OUTAGE_SECONDS
+        except (BrokerUnavailable, DatabaseError) as error:
+            connections.close_all()
+            if not self._is_failing:
+                logger.warning("%s waits for a store: %s", self.name, error)
+            self._is_failing = True
+            return OUTAGE_SECONDS
+        except Exception:
+            logger.exception("%s failed; it goes on", self.name)
+            return OUTAGE_SECONDS
+        if self._is_failing:
+            logger.info("%s goes on: both stores are back", self.name)
+        self._is_failing = False
+        return pause
+
+
+class Upkeep:
+    """All that a supervisor does besides its processes. Schedules, repairs and pruning only while it leads."""
 
     def __init__(self, queues: Sequence[str], *, single_instance: bool | None) -> None:
-        super().__init__(name="upkeep", daemon=True)
         self.queues = list(queues)
         self.broker = Broker("worker")
         # Projects that share a Redis under prefixes of their own each have an upkeep of their own.
         self.lock_name = f"{conf.current().key_prefix}.upkeep"
         self.coordinator = StartupTaskCoordinator(single_instance=single_instance)
         self.reconciler = Reconciler(self.broker)
-        self._stopping = threading.Event()
-        self._failing = False
+        self.pruner = Pruner(self.broker, fenced=self._fenced)
+        self.scheduler = Scheduler(self._fenced)
+        self.entries = Entries()
+        self.startup = StartupRunner(single_instance=single_instance)
+        self._synced_term = 0
+        self._beat_at = 0.0
+        self._leader = Loop("leader", self._lead)
+        self._forwarder = Loop("forwarder", self._forward)
+        self._scheduler = Loop("scheduler", self._fire)
+        self._repairs = Loop("repairs", self._repair)
+        self._startup = Loop("startup", self._start_up)
+        self._loops = [self._leader, self._forwarder, self._scheduler, self._repairs, self._startup]
+        self._watch = Watch(channels=[due_channel()], event=self)
 
-    def run(self) -> None:
-        """Tick until stopped."""
-        try:
-            while not self._stopping.is_set():
-                self._tick_safely()
-                self._stopping.wait(conf.current().forward_seconds)
-        finally:
-            self.coordinator.release(self.lock_name)
-            connections.close_all()
+    # --- from start to end
+
+    def start(self) -> None:
+        """Start the threads."""
+        for loop in self._loops:
+            loop.start()
+        self._watch.start()
 
     def stop(self) -> None:
-        """End the thread and give the lock back."""
-        self._stopping.set()
-        if self.is_alive():
-            self.join(10)
+        """End the threads and give the locks back."""
+        for loop in self._loops:
+            loop.stop()
+        self._watch.stop()
+        deadline = time.monotonic() + STOP_SECONDS
+        for loop in self._loops:
+            if loop.is_alive():
+                loop.join(max(deadline - time.monotonic(), 0.1))
+        self.startup.stop(conf.current().shutdown_grace_seconds)
+        if self.coordinator.is_held(self.lock_name):
+            with suppress(BrokerUnavailable):
+                self.entries.clear()
+        self.coordinator.release(self.lock_name)
 
-    def _tick_safely(self) -> None:
-        """Tick; an outage is logged once when it begins and once when it ends."""
-        try:
-            close_old_connections()
-            self.tick()
-        except (BrokerUnavailable, DatabaseError) as error:
-            connections.close_all()
-            if not self._failing:
-                logger.warning("upkeep waits for a store: %s", error)
-            self._failing = True
-        except Exception:
-            logger.exception("upkeep failed; it goes on")
-        else:
-            if self._failing:
-                logger.info("upkeep goes on: both stores are back")
-            self._failing = False
+    def is_alive(self) -> bool:
+        """Whether a thread still runs."""
+        return any(loop.is_alive() for loop in self._loops)
 
-    def tick(self) -> None:
-        """Forward what is due; reconcile if this process is the one to do it."""
-        if self._is_leader():
-            self.reconciler.tick(time.monotonic())
-        forward_due(self.broker, self.queues or sorted(self.broker.queues()))
-
-    def _is_leader(self) -> bool:
-        self.coordinator.tick()
-        return self.coordinator.is_held(self.lock_name) or self.coordinator.acquire(
-            self.lock_name, conf.current().lock_ttl_seconds
-        )
+    def set(self) -> None:
+        """Wake those who sleep until something is due; the watch calls it."""
+        self._forwarder.wake()
+        self._scheduler.wake()
 
     def nothing_left(self, backend: str) -> bool:
         """Whether no task of this alias is queued, running or due, going by the rows. A store away: no."""
+        if not self.startup.is_over:
+            return False
         soon = timezone.now() + timedelta(seconds=DUE_WITHIN_SECONDS)
         due = (
             Q(state=TaskState.RUNNING)
@@ -106,3 +174,56 @@ class Upkeep(threading.Thread):
         except DatabaseError:
             connections.close_all()
             return False
+
+    # --- the steps
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that may do what only one may."""
+        return self.coordinator.is_held(self.lock_name)
+
+    def _fenced(self) -> AbstractContextManager[int]:
+        """Return a transaction in which only the one that leads may write."""
+        return self.coordinator.fenced(self.lock_name)
+
+    def _lead(self) -> float:
+        self.coordinator.tick()
+        if not self.leads and self.coordinator.acquire(self.lock_name, conf.current().lock_ttl_seconds):
+            logger.info("this process leads: schedules, repairs and pruning are its own")
+            self._scheduler.wake()
+            self._repairs.wake()
+        return LEAD_SECONDS
+
+    def _forward(self) -> float:
+        due = forward_due(self.broker, self.queues or sorted(self.broker.queues()))
+        longest = conf.current().forward_seconds
+        return longest if due.next_seconds is None else min(max(due.next_seconds, 0.0), longest)
+
+    def _fire(self) -> float:
+        # Without zones a time of day is no moment; a check says so.
+        if not self.leads or not settings.USE_TZ:
+            return LOOK_SECONDS
+        term = self.coordinator.term(self.lock_name)
+        if term != self._synced_term:
+            self.scheduler.sync()
+            self._synced_term = term
+        look = self.scheduler.look()
+        self._show(look.fired)
+        return LOOK_SECONDS if look.next_seconds is None else min(max(look.next_seconds, 0.0), LOOK_SECONDS)
+
+    def _show(self, fired: Sequence[Fired]) -> None:
+        """Keep what asynq's tools list up to date."""
+        self.entries.note(fired)
+        if time.monotonic() >= self._beat_at:
+            self.entries.beat()
+            self._beat_at = time.monotonic() + BEAT_SECONDS
+
+    def _repair(self) -> float:
+        if not self.leads:
+            return LOOK_SECONDS
+        self.reconciler.tick(time.monotonic())
+        self.pruner.tick(time.monotonic())
+        return min(LEAD_SECONDS, conf.current().reconcile_seconds)
+
+    def _start_up(self) -> float | None:
+        return None if self.startup.is_over else self.startup.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 import dj_database_url
 import django
@@ -74,7 +75,9 @@ ASYNCQ = {
     "TIMEOUT_GRACE_SECONDS": float(os.environ.get("ASYNCQ_TEST_TIMEOUT_GRACE", "5")),
     "SHUTDOWN_GRACE_SECONDS": float(os.environ.get("ASYNCQ_TEST_SHUTDOWN_GRACE", "20")),
     "UNREGISTERED_PATIENCE_SECONDS": int(os.environ.get("ASYNCQ_TEST_PATIENCE", "600")),
-    "FORWARD_SECONDS": 0.2,
+    "FORWARD_SECONDS": float(os.environ.get("ASYNCQ_TEST_FORWARD", "0.2")),
+    "LOCK_TTL_SECONDS": int(os.environ.get("ASYNCQ_TEST_LOCK_TTL", "30")),
     "RECONCILE_SECONDS": 1,
     "SWEEP_SECONDS": 5,
+    "TASK_LOCK_DIR": os.environ.get("ASYNCQ_TEST_LOCK_DIR", f"{tempfile.gettempdir()}/asyncq-test-locks"),
 }

@@ -7,14 +7,15 @@ import ctypes
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from django_asyncq import compat, task
-from django_asyncq.tasks import TaskContext
+from django_asyncq import compat, startup_task, task
+from django_asyncq.context import TaskContext
 
 if os.environ.get("ASYNCQ_TEST_BREAK_WORKERS") and multiprocessing.parent_process() is not None:
     raise ImportError("broken on purpose, in worker processes only")
@@ -208,3 +209,74 @@ async def counts_others(context: TaskContext, seconds: float) -> None:
     note("begin", id=context.task_result.id)
     await asyncio.sleep(seconds)
     note("end", id=context.task_result.id)
+
+
+@task(schedulable=True)
+def tally(region: str, pages: int = 1) -> str:
+    """A small task that people may schedule."""
+    return f"{region}: {pages}"
+
+
+@task(schedulable=True, gate="tallies", queue_limit=1)
+def gated_tally() -> None:
+    """The same, at a gate."""
+
+
+@task(takes_context=True, schedulable=True)
+def statement(
+    context: TaskContext, region: str, /, days: int = 7, *pages: int, to: str, password: str = "", **more: Any
+) -> str:
+    """Stand for a task that people may schedule: parameters of every kind, one with a secret name."""
+    note("statement", id=context.task_result.id, region=region, days=days)
+    return f"{region}: {days} days, pages {list(pages)}, to {to}, more {sorted(more)}"
+
+
+@task(schedulable=True)
+def tidy(days: int = 30) -> int:
+    """Stand for a task that can be scheduled without arguments."""
+    note("tidy", days=days)
+    return days
+
+
+@task(takes_context=True, schedulable=True)
+def stamp(context: TaskContext) -> None:
+    """Leave the time of day at which it starts in the history."""
+    note("stamp", id=context.task_result.id, wall=time.time())
+
+
+if kind := os.environ.get("ASYNCQ_TEST_STARTUP"):
+
+    @startup_task("once", ttl=600)
+    async def once() -> None:
+        """Once for all that start together."""
+        note("once")
+
+    @startup_task("each start", every_start=True)
+    def each_start() -> None:
+        """For each of them."""
+        note("each start")
+
+    def fails() -> None:
+        """Fail."""
+        raise RuntimeError("no luck")
+
+    def dies() -> None:
+        """End the process without a word."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def hangs() -> None:
+        """Hang in C, deaf to signals of Python."""
+        note("hangs")
+        ctypes.CDLL(None).sleep(int(os.environ.get("ASYNCQ_TEST_HANG_SECONDS", "60")))
+
+    if kind in ("fails", "dies", "hangs"):
+        startup_task(kind)({"fails": fails, "dies": dies, "hangs": hangs}[kind])
+
+
+def _no_gate(region: str, pages: int) -> str:
+    raise KeyError("no such model")
+
+
+@task(schedulable=True, gate=_no_gate, queue_limit=1)
+def badly_gated(region: str, pages: int = 1) -> None:
+    """A task whose gate cannot be found."""

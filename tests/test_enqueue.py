@@ -259,7 +259,7 @@ def test_deleting_a_row_takes_it_out_of_redis() -> None:
 def test_states_read_as_the_framework_says() -> None:
     """3 with `retry_at` is READY to Django."""
     record = TaskRecord(name="tests.tasks.add", state=TaskState.FAILED, retry_at=timezone.now())
-    from django_asyncq.tasks import result_of
+    from django_asyncq.results import result_of
 
     assert result_of(record).status == TaskResultStatus.READY
     record.retry_at = None

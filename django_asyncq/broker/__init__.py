@@ -8,6 +8,7 @@ never busy for long; a longer batch is several calls, and an error may leave it 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from redis.exceptions import ResponseError
 from . import clients, scripts
 from .clients import broker_errors
 from .entries import Dequeued, Entry, Expired, Extended, Forwarded, Lease, id_bytes, id_text
-from .keys import QueueKeys, alive_key, prefix, queues_key
+from .keys import QueueKeys, alive_key, due_channel, prefix, queues_key
 
 __all__ = ["Broker", "Dequeued", "Entry", "Expired", "Extended", "Forwarded", "Lease"]
 
@@ -95,6 +96,11 @@ class Broker:
         self.forget_registered()
         scripts.run("mark_alive", self.client, [alive_key()])
 
+    def ring(self) -> None:
+        """Tell all who wait for what is due that something nearer may be there."""
+        with broker_errors():
+            self.client.publish(due_channel(), "1")
+
     def ping(self) -> None:
         """Do nothing but ask Redis for an answer."""
         with broker_errors():
@@ -118,15 +124,15 @@ class Broker:
         Returns, for each: "queued", "exists", or "duplicate" (another id holds its lock).
         """
         keys = QueueKeys(queue)
-        places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed]
+        places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed, keys.due]
         head = [keys.task_prefix, keys.wake, "again" if again else ""]
         return self._words("enqueue", places, head, [_arguments_of(entry) for entry in entries])
 
     def schedule(self, queue: str, entries: Sequence[Entry]) -> list[str]:
         """Let new tasks wait for their `due_at`. Returns, for each: "scheduled", "exists" or "duplicate"."""
         keys = QueueKeys(queue)
-        items = [[*_arguments_of(entry), entry.due_at or 0] for entry in entries]
-        return self._words("schedule", [keys.scheduled], [keys.task_prefix], items)
+        items = [[*_arguments_of(entry), *_due(entry.due_at)] for entry in entries]
+        return self._words("schedule", [keys.scheduled, keys.due], [keys.task_prefix, due_channel()], items)
 
     def park(self, queue: str, entries: Sequence[Entry]) -> list[str]:
         """Put tasks into the retry set until their `due_at`, from wherever they wait; new ones too.
@@ -134,8 +140,9 @@ class Broker:
         Returns, for each: "parked", or "exists" (it is pending, active, completed or in a group).
         """
         keys = QueueKeys(queue)
-        items = [[*_arguments_of(entry), entry.due_at or 0] for entry in entries]
-        return self._words("park", [keys.retry, keys.scheduled, keys.archived], [keys.task_prefix], items)
+        items = [[*_arguments_of(entry), _due(entry.due_at)[0]] for entry in entries]
+        places = [keys.retry, keys.scheduled, keys.archived, keys.due]
+        return self._words("park", places, [keys.task_prefix], items)
 
     def add_to_group(self, queue: str, group: str, entries: Sequence[Entry]) -> list[str]:
         """Let new tasks wait in a group. Returns, for each: "grouped", "exists" or "duplicate"."""
@@ -191,7 +198,7 @@ class Broker:
         return self._words("done", places, [keys.task_prefix, *_counting()], rows)
 
     def retry(
-        self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes, int]], *, counted: bool = True
+        self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes, float]], *, counted: bool = True
     ) -> list[str]:
         """Put tasks that failed into the retry set. items: (lease, message, due in Unix seconds).
 
@@ -201,7 +208,7 @@ class Broker:
         keys = QueueKeys(queue)
         places = [*_taken(keys, worker_id), keys.retry, *_counters(keys)]
         head = [keys.task_prefix, *_counting(), int(counted)]
-        rows = [[*_lease_of(lease), message, due_at] for lease, message, due_at in items]
+        rows = [[*_lease_of(lease), message, _due(due_at)[0]] for lease, message, due_at in items]
         return self._words("retry", places, head, rows)
 
     def archive(self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes]]) -> list[str]:
@@ -234,7 +241,7 @@ class Broker:
         Returns, for each: the seconds since this was first done to it, or -1 when it is stale or gone.
         """
         keys = QueueKeys(queue)
-        places = [*_taken(keys, worker_id), keys.scheduled]
+        places = [*_taken(keys, worker_id), keys.scheduled, keys.due]
         found: list[int] = []
         for part in _chunks([_lease_of(lease) for lease in leases], IDS_PER_CALL):
             arguments = [keys.task_prefix, delay_seconds, *part]
@@ -248,10 +255,10 @@ class Broker:
         keys = QueueKeys(queue)
         is_retry = source == "retry"
         due = keys.retry if is_retry else keys.scheduled
-        places = [due, keys.pending, keys.priority, keys.groups]
+        places = [due, keys.pending, keys.priority, keys.groups, keys.due]
         arguments = [keys.task_prefix, keys.group_prefix, keys.wake, min(limit, IDS_PER_CALL), int(is_retry)]
-        moved, later, *own = scripts.run("forward", self.client, places, arguments)
-        return Forwarded(int(moved), [id_text(id) for id in own], int(float(later)) if later else None)
+        moved, next_ms, *own = scripts.run("forward", self.client, places, arguments)
+        return Forwarded(int(moved), [id_text(id) for id in own], int(next_ms) / 1000 if next_ms else None)
 
     def expired(self, queue: str, limit: int = 100) -> list[Expired]:
         """Return tasks of ours whose lease has run out, the longest expired first."""
@@ -265,10 +272,16 @@ class Broker:
         """Remove tasks from wherever they are, locks too; return how many were there."""
         keys = QueueKeys(queue)
         places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed]
-        places += [keys.active, keys.lease, keys.groups]
+        places += [keys.active, keys.lease, keys.groups, keys.due]
         head = [keys.task_prefix, keys.held_prefix, keys.group_prefix]
         parts = _chunks([[id_bytes(id)] for id in ids], REMOVED_PER_CALL)
         return sum(int(scripts.run("remove", self.client, places, [*head, *part])) for part in parts)
+
+    def prune_completed(self, queue: str, limit: int = 100) -> int:
+        """Delete what a Go worker completed and whose retention is over, at most `limit` and 200; return how many."""
+        keys = QueueKeys(queue)
+        arguments = [keys.task_prefix, max(0, min(limit, IDS_PER_CALL))]
+        return int(scripts.run("prune_completed", self.client, [keys.completed], arguments))
 
     def missing(self, queue: str, ids: Sequence[str]) -> list[str]:
         """Return the ids that Redis does not know, in the order given."""
@@ -299,6 +312,15 @@ def _chunks(items: Sequence[Sequence[Any]], size: int) -> Iterator[list[Any]]:
     """Yield the arguments of `size` items after another."""
     for start in range(0, len(items), size):
         yield [argument for item in items[start : start + size] for argument in item]
+
+
+def _due(due_at: float | None) -> tuple[int, int]:
+    """Return when it is due in whole seconds, as asynq writes it, and in ms, 0 when both are the same.
+
+    Rounded up, since a task must never start before its time.
+    """
+    whole = math.ceil(due_at or 0)
+    return whole, 0 if due_at is None or due_at == whole else math.ceil(due_at * 1000)
 
 
 def _arguments_of(entry: Entry) -> list[Any]:

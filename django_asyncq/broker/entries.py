@@ -8,16 +8,16 @@ from typing import NamedTuple
 class Entry(NamedTuple):
     """A task to be queued.
 
-    message: an encoded TaskMessage. fence: the lowest it may have, 0 for a new one. due_at: Unix seconds,
-    for what waits for its time. unique_key: full name of the lock, "" for none; unique_seconds: how long it
-    lasts, at least 1.
+    message: an encoded TaskMessage. fence: the lowest it may have, 0 for a new one. due_at: Unix
+    seconds, also between two, for what waits for its time. unique_key: full name of the lock,
+    "" for none; unique_seconds: how long it lasts, at least 1.
     """
 
     id: str
     message: bytes
     fence: int = 0
     priority: int = 0
-    due_at: int | None = None
+    due_at: float | None = None
     unique_key: str = ""
     unique_seconds: int = 0
 
@@ -39,13 +39,13 @@ class Dequeued(NamedTuple):
 class Forwarded(NamedTuple):
     """What a look at due tasks did. own: ids in retry whose row must change first; they are still there.
 
-    next_due: Unix seconds, the lowest of what is left without `own`; in the past when the limit cut the
-    look short.
+    next_seconds: until the nearest of what is left without `own`, by the server's clock; negative when the
+    limit cut the look short.
     """
 
     moved: int
     own: list[str]
-    next_due: int | None
+    next_seconds: float | None
 
 
 class Extended(NamedTuple):

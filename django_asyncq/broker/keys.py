@@ -41,6 +41,26 @@ def alive_key() -> str:
     return f"{prefix()}:alive"
 
 
+def due_channel() -> str:
+    """Own: the channel on which something nearer than all that was due before is told."""
+    return f"{prefix()}:due"
+
+
+def schedulers_key() -> str:
+    """Return the zset of the entry lists of all schedulers."""
+    return f"{prefix()}:schedulers"
+
+
+def scheduler_key(scheduler_id: str) -> str:
+    """Return the list of one scheduler's entries. scheduler_id: `<host>:<pid>:<UUID>`."""
+    return f"{prefix()}:schedulers:{{{scheduler_id}}}"
+
+
+def scheduler_history_key(entry_id: str) -> str:
+    """Return the zset of an entry's enqueue events."""
+    return f"{prefix()}:scheduler_history:{entry_id}"
+
+
 @dataclass(frozen=True, slots=True)
 class QueueKeys:
     """The keys of one queue; the braces put them all into one cluster slot."""
@@ -94,6 +114,11 @@ class QueueKeys:
     def unique(self, task_type: str, digest: str) -> str:
         """Return the lock of a unique task. digest: hex MD5 of the payload, "" for none."""
         return f"{self.base}unique:{task_type}:{digest}"
+
+    @property
+    def due(self) -> str:
+        """Own: zset of those in `scheduled` that are due between two seconds; score = Unix milliseconds."""
+        return f"{self.base}due"
 
     @property
     def priority(self) -> str:

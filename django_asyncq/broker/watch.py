@@ -1,9 +1,9 @@
-"""How an idle worker is woken without polling.
+"""How who waits is woken without polling.
 
-One thread per queue blocks in `BLMOVE pending pending RIGHT RIGHT`, which returns on any producer's push,
-Go's too, and changes nothing. Pushes by priority go to another key; they are told on a channel that one
-more thread listens to. It only wakes: who comes late, or for nothing, finds the queue empty and arms the
-watch again.
+An idle worker: one thread per queue blocks in `BLMOVE pending pending RIGHT RIGHT`, which returns on any
+producer's push, Go's too, and changes nothing. Pushes by priority go to another key; they are told on a
+channel that one more thread listens to. A supervisor that sleeps until the next due time only listens. It
+only wakes: who comes late, or for nothing, finds nothing and waits again.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ class Settable(Protocol):
         """Wake whoever waits."""
 
 
-class QueueWatch:
-    """Sets `event` when one of the armed queues may have work, or any of them a push by priority."""
+class Watch:
+    """Sets `event` when one of the armed queues may have work, or a channel is told something.
 
-    def __init__(self, queues: Iterable[str], event: Settable | None = None) -> None:
-        """event: what to set; without one, a `threading.Event` of its own."""
+    event: what to set; without one, a `threading.Event` of its own.
+    """
+
+    def __init__(self, queues: Iterable[str] = (), channels: Iterable[str] = (), event: Settable | None = None) -> None:
         self.queues = sorted(queues)
+        self.channels = sorted(channels)
         self.event = threading.Event() if event is None else event
         self._armed = {queue: threading.Event() for queue in self.queues}
         self._stopped = threading.Event()
@@ -51,7 +54,7 @@ class QueueWatch:
             threading.Thread(target=self._keep, args=(self._block, queue), name=f"watch-{queue}", daemon=True)
             for queue in self.queues
         ]
-        if self.queues:
+        if self.channels:
             # A name no queue can have: it is the key of its failures.
             self._threads.append(
                 threading.Thread(target=self._keep, args=(self._listen, "{wake}"), name="watch", daemon=True)
@@ -103,7 +106,7 @@ class QueueWatch:
             count = self._failures[name] = self._failures.get(name, 0) + 1
             first = count == 2 and all(others < 2 for key, others in self._failures.items() if key != name)
         if first:
-            logger.warning("cannot watch %s: %s", ", ".join(self.queues), error)
+            logger.warning("cannot watch %s: %s", ", ".join(self.queues or self.channels), error)
         return count
 
     def _succeeded(self, name: str) -> None:
@@ -115,7 +118,7 @@ class QueueWatch:
             self._failures.pop(name, None)
             last = was_told and not any(count >= 2 for count in self._failures.values())
         if last:
-            logger.info("watching %s again", ", ".join(self.queues))
+            logger.info("watching %s again", ", ".join(self.queues or self.channels))
 
     def _block(self, queue: str) -> None:
         """Wait until the queue is armed, then until something is in it."""
@@ -159,11 +162,11 @@ class QueueWatch:
                 return
 
     def _listen(self, name: str) -> None:
-        """Listen to the channels of all queues."""
+        """Listen to the channels."""
         with clients.broker_errors():
             subscription = clients.client("blocking").pubsub(ignore_subscribe_messages=True)
             try:
-                subscription.subscribe(*(QueueKeys(queue).wake for queue in self.queues))
+                subscription.subscribe(*self.channels)
                 with self._lock:
                     self._connections.add(subscription.connection)
                 self._succeeded(name)
@@ -176,3 +179,11 @@ class QueueWatch:
                 with self._lock:
                     self._connections.discard(subscription.connection)
                 subscription.close()
+
+
+class QueueWatch(Watch):
+    """The watch of a worker: its queues, and the channels on which pushes by priority to them are told."""
+
+    def __init__(self, queues: Iterable[str], event: Settable | None = None) -> None:
+        names = sorted(queues)
+        super().__init__(names, [QueueKeys(name).wake for name in names], event)

@@ -1,11 +1,14 @@
-"""The first code of a worker process: sets Django up, then hands over.
+"""The first code of a child process: sets Django up, then hands over.
 
-Worker processes are fresh interpreters, not forks: the supervisor has threads and connections that must not be shared.
+Child processes are fresh interpreters, not forks: the supervisor has threads and connections that must not be shared.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
+import traceback
 from typing import Any
 
 from .board import Board
@@ -14,14 +17,47 @@ from .options import WorkerOptions
 
 def start(options: WorkerOptions, board: Board, supervisor: Any) -> None:
     """Set Django up, import the tasks, run the worker."""
+    _set_up()
+
+    from .process import WorkerProcess
+
+    WorkerProcess(options, board, supervisor).run()
+
+
+def run_startup_task(name: str, supervisor: Any) -> None:
+    """Run one start-up task; tell the supervisor "" or the traceback. Ends when the supervisor does."""
+    threading.Thread(target=_end_with, args=(supervisor,), daemon=True).start()
+    try:
+        _set_up()
+
+        from asgiref.sync import async_to_sync, iscoroutinefunction
+
+        from ..declaration import startup_tasks
+
+        function = next(task.function for task in startup_tasks() if task.name == name)
+        if iscoroutinefunction(function):
+            async_to_sync(function)()
+        else:
+            function()
+    except BaseException:  # noqa: BLE001 - whatever ends it is told
+        supervisor.send(traceback.format_exc())
+        raise SystemExit(1) from None
+    supervisor.send("")
+
+
+def _set_up() -> None:
     import django
 
-    # Ctrl-C reaches the whole process group; until the worker has its own handler, the supervisor's word counts.
+    # Ctrl-C reaches the whole process group; until there is another handler, the supervisor's word counts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     django.setup()
 
     from ..tasks import load_task_modules
-    from .process import WorkerProcess
 
     load_task_modules()
-    WorkerProcess(options, board, supervisor).run()
+
+
+def _end_with(supervisor: Any) -> None:
+    """Nothing is ever sent this way: what can be read is the end of the other side."""
+    supervisor.poll(None)
+    os._exit(1)

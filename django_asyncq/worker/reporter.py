@@ -23,7 +23,7 @@ from .. import compat, lifecycle
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable, RetryRequested
 from ..models import TaskState
-from ..tasks import next_try, result_of
+from ..results import next_try, result_of
 from .job import Job, Outcome
 
 logger = logging.getLogger("django_asyncq.worker")

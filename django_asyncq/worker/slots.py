@@ -17,8 +17,9 @@ from django.db import connections
 from django.utils import timezone
 
 from .. import compat, conf, lifecycle
+from ..context import TaskContext
 from ..exceptions import TaskNotRunnable, TaskTimeout
-from ..tasks import TaskContext, result_of
+from ..results import result_of
 from .board import Board
 from .connections import after_task, before_task
 from .job import Job, Outcome

@@ -1,5 +1,5 @@
 -- Make tasks pending.
--- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 archived, 6 completed
+-- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 archived, 6 completed, 7 due (ms)
 -- ARGV: 1 task key prefix, 2 wake channel, 3 "again" or "", then for each task:
 --       id, message, fence ("0": none), priority, lock key or "", lock seconds
 -- Returns one word for each: "queued", "exists" (nothing changed), "duplicate" (another id holds the lock; nothing
@@ -23,6 +23,7 @@ for i = 4, #ARGV, 6 do
   else
     if state then
       redis.call('ZREM', place[state], id)
+      redis.call('ZREM', KEYS[7], id)
       redis.call('HDEL', key, 'priority', 'parked_at', 'worker')
     end
     redis.call('HSET', key, 'msg', message, 'state', 'pending', 'pending_since', now_ns)

@@ -1,5 +1,5 @@
 -- Put tasks into the retry set, to be looked at again when due.
--- KEYS: 1 retry, 2 scheduled, 3 archived
+-- KEYS: 1 retry, 2 scheduled, 3 archived, 4 due (ms)
 -- ARGV: 1 task key prefix, then for each task: id, message, fence ("0": none), priority, lock key or "", lock seconds,
 --       due (Unix seconds)
 -- Returns one word for each: "parked", or "exists" for one that is anywhere else, such as pending (nothing changed).
@@ -14,7 +14,10 @@ for i = 2, #ARGV, 7 do
   if state and not place[state] then
     words[#words + 1] = 'exists'
   else
-    if state then redis.call('ZREM', place[state], id) end
+    if state then
+      redis.call('ZREM', place[state], id)
+      redis.call('ZREM', KEYS[4], id)
+    end
     local known = redis.call('HGET', key, 'fence') or '0'
     if tonumber(fence) > tonumber(known) then known = fence end
     redis.call('HDEL', key, 'priority', 'pending_since')

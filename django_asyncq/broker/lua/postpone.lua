@@ -1,5 +1,5 @@
 -- Put tasks aside that cannot run here now: from active to scheduled.
--- KEYS: 1 active, 2 lease, 3 held, 4 scheduled
+-- KEYS: 1 active, 2 lease, 3 held, 4 scheduled, 5 due (ms)
 -- ARGV: 1 task key prefix, 2 delay in seconds, then for each task: id, fence
 -- Returns for each how many seconds ago it was first put aside, or -1 when it is stale (nothing changed) or gone.
 -- Invariant: an id is in one place.
@@ -19,6 +19,7 @@ for i = 3, #ARGV, 2 do
       redis.call('HDEL', key, 'worker')
       redis.call('HSET', key, 'state', 'scheduled')
       redis.call('HSETNX', key, 'parked_at', now)
+      redis.call('ZREM', KEYS[5], id)
       redis.call('ZADD', KEYS[4], now + ARGV[2], id)
     end
     ages[#ages + 1] = known[2] and now - tonumber(known[3] or now) or -1

@@ -1,5 +1,6 @@
 -- Remove tasks from wherever they are.
--- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 archived, 6 completed, 7 active, 8 lease, 9 groups
+-- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 archived, 6 completed, 7 active, 8 lease, 9 groups,
+--       10 due (ms)
 -- ARGV: 1 task key prefix, 2 held key prefix, 3 group key prefix, then task ids
 -- Returns how many were there. Invariant: nothing of them stays, their lock neither, if it is theirs. Only the hash
 -- can tell that an id is in pending, which may be long; an id there without a hash is dropped by its taker.
@@ -14,6 +15,7 @@ for i = 4, #ARGV do
   for zset = 3, 6 do redis.call('ZREM', KEYS[zset], id) end
   redis.call('LREM', KEYS[7], 0, id)
   redis.call('ZREM', KEYS[8], id)
+  redis.call('ZREM', KEYS[10], id)
   if known[2] then redis.call('HDEL', ARGV[2] .. known[2], id) end
   if known[4] then
     local group = ARGV[3] .. known[4]

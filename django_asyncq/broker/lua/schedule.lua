@@ -1,13 +1,14 @@
 -- Put new tasks into the scheduled set, until they are due.
--- KEYS: 1 scheduled
--- ARGV: 1 task key prefix, then for each task: id, message, fence ("0": none), priority, lock key or "",
---       lock seconds, due (Unix seconds)
+-- KEYS: 1 scheduled, 2 due (ms)
+-- ARGV: 1 task key prefix, 2 channel of what is due, then for each task: id, message, fence ("0": none), priority,
+--       lock key or "", lock seconds, due (Unix seconds), due (Unix ms, or "0" when that is no earlier)
 -- Returns one word for each: "scheduled", "exists" (nothing changed), "duplicate" (another id holds the lock; nothing
 --       changed).
--- Invariant: an id that is anywhere stays there. No lock is taken for a task that is refused.
-local words = {}
-for i = 2, #ARGV, 7 do
-  local id, message, fence, priority, lock, seconds, due = unpack(ARGV, i, i + 6)
+-- Invariant: an id that is anywhere stays there. No lock is taken for a task that is refused. Who sleeps until the
+--       nearest is told when one of these is nearer.
+local words, nearer = {}, false
+for i = 3, #ARGV, 8 do
+  local id, message, fence, priority, lock, seconds, due, due_ms = unpack(ARGV, i, i + 7)
   local key = ARGV[1] .. id
   local owner = lock ~= '' and redis.call('GET', lock)
   if owner and owner ~= id then
@@ -23,7 +24,11 @@ for i = 2, #ARGV, 7 do
     if fence ~= '0' then redis.call('HSET', key, 'fence', fence) end
     if priority ~= '0' then redis.call('HSET', key, 'priority', priority) end
     redis.call('ZADD', KEYS[1], due, id)
+    if due_ms ~= '0' then redis.call('ZADD', KEYS[2], due_ms, id) end
+    local first = redis.call('ZRANGE', due_ms ~= '0' and KEYS[2] or KEYS[1], 0, 0)[1]
+    nearer = nearer or first == id
     words[#words + 1] = 'scheduled'
   end
 end
+if nearer then redis.call('PUBLISH', ARGV[2], '1') end
 return words

@@ -1,0 +1,105 @@
+"""What a row says to those who know the task: its result, and whether and when it is tried again.
+
+Used while user modules are imported, so models are imported when first needed.
+"""
+
+from __future__ import annotations
+
+import types
+from dataclasses import fields
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from . import compat
+from .exceptions import RetryRequested, TaskNotRegistered, TaskNotRunnable
+from .retrying import ExponentialBackoff
+from .tasks import Task, find
+
+if TYPE_CHECKING:
+    from .models import TaskRecord
+
+
+def result_of(record: TaskRecord) -> compat.TaskResult[Any, Any]:
+    """Return the row as a result of Django's framework."""
+    result: compat.TaskResult[Any, Any] = compat.TaskResult(
+        task=_task_of(record),
+        id=str(record.id),
+        status=_status_of(record),
+        enqueued_at=record.enqueued_at,
+        started_at=record.started_at,
+        last_attempted_at=record.last_attempted_at,
+        finished_at=record.finished_at,
+        args=record.args,
+        kwargs=record.kwargs,
+        backend=record.backend,
+        errors=[
+            compat.TaskError(exception_class_path=error["exception"], traceback=error["traceback"])
+            for error in record.errors
+        ],
+        worker_ids=list(record.worker_ids),
+    )
+    object.__setattr__(result, "_return_value", record.return_value)
+    return result
+
+
+def _status_of(record: TaskRecord) -> compat.TaskResultStatus:
+    from .models import TaskState
+
+    if record.state == TaskState.FAILED and record.retry_at is not None:
+        return compat.TaskResultStatus.READY
+    return {
+        TaskState.QUEUED: compat.TaskResultStatus.READY,
+        TaskState.RUNNING: compat.TaskResultStatus.RUNNING,
+        TaskState.SUCCEEDED: compat.TaskResultStatus.SUCCESSFUL,
+        TaskState.FAILED: compat.TaskResultStatus.FAILED,
+    }[TaskState(record.state)]
+
+
+def _task_of(record: TaskRecord) -> Any:
+    """Return the task as it was enqueued. Not validated again: what the settings say now must not hide a result."""
+    declared = find(record.name) or _gone(record.name)
+    task = object.__new__(Task)
+    for field in fields(Task):
+        object.__setattr__(task, field.name, getattr(declared, field.name))
+    for name in ("priority", "queue_name", "backend", "run_after"):
+        object.__setattr__(task, name, getattr(record, name))
+    return task
+
+
+@lru_cache(maxsize=256)
+def _gone(name: str) -> Any:
+    """Return a task in the place of one that the code no longer has, under the same name."""
+
+    def missing(*args: Any, **kwargs: Any) -> NoReturn:
+        raise TaskNotRegistered(f"task {name!r} is gone from the code")
+
+    module, _, function_name = name.rpartition(".")
+    function = types.FunctionType(missing.__code__, missing.__globals__, function_name, None, missing.__closure__)
+    function.__module__, function.__qualname__ = module, function_name
+    task = object.__new__(Task)
+    for field in fields(Task):
+        value = function if field.name == "func" else field.default
+        object.__setattr__(task, field.name, value)
+    return task
+
+
+def next_try(task: Task[Any, Any], record: TaskRecord, exception: BaseException, now: datetime) -> datetime | None:
+    """Decide whether and when a failed run is tried again; None means never.
+
+    `give_up_on` wins over `retry_on`; `context.retry(counted=False)` goes on past the last attempt.
+    """
+    if isinstance(exception, TaskNotRunnable):
+        return None
+    asked = exception if isinstance(exception, RetryRequested) else None
+    if asked is None and (isinstance(exception, task.give_up_on) or not isinstance(exception, task.retry_on)):
+        return None
+    if record.attempt >= record.max_attempts and (asked is None or asked.counted):
+        return None
+    if asked is not None and asked.delay_seconds is not None:
+        return now + timedelta(seconds=asked.delay_seconds)
+    backoff = task.backoff if task.backoff is not None else ExponentialBackoff()
+    delay = backoff(exception, result_of(record)) if callable(backoff) else backoff
+    if delay is None:
+        return None
+    return now + (delay if isinstance(delay, timedelta) else timedelta(seconds=delay))

@@ -1,0 +1,1 @@
+"""Measurements, started by hand; no test. Each prints what it measured, with versions."""

@@ -1,0 +1,117 @@
+"""What code declares besides tasks: refused at once where it can never work, with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from django_asyncq import cron, declaration, every, startup_task, task
+from django_asyncq.exceptions import InvalidOption
+from django_asyncq.tasks import check_call
+
+from . import tasks
+
+NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: cron(""), "five fields"),
+        (lambda: cron(None), "five fields"),  # type: ignore[arg-type]
+        (lambda: cron("61 * * * *"), "minute"),
+        (lambda: cron("* * * * * *"), "five"),
+        (lambda: cron("0 0 31 2 *"), "never"),
+        (lambda: cron("* * * * *", timezone="Mars/Olympus"), "Mars/Olympus"),
+        (lambda: cron("* * * * *", overlap="perhaps"), "overlap='perhaps'"),  # type: ignore[arg-type]
+        (lambda: cron("* * * * *", missed="some"), "missed='some'"),  # type: ignore[arg-type]
+        (lambda: cron("* * * * *", missed_cap=0), "missed_cap=0"),
+        (lambda: cron("* * * * *", jitter_seconds=-1), "jitter_seconds=-1"),
+        (lambda: cron("* * * * *", name="x" * 201), "at most 200"),
+        (lambda: cron("* * * * *", starts_at=NOON.replace(tzinfo=None)), "starts_at"),
+        (lambda: cron("* * * * *", starts_at=NOON, ends_at=NOON.replace(hour=11)), "ends_at"),
+        (lambda: every(), "at least 1 s"),
+        (lambda: every(seconds=-1), "seconds=-1"),
+        (lambda: every(seconds=0.5), "seconds=0.5"),  # type: ignore[arg-type]
+        (lambda: every(days=10**9), "seconds"),
+        (lambda: startup_task(""), "1 to 200"),
+        (lambda: startup_task("x", ttl=2), "at least 3"),
+        (lambda: startup_task("x", ttl=float("inf")), "at least 3"),
+        (lambda: startup_task("x", ttl=True), "at least 3"),
+    ],
+)
+def test_what_can_never_work_is_refused(make: Callable[[], Any], words: str) -> None:
+    """Where the module is imported, not at the first tick."""
+    with pytest.raises(InvalidOption, match=words.replace("(", r"\(")):
+        make()
+
+
+def test_units_of_an_interval_add_up() -> None:
+    """Whole seconds."""
+    assert every(days=1, hours=2, minutes=3, seconds=4).interval_seconds == 93_784
+
+
+def test_time_zone_is_the_projects_unless_given(settings: Any) -> None:
+    """Read when it is needed."""
+    declared = cron("* * * * *")
+    settings.TIME_ZONE = "Asia/Tokyo"
+    assert declared.zone == "Asia/Tokyo"
+    assert cron("* * * * *", timezone="Europe/Berlin").zone == "Europe/Berlin"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        ("* * * * *", "cron"),
+        ((every(seconds=1, args=("a",)), every(seconds=2, args=("a",))), "name="),
+        ((every(seconds=1, name="a", args=("a",)), every(seconds=2, name="a", args=("a",))), "name="),
+        (every(seconds=1), "region"),
+        (every(seconds=1, args=("a", 1, 2)), "too many"),
+        (every(seconds=1, kwargs={"region": {1}}), "region"),
+    ],
+)
+def test_task_refuses_a_schedule_it_cannot_run(schedule: Any, words: str) -> None:
+    """Not a schedule, two of one name, or arguments that the function does not take or JSON does not carry."""
+    with pytest.raises(InvalidOption, match=words):
+        task(schedule=schedule)(tasks.tally.func)
+
+
+def test_task_refuses_a_switch_that_is_none() -> None:
+    """True or False."""
+    with pytest.raises(InvalidOption, match="schedulable='yes'"):
+        task(schedulable="yes")(tasks.tally.func)  # type: ignore[call-overload]
+
+
+def test_task_refuses_a_retention_that_is_none() -> None:
+    """A number alone would not say for which outcome."""
+    with pytest.raises(InvalidOption, match="retention=7"):
+        task(retention=7)(tasks.tally.func)  # type: ignore[call-overload]
+
+
+def test_calls_are_checked_against_the_signature() -> None:
+    """The context is not the caller's to give."""
+    check_call(tasks.stamp, (), {})
+    check_call(tasks.tally, ["north"], {"pages": 2})
+    with pytest.raises(InvalidOption, match=r"takes \(region"):
+        check_call(tasks.tally, [], {})
+    with pytest.raises(InvalidOption, match="too many"):
+        check_call(tasks.stamp, ["context"], {})
+
+
+def test_startup_tasks_keep_their_order_and_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that is imported twice declares them once; another function may not take the name."""
+    monkeypatch.setattr(declaration, "_startup_tasks", {})
+
+    def first() -> None: ...
+    def second() -> None: ...
+
+    assert startup_task("b", ttl=5)(first) is first
+    startup_task("a")(second)
+    startup_task("b", ttl=6, every_start=True)(first)
+    found = declaration.startup_tasks()
+    assert [(each.name, each.ttl_seconds, each.every_start) for each in found] == [("b", 6, True), ("a", 60, False)]
+    with pytest.raises(InvalidOption, match="second"):
+        startup_task("b")(second)

@@ -1,0 +1,158 @@
+"""Schedules as asynq's own tools list them: the bytes, the keys, and that a mirror is never more than a mirror."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_asyncq.broker import Broker
+from django_asyncq.broker.keys import prefix
+from django_asyncq.entries import Entries, entry_of, go_duration
+from django_asyncq.exceptions import BrokerUnavailable
+from django_asyncq.message import SchedulerEnqueueEvent, SchedulerEntry
+from django_asyncq.models import Schedule, Tick
+from django_asyncq.scheduler import Fired, Scheduler
+from django_asyncq.testing import EmbeddedRedis
+
+from . import tasks  # noqa: F401 - registers them
+
+FIXTURES = Path(__file__).parent / "fixtures" / "asynq"
+NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+def captured(fixture: str, message: str) -> tuple[bytes, dict[str, Any], list[str]]:
+    """Return the captured bytes of a message, its fields, and its repeated options."""
+    for key in json.loads((FIXTURES / f"{fixture}.json").read_text())["keys"]:
+        for position, decoded in enumerate(key.get("decoded", [])):
+            if decoded["message"] == message:
+                items = key.get("items_left_to_right") or [member["member"] for member in key["members"]]
+                fields = decoded["fields_in_wire_order"]
+                values = {field["name"]: field["value"] for field in fields}
+                options = [field["value"] for field in fields if field["name"] == "enqueue_options"]
+                return bytes.fromhex(items[position]["hex"]), values, options
+    raise AssertionError(f"{fixture} has no {message}")
+
+
+def moment(value: dict[str, int]) -> datetime:
+    """A captured timestamp; what Go wrote in nanoseconds is cut to Python's microseconds."""
+    return datetime.fromtimestamp(value["seconds"], UTC) + timedelta(microseconds=value.get("nanos", 0) // 1000)
+
+
+@pytest.mark.parametrize("fixture", ["scheduler-entry", "scheduler-entry-never-fired"])
+def test_entries_are_written_as_go_writes_them(fixture: str) -> None:
+    """Byte for byte, the one that never fired with Go's zero time."""
+    data, values, options = captured(fixture, "SchedulerEntry")
+    previous = values["prev_enqueue_time"]
+    entry = SchedulerEntry(
+        id=values["id"],
+        spec=values["spec"],
+        type=values["task_type"],
+        payload=bytes.fromhex(values["task_payload"]["hex"]),
+        options=tuple(options),
+        next_at=moment(values["next_enqueue_time"]),
+        previous_at=moment(previous) if previous["seconds"] > 0 else None,
+    )
+    assert entry.encode() == data
+
+
+def test_events_are_written_as_go_writes_them() -> None:
+    """But for the nanoseconds, of which Python has only the thousands."""
+    data, values, _ = captured("scheduler-entry", "SchedulerEnqueueEvent")
+    nanos = values["enqueue_time"]["nanos"]
+    event = SchedulerEnqueueEvent(task_id=values["task_id"], enqueued_at=moment(values["enqueue_time"]))
+    assert event.encode()[:-4] == data[:-4]
+    assert nanos // 1000 == moment(values["enqueue_time"]).microsecond
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (30, "30s"), (90, "1m30s"), (3600, "1h0m0s"), (86_405, "24h0m5s")]
+)
+def test_durations_are_gos(seconds: int, text: str) -> None:
+    """As `time.Duration.String` writes them."""
+    assert go_duration(seconds) == text
+
+
+def make(**values: Any) -> Schedule:
+    """A schedule of `tests.tasks.tally`."""
+    row = Schedule(
+        **{
+            "name": "tally",
+            "task": "tests.tasks.tally",
+            "args": ["north"],
+            "cron": "*/5 * * * *",
+            "zone": "UTC",
+            **values,
+        }
+    )
+    row.plan_next(NOON)
+    row.save()
+    return row
+
+
+@pytest.mark.django_db
+def test_an_entry_says_what_the_task_is() -> None:
+    """Options must hold a parenthesis each: asynq's inspector panics at one that does not."""
+    row = make(cron="30 2 * * *", zone="Europe/Berlin")
+    entry = entry_of(row)
+    assert entry.id == str(row.pk)
+    assert entry.spec == "CRON_TZ=Europe/Berlin 30 2 * * *"
+    assert json.loads(entry.payload) == {"args": ["north"], "kwargs": {}}
+    assert entry.options == ('Queue("default")', "MaxRetry(0)")
+    assert entry_of(make(name="gone", task="tests.tasks.gone", cron="", interval_seconds=90)).spec == "@every 1m30s"
+    assert entry_of(Schedule.objects.get(name="gone")).options == ()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_beat_shows_all_that_fire_until_the_next_is_overdue() -> None:
+    """Newest list wins; a row that is no timing is left out; a clean stop takes all away but the events."""
+    client = Broker().client
+    row = make()
+    Schedule.objects.filter(pk=make(name="bad").pk).update(zone="Mars/Olympus")
+    make(name="off", enabled=False)
+    fired = Scheduler(clock=lambda: NOON + timedelta(minutes=5)).look().fired
+    entries = Entries()
+    for _ in range(2):
+        entries.beat()
+        entries.note(fired)
+    key = f"{prefix()}:schedulers:{{{entries.board.id}}}"
+    assert [member.decode() for member in client.zrange(f"{prefix()}:schedulers", 0, -1)] == [key]
+    assert 15 < client.ttl(key) <= 20
+    shown = Schedule.objects.get(pk=row.pk)
+    shown.previous = NOON + timedelta(minutes=5)  # type: ignore[attr-defined]
+    assert client.lrange(key, 0, -1) == [entry_of(shown).encode()]
+    history = f"{prefix()}:scheduler_history:{row.pk}"
+    assert client.zcard(history) == 2  # two times of noting, of one task
+    assert str(Tick.objects.get(outcome="queued").task_id).encode() in client.zrange(history, 0, -1)[0]
+    entries.clear()
+    assert not client.exists(key, f"{prefix()}:schedulers")
+    assert client.exists(history)
+    row.delete()
+    assert not client.exists(history)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_only_the_latest_events_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand; here three."""
+    monkeypatch.setattr("django_asyncq.broker.schedulers.EVENTS_KEPT", 3)
+    entries = Entries()
+    for number in range(6):
+        entries.board.note("e", b"event %d" % number, number)
+    assert Broker().client.zrange(f"{prefix()}:scheduler_history:e", 0, -1) == [b"event 3", b"event 4", b"event 5"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_redis_that_is_away_is_told_to_the_caller(own_redis: EmbeddedRedis) -> None:
+    """Who beats again later shows it again."""
+    row = make()
+    entries = Entries()
+    own_redis.kill()
+    for verb in (entries.beat, entries.clear, lambda: entries.note([Fired(row, NOON, row.pk)])):
+        with pytest.raises(BrokerUnavailable):
+            verb()
+    own_redis.start()
+    entries.beat()
+    assert Broker().client.zcard(f"{prefix()}:schedulers") == 1
