@@ -1,14 +1,18 @@
-"""The app in the Django admin. A site of one's own registers the two classes itself; they name no site."""
+"""The app in the Django admin. A site of one's own registers the classes itself; they name no site."""
 
 from __future__ import annotations
 
 from django.contrib import admin
 
-from ..models import Gate, TaskRecord
+from ..models import Gate, Schedule, StartupRun, TaskRecord
 from .gates import GateAdmin
+from .schedules import ScheduleAdmin
+from .startup_runs import StartupRunAdmin
 from .tasks import TaskRecordAdmin
 
 admin.site.register(TaskRecord, TaskRecordAdmin)
 admin.site.register(Gate, GateAdmin)
+admin.site.register(Schedule, ScheduleAdmin)
+admin.site.register(StartupRun, StartupRunAdmin)
 
-__all__ = ["GateAdmin", "TaskRecordAdmin"]
+__all__ = ["GateAdmin", "ScheduleAdmin", "StartupRunAdmin", "TaskRecordAdmin"]

@@ -9,8 +9,12 @@ from typing import Any
 
 from .. import tasks
 from ..exceptions import TaskNotRegistered
+from ..redaction import mask_text
+from ..scheduler import declared_schedules
 
 logger = logging.getLogger("django_asyncq.admin")
+
+SIGNATURE_CHARACTERS = 80
 
 
 def known_task(name: str) -> Any:
@@ -26,6 +30,36 @@ def known_names() -> list[str]:
     """Return the names of all registered tasks."""
     _load_once()
     return tasks.registered_names()
+
+
+def schedulable_names() -> list[str]:
+    """Return the names of the tasks of which people may make schedules."""
+    _load_once()
+    return tasks.schedulable_names()
+
+
+def declared_schedule_names() -> set[str]:
+    """Return the names of the schedules that the code declares."""
+    _load_once()
+    return {name for name, _declared in declared_schedules()}
+
+
+def signature_text(task: Any) -> str:
+    """Return what a task is called with, such as `(region, *, days=7)`, cut, with secrets masked."""
+    parameters = list(inspect.signature(task.func).parameters.values())[1 if task.takes_context else 0 :]
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
+    text = mask_text(str(inspect.Signature(bare)))
+    return text if len(text) <= SIGNATURE_CHARACTERS else text[: SIGNATURE_CHARACTERS - 1] + "…"
+
+
+def positional_fit(task: Any, args: list[Any]) -> bool:
+    """Whether the function takes so many positional arguments, whatever is given by keyword."""
+    context = [None] if task.takes_context else []
+    try:
+        inspect.signature(task.func).bind_partial(*context, *args)
+    except TypeError:
+        return False
+    return True
 
 
 def parameter_names(task: Any) -> list[str]:

@@ -1,0 +1,136 @@
+"""What the buttons of schedules do: run now, switch on, switch off. Each is told to the person and logged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.contrib import messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.db import transaction
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from .. import compat, scheduler
+from ..exceptions import AsyncqError, InvalidOption
+from ..models import Schedule, Tick
+from . import display
+from .schedule_page import TaskLinks
+
+NAMES_IN_MESSAGE = 5
+
+
+class Ran(NamedTuple):
+    """What a click on "Run now" did. is_new: False when it was a second one, and the tick is the first one's."""
+
+    tick: Tick
+    is_new: bool
+
+
+def run_once(pk: UUID, seen: int) -> Ran:
+    """Queue the schedule's task, unless a person did since the page was made.
+
+    seen: the number of the latest tick by a person then. The row is locked meanwhile, so of two clicks at the same
+    time the second sees the tick of the first. Raises: Schedule.DoesNotExist, and what `scheduler.run_now` raises.
+    """
+    with transaction.atomic():
+        row = Schedule.objects.select_for_update().get(pk=pk)
+        newer = Tick.objects.filter(schedule=row, by_person=True, pk__gt=seen).order_by("-pk").first()
+        return Ran(newer, is_new=False) if newer is not None else Ran(scheduler.run_now(row), is_new=True)
+
+
+def run(request: HttpRequest, row: Schedule, links: TaskLinks) -> None:
+    """Run a schedule now, tell the person, and log it."""
+    try:
+        seen = int(request.POST.get("seen", ""))
+    except ValueError:
+        messages.error(request, _("This request does not come from the page of the schedule. Nothing was queued."))
+        return
+    try:
+        ran = run_once(row.pk, seen)
+    except Schedule.DoesNotExist:
+        messages.warning(request, _("This schedule does not exist any more."))
+        return
+    except (AsyncqError, compat.InvalidTask) as error:
+        messages.error(request, _("Not run: %(reason)s. Nothing was queued.") % {"reason": error})
+        return
+    task = links.of_tick(row, ran.tick.task_id)
+    if not ran.is_new:
+        since = display.relative(ran.tick.created_at, timezone.now())
+        text = _("It was run by hand after this page was opened: {}, {}. Nothing more was queued.")
+        messages.warning(request, format_html(text, task, since))
+        return
+    _log(request, [row], f"Run now: task {ran.tick.task_id}.")
+    messages.success(request, format_html(_("Queued: {}."), task))
+
+
+@dataclass
+class Switched:
+    """What a switch did. broken: schedules that cannot be switched on, and why. over: those without a tick to come."""
+
+    changed: list[Schedule] = field(default_factory=list)
+    unchanged: list[Schedule] = field(default_factory=list)
+    over: list[Schedule] = field(default_factory=list)
+    broken: list[tuple[Schedule, InvalidOption]] = field(default_factory=list)
+
+
+def switch(pks: list[UUID], *, enabled: bool) -> Switched:
+    """Switch schedules on or off. One that is switched on goes on with its next tick: nothing has been missed."""
+    switched = Switched()
+    for pk in pks:
+        with transaction.atomic():
+            row = Schedule.objects.select_for_update().filter(pk=pk).first()
+            if row is None:
+                continue
+            if row.enabled == enabled:
+                switched.unchanged.append(row)
+                continue
+            row.enabled = enabled
+            try:
+                if enabled:
+                    row.plan_next(timezone.now())
+            except InvalidOption as error:
+                switched.broken.append((row, error))
+                continue
+            row.save(update_fields=["enabled", "next_tick_at"])
+            switched.changed.append(row)
+            if enabled and row.next_tick_at is None:
+                switched.over.append(row)
+    return switched
+
+
+def switch_and_tell(request: HttpRequest, pks: list[UUID], *, enabled: bool) -> None:
+    """Switch schedules, tell the person, and log it."""
+    switched = switch(pks, enabled=enabled)
+    if switched.changed:
+        _log(request, switched.changed, "Enabled." if enabled else "Disabled.")
+        on = ngettext("Enabled: %(names)s.", "%(count)d schedules enabled: %(names)s.", len(switched.changed))
+        off = ngettext("Disabled: %(names)s.", "%(count)d schedules disabled: %(names)s.", len(switched.changed))
+        messages.success(request, _named(on if enabled else off, switched.changed))
+    if switched.unchanged:
+        text = _("Already enabled: %(names)s.") if enabled else _("Already disabled: %(names)s.")
+        messages.info(request, _named(text, switched.unchanged))
+    for row in switched.over:
+        tell_it_is_over(request, row)
+    for row, error in switched.broken:
+        text = _("Not enabled: %(name)s: %(reason)s.")
+        messages.error(request, text % {"name": row.name, "reason": error})
+
+
+def tell_it_is_over(request: HttpRequest, row: Schedule) -> None:
+    """Say that a schedule was written, but will not fire."""
+    messages.warning(request, _("%(name)s has no tick to come, so it will not fire.") % {"name": row.name})
+
+
+def _named(text: str, rows: list[Schedule]) -> str:
+    names = ", ".join(row.name for row in rows[:NAMES_IN_MESSAGE])
+    return text % {"count": len(rows), "names": names if len(rows) <= NAMES_IN_MESSAGE else f"{names}, …"}
+
+
+def _log(request: HttpRequest, rows: list[Schedule], text: str) -> None:
+    user: Any = request.user
+    LogEntry.objects.log_actions(user_id=user.pk, queryset=rows, action_flag=CHANGE, change_message=text)

@@ -1,0 +1,352 @@
+"""What the pages show of schedules: when they fire, why one does not, what became of their ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from django.contrib.admin import AdminSite
+from django.contrib.admin.utils import quote
+from django.db.models import OuterRef, Subquery
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils import dateformat
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.text import Truncator
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from ..exceptions import InvalidOption
+from ..models import Schedule, TaskRecord, Tick, TickOutcome
+from ..redaction import mask_positional, mask_text
+from ..tasks import check_call
+from ..timing import DstKind, DstNote, Upcoming, describe, preview
+from . import display
+from .code import declared_schedule_names, known_task, parameter_names
+from .page import Fact
+
+TICKS_SHOWN = 10
+RUNS_SHOWN = 20
+# A tick is fired within seconds; after so long nobody can be looking.
+OVERDUE_SECONDS = 60
+# More wall times than these are told as a span.
+WALLS_LISTED = 3
+MARK_CHARACTERS = 60
+RECORD_FIELDS = ("id", "name", "state", "run_after", "retry_at", "attempt", "max_attempts")
+OUTCOMES = {
+    TickOutcome.QUEUED: ("queued", gettext_lazy("Queued"), ""),
+    TickOutcome.SKIPPED: ("left-out", gettext_lazy("Skipped"), gettext_lazy("an earlier one was not over")),
+    TickOutcome.MISSED: ("running", gettext_lazy("Missed"), gettext_lazy("no worker was there")),
+    TickOutcome.REFUSED: ("failed", gettext_lazy("Refused"), ""),
+}
+
+
+class Run(NamedTuple):
+    """What became of a tick. record: its task; None when it has none, or the row was pruned."""
+
+    tick: Tick
+    record: TaskRecord | None
+
+
+class RunRow(NamedTuple):
+    """A line of the table of ticks."""
+
+    when: SafeString | str
+    by_person: bool
+    outcome: SafeString
+    note: display.Excerpt
+    task: SafeString | str
+
+
+class TickRow(NamedTuple):
+    """A tick to come as it is shown. day, clock: in the schedule's zone. note: what a change of the clocks does."""
+
+    iso: str
+    day: str
+    clock: str
+    zone: str
+    relative: SafeString | str
+    note: str
+
+
+class TaskLinks:
+    """Links to the pages of tasks on this site, for a user who may open them; for others plain names."""
+
+    def __init__(self, site: AdminSite, request: HttpRequest) -> None:
+        self._site = site
+        registered = site.is_registered(TaskRecord)
+        self._may_open = registered and site.get_model_admin(TaskRecord).has_view_permission(request)
+
+    def element(self, record: TaskRecord) -> SafeString:
+        """Return the task's name and the end of its id."""
+        if not self._may_open:
+            return format_html('<bdi dir="ltr">{}</bdi>', record)
+        opts = TaskRecord._meta
+        url = reverse(
+            f"admin:{opts.app_label}_{opts.model_name}_change", args=[quote(record.pk)], current_app=self._site.name
+        )
+        return format_html('<a href="{}"><bdi dir="ltr">{}</bdi></a>', url, record)
+
+    def of_tick(self, row: Schedule, task_id: UUID | None) -> SafeString:
+        """Return the same for a tick's task without reading its row."""
+        return self.element(TaskRecord(pk=task_id, name=row.task))
+
+
+# --- what a schedule says of itself
+
+
+def words(row: Schedule) -> str:
+    """Say when it fires; "" when its timing is wrong."""
+    try:
+        return describe(row.timing)
+    except InvalidOption:
+        return ""
+
+
+def as_written(row: Schedule) -> str:
+    """Return the cron expression, or the interval."""
+    return row.cron or _("every %(seconds)s s") % {"seconds": row.interval_seconds}
+
+
+def upcoming(row: Schedule, now: datetime, count: int) -> list[Upcoming]:
+    """Return the ticks to come; none of a schedule that does not fire.
+
+    The first is the one that is planned; an overdue one is left out, for nobody knows when it will be fired.
+    """
+    if not row.enabled or row.retired_at is not None or row.next_tick_at is None:
+        return []
+    try:
+        return preview(row.timing, display.aware(now), count, zone=row.zone)
+    except InvalidOption:
+        return []
+
+
+def troubles(row: Schedule, now: datetime) -> Iterator[str]:
+    """Say why a schedule does not do what it is there for, each reason in a sentence without its full stop."""
+    if row.retired_at is not None:
+        yield _("gone from the code")
+        return
+    if (reason := _task_trouble(row)) or (reason := _timing_trouble(row, now)):
+        yield _("does not fire: %(reason)s") % {"reason": reason}
+    elif row.enabled and row.next_tick_at and _late_seconds(row.next_tick_at, now) > OVERDUE_SECONDS:
+        yield _("overdue: is a worker running?")
+
+
+def marks(row: Schedule, now: datetime) -> SafeString:
+    """Return the same for the list, each cut, with the whole in its title."""
+    cut = [(each, Truncator(each).chars(MARK_CHARACTERS)) for each in troubles(row, now)]
+    return format_html_join("", '<span class="asyncq-mark" dir="auto" title="{}">{}</span>', cut)
+
+
+def _late_seconds(tick_at: datetime, now: datetime) -> float:
+    return (display.aware(now) - display.aware(tick_at)).total_seconds()
+
+
+def _task_trouble(row: Schedule) -> str:
+    task = known_task(row.task)
+    if task is None:
+        return _("the code has no task %(task)s") % {"task": row.task}
+    if not row.is_declared and not task.schedulable:
+        return _("its task is not declared with schedulable=True any more")
+    try:
+        fits = isinstance(row.args, list) and isinstance(row.kwargs, dict)
+        check_call(task, row.args if fits else [], row.kwargs if fits else {})
+    except InvalidOption:
+        fits = False
+    return "" if fits else _("its task cannot be called with these arguments any more")
+
+
+def _timing_trouble(row: Schedule, now: datetime) -> str:
+    try:
+        following = row.timing.after(display.aware(now))
+    except InvalidOption as error:
+        return str(error)
+    if following is None and (row.next_tick_at is None or not row.enabled):
+        return _("it has no tick to come any more")
+    if following is not None and row.enabled and row.next_tick_at is None:
+        return _("its next tick is not planned; save it again")
+    return ""
+
+
+# --- ticks to come
+
+
+def tick_row(each: Upcoming, now: datetime) -> TickRow:
+    """Return a tick to come as it is shown."""
+    local = each.local
+    # Without the zone: Python writes it as +02:00, or with seconds for times before there were zones.
+    offset = f"UTC{local.isoformat()[19:]}"
+    name = local.tzname() or ""
+    zone = name if name == "UTC" else f"{name} ({offset})" if name[:1].isalpha() else offset
+    clock = f"{local:%H:%M:%S}" if local.second else f"{local:%H:%M}"
+    note = "" if each.note is None else note_words(each.note, local)
+    return TickRow(
+        local.isoformat(),
+        dateformat.format(local, "D"),
+        f"{local:%Y-%m-%d} {clock}",
+        zone,
+        display.time_element(each.tick, now),
+        note,
+    )
+
+
+def note_words(note: DstNote, local: datetime) -> str:
+    """Say what a change of the clocks does to a tick. local: the tick's time in the schedule's zone."""
+    count = len(note.walls)
+    values = {"times": _clock_times(note.walls, local), "time": f"{local:%H:%M}"}
+    if note.kind is DstKind.GAP:
+        text = ngettext(
+            "%(times)s does not exist on this day; runs at %(time)s",
+            "%(times)s do not exist on this day; runs at %(time)s",
+            count,
+        )
+    elif note.kind is DstKind.SKIPPED:
+        text = ngettext(
+            "%(times)s does not exist, so there was no tick then",
+            "%(times)s do not exist, so there were no ticks then",
+            count,
+        )
+    elif note.kind is DstKind.ONCE:
+        text = _("%(times)s comes twice on this day; runs the first time only")
+    elif note.kind is DstKind.FIRST:
+        text = _("%(times)s comes twice on this day; this is the first")
+    else:
+        text = _("%(times)s comes twice on this day; this is the second")
+    return text % values
+
+
+def _clock_times(walls: Sequence[datetime], local: datetime) -> str:
+    """Write wall times, with the day where it is not the tick's; of many the first and the last."""
+    same_day = all(wall.date() == local.date() for wall in walls)
+    written = [f"{wall:%H:%M}" if same_day else f"{wall:%Y-%m-%d %H:%M}" for wall in walls]
+    if len(written) > WALLS_LISTED:
+        return _("%(first)s to %(last)s") % {"first": written[0], "last": written[-1]}
+    return ", ".join(written)
+
+
+# --- ticks that were
+
+
+def latest_runs(rows: Iterable[Schedule]) -> dict[UUID, Run]:
+    """Return the latest tick of each schedule, in three queries."""
+    newest = Tick.objects.filter(schedule=OuterRef("pk")).order_by("-tick_at").values("pk")[:1]
+    found = Schedule.objects.filter(pk__in=[row.pk for row in rows]).values_list(Subquery(newest), flat=True)
+    ticks = Tick.objects.filter(pk__in=[pk for pk in found if pk is not None])
+    return {run.tick.schedule_id: run for run in with_records(ticks)}
+
+
+def with_records(ticks: Iterable[Tick]) -> list[Run]:
+    """Add the tasks to the ticks, in one query."""
+    ticks = list(ticks)
+    ids = [tick.task_id for tick in ticks if tick.task_id is not None]
+    records = TaskRecord.objects.only(*RECORD_FIELDS).in_bulk(ids) if ids else {}
+    return [Run(tick, records.get(tick.task_id) if tick.task_id else None) for tick in ticks]
+
+
+def run_row(run: Run, now: datetime, links: TaskLinks) -> RunRow:
+    """Return a tick and its outcome as they are shown."""
+    tick = run.tick
+    kind, word, explanation = OUTCOMES[TickOutcome(tick.outcome)]
+    badge = format_html('<span class="asyncq-state asyncq-state-{}">{}</span>', kind, word)
+    task: SafeString | str = ""
+    if run.record is not None:
+        task = format_html("{} {}", links.element(run.record), display.state_element(run.record, now))
+    elif tick.task_id is not None:
+        task = format_html(
+            '<bdi class="asyncq-id" dir="ltr" title="{}">{}</bdi> <span class="asyncq-note" dir="auto">{}</span>',
+            tick.task_id,
+            TaskRecord(pk=tick.task_id).short_id,
+            _("pruned"),
+        )
+    note = display.excerpt(mask_text(tick.note) or str(explanation))
+    return RunRow(display.time_element(tick.tick_at, now), tick.by_person, badge, note, task)
+
+
+def short_run(run: Run | None, now: datetime, links: TaskLinks) -> SafeString | str:
+    """Return the latest tick for the list: its time, then its task, or what became of it."""
+    if run is None:
+        return "–"
+    shown = run_row(run, now, links)
+    if run.record is not None:
+        return format_html('{} <span class="asyncq-second">{}</span>', shown.when, shown.task)
+    note = shown.note.text if run.tick.task_id is None else _("task pruned")
+    return format_html(
+        '{} <span class="asyncq-second" title="{}">{} <span class="asyncq-note" dir="auto">{}</span></span>',
+        shown.when,
+        note,
+        shown.outcome,
+        note,
+    )
+
+
+class SchedulePage:
+    """All that the page of one schedule shows besides its form, made when the template asks for it."""
+
+    def __init__(self, row: Schedule, now: datetime, links: TaskLinks, *, may_run: bool, may_switch: bool) -> None:
+        self.row = row
+        self.now = now
+        self.may_run = may_run
+        self.may_switch = may_switch
+        self._links = links
+        self._runs = with_records(Tick.objects.filter(schedule=row).order_by("-tick_at")[:RUNS_SHOWN])
+
+    def troubles(self) -> list[str]:
+        """Why it does not fire, and what else is wrong."""
+        found = list(troubles(self.row, self.now))
+        if not self.row.is_declared and self.row.name in declared_schedule_names():
+            found.append(_("the code declares a schedule of this name, which does not fire until this one is renamed"))
+        return found
+
+    def seen(self) -> int:
+        """The number of the latest run by a person; sent along with the button, so that a second click is known."""
+        return latest_by_person(self.row)
+
+    def facts(self) -> list[Fact]:
+        """What it is, in a few lines."""
+        row = self.row
+        listed = [
+            (_("Fires"), words(row), False),
+            (_("As written"), f"{as_written(row)} ({row.zone})" if row.cron else as_written(row), True),
+            (_("Task"), row.task, True),
+            (_("Made in"), origin(row), False),
+            (_("Next tick"), display.time_element(row.next_tick_at, self.now) if row.enabled else "", False),
+            (_("Jitter"), self._jitter(), False),
+            (_("Gone since"), display.time_element(row.retired_at, self.now), False),
+        ]
+        return [Fact(*fact) for fact in listed if fact[1]]
+
+    def upcoming(self) -> list[TickRow]:
+        """The next ticks, in the schedule's own zone."""
+        return [tick_row(each, self.now) for each in upcoming(self.row, self.now, TICKS_SHOWN)]
+
+    def runs(self) -> list[RunRow]:
+        """The latest ticks and their tasks, newest first."""
+        return [run_row(run, self.now, self._links) for run in self._runs]
+
+    def _jitter(self) -> str:
+        seconds = self.row.jitter_seconds
+        return _("each task starts up to %(span)s later") % {"span": display.whole_duration(seconds)} if seconds else ""
+
+
+def latest_by_person(row: Schedule) -> int:
+    """Return the number of the latest tick that a person fired, or 0."""
+    found = Tick.objects.filter(schedule=row, by_person=True).order_by("-pk").values_list("pk", flat=True).first()
+    return found or 0
+
+
+def origin(row: Schedule) -> str:
+    """Say where the schedule comes from."""
+    return _("code") if row.is_declared else _("admin")
+
+
+def shown_args(row: Schedule) -> str:
+    """Return the positional arguments as JSON, with secrets masked."""
+    return display.json_text(mask_positional(row.args, parameter_names(known_task(row.task))))
+
+
+def shown_kwargs(row: Schedule) -> str:
+    """Return the keyword arguments as JSON, with secrets masked."""
+    return display.json_text(row.kwargs)

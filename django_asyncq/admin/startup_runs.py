@@ -1,0 +1,118 @@
+"""The runs of start-up tasks in the admin, to be read only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ..models import StartupRun
+from ..redaction import mask_text
+from . import display
+from .page import Fact
+
+if TYPE_CHECKING:
+    StartupRunAdminBase = admin.ModelAdmin[StartupRun]
+else:
+    StartupRunAdminBase = admin.ModelAdmin
+
+
+class StartupRunAdmin(StartupRunAdminBase):
+    """What ran when the fleet started, and how it ended."""
+
+    list_display = ("name", "begun", "took", "outcome", "held_by")
+    list_display_links = ("name",)
+    list_per_page = 50
+    ordering = ("-id",)
+    sortable_by = ("name", "begun")
+    search_fields = ("name", "holder")
+    change_form_template = "admin/django_asyncq/startuprun/change_form.html"
+
+    class Media:
+        css = {"all": ["django_asyncq/admin.css"]}
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """A row says what happened."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: StartupRun | None = None) -> bool:
+        """Nobody edits it."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: StartupRun | None = None) -> bool:
+        """Old ones go by themselves."""
+        return False
+
+    def get_fields(self, request: HttpRequest, obj: StartupRun | None = None) -> Any:
+        """None: the page shows the run, not a form, and nothing unmasked."""
+        return ()
+
+    @admin.display(description=gettext_lazy("begun"), ordering="begun_at")
+    def begun(self, run: StartupRun) -> SafeString | str:
+        """When it began."""
+        return display.time_element(run.begun_at, timezone.now())
+
+    @admin.display(description=gettext_lazy("took"))
+    def took(self, run: StartupRun) -> SafeString | str:
+        """How long it took."""
+        if run.finished_at is None:
+            return "–"
+        seconds = (display.aware(run.finished_at) - display.aware(run.begun_at)).total_seconds()
+        return format_html("<bdi>{}</bdi>", display.duration(seconds))
+
+    @admin.display(description=gettext_lazy("outcome"))
+    def outcome(self, run: StartupRun) -> SafeString:
+        """How it ended, with the last line of its error."""
+        badge = outcome_badge(run)
+        if not run.error:
+            return badge
+        line = display.excerpt(mask_text(run.error).strip().rpartition("\n")[2]).text
+        cut = line if len(line) <= display.ERROR_CHARACTERS else line[: display.ERROR_CHARACTERS - 1] + "…"
+        return format_html('{} <span class="asyncq-error-line" dir="ltr" title="{}">{}</span>', badge, line, cut)
+
+    @admin.display(description=gettext_lazy("holder"))
+    def held_by(self, run: StartupRun) -> SafeString:
+        """The process that ran it."""
+        return format_html('<bdi class="asyncq-code" dir="ltr">{}</bdi>', run.holder)
+
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: StartupRun | None = None,
+    ) -> HttpResponse:
+        """Show the run instead of a form."""
+        if obj is not None:
+            now = timezone.now()
+            context["run"] = obj
+            context["outcome"] = outcome_badge(obj)
+            context["error"] = display.excerpt(mask_text(obj.error), whole="full" in request.GET) if obj.error else None
+            context["facts"] = [
+                Fact(_("Name"), obj.name, is_code=True),
+                Fact(_("Begun"), display.time_element(obj.begun_at, now)),
+                Fact(_("Finished"), display.time_element(obj.finished_at, now) or "–"),
+                Fact(_("Took"), self.took(obj)),
+                Fact(_("Holder"), obj.holder, is_code=True),
+                Fact(_("Term of its lock"), str(obj.term)),
+            ]
+        return super().render_change_form(request, context, add, change, form_url, obj)
+
+
+def outcome_badge(run: StartupRun) -> SafeString:
+    """Return how a run ended, in a word."""
+    if run.finished_at is None:
+        kind, word, title = "running", _("Not finished"), _("It still runs, or its process died.")
+    elif run.error:
+        kind, word, title = "failed", _("Failed"), ""
+    else:
+        kind, word, title = "succeeded", _("Succeeded"), ""
+    return format_html('<span class="asyncq-state asyncq-state-{}" title="{}">{}</span>', kind, title, word)

@@ -1,0 +1,1046 @@
+"""Schedules and start-up runs in the admin: what is shown, what a form refuses and where, what the buttons do."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from html import unescape
+from types import ModuleType
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin import AdminSite
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
+from django.db import connection
+from django.template.loader import render_to_string
+from django.test import Client
+from django.urls import path
+from django.utils import timezone, translation
+
+from django_asyncq import cron, gate, scheduler
+from django_asyncq.admin import ScheduleAdmin, StartupRunAdmin, TaskRecordAdmin, code, schedule_form, schedule_page
+from django_asyncq.admin.schedule_changes import run_once
+from django_asyncq.admin.schedules import MASKED_COLUMNS
+from django_asyncq.exceptions import GateUnavailable
+from django_asyncq.models import Gate, LockTerm, Schedule, StartupRun, TaskRecord, TaskState, Tick, TickOutcome
+from django_asyncq.timing import DstKind, DstNote, preview
+
+from . import tasks
+
+pytestmark = pytest.mark.django_db
+
+LIST = "/admin/django_asyncq/schedule/"
+RUNS = "/admin/django_asyncq/startuprun/"
+EVIL = "</script><img src=x onerror=alert(1)>\"'><svg/onload=alert(2)>"
+CANARY = "hunter2canary"
+STATEMENT = "tests.tasks.statement"
+PERMISSIONS = {
+    "staff": [],
+    "view": ["view_schedule"],
+    "run": ["run_schedule"],
+    "view_and_run": ["view_schedule", "run_schedule", "view_taskrecord"],
+    "change": ["view_schedule", "change_schedule"],
+    "add": ["add_schedule"],
+    "delete": ["view_schedule", "delete_schedule"],
+    "superuser": [],
+}
+
+
+def make(name: str = "report", *, plan: bool = True, **values: Any) -> Schedule:
+    """A schedule that fires, with other values."""
+    row = Schedule(**{"name": name, "task": "tests.tasks.tidy", "cron": "*/5 * * * *", "zone": "UTC", **values})
+    if plan:
+        row.plan_next(timezone.now())
+    row.save()
+    return row
+
+
+def task_row(state: TaskState = TaskState.SUCCEEDED, **values: Any) -> TaskRecord:
+    """A task's row, as it may be found behind a tick."""
+    final = state in (TaskState.SUCCEEDED, TaskState.FAILED)
+    return TaskRecord.objects.create(
+        name=STATEMENT, state=state, finished_at=timezone.now() if final else None, **values
+    )
+
+
+def page_of(row: Schedule) -> str:
+    """The address of a schedule's page."""
+    return f"{LIST}{row.pk}/change/"
+
+
+def filled(**values: Any) -> dict[str, Any]:
+    """What a person types into the form; None leaves a field out."""
+    fields = {
+        "name": "weekly",
+        "task": STATEMENT,
+        "args": '["north"]',
+        "kwargs": '{"to": "ops@example.org"}',
+        "cron": "30 2 * * 1",
+        "interval_seconds": "",
+        "zone": "Europe/Berlin",
+        "starts_at_0": "",
+        "starts_at_1": "",
+        "ends_at_0": "",
+        "ends_at_1": "",
+        "enabled": "on",
+        "overlap": "skip",
+        "missed": "once",
+        "missed_cap": "10",
+        "jitter_seconds": "0",
+        **values,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def edited(row: Schedule, **values: Any) -> dict[str, Any]:
+    """The form of a row as its page would send it back, with other values."""
+    import json
+
+    same = {
+        "name": row.name,
+        "task": row.task,
+        "args": json.dumps(row.args),
+        "kwargs": json.dumps(row.kwargs),
+        "cron": row.cron,
+        "interval_seconds": "" if row.interval_seconds is None else str(row.interval_seconds),
+        "zone": row.zone,
+        "enabled": "on" if row.enabled else None,
+        "overlap": row.overlap,
+        "missed": row.missed,
+        "missed_cap": str(row.missed_cap),
+        "jitter_seconds": str(row.jitter_seconds),
+    }
+    return filled(**{**same, **values})
+
+
+def errors_of(response: Any) -> dict[str, list[str]]:
+    """What the form refused, by field."""
+    return {name: list(texts) for name, texts in response.context["adminform"].form.errors.items()}
+
+
+def said(response: Any) -> list[tuple[str, str]]:
+    """The level and plain text of each message."""
+    return [
+        (message.level_tag, unescape(re.sub(r"<[^>]*>", "", str(message))))
+        for message in get_messages(response.wsgi_request)
+    ]
+
+
+def text_of(response: Any) -> str:
+    """A page without its tags."""
+    content = response.content.decode()
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", content)).split())
+
+
+def token_of(client: Client, row: Schedule) -> str:
+    """The number that the page's "Run now" sends along."""
+    found = re.search(r'name="seen" value="(\d+)"', client.get(page_of(row)).content.decode())
+    assert found is not None
+    return found[1]
+
+
+@pytest.fixture
+def client_of() -> Callable[..., Client]:
+    """Clients logged in as somebody with the permissions of that name."""
+
+    def build(who: str, **options: Any) -> Client:
+        client = Client(**options)
+        if who != "anonymous":
+            user = User.objects.create_user(who, is_staff=True, is_superuser=who == "superuser")
+            user.user_permissions.set(Permission.objects.filter(codename__in=PERMISSIONS[who]))
+            client.force_login(user)
+        return client
+
+    return build
+
+
+@pytest.fixture
+def boss(client_of: Callable[..., Client]) -> Client:
+    """Somebody who may do everything."""
+    return client_of("superuser")
+
+
+# --- who may do what
+
+
+@pytest.mark.parametrize(
+    ("who", "list_code", "page_code", "add_code", "edit_code", "delete_code"),
+    [
+        ("anonymous", 302, 302, 302, 302, 302),
+        ("staff", 403, 403, 403, 403, 403),
+        ("view", 200, 200, 403, 403, 403),
+        ("run", 403, 403, 403, 403, 403),
+        ("view_and_run", 200, 200, 403, 403, 403),
+        ("change", 200, 200, 403, 302, 403),
+        ("add", 403, 403, 302, 403, 403),
+        ("delete", 200, 200, 403, 403, 302),
+        ("superuser", 200, 200, 302, 302, 302),
+    ],
+)
+def test_permissions(
+    client_of: Any, who: str, list_code: int, page_code: int, add_code: int, edit_code: int, delete_code: int
+) -> None:
+    """Each act needs its own; a forged POST without it gets 403 and changes nothing."""
+    row, client = make(), client_of(who)
+    assert client.get(LIST).status_code == list_code
+    page = client.get(page_of(row))
+    assert page.status_code == page_code
+    assert (b'name="_save"' in page.content) is (edit_code == 302 and page_code == 200)
+    assert client.post(LIST + "add/", filled()).status_code == add_code
+    assert Schedule.objects.filter(name="weekly").exists() is (add_code == 302 and who != "anonymous")
+    assert client.post(page_of(row), edited(row, name="renamed")).status_code == edit_code
+    assert Schedule.objects.filter(name="renamed").exists() is (edit_code == 302 and who != "anonymous")
+    assert client.post(f"{LIST}{row.pk}/delete/", {"post": "yes"}).status_code == delete_code
+    assert Schedule.objects.filter(pk=row.pk).exists() is (delete_code == 403 or who == "anonymous")
+
+
+@pytest.mark.parametrize(
+    ("who", "get_code", "run_code", "switch_code"),
+    [
+        ("anonymous", 302, 302, 302),
+        ("staff", 405, 403, 403),
+        ("view", 405, 403, 403),
+        ("run", 405, 403, 403),
+        ("view_and_run", 405, 302, 403),
+        ("change", 405, 403, 302),
+        ("add", 405, 403, 403),
+        ("superuser", 405, 302, 302),
+    ],
+)
+def test_permissions_of_the_buttons(client_of: Any, who: str, get_code: int, run_code: int, switch_code: int) -> None:
+    """A button is shown to whom it obeys; GET never changes anything; a forged POST gets 403."""
+    row, client = make(), client_of(who)
+    page, listing = client.get(page_of(row)).content, client.get(LIST).content
+    may_run, may_switch = run_code == 302 != get_code, switch_code == 302 != get_code
+    assert (b'form="asyncq-run"' in page) is (b'id="asyncq-run"' in page) is may_run
+    assert (b'form="asyncq-switch"' in page) is (b'id="asyncq-switch"' in page) is may_switch
+    assert (b'role="switch"' in listing) is (b'value="enable_selected"' in listing) is may_switch
+    for view in ("run", "switch"):
+        assert client.get(f"{LIST}{row.pk}/{view}/").status_code == get_code
+    assert client.post(f"{LIST}{row.pk}/run/", {"seen": "0"}).status_code == run_code
+    assert client.post(f"{LIST}{row.pk}/switch/", {"enabled": "0"}).status_code == switch_code
+    row.refresh_from_db()
+    assert TaskRecord.objects.count() == Tick.objects.count() == int(may_run)
+    assert row.enabled is not may_switch
+    assert LogEntry.objects.count() == may_run + may_switch
+
+
+def test_buttons_need_the_csrf_token(client_of: Any) -> None:
+    """Each of the two forms carries it."""
+    row, client = make(), client_of("superuser", enforce_csrf_checks=True)
+    for view in ("run", "switch"):
+        assert client.post(f"{LIST}{row.pk}/{view}/", {"seen": "0", "enabled": "0"}).status_code == 403
+    page = client.get(page_of(row)).content.decode()
+    assert Tick.objects.count() == 0
+    for view in ("run", "switch"):
+        form = page.partition(f'<form id="asyncq-{view}" method="post" action="{LIST}{row.pk}/{view}/">')[2]
+        token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', form.partition("</form>")[0])
+        assert token is not None
+        data = {"seen": "0", "enabled": "0", "csrfmiddlewaretoken": token[1]}
+        assert client.post(f"{LIST}{row.pk}/{view}/", data).status_code == 302
+
+
+def test_view_only_shows_everything_masked_and_nothing_to_press(client_of: Any) -> None:
+    """No field, no button but Close; secrets are masked."""
+    row = make(task=STATEMENT, args=["north"], kwargs={"to": "x", "password": CANARY})
+    page = client_of("view").get(page_of(row)).content.decode()
+    main = page.partition('id="content-main"')[2]
+    assert not re.search(r'<(?:select|textarea|button|input(?! type="hidden" name="csrf))', main)
+    assert CANARY not in page and "••••••" in page and "ops" not in page
+
+
+# --- the form
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "text"),
+    [
+        ({"task": "tests.tasks.add"}, "task", "declared with @task(schedulable=True)"),
+        ({"task": "os.system"}, "task", "the code has no task of this name"),
+        ({"task": ""}, "task", "required"),
+        ({"args": "[1,"}, "args", "This is not JSON: line 1, column 4"),
+        ({"args": "\n{'a': 1}"}, "args", "This is not JSON: line 2, column 2"),
+        ({"args": '{"a": 1}'}, "args", 'give a list, such as [1, "two"]'),
+        ({"args": '"text"'}, "args", "give a list"),
+        ({"args": "[" * 100_000}, "args", "nested too deeply"),
+        ({"args": f"[{'1' * 5000}]"}, "args", "nested too deeply, or has a number that is too long"),
+        ({"args": "[NaN]"}, "args", "args[0] is nan, which JSON does not have"),
+        ({"args": '["\\u0000"]'}, "args", "NUL"),
+        ({"kwargs": "{"}, "kwargs", "This is not JSON"),
+        ({"kwargs": "[1]"}, "kwargs", 'give an object, such as {"days": 7}'),
+        ({"kwargs": '{"to": 1e999}'}, "kwargs", "inf"),
+        ({"kwargs": f'{{"to": "{"x" * 300_000}"}}', "args": ""}, "kwargs", "MAX_ARGUMENTS_BYTES"),
+        ({"args": ""}, "kwargs", "missing a required"),
+        ({"kwargs": ""}, "kwargs", "missing a required"),
+        ({"kwargs": '{"to": "x", "days": 1}', "args": '["north", 2]'}, "kwargs", "multiple values"),
+        ({"task": "tests.tasks.tidy", "args": "[1, 2]", "kwargs": ""}, "args", "too many positional arguments"),
+        ({"task": "tests.tasks.tidy", "args": "", "kwargs": '{"day": 1}'}, "kwargs", "'day'"),
+        ({"cron": "61 * * * *"}, "cron", "minute '61' is wrong"),
+        ({"cron": "every day"}, "cron", "fields instead of five"),
+        ({"cron": "0 0 30 2 *"}, "cron", "never fires"),
+        ({"cron": ""}, "cron", "Give a cron expression here or an interval below."),
+        ({"interval_seconds": "60"}, "interval_seconds", "not both"),
+        ({"cron": "", "interval_seconds": "0"}, "interval_seconds", "greater than or equal to 1"),
+        ({"cron": "", "interval_seconds": "-5"}, "interval_seconds", "greater than or equal to 1"),
+        ({"cron": "", "interval_seconds": "1e400"}, "interval_seconds", "whole number"),
+        ({"cron": "", "interval_seconds": str(2**40)}, "interval_seconds", "less than or equal to"),
+        ({"zone": "Mars/Olympus"}, "zone", "not one of the available choices"),
+        ({"zone": "localtime"}, "zone", "not one of the available choices"),
+        ({"starts_at_0": "2026-10-02", "starts_at_1": "10:00", "ends_at_0": "2026-10-02", "ends_at_1": "10:00"},
+         "ends_at", "This is not after the start."),
+        ({"starts_at_0": "tomorrow", "starts_at_1": "10:00"}, "starts_at", "valid date"),
+        ({"missed_cap": "0"}, "missed_cap", "greater than or equal to 1"),
+        ({"missed_cap": "1001"}, "missed_cap", "less than or equal to 1000"),
+        ({"cron": "*/5 * * * *", "jitter_seconds": "300"}, "jitter_seconds", "ticks come 5 min apart"),
+        ({"cron": "", "interval_seconds": "30", "jitter_seconds": "30"}, "jitter_seconds", "30 s apart"),
+        ({"overlap": "maybe"}, "overlap", "not one of the available choices"),
+        ({"name": ""}, "name", "required"),
+        ({"name": "taken"}, "name", "already exists"),
+        ({"name": "x" * 201}, "name", "at most 200"),
+    ],
+)  # fmt: skip
+def test_refusal_stands_at_its_field(boss: Client, values: dict[str, str], field: str, text: str) -> None:
+    """One error, at the field it is about, on the page; nothing is written."""
+    make("taken")
+    response = boss.post(LIST + "add/", filled(**values))
+    assert response.status_code == 200
+    assert list(errors_of(response)) == [field]
+    assert any(text in each for each in errors_of(response)[field]), errors_of(response)
+    shown = response.content.decode().partition(f'id="id_{field}_error"')[2].partition("</ul>")[0]
+    assert text in unescape(shown)
+    assert Schedule.objects.count() == 1
+
+
+def test_everything_that_is_wrong_is_told_at_once(boss: Client) -> None:
+    """A wrong date or zone does not hide a wrong expression."""
+    wrong = {"cron": "61 * * * *", "zone": "Mars", "ends_at_0": "x", "ends_at_1": "y", "args": "[", "missed_cap": "0"}
+    response = boss.post(LIST + "add/", filled(**wrong))
+    assert set(errors_of(response)) == {"cron", "zone", "ends_at", "args", "missed_cap"}
+
+
+def test_what_was_typed_is_kept_when_refused(boss: Client) -> None:
+    """Wrong JSON, however deep, comes back as it was."""
+    for typed in ('{"to": ', "[" * 100_000):
+        response = boss.post(LIST + "add/", filled(kwargs=typed))
+        assert f">\n{typed}</textarea>" in unescape(response.content.decode())
+
+
+def test_right_values_are_saved_and_the_page_shows_ten_ticks(boss: Client) -> None:
+    """The next tick is planned, and the person sees when it will fire."""
+    response = boss.post(LIST + "add/", filled(starts_at_0="2030-01-01", starts_at_1="00:00"))
+    row = Schedule.objects.get()
+    assert response["Location"] == page_of(row)
+    assert (row.args, row.kwargs, row.is_declared) == (["north"], {"to": "ops@example.org"}, False)
+    # A Monday, 02:30 in Berlin.
+    assert row.next_tick_at == datetime(2030, 1, 7, 1, 30, tzinfo=UTC)
+    page = text_of(boss.get(page_of(row)))
+    assert "Mon 2030-01-07 02:30 CET (UTC+01:00)" in page
+    assert page.count(" 02:30 CE") == 10
+    assert "At 02:30 on Monday" in page
+    assert LogEntry.objects.get().is_addition()
+
+
+def test_no_arguments_and_an_interval(boss: Client) -> None:
+    """Empty texts are no arguments; an interval counts from when it was made."""
+    boss.post(LIST + "add/", filled(task="tests.tasks.tidy", args="", kwargs=" ", cron="", interval_seconds="90"))
+    row = Schedule.objects.get()
+    assert (row.args, row.kwargs, row.cron, row.interval_seconds) == ([], {}, "", 90)
+    assert row.next_tick_at == row.created_at.replace(microsecond=0) + timedelta(seconds=90)
+    page = text_of(boss.get(page_of(row)))
+    assert "Every 1 minute 30 seconds" in page and "every 90 s" in page
+
+
+def test_tasks_to_choose_from_are_the_exposed_ones_with_what_they_take(boss: Client) -> None:
+    """And no other; a default that may be a secret is masked."""
+    page = unescape(boss.get(LIST + "add/").content.decode())
+    select = page.partition('<select name="task"')[2].partition("</select>")[0]
+    assert "tests.tasks.statement (region, /, days=7, *pages, to, password=••••••, **more)</option>" in select
+    assert "tests.tasks.add" not in select
+    assert "Tasks that the code declares with @task(schedulable=True)." in page
+
+
+def test_without_exposed_tasks_the_form_says_how_to_expose_one(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hint stands at the field."""
+    monkeypatch.setattr(code.tasks, "schedulable_names", list)
+    page = unescape(boss.get(LIST + "add/").content.decode())
+    assert "No task may be scheduled here yet. Declare one with @task(schedulable=True) in a tasks.py" in page
+
+
+def test_each_policy_is_explained(boss: Client) -> None:
+    """One sentence at each field."""
+    page = unescape(boss.get(LIST + "add/").content.decode())
+    for text in schedule_form.HELP.values():
+        assert str(text) in page
+
+
+def test_zones_begin_with_the_projects_and_utc(settings: Any) -> None:
+    """Then all others in order; names that are no places are left out."""
+    settings.TIME_ZONE = "Asia/Kathmandu"
+    names = [name for name, _label in schedule_form.zone_choices()]
+    assert names[:2] == ["Asia/Kathmandu", "UTC"] and names[2:] == sorted(names[2:])
+    assert len(names) == len(set(names)) > 400
+    assert not set(names) & {"localtime", "Factory", "posixrules"}
+
+
+def test_name_of_a_declared_schedule_is_not_to_be_had(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while no worker has made its row yet."""
+    monkeypatch.setattr(scheduler, "every_task", lambda: [tasks.tidy])
+    object.__setattr__(tasks.tidy, "schedule", cron("0 4 * * *", name="nightly tidy"))
+    try:
+        response = boss.post(LIST + "add/", filled(name="nightly tidy"))
+        assert errors_of(response) == {"name": ["The code declares a schedule of this name; choose another."]}
+        older = make("nightly tidy")
+        # One that was here first can still be edited, and says what is wrong.
+        assert boss.post(page_of(older), edited(older, missed_cap="5")).status_code == 302
+        assert "the code declares a schedule of this name" in text_of(boss.get(page_of(older)))
+    finally:
+        object.__setattr__(tasks.tidy, "schedule", None)
+
+
+def test_task_that_is_exposed_no_more_must_be_chosen_anew(boss: Client) -> None:
+    """The form does not keep a name that may not be posted."""
+    row = make(task="tests.tasks.add", args=[1])
+    page = boss.get(page_of(row)).content.decode()
+    assert 'value="tests.tasks.add"' not in page
+    assert "does not fire: its task is not declared with schedulable=True any more" in unescape(page)
+    assert list(errors_of(boss.post(page_of(row), edited(row)))) == ["task"]
+
+
+@pytest.mark.parametrize(
+    ("values", "planned"),
+    [
+        ({"cron": "0 4 * * *"}, True),
+        ({"zone": "Asia/Kathmandu"}, True),
+        ({"ends_at_0": "2035-01-01", "ends_at_1": "00:00"}, True),
+        ({"enabled": None}, True),
+        ({"kwargs": '{"days": 3}'}, False),
+        ({"missed": "all", "name": "other"}, False),
+        ({}, False),
+    ],
+)
+def test_next_tick_is_planned_anew_when_the_timing_changes(boss: Client, values: dict[str, Any], planned: bool) -> None:
+    """And only then: what the scheduler has written meanwhile stays."""
+    row = make()
+    overdue = timezone.now() - timedelta(hours=1)
+    Schedule.objects.update(next_tick_at=overdue)
+    assert boss.post(page_of(row), edited(row, **values)).status_code == 302
+    row.refresh_from_db()
+    assert (row.next_tick_at != overdue) is planned
+    assert row.next_tick_at is not None
+    if planned:
+        assert row.next_tick_at > timezone.now() - timedelta(minutes=1)
+
+
+def test_saving_writes_only_what_was_changed(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick that the scheduler fires while the form is saved is not undone."""
+    row = make()
+    later = timezone.now() + timedelta(hours=2)
+    plain = ScheduleAdmin.save_model
+
+    def save_model(self: Any, request: Any, obj: Schedule, form: Any, change: bool) -> None:
+        Schedule.objects.update(next_tick_at=later)
+        plain(self, request, obj, form, change)
+
+    monkeypatch.setattr(ScheduleAdmin, "save_model", save_model)
+    boss.post(page_of(row), edited(row, name="renamed"))
+    assert Schedule.objects.values_list("name", "next_tick_at").get() == ("renamed", later)
+
+
+def test_schedule_that_is_over_is_told(boss: Client) -> None:
+    """It is saved, with a warning and a mark."""
+    response = boss.post(LIST + "add/", filled(ends_at_0="2020-01-01", ends_at_1="00:00"))
+    assert said(response)[-1:] == [("success", "The schedule “weekly” was added successfully.")]
+    assert said(response)[0] == ("warning", "weekly has no tick to come, so it will not fire.")
+    row = Schedule.objects.get()
+    assert row.next_tick_at is None
+    page = text_of(boss.get(page_of(row)))
+    assert "does not fire: it has no tick to come any more" in page and "There is none." in page
+
+
+# --- declared in code
+
+
+@pytest.fixture
+def declared() -> Schedule:
+    """A schedule that code declares."""
+    return make("nightly", is_declared=True, task=STATEMENT, args=["n"], kwargs={"to": "x", "password": CANARY})
+
+
+def test_declared_schedule_is_read_only_but_for_its_switch(boss: Client, declared: Schedule) -> None:
+    """The page says where it comes from; other fields that are posted are not taken; secrets are masked."""
+    page = boss.get(page_of(declared)).content.decode()
+    form = page.partition('id="schedule_form"')[2].partition("</form>")[0]
+    fields = set(re.findall(r'<(?:input|select|textarea)[^>]* name="(\w+)"', form))
+    assert {name for name in fields if name not in ("csrfmiddlewaretoken", "action", "_selected_action")} == {
+        "enabled", "_save", "_continue",
+    }  # fmt: skip
+    assert "It is declared in code, so it is changed there" in page
+    assert CANARY not in page and "••••••" in page
+    Schedule.objects.update(next_tick_at=timezone.now() - timedelta(hours=1), enabled=False)
+    assert boss.post(page_of(declared), filled(enabled="on")).status_code == 302
+    fresh = Schedule.objects.get()
+    assert (fresh.name, fresh.task, fresh.cron, fresh.enabled) == ("nightly", STATEMENT, "*/5 * * * *", True)
+    assert fresh.next_tick_at is not None and fresh.next_tick_at > timezone.now()
+
+
+def test_declared_schedule_is_deleted_only_when_it_is_gone_from_the_code(boss: Client, declared: Schedule) -> None:
+    """Else it would come back; the reason is told, from its page and from the list."""
+    own, gone = make("own"), make("gone", is_declared=True, retired_at=timezone.now(), task="shop.tasks.gone")
+    reason = "Not deleted, for the code declares it and would make it again: nightly. Disable it instead, or take it"
+    assert b"deletelink" not in boss.get(page_of(declared)).content
+    assert b"deletelink" in boss.get(page_of(gone)).content
+    for answer in (
+        boss.get(f"{LIST}{declared.pk}/delete/"),
+        boss.post(f"{LIST}{declared.pk}/delete/", {"post": "yes"}),
+    ):
+        assert answer["Location"] == page_of(declared)
+        assert said(answer)[-1][0] == "error" and said(answer)[-1][1].startswith(reason)
+    data = {"action": "delete_selected", "_selected_action": [str(row.pk) for row in (declared, own, gone)]}
+    question = boss.post(LIST, data)
+    assert page_of(declared) not in question.content.decode() and page_of(gone) in question.content.decode()
+    answer = boss.post(LIST, {**data, "post": "yes"})
+    assert [level for level, _text in said(answer)][-2:] == ["error", "success"]
+    assert list(Schedule.objects.values_list("name", flat=True)) == ["nightly"]
+    assert (
+        said(boss.post(LIST, {"action": "delete_selected", "_selected_action": [str(declared.pk)]}))[-1][0] == "error"
+    )
+
+
+def test_deletion_asks_and_takes_the_ticks_along_without_listing_them(
+    client_of: Any, django_assert_max_num_queries: Any
+) -> None:
+    """However many there are; whoever may not edit comes back to the list."""
+    row, client = make(EVIL), client_of("delete")
+    now = timezone.now()
+    Tick.objects.bulk_create(Tick(schedule=row, tick_at=now - timedelta(minutes=count)) for count in range(3000))
+    with django_assert_max_num_queries(12):
+        question = client.get(f"{LIST}{row.pk}/delete/")
+    assert (
+        "3000 ticks" in text_of(question) and len(question.content) < 20_000 and b"<img src=x" not in question.content
+    )
+    answer = client.post(f"{LIST}{row.pk}/delete/", {"post": "yes"})
+    assert answer["Location"] == LIST
+    assert Tick.objects.count() == Schedule.objects.count() == 0
+
+
+# --- run now
+
+
+def test_run_now_queues_names_the_task_and_logs(client_of: Any) -> None:
+    """At once, whatever the switch says; the tick is marked as a person's."""
+    row, client = make(enabled=False, jitter_seconds=60), client_of("view_and_run")
+    answer = client.post(f"{LIST}{row.pk}/run/", {"seen": token_of(client, row)})
+    record, tick = TaskRecord.objects.get(), Tick.objects.get()
+    assert answer["Location"] == page_of(row)
+    assert said(answer) == [("success", f"Queued: {record}.")]
+    assert f'href="/admin/django_asyncq/taskrecord/{record.pk}/change/"' in str(
+        next(iter(get_messages(answer.wsgi_request)))
+    )
+    assert (tick.task_id, tick.by_person, tick.outcome, record.run_after) == (record.pk, True, TickOutcome.QUEUED, None)
+    entry = LogEntry.objects.get()
+    assert (entry.change_message, entry.object_id) == (f"Run now: task {record.pk}.", str(row.pk))
+    assert "by hand" in text_of(client.get(page_of(row)))
+
+
+def test_second_click_queues_nothing(client_of: Any) -> None:
+    """The same page sent twice; a page that was opened since then may run it again."""
+    row, client = make(), client_of("view_and_run")
+    token = token_of(client, row)
+    client.post(f"{LIST}{row.pk}/run/", {"seen": token})
+    answer = client.post(f"{LIST}{row.pk}/run/", {"seen": token})
+    first = TaskRecord.objects.get()
+    level, text = said(answer)[-1]
+    assert level == "warning"
+    assert text.startswith(f"It was run by hand after this page was opened: {first}, ")
+    assert text.endswith("Nothing more was queued.")
+    client.post(f"{LIST}{row.pk}/run/", {"seen": token_of(client, row)})
+    assert TaskRecord.objects.count() == LogEntry.objects.count() == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_clicks_at_the_same_time_queue_one_task() -> None:
+    """The row is locked between the look and the write."""
+    row, found, barrier = make(), [], threading.Barrier(2)
+
+    def click() -> None:
+        try:
+            barrier.wait(5)
+            found.append(run_once(row.pk, 0).is_new)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=click) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(found) == [False, True]
+    assert TaskRecord.objects.count() == 1
+
+
+@pytest.mark.parametrize("seen", [None, "", "x", "1" * 5000, "0; DROP TABLE"])
+def test_run_without_the_pages_number_is_refused(boss: Client, seen: str | None) -> None:
+    """What did not come from the page cannot be told from a second click."""
+    row = make()
+    answer = boss.post(f"{LIST}{row.pk}/run/", {} if seen is None else {"seen": seen})
+    assert said(answer) == [("error", "This request does not come from the page of the schedule. Nothing was queued.")]
+    assert Tick.objects.count() == 0
+
+
+def test_full_gate_refuses_and_nothing_is_written(boss: Client) -> None:
+    """The reason is told; there is no tick of it."""
+    row = make(task="tests.tasks.gated_tally")
+    name = tasks.gated_tally.gate
+    Gate.objects.create(name=name, limit=1)
+    gate.acquire([task_row(TaskState.QUEUED, gate=name)])
+    answer = boss.post(f"{LIST}{row.pk}/run/", {"seen": "0"})
+    ((level, text),) = said(answer)
+    assert level == "error" and f"gate '{name}' is full" in text and text.endswith("Nothing was queued.")
+    assert (Tick.objects.count(), TaskRecord.objects.count(), LogEntry.objects.count()) == (0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"task": "shop.tasks.gone"}, "no task named 'shop.tasks.gone' is registered"),
+        ({"task": "tests.tasks.add", "args": [1]}, "may not be scheduled by people"),
+        ({"kwargs": {"day": 1}}, "cannot be called so"),
+    ],
+)
+def test_what_cannot_be_run_is_told(boss: Client, values: dict[str, Any], reason: str) -> None:
+    """Code that is gone or changed, arguments that do not fit any more."""
+    row = make(**values)
+    ((level, text),) = said(boss.post(f"{LIST}{row.pk}/run/", {"seen": "0"}))
+    assert level == "error" and reason in text
+    assert Tick.objects.count() == 0
+
+
+def test_gate_that_cannot_be_asked_is_told(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis away: nothing was written."""
+
+    def away(*args: Any, **kwargs: Any) -> Any:
+        raise GateUnavailable("reports")
+
+    monkeypatch.setattr(gate, "acquire", away)
+    row = make(task="tests.tasks.gated_tally")
+    ((level, text),) = said(boss.post(f"{LIST}{row.pk}/run/", {"seen": "0"}))
+    assert level == "error" and "cannot be asked" in text
+    assert (Tick.objects.count(), TaskRecord.objects.count()) == (0, 0)
+
+
+def test_declared_schedule_can_be_run_and_a_vanished_one_is_no_error_page(boss: Client, declared: Schedule) -> None:
+    """Its task need not be exposed; an address of nothing leads back to the list."""
+    own = make("sums", is_declared=True, task="tests.tasks.add", args=[1])
+    assert said(boss.post(f"{LIST}{own.pk}/run/", {"seen": "0"}))[0][0] == "success"
+    for view in ("run", "switch"):
+        for pk in (uuid4(), "rubbish"):
+            answer = boss.post(f"{LIST}{pk}/{view}/", {"seen": "0", "enabled": "1"})
+            assert answer["Location"] == LIST
+            assert said(answer)[-1] == ("warning", "This schedule does not exist any more.")
+
+
+# --- on and off
+
+
+def test_switch_is_told_logged_and_misses_nothing(boss: Client) -> None:
+    """Off and on again: the next tick is one to come; the second click changes nothing."""
+    row = make()
+    off, on = {"enabled": "0"}, {"enabled": "1"}
+    assert said(boss.post(f"{LIST}{row.pk}/switch/", off)) == [("success", "Disabled: report.")]
+    assert said(boss.post(f"{LIST}{row.pk}/switch/", off))[-1] == ("info", "Already disabled: report.")
+    assert "There is none while it is off." in text_of(boss.get(page_of(row)))
+    Schedule.objects.update(next_tick_at=timezone.now() - timedelta(days=1))
+    answer = boss.post(f"{LIST}{row.pk}/switch/", on)
+    assert (answer["Location"], said(answer)[-1]) == (page_of(row), ("success", "Enabled: report."))
+    row.refresh_from_db()
+    assert row.enabled and row.next_tick_at is not None and row.next_tick_at > timezone.now()
+    assert list(LogEntry.objects.order_by("pk").values_list("change_message", flat=True)) == ["Disabled.", "Enabled."]
+
+
+def test_switch_of_the_list_returns_to_its_filter(boss: Client) -> None:
+    """The button's address carries it."""
+    row = make("nightly")
+    page = unescape(boss.get(LIST + "?q=night&enabled__exact=1").content.decode())
+    found = re.search(r'role="switch" aria-checked="true" aria-label="nightly" formaction="([^"]+)"', page)
+    assert found is not None
+    answer = boss.post(found[1], {"enabled": "0"})
+    assert answer["Location"] == LIST + "?q=night&enabled__exact=1"
+    assert f'href="{page_of(row)}?_changelist_filters=q%3Dnight%26enabled__exact%3D1"' in page
+
+
+def test_actions_switch_many_and_tell_of_those_that_cannot_fire(boss: Client) -> None:
+    """Broken ones stay off with the reason; those that are over are told."""
+    rows = [make(f"n{count}", enabled=False) for count in range(7)]
+    over = make("over", enabled=False, ends_at=timezone.now() - timedelta(days=1))
+    broken = make("broken", enabled=False, plan=False, cron="61 * * * *")
+    keys = [str(row.pk) for row in (*rows, over, broken)]
+    answer = boss.post(LIST, {"action": "enable_selected", "_selected_action": keys})
+    (success, warning, error) = said(answer)
+    assert success == ("success", "8 schedules enabled: n0, n1, n2, n3, n4, ….")
+    assert warning == ("warning", "over has no tick to come, so it will not fire.")
+    assert error[0] == "error" and error[1].startswith("Not enabled: broken: cron expression '61 * * * *'")
+    assert set(Schedule.objects.filter(enabled=False)) == {broken}
+    assert LogEntry.objects.count() == 8
+    boss.post(LIST, {"action": "disable_selected", "_selected_action": keys})
+    assert not Schedule.objects.filter(enabled=True).exists()
+
+
+# --- the list
+
+
+def row_text(response: Any, row: Schedule) -> str:
+    """The text of one row of the list, without its tags."""
+    rows = [each for each in response.content.decode().split("<tr>") if page_of(row) in each]
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", rows[0])).split())
+
+
+def test_list_tells_each_schedule_in_words(boss: Client) -> None:
+    """Name, task, origin, switch, words, expression and zone, next ticks, last run."""
+    nightly = make("nightly", cron="30 2 * * *", zone="Europe/Berlin", is_declared=True)
+    often = make("often", cron="", interval_seconds=90)
+    record = task_row()
+    for minutes, values in ((9, {}), (2, {"task": record})):
+        Tick.objects.create(schedule=often, tick_at=timezone.now() - timedelta(minutes=minutes), **values)
+    response = boss.get(LIST)
+    assert "nightly tidy · code On At 02:30 every day 30 2 * * * Europe/Berlin in " in row_text(response, nightly)
+    text = row_text(response, often)
+    assert "often tidy · admin On Every 1 minute 30 seconds every 90 s in " in text
+    assert f"2 min ago {record} Succeeded" in text
+    assert f'href="/admin/django_asyncq/taskrecord/{record.pk}/change/"' in response.content.decode()
+    assert re.search(
+        r'<time class="asyncq-time" dir="auto" datetime="[^"]+\+00:00" title="[^"]+ UTC">in ', response.content.decode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "mark"),
+    [
+        ({"retired_at": datetime(2026, 1, 1, tzinfo=UTC), "is_declared": True}, "gone from the code"),
+        ({"task": "shop.tasks.gone"}, "does not fire: the code has no task shop.tasks.gone"),
+        ({"task": "tests.tasks.add", "args": [1]}, "does not fire: its task is not declared with "),
+        ({"kwargs": {"day": 1}}, "does not fire: its task cannot be called with these "),
+        ({"args": {"no": "list"}, "kwargs": [1]}, "does not fire: its task cannot be called with these "),
+        ({"cron": "61 * * * *", "plan": False}, "does not fire: cron expression '61 * * * *': minute '61' is wrong;"),
+        ({"zone": "Mars/Olympus", "plan": False}, "does not fire: time zone 'Mars/Olympus' is not known here"),
+        ({"ends_at": datetime(2020, 1, 1, tzinfo=UTC)}, "does not fire: it has no tick to come any more"),
+        ({"plan": False}, "does not fire: its next tick is not planned; save it again"),
+        ({"plan": False, "next_tick_at": datetime(2026, 1, 1, tzinfo=UTC)}, "overdue: is a worker running?"),
+        ({"plan": False, "enabled": False}, ""),
+        ({}, ""),
+    ],
+)  # fmt: skip
+def test_marks_say_why_a_schedule_does_not_fire(boss: Client, values: dict[str, Any], mark: str) -> None:
+    """On the page, and in the list with the whole in a title."""
+    row = make(**values)
+    listing, page = boss.get(LIST), boss.get(page_of(row))
+    for response in (listing, page):
+        assert response.status_code == 200
+        assert ("asyncq-mark" in response.content.decode()) is bool(mark)
+    assert mark in text_of(page)
+    assert f'title="{mark}' in unescape(listing.content.decode())
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ({"outcome": TickOutcome.SKIPPED}, "Skipped an earlier one was not over"),
+        ({"outcome": TickOutcome.MISSED, "note": "this tick and those before it"}, "Missed this tick and those"),
+        ({"outcome": TickOutcome.REFUSED, "note": "gate 'x' is full"}, "Refused gate 'x' is full"),
+        ({"task_id": uuid4()}, "Queued task pruned"),
+    ],
+)
+def test_last_run_tells_what_became_of_the_tick(boss: Client, values: dict[str, Any], shown: str) -> None:
+    """Also of one without a task, or whose task's row is gone."""
+    row = make()
+    Tick.objects.create(schedule=row, tick_at=timezone.now() - timedelta(seconds=90), **values)
+    assert f"1 min ago {shown}" in row_text(boss.get(LIST), row)
+
+
+def test_list_of_a_hundred_takes_a_fixed_number_of_queries(boss: Client, django_assert_max_num_queries: Any) -> None:
+    """As many as for one."""
+
+    def add(count: int) -> None:
+        for _ in range(count):
+            row = make(f"n{uuid4()}")
+            for minutes in range(3):
+                tick_at = timezone.now() - timedelta(minutes=minutes)
+                Tick.objects.create(schedule=row, tick_at=tick_at, task=task_row())
+
+    add(1)
+    boss.get(LIST)
+    with django_assert_max_num_queries(10) as few:
+        boss.get(LIST)
+    add(99)
+    with django_assert_max_num_queries(len(few)):
+        response = boss.get(LIST)
+    assert response.content.decode().count('role="switch"') == 100
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("", {"a", "b", "c"}),
+        ("?enabled__exact=0", {"b"}),
+        ("?is_declared__exact=1", {"c"}),
+        ("?q=tally", {"b"}),
+        ("?q=zzz", set()),
+    ],
+)
+def test_filters_and_search(boss: Client, query: str, names: set[str]) -> None:
+    """By switch and origin; by name and task."""
+    make("a"), make("b", enabled=False, task="tests.tasks.tally", args=["x"]), make("c", is_declared=True)
+    assert {row.name for row in boss.get(LIST + query).context["cl"].result_list} == names
+
+
+def test_masked_columns_cannot_be_probed_by_address(boss: Client) -> None:
+    """A lookup into arguments would tell a secret letter by letter."""
+    make(kwargs={"password": CANARY})
+    for column in MASKED_COLUMNS:
+        for lookup in (column, f"{column}__password__startswith"):
+            assert boss.get(LIST, {lookup: "h"}).status_code == 400
+
+
+# --- the page
+
+
+def test_page_tells_the_latest_ticks_and_their_tasks(client_of: Any, django_assert_max_num_queries: Any) -> None:
+    """Twenty, newest first, the tasks in one query; a pruned task keeps its id; no link for whom it does not open."""
+    row, now = make(), timezone.now()
+    records = [task_row(), task_row(TaskState.FAILED), task_row(TaskState.RUNNING)]
+    pruned = uuid4()
+    values: list[dict[str, Any]] = [{"task": record} for record in records]
+    values += [{"task_id": pruned}, {"outcome": TickOutcome.REFUSED, "note": "password=hunter2 is wrong"}]
+    values += [{"by_person": True} for _ in range(20)]
+    for minutes, each in enumerate(values, 1):
+        Tick.objects.create(schedule=row, tick_at=now - timedelta(minutes=minutes), **each)
+    client = client_of("view_and_run")
+    client.get(page_of(row))
+    with django_assert_max_num_queries(12):
+        page = client.get(page_of(row))
+    text = text_of(page).partition("Latest ticks")[2]
+    assert f"1 min ago Queued {records[0]} Succeeded 2 min ago Queued {records[1]} Failed" in text
+    assert f"3 min ago Queued {records[2]} Running 4 min ago Queued …{str(pruned)[-8:]} pruned" in text
+    assert "5 min ago Refused password=•••••• is wrong –" in text
+    assert text.count("by hand") == 15
+    assert page.content.decode().count("/taskrecord/0") == 3
+    assert "/taskrecord/0" not in client_of("view").get(page_of(row)).content.decode()
+
+
+def lines(row: Schedule, now: datetime, count: int = 4) -> list[tuple[str, str, str]]:
+    """The ticks to come as the page would show them at `now`."""
+    shown = [schedule_page.tick_row(each, now) for each in preview(row.timing, now, count, zone=row.zone)]
+    return [(f"{each.day} {each.clock}", each.zone, each.note) for each in shown]
+
+
+def test_gap_and_repeated_hour_in_berlin() -> None:
+    """A job at a fixed time runs after the gap, and once in the hour that comes twice."""
+    row = make(cron="30 2 * * *", zone="Europe/Berlin")
+    assert lines(row, datetime(2026, 3, 28, 0, 0, tzinfo=UTC), 3) == [
+        ("Sat 2026-03-28 02:30", "CET (UTC+01:00)", ""),
+        ("Sun 2026-03-29 03:00", "CEST (UTC+02:00)", "02:30 does not exist on this day; runs at 03:00"),
+        ("Mon 2026-03-30 02:30", "CEST (UTC+02:00)", ""),
+    ]
+    assert lines(row, datetime(2026, 10, 24, 12, 0, tzinfo=UTC), 2) == [
+        ("Sun 2026-10-25 02:30", "CEST (UTC+02:00)", "02:30 comes twice on this day; runs the first time only"),
+        ("Mon 2026-10-26 02:30", "CET (UTC+01:00)", ""),
+    ]
+
+
+def test_gap_and_repeated_hour_in_new_york() -> None:
+    """A job that follows the clock leaves the gap out, and runs in both passes of the hour that comes twice."""
+    row = make(cron="*/30 * * * *", zone="America/New_York")
+    assert lines(row, datetime(2026, 3, 8, 6, 31, tzinfo=UTC), 2) == [
+        ("Sun 2026-03-08 03:00", "EDT (UTC-04:00)", "02:00, 02:30 do not exist, so there were no ticks then"),
+        ("Sun 2026-03-08 03:30", "EDT (UTC-04:00)", ""),
+    ]
+    assert lines(row, datetime(2026, 11, 1, 5, 1, tzinfo=UTC), 4) == [
+        ("Sun 2026-11-01 01:30", "EDT (UTC-04:00)", "01:30 comes twice on this day; this is the first"),
+        ("Sun 2026-11-01 01:00", "EST (UTC-05:00)", "01:00 comes twice on this day; this is the second"),
+        ("Sun 2026-11-01 01:30", "EST (UTC-05:00)", "01:30 comes twice on this day; this is the second"),
+        ("Sun 2026-11-01 02:00", "EST (UTC-05:00)", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("zone", "now", "shown"),
+    [
+        ("Europe/Berlin", datetime(2026, 3, 28, 12, 0, tzinfo=UTC), "02:30 does not exist on this day; runs at 03:00"),
+        ("America/New_York", datetime(2026, 10, 31, 12, 0, tzinfo=UTC), ""),
+        ("Europe/Berlin", datetime(2026, 10, 24, 12, 0, tzinfo=UTC), "02:30 comes twice on this day"),
+    ],
+)
+def test_page_marks_the_tick_of_the_day(rf: Any, zone: str, now: datetime, shown: str) -> None:
+    """And no other; 02:30 is not in the hour that comes twice in New York."""
+    row = make(cron="30 2 * * *", zone=zone)
+    request = rf.get("/")
+    request.user = User(is_superuser=True, is_active=True, is_staff=True)
+    page = schedule_page.SchedulePage(
+        row, now, schedule_page.TaskLinks(admin.site, request), may_run=False, may_switch=False
+    )
+    html = render_to_string("admin/django_asyncq/schedule/overview.html", {"page": page})
+    assert html.count("asyncq-mark") == bool(shown) and shown in html
+    assert html.count("<time datetime=") == 10 and f"Time in {zone}" in html
+
+
+def test_many_times_in_a_gap_are_told_as_a_span_and_other_days_by_date() -> None:
+    """Sixty minutes are not listed; a whole day that was left out has its date."""
+    row = make(cron="* * * * *", zone="America/New_York")
+    assert lines(row, datetime(2026, 3, 8, 6, 59, tzinfo=UTC), 1)[0][2] == (
+        "02:00 to 02:59 do not exist, so there were no ticks then"
+    )
+    local = datetime(2011, 12, 31, 0, 0)
+    note = DstNote(DstKind.GAP, (datetime(2011, 12, 30, 2, 30),))
+    assert schedule_page.note_words(note, local).startswith("2011-12-30 02:30 does not exist")
+
+
+@pytest.mark.parametrize(
+    ("zone", "shown"), [("UTC", "UTC"), ("Asia/Kathmandu", "UTC+05:45"), ("Asia/Tokyo", "JST (UTC+09:00)")]
+)
+def test_offset_is_told_with_its_name_where_it_has_one(zone: str, shown: str) -> None:
+    """Many zones have no abbreviation."""
+    row = make(cron="", interval_seconds=90, zone=zone, starts_at=datetime(2026, 1, 1, tzinfo=UTC))
+    assert lines(row, datetime(2026, 1, 1, 0, 0, 1, tzinfo=UTC), 1)[0][1] == shown
+    assert re.search(r":\d\d:30$", lines(row, datetime(2026, 1, 1, 0, 0, 1, tzinfo=UTC), 1)[0][0])
+
+
+def test_weekdays_follow_the_language() -> None:
+    """The rest of the text falls back whole."""
+    row = make(cron="30 2 * * *")
+    with translation.override("de"):
+        assert lines(row, datetime(2026, 3, 28, 0, 0, tzinfo=UTC), 1)[0][0].startswith("Sa 2026")
+
+
+def test_everything_is_escaped(boss: Client) -> None:
+    """Markup in any field is shown as text: list, page, form, questions, messages."""
+    row = make(EVIL, args=[], kwargs={"days": EVIL})
+    odd = make(f"odd {EVIL}", plan=False, task=f"m.{EVIL}", cron=EVIL[:60], zone=EVIL[:64], kwargs={EVIL: EVIL})
+    gone = make(f"gone {EVIL}", is_declared=True, retired_at=timezone.now(), kwargs={EVIL: EVIL})
+    for each in (row, odd, gone):
+        Tick.objects.create(schedule=each, tick_at=timezone.now(), outcome=TickOutcome.REFUSED, note=EVIL)
+    run = StartupRun.objects.create(name=EVIL, holder=EVIL, term=1, begun_at=timezone.now(), error=f"{EVIL}\n{EVIL}")
+    keys = [str(each.pk) for each in (row, odd, gone)]
+    pages = [boss.get(LIST), boss.get(LIST, {"q": EVIL}), *(boss.get(page_of(each)) for each in (row, odd, gone))]
+    pages += [boss.post(LIST, {"action": action, "_selected_action": keys}, follow=True)
+              for action in ("disable_selected", "enable_selected", "delete_selected")]  # fmt: skip
+    pages += [boss.post(f"{LIST}{each.pk}/run/", {"seen": "0"}, follow=True) for each in (row, odd, gone)]
+    pages += [boss.post(page_of(row), edited(row, **{name: EVIL})) for name in filled() if name != "enabled"]
+    pages += [boss.get(f"{LIST}{row.pk}/history/"), boss.get(RUNS), boss.get(f"{RUNS}{run.pk}/change/")]
+    for page in pages:
+        assert page.status_code in (200, 302)
+        text = page.content.decode()
+        assert "<img" not in text.replace('<img src="/static/admin/', "") and "<svg/" not in text
+
+
+def test_secrets_are_masked_outside_the_form(client_of: Any) -> None:
+    """Only whoever may change a schedule reads them, in the form and nowhere else."""
+    row = make(task=STATEMENT, args=["north"], kwargs={"to": "x", "password": CANARY, "more": {"api_key": CANARY}})
+    Tick.objects.create(schedule=row, tick_at=timezone.now(), outcome=TickOutcome.REFUSED, note=f"token={CANARY}")
+    viewer, changer = client_of("view"), client_of("change")
+    for client in (viewer, changer):
+        assert CANARY not in client.get(LIST).content.decode()
+        assert CANARY not in client.get(f"{LIST}{row.pk}/history/").content.decode()
+    assert CANARY not in viewer.get(page_of(row)).content.decode()
+    page = changer.get(page_of(row)).content.decode()
+    assert page.count(CANARY) == 2
+    assert CANARY not in re.sub(r"<textarea[^>]*>[^<]*</textarea>", "", page)
+
+
+def test_positional_secrets_are_masked_by_the_name_of_their_parameter(client_of: Any) -> None:
+    """As on the page of a task."""
+    row = make(task="tests.test_admin.login", args=["ann", CANARY], is_declared=True)
+    from . import test_admin  # noqa: F401 - registers the task
+
+    page = client_of("superuser").get(page_of(row)).content.decode()
+    assert CANARY not in page and "••••••" in page
+
+
+def test_pages_obey_a_strict_content_security_policy(boss: Client) -> None:
+    """No script, style or handler stands in the markup of ours; all is loaded from the site itself."""
+    row, run = make(task=STATEMENT, args=["n"], kwargs={"to": "x"}), StartupRun.objects.create(
+        name="warm", holder="host 1", term=1, begun_at=timezone.now(), error="no"
+    )  # fmt: skip
+    pages = [boss.get(LIST), boss.get(page_of(row)), boss.get(LIST + "add/"), boss.post(LIST + "add/", {})]
+    pages += [boss.get(RUNS), boss.get(f"{RUNS}{run.pk}/change/")]
+    for page in pages:
+        text = page.content.decode()
+        assert not re.search(r"<style|<script(?![^>]*\bsrc=)(?![^>]*application/json)", text)
+        assert not re.search(r"\sstyle=|\son\w+=", text)
+        assert not re.search(r"(?:src|href|action)=\"(?:https?:)?//", text)
+        assert "django_asyncq/admin.css" in text
+
+
+# --- start-up runs
+
+
+def test_startup_runs_are_shown_and_never_edited(boss: Client) -> None:
+    """Name, begun, took, outcome, holder; the error masked, long ones cut; nobody adds, edits or deletes."""
+    begun = timezone.now() - timedelta(hours=2)
+    long = f"Traceback\nfirst line\n{'x' * 100_000}\npassword={CANARY}"
+    rows = [
+        StartupRun.objects.create(
+            name=name, holder="web-1 42", term=7, begun_at=begun, finished_at=finished, error=error
+        )
+        for name, finished, error in (
+            ("fine", begun + timedelta(seconds=12), ""),
+            ("bad", begun + timedelta(seconds=3), long),
+            ("lost", None, ""),
+        )
+    ]
+    listing = boss.get(RUNS)
+    text = text_of(listing)
+    assert "fine 2 h ago 12 s Succeeded web-1 42" in text
+    assert "bad 2 h ago 3.0 s Failed password=•••••• web-1 42" in text
+    assert "lost 2 h ago – Not finished web-1 42" in text
+    page = boss.get(f"{RUNS}{rows[1].pk}/change/").content.decode()
+    assert "first line" in page and "Show all" in page and len(page) < 60_000
+    whole = boss.get(f"{RUNS}{rows[1].pk}/change/?full").content.decode()
+    assert "x" * 100_000 in whole
+    assert "It still runs, or its process died." in boss.get(f"{RUNS}{rows[2].pk}/change/").content.decode()
+    for each in (listing.content.decode(), page, whole):
+        assert CANARY not in each
+    assert boss.get(RUNS + "add/").status_code == 403
+    assert boss.post(f"{RUNS}{rows[0].pk}/change/", {"name": "x"}).status_code == 403
+    assert boss.post(f"{RUNS}{rows[0].pk}/delete/", {"post": "yes"}).status_code == 403
+    assert b'name="_save"' not in boss.get(f"{RUNS}{rows[0].pk}/change/").content
+
+
+def test_startup_runs_need_their_permission(client_of: Any) -> None:
+    """That to view schedules is another."""
+    assert client_of("view").get(RUNS).status_code == 403
+
+
+# --- the site
+
+
+@pytest.mark.parametrize("has_tasks", [False, True])
+def test_works_on_a_site_of_ones_own(client_of: Any, settings: Any, has_tasks: bool) -> None:
+    """Addresses follow the site; one without tasks has no links to them."""
+    site = AdminSite("office")
+    site.register(Schedule, ScheduleAdmin)
+    if has_tasks:
+        site.register(TaskRecord, TaskRecordAdmin)
+    settings.ROOT_URLCONF = ModuleType("schedule_office_urls")
+    settings.ROOT_URLCONF.urlpatterns = [path("office/", site.urls), path("admin/", admin.site.urls)]
+    row, client = make(), client_of("superuser")
+    Tick.objects.create(schedule=row, tick_at=timezone.now(), task=task_row())
+    office = f"/office{LIST.removeprefix('/admin')}"
+    pages = [client.get(office), client.get(f"{office}{row.pk}/change/")]
+    answer = client.post(f"{office}{row.pk}/run/", {"seen": "0"})
+    assert answer["Location"] == f"{office}{row.pk}/change/"
+    assert client.post(f"{office}add/", filled())["Location"].startswith(office)
+    for page in pages:
+        assert page.status_code == 200 and '"/admin/' not in page.content.decode()
+        assert ("/office/django_asyncq/taskrecord/0" in page.content.decode()) is has_tasks
+
+
+def test_admin_passes_the_system_checks_and_locks_are_not_shown() -> None:
+    """Nothing is wrong with the classes; the terms of locks are nobody's business."""
+    assert ScheduleAdmin(Schedule, admin.site).check() == []
+    assert StartupRunAdmin(StartupRun, admin.site).check() == []
+    assert not admin.site.is_registered(LockTerm) and not admin.site.is_registered(Tick)

@@ -1,0 +1,240 @@
+"""The admin in a real browser: a person logs in, makes a schedule against resistance, runs it, switches it off and on.
+
+Needs chromium and chromedriver; without them it is skipped, unless ASYNCQ_REQUIRE_BROWSER is 1.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support import expected_conditions
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from django_asyncq.models import Schedule, TaskRecord
+
+from . import tasks  # noqa: F401 - registers them
+
+PAGE_SECONDS = 30
+DESKTOP, TELEPHONE = 1440, 390
+NEXT = "table[aria-labelledby=asyncq-upcoming] tbody tr"
+LATEST = "table[aria-labelledby=asyncq-runs] tbody tr"
+
+
+def find(*names: str) -> str | None:
+    """The first of the programs that is there."""
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+BROWSER, DRIVER = find("chromium", "chromium-browser", "google-chrome"), find("chromedriver")
+pytestmark = [
+    pytest.mark.skipif(
+        not (BROWSER and DRIVER) and os.environ.get("ASYNCQ_REQUIRE_BROWSER") != "1",
+        reason="no chromium and chromedriver found",
+    ),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(180),
+]
+
+
+@pytest.fixture
+def browser() -> Iterator[Chrome]:
+    """A browser of its own, without a window."""
+    assert BROWSER and DRIVER, "ASYNCQ_REQUIRE_BROWSER is 1, but chromium or chromedriver is missing"
+    options = ChromeOptions()
+    options.binary_location = BROWSER
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = Chrome(options=options, service=Service(DRIVER))
+    driver.set_page_load_timeout(PAGE_SECONDS)
+    driver.set_script_timeout(PAGE_SECONDS)
+    yield driver
+    driver.quit()
+
+
+class Person:
+    """Somebody at the browser."""
+
+    def __init__(self, browser: Chrome, site: str) -> None:
+        self.browser = browser
+        self.site = site
+        self.wait = WebDriverWait(browser, PAGE_SECONDS)
+
+    def log_in(self, name: str, password: str) -> None:
+        """Log in as a person does."""
+        self.browser.get(f"{self.site}/admin/login/")
+        self.type("username", name)
+        self.type("password", password)
+        self.press("input[type=submit]")
+
+    def width(self, pixels: int) -> None:
+        """Make the window so wide."""
+        metrics = {"width": pixels, "height": 900, "deviceScaleFactor": 1, "mobile": pixels == TELEPHONE}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def open(self, path: str) -> None:
+        """Go to a page of the app."""
+        self.browser.get(f"{self.site}/admin/django_asyncq/{path}")
+
+    def one(self, selector: str) -> WebElement:
+        """The element, as soon as it is there."""
+        return self.wait.until(lambda browser: browser.find_element(By.CSS_SELECTOR, selector))
+
+    def all(self, selector: str) -> list[WebElement]:
+        """Every such element of the page as it is now."""
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def type(self, name: str, text: str) -> None:
+        """Put a text into a field in place of what is there."""
+        field = self.one(f"[name={name}]")
+        field.clear()
+        field.send_keys(text)
+
+    def choose(self, name: str, value: str) -> None:
+        """Choose from a select."""
+        Select(self.one(f"[name={name}]")).select_by_value(value)
+
+    def press(self, selector: str) -> None:
+        """Click, and wait until the page that it leads to is there."""
+        before = self.one("html")
+        self.one(selector).click()
+        self.wait.until(expected_conditions.staleness_of(before))
+        self.wait.until(lambda browser: browser.execute_script("return document.readyState") == "complete")
+
+    def refused(self) -> dict[str, str]:
+        """Save, and return what the page says at which field."""
+        self.press("[name=_save]")
+        assert self.one(".errornote").is_displayed()
+        found = {each.get_attribute("id") or "": each for each in self.all("ul.errorlist")}
+        assert all(each.is_displayed() for each in found.values())
+        return {re.sub(r"^id_|_error$", "", id): each.text for id, each in found.items()}
+
+    def told(self) -> list[str]:
+        """The messages of the page."""
+        return [each.text for each in self.all("ul.messagelist li")]
+
+
+@pytest.fixture
+def person(browser: Chrome, live_server: Any) -> Person:
+    """Ann, who has logged in and may do everything."""
+    User.objects.create_superuser("ann", password="secret words")
+    person = Person(browser, live_server.url)
+    person.width(DESKTOP)
+    person.log_in("ann", "secret words")
+    return person
+
+
+def test_person_makes_a_schedule_runs_it_and_switches_it(person: Person) -> None:
+    """Right values are saved, and the page shows what will come; run now, off and on are told."""
+    person.open("schedule/add/")
+    person.type("name", "Nightly statement")
+    person.choose("task", "tests.tasks.statement")
+    person.type("args", '["north"]')
+    person.type("kwargs", '{"to": "ops@example.org"}')
+    person.type("cron", "30 4 * * *")
+    person.choose("zone", "Europe/Berlin")
+    person.press("[name=_save]")
+    assert person.told() == ["The schedule “Nightly statement” was added successfully."]
+    row = Schedule.objects.get()
+    assert person.browser.current_url.endswith(f"/schedule/{row.pk}/change/")
+    ticks = [each.text for each in person.all(NEXT)]
+    assert len(ticks) == 10 and all(" 04:30 CE" in tick for tick in ticks)
+
+    person.press("button[form=asyncq-run]")
+    record = TaskRecord.objects.get()
+    assert person.told() == [f"Queued: {record}."]
+    (latest,) = [each.text for each in person.all(LATEST)]
+    assert "by hand" in latest and f"{record} Queued" in " ".join(latest.split())
+
+    person.press("button[form=asyncq-switch]")
+    assert person.told() == ["Disabled: Nightly statement."]
+    row.refresh_from_db()
+    assert not row.enabled and person.all(NEXT) == []
+    person.open("schedule/")
+    person.press("button[role=switch][aria-checked=false]")
+    assert person.told() == ["Enabled: Nightly statement."]
+    row.refresh_from_db()
+    assert row.enabled and person.one("button[role=switch]").get_attribute("aria-checked") == "true"
+
+
+def test_what_is_wrong_is_told_at_its_field(person: Person) -> None:
+    """A wrong expression, arguments that do not fit, no JSON, a task that is not exposed; then all is right."""
+    person.open("schedule/add/")
+    person.type("name", "Nightly statement")
+    person.choose("task", "tests.tasks.statement")
+    person.type("args", '["north"]')
+    person.type("kwargs", '{"to": "ops@example.org"}')
+    person.type("cron", "61 2 * * *")
+    found = person.refused()
+    assert list(found) == ["cron"] and "minute '61' is wrong" in found["cron"]
+
+    person.type("cron", "30 2 * * *")
+    person.type("kwargs", '{"days": 7}')
+    found = person.refused()
+    assert list(found) == ["kwargs"] and "missing a required" in found["kwargs"]
+
+    person.type("kwargs", '{"to": "ops@example.org"}')
+    person.type("args", '["north", 7')
+    found = person.refused()
+    assert list(found) == ["args"] and "This is not JSON: line 1, column 12" in found["args"]
+
+    person.type("args", '["north", 7]')
+    option = person.one("[name=task] option[value='tests.tasks.tidy']")
+    person.browser.execute_script("arguments[0].value = 'os.system'", option)
+    person.choose("task", "os.system")
+    found = person.refused()
+    assert list(found) == ["task"] and "os.system cannot be scheduled here" in found["task"]
+    assert not Schedule.objects.exists()
+
+    person.choose("task", "tests.tasks.statement")
+    person.press("[name=_save]")
+    assert Schedule.objects.get().args == ["north", 7]
+
+
+def test_run_now_on_a_page_that_is_out_of_date_queues_nothing(person: Person) -> None:
+    """Opened in two windows, pressed in both: the second says what the first did."""
+    row = Schedule.objects.create(name="tidy", task="tests.tasks.tidy", cron="0 4 * * *", zone="UTC")
+    person.open(f"schedule/{row.pk}/change/")
+    first = person.browser.current_window_handle
+    person.browser.switch_to.new_window("tab")
+    person.open(f"schedule/{row.pk}/change/")
+    person.press("button[form=asyncq-run]")
+    record = TaskRecord.objects.get()
+    person.browser.switch_to.window(first)
+    person.press("button[form=asyncq-run]")
+    (told,) = person.told()
+    assert told.startswith(f"It was run by hand after this page was opened: {record}, ")
+    assert len(person.all(LATEST)) == TaskRecord.objects.count() == 1
+
+
+@pytest.mark.parametrize("width", [DESKTOP, TELEPHONE])
+def test_pages_fit_the_window_and_ask_nobody_else(person: Person, width: int) -> None:
+    """No page scrolls sideways; what is pressed is large enough for a finger; the browser finds nothing wrong."""
+    row = Schedule.objects.create(
+        name="A name that is long enough to need a second line on a telephone",
+        task="tests.tasks.statement",
+        args=["north"],
+        kwargs={"to": "x" * 300},
+        cron="*/5 * * * *",
+        zone="America/Argentina/ComodRivadavia",
+    )
+    person.width(width)
+    page_of_row = f"schedule/{row.pk}/"
+    for page in ("schedule/", "schedule/add/", f"{page_of_row}change/", f"{page_of_row}delete/", "startuprun/"):
+        person.open(page)
+        assert person.browser.execute_script("return document.documentElement.scrollWidth") <= width, page
+        for each in person.all(".asyncq-button, .asyncq-switch"):
+            assert min(each.size["height"], each.size["width"]) >= 24
+        asked = person.browser.execute_script("return performance.getEntriesByType('resource').map(each => each.name)")
+        assert asked and all(each.startswith(person.site) for each in asked)
+    assert [entry for entry in person.browser.get_log("browser") if "favicon" not in entry["message"]] == []
