@@ -1,4 +1,4 @@
-"""The one task of the studio: paint a picture and put it where the site finds it."""
+"""The tasks of the studio: paint a picture where the site finds it, and sweep up what killed painters left."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from typing import Any
 from django.conf import settings
 from PIL.Image import Image
 
-from django_asyncq import TaskContext, task
+from django_asyncq import TaskContext, every, startup_task, task
 
 from .catalogue import MODELS
 
 logger = logging.getLogger("renders")
 
 MAX_ATTEMPTS = 4
+# No picture takes so long: the time-out is far below.
+UNFINISHED_SECONDS = 3600
 # Chance that a flaky model loses its first, second and third attempt; it never loses its last.
 GLITCH_CHANCES = (0.8, 0.5, 0.3)
 
@@ -38,6 +40,7 @@ class RenderGlitch(Exception):
     backoff=1,
     give_up_on=(ValueError,),
     timeout=60,
+    schedulable=True,
 )
 def render(context: TaskContext, model: str, **params: Any) -> dict[str, Any]:
     """Paint one picture. Safe to repeat: the seed decides the picture, and the file is replaced as a whole.
@@ -67,7 +70,12 @@ def glitches(id: str, attempt: int) -> bool:
 
 def image_path(id: uuid.UUID | str) -> Path:
     """Return where the picture of a task is, or will be. id: a UUID, never text from outside."""
-    return settings.STUDIO_VAR / "images" / f"{id}.png"
+    return images_folder() / f"{id}.png"
+
+
+def images_folder() -> Path:
+    """Return the folder of all pictures."""
+    return settings.STUDIO_VAR / "images"
 
 
 def save(image: Image, id: str) -> Path:
@@ -82,3 +90,20 @@ def save(image: Image, id: str) -> Path:
     finally:
         unfinished.unlink(missing_ok=True)
     return path
+
+
+@task(queue_name="renders", schedule=every(minutes=5, overlap="skip"))
+def sweep() -> int:
+    """Remove pictures that were left unfinished because their process was killed. Returns: how many."""
+    removed = 0
+    for path in images_folder().glob(".*.tmp"):
+        if time.time() - path.stat().st_mtime > UNFINISHED_SECONDS:
+            path.unlink(missing_ok=True)
+            removed += 1
+    return removed
+
+
+@startup_task("images folder")
+def make_images_folder() -> None:
+    """Let the first picture find its place."""
+    images_folder().mkdir(parents=True, exist_ok=True)
