@@ -24,13 +24,13 @@ from .broker import Broker
 from .broker.keys import due_channel
 from .broker.watch import Watch
 from .coordinator import StartupTaskCoordinator
-from .entries import BEAT_SECONDS, Entries
 from .exceptions import BrokerUnavailable, TermOver
 from .forwarder import forward_due
 from .models import TaskRecord, TaskState
 from .reconciler import Reconciler
 from .retention import Pruner
 from .scheduler import Fired, Scheduler
+from .scheduler_entries import BEAT_SECONDS, SchedulerEntries
 from .startup import StartupRunner
 
 logger = logging.getLogger("django_asyncq.upkeep")
@@ -111,7 +111,7 @@ class Upkeep:
         self.reconciler = Reconciler(self.broker)
         self.pruner = Pruner(self.broker, fenced=self._fenced)
         self.scheduler = Scheduler(self._fenced)
-        self.entries = Entries()
+        self.entries = SchedulerEntries()
         self.startup = StartupRunner(single_instance=single_instance)
         self._synced_term = 0
         self._beat_at = 0.0

@@ -22,7 +22,7 @@ RANKS = [
     {"tasks"},
     {"results"},
     {"forwarder", "scheduler", "reconciler", "retention"},
-    {"entries", "worker"},
+    {"scheduler_entries", "worker"},
     {"startup"},
     {"upkeep"},
     {"supervisor"},

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_asyncq import timing
-from django_asyncq.entries import spec
 from django_asyncq.exceptions import InvalidOption, InvalidTiming
+from django_asyncq.scheduler_entries import spec
 from django_asyncq.timing import Cron, DstKind, Interval, Timing, describe, preview
 
 SECOND, MINUTE, HOUR, DAY = (timedelta(**{unit: 1}) for unit in ("seconds", "minutes", "hours", "days"))

@@ -26,7 +26,7 @@ from .timing import Cron, Timing
 BEAT_SECONDS = 10
 
 
-class Entries:
+class SchedulerEntries:
     """The entries of this process."""
 
     def __init__(self) -> None:

@@ -11,11 +11,11 @@ import pytest
 
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import prefix
-from django_asyncq.entries import Entries, entry_of, go_duration
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.message import SchedulerEnqueueEvent, SchedulerEntry
 from django_asyncq.models import Schedule, Tick
 from django_asyncq.scheduler import Fired, Scheduler
+from django_asyncq.scheduler_entries import SchedulerEntries, entry_of, go_duration
 from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks  # noqa: F401 - registers them
@@ -114,7 +114,7 @@ def test_a_beat_shows_all_that_fire_until_the_next_is_overdue() -> None:
     Schedule.objects.filter(pk=make(name="bad").pk).update(zone="Mars/Olympus")
     make(name="off", enabled=False)
     fired = Scheduler(clock=lambda: NOON + timedelta(minutes=5)).look().fired
-    entries = Entries()
+    entries = SchedulerEntries()
     for _ in range(2):
         entries.beat()
         entries.note(fired)
@@ -138,7 +138,7 @@ def test_a_beat_shows_all_that_fire_until_the_next_is_overdue() -> None:
 def test_only_the_latest_events_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand; here three."""
     monkeypatch.setattr("django_asyncq.broker.schedulers.EVENTS_KEPT", 3)
-    entries = Entries()
+    entries = SchedulerEntries()
     for number in range(6):
         entries.board.note("e", b"event %d" % number, number)
     assert Broker().client.zrange(f"{prefix()}:scheduler_history:e", 0, -1) == [b"event 3", b"event 4", b"event 5"]
@@ -148,7 +148,7 @@ def test_only_the_latest_events_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_redis_that_is_away_is_told_to_the_caller(own_redis: EmbeddedRedis) -> None:
     """Who beats again later shows it again."""
     row = make()
-    entries = Entries()
+    entries = SchedulerEntries()
     own_redis.kill()
     for verb in (entries.beat, entries.clear, lambda: entries.note([Fired(row, NOON, row.pk)])):
         with pytest.raises(BrokerUnavailable):
