@@ -43,6 +43,8 @@ LEAD_SECONDS = 1.0
 LOOK_SECONDS = 5.0
 OUTAGE_SECONDS = 1.0
 STOP_SECONDS = 10.0
+# Between SIGTERM and SIGKILL of a start-up task at shutdown; the tasks have had their own grace before.
+STARTUP_GRACE_SECONDS = 2.0
 
 
 class Loop(threading.Thread):
@@ -140,7 +142,7 @@ class Upkeep:
         for loop in self._loops:
             if loop.is_alive():
                 loop.join(max(deadline - time.monotonic(), 0.1))
-        self.startup.stop(conf.current().shutdown_grace_seconds)
+        self.startup.stop(STARTUP_GRACE_SECONDS)
         if self.coordinator.is_held(self.lock_name):
             with suppress(BrokerUnavailable):
                 self.entries.clear()
