@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,15 +15,24 @@ if TYPE_CHECKING:
     from .models import TaskRecord
 
 
+@dataclass(slots=True)
+class Ending:
+    """What the block of `complete_on_commit` gets. result: the task's return value; it may be set until the end."""
+
+    result: Any = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
     """What a task declared with `takes_context=True` gets as its first argument.
 
     record: the row. stop: set when the run shall end (timeout passed, or the worker is shutting down).
+    completion: the worker's part of `complete_on_commit`.
     """
 
     record: TaskRecord
     stop: Any = None
+    completion: Callable[[Any], AbstractContextManager[Ending]] | None = None
 
     @property
     def attempt(self) -> int:
@@ -42,3 +53,15 @@ class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
         if seconds is not None and not seconds >= 0:
             raise InvalidOption(f"retry(in_={in_!r}): a time to wait of at least 0")
         raise RetryRequested(delay_seconds=seconds, counted=counted)
+
+    def complete_on_commit(self, result: Any = None) -> AbstractContextManager[Ending]:
+        """Open the transaction that ends the task: what is written in the block and its success are one commit.
+
+        result: the task's return value; the block may set `result` of what it gets instead.
+        After the block the task is over: what still comes is run, but neither its value nor its error counts.
+        Raises: InvalidOption outside a worker, in a task that is atomic, and for a second use, unless the block before
+        raised. The block's end raises LeaseLost or TaskTimeout, its effects rolled back, when the run may not end so.
+        """
+        if self.completion is None:
+            raise InvalidOption("complete_on_commit() ends a run in a worker; here is none")
+        return self.completion(result)

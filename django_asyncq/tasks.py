@@ -59,6 +59,7 @@ class Task(_FrameworkTask[P, R]):
     schedule: when it is queued by itself, made by `cron()` or `every()`; several as a tuple, each with a name.
     schedulable: whether people may make schedules of it in the admin, with arguments of their choice.
     retention: how long its rows are kept when they have ended; the settings may say otherwise.
+    atomic: run the function and record its success in one database transaction (`def` only).
     """
 
     max_attempts: int | None = None
@@ -72,6 +73,7 @@ class Task(_FrameworkTask[P, R]):
     schedule: Declaration | tuple[Declaration, ...] | None = None
     schedulable: bool = False
     retention: Retention | None = None
+    atomic: bool = False
 
     def __post_init__(self) -> None:
         _check_options(self)
@@ -172,6 +174,10 @@ def _check_options(task: Task[Any, Any]) -> None:
         refuse("schedulable", "True or False")
     if task.retention is not None and not isinstance(task.retention, Retention):
         refuse("retention", "Retention(succeeded=…, failed=…)")
+    if not isinstance(task.atomic, bool):
+        refuse("atomic", "True or False")
+    if task.atomic and inspect.iscoroutinefunction(task.func):
+        refuse("atomic", "a transaction belongs to one thread, so the function must be a `def`, not an `async def`")
     if task.schedule is not None:
         _check_schedule(task, refuse)
 
@@ -269,6 +275,7 @@ def task(
     schedule: Declaration | tuple[Declaration, ...] | None = None,
     schedulable: bool = False,
     retention: Retention | None = None,
+    atomic: bool = False,
 ) -> Callable[[Callable[Concatenate[TaskContext, P], R]], Task[P, R]]: ...
 
 
@@ -292,6 +299,7 @@ def task(
     schedule: Declaration | tuple[Declaration, ...] | None = None,
     schedulable: bool = False,
     retention: Retention | None = None,
+    atomic: bool = False,
 ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
 

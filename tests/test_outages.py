@@ -1,0 +1,280 @@
+"""The database is away while tasks end: nothing that ran is run again, whether the worker waits or must stop."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from django_asyncq import lifecycle
+from django_asyncq.broker import Broker, Entry, Lease
+from django_asyncq.broker.keys import QueueKeys
+from django_asyncq.exceptions import BrokerUnavailable
+from django_asyncq.lifecycle import handing_over
+from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.tasks import registered
+from django_asyncq.worker import process as process_module
+from django_asyncq.worker import reporter as reporter_module
+from django_asyncq.worker.job import Job, Outcome
+from django_asyncq.worker.reporter import Reporter
+
+from . import tasks
+from .proxy import Proxy
+from .test_gate import holders
+from .workers import environment, history, run_workers, wait_until, workers
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TASKS = 20
+
+
+@pytest.fixture
+def history_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A history file that tasks in every process write to."""
+    path = tmp_path / "history.jsonl"
+    monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(path))
+    return path
+
+
+class Outage(NamedTuple):
+    """A database that workers reach by `url` until `begin` is called, and again after `end`."""
+
+    url: str
+    begin: Callable[[], None]
+    end: Callable[[], None]
+
+
+@pytest.fixture
+def outage() -> Iterator[Outage]:
+    """PostgreSQL behind a relay that breaks every connection; SQLite's file locked by somebody else."""
+    url = environment()["DATABASE_URL"]
+    if connection.vendor == "sqlite":
+        other = sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None, timeout=30)
+        yield Outage(url, lambda: other.execute("BEGIN EXCLUSIVE") and None, other.rollback)
+        other.close()
+        return
+    parts = urlsplit(url)
+    with Proxy((parts.hostname or "127.0.0.1", parts.port or 5432)) as proxy:
+        netloc = f"{parts.netloc.rpartition('@')[0]}@{proxy.host}:{proxy.port}"
+        yield Outage(urlunsplit(parts._replace(netloc=netloc)), proxy.go_away, proxy.come_back)
+
+
+def count_of(path: Path, event: str) -> int:
+    """How many lines of the history say so."""
+    return sum(line["event"] == event for line in history(path))
+
+
+def end_without_database(outage: Outage, path: Path, seconds: float) -> list[Any]:
+    """Have 20 tasks begin, take the database away, wait until all have ended."""
+    results = [tasks.gated.using(queue_limit=TASKS).enqueue("g", seconds) for _ in range(TASKS)]
+    wait_until(lambda: count_of(path, "begin") == TASKS, "20 tasks begun")
+    outage.begin()
+    wait_until(lambda: count_of(path, "end") == TASKS, "20 tasks ended")
+    return results
+
+
+def assert_all_ran_once(path: Path) -> None:
+    """All have succeeded at their first and only run, and the gate is empty."""
+    rows = TaskRecord.objects.values_list("state", "attempt", "crash_count")
+    assert list(rows) == [(TaskState.SUCCEEDED, 1, 0)] * TASKS
+    assert count_of(path, "begin") == TASKS
+    assert holders("g") == set()
+
+
+def test_outcomes_wait_while_the_database_is_away(outage: Outage, history_path: Path, tmp_path: Path) -> None:
+    """20 tasks end, the database is away for 5 s: each is begun once and recorded."""
+    with workers(tmp_path, "--concurrency", str(TASKS), DATABASE_URL=outage.url):
+        end_without_database(outage, history_path, 2.0)
+        time.sleep(5)  # the outage itself
+        outage.end()
+        wait_until(lambda: TaskRecord.objects.succeeded().count() == TASKS, "20 recorded successes")
+        wait_until(lambda: not holders("g"), "an empty gate")
+    assert_all_ran_once(history_path)
+
+
+def test_sigterm_while_the_database_is_away_runs_nothing_again(
+    outage: Outage, history_path: Path, tmp_path: Path
+) -> None:
+    """What could not be written is left in Redis; the next workers record it and give the gate's slots back."""
+    with workers(tmp_path, "--concurrency", str(TASKS), DATABASE_URL=outage.url) as fleet:
+        end_without_database(outage, history_path, 2.0)
+        assert fleet.stop() == 0
+        assert f"{TASKS} of {TASKS} outcomes were left in Redis" in fleet.output()
+    outage.end()
+    assert TaskRecord.objects.succeeded().count() == 0
+    run_workers()
+    assert_all_ran_once(history_path)
+    keys = QueueKeys("default")
+    assert Broker().client.llen(keys.active) == Broker().client.zcard(keys.lease) == 0
+
+
+# --- the parts
+
+
+def taken_run(state: TaskState = TaskState.RUNNING, **values: Any) -> lifecycle.Run:
+    """A task that worker `w` has taken and begun; its row says so if `state` is 1."""
+    record = TaskRecord.objects.create(name="tests.tasks.add", **values)
+    broker = Broker()
+    broker.register_queue("default")
+    broker.enqueue("default", [Entry(str(record.id), b"message")])
+    (lease,) = broker.dequeue("default", "w", 1, 30).leases
+    run = lifecycle.Run(record, lease)
+    lifecycle.begin(run, "w", timezone.now())
+    if state == TaskState.RUNNING:
+        assert lifecycle.mark_running([run]) == []
+    return run
+
+
+def recover(run: lifecycle.Run) -> int:
+    """What the reconciler does with a lapsed lease."""
+    return lifecycle.recover(Broker(), "default", "w", [run.lease], reason="gone")
+
+
+@pytest.mark.parametrize("state", [TaskState.QUEUED, TaskState.RUNNING])
+def test_success_that_was_left_is_recorded(state: TaskState) -> None:
+    """Whether the row said 1 or still 0; the entry goes, nothing is run."""
+    run = taken_run(state)
+    lifecycle.succeed(run, {"n": 1}, timezone.now())
+    assert lifecycle.hand_over(Broker(), "w", [run]) == 1
+    assert Broker().held("default", "w") == []
+    assert [expired.id for expired in Broker().expired("default")] == [run.lease.id]
+    assert recover(run) == 1
+    row = TaskRecord.objects.get()
+    assert (row.state, row.return_value, row.attempt, row.worker_ids) == (TaskState.SUCCEEDED, {"n": 1}, 1, ["w"])
+    assert row.finished_at == run.record.finished_at
+    assert Broker().missing("default", [run.lease.id]) == [run.lease.id]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_failure_that_was_left_is_recorded_with_its_retry(again: bool, redis_client: Any) -> None:
+    """The error is added to those of the row; the entry waits for its retry, or is archived, without the outcome."""
+    run = taken_run(errors=[{"exception": "x", "message": "earlier", "traceback": ""}])
+    retry_at = timezone.now() + timedelta(hours=1) if again else None
+    lifecycle.fail(run, ValueError("no"), "traceback", timezone.now(), retry_at=retry_at)
+    lifecycle.hand_over(Broker(), "w", [run])
+    recover(run)
+    row = TaskRecord.objects.get()
+    assert (row.state, row.retry_at) == (TaskState.FAILED, retry_at)
+    assert [error["message"] for error in row.errors] == ["earlier", "no"]
+    keys = QueueKeys("default")
+    assert redis_client.zscore(keys.retry if again else keys.archived, run.lease.id) is not None
+    assert not redis_client.hexists(keys.task(run.lease.id), "outcome")
+
+
+def test_next_taker_records_what_was_left_and_runs_nothing() -> None:
+    """Also when a foreign recoverer has put the entry back among the pending."""
+    run = taken_run()
+    lifecycle.succeed(run, 1, timezone.now())
+    lifecycle.hand_over(Broker(), "w", [run])
+    assert Broker().requeue("default", "w", [run.lease]) == ["requeued"]
+    assert lifecycle.claim(Broker(), "default", "v", 1, "default").runs == []
+    assert TaskRecord.objects.get().state == TaskState.SUCCEEDED
+    assert Broker().held("default", "v") == []
+
+
+def test_outcome_of_a_run_that_was_taken_over_is_void() -> None:
+    """The row tells of a later run: what the earlier one left changes nothing, and Redis refuses it too."""
+    run = taken_run()
+    lifecycle.succeed(run, 1, timezone.now())
+    TaskRecord.objects.update(fence=run.lease.fence + 1)
+    lifecycle.hand_over(Broker(), "w", [run])
+    rows = lifecycle.load([run.lease])
+    assert lifecycle.take_up(Broker(), "default", "w", [run.lease], rows) == set()
+    assert TaskRecord.objects.get().state == TaskState.RUNNING
+    assert lifecycle.hand_over(Broker(), "w", [lifecycle.Run(run.record, Lease(run.lease.id, 99))]) == 0
+
+
+def test_script_changes_nothing_where_it_refuses(redis_client: Any, key_prefix: str) -> None:
+    """Every word: another fence, a task that is not active, one that Redis does not know."""
+    run, broker, keys = taken_run(), Broker(), QueueKeys("default")
+
+    def dump() -> dict[bytes, bytes]:
+        return {key: redis_client.dump(key) for key in redis_client.scan_iter(f"{key_prefix}*")}
+
+    before = dump()
+    other = Lease(run.lease.id, run.lease.fence + 1)
+    assert broker.hand_over("default", "w", [(other, b"{}"), (Lease("none", 1), b"{}")]) == ["stale", "gone"]
+    assert dump() == before
+    assert broker.hand_over("default", "w", [(run.lease, b"{}")]) == ["handed_over"]
+    assert broker.hand_over("default", "w", [(run.lease, b"{}")]) == ["handed_over"]
+    assert broker.outcomes("default", ["none", run.lease.id]) == {run.lease.id: b"{}"}
+    assert redis_client.zscore(keys.lease, run.lease.id) <= time.time() + 1
+    broker.requeue("default", "w", [run.lease])
+    before = dump()
+    assert broker.hand_over("default", "w", [(run.lease, b"{}")]) == ["stale"]
+    assert dump() == before
+
+
+def test_result_that_is_too_large_for_redis_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state counts for more; a note says what is missing."""
+    monkeypatch.setattr(handing_over, "LARGEST_BYTES", 1000)
+    run = taken_run()
+    lifecycle.succeed(run, "x" * 1001, timezone.now())
+    lifecycle.hand_over(Broker(), "w", [run])
+    recover(run)
+    row = TaskRecord.objects.get()
+    assert row.state == TaskState.SUCCEEDED
+    assert "too many to be left in Redis" in row.return_value["result_not_stored"]
+
+
+def test_what_is_no_outcome_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    """The task goes the way of any lost run."""
+    run = taken_run()
+    Broker().hand_over("default", "w", [(run.lease, b"[]")])
+    assert recover(run) == 1
+    assert "is no outcome" in caplog.text
+    assert TaskRecord.objects.get().state == TaskState.QUEUED
+
+
+def ended(run: lifecycle.Run, value: object) -> Outcome:
+    """The outcome of a run as a slot reports it."""
+    return Outcome(Job(run, registered("tests.tasks.add")), timezone.now(), value)
+
+
+def test_reporter_leaves_outcomes_it_never_looked_at(caplog: pytest.LogCaptureFixture) -> None:
+    """Those still in line when the process must end are not forgotten; those being handed back are."""
+    reporter = Reporter(Broker(), "w", lambda: None)
+    kept, dropped = ended(taken_run(), 1), ended(taken_run(), 2)
+    reporter.ended(kept)
+    reporter.ended(dropped)
+    reporter.abandon([dropped.job])
+    reporter.hand_over()
+    assert list(Broker().outcomes("default", [kept.job.run.lease.id, dropped.job.run.lease.id])) == [
+        kept.job.run.lease.id
+    ]
+    assert "1 of 1 outcomes were left in Redis" in caplog.text
+
+
+def test_redis_away_too_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """As before: the tasks run again."""
+
+    def away(*arguments: Any) -> list[str]:
+        raise BrokerUnavailable("away")
+
+    reporter = Reporter(Broker(), "w", lambda: None)
+    reporter.ended(ended(taken_run(), 1))
+    monkeypatch.setattr(Broker, "hand_over", away)
+    reporter.hand_over()
+    assert ("django_asyncq.worker", logging.ERROR) in [record[:2] for record in caplog.record_tuples]
+    assert "their tasks run again" in caplog.text
+
+
+def test_nothing_is_fetched_while_outcomes_cannot_be_written() -> None:
+    """Neither while the database is away nor with 10,000 outcomes in memory."""
+    worker = object.__new__(process_module.WorkerProcess)
+    worker.reporter = Reporter(Broker(), "w", lambda: None)
+    worker.reporter.database_is_away = True
+    assert worker.room() == 0
+    worker.reporter.database_is_away = False
+    worker.reporter.unwritten = process_module.MOST_UNWRITTEN
+    assert worker.room() == 0
+    assert reporter_module.GIVE_UP_SECONDS + process_module.REPORT_SECONDS < 8
