@@ -13,6 +13,7 @@ AsyncqError
 ├── RunEnded               how a run ended when its function did not end it; recorded on the row
 │   ├── TaskTimeout        the run took longer than its timeout
 │   ├── WorkerLost         the process died, or its host did
+│   ├── LeaseLost          another run has taken the task over; recorded nowhere
 │   ├── TaskNotRegistered  no code of this name here
 │   └── TaskNotRunnable    the row's arguments cannot be given to any function
 └── RetryRequested         raised by `context.retry()`; never seen outside the worker
@@ -120,6 +121,10 @@ class TaskTimeout(RunEnded):
 
 class WorkerLost(RunEnded):
     """The worker process that ran the task died, or its lease ran out."""
+
+
+class LeaseLost(RunEnded):
+    """Another run has taken the task over, so this one may not commit; nothing of it is recorded."""
 
 
 class TaskNotRegistered(RunEnded):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from . import lifecycle
+from . import failpoints, lifecycle
 from .broker import Broker
 
 LARGEST_BATCH = 100
@@ -32,6 +32,7 @@ def forward_due(broker: Broker, queues: Iterable[str]) -> Due:
                 answer = broker.forward(queue, source, LARGEST_BATCH)
                 forwarded += answer.moved
                 if answer.own:
+                    failpoints.reach("forward.retry_found")
                     retried += lifecycle.retry_due(broker, queue, answer.own)
                 if answer.moved + len(answer.own) < LARGEST_BATCH:
                     break

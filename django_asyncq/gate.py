@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from . import conf
+from . import conf, failpoints
 from .broker import clients, scripts
 from .exceptions import BrokerUnavailable, GateUnavailable, QueueFull, UnknownGate
 from .models import Gate, TaskRecord, TaskState
@@ -23,6 +23,7 @@ logger = logging.getLogger("django_asyncq.gate")
 
 LIVE_STATES = (TaskState.QUEUED, TaskState.RUNNING)
 IDS_PER_CALL = 200
+KEYS_PER_SCAN = 1000
 LONGEST_HOLD_SECONDS = 86_400
 SHORTEST_HOLD_SECONDS = 3_600
 
@@ -81,7 +82,12 @@ def confirm(records: Sequence[TaskRecord]) -> set[UUID]:
     """
     lost: set[UUID] = set()
     for gate, group in by_gate(records).items():
-        admission = admit(gate, group, partial=True, seconds=0)
+        try:
+            admission = admit(gate, group, partial=True, seconds=0)
+        except UnknownGate as error:
+            # Its limit was removed after the task was admitted; without one it waits for nothing.
+            logger.warning("%d tasks go on without a slot: %s", len(group), error)
+            continue
         lost |= {record.id for record in group if str(record.id) in admission.refused}
     return lost
 
@@ -164,6 +170,7 @@ def build(gate: str) -> None:
     arguments = [row.limit if row else "", row.expected_seconds if row else "", hold_seconds(expected), *holders]
     if scripts.run("gate_build", _client(), keys(gate), arguments) == b"already":
         return
+    failpoints.reach("build.gate_built")
     # A task that ended between the read and the build has been made a member again.
     release_ids(gate, sorted(set(holders) - set(_holders(gate))))
     if _limit_of(Gate.objects.filter(name=gate).first()) != _limit_of(row):
@@ -183,29 +190,60 @@ def slots(gate: str) -> list[Slot]:
     return [Slot(member.decode(), int(score)) for member, score in pairs]
 
 
-def audit(gate: str, now: float) -> Drift:
+def occupied() -> set[str]:
+    """Return the names of gates that have members and were built here, also those that no live task is at.
+
+    Walks the key space. Raises: BrokerUnavailable.
+    """
+    prefix = conf.current().gate_prefix
+    with clients.broker_errors():
+        found = _client().scan_iter(match=f"{prefix}*", count=KEYS_PER_SCAN)
+        names = {key.decode("utf-8", "replace").removeprefix(prefix) for key in found}
+        # A gate without the mark is another program's alone.
+        return {name for name in names if _client().hexists(keys(name)[1], "built")}
+
+
+def audit(gate: str, now: float, *, seen: set[str] | None = None, dry_run: bool = False) -> Drift:
     """Make the members agree with the rows in 0 and 1: renew, add and remove.
 
     now: Unix seconds. Slots younger than a provisional one are left alone: their row may not be committed yet.
-    Raises: BrokerUnavailable.
+    seen: the members without a live row that the last audit found; only what is among them goes, for a worker that
+        has written an end gives the slot back a moment later; those found now take their place. None: all go at once.
+    dry_run: only count. Raises: BrokerUnavailable.
     """
     members = {slot.id: slot.expires_at for slot in slots(gate)}
     row = Gate.objects.filter(name=gate).first()
-    if _known_limit(gate) != _limit_of(row):
+    if not dry_run and _known_limit(gate) != _limit_of(row):
         forget_built(gate)  # it was changed while Redis was away
-    expected = row.expected_seconds if row else conf.current().expected_seconds
     holders = _holders(gate)
-    added = 0
-    if not (row and row.limit <= 0):
-        for start in range(0, len(holders), IDS_PER_CALL):
-            arguments = [hold_seconds(expected), *holders[start : start + IDS_PER_CALL]]
-            added += int(scripts.run("gate_renew", _client(), keys(gate)[:1], arguments))
-        if added:
-            release_ids(gate, sorted(set(holders) - set(_holders(gate))))
     provisional_until = now + conf.current().provisional_seconds
     strangers = {id for id, expires_at in members.items() if expires_at > provisional_until}.difference(holders)
-    removed = release_ids(gate, sorted(strangers.difference(_holders(gate)))) if strangers else 0
-    return Drift(added, removed)
+    lacking = set() if row and row.limit <= 0 else _renew(gate, row, holders, dry_run=dry_run)
+    if lacking or strangers:
+        live = set(_holders(gate))
+        # A task that ended between the read and the renewal has been made a member again.
+        ended = lacking - live
+        if not dry_run:
+            release_ids(gate, sorted(ended))
+        lacking, strangers = lacking - ended, strangers - live
+    if seen is not None:
+        strangers, found = strangers & seen, strangers
+        seen.clear()
+        seen.update(found - strangers)
+    return Drift(len(lacking), len(strangers) if dry_run else release_ids(gate, sorted(strangers)))
+
+
+def _renew(gate: str, row: Gate | None, holders: Sequence[str], *, dry_run: bool) -> set[str]:
+    """Extend the holders' slots, and give one to those that have none; return those."""
+    if dry_run:
+        return set(holders) - {slot.id for slot in slots(gate)}
+    hold = hold_seconds(row.expected_seconds if row else conf.current().expected_seconds)
+    lacking: set[str] = set()
+    for start in range(0, len(holders), IDS_PER_CALL):
+        arguments = [hold, *holders[start : start + IDS_PER_CALL]]
+        found = scripts.run("gate_renew", clients.client("worker"), keys(gate)[:1], arguments)
+        lacking |= {id.decode() for id in found}
+    return lacking
 
 
 def _limit_of(row: Gate | None) -> tuple[int, float] | None:

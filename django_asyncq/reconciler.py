@@ -1,22 +1,29 @@
 """Making Redis agree with the rows again: what crashed, what drifted, what was lost.
 
 Every repair returns how many it mended, can be repeated, and is right even when two processes do it at once; the
-coordinator only sees to it that one does.
+coordinator only sees to it that one does. On a healthy system every count is 0, however busy it is.
+
+Ours is a task that has a row, or that our workers have taken (its hash has a `fence` and is active). All else that
+stands in Redis is of some Go program: no repair removes it. An id without a hash is no task, whoever put it there.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import NamedTuple
+from uuid import UUID
 
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from . import conf, gate, lifecycle
+from . import conf, failpoints, gate, lifecycle
 from .broker import Broker, Expired, Lease
+from .broker.sweeping import Page, Standing, Sweeping
+from .exceptions import BrokerUnavailable, GateUnavailable
 from .lifecycle.messages import entry_of, later_fence
 from .models import Gate, TaskRecord, TaskState
 
@@ -25,25 +32,63 @@ logger = logging.getLogger("django_asyncq.reconciler")
 # Younger rows may be in the hands of the process that enqueues them.
 GRACE_SECONDS = 3
 YOUNG_SECONDS = 300
-ROWS_PER_PAGE = 500
+ROWS_PER_PAGE = 1000
+# Where asynq has a task that does not run and is not about to.
+SET_ASIDE = {"", "scheduled", "retry", "archived", "completed"}
+PLACES_OF_FAILED = {"retry", "archived", "completed"}
 
 
 class Repairs(NamedTuple):
-    """What one pass mended."""
+    """What one pass mended.
+
+    recovered: leases that ran out. pushed: rows in 0 that Redis did not know. parked: those that wait for a retry.
+    unleased: rows in 1 that nobody ran. leased: active tasks without a lease. strays: ids without a hash. orphans:
+    hashes in no list. ended: waiting entries whose row is final. held: what gone workers seemed to hold.
+    """
 
     recovered: int = 0
     pushed: int = 0
     parked: int = 0
     unleased: int = 0
+    leased: int = 0
+    strays: int = 0
+    orphans: int = 0
+    ended: int = 0
+    held: int = 0
     slots_added: int = 0
     slots_removed: int = 0
+
+    def plus(self, other: Repairs) -> Repairs:
+        """Return the sums."""
+        return Repairs(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {count}" for name, count in self._asdict().items() if count) or "nothing"
+
+
+class Rebuilt(NamedTuple):
+    """What a rebuild did, or would do. queues: name → place → tasks put there. gates: name → slots."""
+
+    queues: dict[str, Counter[str]]
+    gates: dict[str, gate.Drift]
+
+
+def look_on(rows: int) -> None:
+    """Take no notice of how far a walk over rows has come."""
 
 
 class Reconciler:
     """Runs the repairs when they are due: the quick ones often, the sweeps over all rows seldom."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, *, looked_at: Callable[[int], None] = look_on) -> None:
+        """looked_at: told after each page of rows how many it had."""
         self.broker = broker
+        self.sweeping = Sweeping(broker.role)
+        self.looked_at = looked_at
+        # Members of gates that had no live row when they were last looked at.
+        self._strangers: dict[str, set[str]] = {}
+        # Rows in 0 whose entry stood in a place of 3 at the last sweep.
+        self._stranded: set[UUID] = set()
         self._quick_at = 0.0
         self._sweep_at = 0.0
 
@@ -59,6 +104,7 @@ class Reconciler:
             # Set first: what is enqueued from now on is pushed by its own process. A sweep that fails is due again.
             self._sweep_at = 0.0
             self.broker.mark_alive()
+            failpoints.reach("reconcile.marked_alive")
         repairs = self.sweep() if sweep else self.quick()
         if sweep:
             self._sweep_at = now + settings.sweep_seconds
@@ -70,20 +116,60 @@ class Reconciler:
         return repairs
 
     def quick(self) -> Repairs:
-        """Lapsed leases, and young rows that were never pushed."""
-        return Repairs(recovered=self.recover_expired(), pushed=self.push_missing(young=True))
-
-    def sweep(self) -> Repairs:
-        """Every repair over every row that is not final."""
-        added, removed = self.audit_gates()
+        """Lapsed leases, young rows that were never pushed, and gate slots that the last sweep found strange."""
+        drift = self.audit_gates(sorted(self._strangers)) if self._strangers else gate.Drift(0, 0)
         return Repairs(
             recovered=self.recover_expired(),
-            pushed=self.push_missing(young=False),
-            parked=self.park_missing(),
-            unleased=self.recover_unleased(),
-            slots_added=added,
-            slots_removed=removed,
+            pushed=self.push_missing(young=True),
+            slots_added=drift.added,
+            slots_removed=drift.removed,
         )
+
+    def sweep(self) -> Repairs:
+        """Every repair, over every row that is not final and over all that Redis has of it."""
+        # In this order: what Redis has half of goes before it is looked which rows it lacks.
+        recovered = self.recover_expired()
+        repairs = self.sweep_places().plus(self.sweep_hashes())
+        repairs = repairs.plus(
+            Repairs(
+                recovered=recovered,
+                pushed=self.push_missing(young=False),
+                parked=self.park_missing(),
+                unleased=self.recover_unleased(),
+            )
+        )
+        # Last: a row that lost its slot before it was pushed has to ask for one, and may be put off.
+        drift = self.audit_gates(self._gates())
+        return repairs.plus(Repairs(slots_added=drift.added, slots_removed=drift.removed))
+
+    def rebuild(self, *, dry_run: bool = False) -> Rebuilt:
+        """Put every row that waits and that Redis does not know back into its place, and mend the gates.
+
+        dry_run: only count. Raises: BrokerUnavailable, GateUnavailable, django.db.Error; what was done by then stays.
+        """
+        rebuilt = Rebuilt({}, {})
+        if not dry_run:
+            self.broker.mark_alive()
+        # First, else the pushes below make the members, and nobody sees how many lacked.
+        for name in self._gates():
+            drift = gate.audit(name, time.time(), dry_run=dry_run)
+            if any(drift):
+                rebuilt.gates[name] = drift
+        now = timezone.now()
+        for page in self.unpushed(young=False):
+            if not dry_run:
+                lifecycle.push(self.broker, page, again=True)
+            for row in page:
+                place = "scheduled" if row.run_after and row.run_after > now else "pending"
+                # A full gate has put it off.
+                place = place if row.state == TaskState.QUEUED else "retry"
+                rebuilt.queues.setdefault(row.queue_name, Counter())[place] += 1
+        for page in self.unparked():
+            if not dry_run:
+                self._park(page)
+            for row in page:
+                rebuilt.queues.setdefault(row.queue_name, Counter())["retry"] += 1
+        return rebuilt
 
     def recover_expired(self) -> int:
         """Hand back tasks whose lease ran out: their host is gone, or its supervisor was silent for too long."""
@@ -95,6 +181,7 @@ class Reconciler:
                 # What could not be moved would be listed again and again; the next pass looks at it.
                 if not now_recovered:
                     break
+        failpoints.reach("reconcile.leases_mended")
         return recovered
 
     def _recover_leases(self, queue: str, found: Iterable[Expired]) -> int:
@@ -107,26 +194,96 @@ class Reconciler:
             for worker_id, leases in by_worker.items()
         )
 
-    def push_missing(self, *, young: bool) -> int:
-        """Push rows in 0 that Redis does not know: a crash between commit and push, or Redis was away or emptied."""
+    def sweep_places(self) -> Repairs:
+        """Walk what waits and what is active in Redis: ids without a hash, rows that are final, leases that lack."""
+        repairs = Repairs()
+        for queue in sorted(self.broker.queues()):
+            for page in self.sweeping.pages(queue):
+                repairs = repairs.plus(self._mend_page(queue, page))
+        return repairs
+
+    def _mend_page(self, queue: str, page: Page) -> Repairs:
+        strays = [task.id for task in page.tasks if not task.state]
+        dropped = self.sweeping.drop_strays(queue, page.place, strays) if strays else 0
+        if page.place == "active":
+            taken = [task.id for task in page.tasks if task.state == "active" and task.fence]
+            return Repairs(strays=dropped, leased=self._give_leases(queue, taken))
+        return Repairs(strays=dropped, ended=self._discard_ended(queue, [task for task in page.tasks if task.state]))
+
+    def _give_leases(self, queue: str, ids: Sequence[str]) -> int:
+        return self.sweeping.give_leases(queue, ids, conf.current().lease_seconds) if ids else 0
+
+    def _discard_ended(self, queue: str, tasks: Sequence[Standing]) -> int:
+        """Remove waiting entries of rows that have ended: the process that should have was killed in between."""
+        before = timezone.now() - timedelta(seconds=GRACE_SECONDS)
+        final = self._rows_of(queue, [task.id for task in tasks]).filter(finished_at__lt=before)
+        ids = {str(id) for id in final.values_list("id", flat=True)}
+        if not ids:
+            return 0
+        return self.sweeping.discard(queue, [task for task in tasks if task.id in ids])
+
+    def _rows_of(self, queue: str, ids: Iterable[str]) -> QuerySet[TaskRecord]:
+        return TaskRecord.objects.filter(id__in=list(map(UUID, filter(is_id, ids))), queue_name=queue)
+
+    def sweep_hashes(self) -> Repairs:
+        """Walk the key space: hashes in no list, active ones without a lease, what gone workers seem to hold."""
+        repairs = Repairs()
+        for found in self.sweeping.hashes():
+            for queue, workers in found.workers.items():
+                held = sum(self.sweeping.prune_held(queue, worker) for worker in workers)
+                repairs = repairs.plus(Repairs(held=held))
+            for queue, ids in found.tasks.items():
+                suspects = self.sweeping.suspects(queue, ids)
+                known = self._rows_of(queue, suspects.astray).values_list("id", flat=True) if suspects.astray else []
+                orphans = self.sweeping.mend_orphans(queue, [str(id) for id in known])
+                repairs = repairs.plus(Repairs(orphans=orphans, leased=self._give_leases(queue, suspects.leaseless)))
+        return repairs
+
+    def unpushed(self, *, young: bool) -> Iterator[list[TaskRecord]]:
+        """Yield pages of rows in 0 that Redis does not know, or, not among the young, has in a place of 3.
+
+        The latter only when seen twice: whoever retries a task writes the row first.
+        """
         now = timezone.now()
         rows = TaskRecord.objects.filter(state=TaskState.QUEUED, enqueued_at__lt=now - timedelta(seconds=GRACE_SECONDS))
         if young:
-            rows = rows.filter(enqueued_at__gt=now - timedelta(seconds=YOUNG_SECONDS))
-        return sum(lifecycle.dispatch(list(page), again=True) for page in self._missing(rows))
+            yield from self._missing(rows.filter(enqueued_at__gt=now - timedelta(seconds=YOUNG_SECONDS)))
+            return
+        seen, self._stranded = self._stranded, set()
+        for page in self._missing(rows, PLACES_OF_FAILED | {""}):
+            stranded = {row.id for row in page if row.standing}  # type: ignore[attr-defined]
+            self._stranded |= stranded - seen
+            if due := [row for row in page if row.id not in self._stranded]:
+                yield due
+
+    def push_missing(self, *, young: bool) -> int:
+        """Push rows in 0 that Redis does not know: a crash between commit and push, or Redis was away or emptied."""
+        try:
+            return sum(lifecycle.push(self.broker, page, again=True) for page in self.unpushed(young=young))
+        except GateUnavailable as error:
+            raise BrokerUnavailable(str(error)) from error
+
+    def unparked(self) -> Iterator[list[TaskRecord]]:
+        """Yield pages of rows that wait for a retry and that Redis does not know."""
+        return self._missing(TaskRecord.objects.filter(state=TaskState.FAILED, retry_at__isnull=False))
 
     def park_missing(self) -> int:
         """Put rows that wait for a retry back into the retry set."""
+        return sum(self._park(page) for page in self.unparked())
+
+    def _park(self, page: Sequence[TaskRecord]) -> int:
         parked = 0
-        rows = TaskRecord.objects.filter(state=TaskState.FAILED, retry_at__isnull=False)
-        for page in self._missing(rows):
-            for queue in {row.queue_name for row in page}:
-                entries = [entry_of(row, fence=later_fence()) for row in page if row.queue_name == queue]
-                parked += self.broker.park(queue, entries).count("parked")
+        for queue in {row.queue_name for row in page}:
+            self.broker.register_queue(queue)
+            entries = [entry_of(row, fence=later_fence(row)) for row in page if row.queue_name == queue]
+            parked += self.broker.park(queue, entries).count("parked")
         return parked
 
     def recover_unleased(self) -> int:
-        """Hand back rows in 1 that Redis does not know, although their supervisors had time to assert them."""
+        """Hand back rows in 1 that nobody runs, although their supervisors had time to assert them.
+
+        Either Redis does not know them, or a Go server's recoverer has set them aside.
+        """
         alive_since = self.broker.is_alive()
         settings = conf.current()
         quiet = settings.lease_seconds + 2 * settings.beat_seconds
@@ -136,24 +293,35 @@ class Reconciler:
         rows = TaskRecord.objects.filter(
             state=TaskState.RUNNING, last_attempted_at__lt=timezone.now() - timedelta(seconds=quiet)
         )
-        for page in self._missing(rows):
+        for page in self._missing(rows, SET_ASIDE):
             for row in page:
                 recovered += lifecycle.abandon(row, "no worker has a lease on it")
         return recovered
 
-    def audit_gates(self) -> gate.Drift:
-        """Make the slots of every gate in use agree with its rows."""
+    def _gates(self) -> list[str]:
+        """Return the names of all gates that tasks are at, that have a row, or whose slots Redis still has."""
         live = TaskRecord.objects.filter(state__in=gate.LIVE_STATES).exclude(gate="")
-        names = {*live.values_list("gate", flat=True).distinct(), *Gate.objects.values_list("name", flat=True)}
+        named = {*live.values_list("gate", flat=True).distinct(), *Gate.objects.values_list("name", flat=True)}
+        return sorted(named | gate.occupied())
+
+    def audit_gates(self, names: Iterable[str]) -> gate.Drift:
+        """Make the slots of gates agree with their rows; a slot without a live row goes when it is seen again."""
         added = removed = 0
-        for name in sorted(names):
-            drift = gate.audit(name, time.time())
+        for name in names:
+            seen = self._strangers.pop(name, set())
+            drift = gate.audit(name, time.time(), seen=seen)
+            if seen:
+                self._strangers[name] = seen
+            if any(drift):
+                logger.warning("gate %s: %d slots added, %d removed", name, drift.added, drift.removed)
             added += drift.added
             removed += drift.removed
         return gate.Drift(added, removed)
 
-    def _missing(self, rows: QuerySet[TaskRecord]) -> Iterator[list[TaskRecord]]:
-        """Yield pages of those rows that have no hash in Redis, read again after Redis was asked."""
+    def _missing(
+        self, rows: QuerySet[TaskRecord], states: Collection[str] = frozenset({""})
+    ) -> Iterator[list[TaskRecord]]:
+        """Yield pages of those rows that stand in Redis in one of some states, read again after Redis was asked."""
         last = None
         while True:
             page = rows.order_by("id") if last is None else rows.order_by("id").filter(id__gt=last)
@@ -161,8 +329,21 @@ class Reconciler:
             if not found:
                 return
             last = found[-1][0]
-            gone: list[str] = []
+            gone: dict[str, str] = {}
             for queue in {queue for _, queue in found}:
-                gone += self.broker.missing(queue, [str(id) for id, name in found if name == queue])
-            if gone and (still := list(rows.filter(id__in=gone))):
+                standings = self.sweeping.standings(queue, [str(id) for id, name in found if name == queue])
+                gone |= {task.id: task.state for task in standings if task.state in states}
+            if gone and (still := list(rows.filter(id__in=list(gone)).order_by("id"))):
+                for row in still:
+                    row.standing = gone[str(row.id)]  # type: ignore[attr-defined]
                 yield still
+                failpoints.reach("reconcile.page_mended")
+            self.looked_at(len(found))
+
+
+def is_id(text: str) -> bool:
+    """Whether an id of Redis can be that of a row."""
+    try:
+        return str(UUID(text)) == text
+    except ValueError:
+        return False

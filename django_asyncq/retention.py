@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -107,10 +107,20 @@ class Pruner:
         rules, now = current_rules(declared_retentions()), timezone.now()
         if (shortest := rules.shortest()) is None:
             return
-        over = over_condition(rules, now)
-        # Ids are UUIDv7, so what is younger than the shortest retention is not even looked at. Ids that foreign
-        # producers made are random: nearly all of them lie beyond those of any day to come.
-        for first, last in ((LOWEST_ID, lowest_id_at(now - shortest)), (lowest_id_at(now + timedelta(1)), HIGHEST_ID)):
+        yield from self.prune_over(over_condition(rules, now), now - shortest)
+
+    def prune_over(self, over: Case, before: datetime | None = None) -> Iterator[int]:
+        """Delete ended tasks of a condition; yield after each page or batch how many went.
+
+        before: when the youngest that can fulfil it was made; None looks at all.
+        """
+        spans = [(LOWEST_ID, HIGHEST_ID)]
+        if before is not None:
+            # Ids are UUIDv7, so what is younger than the shortest retention is not even looked at. Ids that foreign
+            # producers made are random: nearly all of them lie beyond those of any day to come.
+            tomorrow = timezone.now() + timedelta(days=1)
+            spans = [(LOWEST_ID, lowest_id_at(before)), (lowest_id_at(tomorrow), HIGHEST_ID)]
+        for first, last in spans:
             for page in pages(first, last):
                 ids = list(page.filter(over).values_list("id", flat=True))
                 for start in range(0, len(ids), ROWS_PER_BATCH):
@@ -170,6 +180,12 @@ def over_condition(rules: Rules, now: datetime) -> Case:
         for rule in rules.of(outcome):
             chosen = Q(state=state, **{f"{rule.field}__in": rule.names}) if rule.field else Q(state=state)
             whens.append(When(chosen, then=_ended_before(now, rule.keep)))
+    return Case(*whens, default=Value(False), output_field=BooleanField())
+
+
+def ended_condition(states: Collection[TaskState], now: datetime, keep: timedelta) -> Case:
+    """Return the condition on a row of having ended in one of some states, longer ago than `keep`."""
+    whens = [When(Q(state=state), then=_ended_before(now, keep)) for state in states]
     return Case(*whens, default=Value(False), output_field=BooleanField())
 
 

@@ -19,7 +19,7 @@ from django.db import IntegrityError, InterfaceError, OperationalError, transact
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from . import compat, conf, payload
+from . import compat, conf, failpoints, payload
 from .declaration import Declaration
 from .exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, RunEnded
 from .models import Missed, Overlap, Schedule, TaskState, Tick, TickOutcome
@@ -139,6 +139,7 @@ class Scheduler:
                 logger.warning("schedule %s: missed ticks are left out: %s", row.name, note)
             fired = [found for tick_at in due.ticks if (found := self._tick(row, tick_at)) is not None]
             Schedule.objects.filter(pk=row.pk).update(next_tick_at=next_tick_at)
+        failpoints.reach("fire.committed")
         return fired
 
     def _tick(self, row: Schedule, tick_at: datetime) -> Fired | None:
@@ -149,6 +150,7 @@ class Scheduler:
         tick = self._write(row, tick_at, TickOutcome.QUEUED)
         if tick is None:
             return None
+        failpoints.reach("fire.tick_written")
         try:
             # A transaction within: a query of the project's code that fails must not spoil the tick's.
             with transaction.atomic():

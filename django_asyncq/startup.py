@@ -16,7 +16,7 @@ from typing import Any
 
 from django.db.models import Value
 
-from . import conf
+from . import conf, failpoints
 from .coordinator import StartupTaskCoordinator
 from .declaration import StartupTask, startup_tasks
 from .exceptions import TermOver
@@ -79,6 +79,7 @@ class StartupRunner:
         holder = f"{socket.gethostname()} {os.getpid()}"
         with self.coordinator.fenced(lock):
             record = StartupRun.objects.create(name=task.name, holder=holder, term=term, begun_at=DatabaseNow())
+        failpoints.reach("start_up.row_written")
         logger.info("start-up task %s begins", task.name)
         self._run = Run(task, record.pk)
 

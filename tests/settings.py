@@ -75,6 +75,7 @@ ASYNCQ = {
     "TIMEOUT_GRACE_SECONDS": float(os.environ.get("ASYNCQ_TEST_TIMEOUT_GRACE", "5")),
     "SHUTDOWN_GRACE_SECONDS": float(os.environ.get("ASYNCQ_TEST_SHUTDOWN_GRACE", "20")),
     "UNREGISTERED_PATIENCE_SECONDS": int(os.environ.get("ASYNCQ_TEST_PATIENCE", "600")),
+    "PROVISIONAL_SECONDS": int(os.environ.get("ASYNCQ_TEST_PROVISIONAL", "60")),
     "FORWARD_SECONDS": float(os.environ.get("ASYNCQ_TEST_FORWARD", "0.2")),
     "LOCK_TTL_SECONDS": int(os.environ.get("ASYNCQ_TEST_LOCK_TTL", "30")),
     "RECONCILE_SECONDS": 1,

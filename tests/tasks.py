@@ -156,6 +156,13 @@ def kills_its_process() -> None:
 
 
 @task
+def reads_nowhere() -> None:
+    """Take the worker process along as broken C code does."""
+    note("reads_nowhere")
+    ctypes.string_at(0)
+
+
+@task
 def counts_rows(leaves: str) -> int:
     """Use the database, and leave a transaction open in one of two ways."""
     from django.db import transaction
@@ -280,3 +287,143 @@ def _no_gate(region: str, pages: int) -> str:
 @task(schedulable=True, gate=_no_gate, queue_limit=1)
 def badly_gated(region: str, pages: int = 1) -> None:
     """A task whose gate cannot be found."""
+
+
+def count(name: str = "counter") -> None:
+    """Leave an effect in the database: the limit of a gate that nothing uses goes up by one."""
+    from django.db.models import F
+
+    from django_asyncq.models import Gate
+
+    Gate.objects.filter(name=name).update(limit=F("limit") + 1)
+
+
+def die(*anything: Any, **more: Any) -> None:
+    """End the process as a power cut would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lose_answer(*, commits: bool) -> None:
+    """Have the open transaction's commit fail, after it was done or without."""
+    from django.db import OperationalError, connection
+
+    commit = connection._commit
+
+    def fail() -> None:
+        del connection._commit
+        if commits:
+            commit()
+        raise OperationalError("no answer to COMMIT")
+
+    connection._commit = fail
+
+
+def die_at(moment: str, context: TaskContext) -> None:
+    """Have the first run's process killed at a moment of its last transaction; called within it."""
+    from django.db import connection, transaction
+
+    def after_the_write(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
+        answer = execute(sql, *arguments)
+        if "held_fence" in sql:
+            die()
+        return answer
+
+    if context.record.crash_count == 0:
+        if moment == "end of body":
+            die()
+        elif moment == "before commit":
+            connection.execute_wrappers.append(after_the_write)
+        elif moment == "after commit":
+            transaction.on_commit(die)
+    if context.attempt == 1 and moment.startswith("answer"):
+        lose_answer(commits=moment == "answer lost")
+
+
+@task(atomic=True, takes_context=True, max_attempts=2, backoff=0)
+def counts_once(context: TaskContext, moment: str = "", fails: int = 0, result: Any = None) -> Any:
+    """Have an effect, as one commit with its success; killed or failing on the way, if told so."""
+    note("counts_once", id=context.task_result.id)
+    count()
+    add.enqueue(1)
+    die_at(moment, context)
+    if context.attempt <= fails:
+        raise Glitch("after the effect")
+    return {1, 2} if result == "a set" else result
+
+
+@task(takes_context=True, max_attempts=2, backoff=0)
+def completes(context: TaskContext, moment: str = "", then: str = "") -> str:
+    """The same within a block, with more to come after it."""
+    from django.db import transaction
+
+    note("completes", id=context.task_result.id)
+    with context.complete_on_commit("early") as ending:
+        count()
+        die_at(moment, context)
+        if then == "hook fails":
+            transaction.on_commit(lambda: {}["no such key"])
+        ending.result = "set within"
+    if then == "twice":
+        with context.complete_on_commit():
+            count()
+    if then == "raise":
+        raise Glitch("after the end")
+    note("after", id=context.task_result.id)
+    return "not the result"
+
+
+@task(takes_context=True)
+def completes_after_all(context: TaskContext) -> str:
+    """End within a second block, after the first was rolled back by the task's own error."""
+    try:
+        with context.complete_on_commit():
+            count()
+            raise Glitch("in the block")
+    except Glitch:
+        with context.complete_on_commit("second"):
+            count()
+    return ""
+
+
+@task(takes_context=True)
+def completes_when_told(context: TaskContext, signal_file: str) -> None:
+    """Wait for a file, then end within a block."""
+    note("begin", id=context.task_result.id)
+    wait_for(signal_file)
+    with context.complete_on_commit():
+        count()
+
+
+@task(atomic=True)
+def counts_and_waits(signal_file: str) -> None:
+    """Have an effect, then wait for a file in the open transaction."""
+    count()
+    note("counted")
+    wait_for(signal_file)
+
+
+@task(atomic=True, timeout=0.3)
+def counts_too_late() -> None:
+    """Have an effect and end after the timeout."""
+    count()
+    time.sleep(0.5)
+
+
+@task(takes_context=True)
+async def completes_in_a_thread(context: TaskContext) -> str:
+    """End an `async def` task within a block, in a thread."""
+    from asgiref.sync import sync_to_async
+
+    def end() -> None:
+        with context.complete_on_commit("from a thread"):
+            count()
+
+    await sync_to_async(end)()
+    return ""
+
+
+def wait_for(path: str) -> None:
+    """Wait until a file is there."""
+    deadline = time.monotonic() + 30
+    while not Path(path).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)

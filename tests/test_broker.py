@@ -700,11 +700,11 @@ def test_leases_are_renewed_and_losses_told(broker: Broker, keys: QueueKeys) -> 
 
 def test_running_tasks_are_asserted_after_a_loss(broker: Broker, keys: QueueKeys, dump: Any) -> None:
     """What is there stays as it is: with the same fence "exists", with another "stale"."""
-    items = [(Lease("a", 7), b"m")]
+    items = [Entry("a", b"m", fence=7, priority=5)]
     assert broker.reassert(QUEUE, WORKER, items, LEASE_SECONDS) == ["reasserted"]
     before = dump()
     assert broker.reassert(QUEUE, WORKER, items, LEASE_SECONDS) == ["exists"]
-    assert broker.reassert(QUEUE, "w-2", [(Lease("a", 6), b"x")], LEASE_SECONDS) == ["stale"]
+    assert broker.reassert(QUEUE, "w-2", [Entry("a", b"x", fence=6)], LEASE_SECONDS) == ["stale"]
     assert dump() == before
     assert broker.held(QUEUE, WORKER) == [Lease("a", 7)]
     assert broker.extend(QUEUE, WORKER, LEASE_SECONDS).kept == 1

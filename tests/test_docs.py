@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from django_asyncq import checks, conf, exceptions
+from django_asyncq.management.commands.asyncq import Command as AsyncqCommand
 from django_asyncq.management.commands.runworkers import Command
 
 ROOT = Path(__file__).parent.parent
@@ -61,6 +62,20 @@ def test_every_option_of_runworkers_is_documented() -> None:
     Command().add_arguments(parser)
     options = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
     assert set(re.findall(r"--[a-z][a-z-]+", read("reference/runworkers.md"))) == options
+
+
+def test_every_sub_command_and_option_of_asyncq_is_documented() -> None:
+    """Each in the chapter of its sub-command, and no other."""
+    parser = ArgumentParser()
+    AsyncqCommand().add_arguments(parser)
+    (commands,) = (action.choices for action in parser._actions if isinstance(action.choices, dict))
+    _, *chapters = re.split(r"^## ", read("reference/asyncq.md"), flags=re.MULTILINE)
+    documented = {chapter.split()[0]: chapter for chapter in chapters}
+    assert documented.keys() == commands.keys()
+    for name, command in commands.items():
+        options = {option for action in command._actions for option in action.option_strings} - {"-h", "--help"}
+        rows = "".join(line for line in documented[name].splitlines() if line.startswith("| `--"))
+        assert set(re.findall(r"--[a-z][a-z-]+", rows)) == options, name
 
 
 def test_every_error_and_check_is_documented() -> None:

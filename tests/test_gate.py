@@ -14,7 +14,9 @@ from django.db import transaction
 from django.utils import timezone
 
 from django_asyncq import GateUnavailable, QueueFull, gate, lifecycle
+from django_asyncq.broker import Broker
 from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.reconciler import Reconciler
 from django_asyncq.signals import task_state_changed, task_state_changing
 
 from . import tasks
@@ -218,6 +220,20 @@ def test_acquiring_twice_is_a_yes_and_never_shortens() -> None:
     before = gate.slots("g")
     assert gate.acquire(records) == set()
     assert gate.slots("g")[0].expires_at >= before[0].expires_at
+
+
+def test_slots_of_a_gate_that_no_task_is_at_are_found() -> None:
+    """Whose task's row is gone, or final: the auditor comes there too, but not to gates of other programs."""
+    (result,) = fill("left", 1)
+    fill("busy", 1)
+    gate.scripts.run("gate_renew", gate.clients.client("producer"), gate.keys("theirs")[:1], [3600, "a"])
+    TaskRecord.objects.filter(id=result.id)._raw_delete("default")
+    assert gate.occupied() == {"left", "busy"}
+    reconciler = Reconciler(Broker())
+    reconciler.sweep()
+    reconciler.quick()
+    assert gate.occupied() == {"busy"}
+    assert holders("theirs") == {"a"}
 
 
 def test_auditor_mends_both_ways() -> None:

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "django_asyncq"
 
 # Lowest first; a module imports only from ranks below its own, or from its own package.
 RANKS = [
-    {"exceptions", "conf", "compat"},
+    {"exceptions", "conf", "compat", "failpoints"},
     {"names", "payload", "message", "retrying", "redaction", "timing", "context", "keeping"},
     {"declaration"},
     {"broker", "models", "signals"},
@@ -21,7 +21,7 @@ RANKS = [
     {"lifecycle"},
     {"tasks"},
     {"results"},
-    {"forwarder", "scheduler", "reconciler", "retention"},
+    {"forwarder", "scheduler", "reconciler", "retention", "inspector"},
     {"scheduler_entries", "worker"},
     {"startup"},
     {"upkeep"},

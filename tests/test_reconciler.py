@@ -11,11 +11,13 @@ import pytest
 from django.utils import timezone
 
 from django_asyncq import conf, gate, lifecycle
-from django_asyncq.broker import Broker, Lease
+from django_asyncq.broker import Broker, Entry, Lease
 from django_asyncq.broker.keys import QueueKeys
-from django_asyncq.exceptions import BrokerUnavailable
-from django_asyncq.models import TaskRecord, TaskState
-from django_asyncq.reconciler import Reconciler
+from django_asyncq.broker.sweeping import Sweeping
+from django_asyncq.exceptions import BrokerUnavailable, GateUnavailable
+from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.names import uuid7
+from django_asyncq.reconciler import Reconciler, Repairs
 
 from . import tasks
 from .workers import history, wait_until, workers
@@ -154,6 +156,203 @@ def test_task_of_another_alias_is_put_off() -> None:
     TaskRecord.objects.update(backend="other")
     assert lifecycle.claim(Broker(), "default", "w", 5, "default").runs == []
     assert Broker().client.zcard(QueueKeys("default").scheduled) == 1
+
+
+def test_a_running_task_whose_lease_was_evicted_keeps_its_run(reconciler: Reconciler) -> None:
+    """It has a lease again; the live worker's answer is accepted, and nothing runs twice."""
+    run = claimed()
+    Broker().client.delete(QueueKeys("default").lease, QueueKeys("default").held("w"))
+    assert reconciler.sweep() == Repairs(leased=1)
+    assert reconciler.sweep() == Repairs()
+    assert Broker().extend("default", "w", 5).kept == 1
+    lifecycle.succeed(run, 1, timezone.now())
+    assert lifecycle.record_runs([run]) == []
+    assert Broker().done("default", "w", [run.lease]) == ["done"]
+
+
+def test_a_lost_worker_without_lease_is_found_all_the_same(reconciler: Reconciler, settings: Any) -> None:
+    """The lease it is given runs out, and the task goes on."""
+    settings.ASYNCQ = {**settings.ASYNCQ, "LEASE_SECONDS": 1}
+    claimed()
+    Broker().client.delete(QueueKeys("default").lease, QueueKeys("default").held("w"))
+    assert reconciler.sweep().leased == 1
+    wait_until(lambda: Broker().expired("default"), "an expired lease")
+    assert reconciler.quick().recovered == 1
+    assert TaskRecord.objects.get().state == TaskState.QUEUED
+
+
+def test_tasks_whose_hash_was_evicted_run_once(reconciler: Reconciler) -> None:
+    """The id in the list goes before the row is pushed again, so it is not there twice."""
+    tasks.add.enqueue_many([(number,) for number in range(3)])
+    TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(hours=1))
+    keys = QueueKeys("default")
+    for id in TaskRecord.objects.values_list("id", flat=True):
+        Broker().client.delete(keys.task(str(id)))
+    assert reconciler.sweep() == Repairs(strays=3, pushed=3)
+    assert Broker().client.llen(keys.pending) == 3
+    assert len(lifecycle.claim(Broker(), "default", "w", 9, "default").runs) == 3
+
+
+def test_tasks_whose_list_was_evicted_are_pushed_from_their_rows(reconciler: Reconciler) -> None:
+    """Pending, by priority, delayed, waiting for a retry: all are back where they belong."""
+    tasks.add.enqueue(1)
+    tasks.add.using(priority=7).enqueue(2)
+    tasks.add.using(run_after=timedelta(hours=1)).enqueue(3)
+    waits = old(state=TaskState.FAILED, retry_at=timezone.now() + timedelta(hours=1))
+    reconciler.park_missing()
+    TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(hours=1))
+    keys = QueueKeys("default")
+    Broker().client.delete(keys.pending, keys.priority, keys.scheduled, keys.retry)
+    assert reconciler.sweep() == Repairs(orphans=4, pushed=1, parked=1)
+    assert reconciler.sweep() == Repairs()
+    sizes = Sweeping().sizes("default")
+    assert sizes == {"pending": 2, "active": 0, "scheduled": 1, "retry": 1, "archived": 0}
+    assert Broker().client.zrange(keys.retry, 0, -1) == [str(waits.id).encode()]
+    (first, _) = lifecycle.claim(Broker(), "default", "w", 9, "default").runs
+    assert first.record.priority == 7
+
+
+def test_tasks_of_go_programs_are_left_as_they_stand(reconciler: Reconciler) -> None:
+    """No repair removes a task without a row, wherever it stands or does not; only an id that is no task goes."""
+    broker, keys = Broker(), QueueKeys("default")
+    broker.enqueue("default", [Entry("go-pending", b"m"), Entry("go-astray", b"m")])
+    broker.schedule("default", [Entry(str(uuid7()), b"m", due_at=2e9)])
+    broker.register_queue("default")
+    client = broker.client
+    client.lrem(keys.pending, 0, "go-astray")
+    client.hset(keys.task("go-active"), mapping={"msg": "m", "state": "active"})
+    client.hset(keys.task("go-trimmed"), mapping={"msg": "m", "state": "archived"})
+    client.hset(keys.task("go-result"), "result", "r")
+    client.lpush(keys.active, "go-active")
+    client.lpush(keys.pending, "no-task")
+    everything = set(client.scan_iter(f"{keys.base}t:*"))
+    assert reconciler.sweep() == Repairs(strays=1)
+    assert set(client.scan_iter(f"{keys.base}t:*")) == everything
+    assert client.lrange(keys.pending, 0, -1) == [b"go-pending"]
+    assert client.lrange(keys.active, 0, -1) == [b"go-active"]
+    assert client.zcard(keys.scheduled) == 1
+
+
+def test_entries_of_rows_that_have_ended_are_removed(reconciler: Reconciler) -> None:
+    """Pending, by priority, delayed; not those of the last seconds, whose process is still at it."""
+    tasks.add.enqueue(1)
+    tasks.add.using(priority=7).enqueue(2)
+    tasks.add.using(run_after=timedelta(hours=1)).enqueue(3)
+    tasks.add.enqueue(4)
+    ended = {"state": TaskState.SUCCEEDED, "finished_at": timezone.now()}
+    TaskRecord.objects.exclude(args=[4]).update(**ended)
+    assert reconciler.sweep() == Repairs()
+    TaskRecord.objects.exclude(args=[4]).update(finished_at=timezone.now() - timedelta(minutes=1))
+    assert reconciler.sweep() == Repairs(ended=3)
+    assert Sweeping().sizes("default") == {"pending": 1, "active": 0, "scheduled": 0, "retry": 0, "archived": 0}
+    assert len(list(Broker().client.scan_iter(f"{QueueKeys('default').task_prefix}*"))) == 1
+
+
+@pytest.mark.parametrize("place", ["retry", "archived"])
+def test_running_row_that_a_foreign_recoverer_set_aside_is_queued_again(reconciler: Reconciler, place: str) -> None:
+    """A Go server moves what has lost its lease to retry or archived; the row said 1 for ever."""
+    run = claimed()
+    broker, keys = Broker(), QueueKeys("default")
+    broker.client.delete(keys.active, keys.lease, keys.held("w"))
+    broker.client.hset(keys.task(run.lease.id), "state", place)
+    broker.client.zadd(getattr(keys, place), {run.lease.id: 2e9})
+    broker.mark_alive()
+    broker.client.set(f"{conf.current().key_prefix}:alive", int(time.time()) - 3600)
+    assert reconciler.sweep() == Repairs()
+    TaskRecord.objects.update(last_attempted_at=timezone.now() - timedelta(minutes=5))
+    assert reconciler.sweep() == Repairs(unleased=1)
+    (again,) = lifecycle.claim(broker, "default", "other", 1, "default").runs
+    assert again.lease.fence > run.lease.fence
+
+
+def test_of_two_who_abandon_a_run_one_does(reconciler: Reconciler) -> None:
+    """Both have read the row; its crash is counted once."""
+    run = claimed()
+    Broker().remove("default", [run.lease.id])
+    first, second = TaskRecord.objects.get(), TaskRecord.objects.get()
+    assert lifecycle.abandon(first, "gone")
+    assert not lifecycle.abandon(second, "gone")
+    assert TaskRecord.objects.get().crash_count == 1
+    assert Broker().client.llen(QueueKeys("default").pending) == 1
+
+
+def test_what_gone_workers_seem_to_hold_is_forgotten(reconciler: Reconciler) -> None:
+    """Their tasks went to others by a way that did not tell them."""
+    run = claimed()
+    Broker().client.hset(QueueKeys("default").held("gone"), run.lease.id, run.lease.fence - 1)
+    assert reconciler.sweep() == Repairs(held=1)
+    assert Broker().held("default", "w") == [run.lease]
+
+
+def test_a_running_task_keeps_its_priority_through_a_loss(redis_client: Any) -> None:
+    """Re-asserted and handed back, it stands where its priority puts it."""
+    tasks.add.using(priority=7).enqueue(1)
+    (run,) = lifecycle.claim(Broker(), "default", "w", 1, "default").runs
+    lifecycle.begin(run, "w", timezone.now())
+    lifecycle.mark_running([run])
+    Broker().remove("default", [run.lease.id])
+    assert lifecycle.reassert(Broker(), "w", [run.lease.id]) == 1
+    lifecycle.hand_back(Broker(), "w", [run])
+    assert Broker().client.zrange(QueueKeys("default").priority, 0, -1) == [run.lease.id.encode()]
+
+
+def test_slots_without_a_task_go_when_they_are_seen_again(reconciler: Reconciler, caplog: Any) -> None:
+    """A worker that has written an end gives its slot back a moment later; each gate's drift is logged."""
+    stranger = TaskRecord(name="x", gate="g", queue_limit=5)
+    Gate.objects.create(name="g", limit=5)
+    gate.acquire([stranger])
+    gate.confirm([stranger])
+    assert reconciler.sweep() == Repairs()
+    assert reconciler.quick() == Repairs(slots_removed=1)
+    assert reconciler.quick() == Repairs()
+    assert "gate g: 0 slots added, 1 removed" in caplog.text
+
+
+def test_a_task_whose_gate_lost_its_limit_does_not_hold_up_the_others(reconciler: Reconciler) -> None:
+    """Nobody says how many may be there any more: it goes on without a slot."""
+    for gate_name in ("nowhere", ""):
+        old(gate=gate_name)
+    assert reconciler.push_missing(young=False) == 2
+
+
+def test_push_that_fails_ends_the_sweep(reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it is due again at once, in place of leaving rows out until the next one."""
+    reconciler.tick(1000.0)
+    old(gate="g", queue_limit=1)
+
+    def away(records: Any) -> None:
+        raise GateUnavailable("g")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gate, "confirm", away)
+        with pytest.raises(BrokerUnavailable):
+            reconciler.tick(1000.0 + conf.current().sweep_seconds)
+    assert reconciler.tick(1001.0 + conf.current().sweep_seconds).pushed == 1
+
+
+def test_a_busy_healthy_fleet_needs_no_repair(tmp_path: Path) -> None:
+    """200 tasks of every kind while one sweep follows the other, and after: nothing is ever mended."""
+    reconciler = Reconciler(Broker())
+    reconciler.tick(1000.0)
+    found: list[Repairs] = []
+    results = [tasks.gated.using(queue_limit=500).enqueue(f"g{number % 3}", 0.0) for number in range(60)]
+    results += tasks.nap.enqueue_many([(0.001,)] * 60)
+    results += [tasks.nap.using(priority=number % 3 - 1).enqueue(0.01) for number in range(30)]
+    results += [tasks.fail_until.enqueue(2) for _ in range(30)]
+    results += [tasks.add_async.using(run_after=timedelta(seconds=2)).enqueue(1) for _ in range(20)]
+    with workers(tmp_path, "--processes", "2", "--concurrency", "4", ASYNCQ_TEST_HISTORY=str(tmp_path / "history")):
+
+        def is_over() -> bool:
+            found.append(reconciler.sweep())
+            found.append(reconciler.quick())
+            return TaskRecord.objects.succeeded().count() == 200
+
+        wait_until(is_over, "all 200")
+        found.append(reconciler.sweep())
+    found += [reconciler.sweep(), reconciler.quick()]
+    assert len(results) == 200
+    assert set(found) == {Repairs()}
+    assert all(gate.slots(f"g{number}") == [] for number in range(3))
 
 
 def test_rebuild_that_was_interrupted_is_taken_up_at_the_next_tick(

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from redis.exceptions import ResponseError
 
+from .. import failpoints
 from . import clients, scripts
 from .clients import broker_errors
 from .entries import Dequeued, Entry, Expired, Extended, Forwarded, Lease, id_bytes, id_text
@@ -29,6 +30,8 @@ IDS_PER_CALL = 200
 ARCHIVED_PER_CALL = 100
 # Taking an id out of a long pending list costs about 1 ms for 100,000 ids: 50 of them, 50 ms.
 REMOVED_PER_CALL = 50
+# Each may bring as much as a megabyte; asking is not bounded so, for hardly any task has one.
+OUTCOMES_PER_CALL = 20
 # So many leases of foreign workers may lie in front of our own.
 LEASES_LOOKED_AT = 1000
 COUNTER_SECONDS = 90 * 86_400
@@ -176,16 +179,14 @@ class Broker:
         kept, *lost = scripts.run("extend", self.client, places, [keys.task_prefix, lease_seconds])
         return Extended(int(kept), [id_text(id) for id in lost])
 
-    def reassert(
-        self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes]], lease_seconds: int
-    ) -> list[str]:
-        """Give running tasks their entry back after Redis lost its memory. items: (lease, message).
+    def reassert(self, queue: str, worker_id: str, entries: Sequence[Entry], lease_seconds: int) -> list[str]:
+        """Give running tasks their entry back after Redis lost its memory. entries: each with the fence of its lease.
 
         Returns, for each: "reasserted", "exists" (there with this fence), or "stale" (there with another).
         """
         keys = QueueKeys(queue)
         places = [keys.active, keys.lease, keys.held(worker_id)]
-        rows = [[id_bytes(lease.id), lease.fence, message] for lease, message in items]
+        rows = [[id_bytes(entry.id), entry.message, entry.fence, entry.priority] for entry in entries]
         return self._words("reassert", places, [keys.task_prefix, lease_seconds, worker_id], rows)
 
     # --- out. "stale": another run holds it, or none, and nothing changed; "gone": Redis does not know it.
@@ -248,6 +249,25 @@ class Broker:
             found += [int(age) for age in scripts.run("postpone", self.client, places, arguments)]
         return found
 
+    def hand_over(self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes]]) -> list[str]:
+        """Leave how runs ended with their tasks, for whoever takes them next; give the leases up.
+
+        items: (lease, outcome). Returns, for each: "handed_over", "stale" or "gone".
+        """
+        keys = QueueKeys(queue)
+        rows = [[*_lease_of(lease), outcome] for lease, outcome in items]
+        places = [keys.lease, keys.held(worker_id)]
+        return self._words("hand_over", places, [keys.task_prefix], rows, size=OUTCOMES_PER_CALL)
+
+    def outcomes(self, queue: str, ids: Sequence[str]) -> dict[str, bytes]:
+        """Return what `hand_over` left with these tasks, by id."""
+        keys = QueueKeys(queue)
+        found: dict[str, bytes] = {}
+        for part in _chunks([[id_bytes(id)] for id in ids], IDS_PER_CALL):
+            flat = scripts.run("outcomes", self.client, [keys.pending], [keys.task_prefix, *part])
+            found |= {id_text(id): outcome for id, outcome in zip(flat[::2], flat[1::2], strict=True)}
+        return found
+
     # --- upkeep
 
     def forward(self, queue: str, source: Literal["scheduled", "retry"], limit: int = 100) -> Forwarded:
@@ -305,6 +325,7 @@ class Broker:
         words: list[str] = []
         for part in _chunks(items, size):
             words += [word.decode() for word in scripts.run(name, self.client, keys, [*head, *part])]
+            failpoints.reach("tell.batch_told")
         return words
 
 

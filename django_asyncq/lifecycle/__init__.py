@@ -7,6 +7,8 @@
 | 0 → 1             | `claim`, `begin`, `mark_running` | `running`   |
 | 1 → 2 or 3        | `succeed`, `fail`, then `record_runs`, `acknowledge`, `announce` | `running`   |
 | 1 → 0             | `hand_back`         | `running`   |
+| 1 → 2 with its effects | `complete`     | `running`   |
+| 1 → 2 or 3, later | `hand_over`, then `take_up` | `handing_over` |
 | 0 → 3             | `refuse`            | `running`   |
 | 3 → 0             | `retry`, `retry_due`| `returning` |
 | 1 → 0 or 3        | `recover`, `abandon` | `returning` |
@@ -20,15 +22,16 @@ Nothing else in the project writes `state`, and a test reads the code to see to 
 from __future__ import annotations
 
 from .announcing import announce
-from .entering import dispatch, enqueue, park
+from .claiming import Claimed, claim, sort_out
+from .entering import dispatch, enqueue, park, push
+from .handing_over import hand_over, take_up
 from .leaving import forget, prune
 from .returning import Retried, abandon, describe_exit, recover, retry, retry_due
 from .running import (
-    Claimed,
     Run,
     acknowledge,
     begin,
-    claim,
+    complete,
     fail,
     hand_back,
     load,
@@ -36,8 +39,8 @@ from .running import (
     put_off,
     reassert,
     record_runs,
+    recorded,
     refuse,
-    sort_out,
     strip_result,
     succeed,
 )
@@ -51,19 +54,23 @@ __all__ = [
     "announce",
     "begin",
     "claim",
+    "complete",
     "describe_exit",
     "dispatch",
     "enqueue",
     "fail",
     "forget",
     "hand_back",
+    "hand_over",
     "load",
     "mark_running",
     "park",
     "prune",
+    "push",
     "put_off",
     "reassert",
     "record_runs",
+    "recorded",
     "recover",
     "refuse",
     "retry",
@@ -71,4 +78,5 @@ __all__ = [
     "sort_out",
     "strip_result",
     "succeed",
+    "take_up",
 ]

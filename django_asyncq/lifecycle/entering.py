@@ -6,14 +6,14 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Self
 
 from django.db import connections, router, transaction
 from django.utils import timezone
 
-from .. import gate
-from ..broker import Broker
+from .. import failpoints, gate
+from ..broker import Broker, Entry
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..models import TaskRecord, TaskState
 from .announcing import announce, ask
@@ -68,7 +68,9 @@ class Dispatch(CommitHook):
         self.followers: list[Callable[[], None]] = []
 
     def __call__(self) -> None:
+        failpoints.reach("enqueue.committed")
         dispatch(self.records)
+        failpoints.reach("enqueue.pushed")
         announce(self.records, None, TaskState.QUEUED)
         for follower in self.followers:
             follower()
@@ -92,6 +94,7 @@ def enqueue(
     """
     database = router.db_for_write(TaskRecord)
     refused = ask(records, None, partial=partial)
+    failpoints.reach("enqueue.slot_taken")
     admitted = [record for record in records if record.id not in refused]
     if not admitted:
         return []
@@ -103,6 +106,7 @@ def enqueue(
     except BaseException:
         gate.release(admitted)
         raise
+    failpoints.reach("enqueue.row_inserted")
     after_commit(admitted, database, on_committed)
     return admitted
 
@@ -128,32 +132,36 @@ def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
     if time.monotonic() < _breaker_closes_at:
         return 0
     try:
-        lost = gate.confirm(records)
-        park([record for record in records if record.id in lost], timedelta(seconds=GATE_RETRY_SECONDS))
-        return _push([record for record in records if record.id not in lost], again=again)
+        return push(Broker("producer"), records, again=again)
     except (BrokerUnavailable, GateUnavailable) as error:
         _breaker_closes_at = time.monotonic() + BREAKER_SECONDS
         logger.warning("%d tasks not pushed now, the reconciler will: %s", len(records), error)
         return 0
 
 
-def _push(records: Sequence[TaskRecord], *, again: bool) -> int:
-    broker = Broker("producer")
+def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) -> int:
+    """Do what `dispatch` does, but raise BrokerUnavailable or GateUnavailable when it cannot be done."""
+    lost = gate.confirm(records)
+    failpoints.reach("dispatch.slots_confirmed")
+    park([record for record in records if record.id in lost], timedelta(seconds=GATE_RETRY_SECONDS))
+    return _push(broker, [record for record in records if record.id not in lost], again=again)
+
+
+def _push(broker: Broker, records: Sequence[TaskRecord], *, again: bool) -> int:
     pushed = 0
     now = timezone.now()
-    fence = later_fence() if again else 0
     for queue, group in by_queue(records):
         broker.register_queue(queue)
-        waiting = [entry_of(record, fence=fence) for record in group if _is_due(record, now)]
-        delayed = [entry_of(record, fence=fence) for record in group if not _is_due(record, now)]
+        waiting: list[Entry] = []
+        delayed: list[Entry] = []
+        for record in group:
+            is_due = record.run_after is None or record.run_after <= now
+            (waiting if is_due else delayed).append(entry_of(record, fence=later_fence(record) if again else 0))
         words = broker.enqueue(queue, waiting, again=again) if waiting else []
         words += broker.schedule(queue, delayed) if delayed else []
         pushed += sum(word != "exists" for word in words)
+        failpoints.reach("dispatch.queue_pushed")
     return pushed
-
-
-def _is_due(record: TaskRecord, now: datetime) -> bool:
-    return record.run_after is None or record.run_after <= now
 
 
 def by_queue(records: Sequence[TaskRecord]) -> Iterator[tuple[str, list[TaskRecord]]]:
@@ -179,6 +187,7 @@ def park(records: Sequence[TaskRecord], delay: timedelta) -> None:
     retry_at = timezone.now() + delay
     changed = TaskRecord.objects.filter(id__in=[record.id for record in records], state=TaskState.QUEUED)
     changed.update(state=TaskState.FAILED, retry_at=retry_at)
+    failpoints.reach("park.row_written")
     for record in records:
         record.state, record.retry_at = TaskState.FAILED, retry_at
     broker = Broker("producer")

@@ -13,7 +13,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.expressions import Combinable
 from django.db.models.fields.reverse_related import ManyToOneRel
 
-from .. import gate
+from .. import failpoints, gate
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable
 from ..models import TaskRecord, TaskState
@@ -28,6 +28,7 @@ class Removal(CommitHook):
     """Follows the rows a transaction deleted."""
 
     def __call__(self) -> None:
+        failpoints.reach("forget.committed")
         gate.release(self.records)
         broker = Broker("producer")
         try:
@@ -73,6 +74,7 @@ def prune(broker: Broker, ids: Sequence[UUID], over: Q | Combinable, *, fenced: 
         found = list(rows.select_for_update(skip_locked=skip_locked).values_list("id", "queue_name", "state"))
         # Not delete(): a receiver of `post_delete` is connected, so it would load every row with all its columns.
         TaskRecord.objects.using(database).filter(id__in=[id for id, _, _ in found])._raw_delete(database)
+    failpoints.reach("prune.rows_deleted")
     failed: dict[str, list[str]] = {}
     for id, queue, state in found:
         if state == TaskState.FAILED:

@@ -40,6 +40,9 @@ def entry_of(record: TaskRecord, *, fence: int = 0) -> Entry:
     )
 
 
-def later_fence() -> int:
-    """Return a fence above any that can have been handed out: milliseconds since 1970 grow faster."""
-    return time.time_ns() // 1_000_000
+def later_fence(record: TaskRecord) -> int:
+    """Return a fence above any that can have been handed out for it: milliseconds since 1970 grow faster.
+
+    Above the row's own too, for clocks of hosts differ.
+    """
+    return max(time.time_ns() // 1_000_000, record.fence + 1)

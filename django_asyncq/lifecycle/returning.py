@@ -12,13 +12,15 @@ from uuid import UUID
 from django.db import router, transaction
 from django.utils import timezone
 
+from .. import failpoints
 from ..broker import Broker, Lease
 from ..exceptions import GateUnavailable
 from ..models import TaskRecord, TaskState
 from ..statements import FencedWrite, write_fenced
 from .announcing import announce, ask
 from .entering import GATE_RETRY_SECONDS, CommitHook, dispatch
-from .messages import entry_of, message_of
+from .handing_over import take_up
+from .messages import entry_of, later_fence, message_of
 from .running import Run, begin, count_crash, fail, load, take_back_attempt
 
 logger = logging.getLogger("django_asyncq.lifecycle")
@@ -36,6 +38,7 @@ class Redispatch(CommitHook):
     """Pushes all that a transaction retried."""
 
     def __call__(self) -> None:
+        failpoints.reach("retry.committed")
         dispatch(self.records, again=True)
         announce(self.records, TaskState.FAILED, TaskState.QUEUED)
 
@@ -59,6 +62,7 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         rows = TaskRecord.objects.using(database).select_for_update().filter(id__in=ids, state=TaskState.FAILED)
         records = list(rows if by_person else rows.filter(retry_at__isnull=False))
         refused = ask(records, TaskState.FAILED, partial=True) if records else set()
+        failpoints.reach("retry.slot_taken")
         admitted = [record for record in records if record.id not in refused]
         for record in admitted:
             record.state = TaskState.QUEUED
@@ -113,12 +117,16 @@ def recover(
     crashed: bool = True,
     started: Collection[str] = (),
     timed_out: Mapping[str, tuple[BaseException, datetime | None]] | None = None,
+    stack: str = "",
 ) -> int:
-    """Hand back what a lost worker held; return how many tasks go on.
+    """Hand back what a lost worker held; return how many tasks go on or were recorded as ended.
+
+    An outcome that the worker left in Redis is recorded, and its task is not run again.
 
     crashed: whether the worker died; each task it was running then costs a crash, though never an attempt.
     started: ids that are known to have been running; rows in 1 count as such too.
     timed_out: ids whose process was ended because of them, with the error and the time of the next try if any.
+    stack: the process's last one, for the errors of the tasks it was running.
 
     | check    | the fence: a task that another run holds is left alone                              |
     | row      | 1 → 0 with the fence raised; too many crashes: 3 with `WorkerLost`; timed out: 3    |
@@ -131,15 +139,19 @@ def recover(
     final = [lease for lease in leases if lease.id in rows and rows[lease.id].is_final]
     if final:
         broker.done(queue, worker_id, final)
-    live = {lease.id: lease for lease in leases if lease not in final}
-    loss = Loss(reason, crashed, frozenset(started), timed_out or {})
+    rest = [lease for lease in leases if lease not in final]
+    recorded_now = take_up(broker, queue, worker_id, rest, rows) if rest else set()
+    live = {lease.id: lease for lease in rest if lease.id not in recorded_now}
+    loss = Loss(reason, crashed, frozenset(started), timed_out or {}, stack)
     writes = [
         _close_run(Run(rows[id], lease), worker_id, loss)
         for id, lease in live.items()
         if id in rows and rows[id].state != TaskState.FAILED
     ]
     accepted = write_fenced(writes, router.db_for_write(TaskRecord)) if writes else set()
-    return _give_on(broker, queue, worker_id, live, [write.record for write in writes if write.record.id in accepted])
+    failpoints.reach("recover.row_written")
+    closed = [write.record for write in writes if write.record.id in accepted]
+    return len(recorded_now) + _give_on(broker, queue, worker_id, live, closed)
 
 
 class Loss(NamedTuple):
@@ -149,6 +161,7 @@ class Loss(NamedTuple):
     crashed: bool
     started: frozenset[str]
     timed_out: Mapping[str, tuple[BaseException, datetime | None]]
+    stack: str
 
 
 def _close_run(run: Run, worker_id: str, loss: Loss) -> FencedWrite:
@@ -161,7 +174,7 @@ def _close_run(run: Run, worker_id: str, loss: Loss) -> FencedWrite:
         exception, retry_at = loss.timed_out[id]
         fail(run, exception, "", now, retry_at=retry_at)
     elif record.state == TaskState.RUNNING and loss.crashed:
-        count_crash(record, loss.reason, now)
+        count_crash(record, loss.reason, now, stack=loss.stack)
     elif record.state == TaskState.RUNNING:
         take_back_attempt(record)
         record.state = TaskState.QUEUED
@@ -182,6 +195,7 @@ def _give_on(
         broker.retry(queue, worker_id, items)
     if over := [record for record in ended.values() if record.retry_at is None]:
         broker.archive(queue, worker_id, [(leases[str(record.id)], message_of(record)) for record in over])
+    failpoints.reach("recover.redis_told")
     announce([record for record in records if record.state == TaskState.QUEUED], TaskState.RUNNING, TaskState.QUEUED)
     announce(list(ended.values()), TaskState.RUNNING, TaskState.FAILED)
     return words.count("requeued")
@@ -197,8 +211,11 @@ def abandon(record: TaskRecord, reason: str) -> bool:
     """
     held = record.fence
     count_crash(record, reason, timezone.now())
+    # So that of two who abandon the same run at once one does: the other finds another fence.
+    record.fence = later_fence(record)
     if record.id not in write_fenced([FencedWrite(record, held)], router.db_for_write(TaskRecord)):
         return False
+    failpoints.reach("abandon.row_written")
     if not record.is_final:
         dispatch([record], again=True)
     announce([record], TaskState.RUNNING, TaskState(record.state))

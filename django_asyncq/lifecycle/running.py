@@ -1,4 +1,4 @@
-"""How a task runs: claimed with a lease and a fence, written down, acknowledged.
+"""How a task runs: begun, written down, acknowledged, or handed back.
 
 A Run is one claim of one task. The verbs change the record in memory at once; `record_runs` writes them for a whole
 batch, and only what still holds its fence is written.
@@ -6,18 +6,20 @@ batch, and only what still holds its fence is written.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
-from django.db import router
+from django.db import Error as DatabaseError
+from django.db import InterfaceError, OperationalError, router, transaction
 from django.utils import timezone
 
-from .. import conf
+from .. import conf, failpoints
 from ..broker import Broker, Lease
 from ..exceptions import WorkerLost
 from ..models import TaskRecord, TaskState
@@ -28,8 +30,6 @@ from .entering import by_queue
 from .messages import entry_of, message_of
 
 logger = logging.getLogger("django_asyncq.lifecycle")
-
-POSTPONE_SECONDS = 15
 
 
 @dataclass(slots=True, eq=False)
@@ -43,73 +43,13 @@ class Run:
     written: bool = False
 
 
-class Claimed(NamedTuple):
-    """What a claim brought. paused: nothing can come until the queue is resumed."""
+def count_crash(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") -> None:
+    """1 → 0 in memory after its worker was lost, or 1 → 3 when that has happened too often.
 
-    runs: list[Run]
-    paused: bool
-
-
-def claim(broker: Broker, queue: str, worker_id: str, count: int, backend: str) -> Claimed:
-    """Take up to `count` tasks of a queue: lease and fence in Redis, then name and arguments from the rows.
-
-    backend: the TASKS alias; a task of another alias is put off for its own workers. Ids without a row are parked.
-    If we die in between, the leases run out and the reconciler hands the tasks back.
+    stack: the last one of the process, where it could still write it.
     """
-    taken = broker.dequeue(queue, worker_id, count, conf.current().lease_seconds)
-    return Claimed(sort_out(broker, queue, worker_id, taken.leases, backend), taken.paused)
-
-
-def sort_out(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease], backend: str) -> list[Run]:
-    """Load the rows of leased ids and return what is to be run; see to the rest."""
-    if not leases:
-        return []
-    rows = load(leases)
-    runs: list[Run] = []
-    abandoned: list[Run] = []
-    ended, foreign, orphans, waiting = [], [], [], []
-    for lease in leases:
-        record = rows.get(lease.id)
-        if record is None:
-            orphans.append(lease)
-        elif record.is_final:
-            ended.append(lease)
-        elif record.backend != backend:
-            foreign.append(lease)
-        elif record.state == TaskState.FAILED:
-            waiting.append((lease, message_of(record), entry_of(record).due_at or 0))
-        else:
-            (abandoned if record.state == TaskState.RUNNING else runs).append(Run(record, lease))
-    if orphans:
-        logger.error("queue %s: no row for %s; parked in the archive", queue, [lease.id for lease in orphans])
-        broker.archive(queue, worker_id, [(lease, b"") for lease in orphans])
-    if ended:
-        broker.done(queue, worker_id, ended)
-    if foreign:
-        broker.postpone(queue, worker_id, foreign, POSTPONE_SECONDS)
-    if waiting:
-        # asynq's own forwarder has moved a task whose row must first be retried, which takes a gate slot.
-        broker.retry(queue, worker_id, waiting, counted=False)
-    return runs + _take_over(broker, worker_id, abandoned)
-
-
-def _take_over(broker: Broker, worker_id: str, runs: Sequence[Run]) -> list[Run]:
-    """Close the run that the row still tells of: a foreign recoverer gave the task on without the row."""
-    if not runs:
-        return []
-    for run in runs:
-        count_crash(run.record, "its lease was given to another worker", timezone.now())
-    written = write_fenced([FencedWrite(run.record, run.record.fence) for run in runs], router.db_for_write(TaskRecord))
-    over = [run for run in runs if run.record.is_final and run.record.id in written]
-    acknowledge(broker, worker_id, over)
-    announce([run.record for run in over], TaskState.RUNNING, TaskState.FAILED)
-    return [run for run in runs if run not in over and run.record.id in written]
-
-
-def count_crash(record: TaskRecord, reason: str, now: datetime) -> None:
-    """1 → 0 in memory after its worker was lost, or 1 → 3 when that has happened too often."""
     record.crash_count += 1
-    add_error(record, WorkerLost(reason), "", now)
+    add_error(record, WorkerLost(reason), stack, now)
     # A lost worker is counted apart and uses no attempt; its entry in `worker_ids` stays, with the error.
     record.attempt = max(record.attempt - 1, 0)
     if record.crash_count >= conf.current().max_crashes:
@@ -153,6 +93,36 @@ def succeed(run: Run, value: Any, now: datetime) -> None:
     record.state = TaskState.SUCCEEDED
     record.return_value = storable_result(value)
     record.finished_at = now
+
+
+def complete(run: Run, value: Any, now: datetime) -> Run | None:
+    """Write 1 → 2 in the caller's transaction; return the run as it stands after it, or None for a stale fence.
+
+    | check    | the fence: when another run has taken over, the caller rolls its effects back |
+    | row      | 1 → 2, or 0 → 2, in the transaction that holds the task's effects             |
+    | Redis    | after the commit: the reporter acknowledges                                   |
+    | announce | after that                                                                    |
+
+    If we die before the commit, nothing of the run stays and it is recovered; after it, the next taker finds the row
+    final. The given run is unchanged: after a rollback it has still to be ended.
+    """
+    database = router.db_for_write(TaskRecord)
+    completed = replace(run, record=copy.copy(run.record))
+    succeed(completed, value, now)
+    write = [FencedWrite(completed.record, run.lease.fence)]
+    try:
+        # The savepoint keeps the effects when the database refuses the result; None is never refused.
+        with transaction.atomic(using=database, savepoint=value is not None):
+            written = write_fenced(write, database)
+    except (OperationalError, InterfaceError):
+        raise
+    except DatabaseError as error:
+        if value is None:
+            raise
+        logger.exception("task %s: the database refuses its result", run.record.id)
+        strip_result(completed, str(error))
+        written = write_fenced(write, database)
+    return completed if written else None
 
 
 def strip_result(run: Run, reason: str) -> None:
@@ -222,6 +192,7 @@ def mark_running(runs: Sequence[Run]) -> list[Run]:
     If we die in between, the row says 1 without a lease; the reconciler hands it back.
     """
     lost = record_runs(runs)
+    failpoints.reach("mark.row_written")
     for run in runs:
         run.written = True
     announce([run.record for run in runs if run not in lost], TaskState.QUEUED, TaskState.RUNNING)
@@ -241,6 +212,13 @@ def record_runs(runs: Sequence[Run]) -> list[Run]:
             "task %s: lost its lease (fence %d); what it did is not recorded", run.record.id, run.lease.fence
         )
     return lost
+
+
+def recorded(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs whose row stands as theirs says: a commit that gave no answer may have been one."""
+    rows = load([run.lease for run in runs])
+    found = [(run, rows.get(run.lease.id)) for run in runs]
+    return [run for run, row in found if row and (row.fence, row.state) == (run.record.fence, run.record.state)]
 
 
 def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Sequence[Run] = ()) -> None:
@@ -264,6 +242,7 @@ def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Seque
         over = [run for run in of if run.record.state == TaskState.FAILED and run.record.retry_at is None]
         if over:
             broker.archive(queue, worker_id, [(run.lease, message_of(run.record)) for run in over])
+        failpoints.reach("acknowledge.queue_told")
 
 
 def _retry_item(run: Run) -> tuple[Lease, bytes, int]:
@@ -288,6 +267,7 @@ def hand_back(broker: Broker, worker_id: str, runs: Sequence[Run]) -> None:
             run.record.state = TaskState.QUEUED
     begun = [run for run in runs if run.begun]
     lost = record_runs([run for run in begun if run.written])
+    failpoints.reach("hand_back.row_written")
     for queue, group in by_queue([run.record for run in runs if run not in lost]):
         ids = {record.id for record in group}
         broker.requeue(queue, worker_id, [run.lease for run in runs if run.record.id in ids])
@@ -313,11 +293,18 @@ def reassert(broker: Broker, worker_id: str, ids: Collection[str]) -> int:
 
     ids: what the worker runs, by its own knowledge. No state changes.
     """
-    rows = [row for row in load([Lease(id, 0) for id in ids]).values() if row.state == TaskState.RUNNING]
+    rows = [
+        row
+        for row in load([Lease(id, 0) for id in ids]).values()
+        # A worker that was frozen may believe to run what is another's by now.
+        if row.state == TaskState.RUNNING and row.worker_ids[-1:] == [worker_id]
+    ]
+    broker.forget_registered()
     reasserted = 0
     for queue, group in by_queue(rows):
-        items = [(Lease(str(row.id), row.fence), message_of(row)) for row in group]
-        words = broker.reassert(queue, worker_id, items, conf.current().lease_seconds)
+        broker.register_queue(queue)
+        entries = [entry_of(row, fence=row.fence) for row in group]
+        words = broker.reassert(queue, worker_id, entries, conf.current().lease_seconds)
         reasserted += words.count("reasserted")
     return reasserted
 
@@ -332,5 +319,6 @@ def refuse(broker: Broker, run: Run, exception: BaseException) -> None:
     add_error(record, exception, "", now)
     if record_runs([run]):
         return
+    failpoints.reach("refuse.row_written")
     broker.remove(record.queue_name, [str(record.id)])
     announce([record], TaskState.QUEUED, TaskState.FAILED)

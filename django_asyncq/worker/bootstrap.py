@@ -12,11 +12,17 @@ import traceback
 from typing import Any
 
 from .board import Board
+from .last_stack import write_last_stack
 from .options import WorkerOptions
 
 
-def start(options: WorkerOptions, board: Board, supervisor: Any) -> None:
-    """Set Django up, import the tasks, run the worker."""
+def start(options: WorkerOptions, board: Board, supervisor: Any, stack_file: str) -> None:
+    """Set Django up, import the tasks, run the worker.
+
+    stack_file: where the stacks of all threads go when a signal such as SIGSEGV ends the process.
+    """
+    if stack_file:
+        write_last_stack(stack_file)
     _set_up()
 
     from .process import WorkerProcess

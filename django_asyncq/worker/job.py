@@ -17,6 +17,8 @@ class Job:
     """A claimed task with its code.
 
     taken_at, begun_at: monotonic seconds. stop: the cooperative flag of its context. slot: its entry on the board.
+    is_withheld: its slot writes its row, the reporter may not. is_completed: its success was committed by its slot.
+    is_over: its end was reported. doubtful: its success, when the commit gave no answer.
     """
 
     run: Run
@@ -25,6 +27,10 @@ class Job:
     begun_at: float | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     slot: int = -1
+    is_withheld: bool = False
+    is_completed: bool = False
+    is_over: bool = False
+    doubtful: Run | None = None
 
     @property
     def timeout_seconds(self) -> float | None:

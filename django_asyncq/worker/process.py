@@ -41,6 +41,10 @@ TICK_SECONDS = 0.1
 FAST_TASK_SECONDS = 0.005
 AHEAD_SECONDS = 0.05
 MOST_AHEAD = 200
+# So many outcomes may wait for the database; each may hold a result of a megabyte.
+MOST_UNWRITTEN = 10_000
+# Together less than the supervisor waits beyond the grace.
+REPORT_SECONDS = 4.0
 PUT_OFF_SECONDS = 15
 LONGEST_PAUSE_SECONDS = 5.0
 
@@ -63,7 +67,7 @@ class WorkerProcess:
         self.broker = Broker("worker")
         self.order = QueueOrder(self.broker, options.queues, strict=options.strict)
         self.reporter = Reporter(self.broker, self.worker_id, self.alarm.ring)
-        runner = Runner(self.worker_id, board, self.reporter.begun, self._ended)
+        runner = Runner(self.worker_id, board, self.reporter.begun, self._ended, self.reporter.withhold)
         self.threads = ThreadSlots(runner, options.concurrency)
         self.loop = LoopSlots(runner, options.concurrency, options.concurrency)
         self.watch: QueueWatch | None = None
@@ -169,6 +173,8 @@ class WorkerProcess:
 
     def room(self) -> int:
         """Return how many tasks may be taken: free slots, and a small batch ahead while tasks are very short."""
+        if self.reporter.database_is_away or self.reporter.unwritten >= MOST_UNWRITTEN:
+            return 0  # what cannot be read or written is not taken from others
         occupied = len(self._running()) + len(self._waiting())
         ahead = 0
         if self.pace_seconds is not None and self.pace_seconds < FAST_TASK_SECONDS:
@@ -273,9 +279,11 @@ class WorkerProcess:
         while self._running() and time.monotonic() < deadline and self.stop_requests < 2:
             self.alarm.wait(TICK_SECONDS)
             self._tick_draining(deadline)
-        rest = self._running()
+        # A run in its own transaction is the supervisor's: with this process it is rolled back, or it was committed.
+        rest = [job for job in self._running() if not job.is_withheld]
         self.reporter.abandon(rest)
-        self.reporter.close(5.0)
+        if not self.reporter.close(REPORT_SECONDS):
+            self.reporter.hand_over()
         self.hand_back(rest)
         connections.close_all()
         logger.info("worker %s stopped: %d tasks done, %d handed back", self.worker_id, self.finished_tasks, len(rest))

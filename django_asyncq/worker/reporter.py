@@ -13,15 +13,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 
 from django.db import Error as DatabaseError
 from django.db import InterfaceError, OperationalError, connections
 from django.utils import timezone
 
-from .. import compat, lifecycle
+from .. import compat, failpoints, lifecycle
 from ..broker import Broker
-from ..exceptions import BrokerUnavailable, RetryRequested
+from ..exceptions import BrokerUnavailable, LeaseLost, RetryRequested
 from ..models import TaskState
 from ..results import next_try, result_of
 from .job import Job, Outcome
@@ -32,10 +33,18 @@ MARK_AFTER_SECONDS = 0.05
 LARGEST_GROUP = 500
 LONGEST_PAUSE_SECONDS = 5.0
 ACKNOWLEDGE_AGAIN_SECONDS = 0.5
+GIVE_UP_SECONDS = 0.5
+
+
+class GaveUp(Exception):
+    """The process must end while the database is away."""
 
 
 class Reporter(threading.Thread):
-    """The one thread of a worker process that changes records at their end and writes them."""
+    """The one thread of a worker process that changes records at their end and writes them.
+
+    But for runs that end within their own transaction: it hears of those when they are committed (see `completion`).
+    """
 
     def __init__(self, broker: Broker, worker_id: str, on_written: Callable[[], None]) -> None:
         super().__init__(name="reporter", daemon=True)
@@ -44,7 +53,10 @@ class Reporter(threading.Thread):
         self.on_written = on_written
         self.events: queue.SimpleQueue[Job | Outcome | None] = queue.SimpleQueue()
         self.unwritten = 0  # outcomes that were reported and are not yet in the database; read by the process
+        self.database_is_away = False
         self._unmarked: dict[Job, None] = {}
+        self._unrecorded: dict[Job, Outcome] = {}
+        self._marking = threading.Lock()
         self._unacknowledged: list[tuple[list[lifecycle.Run], list[lifecycle.Run]]] = []
         self._abandoned: set[Job] = set()
         self._counter = threading.Lock()
@@ -62,6 +74,16 @@ class Reporter(threading.Thread):
             self.unwritten += 1
         self.events.put(outcome)
 
+    def withhold(self, job: Job) -> None:
+        """Leave the row of a job to its slot from now on; waits while it is being marked as running.
+
+        The slot may hold no lock of the database. Raises: LeaseLost when the job is being handed back.
+        """
+        with self._marking:
+            if job in self._abandoned:
+                raise LeaseLost(f"task {job.run.record.id}: it is being handed back")
+            job.is_withheld = True
+
     # --- called from the process
 
     def abandon(self, jobs: Iterable[Job]) -> None:
@@ -73,7 +95,29 @@ class Reporter(threading.Thread):
         self.events.put(None)
         self.join(timeout_seconds)
         self._given_up.set()
-        return not self.is_alive()
+        # It ends at once, unless the database keeps it waiting within a call.
+        self.join(GIVE_UP_SECONDS)
+        return not self.is_alive() and not self.unwritten
+
+    def hand_over(self) -> None:
+        """Leave with Redis what could not be written. Called after `close`, when the thread is over or stuck."""
+        with suppress(queue.Empty):
+            while True:
+                event = self.events.get_nowait()
+                if isinstance(event, Outcome) and event.job not in self._abandoned:
+                    self._unrecorded[event.job] = event
+        outcomes = [outcome for job, outcome in self._unrecorded.copy().items() if not job.is_completed]
+        if not outcomes:
+            return
+        for outcome in outcomes:
+            if outcome.job.run.record.state == TaskState.RUNNING:
+                _apply(outcome)
+        try:
+            taken = lifecycle.hand_over(self.broker, self.worker_id, [outcome.job.run for outcome in outcomes])
+        except BrokerUnavailable as error:
+            logger.error("%d outcomes are lost, Redis is away too; their tasks run again: %s", len(outcomes), error)
+            return
+        logger.warning("the database is away: %d of %d outcomes were left in Redis", taken, len(outcomes))
 
     # --- the thread
 
@@ -82,6 +126,8 @@ class Reporter(threading.Thread):
         try:
             while self._report(self._gather()):
                 self.on_written()
+        except GaveUp as error:
+            logger.warning("%d outcomes are not recorded: %s", len(self._unrecorded), error)
         finally:
             connections.close_all()
 
@@ -116,11 +162,14 @@ class Reporter(threading.Thread):
                 self._unmarked.pop(event.job, None)
                 outcomes.append(event)
         heard = [outcome for outcome in outcomes if outcome.job not in self._abandoned]
+        self._unrecorded.update((outcome.job, outcome) for outcome in heard)
         try:
             if heard:
                 self._write(heard)
             self._mark_running()
             self._acknowledge_again()
+        except GaveUp:
+            raise
         except Exception:
             logger.exception("%d outcomes could not be reported; each is tried alone", len(heard))
             for outcome in heard:
@@ -131,20 +180,26 @@ class Reporter(threading.Thread):
 
     def _write(self, outcomes: Sequence[Outcome]) -> None:
         """Rows, then Redis, then signals."""
+        self._look_at_doubtful(outcomes)
         for outcome in outcomes:
             if outcome.job.run.record.state == TaskState.RUNNING:  # not yet applied, in a group that failed
                 _apply(outcome)
         runs = [outcome.job.run for outcome in outcomes]
+        open_runs = [outcome.job.run for outcome in outcomes if not outcome.job.is_completed]
         try:
-            lost = self._insist(lambda: lifecycle.record_runs(runs))
+            lost = self._insist(lambda: lifecycle.record_runs(open_runs)) if open_runs else []
         except DatabaseError:
             # One of them cannot be stored: the others must not suffer for it.
-            lost = [run for run in runs if self._record_alone(run)]
+            lost = [run for run in open_runs if self._record_alone(run)]
+        for outcome in outcomes:
+            self._unrecorded.pop(outcome.job, None)
+        failpoints.reach("report.row_written")
         try:
             lifecycle.acknowledge(self.broker, self.worker_id, runs, lost)
         except BrokerUnavailable as error:
             logger.warning("%d tasks recorded, Redis not told yet: %s", len(runs), error)
             self._unacknowledged.append((runs, lost))
+        failpoints.reach("report.acknowledged")
         kept = [outcome for outcome in outcomes if outcome.job.run not in lost]
         for state in (TaskState.SUCCEEDED, TaskState.FAILED):
             records = [outcome.job.run.record for outcome in kept if outcome.job.run.record.state == state]
@@ -152,11 +207,20 @@ class Reporter(threading.Thread):
         for outcome in kept:
             _send_finished(outcome)
 
+    def _look_at_doubtful(self, outcomes: Sequence[Outcome]) -> None:
+        """Where a commit gave no answer, the row says whether it was one."""
+        doubtful = {outcome.job.doubtful: outcome.job for outcome in outcomes if outcome.job.doubtful}
+        if doubtful:
+            for run in self._insist(lambda: lifecycle.recorded(list(doubtful))):
+                doubtful[run].run, doubtful[run].is_completed = run, True
+
     def _write_alone(self, outcome: Outcome) -> None:
         """Write one outcome after its group failed; in the last resort as a failure that says so."""
         run = outcome.job.run
         try:
             self._write([outcome])
+        except GaveUp:
+            raise
         except Exception as error:
             logger.exception("task %s: its outcome cannot be recorded", run.record.id)
             lifecycle.fail(run, error, "its outcome could not be recorded", outcome.ended_at, retry_at=None)
@@ -175,9 +239,10 @@ class Reporter(threading.Thread):
         """Write those as running that have been for a while."""
         now = time.monotonic()
         due = [job for job in islice(self._unmarked, LARGEST_GROUP) if _is_to_be_marked(job, now)]
-        due = [job for job in due if job not in self._abandoned]
-        if due:
-            self._insist(lambda: lifecycle.mark_running([job.run for job in due]))
+        with self._marking:
+            theirs = [job for job in due if job not in self._abandoned and not job.is_withheld]
+            if theirs:
+                self._insist(lambda: lifecycle.mark_running([job.run for job in theirs]))
         for job in due:
             self._unmarked.pop(job, None)
 
@@ -193,17 +258,21 @@ class Reporter(threading.Thread):
     def _insist(self, write: Callable[[], list[lifecycle.Run]]) -> list[lifecycle.Run]:
         """Repeat a write until the database takes it: the leases stay, so nothing runs twice meanwhile.
 
-        Raises: django.db.Error for what will not pass by waiting, and once the process has given up waiting.
+        Raises: django.db.Error for what will not pass by waiting; GaveUp once the process has given up waiting.
         """
         failures = 0
         while True:
             try:
-                return write()
+                found = write()
+                self.database_is_away = False
+                return found
             except (OperationalError, InterfaceError) as error:
                 connections.close_all()
                 failures += 1
                 if self._given_up.is_set():
-                    raise
+                    raise GaveUp(str(error)) from error
+                # The first failure may be that of a connection that had died.
+                self.database_is_away = failures > 1
                 if failures == 1:
                     logger.warning("outcomes wait for the database: %s", error)
                 # The first repetition is for a connection that had died; later ones spread out.
@@ -229,7 +298,7 @@ def _apply(outcome: Outcome) -> None:
         exception, retry_at = error, None
     counted = not isinstance(exception, RetryRequested) or exception.counted
     lifecycle.fail(run, exception, _format(exception), outcome.ended_at, retry_at=retry_at, counted=counted)
-    if counted:
+    if counted and not isinstance(exception, LeaseLost):
         _log_failure(run, exception)
 
 
@@ -263,7 +332,7 @@ def _send_finished(outcome: Outcome) -> None:
     if not record.is_final:
         return
     sender = type(outcome.job.task.get_backend())
-    if outcome.exception is None:
+    if outcome.exception is None or outcome.job.is_completed:
         compat.task_finished.send_robust(sender, task_result=result_of(record))
         return
     try:

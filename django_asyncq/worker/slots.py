@@ -10,33 +10,41 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import connections
 from django.utils import timezone
 
-from .. import compat, conf, lifecycle
-from ..context import TaskContext
+from .. import compat, conf, failpoints, lifecycle
+from ..context import Ending, TaskContext
 from ..exceptions import TaskNotRunnable, TaskTimeout
 from ..results import result_of
 from .board import Board
+from .completion import Completion
 from .connections import after_task, before_task
 from .job import Job, Outcome
 
 logger = logging.getLogger("django_asyncq.worker")
 
 Report = Callable[[Outcome], None]
+OnJob = Callable[[Job], None]
+EndBlock = Callable[[Any], AbstractContextManager[Ending]]
 
 
 class Runner:
     """What both kinds of slots do around a task's function."""
 
-    def __init__(self, worker_id: str, board: Board, on_begun: Callable[[Job], None], on_ended: Report) -> None:
+    def __init__(
+        self, worker_id: str, board: Board, on_begun: OnJob, on_ended: Report, withhold: OnJob = lambda job: None
+    ) -> None:
+        """withhold: called before the slot itself writes the row of a job."""
         self.worker_id = worker_id
         self.board = board
         self.on_begun = on_begun
         self.on_ended = on_ended
+        self.withhold = withhold
         self.grace_seconds = conf.current().timeout_grace_seconds
 
     def begin(self, job: Job) -> tuple[list[Any], dict[str, Any]]:
@@ -47,21 +55,39 @@ class Runner:
         self.board.enter(job.slot, record.id, deadline)
         lifecycle.begin(job.run, self.worker_id, timezone.now())
         self.on_begun(job)
+        failpoints.reach("begin.counted")
         if not isinstance(record.args, list) or not isinstance(record.kwargs, dict):
             raise TaskNotRunnable("the row's arguments are not a list and an object")
         result = result_of(record)
         compat.task_started.send_robust(type(job.task.get_backend()), task_result=result)
         arguments = list(record.args)
         if job.task.takes_context:
-            arguments.insert(0, TaskContext(task_result=result, record=record, stop=job.stop))
+            completion = Completion(job, self.withhold, self.on_ended)
+            end: EndBlock = completion.refuse if job.task.atomic else completion.block
+            arguments.insert(0, TaskContext(task_result=result, record=record, stop=job.stop, completion=end))
         return arguments, dict(record.kwargs)
+
+    def call(self, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call a `def` task's function; of one that is atomic, in the transaction that ends it."""
+        if not job.task.atomic:
+            return job.task.func(*args, **kwargs)
+        with Completion(job, self.withhold, self.on_ended).block() as ending:
+            ending.result = job.task.func(*args, **kwargs)
+        return None
 
     def end(self, job: Job, value: Any, exception: BaseException | None) -> None:
         """Take the run off the board and report it. A run that ended after its timeout has failed."""
+        if job.is_completed:
+            self.board.leave(job.slot)
+            if exception is not None:
+                logger.error("task %s: failed after its end; it has succeeded", job.run.record.id, exc_info=exception)
+            return
+        job.is_over = True
         if job.is_overdue(time.monotonic()) and not isinstance(exception, TaskTimeout):
             late = TaskTimeout(f"the task took longer than its timeout of {job.timeout_seconds:g} s")
             late.__cause__ = exception
             exception = late
+        failpoints.reach("run.ended")
         self.board.leave(job.slot)
         self.on_ended(Outcome(job, timezone.now(), value, exception))
 
@@ -121,7 +147,7 @@ class ThreadSlots:
         try:
             before_task()
             args, kwargs = self.runner.begin(job)
-            value = job.task.func(*args, **kwargs)
+            value = self.runner.call(job, args, kwargs)
         except BaseException as exception:  # noqa: BLE001 - SystemExit of a task must not end the slot
             failure = exception
         try:

@@ -24,7 +24,7 @@ for i = 4, #ARGV, 6 do
     if state then
       redis.call('ZREM', place[state], id)
       redis.call('ZREM', KEYS[7], id)
-      redis.call('HDEL', key, 'priority', 'parked_at', 'worker')
+      redis.call('HDEL', key, 'priority', 'parked_at', 'worker', 'outcome')
     end
     redis.call('HSET', key, 'msg', message, 'state', 'pending', 'pending_since', now_ns)
     if lock ~= '' then

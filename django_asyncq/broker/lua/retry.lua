@@ -16,7 +16,7 @@ for i = 5, #ARGV, 4 do
     redis.call('ZREM', KEYS[2], id)
     redis.call('HDEL', KEYS[3], id)
     if known[2] then
-      redis.call('HDEL', key, 'worker', 'parked_at')
+      redis.call('HDEL', key, 'worker', 'parked_at', 'outcome')
       redis.call('ZADD', KEYS[4], due, id)
       redis.call('HSET', key, 'msg', message, 'state', 'retry')
       count = count + 1

@@ -1,0 +1,12 @@
+-- Take out of a worker's held tasks what it does not hold any more: it is gone, and others had its tasks since.
+-- KEYS: 1 held by the worker   ARGV: 1 task key prefix, 2 worker id
+-- Returns how many went. Invariant: what the worker has taken last, with this fence, stays.
+local held = redis.call('HGETALL', KEYS[1])
+local pruned = 0
+for i = 1, #held, 2 do
+  local known = redis.call('HMGET', ARGV[1] .. held[i], 'state', 'fence', 'worker')
+  if known[1] ~= 'active' or known[2] ~= held[i + 1] or known[3] ~= ARGV[2] then
+    pruned = pruned + redis.call('HDEL', KEYS[1], held[i])
+  end
+end
+return pruned

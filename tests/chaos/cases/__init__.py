@@ -1,0 +1,40 @@
+"""The cases, by the numbers of the fault list; each takes a rig and a scale (1: the long form) and fills a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..rig import Report, Rig
+from . import databases, gates, messages, producers, stores, workers
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case. short: its scale in the short form. mutants: guards without which it must fail."""
+
+    number: str
+    what: str
+    run: Callable[[Rig, Report, float], None]
+    short: float
+    mutants: tuple[str, ...] = ()
+    needs_cluster: bool = False
+
+
+ALL = (
+    Case("1", "random kill -9 of workers and whole fleets", workers.kills, 0.03, ("no-recovery",)),
+    Case("3", "fleets frozen past their leases (SIGSTOP, SIGCONT)", workers.freezes, 0.01, ("no-fence",)),
+    Case("4", "5 % of Redis's replies lost", stores.lost_replies, 0.04, ("no-adoption",)),
+    Case("6", "producer killed between COMMIT and push", producers.crashes, 0.03, ("no-rebuild",)),
+    Case("7", "half-rolled-back nested savepoints", producers.rollbacks, 0.1, ("lasting-slots",)),
+    Case("8", "Redis gone or silent at enqueue", producers.redis_away, 0.1, ("no-breaker",)),
+    Case("9", "Redis killed under load, four kinds of persistence", stores.redis_killed, 0.05, ("no-rebuild",)),
+    Case("10", "FLUSHALL under load, gates full", stores.flushed, 0.05, ("no-gate-rebuild",)),
+    Case("14", "single keys of the queue vanish", messages.vanished, 0.25),
+    Case("17", "gates under load", gates.under_load, 0.04, ("check-then-add", "shrinking-ttl")),
+    Case("22", "PostgreSQL stopped while tasks end", databases.stopped, 0.2, ("outcomes-dropped",), True),
+    Case("23", "database connections terminated", databases.terminated, 0.05, ("outcomes-dropped",), True),
+    Case("25", "forged messages in Redis", messages.forged, 0.1, ("trusts-messages",)),
+    Case("29", "SIGTERM under load", workers.terminations, 0.04, ("attempts-stay-used",)),
+)
+CASES = {case.number: case for case in ALL}

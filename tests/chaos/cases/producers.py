@@ -1,0 +1,89 @@
+"""Producers: killed, rolled back, and without a Redis."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+
+from tests.proxy import Proxy
+from tests.workers import wait_until
+
+from ..rig import Report, Rig
+
+
+def crashes(rig: Rig, report: Report, scale: float) -> None:
+    """1,000 processes die between COMMIT and push, some with gate slots."""
+    count = max(20, round(1_000 * scale))
+    with rig.redis(), rig.fleet(1, 8):
+        producers = [rig.producer("crash", count // 2, rig.seed + number) for number in range(2)]
+        rig.ended_well(*producers)
+        report.figure("crashes", count // 2 * 2)
+        rig.settle(10 if rig.mutant else 60)
+        rig.check(report)
+    begins = {line["id"]: line["at"] for line in reversed(rig.history()) if line["event"] == "begin"}
+    waited = sorted(
+        begins[id] - line["at"]
+        for line in rig.history()
+        if line["event"] == "committed"
+        for id in line["ids"]
+        if id in begins
+    )
+    # 3 s of grace for the producer itself, 1 s between passes, and the pass.
+    p99 = waited[round(len(waited) * 0.99) - 1] if waited else 0.0
+    report.timing("p99 s from COMMIT to start", p99, at_most=3 + 1 + 2)
+
+
+def rollbacks(rig: Rig, report: Report, scale: float) -> None:
+    """1,000 transactions with savepoints to a depth of four, about half of all blocks rolled back."""
+    count = max(50, round(1_000 * scale))
+    rig.more["ASYNCQ_CHAOS_PROVISIONAL"] = "3"
+    with rig.redis(), rig.fleet(1, 8):
+        rig.ended_well(*(rig.producer("rollback", count // 2, rig.seed + number) for number in range(2)))
+        report.figure("transactions", count // 2 * 2)
+        rig.settle(60)
+        # A slot of a rolled-back task ends with its provisional time (3 s here).
+        rig.check(report, agreement_seconds=8)
+
+
+def redis_away(rig: Rig, report: Report, scale: float) -> None:
+    """1,000 requests while Redis is silent, 1,000 while nothing listens: all accepted, all run once it is back."""
+    count = max(100, round(1_000 * scale))
+    with ExitStack() as stack:
+        server = stack.enter_context(rig.redis())
+        proxy = stack.enter_context(Proxy(("127.0.0.1", server.port)))
+        direct, rig.redis_url = rig.redis_url, proxy.url()
+        baseline = _latencies(rig, 100)
+        for name, leave, return_ in (
+            ("silent", proxy.hold, proxy.resume),
+            ("gone", server.kill, server.start),
+        ):
+            leave()
+            try:
+                taken = _latencies(rig, count)
+            finally:
+                return_()
+            usual = baseline[len(baseline) // 2]
+            added = [seconds - usual for seconds in taken]
+            # A request that finds the breaker closed pays; the breaker lets one through each 2 s.
+            paying = [seconds for seconds in added if seconds > 0.1]
+            rest = sorted(seconds for seconds in added if seconds <= 0.1)
+            report.goal(f"{name}: paying requests of {count}", len(paying), at_most=max(2, count * 0.01))
+            report.timing(f"{name}: slowest of them s", max(paying, default=0.0), at_most=1.1)
+            p99 = rest[round(len(rest) * 0.99) - 1] * 1000 if rest else 0.0
+            report.timing(f"{name}: p99 ms added to the others", p99, at_most=5.0)
+        rig.redis_url = direct
+        refused = sum(line["event"] == "request" and not line["accepted"] for line in rig.history())
+        report.goal("requests refused", refused, at_most=0)
+        with rig.fleet(2, 8):
+            rig.settle(60)
+            rig.check(report)
+
+
+def _latencies(rig: Rig, count: int) -> list[float]:
+    """Let a fresh producer make requests; return the seconds of each."""
+    before = rig.count("request")
+    producer = rig.producer("requests", count, 2)
+    wait_until(lambda: producer.poll() is not None, "the requests", 600)
+    rig.ended_well(producer)
+    time.sleep(0.05)
+    return [line["seconds"] for line in rig.history() if line["event"] == "request"][before:]

@@ -1,0 +1,127 @@
+"""Redis: replies lost, killed, emptied."""
+
+from __future__ import annotations
+
+import time
+
+from tests.workers import wait_until
+
+from .. import checker
+from ..proxy import LossyProxy
+from ..rig import PERSISTENCE, Report, Rig, Server, enqueue
+
+REBUILT_SECONDS = 5.0
+
+
+def lost_replies(rig: Rig, report: Report, scale: float) -> None:
+    """10,000 tasks through a relay that loses 5 % of all replies after Redis has done what was asked."""
+    count = max(200, round(10_000 * scale))
+    with rig.redis() as server, LossyProxy(("127.0.0.1", server.port), 0.05, rig.seed) as proxy:
+        direct, rig.redis_url = rig.redis_url, proxy.url()
+        with rig.fleet(2, 4):
+            producers = [
+                rig.producer("load", count - count // 20, 5, 1, rig.seed),
+                rig.producer("load", count // 20, 5, 1, rig.seed + 1, "lossy"),
+            ]
+            rig.ended_well(*producers)
+            rig.settle(20 if rig.mutant else 120)
+            proxy.share = 0.0
+            rig.redis_url = direct
+            rig.check(report)
+        report.goal("replies lost", proxy.lost, at_least=500 if scale >= 1 else 20)
+        report.figure("of", proxy.replies)
+    most = checker.most_live(rig.transitions()).get("lossy", 0)
+    report.goal("most in 0 or 1 at a gate of 5", most, at_most=5)
+
+
+def redis_killed(rig: Rig, report: Report, scale: float) -> None:
+    """Twenty kills under load, five with each kind of persistence; the server comes back after up to 2 s."""
+    each, count = max(1, round(5 * scale)), max(200, round(2_000 * scale * 4))
+    slowest = 0.0
+    kinds = list(PERSISTENCE) if scale >= 0.25 else ["none"]
+    for kind in kinds:
+        server = "redis" if kind in ("AOF always", "RDB") else "valkey"
+        with rig.redis(server, kind) as redis, rig.fleet(2, 4) as fleet:
+            rig.wait_ready(fleet, 2)
+            producers = [
+                rig.producer("load", count // 4, 10, 8, rig.seed),
+                rig.producer("load", count // 8, 10, 8, rig.seed + 1, f"gate {kind}".replace(" ", "-")),
+            ]
+            for _ in range(each):
+                # Tasks that wait, so that there is something to lose.
+                enqueue(rig, 200, 40)
+                time.sleep(rig.random.uniform(0, 0.3))
+                slowest = max(slowest, _kill_redis(rig, redis))
+            rig.ended_well(*producers)
+            rig.settle(25 if rig.mutant else 90)
+            if kind != kinds[-1]:
+                continue
+            report.figure("kills", each * len(kinds))
+            rig.check(report)
+    report.timing("slowest s until a task began again", slowest, at_most=REBUILT_SECONDS)
+    over = [most for most in checker.most_live(rig.transitions()).values() if most > 5]
+    report.goal("gates over their limit", len(over), at_most=0)
+
+
+def _kill_redis(rig: Rig, redis: Server) -> float:
+    """Kill and restart; return how long it took from the restart until a task began."""
+    redis.kill()
+    rig.note("fault", kind="redis killed", pids=[pid for fleet in rig.fleets for pid in fleet.workers()])
+    time.sleep(rig.random.uniform(0, 2))
+    redis.start()
+    restarted, begun = time.monotonic(), rig.count("begin")
+    wait_until(lambda: rig.count("begin") > begun or rig.settle(0), "a task after the restart", 30)
+    return time.monotonic() - restarted
+
+
+def flushed(rig: Rig, report: Report, scale: float) -> None:
+    """FLUSHALL with 5,000 queued, 50 running, 500 scheduled and four full gates, producers still knocking."""
+    from django_asyncq.models import TaskRecord
+
+    queued, scheduled = max(400, round(5_000 * scale)), max(20, round(500 * scale))
+    gates = [f"flushed-{number}" for number in range(4)]
+    with rig.redis() as redis, rig.fleet(2, 8) as first, rig.fleet(1, 8) as second:
+        rig.wait_ready(first, 2)
+        rig.wait_ready(second, 1)
+        rig.ended_well(rig.producer("load", scheduled, 5, 0, rig.seed, "", 8))
+        knocking = [rig.producer("load", max(20, round(100 * scale)), 1500, 0, rig.seed, gate) for gate in gates]
+        wait_until(lambda: sum(map(len, rig.slots().values())) >= 16, "gates of which most slots are taken", 60)
+        times = max(2, round(5 * scale))
+        slowest, counts = 0.0, []
+        for _ in range(times):
+            enqueue(rig, queued // times, 20)
+            counts.append(TaskRecord.objects.queued().count())
+            with redis.client() as client:
+                client.flushall()
+            began = time.monotonic()
+            rig.note("fault", kind="FLUSHALL", pids=[pid for fleet in rig.fleets for pid in fleet.workers()])
+            slowest = max(slowest, _until_rebuilt(rig, redis, began))
+            time.sleep(rig.random.uniform(0.5, 1.5))
+        rig.ended_well(*knocking)
+        rig.settle(60 if rig.mutant else 240)
+        report.figure("FLUSHALLs", times)
+        report.goal("fewest rows in 0 at one", min(counts), at_least=10)
+        rig.check(report)
+    over = [most for most in checker.most_live(rig.transitions()).values() if most > 5]
+    report.goal("gates over their limit", len(over), at_most=0)
+    report.timing("slowest rebuild s", slowest, at_most=REBUILT_SECONDS)
+
+
+def _until_rebuilt(rig: Rig, redis: Server, began: float) -> float:
+    """Wait until Redis knows every row in 0 of before; return how long after the FLUSHALL."""
+    from django_asyncq.models import TaskRecord
+
+    ids = list(TaskRecord.objects.queued().values_list("id", "queue_name"))
+
+    def is_known() -> bool:
+        with redis.client() as client, client.pipeline(transaction=False) as pipeline:
+            for id, queue in ids:
+                pipeline.exists(f"{rig.prefix}:{{{queue}}}:t:{id}")
+            missing = [id for (id, _), there in zip(ids, pipeline.execute(), strict=True) if not there]
+        return not TaskRecord.objects.queued().filter(id__in=missing[:500]).exists()
+
+    try:
+        wait_until(is_known, "a Redis that knows the rows", 30)
+    except AssertionError:
+        return 30.0
+    return time.monotonic() - began

@@ -1,0 +1,137 @@
+"""Workers that are killed, frozen, or told to stop."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from tests.workers import wait_until
+
+from .. import checker
+from ..rig import Report, Rig, enqueue
+
+LEASE_SECONDS = 2
+
+
+def kills(rig: Rig, report: Report, scale: float) -> None:
+    """10,000 tasks of 0-5 ms, 50 kills: of one worker process, or of a supervisor with all its workers.
+
+    For each kill a chunk of tasks is enqueued once all workers are there, and the kill comes in the middle of it: so
+    each hits work, and there is somebody left to take over.
+    """
+    times = max(3, round(50 * scale))
+    kinds: list[str] = []
+    with rig.redis(), rig.fleet(2, 4) as first, rig.fleet(2, 4) as second:
+        fleets = [first, second]
+        for _ in range(times):
+            wait_until(lambda: all(len(fleet.ready()) == 2 for fleet in fleets), "all workers", 60)
+            begun = rig.count("begin") + rig.random.randrange(10, 120)
+            enqueue(rig, 200, 5)
+            wait_until(lambda begun=begun: rig.count("begin") >= begun, "a chunk that has begun", 60)
+            kinds.append(_kill_something(rig, fleets))
+        is_settled = rig.settle(15 if rig.mutant else 120)
+        report.figure("kills", f"{kinds.count('worker')} workers, {kinds.count('fleet')} fleets")
+        rig.check(report)
+    history = rig.history()
+    flying = checker.in_flight(history)
+    report.figure("in flight at the kills", flying)
+    report.goal("extra beyond those in flight", max(0, checker.extra_executions(history) - flying), at_most=0)
+    seconds = sorted(checker.recovery_seconds(history))
+    report.figure("recoveries", len(seconds))
+    report.figure("median s", seconds[len(seconds) // 2] if seconds else 0.0)
+    report.timing("slowest s", seconds[-1] if seconds else 0.0, at_most=LEASE_SECONDS + 1.5)
+    report.goal("settled", int(is_settled), at_least=1)
+
+
+def _kill_something(rig: Rig, fleets: list) -> str:  # type: ignore[type-arg]
+    """Kill a worker that is running, or a whole fleet, which is started again; return which."""
+    while True:
+        fleet = rig.random.choice(fleets)
+        if victims := fleet.workers():
+            break
+        time.sleep(0.02)
+    if rig.random.random() < 0.6:
+        fleet.kill_worker(rig.random.choice(victims))
+        return "worker"
+    fleet.kill()
+    fleet.start()
+    return "fleet"
+
+
+def freezes(rig: Rig, report: Report, scale: float) -> None:
+    """200 times: a fleet stands still in the middle of its tasks for longer than its leases, then goes on."""
+    times = max(2, round(200 * scale))
+    # Whoever leads may be frozen too; its successor waits for the lock's time to live.
+    rig.more["ASYNCQ_TEST_LOCK_TTL"] = "3"
+    with rig.redis(), rig.fleet(1, 8) as first, rig.fleet(1, 8) as second, rig.fleet(1, 8) as third:
+        fleets = [first, second, third]
+        for fleet in fleets:
+            rig.wait_ready(fleet, 1)
+        load = rig.producer("load", times * 40, 1200, 60, rig.seed)
+        wait_until(lambda: rig.count("begin") > 8, "tasks that run", 30)
+        done = 0
+        while done < times:
+            # One of three goes on, so that somebody takes over what the others held.
+            victims = rig.random.sample(fleets, min(2, times - done))
+            pids = {pid for fleet in victims for pid in fleet.workers()}
+            wait_until(lambda pids=pids: _running_in(rig, pids) > len(pids), "tasks in the middle", 30)
+            for fleet in victims:
+                fleet.freeze()
+            time.sleep(rig.random.uniform(2.6, 3.2) * LEASE_SECONDS)
+            for fleet in victims:
+                fleet.thaw()
+            done += len(victims)
+            time.sleep(rig.random.uniform(0.3, 0.8))
+        if load.poll() is None:
+            load.terminate()
+            load.wait()
+        rig.settle(60)
+        report.figure("freezes", done)
+        _forgive_an_unwritten_commit(rig)
+        rig.check(report)
+    history = rig.history()
+    refused = checker.refused_answers(history)
+    lost = sum(fleet.log.read_text(errors="replace").count("lost its lease") for fleet in fleets)
+    report.figure("runs cut off by a freeze", checker.in_flight(history))
+    if not rig.mutant:
+        report.goal("late writes refused", refused + lost, at_least=1)
+    seconds = checker.recovery_seconds(history)
+    report.figure("median s until another began the task", sorted(seconds)[len(seconds) // 2] if seconds else 0.0)
+
+
+def _running_in(rig: Rig, pids: set[int]) -> int:
+    return sum(run.pid in pids and run.ended_at is None for run in checker.executions(rig.history()))
+
+
+def _forgive_an_unwritten_commit(rig: Rig) -> None:
+    """The producer was ended between a commit and its line: the row is there, and runs, rightly."""
+    written = {id.replace("-", "") for id in checker.committed(rig.history())}
+    if missing := sorted(set(rig.states()) - written):
+        rig.note("committed", ids=missing)
+
+
+def terminations(rig: Rig, report: Report, scale: float) -> None:
+    """50 times: SIGTERM to a fleet under load, with a grace of 1 s and tasks of up to 3 s; then a new fleet."""
+    from django_asyncq.models import TaskRecord
+
+    times, grace = max(2, round(50 * scale)), 1.0
+    chance = random.Random(rig.seed)
+    exits: list[float] = []
+    with rig.redis():
+        rig.ended_well(rig.producer("load", times * 6, 3000, 0, rig.seed))
+        for _ in range(times):
+            with rig.fleet(1, 6, ASYNCQ_TEST_SHUTDOWN_GRACE=str(grace)) as fleet:
+                begun = rig.count("begin")
+                wait_until(lambda begun=begun: rig.count("begin") > begun or rig.settle(0), "a task that runs", 30)
+                time.sleep(chance.uniform(0, 1))
+                rig.note("fault", kind="SIGTERM", pids=fleet.workers())
+                exits.append(fleet.stop())
+        with rig.fleet(2, 8):
+            rig.settle(60 + times * 6)
+            rig.check(report)
+    report.figure("SIGTERMs", times)
+    report.figure("median exit s", sorted(exits)[len(exits) // 2])
+    report.timing("slowest exit s", max(exits), at_most=grace + 1.0)
+    over = TaskRecord.objects.exclude(attempt=1).count() + TaskRecord.objects.exclude(crash_count=0).count()
+    report.goal("attempts or crashes used by hand-backs", over, at_most=0)
+    report.goal("tasks failed", TaskRecord.objects.failed().count(), at_most=0)

@@ -1,0 +1,173 @@
+"""The package with one guard taken out: a case that passes with its mutant proves nothing.
+
+Applied in the processes of a run by ASYNCQ_CHAOS_MUTANT, never in the one that checks.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def apply(name: str) -> None:
+    """Take the guard of this name out; "" takes none."""
+    if name:
+        MUTANTS[name]()
+
+
+def no_recovery() -> None:
+    """Nobody hands back what a dead worker held."""
+    from django_asyncq.reconciler import Reconciler
+    from django_asyncq.supervisor import Supervisor
+
+    Supervisor._recover = lambda self, child, exit_code: None  # type: ignore[method-assign]
+    Reconciler.recover_expired = lambda self: 0  # type: ignore[method-assign]
+    Reconciler.recover_unleased = lambda self: 0  # type: ignore[method-assign]
+
+
+def no_rebuild() -> None:
+    """What Redis forgot is not pushed again."""
+    from django_asyncq.reconciler import Reconciler
+
+    Reconciler.push_missing = lambda self, young: 0  # type: ignore[method-assign]
+
+
+def no_gate_rebuild() -> None:
+    """A gate that was never built since Redis lost its memory admits."""
+    _rewrite("gate_acquire", "if not known[1] then return {'unbuilt', 0, 0, '0'} end", "")
+    from django_asyncq.gate import Drift
+    from django_asyncq.reconciler import Reconciler
+
+    Reconciler.audit_gates = lambda self, names: Drift(0, 0)  # type: ignore[method-assign]
+
+
+def no_adoption() -> None:
+    """What a lost reply handed out is not looked for."""
+    from django_asyncq.worker.process import WorkerProcess
+
+    WorkerProcess._adopt = lambda self, queue: True  # type: ignore[method-assign]
+
+
+def no_fence() -> None:
+    """Whoever answers last wins, in both stores."""
+    from django_asyncq import statements
+
+    statements.GUARD = "(t.state = t.state)"
+    for name in ("done", "retry", "archive", "requeue"):
+        _rewrite(name, "(known[1] or '0') ~= fence or ", "")
+
+
+def check_then_add() -> None:
+    """The gate looks, then adds."""
+    from django_asyncq import QueueFull, broker, gate
+
+    def admit(name: str, records: Any, *, partial: bool, seconds: int) -> gate.Admission:
+        client, key = broker.Broker("producer").client, gate.keys(name)[0]
+        limit = int(client.hget(gate.keys(name)[1], "limit") or records[0].queue_limit)
+        occupancy = client.zcard(key)
+        if occupancy >= limit:
+            raise QueueFull(gate=name, limit=limit, occupancy=occupancy, retry_after=1)
+        client.zadd(key, {str(record.id): int(time.time()) + seconds for record in records})
+        return gate.Admission(set(), limit, occupancy, 1.0)
+
+    gate.admit = admit
+
+
+def shrinking_ttl() -> None:
+    """The key's time to live follows the last slot, not the longest."""
+    _rewrite(
+        "gate_acquire",
+        "if redis.call('TTL', gate) < hold + 60 then redis.call('EXPIRE', gate, hold + 60) end",
+        "redis.call('EXPIRE', gate, hold)",
+    )
+
+
+def lasting_slots() -> None:
+    """A slot lasts from the start, not from the commit, and nobody audits."""
+    from django_asyncq import gate
+    from django_asyncq.reconciler import Reconciler
+
+    Reconciler.audit_gates = lambda self: gate.Drift(0, 0)  # type: ignore[method-assign]
+
+    admit = gate.admit
+    gate.admit = lambda name, records, *, partial, seconds: admit(name, records, partial=partial, seconds=0)
+
+
+def no_breaker() -> None:
+    """Every request waits for Redis, however long it has been silent."""
+    from django_asyncq.lifecycle import entering
+
+    entering.BREAKER_SECONDS = 0.0
+
+
+def attempts_stay_used() -> None:
+    """A hand-back uses up the attempt."""
+    from django_asyncq import lifecycle
+
+    # Where the verb has it from, for it may have been imported there.
+    sys.modules[lifecycle.hand_back.__module__].take_back_attempt = lambda record: None  # type: ignore[attr-defined]
+
+
+def outcomes_dropped() -> None:
+    """An outcome that the database does not take at once is forgotten."""
+    from django.db import Error
+
+    from django_asyncq.worker.reporter import Reporter
+
+    def write_once(self: Any, write: Callable[[], Any]) -> Any:
+        try:
+            return write()
+        except Error:
+            return []
+
+    Reporter._insist = write_once  # type: ignore[method-assign]
+
+
+def trusts_messages() -> None:
+    """An id without a row is run all the same."""
+    from django_asyncq import lifecycle
+    from django_asyncq.models import TaskRecord
+
+    home: Any = sys.modules[lifecycle.sort_out.__module__]
+    load = home.load
+
+    def load_or_invent(leases: Any) -> dict[str, TaskRecord]:
+        leases = list(leases)
+        strangers = {lease.id for lease in leases} - set(found := load(leases))
+        return {**found, **{id: TaskRecord(name=FORGED, args=[1, "forged"], kwargs={}) for id in strangers}}
+
+    home.load = load_or_invent
+
+
+def _rewrite(name: str, old: str, new: str) -> None:
+    """Change a script's text, and with it its digest."""
+    import hashlib
+
+    from django_asyncq.broker import scripts
+
+    text = scripts.script(name).text
+    if old not in text:
+        raise LookupError(f"{name}.lua no longer has {old!r}: write the mutant anew")
+    changed = text.replace(old, new)
+    known = scripts.script
+    rewritten = scripts.Script(changed, hashlib.sha1(changed.encode(), usedforsecurity=False).hexdigest())
+    scripts.script = lambda wanted: rewritten if wanted == name else known(wanted)  # type: ignore[assignment]
+
+
+FORGED = "tests.chaos.tasks.work"
+MUTANTS: dict[str, Callable[[], None]] = {
+    "no-recovery": no_recovery,
+    "no-rebuild": no_rebuild,
+    "no-gate-rebuild": no_gate_rebuild,
+    "no-adoption": no_adoption,
+    "no-fence": no_fence,
+    "check-then-add": check_then_add,
+    "shrinking-ttl": shrinking_ttl,
+    "lasting-slots": lasting_slots,
+    "no-breaker": no_breaker,
+    "attempts-stay-used": attempts_stay_used,
+    "outcomes-dropped": outcomes_dropped,
+    "trusts-messages": trusts_messages,
+}

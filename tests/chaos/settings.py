@@ -1,0 +1,19 @@
+"""Settings of every process of the chaos suite: the tests' own, and the tasks of this package."""
+
+from __future__ import annotations
+
+import os
+
+from tests.settings import *  # noqa: F403
+from tests.settings import ASYNCQ, INSTALLED_APPS
+
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.chaos"]
+# Longer than the reconciler takes to confirm a slot whose own process could not: 3 s of grace, 1 s between passes.
+ASYNCQ = {**ASYNCQ, "PROVISIONAL_SECONDS": int(os.environ.get("ASYNCQ_CHAOS_PROVISIONAL", "15"))}
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "loggers": {"django_asyncq": {"handlers": ["stderr"], "level": "INFO", "propagate": False}},
+}

@@ -1,0 +1,63 @@
+"""What the chaos suite runs, and the witness: every answer of a fenced script goes into the history.
+
+Imported by each process of the suite, the mutants of which are made here too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from django_asyncq import task
+from django_asyncq.broker import scripts
+from django_asyncq.context import TaskContext
+from tests.tasks import note
+
+from . import mutants
+
+# Scripts in which a run says how it ended, and how many arguments stand before and in each item.
+ENDINGS = {"done": (3, 2), "retry": (4, 4), "archive": (5, 3)}
+
+
+@task(takes_context=True)
+def work(context: TaskContext, ms: float = 0.0, payload: str = "") -> None:
+    """Take a while, leaving begin and end in the history."""
+    note("begin", id=context.task_result.id, payload=payload)
+    time.sleep(ms / 1000)
+    note("end", id=context.task_result.id)
+
+
+@task(takes_context=True, gate="{gate}", queue_limit=5, expected_seconds=1)
+def gated(context: TaskContext, gate: str, ms: float = 0.0) -> None:
+    """Do the same at a gate."""
+    note("begin", id=context.task_result.id)
+    time.sleep(ms / 1000)
+    note("end", id=context.task_result.id)
+
+
+_run = scripts.run
+
+
+def witnessed_run(name: str, client: Any, keys: Sequence[str], arguments: Sequence[Any] = ()) -> Any:
+    """Run a script; write down which fences were handed out and what became of those that came back."""
+    reply = _run(name, client, keys, arguments)
+    if name == "dequeue" and len(reply) > 1:
+        pairs = [(_text(id), int(fence)) for id, fence in zip(reply[1::2], reply[2::2], strict=True)]
+        note("taken", runs=pairs)
+    elif name in ENDINGS and reply:
+        head, width = ENDINGS[name]
+        items = [arguments[start : start + 2] for start in range(head, len(arguments), width)]
+        runs = [(_text(id), int(fence), _text(word)) for (id, fence), word in zip(items, reply, strict=True)]
+        note("answered", script=name, runs=runs)
+    return reply
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+if os.environ.get("ASYNCQ_CHAOS"):
+    scripts.run = witnessed_run
+    mutants.apply(os.environ.get("ASYNCQ_CHAOS_MUTANT", ""))

@@ -1,0 +1,250 @@
+"""What happens while Redis answers and refuses: OOM, READONLY, LOADING, MISCONF, BUSY, NOSCRIPT, a policy that evicts.
+
+A refusal is an outage to callers: requests succeed, tasks that run go on, what was refused is done afterwards.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.conf import settings as django_settings
+
+from django_asyncq import lifecycle
+from django_asyncq.lifecycle import entering
+from django_asyncq.models import TaskRecord, TaskState
+from tests import tasks
+from tests.workers import Workers, history, start_workers, wait_until, workers
+
+from .rig import Server, free_port
+
+pytestmark = pytest.mark.django_db(transaction=True)
+# Shorter than the lease of 2 s: what is renewed once before and once after is never taken for lost.
+REFUSES_SECONDS = 1.2
+SHUT_PORT = 1
+
+
+@pytest.fixture
+def server(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server of this test alone, with RDB so that it can be made to fail at saving."""
+    found = Server(free_port(), tmp_path / "redis", "valkey", "RDB")
+    found.extra = ["--enable-protected-configs", "local"]
+    found.start()
+    monkeypatch.setenv("ASYNCQ_TEST_REDIS_URL", found.url)
+    settings.CACHES = {"default": {**django_settings.CACHES["default"], "LOCATION": found.url}}
+    yield found
+    found.kill()
+
+
+@pytest.fixture
+def history_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A history file that tasks in every process write to."""
+    path = tmp_path / "history.jsonl"
+    monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(path))
+    return path
+
+
+@contextmanager
+def out_of_memory(server: Server) -> Iterator[None]:
+    """OOM: `maxmemory` below what is used, nothing may be evicted."""
+    with server.client() as client:
+        client.config_set("maxmemory", 1)
+        yield
+        client.config_set("maxmemory", 0)
+
+
+@contextmanager
+def replica(server: Server) -> Iterator[None]:
+    """READONLY: it has become a replica of a primary that is not there."""
+    with server.client() as client:
+        client.config_set("replica-serve-stale-data", "yes")
+        client.replicaof("127.0.0.1", SHUT_PORT)
+        yield
+        client.replicaof("NO", "ONE")
+
+
+@contextmanager
+def disk_full(server: Server) -> Iterator[None]:
+    """MISCONF: a folder stands where the dump would be written, so saving fails."""
+    dump = server.folder / "nowhere.rdb"
+    dump.mkdir()
+    with server.client() as client:
+        client.config_set("dbfilename", dump.name)
+        _save(client)
+        yield
+        dump.rmdir()
+        _save(client)
+
+
+def _save(client: redis.Redis) -> None:
+    """Save in the background, and wait for the end of it, good or bad."""
+    wait_until(lambda: not client.info("persistence")["rdb_bgsave_in_progress"], "an earlier save")
+    client.bgsave()
+    wait_until(lambda: not client.info("persistence")["rdb_bgsave_in_progress"], "the save")
+
+
+@contextmanager
+def busy(server: Server) -> Iterator[None]:
+    """BUSY: somebody's script does not end."""
+    with server.client() as client:
+        client.config_set("busy-reply-threshold", 50)
+
+    def spin() -> None:
+        with suppress(redis.RedisError), server.client(socket_timeout=60) as client:
+            client.eval("while true do end", 0)
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    time.sleep(0.2)
+    yield
+    with server.client(socket_timeout=60) as client:
+        client.execute_command("SCRIPT KILL")
+    thread.join()
+
+
+@contextmanager
+def asleep(server: Server) -> Iterator[None]:
+    """No refusal but silence: DEBUG SLEEP, as a slow command would have it."""
+
+    def sleep() -> None:
+        with suppress(redis.RedisError), server.client(socket_timeout=60) as client:
+            client.execute_command("DEBUG", "SLEEP", str(REFUSES_SECONDS))
+
+    thread = threading.Thread(target=sleep)
+    thread.start()
+    time.sleep(0.05)
+    yield
+    thread.join()
+
+
+def complaints(fleet: Workers) -> Counter[str]:
+    """Count the lines above INFO by process and cause; the lines of a log without a format are told apart by text."""
+    words = ("leases not renewed", "cannot fetch", "cannot watch", "waits for a store", "Redis not told", "Traceback")
+    return Counter(word for line in fleet.output().splitlines() for word in words if word in line)
+
+
+@pytest.mark.parametrize("refusal", [out_of_memory, replica, disk_full, busy, asleep])
+def test_refusing_server_costs_no_request_and_no_run(
+    refusal: Callable[[Server], Any], server: Server, history_path: Path, tmp_path: Path
+) -> None:
+    """What runs goes on and ends once, a request is accepted within its budget and its task run afterwards."""
+    running = [tasks.nap.enqueue(seconds) for seconds in (0.8, 3.0)]
+    with workers(tmp_path, "--concurrency", "4") as fleet:
+        wait_until(lambda: len(history(history_path)) == 2, "running tasks")
+        with refusal(server):
+            began = time.monotonic()
+            late = tasks.nap.enqueue(0)
+            assert time.monotonic() - began < 1.1
+            assert TaskRecord.objects.get(id=late.id).state == TaskState.QUEUED
+            time.sleep(REFUSES_SECONDS)
+        entering._breaker_closes_at = 0.0
+        wait_until(lambda: TaskRecord.objects.succeeded().count() == 3, "three tasks that succeeded")
+        assert "Traceback" not in fleet.output()
+        assert max(complaints(fleet).values(), default=0) <= 4
+    begun = Counter(line["id"] for line in history(history_path) if line["event"] == "begin")
+    assert set(begun.values()) == {1}
+    assert {result.id for result in (*running, late)} == set(begun)
+    with server.client() as client:
+        assert not list(client.scan_iter("*:held:*"))
+
+
+def test_out_of_memory_for_longer_than_the_lease_renews_and_acknowledges(
+    server: Server, history_path: Path, tmp_path: Path
+) -> None:
+    """Renewals, endings and hand-backs need no memory: nothing lapses, and what ends is gone from Redis meanwhile."""
+    ending, going_on = tasks.nap.enqueue(3.0), tasks.nap.enqueue(7.0)
+    with workers(tmp_path, "--concurrency", "2") as fleet:
+        wait_until(lambda: len(history(history_path)) == 2, "running tasks")
+        with out_of_memory(server), server.client() as client:
+            wait_until(lambda: TaskRecord.objects.get(id=ending.id).state == TaskState.SUCCEEDED, "the shorter one")
+            wait_until(lambda: not client.exists(f"{_base()}t:{ending.id}"), "its acknowledgement", 3)
+            time.sleep(2.0)
+            lease_end = client.zscore(f"{_base()}lease", going_on.id)
+            assert lease_end is not None
+            assert lease_end > client.time()[0] - 1
+        wait_until(lambda: TaskRecord.objects.succeeded().count() == 2, "the longer one")
+        assert complaints(fleet)["leases not renewed"] == 0
+    begun = Counter(line["id"] for line in history(history_path) if line["event"] == "begin")
+    assert begun == {ending.id: 1, going_on.id: 1}
+
+
+def _base() -> str:
+    from django_asyncq.broker.keys import QueueKeys
+
+    return QueueKeys("default").base
+
+
+def test_server_that_is_loading_is_waited_for(server: Server, history_path: Path, tmp_path: Path) -> None:
+    """LOADING: a request is accepted while a restarted server reads its dump, and its task runs afterwards."""
+    with workers(tmp_path) as fleet:
+        first = tasks.nap.enqueue(0)
+        wait_until(lambda: TaskRecord.objects.get(id=first.id).state == TaskState.SUCCEEDED, "a first task")
+        with server.client() as client:
+            with client.pipeline(transaction=False) as pipeline:
+                for number in range(2000):
+                    pipeline.set(f"ballast:{number}", "x")
+                pipeline.execute()
+            _save(client)
+        server.kill()
+        # 1 ms a key: two seconds of loading; it looks at its clients after each KiB it reads.
+        server.extra += ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"]
+        server.launch()
+        wait_until(lambda: _says_loading(server), "a server that is loading")
+        began = time.monotonic()
+        late = tasks.nap.enqueue(0)
+        assert time.monotonic() - began < 1.1
+        entering._breaker_closes_at = 0.0
+        wait_until(lambda: TaskRecord.objects.get(id=late.id).state == TaskState.SUCCEEDED, "the late task")
+        assert "Traceback" not in fleet.output()
+
+
+def _says_loading(server: Server) -> bool:
+    try:
+        with server.client() as client:
+            client.get("x")
+    except redis.exceptions.BusyLoadingError:
+        return True
+    except redis.RedisError:
+        return False
+    return False
+
+
+def test_scripts_that_are_forgotten_again_and_again_are_sent_anew(
+    server: Server, history_path: Path, tmp_path: Path
+) -> None:
+    """NOSCRIPT: SCRIPT FLUSH each 20 ms is seen by nobody."""
+    with workers(tmp_path) as fleet, server.client() as client:
+        for number in range(100):
+            tasks.add.enqueue(number)
+            client.script_flush()
+            time.sleep(0.02)
+        wait_until(lambda: TaskRecord.objects.succeeded().count() == 100, "all tasks")
+        assert complaints(fleet) == {}
+    assert len(history(history_path)) == 100
+
+
+def test_evicting_server_is_named_at_the_start(server: Server) -> None:
+    """A policy that may evict keys is told at once, with what to set."""
+    with server.client() as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+    done = start_workers("--burst")
+    assert done.returncode == 0
+    assert "noeviction" in done.stdout + done.stderr
+
+
+def test_dispatch_asks_again_only_after_a_pause(server: Server) -> None:
+    """The breaker: after one refusal the next requests do not ask; they would each pay for it."""
+    with out_of_memory(server):
+        tasks.add.enqueue(1)
+        record = TaskRecord.objects.get()
+        began = time.monotonic()
+        for _ in range(100):
+            lifecycle.dispatch([record])
+        assert time.monotonic() - began < 0.1

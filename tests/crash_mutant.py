@@ -1,0 +1,21 @@
+"""`runworkers` whose reconciler repairs nothing: what `test_crash` must be able to tell from a sound one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import django
+
+if __name__ == "__main__":
+    django.setup()
+
+    from django.core.management import call_command
+
+    from django_asyncq.reconciler import Reconciler, Repairs
+
+    def repair_nothing(self: Any, now: float) -> Repairs:
+        """Stand in for `tick`."""
+        return Repairs()
+
+    Reconciler.tick = repair_nothing  # type: ignore[method-assign]
+    call_command("runworkers")

@@ -1,0 +1,64 @@
+"""One of the processes of `test_crash` that die at a failpoint: does what its argument says, and must not survive."""
+
+from __future__ import annotations
+
+import sys
+
+import django
+
+django.setup()
+
+from django.db import transaction  # noqa: E402
+from django.utils import timezone  # noqa: E402
+
+from django_asyncq import gate, lifecycle  # noqa: E402
+from django_asyncq.broker import Broker  # noqa: E402
+from django_asyncq.models import TaskRecord, TaskState  # noqa: E402
+from tests import tasks  # noqa: E402
+
+
+def enqueue(name: str) -> None:
+    """Two tasks of one gate in two queues, in one transaction."""
+    with transaction.atomic():
+        for number in (1, 2):
+            tasks.nap.using(queue_name=f"{name}-{number}", gate=name, queue_limit=5).enqueue(0)
+
+
+def enqueue_many(name: str) -> None:
+    """More tasks than one call of a script takes."""
+    tasks.nap.using(queue_name=name).enqueue_many([(0,)] * 250)
+
+
+def lose_the_slot(name: str) -> None:
+    """A task whose slot goes to another before the commit."""
+    with transaction.atomic():
+        result = tasks.nap.using(gate=name, queue_limit=1).enqueue(0)
+        gate.release([TaskRecord.objects.get(id=result.id)])
+        gate.acquire([TaskRecord(gate=name, queue_limit=1)])
+
+
+def retry(name: str) -> None:
+    """What a person does in the admin."""
+    lifecycle.retry(list(TaskRecord.objects.filter(gate=name).values_list("id", flat=True)), by_person=True)
+
+
+def delete(name: str) -> None:
+    """The same, with another button."""
+    TaskRecord.objects.get(gate=name).delete()
+
+
+def work(name: str) -> None:
+    """Run two tasks of two queues as a worker whose host is lost would, and report them as one group."""
+    broker = Broker("worker")
+    queues = (f"{name}-1", f"{name}-2")
+    runs = [run for queue in queues for run in lifecycle.claim(broker, queue, "lost", 1, "default").runs]
+    for run in runs:
+        lifecycle.begin(run, "lost", timezone.now())
+        tasks.note("begin", id=str(run.record.id))
+        lifecycle.succeed(run, None, timezone.now())
+    lifecycle.acknowledge(broker, "lost", runs, lifecycle.record_runs(runs))
+    lifecycle.announce([run.record for run in runs], TaskState.RUNNING, TaskState.SUCCEEDED)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](sys.argv[2])

@@ -1,0 +1,142 @@
+"""What the two stores hold, read in the words of the model; an id in two places at once fails here."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import redis
+from django.utils import timezone
+
+from django_asyncq import conf, gate
+from django_asyncq.broker import clients
+from django_asyncq.broker.keys import QueueKeys, prefix
+from django_asyncq.models import TaskRecord
+
+from .model import GATE, QUEUES, WORKERS, Entry, Model, Row
+
+ZSETS = ("priority", "scheduled", "retry", "archived")
+PLACES = {"priority": "pending"}
+
+Picture = dict[str, Any]
+
+
+def id_of(name: str) -> UUID:
+    """Return the id of a task of the model: `t07` is number 7, so ids are ordered as names are."""
+    return UUID(int=int(name[1:]))
+
+
+def name_of(id: str | bytes) -> str:
+    """Return the model's name of an id."""
+    text = id.decode() if isinstance(id, bytes) else id
+    return f"t{UUID(text).int:02}"
+
+
+def client() -> redis.Redis:
+    """The client that looks, and that plays the world outside."""
+    return clients.client("worker")
+
+
+def flush() -> None:
+    """Let Redis lose its memory: this test's keys go, nobody else's."""
+    for pattern in (f"{prefix()}*", f"{{{prefix()}*"):
+        if found := client().keys(pattern):
+            client().delete(*found)
+
+
+def expected(model: Model) -> Picture:
+    """What the stores must hold by the model."""
+    return {
+        "rows": {name: _row(row) for name, row in sorted(model.rows.items())},
+        "entries": {name: _entry(entry) for name, entry in sorted(model.entries.items())},
+        "pending": model.pending,
+        "held": {f"{queue}/{worker}": held for (queue, worker), held in sorted(model.held.items()) if held},
+        "members": dict(sorted(model.members.items())),
+        "counters": model.counters,
+    }
+
+
+def _row(row: Row) -> tuple[Any, ...]:
+    return row.state, row.fence, row.attempt, row.crashes, row.retry_at, row.run_after
+
+
+def _entry(entry: Entry) -> tuple[Any, ...]:
+    is_active = entry.place == "active"
+    due = entry.due if entry.place in ("scheduled", "retry") else ""
+    return entry.queue, entry.place, entry.fence, entry.worker if is_active else "", is_active and entry.lapsed, due
+
+
+def observed() -> Picture:
+    """What the stores hold."""
+    entries: dict[str, tuple[Any, ...]] = {}
+    pending: dict[str, list[str]] = {}
+    held: dict[str, dict[str, int]] = {}
+    counters: dict[str, list[int]] = {}
+    for queue in QUEUES:
+        _read_queue(queue, entries, pending, held, counters)
+    horizon = time.time() + conf.current().provisional_seconds
+    now = time.time()
+    slots = [slot for slot in gate.slots(GATE) if slot.expires_at > now]
+    return {
+        "rows": _rows(),
+        "entries": dict(sorted(entries.items())),
+        "pending": pending,
+        "held": held,
+        "members": dict(sorted((name_of(slot.id), slot.expires_at <= horizon) for slot in slots)),
+        "counters": counters,
+    }
+
+
+def _rows() -> dict[str, tuple[Any, ...]]:
+    now = timezone.now()
+
+    def when(moment: datetime | None) -> str:
+        return "" if moment is None else "future" if moment > now else "past"
+
+    fields = ("id", "state", "fence", "attempt", "crash_count", "retry_at", "run_after")
+    rows = TaskRecord.objects.order_by("id").values_list(*fields)
+    return {name_of(str(id)): (*plain, when(retry_at), when(run_after)) for id, *plain, retry_at, run_after in rows}
+
+
+def _read_queue(
+    queue: str,
+    entries: dict[str, tuple[Any, ...]],
+    pending: dict[str, list[str]],
+    held: dict[str, dict[str, int]],
+    counters: dict[str, list[int]],
+) -> None:
+    keys, now = QueueKeys(queue), time.time()
+    pipe = client().pipeline(transaction=False)
+    for key in (keys.pending, keys.active):
+        pipe.lrange(key, 0, -1)
+    for word in (*ZSETS, "lease", "due"):
+        pipe.zrange(getattr(keys, word), 0, -1, withscores=True)
+    for worker in WORKERS:
+        pipe.hgetall(keys.held(worker))
+    pipe.mget(keys.processed, keys.failed)
+    pipe.keys(f"{keys.base.replace('{', '[{]')}t:*")
+    in_pending, in_active, *zsets, held_a, held_b, counted, hashes = pipe.execute()
+    scores = {word: dict(found) for word, found in zip((*ZSETS, "lease", "due"), zsets, strict=True)}
+    places = [(id, "pending") for id in in_pending] + [(id, "active") for id in in_active]
+    places += [(id, word) for word in ZSETS for id in scores[word]]
+    assert len({id for id, _ in places}) == len(places), f"an id is in two places of queue {queue}: {places}"
+    assert set(scores["lease"]) == set(in_active), f"leases {scores['lease']} of what is not active: {in_active}"
+    assert set(scores["due"]) <= set(scores["scheduled"]), "due (ms) names what is not scheduled"
+    assert {key.rpartition(b"t:")[2] for key in hashes} == {id for id, _ in places}, "hashes and places differ"
+    for id, place in places:
+        message, state, fence, worker = client().hmget(keys.task(id.decode()), "msg", "state", "fence", "worker")
+        assert message is not None, f"{name_of(id)} is in {place} without a message"
+        assert state.decode() == PLACES.get(place, place), f"{name_of(id)} is in {place}, its hash says {state}"
+        is_active = place == "active"
+        lapsed = is_active and scores["lease"][id] <= now
+        due = scores[place][id] if place in ("scheduled", "retry") else None
+        when = "" if due is None else "future" if due > now else "past"
+        holder = worker.decode() if is_active and worker else ""
+        entries[name_of(id)] = (queue, place, int(fence or 0), holder, lapsed, when)
+    pending[queue] = [name_of(id) for id in in_pending]
+    for worker, found in zip(WORKERS, (held_a, held_b), strict=True):
+        if found:
+            held[f"{queue}/{worker}"] = {name_of(id): int(fence) for id, fence in found.items()}
+    counters[queue] = [int(count or 0) for count in counted]

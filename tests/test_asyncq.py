@@ -1,0 +1,230 @@
+"""`manage.py asyncq`: what it shows, what it mends, what it deletes, and what it says when a store is away."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import OperationalError
+from django.utils import timezone
+
+from django_asyncq import gate, inspector
+from django_asyncq.broker import Broker
+from django_asyncq.broker.keys import QueueKeys, alive_key
+from django_asyncq.broker.sweeping import Sweeping
+from django_asyncq.management.commands import asyncq
+from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.testing import EmbeddedRedis
+
+from . import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HOUR = timedelta(hours=1)
+
+
+def run(*arguments: str) -> str:
+    """What the command prints."""
+    out = io.StringIO()
+    call_command("asyncq", *arguments, stdout=out, stderr=io.StringIO())
+    return out.getvalue()
+
+
+def ended(state: TaskState, days: int) -> TaskRecord:
+    """A task that ended so long ago."""
+    return TaskRecord.objects.create(
+        name="tests.tasks.add", state=state, finished_at=timezone.now() - timedelta(days=days), queue_name="old"
+    )
+
+
+@pytest.fixture
+def forgotten(own_redis: EmbeddedRedis, own_keys: None) -> list[TaskRecord]:
+    """Two that wait, one with a priority, one delayed, one to be retried, one at a gate; Redis knows none."""
+    Gate.objects.create(name="g", limit=3)
+    then = {"name": "tests.tasks.add", "enqueued_at": timezone.now() - HOUR}
+    later = timezone.now() + HOUR
+    rows = [
+        TaskRecord(**then),
+        TaskRecord(**then, queue_name="other"),
+        TaskRecord(**then, priority=5),
+        TaskRecord(**then, run_after=later),
+        TaskRecord(**then, state=TaskState.FAILED, retry_at=later),
+        TaskRecord(**then, gate="g"),
+    ]
+    return TaskRecord.objects.bulk_create(rows)
+
+
+def test_rebuild_puts_back_what_waits(forgotten: list[TaskRecord]) -> None:
+    """Into pending, scheduled and retry, with gates; once more finds nothing to do."""
+    text = run("rebuild")
+    assert [line.split() for line in text.splitlines()[:7]] == [
+        ["queue", "pending", "scheduled", "retry"],
+        ["default", "3", "1", "1"],
+        ["other", "1", "0", "0"],
+        [],
+        ["gate", "slots", "added", "slots", "removed"],
+        ["g", "1", "0"],
+        [],
+    ]
+    assert "6 rows looked at" in text
+    assert "6 put into Redis" in text
+    assert Sweeping().sizes("default") == {"pending": 3, "active": 0, "scheduled": 1, "retry": 1, "archived": 0}
+    assert len(gate.slots("g")) == 1
+    assert Broker().is_alive() is not None
+    assert "; 0 put into Redis" in run("rebuild", "--yes")
+
+
+def test_dry_rebuild_says_the_same_and_changes_nothing(forgotten: list[TaskRecord]) -> None:
+    """Redis stays empty, rows as they were."""
+    dry = json.loads(run("rebuild", "--dry-run", "--json"))
+    assert Broker().client.keys("*") == []
+    assert "6 would be put into Redis" in run("rebuild", "--dry-run")
+    assert Broker().client.exists(alive_key()) == 0
+    assert json.loads(run("rebuild", "--json")) == {**dry, "dry_run": False}
+    assert dry == {
+        "dry_run": True,
+        "rows": 6,
+        "queues": {
+            "default": {"pending": 3, "scheduled": 1, "retry": 1},
+            "other": {"pending": 1, "scheduled": 0, "retry": 0},
+        },
+        "gates": {"g": {"added": 1, "removed": 0}},
+    }
+
+
+def test_progress_is_one_line_on_a_terminal_only() -> None:
+    """Elsewhere a line now and then, for logs."""
+
+    class Stream(io.StringIO):
+        terminal = True
+
+        def isatty(self) -> bool:
+            return self.terminal
+
+    terminal, log = Stream(), Stream()
+    log.terminal = False
+    for stream in (terminal, log):
+        progress = asyncq.Progress(asyncq.OutputWrapper(stream), 2000)
+        progress.add(1000)
+        progress._line_at = 0.0
+        progress.add(500)
+        progress.close()
+    assert terminal.getvalue() == "\r1,000 of 2,000 rows\r1,500 of 2,000 rows\n"
+    assert log.getvalue() == "1,500 of 2,000 rows\n"
+
+
+def test_prune_deletes_what_ended_long_ago() -> None:
+    """Of one state or of both; dry, it only counts. What has not ended stays."""
+    for state in (TaskState.SUCCEEDED, TaskState.FAILED):
+        for days in (1, 10):
+            ended(state, days)
+    tasks.add.enqueue(1)
+    assert "2 tasks that ended more than 5 days ago (1 succeeded, 1 failed) would be deleted" in run(
+        "prune", "--older-than", "5", "--dry-run"
+    )
+    assert TaskRecord.objects.count() == 5
+    assert "1 of 1 tasks" in run("prune", "--older-than", "5", "--state", "failed", "--yes")
+    assert not TaskRecord.objects.filter(state=TaskState.FAILED, finished_at__lt=timezone.now() - 5 * 24 * HOUR)
+    answer = json.loads(run("prune", "--older-than", "5", "--yes", "--json"))
+    assert answer == {"dry_run": False, "found": {"succeeded": 1, "failed": 0}, "deleted": 1}
+    assert TaskRecord.objects.count() == 3
+
+
+def test_prune_asks_a_person_and_needs_yes_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever does not say yes deletes nothing."""
+    ended(TaskState.SUCCEEDED, 10)
+    with pytest.raises(CommandError, match="--yes"):
+        run("prune", "--older-than", "5")
+    asked: list[str] = []
+
+    def answer(text: str) -> Any:
+        return lambda question: asked.append(question) or text
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", answer(""))
+    with pytest.raises(CommandError, match="Nothing was deleted"):
+        run("prune", "--older-than", "5")
+    assert TaskRecord.objects.count() == 1
+    monkeypatch.setattr("builtins.input", answer("y"))
+    run("prune", "--older-than", "5")
+    assert TaskRecord.objects.count() == 0
+    assert (
+        asked
+        == ["Delete 1 tasks that ended more than 5 days ago (1 succeeded, 0 failed)? This cannot be undone. [y/N] "] * 2
+    )
+
+
+def test_stats_of_queues_and_gates() -> None:
+    """Rows by state beside what Redis has; the age of the oldest that is due; gates with occupancy and limit."""
+    tasks.add.enqueue(1)
+    tasks.add.using(priority=5).enqueue(1)
+    tasks.add.using(run_after=HOUR).enqueue(1)
+    tasks.gated.enqueue("own")
+    Gate.objects.create(name="empty", limit=2)
+    ended(TaskState.SUCCEEDED, 1)
+    ended(TaskState.FAILED, 1)
+    TaskRecord.objects.filter(priority=5).update(enqueued_at=timezone.now() - HOUR)
+    found = json.loads(run("stats", "--json"))
+    (default, old) = found["queues"]
+    assert default.pop("oldest_waiting_seconds") == pytest.approx(3600, abs=60)
+    assert default == {
+        "queue": "default", "queued": 4, "running": 0, "succeeded": 0, "failed": 0, "retrying": 0,
+        "pending": 3, "active": 0, "scheduled": 1, "retry": 0, "archived": 0,
+    }  # fmt: skip
+    assert (old["queue"], old["succeeded"], old["failed"], old["oldest_waiting_seconds"]) == ("old", 1, 1, None)
+    assert found["gates"] == [
+        {"gate": "empty", "limit": 2, "occupancy": 0, "live": 0},
+        {"gate": "own", "limit": 5, "occupancy": 1, "live": 1},
+    ]
+    lines = [line.split() for line in run("stats").splitlines()]
+    assert lines[0][:3] == ["queue", "queued", "running"]
+    assert lines[1][:2] == ["default", "4"]
+    assert lines[-2] == ["own", "5", "1", "1"]
+
+
+def test_stats_of_nothing() -> None:
+    """An empty system says so."""
+    assert run("stats").split("\n")[:2] == ["no queue", "no gate"]
+
+
+@pytest.mark.parametrize("arguments", [["rebuild"], ["rebuild", "--dry-run"], ["stats"], ["prune"]])
+def test_says_that_redis_is_away(own_redis: EmbeddedRedis, own_keys: None, arguments: list[str]) -> None:
+    """An error in one sentence, nothing deleted."""
+    ended(TaskState.FAILED, 10)
+    own_redis.stop()
+    with pytest.raises(CommandError, match="Redis is needed and away"):
+        run(*arguments, *(["--older-than", "1", "--yes"] if arguments == ["prune"] else []))
+    assert TaskRecord.objects.count() == 1
+
+
+def test_says_that_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same."""
+
+    def away() -> None:
+        raise OperationalError("no connection")
+
+    monkeypatch.setattr(asyncq, "gate_stats", away)
+    with pytest.raises(CommandError, match=r"database is needed and cannot be asked: no connection"):
+        run("stats")
+
+
+def test_a_sub_command_is_needed() -> None:
+    """Without one the command says which there are."""
+    with pytest.raises(CommandError, match="required"):
+        run()
+    with pytest.raises(CommandError, match="whole number"):
+        run("prune", "--older-than", "-1")
+
+
+def test_inspector_reads_only(redis_client: Any, key_prefix: str) -> None:
+    """Looking changes nothing in Redis."""
+    tasks.gated.enqueue("g")
+    before = {key: redis_client.dump(key) for key in redis_client.scan_iter(f"{key_prefix}*")}
+    inspector.queue_stats(Broker())
+    inspector.gate_stats()
+    assert {key: redis_client.dump(key) for key in redis_client.scan_iter(f"{key_prefix}*")} == before
+    assert Broker().client.llen(QueueKeys("default").pending) == 1

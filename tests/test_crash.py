@@ -1,0 +1,457 @@
+"""A process killed at each step between the two stores: whatever was committed runs, ends once, and leaves nothing.
+
+Case 2 of reliability.md. ASYNCQ_TEST_CRASH_REPEATS says how often everything is done, 20 times in the long form; each
+second time a worker that dies takes its supervisor along, as a lost host would.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_asyncq import conf, failpoints, gate, lifecycle
+from django_asyncq.broker import Broker
+from django_asyncq.broker.keys import alive_key
+from django_asyncq.models import Schedule, StartupRun, TaskRecord, TaskState, Tick
+from django_asyncq.retention import lowest_id_at
+from django_asyncq.testing import crash_at
+
+from . import tasks
+from .workers import ROOT, environment, history, wait_until, workers
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.parametrize("turn", range(int(os.environ.get("ASYNCQ_TEST_CRASH_REPEATS", "1")))),
+]
+
+GATE = "crash"
+EXECUTED = ("begin", "stamp", "fail_until")
+
+
+@pytest.fixture(autouse=True)
+def history_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A history file that tasks in every process write to."""
+    path = tmp_path / "history.jsonl"
+    monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(path))
+    monkeypatch.setenv("ASYNCQ_TEST_PROVISIONAL", "2")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def no_survivors(key_prefix: str) -> Iterator[None]:
+    """Nobody writes into the next test's rows."""
+    yield
+    wait_until(lambda: not survivors(key_prefix), "the end of all processes")
+
+
+def survivors(key_prefix: str) -> list[str]:
+    """Processes of this test, found by the prefix in their environment."""
+    found, prefix = [], f"ASYNCQ_TEST_PREFIX={key_prefix}".encode()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            try:
+                if prefix in (process / "environ").read_bytes():
+                    found.append(process.name)
+            except OSError:
+                continue
+    return found
+
+
+class Crash:
+    """One point at which one process is to die, and the proof that one did."""
+
+    def __init__(self, point: str, folder: Path, nth: int = 1) -> None:
+        self.point = point
+        self.mark = folder / f"{point}.mark"
+        armed = crash_at(point, nth=nth, mark=self.mark)
+        self.variables = {name: armed[name] for name in (failpoints.VARIABLE, failpoints.MARK_VARIABLE)}
+
+    def pid(self) -> int:
+        """The process that came to the point."""
+        pid, point = self.mark.read_text().split()
+        assert point == self.point
+        return int(pid)
+
+
+# --- what must hold afterwards
+
+
+def executions(history_path: Path) -> Counter[tuple[str, int]]:
+    """How often each attempt of each task ran."""
+    lines = [line for line in history(history_path) if line["event"] in EXECUTED]
+    return Counter((line["id"], line.get("attempt", 1)) for line in lines)
+
+
+def slots_held() -> list[str]:
+    """The slots of all gates that have not expired."""
+    return [slot.id for name in gate.occupied() for slot in gate.slots(name) if slot.expires_at > time.time()]
+
+
+def entries() -> set[str]:
+    """The ids of all tasks that Redis knows."""
+    return {key.decode().rpartition(":t:")[2] for key in keys_of("t:*")}
+
+
+def archived() -> set[str]:
+    """Those of them that are in an archive."""
+    return {id.decode() for key in keys_of("archived") for id in Broker().client.zrange(key, 0, -1)}
+
+
+def keys_of(rest: str) -> list[Any]:
+    """The keys of all queues that end so."""
+    return list(Broker().client.scan_iter(f"{conf.current().key_prefix}:{{*}}:{rest}"))
+
+
+def check(history_path: Path, *, most: int = 1, failed: int = 0, parked: int = 0) -> None:
+    """Look at history, rows and Redis from outside.
+
+    most: runs that an attempt may have had. failed: rows that end in 3. parked: entries of the archive without a row.
+    """
+    rows = list(TaskRecord.objects.all())
+    unended = [row.state for row in rows if not row.is_final]
+    assert not unended, f"tasks that never ended: states {unended}"
+    assert sum(row.state == TaskState.FAILED for row in rows) == failed
+    ran = executions(history_path)
+    ended = {str(row.id) for row in rows if row.state == TaskState.SUCCEEDED}
+    assert {id for id, _ in ran} == ended, "what ran is not what was committed"
+    assert max(ran.values(), default=0) <= most, f"more than {most} runs: {ran.most_common(3)}"
+    attempts = {id: max(attempt for found, attempt in ran if found == id) for id in list(ended)[:20]}
+    assert attempts == {id: TaskRecord.objects.get(id=id).attempt for id in attempts}
+    wait_until(lambda: not slots_held(), "all slots back", seconds=3)
+    assert not entries() - archived(), "entries of ended tasks"
+    assert len(archived()) == parked
+    for place in ("pending", "active", "lease", "held:*", "prio", "scheduled", "retry", "due"):
+        assert not keys_of(place), place
+
+
+@pytest.fixture
+def checked(history_path: Path) -> Callable[..., None]:
+    """`check` of this test."""
+    return lambda **expected: check(history_path, **expected)
+
+
+def nap(seconds: float = 0, queue: str = "default") -> Any:
+    """Enqueue a task of the gate."""
+    return tasks.nap.using(queue_name=queue, gate=GATE, queue_limit=5).enqueue(seconds)
+
+
+def recover(folder: Path) -> None:
+    """Run sound workers until all has ended and every slot is back."""
+    # Past the grace in which a row is left to the process that enqueues it.
+    TaskRecord.objects.queued().update(enqueued_at=timezone.now() - timedelta(seconds=10))
+    TaskRecord.objects.filter(retry_at__isnull=False).update(retry_at=timezone.now())
+    # Nothing may be left before the workers have begun.
+    nap()
+    with workers(folder) as fleet:
+        try:
+            wait_until(is_quiet, "quiet", seconds=30)
+        except AssertionError:
+            print(fleet.output())  # what does not agree is told by `check`
+        assert fleet.stop() == 0
+
+
+def is_quiet() -> bool:
+    """Whether nothing is left to do."""
+    if TaskRecord.objects.filter(finished_at=None).exists() or slots_held() or entries() - archived():
+        return False
+    if Schedule.objects.filter(next_tick_at__lte=timezone.now()).exists():
+        return False
+    done = StartupRun.objects.filter(error="", finished_at__isnull=False)
+    return "ASYNCQ_TEST_STARTUP" not in os.environ or done.count() == 2
+
+
+def failed_row(**fields: Any) -> TaskRecord:
+    """A task that has failed for good."""
+    return TaskRecord.objects.create(
+        name="tests.tasks.nap", args=[0], state=TaskState.FAILED, finished_at=timezone.now(), **fields
+    )
+
+
+# --- a process that enqueues
+
+# point: what the producer does, the how-many-eth time, rows there are afterwards
+PRODUCERS: dict[str, tuple[str, int, int]] = {
+    "build.gate_built": ("enqueue", 1, 0),
+    "enqueue.slot_taken": ("enqueue", 2, 0),
+    "enqueue.row_inserted": ("enqueue", 2, 0),
+    "enqueue.committed": ("enqueue", 1, 2),
+    "dispatch.slots_confirmed": ("enqueue", 1, 2),
+    "dispatch.queue_pushed": ("enqueue", 1, 2),
+    "enqueue.pushed": ("enqueue", 1, 2),
+    "tell.batch_told": ("enqueue_many", 1, 250),
+    "park.row_written": ("lose_the_slot", 1, 1),
+    "retry.slot_taken": ("retry", 1, 1),
+    "retry.committed": ("retry", 1, 1),
+    "forget.committed": ("delete", 1, 0),
+    "acknowledge.queue_told": ("work", 1, 2),
+}
+
+
+def produce(point: str, folder: Path) -> None:
+    """Let a producer die at a point, and see that it did there."""
+    scene, nth, rows = PRODUCERS[point]
+    if scene == "retry":
+        failed_row(gate=point, queue_limit=5)
+    elif scene == "delete":
+        tasks.nap.using(gate=point, queue_limit=5).enqueue(0)
+    elif scene == "work":
+        for number in (1, 2):
+            tasks.nap.using(queue_name=f"{point}-{number}", gate=point, queue_limit=5).enqueue(0)
+    before = set(TaskRecord.objects.exclude(gate=point).values_list("id", flat=True))
+    crash = Crash(point, folder, nth)
+    command = [sys.executable, "-m", "tests.crash_producer", scene, point]
+    done = subprocess.run(command, env=environment(**crash.variables), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, (point, done.stderr)
+    assert f"failpoint {point}: process {crash.pid()} kills itself" in done.stderr
+    assert TaskRecord.objects.exclude(id__in=before).count() == rows, point
+
+
+def test_producer_killed_at_each_step(turn: int, tmp_path: Path, checked: Callable[..., None]) -> None:
+    """What was committed runs once; what was not never runs; every slot comes back."""
+    for point in PRODUCERS:
+        produce(point, tmp_path)
+    # A person whose click was lost clicks again.
+    again = TaskRecord.objects.get(gate="retry.slot_taken")
+    assert lifecycle.retry([again.id], by_person=True).retried == [again]
+    # The stranger that has the slot of the parked task gives it back by itself.
+    wait_until(lambda: not [slot for slot in gate.slots("park.row_written") if slot.expires_at > time.time()], "a slot")
+    recover(tmp_path)
+    checked(parked=1)
+
+
+# --- a worker process
+
+# point: what waits in the queue, how often its function may run
+WORKERS: dict[str, tuple[Callable[[], Any], int]] = {
+    "claim.leased": (nap, 1),
+    "claim.rows_read": (nap, 1),
+    "begin.counted": (nap, 1),
+    "mark.row_written": (lambda: nap(0.3), 2),
+    "run.ended": (nap, 2),
+    "report.row_written": (nap, 1),
+    "report.acknowledged": (nap, 1),
+    "refuse.row_written": (lambda: unknown(), 0),
+}
+
+
+def unknown() -> None:
+    """A task that no worker has the code of."""
+    record = TaskRecord.objects.create(name="gone.away", queue_name="default")
+    lifecycle.dispatch([record])
+
+
+@pytest.mark.parametrize("point", WORKERS)
+def test_worker_killed_at_a_step(
+    turn: int,
+    point: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    checked: Callable[..., None],
+) -> None:
+    """Its supervisor, or, when the host is lost, the next one's reconciler gives on what it held."""
+    arrange, most = WORKERS[point]
+    if point == "refuse.row_written":
+        monkeypatch.setenv("ASYNCQ_TEST_PATIENCE", "0")
+    arrange()
+    crash = Crash(point, tmp_path)
+    with workers(tmp_path, "--concurrency", "1", **crash.variables) as fleet:
+        if turn % 2:
+            wait_until(crash.mark.exists, "a death")
+            fleet.process.kill()
+            fleet.process.wait()
+        else:
+            wait_until(lambda: f":{crash.pid()}:" in fleet.output() if crash.mark.exists() else False, "a death notice")
+            wait_until(lambda: all(row.is_final for row in TaskRecord.objects.all()), "the end of all tasks")
+            wait_until(lambda: not entries(), "an empty Redis")
+            assert fleet.stop() == 0
+            assert "is gone: its process was killed by signal 9 (SIGKILL)" in fleet.output()
+    assert crash.pid() != fleet.process.pid
+    assert f"failpoint {point}: process {crash.pid()} kills itself" in fleet.output()
+    if turn % 2 or point.startswith("report"):
+        # Nobody but the auditor knows of a slot whose task was recorded by a worker that then died.
+        recover(tmp_path)
+    checked(most=max(most, 1), failed=int(most == 0))
+
+
+def test_worker_killed_while_it_hands_back(turn: int, tmp_path: Path, checked: Callable[..., None]) -> None:
+    """At the end of its grace: the row says 0, Redis still that it runs; the supervisor, on its way out, sees to it."""
+    point = "hand_back.row_written"
+    slow = nap(1.2)
+    crash = Crash(point, tmp_path)
+    with workers(tmp_path, ASYNCQ_TEST_SHUTDOWN_GRACE="0.2", **crash.variables) as fleet:
+        wait_until(lambda: TaskRecord.objects.get(id=slow.id).state == TaskState.RUNNING, "a running task")
+        assert fleet.stop() == 0
+    assert f"failpoint {point}: process {crash.pid()} kills itself" in fleet.output()
+    assert crash.pid() != fleet.process.pid
+    record = TaskRecord.objects.get(id=slow.id)
+    assert (record.state, record.attempt) == (TaskState.QUEUED, 0)
+    recover(tmp_path)
+    checked(most=2)
+
+
+# --- the supervisor and what it looks after
+
+
+def never_pushed(count: int = 1) -> None:
+    """Rows that were committed a minute ago by a producer that died then."""
+    at = timezone.now() - timedelta(minutes=1)
+    TaskRecord.objects.bulk_create(
+        TaskRecord(name="tests.tasks.nap", args=[0], queue_name="default", enqueued_at=at) for _ in range(count)
+    )
+
+
+def held_by_a_lost_host() -> None:
+    """A task whose lease has run out."""
+    nap()
+    assert Broker().dequeue("default", "lost", 1, 0).leases
+
+
+def unknown_run(redis_client: Any) -> None:
+    """A row in 1 of which Redis, although it remembers, knows nothing."""
+    redis_client.set(alive_key(), int(time.time()) - 100)
+    long_ago = timezone.now() - timedelta(minutes=1)
+    TaskRecord.objects.create(
+        name="tests.tasks.nap",
+        args=[0],
+        queue_name="default",
+        state=TaskState.RUNNING,
+        fence=1,
+        attempt=1,
+        worker_ids=["lost"],
+        started_at=long_ago,
+        last_attempted_at=long_ago,
+    )
+
+
+def overdue_schedule() -> None:
+    """A tick that is due since five seconds; the next one comes tomorrow."""
+    at = (timezone.now() - timedelta(seconds=5)).replace(microsecond=0)
+    Schedule.objects.create(
+        name="crash", task="tests.tasks.stamp", interval_seconds=86_400, starts_at=at, next_tick_at=at
+    )
+
+
+def old_failure() -> None:
+    """A task that failed longer ago than such are kept, with its entry in the archive."""
+    then = timezone.now() - timedelta(days=40)
+    record = TaskRecord.objects.create(id=lowest_id_at(then), name="tests.tasks.nap", args=[0], queue_name="default")
+    lifecycle.dispatch([record])
+    broker = Broker()
+    leases = broker.dequeue("default", "lost", 1, 30).leases
+    broker.archive("default", "lost", [(lease, b"") for lease in leases])
+    TaskRecord.objects.update(state=TaskState.FAILED, finished_at=then)
+
+
+def retried_task() -> None:
+    """A task that succeeds at its second attempt."""
+    tasks.fail_until.using(gate=GATE, queue_limit=5).enqueue(2)
+
+
+def in_two_queues() -> None:
+    """A task long enough to see a beat, and a second queue."""
+    nap(1.0, "one")
+    nap(0, "two")
+
+
+# point: what is there, the how-many-eth time, what of it ends in the archive without a row
+SUPERVISORS: dict[str, tuple[Callable[..., None], int, int]] = {
+    "reconcile.marked_alive": (never_pushed, 1, 0),
+    "reconcile.page_mended": (lambda: never_pushed(1200), 1, 0),
+    "reconcile.leases_mended": (held_by_a_lost_host, 1, 0),
+    "abandon.row_written": (unknown_run, 1, 0),
+    "fire.tick_written": (overdue_schedule, 1, 0),
+    "fire.committed": (overdue_schedule, 1, 0),
+    "start_up.row_written": (lambda: None, 1, 0),
+    "prune.rows_deleted": (old_failure, 1, 1),
+    "forward.retry_found": (retried_task, 1, 0),
+    "beat.lease_renewed": (in_two_queues, 5, 0),
+}
+
+
+@pytest.mark.parametrize("point", SUPERVISORS)
+def test_supervisor_killed_at_a_step(
+    turn: int,
+    point: str,
+    tmp_path: Path,
+    history_path: Path,
+    redis_client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    checked: Callable[..., None],
+) -> None:
+    """The next one that leads does what was left, nothing twice."""
+    arrange, nth, parked = SUPERVISORS[point]
+    if point == "start_up.row_written":
+        monkeypatch.setenv("ASYNCQ_TEST_STARTUP", "well")
+    arrange(redis_client) if arrange is unknown_run else arrange()
+    crash = Crash(point, tmp_path, nth)
+    with workers(tmp_path, **crash.variables) as fleet:
+        assert fleet.process.wait(40) == -signal.SIGKILL, fleet.output()
+    assert crash.pid() == fleet.process.pid
+    if point == "start_up.row_written":
+        assert not [line for line in history(history_path) if line["event"] == "once"]
+    if point == "fire.tick_written":
+        assert not Tick.objects.exists()
+    recover(tmp_path)
+    checked(parked=parked)
+    if point.startswith("fire"):
+        assert Tick.objects.filter(task__isnull=False).count() == Tick.objects.count() == 1
+    if point == "start_up.row_written":
+        assert Counter(line["event"] for line in history(history_path))["once"] == 1
+        ended = [run.finished_at is not None for run in StartupRun.objects.filter(name="once").order_by("id")]
+        assert ended == [False, True]
+
+
+@pytest.mark.parametrize("point", AFTER_A_DEATH := ("reap.death_noticed", "recover.row_written", "recover.redis_told"))
+def test_supervisor_killed_while_it_mourns_a_worker(
+    turn: int, point: str, tmp_path: Path, history_path: Path, checked: Callable[..., None]
+) -> None:
+    """Both are gone, as when a host is lost in the middle of a recovery: the lease runs out, the next one goes on."""
+    slow = nap(0.8)
+    crash = Crash(point, tmp_path)
+    with workers(tmp_path, **crash.variables) as fleet:
+        wait_until(lambda: TaskRecord.objects.get(id=slow.id).state == TaskState.RUNNING, "a running task")
+        (child,) = fleet.children()
+        os.kill(child, signal.SIGKILL)
+        assert fleet.process.wait(40) == -signal.SIGKILL, fleet.output()
+    assert crash.pid() == fleet.process.pid
+    recover(tmp_path)
+    checked(most=2)
+
+
+# --- and the proof that all this can fail
+
+
+def test_without_a_reconciler_the_check_fails(
+    turn: int, tmp_path: Path, history_path: Path, checked: Callable[..., None]
+) -> None:
+    """A producer dies between COMMIT and push: a fleet that repairs nothing leaves its tasks, a sound one does not."""
+    produce("enqueue.committed", tmp_path)
+    TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(seconds=10))
+    other = tasks.nap.enqueue(0)
+    mutant = subprocess.Popen([sys.executable, "-m", "tests.crash_mutant"], env=environment(), cwd=ROOT)
+    try:
+        wait_until(lambda: TaskRecord.objects.get(id=other.id).state == TaskState.SUCCEEDED, "another task's end")
+    finally:
+        mutant.terminate()
+        assert mutant.wait(40) == 0
+    with pytest.raises(AssertionError, match="tasks that never ended"):
+        checked()
+    recover(tmp_path)
+    checked()
+
+
+def test_every_point_is_killed_at(turn: int) -> None:
+    """No point is only declared."""
+    tried = {*PRODUCERS, *WORKERS, *SUPERVISORS, *AFTER_A_DEATH, "hand_back.row_written"}
+    assert tried == set(failpoints.POINTS)
