@@ -70,7 +70,7 @@ TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES":
 ASYNCQ = {
     "KEY_PREFIX": os.environ.get("ASYNCQ_TEST_PREFIX", "asynqtest"),
     "GATE_PREFIX": os.environ.get("ASYNCQ_TEST_PREFIX", "asynqtest") + ":qgate:",
-    "LEASE_SECONDS": 2,
+    "LEASE_SECONDS": int(os.environ.get("ASYNCQ_TEST_LEASE", "2")),
     "BEAT_SECONDS": 0.5,
     "TIMEOUT_GRACE_SECONDS": float(os.environ.get("ASYNCQ_TEST_TIMEOUT_GRACE", "5")),
     "SHUTDOWN_GRACE_SECONDS": float(os.environ.get("ASYNCQ_TEST_SHUTDOWN_GRACE", "20")),
