@@ -30,7 +30,7 @@ ROWS_PER_PAGE = 5000
 # 500 rows are gone in about 15 ms: so long is anybody kept waiting who wants one of them (on SQLite: who writes).
 ROWS_PER_BATCH = 500
 COMPLETED_PER_CALL = 100
-# The caller forwards what is due each second; that must not wait for long.
+# The caller reconciles in the same thread, and must be able to stop; neither may wait for long.
 BUDGET_SECONDS = 0.2
 # A pass that works for 10 s is followed by 200 s of rest: pruning takes no more than a twentieth of one connection.
 REST_FACTOR = 20
