@@ -126,17 +126,28 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
 
 
 def _check_times(written: dict[str, Any]) -> Iterator[Message]:
-    """A lease that is not renewed several times before it ends is lost to a single hiccup."""
+    """A lease that is not renewed several times before it ends is lost to a single hiccup.
+
+    A slot that ends before the reconciler can confirm it lets a gate above its limit.
+    """
     defaults = conf.Settings()
-    lease, beat = (
-        written.get("LEASE_SECONDS", defaults.lease_seconds),
-        written.get("BEAT_SECONDS", defaults.beat_seconds),
+    lease, beat, provisional, reconcile = (
+        written.get(name, getattr(defaults, name.lower()))
+        for name in ("LEASE_SECONDS", "BEAT_SECONDS", "PROVISIONAL_SECONDS", "RECONCILE_SECONDS")
     )
     if _is_positive(lease) and _is_positive(beat) and beat * 3 > lease:
         yield checks.Error(
             f"{conf.NAME}['LEASE_SECONDS'] = {lease!r} is less than three times BEAT_SECONDS = {beat!r}.",
             hint="Make the lease at least three beats long, so that one late beat loses no task.",
             id="asyncq.E003",
+        )
+    least = conf.CONFIRM_SECONDS + reconcile if _is_positive(reconcile) else 0
+    if _is_positive(provisional) and provisional <= least:
+        yield checks.Error(
+            f"{conf.NAME}['PROVISIONAL_SECONDS'] = {provisional!r} is not more than RECONCILE_SECONDS + "
+            f"{conf.CONFIRM_SECONDS} = {least:g}: a slot could end before its committed task is confirmed.",
+            hint="Raise PROVISIONAL_SECONDS, or lower RECONCILE_SECONDS.",
+            id="asyncq.E004",
         )
 
 

@@ -14,6 +14,8 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
 NAME = "ASYNCQ"
+# Beyond RECONCILE_SECONDS: how long a committed row may wait for its gate slot to be confirmed while Redis is there.
+CONFIRM_SECONDS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,29 @@ class Settings:
     """How long the coordinator's lock outlives a holder that has died."""
     sensitive_keys: str = r"passw(or)?d|secret|token(?!s)|(?<![a-z])card|credit_?card|authorization|api_?key|credential"
     """Regular expression; arguments whose key it matches are masked wherever they are shown."""
+
+    @property
+    def again_seconds(self) -> float:
+        """How soon a supervisor that could not renew its leases tries again."""
+        return min(self.beat_seconds, 1)
+
+    @property
+    def outage_seconds(self) -> float:
+        """How long nobody must have reached Redis for leases to have run out by that."""
+        return self.lease_seconds - self.beat_seconds
+
+    @property
+    def quiet_seconds(self) -> float:
+        """How long after such an outage lapsed leases are left to supervisors that could not renew them."""
+        return 2 * self.again_seconds + 1
+
+    @property
+    def unasked_seconds(self) -> int:
+        """How long a gate may go unasked and still be believed.
+
+        Who asks sooner finds the slot of every committed row either confirmed or in its provisional time still.
+        """
+        return max(int(self.provisional_seconds - self.reconcile_seconds - CONFIRM_SECONDS), 1)
 
 
 FIELD_NAMES = {each.name.upper(): each.name for each in fields(Settings)}

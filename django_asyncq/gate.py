@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -52,9 +52,9 @@ class Drift(NamedTuple):
 
 
 def keys(gate: str) -> list[str]:
-    """Return the gate's two keys; the braces put the second into the first's cluster slot."""
+    """Return the gate's keys: members, meta, retaken; the braces put the others into the first's cluster slot."""
     members = f"{conf.current().gate_prefix}{gate}"
-    return [members, f"{{{members}}}:meta"]
+    return [members, f"{{{members}}}:meta", f"{{{members}}}:retaken"]
 
 
 def hold_seconds(expected_seconds: float) -> int:
@@ -62,17 +62,16 @@ def hold_seconds(expected_seconds: float) -> int:
     return min(max(math.ceil(10 * expected_seconds), SHORTEST_HOLD_SECONDS), LONGEST_HOLD_SECONDS)
 
 
-def acquire(records: Sequence[TaskRecord], *, partial: bool = False) -> set[UUID]:
+def acquire(records: Sequence[TaskRecord], *, partial: bool = False, again: bool = False) -> set[UUID]:
     """Take a provisional slot for each record that names a gate; return the ids refused (only with `partial`).
 
+    again: they are retried. What their earlier runs still give back is not the slot taken now; and a gate that has
+        lost its limit since they were admitted lets them pass.
     Raises: QueueFull when a gate has no room for all of its records, UnknownGate, GateUnavailable. Slots taken before
-    the error are left to the caller's `release`.
+    the error are left to the caller's `withdraw`.
     """
-    refused: set[UUID] = set()
-    for gate, group in by_gate(records).items():
-        admission = admit(gate, group, partial=partial, seconds=conf.current().provisional_seconds)
-        refused |= {record.id for record in group if str(record.id) in admission.refused}
-    return refused
+    seconds = conf.current().provisional_seconds
+    return _admit_groups(records, partial=partial, seconds=seconds, again=again, are_new=not again)
 
 
 def confirm(records: Sequence[TaskRecord]) -> set[UUID]:
@@ -80,32 +79,59 @@ def confirm(records: Sequence[TaskRecord]) -> set[UUID]:
 
     Raises: GateUnavailable.
     """
-    lost: set[UUID] = set()
+    return _admit_groups(records, partial=True, seconds=0, again=False, are_new=False)
+
+
+def _admit_groups(
+    records: Sequence[TaskRecord], *, partial: bool, seconds: int, again: bool, are_new: bool
+) -> set[UUID]:
+    """Ask each gate for its records. are_new: they have never been admitted; only such are refused as UnknownGate."""
+    refused: set[UUID] = set()
     for gate, group in by_gate(records).items():
         try:
-            admission = admit(gate, group, partial=True, seconds=0)
+            admission = admit(gate, group, partial=partial, seconds=seconds, again=again)
         except UnknownGate as error:
+            if are_new:
+                raise
             # Its limit was removed after the task was admitted; without one it waits for nothing.
             logger.warning("%d tasks go on without a slot: %s", len(group), error)
             continue
-        lost |= {record.id for record in group if str(record.id) in admission.refused}
-    return lost
+        refused |= {record.id for record in group if str(record.id) in admission.refused}
+    return refused
 
 
 def release(records: Iterable[TaskRecord]) -> None:
-    """Give the records' slots back; what Redis cannot take now, the auditor gives back later."""
+    """Give back the slots of runs that have ended; one that a retry has taken since is not theirs.
+
+    What Redis cannot take now, the auditor gives back later.
+    """
+    _release_groups(records, lambda record: str(record.fence))
+
+
+def withdraw(records: Iterable[TaskRecord]) -> None:
+    """Give back the slots of tasks that are not to be queued after all, or that are deleted."""
+    _release_groups(records, lambda record: "")
+
+
+def _release_groups(records: Iterable[TaskRecord], fence_of: Callable[[TaskRecord], str]) -> None:
     for gate, group in by_gate(records).items():
         try:
-            release_ids(gate, [str(record.id) for record in group])
+            _release(gate, [(str(record.id), fence_of(record)) for record in group])
         except BrokerUnavailable as error:
             logger.warning("gate %s: %d slots not released now: %s", gate, len(group), error)
 
 
 def release_ids(gate: str, ids: Sequence[str]) -> int:
-    """Give slots back by task id; return how many were held. Raises: BrokerUnavailable."""
+    """Give slots back by task id, whoever holds them; return how many were held. Raises: BrokerUnavailable."""
+    return _release(gate, [(id, "") for id in ids])
+
+
+def _release(gate: str, runs: Sequence[tuple[str, str]]) -> int:
+    members, _, retaken = keys(gate)
     released = 0
-    for start in range(0, len(ids), IDS_PER_CALL):
-        released += int(scripts.run("gate_release", _client(), keys(gate)[:1], ids[start : start + IDS_PER_CALL]))
+    for start in range(0, len(runs), IDS_PER_CALL):
+        words = [word for run in runs[start : start + IDS_PER_CALL] for word in run]
+        released += int(scripts.run("gate_release", _client(), [members, retaken], words))
     return released
 
 
@@ -118,31 +144,34 @@ def by_gate(records: Iterable[TaskRecord]) -> dict[str, list[TaskRecord]]:
     return groups
 
 
-def admit(gate: str, records: Sequence[TaskRecord], *, partial: bool, seconds: int) -> Admission:
+def admit(gate: str, records: Sequence[TaskRecord], *, partial: bool, seconds: int, again: bool = False) -> Admission:
     """Ask one gate for slots of `seconds` (0: the full time), building it first when that is due.
 
-    Raises: QueueFull (not with `partial`), UnknownGate, GateUnavailable.
+    again: the records are retried. Raises: QueueFull (not with `partial`), UnknownGate, GateUnavailable.
     """
     try:
         refused: set[str] = set()
         admission = Admission(refused, 0, 0, 0.0)
         for start in range(0, len(records), IDS_PER_CALL):
-            admission = _admit_some(gate, records[start : start + IDS_PER_CALL], partial=partial, seconds=seconds)
+            part = records[start : start + IDS_PER_CALL]
+            admission = _admit_some(gate, part, partial=partial, seconds=seconds, again=again)
             refused |= admission.refused
         return admission._replace(refused=refused)
     except BrokerUnavailable as error:
         raise GateUnavailable(gate) from error
 
 
-def _admit_some(gate: str, records: Sequence[TaskRecord], *, partial: bool, seconds: int) -> Admission:
-    limit = records[0].queue_limit
+def _admit_some(gate: str, records: Sequence[TaskRecord], *, partial: bool, seconds: int, again: bool) -> Admission:
+    limit, settings = records[0].queue_limit, conf.current()
     arguments = [
         seconds,
         "" if limit is None else limit,
-        records[0].expected_seconds or conf.current().expected_seconds,
+        records[0].expected_seconds or settings.expected_seconds,
         "partial" if partial else "all",
-        *(str(record.id) for record in records),
+        settings.unasked_seconds,
     ]
+    for record in records:
+        arguments += [str(record.id), record.fence if again else ""]
     reply = scripts.run("gate_acquire", _client(), keys(gate), arguments)
     while reply[0] == b"unbuilt":
         build(gate)
@@ -163,24 +192,27 @@ def retry_after(limit: int, expected_seconds: float) -> int:
 
 
 def build(gate: str) -> None:
-    """Make every task in 0 or 1 a member, then let the gate admit. Raises: BrokerUnavailable."""
+    """Make every task in 0 or 1 a member, then let the gate admit; nothing when its limit is changed meanwhile.
+
+    Raises: BrokerUnavailable.
+    """
+    with clients.broker_errors():
+        changes = _client().hget(keys(gate)[1], "changes") or b""
     row = Gate.objects.filter(name=gate).first()
     holders = _holders(gate)
     expected = row.expected_seconds if row else conf.current().expected_seconds
-    arguments = [row.limit if row else "", row.expected_seconds if row else "", hold_seconds(expected), *holders]
-    if scripts.run("gate_build", _client(), keys(gate), arguments) == b"already":
+    limit = [row.limit, row.expected_seconds] if row else ["", ""]
+    arguments = [changes, *limit, hold_seconds(expected), *holders]
+    if scripts.run("gate_build", _client(), keys(gate)[:2], arguments) != b"built":
         return
     failpoints.reach("build.gate_built")
     # A task that ended between the read and the build has been made a member again.
     release_ids(gate, sorted(set(holders) - set(_holders(gate))))
-    if _limit_of(Gate.objects.filter(name=gate).first()) != _limit_of(row):
-        forget_built(gate)
 
 
 def forget_built(gate: str) -> None:
     """Have the gate built anew at its next use: its limit was changed. Raises: BrokerUnavailable."""
-    with clients.broker_errors():
-        _client().hdel(keys(gate)[1], "built", "limit", "expected_seconds")
+    scripts.run("gate_forget", _client(), keys(gate)[1:2])
 
 
 def slots(gate: str) -> list[Slot]:

@@ -94,10 +94,8 @@ class Reconciler:
 
     def tick(self, now: float) -> Repairs:
         """Do what is due. now: monotonic seconds. Raises: BrokerUnavailable, django.db.Error."""
-        settings = conf.current()
         if now < self._quick_at:
             return Repairs()
-        self._quick_at = now + settings.reconcile_seconds
         remembers = self.broker.is_alive() is not None
         sweep = not remembers or now >= self._sweep_at
         if not remembers:
@@ -106,6 +104,9 @@ class Reconciler:
             self.broker.mark_alive()
             failpoints.reach("reconcile.marked_alive")
         repairs = self.sweep() if sweep else self.quick()
+        # Only now: what failed is due again.
+        settings = conf.current()
+        self._quick_at = now + settings.reconcile_seconds
         if sweep:
             self._sweep_at = now + settings.sweep_seconds
         if not remembers:
@@ -172,15 +173,20 @@ class Reconciler:
         return rebuilt
 
     def recover_expired(self) -> int:
-        """Hand back tasks whose lease ran out: their host is gone, or its supervisor was silent for too long."""
+        """Hand back tasks whose lease ran out: their host is gone, or its supervisor was silent for too long.
+
+        Not while Redis has only just come back: leases that ran out meanwhile are their supervisors' to renew.
+        """
+        settings = conf.current()
+        if self.broker.pulse(settings.outage_seconds).in_reach_seconds < settings.quiet_seconds:
+            return 0
         recovered = 0
         for queue in sorted(self.broker.queues()):
-            while found := self.broker.expired(queue):
-                now_recovered = self._recover_leases(queue, found)
-                recovered += now_recovered
-                # What could not be moved would be listed again and again; the next pass looks at it.
-                if not now_recovered:
-                    break
+            before: list[Expired] = []
+            # What could not be moved would be listed again and again; the next pass looks at it.
+            while (found := self.broker.expired(queue)) and found != before:
+                recovered += self._recover_leases(queue, found)
+                before = found
         failpoints.reach("reconcile.leases_mended")
         return recovered
 

@@ -105,6 +105,7 @@ class Supervisor:
         self._is_stopping = False
         self._idle_looks = 0
         self._alive_since: int | None = None
+        self._is_cut_off = False
 
     # --- from start to end
 
@@ -132,9 +133,7 @@ class Supervisor:
         self._end_overdue(now)
         self._reap(now)
         self._recover_lost(now)
-        if now >= self._beat_at:
-            self._beat_at = now + conf.current().beat_seconds
-            self.beat()
+        self.beat()
         if self.code_changed is not None and self.code_changed():
             logger.info("code has changed: worker processes are started anew")
             self._signal_all(signal.SIGTERM)
@@ -200,24 +199,40 @@ class Supervisor:
     # --- leases
 
     def beat(self) -> None:
-        """Renew the leases of all that the processes hold; give back to Redis what it has forgotten."""
+        """Renew the leases when that is due; while a store is away, try again soon, and say so once."""
+        now = time.monotonic()
+        if now < self._beat_at:
+            return
         try:
-            queues = self._queues()
-            alive_since = self.broker.is_alive()
-            for child in self.children:
-                kept = 0
-                for queue in queues:
-                    kept += self.broker.extend(queue, child.worker_id, conf.current().lease_seconds).kept
-                    failpoints.reach("beat.lease_renewed")
-                running = {running.id for running in child.board.running()}
-                if running and (kept < len(running) or alive_since != self._alive_since):
-                    lifecycle.reassert(self.broker, child.worker_id, running)
-            self._alive_since = alive_since
+            self._renew()
         except (BrokerUnavailable, DatabaseError) as error:
             connections.close_all()
-            logger.warning("leases not renewed now: %s", error)
+            self._beat_at = now + conf.current().again_seconds
+            if not self._is_cut_off:
+                logger.warning("leases cannot be renewed: %s", error)
+            self._is_cut_off = True
+        else:
+            self._beat_at = now + conf.current().beat_seconds
+            if self._is_cut_off:
+                logger.info("leases are renewed again")
+            self._is_cut_off = False
         if self.liveness_file is not None and len(self.children) == self.processes:
             self.liveness_file.touch()
+
+    def _renew(self) -> None:
+        """Renew the leases of all that the processes hold; give back to Redis what it has forgotten."""
+        settings = conf.current()
+        queues = self._queues()
+        alive_since = self.broker.pulse(settings.outage_seconds).alive_since
+        for child in self.children:
+            kept = 0
+            for queue in queues:
+                kept += self.broker.extend(queue, child.worker_id, settings.lease_seconds).kept
+                failpoints.reach("beat.lease_renewed")
+            running = {running.id for running in child.board.running()}
+            if running and (kept < len(running) or alive_since != self._alive_since):
+                lifecycle.reassert(self.broker, child.worker_id, running)
+        self._alive_since = alive_since
 
     def _queues(self) -> list[str]:
         return list(self.options.queues) or sorted(self.broker.queues())
@@ -311,6 +326,4 @@ class Supervisor:
         self._end_overdue(now)
         self._reap(now)
         self._recover_lost(now)
-        if now >= self._beat_at:
-            self._beat_at = now + conf.current().beat_seconds
-            self.beat()
+        self.beat()

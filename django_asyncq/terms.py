@@ -44,11 +44,6 @@ def begin(name: str, holder: str) -> int:
         rows.bulk_create([LockTerm(name=name)], ignore_conflicts=True)
 
 
-def is_current(name: str, number: int) -> bool:
-    """Whether a term is the latest one; it may be over a moment later."""
-    return LockTerm.objects.using(database()).filter(name=_row_name(name), number=number).exists()
-
-
 def fence(name: str, number: int) -> None:
     """Prove that a term is current, and keep it so until the transaction ends: a newer one has to wait.
 

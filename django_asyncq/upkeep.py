@@ -48,11 +48,15 @@ STARTUP_GRACE_SECONDS = 2.0
 
 
 class Loop(threading.Thread):
-    """Repeats a step until stopped. step: returns in how many seconds to come again; None ends the loop."""
+    """Repeats a step until stopped. step: returns in how many seconds to come again; None ends the loop.
 
-    def __init__(self, name: str, step: Callable[[], float | None]) -> None:
+    may: whether it is this process's to do now; while it is not, nothing is asked of the stores, nor learnt of them.
+    """
+
+    def __init__(self, name: str, step: Callable[[], float | None], may: Callable[[], bool] = lambda: True) -> None:
         super().__init__(name=name, daemon=True)
         self._step = step
+        self._may = may
         self._woken = threading.Event()
         self._is_stopping = False
         self._is_failing = False
@@ -61,7 +65,7 @@ class Loop(threading.Thread):
         """Step and sleep in turn."""
         try:
             while not self._is_stopping:
-                pause = self._step_safely()
+                pause = self.round()
                 if pause is None:
                     return
                 self._woken.wait(pause)
@@ -78,8 +82,10 @@ class Loop(threading.Thread):
         self._is_stopping = True
         self._woken.set()
 
-    def _step_safely(self) -> float | None:
-        """Step; an outage is logged once when it begins and once when it ends."""
+    def round(self) -> float | None:
+        """Step, if it may; an outage is logged once when it begins and once when it ends."""
+        if not self._may():
+            return LOOK_SECONDS
         try:
             close_old_connections()
             pause = self._step()
@@ -119,8 +125,8 @@ class Upkeep:
         self._beat_at = 0.0
         self._leader = Loop("leader", self._lead)
         self._forwarder = Loop("forwarder", self._forward)
-        self._scheduler = Loop("scheduler", self._fire)
-        self._repairs = Loop("repairs", self._repair)
+        self._scheduler = Loop("scheduler", self._fire, self._may_fire)
+        self._repairs = Loop("repairs", self._repair, lambda: self.leads)
         self._startup = Loop("startup", self._start_up)
         self._loops = [self._leader, self._forwarder, self._scheduler, self._repairs, self._startup]
         self._watch = Watch(channels=[due_channel()], event=self)
@@ -201,10 +207,11 @@ class Upkeep:
         longest = conf.current().forward_seconds
         return longest if due.next_seconds is None else min(max(due.next_seconds, 0.0), longest)
 
-    def _fire(self) -> float:
+    def _may_fire(self) -> bool:
         # Without zones a time of day is no moment; a check says so.
-        if not self.leads or not settings.USE_TZ:
-            return LOOK_SECONDS
+        return self.leads and settings.USE_TZ
+
+    def _fire(self) -> float:
         term = self.coordinator.term(self.lock_name)
         if term != self._synced_term:
             self.scheduler.sync()
@@ -221,8 +228,6 @@ class Upkeep:
             self._beat_at = time.monotonic() + BEAT_SECONDS
 
     def _repair(self) -> float:
-        if not self.leads:
-            return LOOK_SECONDS
         self.reconciler.tick(time.monotonic())
         self.pruner.tick(time.monotonic())
         return min(LEAD_SECONDS, conf.current().reconcile_seconds)

@@ -23,7 +23,9 @@ from django_asyncq.signals import task_state_changing  # noqa: E402
 from tests import tasks  # noqa: E402
 
 
-def naive_admit(name: str, records: list[TaskRecord], *, partial: bool, seconds: int) -> gate.Admission:
+def naive_admit(
+    name: str, records: list[TaskRecord], *, partial: bool, seconds: int, again: bool = False
+) -> gate.Admission:
     """The mutant: look, then add."""
     client = broker.Broker("producer").client
     key = gate.keys(name)[0]

@@ -22,10 +22,11 @@ from redis.exceptions import (
 
 from django_asyncq.broker import Broker, Entry, Expired, Extended, Lease, clients, scripts
 from django_asyncq.broker.entries import id_bytes
-from django_asyncq.broker.keys import QueueKeys, alive_key, due_channel, queues_key
+from django_asyncq.broker.keys import QueueKeys, alive_key, due_channel, pulse_key, queues_key
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.testing import EmbeddedRedis
 
+from .redis_state import unknown
 from .workers import wait_until
 
 QUEUE = "q"
@@ -186,7 +187,7 @@ def test_a_priority_that_was_dropped_is_forgotten(broker: Broker, keys: QueueKey
 def test_a_stray_hash_does_not_block_an_id(broker: Broker, keys: QueueKeys) -> None:
     """asynq's result writer can leave a hash with nothing but a result; it is no task."""
     broker.client.hset(keys.task("a"), "result", "x")
-    assert broker.missing(QUEUE, ["a"]) == ["a"]
+    assert unknown(["a"], QUEUE) == ["a"]
     assert broker.enqueue(QUEUE, [entry("a")]) == ["queued"]
 
 
@@ -241,7 +242,7 @@ def test_a_batch_may_be_longer_than_a_call(broker: Broker) -> None:
     assert broker.enqueue(QUEUE, [entry(id) for id in ids]) == ["queued"] * 501
     found = take(broker, 1000) + take(broker, 1000) + take(broker, 1000)
     assert [lease.id for lease in found] == ids
-    assert broker.missing(QUEUE, [*ids, "x"]) == ["x"]
+    assert unknown([*ids, "x"], QUEUE) == ["x"]
     assert broker.requeue(QUEUE, WORKER, found) == ["requeued"] * 501
     assert [lease.id for lease in take(broker, 3)] == ids[:3]
     assert broker.remove(QUEUE, ids) == 501
@@ -798,10 +799,28 @@ def test_a_server_that_forgot_the_scripts_is_sent_them(own_redis: EmbeddedRedis,
 def test_every_script_says_what_it_is() -> None:
     """Each of the broker's has a header with KEYS, ARGV, Returns and Invariant, and is under 60 lines."""
     names = "enqueue schedule park add_to_group dequeue done retry archive requeue postpone forward"
-    for name in f"{names} extend reassert expired remove missing mark_alive".split():
+    for name in f"{names} extend reassert expired remove mark_alive pulse".split():
         text = scripts.script(name).text
         assert all(word in text for word in ("KEYS:", "ARGV:", "Returns", "Invariant:")), name
         assert len(text.splitlines()) < 60, name
+
+
+def test_an_id_that_is_pending_twice_is_taken_once(broker: Broker, keys: QueueKeys) -> None:
+    """An evicting Redis lost its hash and it was pushed again, before anybody swept the list."""
+    broker.enqueue(QUEUE, [entry("a"), entry("b")])
+    broker.client.lpush(keys.pending, "a")
+    assert [lease.id for lease in take(broker, 5)] == ["a", "b"]
+    assert broker.client.lrange(keys.active, 0, -1) == [b"b", b"a"]
+
+
+def test_a_gap_between_pulses_is_an_outage(broker: Broker) -> None:
+    """The first who comes back ends it, for all; without a gap Redis has been in reach for ever."""
+    broker.mark_alive()
+    assert broker.pulse(5).in_reach_seconds > 1e9
+    assert broker.pulse(5).in_reach_seconds > 1e9
+    broker.client.hset(pulse_key(), "last", int((time.time() - 6) * 1000))
+    assert [broker.pulse(5).in_reach_seconds < 1 for _ in range(2)] == [True, True]
+    assert broker.pulse(5).alive_since == broker.is_alive()
 
 
 def test_a_server_that_is_away_is_unavailable(own_redis: EmbeddedRedis, own_keys: None) -> None:

@@ -52,6 +52,7 @@ def test_each_bad_value_is_told_by_its_id(key: str, settings: Any) -> None:
         ("ASYNCQ", [], "asyncq.E001"),
         ("ASYNCQ", {"LEASE": 1}, "asyncq.E002"),
         ("ASYNCQ", {"LEASE_SECONDS": 10, "BEAT_SECONDS": 5}, "asyncq.E003"),
+        ("ASYNCQ", {"PROVISIONAL_SECONDS": 10}, "asyncq.E004"),
         ("ASYNCQ", {"REDIS": "nowhere"}, "asyncq.E010"),
         ("CACHES", {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}, "asyncq.E011"),
         ("TASKS", {}, "asyncq.W013"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -13,14 +14,16 @@ import pytest
 from django.db import transaction
 from django.utils import timezone
 
-from django_asyncq import GateUnavailable, QueueFull, gate, lifecycle
+from django_asyncq import GateUnavailable, QueueFull, conf, gate, lifecycle
 from django_asyncq.broker import Broker
+from django_asyncq.exceptions import UnknownGate
+from django_asyncq.forwarder import forward_due
 from django_asyncq.models import Gate, TaskRecord, TaskState
 from django_asyncq.reconciler import Reconciler
 from django_asyncq.signals import task_state_changed, task_state_changing
 
 from . import tasks
-from .workers import environment, run_workers
+from .workers import environment, run_workers, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -160,6 +163,76 @@ def test_confirm_that_finds_its_slot_gone_and_the_gate_full_parks_the_task() -> 
     assert record.state == TaskState.FAILED
     assert record.retry_at is not None
     assert result.id not in holders("g")
+
+
+def test_slot_that_a_retry_has_taken_is_not_given_back_by_the_run_before() -> None:
+    """Its end may be announced late, and more than once; the end of the run after the retry gives the slot back."""
+    tasks.gated.using(queue_limit=1).enqueue("g")
+    for number in (1, 2):
+        (run,) = lifecycle.claim(Broker(), "default", "w", 1, "default").runs
+        lifecycle.begin(run, "w", timezone.now())
+        lifecycle.fail(run, ZeroDivisionError(), "", timezone.now(), retry_at=None)
+        lifecycle.record_runs([run])
+        lifecycle.acknowledge(Broker(), "w", [run])
+        late = copy.copy(run.record)
+        if number == 1:
+            assert len(lifecycle.retry([run.record.id], by_person=True).retried) == 1
+            for _ in range(2):
+                lifecycle.announce([late], TaskState.RUNNING, TaskState.FAILED)
+                assert holders("g") == {str(late.id)}
+    lifecycle.announce([late], TaskState.RUNNING, TaskState.FAILED)
+    assert holders("g") == set()
+    assert Broker().client.hlen(gate.keys("g")[2]) == 0
+
+
+def test_retry_at_a_gate_that_has_lost_its_limit_goes_on(redis_client: Any, caplog: Any) -> None:
+    """Its row was deleted; one such task must not hold up the others that are due."""
+    Gate.objects.create(name="g", limit=1)
+    tasks.fail_until.using(gate="g").enqueue(9)
+    (run,) = lifecycle.claim(Broker(), "default", "w", 1, "default").runs
+    lifecycle.begin(run, "w", timezone.now())
+    lifecycle.fail(run, ZeroDivisionError(), "", timezone.now(), retry_at=timezone.now())
+    lifecycle.record_runs([run])
+    lifecycle.acknowledge(Broker(), "w", [run])
+    Gate.objects.all().delete()
+    wait_until(lambda: forward_due(Broker(), ["default"]).retried == 1, "the retry")
+    assert TaskRecord.objects.get().state == TaskState.QUEUED
+    assert "go on without a slot" in caplog.text
+    with pytest.raises(UnknownGate):
+        tasks.fail_until.using(gate="g").enqueue(9)
+
+
+def test_limit_changed_while_the_gate_is_built_is_the_one_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the read of the old limit and the build: who dies after it leaves no old limit behind."""
+    row = Gate.objects.create(name="g", limit=5)
+    read, changed = gate._holders, []
+
+    def read_and_change(name: str) -> list[str]:
+        if not changed:
+            changed.append(name)
+            row.limit = 1
+            row.save()
+        return read(name)
+
+    monkeypatch.setattr(gate, "_holders", read_and_change)
+    gate.build("g")
+    assert Broker().client.hget(gate.keys("g")[1], "built") is None
+    fill("g", 1)
+    with pytest.raises(QueueFull, match="1 of 1"):
+        fill("g", 1)
+
+
+def test_gate_that_nobody_asked_for_long_is_built_anew(settings: Any) -> None:
+    """Redis was away for so long that the slots of committed rows ran out before they could be confirmed."""
+    result = fill("g", 4)[0]
+    gate.release_ids("g", [result.id])
+    meta = gate.keys("g")[1]
+    fill("g", 1)
+    assert result.id not in holders("g")
+    Broker().client.hset(meta, "asked", int(time.time()) - conf.current().unasked_seconds - 1)
+    with pytest.raises(QueueFull):
+        fill("g", 1)
+    assert len(holders("g")) == 5
 
 
 def test_retry_acquires_again_and_stays_when_full() -> None:

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from django_asyncq import conf, gate, lifecycle
 from django_asyncq.broker import Broker, Entry, Lease
-from django_asyncq.broker.keys import QueueKeys
+from django_asyncq.broker.keys import QueueKeys, pulse_key
 from django_asyncq.broker.sweeping import Sweeping
 from django_asyncq.exceptions import BrokerUnavailable, GateUnavailable
 from django_asyncq.models import Gate, TaskRecord, TaskState
@@ -20,6 +20,7 @@ from django_asyncq.names import uuid7
 from django_asyncq.reconciler import Reconciler, Repairs
 
 from . import tasks
+from .redis_state import unknown
 from .workers import history, wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -52,7 +53,7 @@ def test_pushes_rows_that_were_never_pushed(reconciler: Reconciler) -> None:
     lost, there = old(), old()
     lifecycle.dispatch([there])
     assert reconciler.push_missing(young=True) == 1
-    assert Broker().missing("default", [str(lost.id), str(there.id)]) == []
+    assert unknown([str(lost.id), str(there.id)]) == []
     assert reconciler.push_missing(young=False) == 0
 
 
@@ -135,7 +136,7 @@ def test_final_row_is_only_acknowledged_by_its_next_taker() -> None:
     lifecycle.succeed(run, 1, timezone.now())
     assert lifecycle.record_runs([run]) == []
     assert lifecycle.recover(Broker(), "default", "w", [run.lease], reason="gone") == 0
-    assert Broker().missing("default", [run.lease.id]) == [run.lease.id]
+    assert unknown([run.lease.id]) == [run.lease.id]
     assert lifecycle.claim(Broker(), "default", "other", 1, "default").runs == []
 
 
@@ -176,7 +177,8 @@ def test_a_lost_worker_without_lease_is_found_all_the_same(reconciler: Reconcile
     claimed()
     Broker().client.delete(QueueKeys("default").lease, QueueKeys("default").held("w"))
     assert reconciler.sweep().leased == 1
-    wait_until(lambda: Broker().expired("default"), "an expired lease")
+    # As the supervisors that are left do, else it would count as an outage.
+    wait_until(lambda: Broker().pulse(9) and Broker().expired("default"), "an expired lease")
     assert reconciler.quick().recovered == 1
     assert TaskRecord.objects.get().state == TaskState.QUEUED
 
@@ -330,6 +332,34 @@ def test_push_that_fails_ends_the_sweep(reconciler: Reconciler, monkeypatch: pyt
     assert reconciler.tick(1001.0 + conf.current().sweep_seconds).pushed == 1
 
 
+def test_leases_that_ran_out_in_an_outage_are_left_to_their_supervisors(reconciler: Reconciler) -> None:
+    """Redis was out of reach for longer than a lease: whoever asks first, nothing is handed back for a while."""
+    run = claimed()
+    client, settings = Broker().client, conf.current()
+    Broker().pulse(settings.outage_seconds)
+    away = settings.outage_seconds + 1
+    client.hset(pulse_key(), "last", int((time.time() - away) * 1000))
+    client.zadd(QueueKeys("default").lease, {run.lease.id: int(time.time()) - 1})
+    assert reconciler.recover_expired() == 0
+    # Another leader, for example.
+    assert Reconciler(Broker()).recover_expired() == 0
+    assert Broker().extend("default", "w", 30).kept == 1
+    client.zadd(QueueKeys("default").lease, {run.lease.id: int(time.time()) - 1})
+    client.hset(pulse_key(), "resumed", int((time.time() - settings.quiet_seconds) * 1000))
+    assert reconciler.recover_expired() == 1
+
+
+def test_many_leases_of_ended_tasks_do_not_hold_up_the_others(reconciler: Reconciler) -> None:
+    """More rows that are final than one look lists stand in front of one that has to go on."""
+    tasks.add.enqueue_many([(number,) for number in range(121)])
+    runs = lifecycle.claim(Broker(), "default", "w", 200, "default").runs
+    TaskRecord.objects.exclude(id=runs[-1].record.id).update(state=TaskState.SUCCEEDED, finished_at=timezone.now())
+    leases = QueueKeys("default").lease
+    Broker().client.zadd(leases, {run.lease.id: 1 for run in runs[:-1]} | {runs[-1].lease.id: 2})
+    assert reconciler.recover_expired() == 1
+    assert Broker().client.zcard(leases) == 0
+
+
 def test_a_busy_healthy_fleet_needs_no_repair(tmp_path: Path, settings: Any) -> None:
     """200 tasks of every kind while one sweep follows the other, and after: nothing is ever mended.
 
@@ -375,7 +405,7 @@ def test_rebuild_that_was_interrupted_is_taken_up_at_the_next_tick(
         with pytest.raises(BrokerUnavailable):
             reconciler.tick(1001.0)
     assert reconciler.tick(1002.0).pushed == 1
-    assert Broker().missing("default", [str(lost.id)]) == []
+    assert unknown([str(lost.id)]) == []
 
 
 def test_fleet_goes_on_after_redis_was_killed_and_emptied(

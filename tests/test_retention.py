@@ -27,6 +27,7 @@ from django_asyncq.models import Schedule, StartupRun, TaskRecord, TaskState, Ti
 from django_asyncq.retention import Pruned, Pruner, lowest_id_at, over_condition
 
 from . import tasks
+from .redis_state import unknown
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -236,7 +237,7 @@ def test_what_failed_leaves_asynqs_archive_with_its_row(pruner: Pruner, settings
     assert left() == {young.id}
     keys = QueueKeys("default")
     assert Broker().client.zrange(keys.archived, 0, -1) == [str(young.id).encode()]
-    assert Broker().missing("default", [str(over_.id), str(young.id)]) == [str(over_.id)]
+    assert unknown([str(over_.id), str(young.id)]) == [str(over_.id)]
 
 
 def test_redis_away_loses_nothing(own_redis: Any, pruner: Pruner) -> None:
@@ -553,7 +554,7 @@ def test_completed_tasks_go_when_their_retention_is_over(redis_client: redis.Red
     assert Broker().prune_completed("default") == 2
     keys = QueueKeys("default")
     assert redis_client.zrange(keys.completed, 0, -1) == [b"later"]
-    assert Broker().missing("default", ["over", "now", "later"]) == ["over", "now"]
+    assert unknown(["over", "now", "later"]) == ["over", "now"]
 
 
 def test_nothing_completed_is_over_and_nothing_changes(dump: Any) -> None:

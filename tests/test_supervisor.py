@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from django_asyncq import conf
 from django_asyncq.supervisor import Supervisor, WorkersCannotStart
+from django_asyncq.testing import EmbeddedRedis
 from django_asyncq.worker.options import WorkerOptions
 
 from .workers import environment, wait_until
@@ -49,3 +53,23 @@ def test_a_process_ended_while_starting_at_shutdown_is_no_failure(
     assert supervisor.children == []
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
     wait_until(lambda: not supervisor.upkeep.is_alive(), "the end of the upkeep")
+
+
+def test_a_redis_that_is_away_is_told_once_and_asked_again_soon(
+    own_redis: EmbeddedRedis, own_keys: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many beats it misses: one line when it goes, one when it is back."""
+    caplog.set_level(logging.INFO, logger="django_asyncq.supervisor")
+    supervisor = Supervisor(WorkerOptions(concurrency=1))
+    supervisor.beat()
+    own_redis.kill()
+    for _ in range(3):
+        supervisor._beat_at = 0.0
+        supervisor.beat()
+        assert supervisor._beat_at <= time.monotonic() + conf.current().again_seconds
+    own_redis.restart()
+    supervisor._beat_at = 0.0
+    supervisor.beat()
+    assert supervisor._beat_at > time.monotonic() + conf.current().beat_seconds - 1
+    words = [record.getMessage().split(":")[0] for record in caplog.records]
+    assert words == ["leases cannot be renewed", "leases are renewed again"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -17,8 +18,9 @@ import pytest
 import redis
 from django.utils import timezone
 
-from django_asyncq import conf
+from django_asyncq import conf, upkeep
 from django_asyncq.coordinator.owner import Owner
+from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.models import LockTerm, Missed, Schedule, StartupRun, TaskRecord, TaskState, Tick
 
 from . import tasks
@@ -263,3 +265,22 @@ def test_startup_task_is_ended_at_shutdown_and_not_counted(tmp_path: Path, monke
         assert running.stop() == 0
     run = StartupRun.objects.get(name="hangs")
     assert run.finished_at is None
+
+
+def test_a_loop_tells_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
+    """While it is not this process's turn it asks nothing, so it does not say that the stores are back."""
+    caplog.set_level(logging.INFO, logger="django_asyncq.upkeep")
+    # Leads, fails, fails, leads no more for three rounds, leads again: fails, then works.
+    turns = iter([True, True, True, False, False, False, True, True, True])
+    answers: Iterator[Exception | None] = iter([*[BrokerUnavailable("away")] * 4, None, None])
+
+    def step() -> float:
+        if answer := next(answers):
+            raise answer
+        return 0.0
+
+    loop = upkeep.Loop("repairs", step, lambda: next(turns))
+    for _ in range(9):
+        loop.round()
+    words = [record.getMessage() for record in caplog.records]
+    assert words == ["repairs waits for a store: away", "repairs goes on: both stores are back"]

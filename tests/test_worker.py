@@ -16,6 +16,7 @@ from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.models import TaskRecord, TaskState
 
 from . import tasks
+from .redis_state import unknown
 from .workers import history, run_workers, start_workers, wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -206,7 +207,7 @@ def test_shutdown_past_the_grace_hands_back_without_an_attempt(history_path: Pat
         assert (record.state, record.attempt, record.crash_count) == (TaskState.QUEUED, 0, 0)
         assert record.worker_ids == []
     keys = QueueKeys("default")
-    assert Broker().missing("default", [slow.id, slow_async.id]) == []
+    assert unknown([slow.id, slow_async.id]) == []
     assert Broker().client.llen(keys.pending) == 2
 
 

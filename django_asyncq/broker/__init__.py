@@ -20,10 +20,10 @@ from redis.exceptions import ResponseError
 from .. import failpoints
 from . import clients, scripts
 from .clients import broker_errors
-from .entries import Dequeued, Entry, Expired, Extended, Forwarded, Lease, id_bytes, id_text
-from .keys import QueueKeys, alive_key, due_channel, prefix, queues_key
+from .entries import Dequeued, Entry, Expired, Extended, Forwarded, Lease, Pulse, id_bytes, id_text
+from .keys import QueueKeys, alive_key, due_channel, prefix, pulse_key, queues_key
 
-__all__ = ["Broker", "Dequeued", "Entry", "Expired", "Extended", "Forwarded", "Lease"]
+__all__ = ["Broker", "Dequeued", "Entry", "Expired", "Extended", "Forwarded", "Lease", "Pulse"]
 
 IDS_PER_CALL = 200
 # `archive` trims 100 a call, so with no more than that in a call the archive cannot outgrow its limit.
@@ -98,6 +98,11 @@ class Broker:
         """Say that Redis remembers from now on; a mark that is there stays."""
         self.forget_registered()
         scripts.run("mark_alive", self.client, [alive_key()])
+
+    def pulse(self, gap_seconds: float) -> Pulse:
+        """Note that Redis can be reached. gap_seconds: so long without any pulse, and it counts as having been away."""
+        found = scripts.run("pulse", self.client, [alive_key(), pulse_key()], [round(gap_seconds * 1000)])
+        return Pulse(int(found[0]) if found[0] else None, int(found[1]) / 1000)
 
     def ring(self) -> None:
         """Tell all who wait for what is due that something nearer may be there."""
@@ -302,16 +307,6 @@ class Broker:
         keys = QueueKeys(queue)
         arguments = [keys.task_prefix, max(0, min(limit, IDS_PER_CALL))]
         return int(scripts.run("prune_completed", self.client, [keys.completed], arguments))
-
-    def missing(self, queue: str, ids: Sequence[str]) -> list[str]:
-        """Return the ids that Redis does not know, in the order given."""
-        keys = QueueKeys(queue)
-        parts = _chunks([[id_bytes(id)] for id in ids], IDS_PER_CALL)
-        gone: list[str] = []
-        for part in parts:
-            found = scripts.run("missing", self.client, [keys.pending], [keys.task_prefix, *part])
-            gone += [id_text(id) for id in found]
-        return gone
 
     def _words(
         self,

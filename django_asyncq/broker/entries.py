@@ -55,6 +55,16 @@ class Extended(NamedTuple):
     lost: list[str]
 
 
+class Pulse(NamedTuple):
+    """What a pulse told. alive_since: Unix seconds, None when Redis has lost its memory.
+
+    in_reach_seconds: since the end of the last outage, of whatever length; very long when there was none.
+    """
+
+    alive_since: int | None
+    in_reach_seconds: float
+
+
 class Expired(NamedTuple):
     """A lease that has run out, and whose it was."""
 

@@ -41,6 +41,11 @@ def alive_key() -> str:
     return f"{prefix()}:alive"
 
 
+def pulse_key() -> str:
+    """Own: the hash that tells when Redis was last asked, and since when without a gap; in the slot of `alive_key`."""
+    return f"{{{alive_key()}}}:pulse"
+
+
 def due_channel() -> str:
     """Own: the channel on which something nearer than all that was due before is told."""
     return f"{prefix()}:due"

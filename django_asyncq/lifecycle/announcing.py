@@ -24,13 +24,13 @@ def ask(records: Sequence[TaskRecord], old: TaskState | None, *, partial: bool) 
             sender=TaskRecord, records=list(records), old=old, new=TaskState.QUEUED, partial=partial
         )
     except BaseException:
-        gate.release(records)
+        gate.withdraw(records)
         raise
     for _receiver, answer in answers:
         if isinstance(answer, set):
             refused |= answer
     if refused:
-        gate.release([record for record in records if record.id in refused])
+        gate.withdraw([record for record in records if record.id in refused])
     return refused
 
 

@@ -104,7 +104,7 @@ def enqueue(
         else:
             TaskRecord.objects.using(database).bulk_create(admitted, batch_size=ROWS_PER_INSERT)
     except BaseException:
-        gate.release(admitted)
+        gate.withdraw(admitted)
         raise
     failpoints.reach("enqueue.row_inserted")
     after_commit(admitted, database, on_committed)

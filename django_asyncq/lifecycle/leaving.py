@@ -29,7 +29,7 @@ class Removal(CommitHook):
 
     def __call__(self) -> None:
         failpoints.reach("forget.committed")
-        gate.release(self.records)
+        gate.withdraw(self.records)
         broker = Broker("producer")
         try:
             for queue, group in by_queue(self.records):

@@ -90,6 +90,13 @@ class Server:
             info = client.info("server")
         return f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}"
 
+    @property
+    def pid(self) -> int:
+        """Its process. Raises: LookupError when it does not run."""
+        if self._process is None:
+            raise LookupError(f"the server on port {self.port} does not run")
+        return self._process.pid
+
     def kill(self) -> None:
         """kill -9: what it had not written is gone."""
         if self._process is not None:

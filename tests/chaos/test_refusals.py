@@ -126,7 +126,7 @@ def asleep(server: Server) -> Iterator[None]:
 
 def complaints(fleet: Workers) -> Counter[str]:
     """Count the lines above INFO by process and cause; the lines of a log without a format are told apart by text."""
-    words = ("leases not renewed", "cannot fetch", "cannot watch", "waits for a store", "Redis not told", "Traceback")
+    words = ("leases cannot be renewed", "cannot fetch", "cannot watch", "waits for a store", "Redis not told", "Traceback")
     return Counter(word for line in fleet.output().splitlines() for word in words if word in line)
 
 
@@ -178,7 +178,7 @@ def test_out_of_memory_for_longer_than_the_lease_renews_and_acknowledges(
             assert lease_end is not None
             assert lease_end > client.time()[0] - 1
         wait_until(lambda: TaskRecord.objects.succeeded().count() == 2, "the longer one")
-        assert complaints(fleet)["leases not renewed"] == 0
+        assert complaints(fleet)["leases cannot be renewed"] == 0
     begun = Counter(line["id"] for line in history(history_path) if line["event"] == "begin")
     assert begun == {ending.id: 1, going_on.id: 1}
 

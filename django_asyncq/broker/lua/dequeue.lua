@@ -2,7 +2,8 @@
 -- KEYS: 1 pending, 2 priority, 3 active, 4 lease, 5 paused, 6 held by this worker
 -- ARGV: 1 task key prefix, 2 how many, 3 lease seconds, 4 worker id
 -- Returns {"paused"}, or {"taken", id, fence, id, fence, …}
--- Invariant: what is taken is active, leased and held, with a fence above any before; an id without message is dropped.
+-- Invariant: what is taken is active, leased and held, with a fence above any before; an id
+-- without message, or one that is not pending (it stands here twice), is dropped.
 if redis.call('EXISTS', KEYS[5]) == 1 then return {'paused'} end
 local wanted, ids = tonumber(ARGV[2]), {}
 
@@ -24,7 +25,8 @@ local lease_end = redis.call('TIME')[1] + ARGV[3]
 local reply = {'taken'}
 for _, id in ipairs(ids) do
   local key = ARGV[1] .. id
-  if redis.call('HEXISTS', key, 'msg') == 1 then
+  local known = redis.call('HMGET', key, 'state', 'msg')
+  if known[2] and (known[1] or 'pending') == 'pending' then
     local fence = redis.call('HINCRBY', key, 'fence', 1)
     redis.call('HSET', key, 'state', 'active', 'worker', ARGV[4])
     redis.call('HDEL', key, 'pending_since')

@@ -1,37 +1,59 @@
 -- Admit tasks to a gate: at most `limit` members, counted together.
--- KEYS: 1 gate (zset: task id -> expiry, Unix seconds), 2 meta (hash: built, limit, expected_seconds)
+-- KEYS: 1 gate (zset: task id -> expiry, Unix seconds), 2 meta (hash: built, limit, expected_seconds, asked),
+--       3 retaken (hash: task id -> fence)
 -- ARGV: 1 seconds to hold a slot (0: the slot's full time), 2 limit if meta has none ("" for none),
---       3 expected seconds if meta has none, 4 "all" or "partial", 5… task ids
+--       3 expected seconds if meta has none, 4 "all" or "partial", 5 seconds after which a gate nobody has asked is
+--       built anew, then for each task: id, fence of the run that a retry follows ("": none)
 -- Returns {word, limit, occupancy, expected seconds, refused id…}; word: "unbuilt", "undefined", "open", "full" or
 --       "admitted" ("full" only with "all": then nobody was added)
 -- Invariant: never more than `limit` members after an admission; a member is never shortened, nor is the key's TTL.
 local gate, meta = KEYS[1], KEYS[2]
-local known = redis.call('HMGET', meta, 'built', 'limit', 'expected_seconds')
+local known = redis.call('HMGET', meta, 'built', 'limit', 'expected_seconds', 'asked')
 local limit = tonumber(known[2] or ARGV[2])
 local expected = tonumber(known[3] or ARGV[3])
 if not known[1] then return {'unbuilt', 0, 0, '0'} end
 if not limit then return {'undefined', 0, 0, '0'} end
 if limit <= 0 then return {'open', limit, 0, tostring(expected)} end
 local now = tonumber(redis.call('TIME')[1])
+if now - tonumber(known[4] or 0) > tonumber(ARGV[5]) then
+  -- Redis may have been away meanwhile: slots of committed rows can have ended before anybody could confirm them.
+  redis.call('HDEL', meta, 'built')
+  return {'unbuilt', 0, 0, '0'}
+end
 local full_seconds = math.min(math.max(math.ceil(10 * expected), 3600), 86400)
-local hold = tonumber(ARGV[1])
-if hold == 0 then hold = full_seconds end
+local hold = ARGV[1] == '0' and full_seconds or tonumber(ARGV[1])
 
 local fresh, held = {}, {}
 local alive = redis.call('ZCOUNT', gate, '(' .. now, '+inf')
-for i = 5, #ARGV do
+for i = 6, #ARGV, 2 do
   local score = redis.call('ZSCORE', gate, ARGV[i])
-  if score and tonumber(score) > now then held[#held + 1] = ARGV[i] else fresh[#fresh + 1] = ARGV[i] end
+  local group = score and tonumber(score) > now and held or fresh
+  group[#group + 1] = i
 end
 local free = math.max(limit - alive, 0)
 if ARGV[4] == 'all' and #fresh > free then return {'full', limit, alive, tostring(expected)} end
 
 redis.call('ZREMRANGEBYSCORE', gate, '-inf', now)
-for _, id in ipairs(held) do redis.call('ZADD', gate, 'XX', 'GT', now + hold, id) end
-local reply = {'admitted', limit, 0, tostring(expected)}
-for i, id in ipairs(fresh) do
-  if i <= free then redis.call('ZADD', gate, now + hold, id) else reply[#reply + 1] = id end
+redis.call('HSET', meta, 'asked', now)
+local reply, retaken = {'admitted', limit, 0, tostring(expected)}, false
+local function mark(i)
+  if ARGV[i + 1] == '' then return end
+  redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1])
+  retaken = true
+end
+for _, i in ipairs(held) do
+  redis.call('ZADD', gate, 'XX', 'GT', now + hold, ARGV[i])
+  mark(i)
+end
+for n, i in ipairs(fresh) do
+  if n <= free then
+    redis.call('ZADD', gate, now + hold, ARGV[i])
+    mark(i)
+  else
+    reply[#reply + 1] = ARGV[i]
+  end
 end
 reply[3] = redis.call('ZCARD', gate)
 if redis.call('TTL', gate) < hold + 60 then redis.call('EXPIRE', gate, hold + 60) end
+if retaken then redis.call('EXPIRE', KEYS[3], full_seconds + 60) end
 return reply

@@ -1,4 +1,15 @@
 -- Give slots of a gate back.
--- KEYS: 1 gate (zset)   ARGV: task ids
--- Returns how many were held. Invariant: releasing twice, or what was never held, changes nothing.
-return redis.call('ZREM', KEYS[1], unpack(ARGV))
+-- KEYS: 1 gate (zset: task id -> expiry), 2 retaken (hash: task id -> fence of the run before the retry)
+-- ARGV: for each task: id, fence of the run that has ended ("": it goes, whoever holds it)
+-- Returns how many were held.
+-- Invariant: releasing twice, or what was never held, changes nothing; a slot that a retry has taken since stays.
+local released = 0
+for i = 1, #ARGV, 2 do
+  local id, fence = ARGV[i], ARGV[i + 1]
+  local retaken = redis.call('HGET', KEYS[2], id)
+  if fence == '' or not retaken or tonumber(fence) > tonumber(retaken) then
+    released = released + redis.call('ZREM', KEYS[1], id)
+    if retaken then redis.call('HDEL', KEYS[2], id) end
+  end
+end
+return released
