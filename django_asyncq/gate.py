@@ -62,16 +62,18 @@ def hold_seconds(expected_seconds: float) -> int:
     return min(max(math.ceil(10 * expected_seconds), SHORTEST_HOLD_SECONDS), LONGEST_HOLD_SECONDS)
 
 
-def acquire(records: Sequence[TaskRecord], *, partial: bool = False, again: bool = False) -> set[UUID]:
+def acquire(
+    records: Sequence[TaskRecord], *, partial: bool = False, again: bool = False, timed: bool = False
+) -> set[UUID]:
     """Take a provisional slot for each record that names a gate; return the ids refused (only with `partial`).
 
-    again: they are retried. What their earlier runs still give back is not the slot taken now; and a gate that has
-        lost its limit since they were admitted lets them pass.
+    again: they are retried. What their earlier runs still give back is not the slot taken now.
+    timed: a gate that has lost its limit since they were admitted lets them pass, for there is nobody to tell.
     Raises: QueueFull when a gate has no room for all of its records, UnknownGate, GateUnavailable. Slots taken before
     the error are left to the caller's `withdraw`.
     """
     seconds = conf.current().provisional_seconds
-    return _admit_groups(records, partial=partial, seconds=seconds, again=again, are_new=not again)
+    return _admit_groups(records, partial=partial, seconds=seconds, again=again, must_exist=not timed)
 
 
 def confirm(records: Sequence[TaskRecord]) -> set[UUID]:
@@ -79,19 +81,19 @@ def confirm(records: Sequence[TaskRecord]) -> set[UUID]:
 
     Raises: GateUnavailable.
     """
-    return _admit_groups(records, partial=True, seconds=0, again=False, are_new=False)
+    return _admit_groups(records, partial=True, seconds=0, again=False, must_exist=False)
 
 
 def _admit_groups(
-    records: Sequence[TaskRecord], *, partial: bool, seconds: int, again: bool, are_new: bool
+    records: Sequence[TaskRecord], *, partial: bool, seconds: int, again: bool, must_exist: bool
 ) -> set[UUID]:
-    """Ask each gate for its records. are_new: they have never been admitted; only such are refused as UnknownGate."""
+    """Ask each gate for its records. must_exist: a gate without a limit is an error, else it is none."""
     refused: set[UUID] = set()
     for gate, group in by_gate(records).items():
         try:
             admission = admit(gate, group, partial=partial, seconds=seconds, again=again)
         except UnknownGate as error:
-            if are_new:
+            if must_exist:
                 raise
             # Its limit was removed after the task was admitted; without one it waits for nothing.
             logger.warning("%d tasks go on without a slot: %s", len(group), error)

@@ -21,9 +21,11 @@ logger = logging.getLogger("django_asyncq.receivers")
 
 
 @receiver(task_state_changing, dispatch_uid="django_asyncq.acquire_gate_slots")
-def acquire_gate_slots(*, records: list[TaskRecord], old: TaskState | None, partial: bool, **kwargs: Any) -> set[UUID]:
+def acquire_gate_slots(
+    *, records: list[TaskRecord], old: TaskState | None, partial: bool, timed: bool, **kwargs: Any
+) -> set[UUID]:
     """Take a slot for each task that is about to be queued. Raises: QueueFull, GateUnavailable, UnknownGate."""
-    return gate.acquire(records, partial=partial, again=old is not None)
+    return gate.acquire(records, partial=partial, again=old is not None, timed=timed)
 
 
 @receiver(task_state_changed, dispatch_uid="django_asyncq.release_gate_slots")

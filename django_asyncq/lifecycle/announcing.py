@@ -13,15 +13,17 @@ from ..signals import task_state_changed, task_state_changing
 logger = logging.getLogger("django_asyncq.lifecycle")
 
 
-def ask(records: Sequence[TaskRecord], old: TaskState | None, *, partial: bool) -> set[UUID]:
+def ask(records: Sequence[TaskRecord], old: TaskState | None, *, partial: bool, timed: bool = False) -> set[UUID]:
     """Ask every receiver whether the records may be queued; return the ids refused (only with `partial`).
+
+    timed: their time has come, and nobody waits for the answer.
 
     Raises: whatever a receiver vetoes with; the gate slots taken until then are given back first.
     """
     refused: set[UUID] = set()
     try:
         answers = task_state_changing.send(
-            sender=TaskRecord, records=list(records), old=old, new=TaskState.QUEUED, partial=partial
+            sender=TaskRecord, records=list(records), old=old, new=TaskState.QUEUED, partial=partial, timed=timed
         )
     except BaseException:
         gate.withdraw(records)

@@ -61,7 +61,7 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
     with transaction.atomic(using=database):
         rows = TaskRecord.objects.using(database).select_for_update().filter(id__in=ids, state=TaskState.FAILED)
         records = list(rows if by_person else rows.filter(retry_at__isnull=False))
-        refused = ask(records, TaskState.FAILED, partial=True) if records else set()
+        refused = ask(records, TaskState.FAILED, partial=True, timed=not by_person) if records else set()
         failpoints.reach("retry.slot_taken")
         admitted = [record for record in records if record.id not in refused]
         for record in admitted:

@@ -126,7 +126,14 @@ def asleep(server: Server) -> Iterator[None]:
 
 def complaints(fleet: Workers) -> Counter[str]:
     """Count the lines above INFO by process and cause; the lines of a log without a format are told apart by text."""
-    words = ("leases cannot be renewed", "cannot fetch", "cannot watch", "waits for a store", "Redis not told", "Traceback")
+    words = (
+        "leases cannot be renewed",
+        "cannot fetch",
+        "cannot watch",
+        "waits for a store",
+        "Redis not told",
+        "Traceback",
+    )
     return Counter(word for line in fleet.output().splitlines() for word in words if word in line)
 
 
