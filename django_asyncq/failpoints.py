@@ -36,6 +36,10 @@ POINTS: Mapping[str, str] = {
     "report.row_written": "the outcome is in the row; Redis is not told",
     "acknowledge.queue_told": "Redis knows how the tasks of one queue ended; those of the next are not told",
     "report.acknowledged": "Redis is told; it is not announced, gate slots are not given back",
+    "complete.row_written": "effects and success are written in one transaction; it is not committed",
+    "complete.committed": "the effects and the success are committed; Redis is not told",
+    "hand_over.outcome_left": "the outcomes of one queue are left in Redis; those of the next are not",
+    "take_up.row_written": "an outcome that was left in Redis is in the row; Redis is not told",
     "refuse.row_written": "the row of a task that nobody can run says 3; its entry is still there",
     "hand_back.row_written": "the row of an unfinished task says 0 again; Redis is not told",
     # Back into the queue.

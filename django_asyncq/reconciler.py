@@ -337,6 +337,8 @@ class Reconciler:
             last = found[-1][0]
             gone: dict[str, str] = {}
             for queue in {queue for _, queue in found}:
+                # A producer that named it less than a minute ago does not know that Redis has forgotten it since.
+                self.broker.register_queue(queue)
                 standings = self.sweeping.standings(queue, [str(id) for id, name in found if name == queue])
                 gone |= {task.id: task.state for task in standings if task.state in states}
             if gone and (still := list(rows.filter(id__in=list(gone)).order_by("id"))):

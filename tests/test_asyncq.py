@@ -55,7 +55,9 @@ def forgotten(own_redis: EmbeddedRedis, own_keys: None) -> list[TaskRecord]:
         TaskRecord(**then, state=TaskState.FAILED, retry_at=later),
         TaskRecord(**then, gate="g"),
     ]
-    return TaskRecord.objects.bulk_create(rows)
+    made = TaskRecord.objects.bulk_create(rows)
+    Broker().client.flushall()
+    return made
 
 
 def test_rebuild_puts_back_what_waits(forgotten: list[TaskRecord]) -> None:

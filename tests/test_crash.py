@@ -23,11 +23,12 @@ from django.utils import timezone
 from django_asyncq import conf, failpoints, gate, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import alive_key
-from django_asyncq.models import Schedule, StartupRun, TaskRecord, TaskState, Tick
+from django_asyncq.models import Gate, Schedule, StartupRun, TaskRecord, TaskState, Tick
 from django_asyncq.retention import lowest_id_at
 from django_asyncq.testing import crash_at
 
-from . import tasks
+from . import tasks, test_outages
+from .test_outages import Outage
 from .workers import ROOT, environment, history, wait_until, workers
 
 pytestmark = [
@@ -36,7 +37,9 @@ pytestmark = [
 ]
 
 GATE = "crash"
-EXECUTED = ("begin", "stamp", "fail_until")
+EXECUTED = ("begin", "stamp", "fail_until", "completes")
+# The row that `tasks.completes` counts its effects in.
+COUNTER = "counter"
 
 
 @pytest.fixture(autouse=True)
@@ -113,11 +116,18 @@ def keys_of(rest: str) -> list[Any]:
     return list(Broker().client.scan_iter(f"{conf.current().key_prefix}:{{*}}:{rest}"))
 
 
+def effects() -> int:
+    """How often tasks have had their effect in the database."""
+    return sum(Gate.objects.filter(name=COUNTER).values_list("limit", flat=True))
+
+
 def check(history_path: Path, *, most: int = 1, failed: int = 0, parked: int = 0) -> None:
     """Look at history, rows and Redis from outside.
 
     most: runs that an attempt may have had. failed: rows that end in 3. parked: entries of the archive without a row.
     """
+    exactly_once = {line["id"] for line in history(history_path) if line["event"] == "completes"}
+    assert effects() == len(exactly_once), "effects of tasks that end in their own transaction"
     rows = list(TaskRecord.objects.all())
     unended = [row.state for row in rows if not row.is_final]
     assert not unended, f"tasks that never ended: states {unended}"
@@ -241,8 +251,18 @@ WORKERS: dict[str, tuple[Callable[[], Any], int]] = {
     "run.ended": (nap, 2),
     "report.row_written": (nap, 1),
     "report.acknowledged": (nap, 1),
+    "complete.row_written": (lambda: exactly_once(), 2),
+    "complete.committed": (lambda: exactly_once(), 1),
     "refuse.row_written": (lambda: unknown(), 0),
 }
+# Nobody but the auditor knows of a slot whose task was recorded by a worker that then died.
+ENDED_IN_THE_ROW = ("report.row_written", "report.acknowledged", "complete.committed")
+
+
+def exactly_once() -> None:
+    """A task whose effect and success are one commit."""
+    Gate.objects.create(name=COUNTER, limit=0)
+    tasks.completes.using(gate=GATE, queue_limit=5).enqueue()
 
 
 def unknown() -> None:
@@ -278,8 +298,7 @@ def test_worker_killed_at_a_step(
             assert "is gone: its process was killed by signal 9 (SIGKILL)" in fleet.output()
     assert crash.pid() != fleet.process.pid
     assert f"failpoint {point}: process {crash.pid()} kills itself" in fleet.output()
-    if turn % 2 or point.startswith("report"):
-        # Nobody but the auditor knows of a slot whose task was recorded by a worker that then died.
+    if turn % 2 or point in ENDED_IN_THE_ROW:
         recover(tmp_path)
     checked(most=max(most, 1), failed=int(most == 0))
 
@@ -300,6 +319,41 @@ def test_worker_killed_while_it_hands_back(turn: int, tmp_path: Path, checked: C
     checked(most=2)
 
 
+outage = test_outages.outage
+
+
+def test_worker_killed_while_it_hands_over(
+    turn: int, outage: Outage, tmp_path: Path, history_path: Path, checked: Callable[..., None]
+) -> None:
+    """SIGTERM while the database is away: what was left in Redis by then is recorded, only the rest runs again."""
+    point = "hand_over.outcome_left"
+    for queue in ("one", "two"):
+        nap(1.0, queue)
+    crash = Crash(point, tmp_path)
+    both = {"ASYNCQ_TEST_LEASE": "20", "DATABASE_URL": outage.url, **crash.variables}
+    with workers(tmp_path, "--concurrency", "2", **both) as fleet:
+        wait_until(lambda: TaskRecord.objects.filter(state=TaskState.RUNNING).count() == 2, "two running tasks")
+        queues = dict(TaskRecord.objects.values_list("id", "queue_name"))
+        outage.begin()
+        wait_until(lambda: test_outages.count_of(history_path, "end") == 2, "two tasks ended")
+        fleet.process.terminate()
+        wait_until(crash.mark.exists, "a death")
+        if turn % 2:
+            fleet.process.kill()
+        left = {str(id) for id, queue in queues.items() if Broker().outcomes(queue, [str(id)])}
+        assert len(left) == 1, "the other's outcome died with the process"
+        outage.end()
+        assert fleet.stop() == (-signal.SIGKILL if turn % 2 else 0)
+    assert f"failpoint {point}: process {crash.pid()} kills itself" in fleet.output()
+    assert crash.pid() != fleet.process.pid
+    recover(tmp_path)
+    checked(most=2)
+    ran = executions(history_path)
+    assert {ran[str(id), 1] for id in queues if str(id) in left} == {1}
+    assert {ran[str(id), 1] for id in queues if str(id) not in left} == {2}
+    assert {row.crash_count for row in TaskRecord.objects.filter(id__in=left)} == {0}
+
+
 # --- the supervisor and what it looks after
 
 
@@ -315,6 +369,16 @@ def held_by_a_lost_host() -> None:
     """A task whose lease has run out."""
     nap()
     assert Broker().dequeue("default", "lost", 1, 0).leases
+
+
+def outcome_left_by_a_lost_host() -> None:
+    """A task that has run, whose worker could tell Redis only."""
+    nap()
+    (run,) = lifecycle.claim(Broker(), "default", "lost", 1, "default").runs
+    lifecycle.begin(run, "lost", timezone.now())
+    tasks.note("begin", id=run.lease.id)
+    lifecycle.succeed(run, "rested", timezone.now())
+    assert lifecycle.hand_over(Broker(), "lost", [run]) == 1
 
 
 def unknown_run(redis_client: Any) -> None:
@@ -369,6 +433,7 @@ SUPERVISORS: dict[str, tuple[Callable[..., None], int, int]] = {
     "reconcile.marked_alive": (never_pushed, 1, 0),
     "reconcile.page_mended": (lambda: never_pushed(1200), 1, 0),
     "reconcile.leases_mended": (held_by_a_lost_host, 1, 0),
+    "take_up.row_written": (outcome_left_by_a_lost_host, 1, 0),
     "abandon.row_written": (unknown_run, 1, 0),
     "fire.tick_written": (overdue_schedule, 1, 0),
     "fire.committed": (overdue_schedule, 1, 0),
@@ -453,5 +518,5 @@ def test_without_a_reconciler_the_check_fails(
 
 def test_every_point_is_killed_at(turn: int) -> None:
     """No point is only declared."""
-    tried = {*PRODUCERS, *WORKERS, *SUPERVISORS, *AFTER_A_DEATH, "hand_back.row_written"}
+    tried = {*PRODUCERS, *WORKERS, *SUPERVISORS, *AFTER_A_DEATH, "hand_back.row_written", "hand_over.outcome_left"}
     assert tried == set(failpoints.POINTS)

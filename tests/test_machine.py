@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.errors import HypothesisException
 from hypothesis.stateful import run_state_machine_as_test
 
 from django_asyncq import gate, lifecycle, statements
@@ -30,7 +32,8 @@ from .machine.machine import Machine
 pytestmark = pytest.mark.django_db(transaction=True)
 
 EXAMPLES = int(os.environ.get("ASYNCQ_TEST_EXAMPLES", "0"))
-MUTANT_EXAMPLES = 100
+# Without a mutant these same sequences are run too: what they find is the mutant.
+MUTANT_EXAMPLES = EXAMPLES or 60
 
 
 def profile(examples: int, **more: Any) -> settings:
@@ -59,7 +62,7 @@ def still_time(settings: Any) -> Iterator[None]:
 @pytest.mark.timeout(600)
 def test_stores_agree_with_the_model() -> None:
     """Any sequence of calls, repeats, crashes and repairs leaves both stores as the model says."""
-    run_state_machine_as_test(Machine, settings=profile(60, derandomize=True))
+    run_state_machine_as_test(Machine, settings=profile(MUTANT_EXAMPLES, derandomize=True))
 
 
 @pytest.mark.skipif(not EXAMPLES, reason="the long form: set ASYNCQ_TEST_EXAMPLES")
@@ -107,17 +110,28 @@ SCRIPT_MUTANTS = {
     "reassert over what is there": ("reassert", "redis.call('HEXISTS', key, 'msg') == 1", "false"),
     "forward that drops our retries": ("forward", "ARGV[5] == '1' and known[1] and", "false and"),
     "remove that leaves the lease": ("remove", "redis.call('ZREM', KEYS[8], id)", ""),
-    "gate without the membership test": ("gate_acquire", "if score and tonumber(score) > now then", "if false then"),
+    "gate without the membership test": ("gate_acquire", "score and tonumber(score) > now and held or fresh", "fresh"),
     "gate without a limit": ("gate_acquire", "math.max(limit - alive, 0)", "1000"),
     "gate that admits some when all were asked": ("gate_acquire", "ARGV[4] == 'all' and", "false and"),
-    "gate that is not built": ("gate_build", "for i = 4, #ARGV do", "for i = 4, 3 do"),
-    "gate that keeps its slots": ("gate_release", "return redis.call('ZREM', KEYS[1], unpack(ARGV))", "return 0"),
+    "gate that is not built": ("gate_build", "for i = 5, #ARGV do", "for i = 5, 4 do"),
+    "gate that keeps its slots": ("gate_release", "redis.call('ZREM', KEYS[1], id)", "1"),
+    "gate that lets an earlier run release": ("gate_release", "tonumber(fence) > tonumber(retaken)", "true"),
 }
 
 
 # Found within seconds; the others are for the long form.
 QUICK = {
     "done without the fence",
+    "done without the state",
+    "retry without the state",
+    "gate without the membership test",
+    "gate that admits some when all were asked",
+    "gate that keeps its slots",
+    "without_the_guard",
+    "without_the_fence_of_running_rows",
+    "a_lost_run_is_acknowledged",
+    "final_rows_run_again",
+    "confirm_asks_nobody",
     "done leaves what is held",
     "done counts nothing",
     "dequeue without a new fence",
@@ -149,9 +163,11 @@ def assert_found(examples: int = MUTANT_EXAMPLES) -> None:
     """The machine fails; the sequence is not made shorter, for nobody reads it."""
     with pytest.raises(Exception) as caught:
         run_state_machine_as_test(Machine, settings=profile(examples, derandomize=True, phases=[Phase.generate]))
-    assert not isinstance(caught.value, FileNotFoundError)
+    # A time-out, which Hypothesis meets as data that differ, finds nothing.
+    assert not isinstance(caught.value, FileNotFoundError | HypothesisException)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutant", [quick_or_long(name, name) for name in SCRIPT_MUTANTS])
 def test_finds_a_script_without_its_guard(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each guard of the scripts is needed by some sequence that the machine comes to."""
@@ -218,6 +234,7 @@ PYTHON_MUTANTS: list[Callable[[pytest.MonkeyPatch], None]] = [
 ]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutant", [quick_or_long(mutant.__name__, mutant) for mutant in PYTHON_MUTANTS])
 def test_finds_python_without_its_guard(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
@@ -227,7 +244,7 @@ def test_finds_python_without_its_guard(
     assert_found()
 
 
-# --- known divergences: the machine walks around these; who mends one lets the machine go there again
+# --- divergences that the machine has found; it walks around the one that is not mended yet
 
 
 def record_of(number: int, **fields: Any) -> TaskRecord:
@@ -291,7 +308,6 @@ def test_retry_between_the_outcome_and_its_acknowledgement_is_not_lost() -> None
     assert len(lifecycle.claim(Broker(), "default", "w", 1, "default").runs) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the slot is released by id when the end is announced, after the retry took it")
 def test_end_announced_after_the_retry_leaves_the_slot() -> None:
     """Acknowledged, forwarded and queued again at once, as with backoff=0; then the former run is announced."""
     tasks.add.using(gate="g", queue_limit=1).enqueue(1)
@@ -334,7 +350,7 @@ def test_sweep_does_not_pass_the_limit_for_a_row_that_was_never_pushed() -> None
     """Its provisional slot expired before the push, others came in: `confirm` would park it."""
     late = record_of(1, gate="g", queue_limit=1)
     client = Broker().client
-    client.hset(gate.keys("g")[1], "built", 1)
+    client.hset(gate.keys("g")[1], mapping={"built": 1, "asked": int(time.time())})
     tasks.add.using(gate="g", queue_limit=1).enqueue(2)
     Reconciler(Broker()).sweep()
     late.refresh_from_db()

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from django_asyncq import conf, gate, lifecycle
 from django_asyncq.broker import Broker, Entry, Lease
-from django_asyncq.broker.keys import QueueKeys, pulse_key
+from django_asyncq.broker.keys import QueueKeys, pulse_key, queues_key
 from django_asyncq.broker.sweeping import Sweeping
 from django_asyncq.exceptions import BrokerUnavailable, GateUnavailable
 from django_asyncq.models import Gate, TaskRecord, TaskState
@@ -358,6 +358,19 @@ def test_many_leases_of_ended_tasks_do_not_hold_up_the_others(reconciler: Reconc
     Broker().client.zadd(leases, {run.lease.id: 1 for run in runs[:-1]} | {runs[-1].lease.id: 2})
     assert reconciler.recover_expired() == 1
     assert Broker().client.zcard(leases) == 0
+
+
+def test_queue_is_named_again_after_redis_was_emptied(reconciler: Reconciler, redis_client: Any) -> None:
+    """The producer believes for a minute to have named it; a worker that finds its queues there would not see it."""
+    tasks.add.enqueue(1)
+    redis_client.delete(queues_key())
+    tasks.add.enqueue(2)
+    assert Broker().queues() == set()
+    TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(seconds=10))
+    # As the process that rebuilds does; the producer is another.
+    Broker.forget_registered()
+    assert reconciler.push_missing(young=True) == 0
+    assert Broker().queues() == {"default"}
 
 
 def test_a_busy_healthy_fleet_needs_no_repair(tmp_path: Path, settings: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from django.db import Error as DatabaseError
 from django.db import InterfaceError, OperationalError, router
 
+from .. import failpoints
 from ..broker import Broker, Lease
 from ..models import TaskRecord, TaskState
 from ..payload import json_bytes
@@ -92,6 +93,7 @@ def hand_over(broker: Broker, worker_id: str, runs: Sequence[Run]) -> int:
             if run.record.id in ids
         ]
         taken += broker.hand_over(queue, worker_id, items).count("handed_over")
+        failpoints.reach("hand_over.outcome_left")
     return taken
 
 
@@ -119,6 +121,7 @@ def take_up(
     runs = [run for run in found if run is not None]
     if not runs:
         return set()
+    failpoints.reach("take_up.row_written")
     acknowledge(broker, worker_id, runs)
     for state in (TaskState.SUCCEEDED, TaskState.FAILED):
         announce([run.record for run in runs if run.record.state == state], TaskState.RUNNING, state)

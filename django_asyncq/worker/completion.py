@@ -16,7 +16,7 @@ from typing import NoReturn
 from django.db import router, transaction
 from django.utils import timezone
 
-from .. import lifecycle
+from .. import failpoints, lifecycle
 from ..context import Ending
 from ..exceptions import InvalidOption, LeaseLost, TaskTimeout
 from ..models import TaskRecord
@@ -86,6 +86,7 @@ class Completion:
         completed = lifecycle.complete(job.run, ending.result, timezone.now())
         if completed is None:
             raise LeaseLost(f"task {job.run.record.id}: another run has taken it over; its effects are rolled back")
+        failpoints.reach("complete.row_written")
         return completed
 
     def _conclude(self, completed: lifecycle.Run | None, ending: Ending) -> None:
@@ -96,6 +97,7 @@ class Completion:
             self._is_used = completed is not None
             return
         assert completed is not None  # noqa: S101 - the commit comes after the write
+        failpoints.reach("complete.committed")
         if job.is_over:
             logger.error("task %s: its end was reported before it was committed", job.run.record.id)
             return

@@ -1,233 +1,30 @@
-"""What the two stores must hold after each call: plain Python, no Redis, no database.
-
-A row and its entry in Redis are told apart on purpose, as they are in the design: each has its own guard, and a crash
-may change the one without the other. Times are "future" or "past"; to let time pass is to say "past".
-"""
+"""What the two stores must hold after each call: plain Python, no Redis, no database."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-QUEUED, RUNNING, SUCCEEDED, FAILED = range(4)
-QUEUES = ("one", "two")
-WORKERS = ("A", "B")
-GATE = "g"
-MOST_CRASHES = 3
-WAITING = ("scheduled", "retry", "archived")
+from .entries import Entries
+from .values import FAILED, MOST_CRASHES, QUEUED, QUEUES, RUNNING, SUCCEEDED, WAITING, Held, Row
 
 
 @dataclass
-class Row:
-    """One record. retry_at, run_after: "", "future" or "past"."""
-
-    queue: str
-    gate: str = ""
-    priority: int = 0
-    run_after: str = ""
-    state: int = QUEUED
-    fence: int = 0
-    attempt: int = 0
-    crashes: int = 0
-    retry_at: str = ""
-
-    @property
-    def is_final(self) -> bool:
-        return self.state == SUCCEEDED or (self.state == FAILED and not self.retry_at)
-
-    @property
-    def due(self) -> str:
-        return self.retry_at or self.run_after
-
-
-@dataclass
-class Entry:
-    """What Redis knows of a task. place: pending, priority, scheduled, retry, archived or active."""
-
-    queue: str
-    place: str
-    fence: int = 0
-    worker: str = ""
-    priority: int = 0
-    due: str = ""
-    lapsed: bool = False
-
-
-@dataclass
-class Held:
-    """One claim in a worker's hands; the values are those of its record in memory."""
-
-    name: str
-    worker: str
-    fence: int
-    row: Row
-    begun: bool = False
-    written: bool = False
-    counted: bool = True
-
-
-@dataclass
-class Model:
-    """Both stores. members: id → is its slot provisional. strangers: slots without a row that the last audit saw.
-
-    later: the least fence of what is pushed again in this step. alive: "" after Redis was emptied, "just", "long".
+class Model(Entries):
+    """Both stores. strangers: slots without a row that the last audit saw. later: the least fence of what is pushed
+    again in this step. stranded: rows in 0 that the last sweep saw in a place of 3. effects: of committed runs.
     """
 
-    rows: dict[str, Row] = field(default_factory=dict)
-    entries: dict[str, Entry] = field(default_factory=dict)
-    pending: dict[str, list[str]] = field(default_factory=lambda: {queue: [] for queue in QUEUES})
-    held: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
-    members: dict[str, bool] = field(default_factory=dict)
-    counters: dict[str, list[int]] = field(default_factory=lambda: {queue: [0, 0] for queue in QUEUES})
-    paused: set[str] = field(default_factory=set)
     strangers: set[str] = field(default_factory=set)
+    stranded: set[str] = field(default_factory=set)
     limit: int = 2
-    built: bool = False
-    alive: str = "long"
     later: int = 10_000
-
-    # --- Redis: one method per script
-
-    def enqueue(self, name: str, *, fence: int = 0, again: bool = False) -> None:
-        entry, row = self.entries.get(name), self.rows[name]
-        if entry and not (again and entry.place in WAITING):
-            return
-        fence = max(fence, entry.fence if entry else 0)
-        place = "priority" if row.priority else "pending"
-        self.entries[name] = Entry(row.queue, place, fence, priority=row.priority)
-        if place == "pending":
-            self.pending[row.queue].insert(0, name)
-
-    def schedule(self, name: str, *, fence: int = 0) -> None:
-        row = self.rows[name]
-        self.entries.setdefault(name, Entry(row.queue, "scheduled", fence, priority=row.priority, due=row.due))
-
-    def park_entry(self, name: str, *, fence: int = 0) -> bool:
-        entry, row = self.entries.get(name), self.rows[name]
-        if entry and entry.place not in WAITING:
-            return False
-        fence = max(fence, entry.fence if entry else 0)
-        worker = entry.worker if entry else ""
-        self.entries[name] = Entry(row.queue, "retry", fence, worker, priority=row.priority, due=row.due)
-        return True
-
-    def dequeue(self, queue: str, worker: str, count: int) -> list[tuple[str, int]]:
-        if queue in self.paused:
-            return []
-        by_priority = [(-e.priority, n) for n, e in self.entries.items() if (e.queue, e.place) == (queue, "priority")]
-        order = [name for score, name in sorted(by_priority) if score < 0]
-        order += self.pending[queue][::-1]
-        order += [name for score, name in sorted(by_priority) if score > 0]
-        return [(name, self._activate(name, worker)) for name in order[:count]]
-
-    def _activate(self, name: str, worker: str) -> int:
-        entry = self.entries[name]
-        self._leave(name)
-        entry.place, entry.worker, entry.lapsed, entry.due = "active", worker, False, ""
-        entry.fence += 1
-        self.held.setdefault((entry.queue, worker), {})[name] = entry.fence
-        return entry.fence
-
-    def _leave(self, name: str) -> None:
-        entry = self.entries[name]
-        if entry.place == "pending":
-            self.pending[entry.queue].remove(name)
-
-    def holds(self, name: str, fence: int) -> bool:
-        """The guard of every script that ends a run."""
-        entry = self.entries.get(name)
-        return entry is not None and entry.place == "active" and entry.fence == fence
-
-    def release(self, queue: str, name: str, worker: str, fence: int) -> Entry | None:
-        """Take a run out of active, lease and held; None when it is stale or gone."""
-        if self.holds(name, fence) or name not in self.entries:
-            self.held.get((queue, worker), {}).pop(name, None)
-        if not self.holds(name, fence):
-            return None
-        entry = self.entries[name]
-        entry.worker, entry.lapsed = "", False
-        return entry
-
-    def count(self, queue: str, *, failed: bool) -> None:
-        self.counters[queue][0] += 1
-        self.counters[queue][1] += failed
-
-    def done(self, queue: str, name: str, worker: str, fence: int) -> None:
-        if self.release(queue, name, worker, fence):
-            del self.entries[name]
-            self.count(queue, failed=False)
-
-    def retry_entry(self, queue: str, name: str, worker: str, fence: int, due: str, *, counted: bool) -> None:
-        if entry := self.release(queue, name, worker, fence):
-            entry.place, entry.due = "retry", due
-            if counted:
-                self.count(queue, failed=True)
-
-    def archive(self, queue: str, name: str, worker: str, fence: int) -> None:
-        if entry := self.release(queue, name, worker, fence):
-            entry.place = "archived"
-            self.count(queue, failed=True)
-
-    def requeue(self, queue: str, names: Sequence[tuple[str, int]], worker: str, *, raised: bool = False) -> int:
-        """The first given is the next to be taken."""
-        words = 0
-        for name, fence in reversed(names):
-            if entry := self.release(queue, name, worker, fence):
-                self._to_pending(name, entry, head=True)
-                entry.fence += raised
-                words += 1
-        return words
-
-    def _to_pending(self, name: str, entry: Entry, *, head: bool) -> None:
-        entry.place, entry.due = ("priority" if entry.priority else "pending"), ""
-        if entry.place == "pending":
-            self.pending[entry.queue].insert(len(self.pending[entry.queue]) if head else 0, name)
-
-    def postpone(self, queue: str, name: str, worker: str, fence: int) -> bool:
-        entry = self.release(queue, name, worker, fence)
-        if entry:
-            entry.place, entry.due = "scheduled", "future"
-        return entry is not None
-
-    def extend(self, queue: str, worker: str) -> tuple[int, list[str]]:
-        mine = self.held.get((queue, worker), {})
-        lost = [name for name, fence in mine.items() if not self.holds(name, fence)]
-        for name in lost:
-            del mine[name]
-        for name in mine:
-            self.entries[name].lapsed = False
-        return len(mine), lost
-
-    def remove(self, name: str) -> None:
-        if entry := self.entries.get(name):
-            self._leave(name)
-            self.held.get((entry.queue, entry.worker), {}).pop(name, None)
-            del self.entries[name]
-
-    def reassert(self, worker: str, names: Iterable[str]) -> int:
-        found = [name for name in names if name not in self.entries]
-        for name in found:
-            row = self.rows[name]
-            self.entries[name] = Entry(row.queue, "active", row.fence, worker)
-            self.held.setdefault((row.queue, worker), {})[name] = row.fence
-        return len(found)
-
-    def foreign_recoverer(self, name: str) -> None:
-        """asynq's own recoverer and forwarder: back to pending; neither the row nor `held` learns of it."""
-        entry = self.entries[name]
-        entry.lapsed = False
-        self._to_pending(name, entry, head=False)
-
-    def flush(self) -> None:
-        self.entries, self.held, self.members, self.paused = {}, {}, {}, set()
-        self.pending = {queue: [] for queue in QUEUES}
-        self.counters = {queue: [0, 0] for queue in QUEUES}
-        self.built, self.alive = False, ""
+    effects: int = 0
 
     # --- the gate
 
     def holders(self) -> list[str]:
-        return sorted(name for name, row in self.rows.items() if row.gate and row.state in (QUEUED, RUNNING))
+        return sorted(name for name, row in self.rows.items() if row.gate and row.is_live)
 
     def admit(self, names: Sequence[str], *, provisional: bool, partial: bool) -> list[str] | None:
         """Return those refused, or None when all are, for they do not all fit."""
@@ -250,6 +47,12 @@ class Model:
         for name in names:
             self.members.pop(name, None)
 
+    def announce(self, name: str) -> None:
+        """The slot goes with the end; not that of a task which has been queued again meanwhile."""
+        row = self.rows.get(name)
+        if row is None or not row.is_live:
+            self.free_slots([name])
+
     def audit(self) -> dict[str, int]:
         """A slot without a live row goes when it is seen for the second time."""
         holders = self.holders() if self.limit > 0 else []
@@ -268,10 +71,17 @@ class Model:
         row = self.rows.get(name)
         if row is None:
             return False
-        if (row.state == RUNNING and row.fence == held_fence) or (row.state == QUEUED and row.fence < held_fence):
+        if self.is_open_to(name, held_fence):
             self.rows[name] = replace(new, run_after=row.run_after)
             return True
         return (row.fence, row.state) == (new.fence, new.state)
+
+    def is_open_to(self, name: str, held_fence: int) -> bool:
+        """Whether a run may write its row for the first time, or from 1 on."""
+        row = self.rows.get(name)
+        if row is None:
+            return False
+        return (row.state == RUNNING and row.fence == held_fence) or (row.state == QUEUED and row.fence < held_fence)
 
     @staticmethod
     def count_crash(row: Row) -> None:
@@ -301,7 +111,8 @@ class Model:
 
     def sort_out(self, queue: str, worker: str, leases: Sequence[tuple[str, int]]) -> list[Held]:
         """Return what is to be run; see to the rest."""
-        runs = []
+        taken_up, runs = self.take_up(queue, worker, leases), []
+        leases = [lease for lease in leases if lease[0] not in taken_up]
         for name, fence in leases:
             row = self.rows.get(name)
             if row is None:
@@ -314,6 +125,23 @@ class Model:
                 runs.append(Held(name, worker, fence, replace(row)))
         running = [lease for lease in leases if lease[0] in self.rows and self.rows[lease[0]].state == RUNNING]
         return runs + [run for name, fence in running if (run := self._take_over(queue, worker, name, fence))]
+
+    def take_up(self, queue: str, worker: str, leases: Sequence[tuple[str, int]], *, cut: bool = False) -> set[str]:
+        """Write what was left in Redis into rows that still tell of that run. cut: it dies between rows and Redis."""
+        found = []
+        for name, fence in leases:
+            row, entry = self.rows.get(name), self.entries.get(name)
+            if row is None or entry is None or entry.outcome is None:
+                continue
+            left = entry.outcome.row
+            new = replace(left, crashes=row.crashes)
+            if self.write(name, left.fence, new):
+                found.append(Held(name, worker, fence, new, counted=entry.outcome.counted))
+        if not cut:
+            for run in found:
+                self.acknowledge(run, lost=False)
+                self.announce(run.name)
+        return {run.name for run in found}
 
     def _take_over(self, queue: str, worker: str, name: str, fence: int) -> Held | None:
         row = self.rows[name]
@@ -382,21 +210,25 @@ class Model:
         cut: bool = False,
     ) -> int:
         """cut: it dies between the rows and Redis."""
-        live, over = [], []
-        for name, fence in leases:
+        final = [lease for lease in leases if lease[0] in self.rows and self.rows[lease[0]].is_final]
+        for name, fence in final:
+            self.done(queue, name, worker, fence)
+        rest = [lease for lease in leases if lease not in final]
+        taken_up = self.take_up(queue, worker, rest, cut=cut)
+        if cut and taken_up:
+            return 0
+        live, over = [lease for lease in rest if lease[0] not in taken_up], []
+        for name, fence in live:
             row = self.rows.get(name)
-            if row and row.is_final:
-                self.done(queue, name, worker, fence)
-                continue
-            live.append((name, fence))
             if row and row.state != FAILED:
                 new = replace(row, fence=fence + 1)
                 if new.state == QUEUED and name in started:
-                    new.state, new.attempt = RUNNING, new.attempt + 1
+                    new.begin(worker)
                 if new.state == RUNNING and crashed:
                     self.count_crash(new)
                 elif new.state == RUNNING:
-                    new.state, new.attempt = QUEUED, max(new.attempt - 1, 0)
+                    new.state = QUEUED
+                    new.take_back_attempt()
                 if self.write(name, fence, new) and new.state == FAILED:
                     over.append((name, fence))
         if cut:
@@ -405,7 +237,7 @@ class Model:
         for name, fence in over:
             self.archive(queue, name, worker, fence)
         self.free_slots(name for name, _ in over)
-        return recovered
+        return len(taken_up) + recovered
 
     def lapsed(self, queue: str) -> dict[str, list[tuple[str, int]]]:
         """Leases that ran out, by worker, in the order in which Redis lists them."""
@@ -438,17 +270,24 @@ class Model:
     def push_missing(self) -> int:
         return self.dispatch(self.missing(lambda row: row.state == QUEUED), again=True)
 
+    def push_stranded(self) -> int:
+        """Also those whose entry stands in a place of 3, when they are seen so for the second time."""
+        found = self.missing(lambda row: row.state == QUEUED, ("retry", "archived"))
+        stranded = {name for name in found if name in self.entries} - self.stranded
+        self.stranded = stranded
+        return self.dispatch([name for name in found if name not in stranded], again=True)
+
     def sweep(self) -> dict[str, int]:
-        repairs = {**self.audit(), "recovered": self.recover_expired()}
+        repairs = {"recovered": self.recover_expired()}
         waiting = [name for name, entry in self.entries.items() if entry.place not in ("active", "archived")]
         ended = [name for name in waiting if name in self.rows and self.rows[name].is_final]
         for name in ended:
             self._leave(name)
             del self.entries[name]
-        repairs |= {"ended": len(ended), "held": self.prune_held(), "pushed": self.push_missing()}
+        repairs |= {"ended": len(ended), "held": self.prune_held(), "pushed": self.push_stranded()}
         waits = self.missing(lambda row: row.state == FAILED and bool(row.retry_at))
         repairs["parked"] = sum(self.park_entry(name, fence=self.later_fence(name)) for name in waits)
-        return repairs | {"unleased": self.recover_unleased()}
+        return repairs | {"unleased": self.recover_unleased()} | self.audit()
 
     def prune_held(self) -> int:
         pruned = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import datetime
 from typing import Any
@@ -13,13 +14,16 @@ from django.utils import timezone
 from django_asyncq import conf, gate
 from django_asyncq.broker import clients
 from django_asyncq.broker.keys import QueueKeys, prefix
-from django_asyncq.models import TaskRecord
+from django_asyncq.models import Gate, TaskRecord
 
-from .model import GATE, QUEUES, WORKERS, Entry, Model, Row
+from .model import Model
+from .values import GATE, QUEUES, WORKERS, Entry, Row
 
 ZSETS = ("priority", "scheduled", "retry", "archived")
 PLACES = {"priority": "pending"}
 
+# An effect of a task in the database: the limit of a gate that nothing uses goes up by one.
+effects = Gate.objects.filter(name="effects")
 Picture = dict[str, Any]
 
 
@@ -55,17 +59,19 @@ def expected(model: Model) -> Picture:
         "held": {f"{queue}/{worker}": held for (queue, worker), held in sorted(model.held.items()) if held},
         "members": dict(sorted(model.members.items())),
         "counters": model.counters,
+        "effects": model.effects,
     }
 
 
 def _row(row: Row) -> tuple[Any, ...]:
-    return row.state, row.fence, row.attempt, row.crashes, row.retry_at, row.run_after
+    return row.state, row.fence, row.attempt, row.crashes, row.workers, row.retry_at, row.run_after
 
 
 def _entry(entry: Entry) -> tuple[Any, ...]:
     is_active = entry.place == "active"
     due = entry.due if entry.place in ("scheduled", "retry") else ""
-    return entry.queue, entry.place, entry.fence, entry.worker if is_active else "", is_active and entry.lapsed, due
+    worker, lapsed = (entry.worker, entry.lapsed) if is_active else ("", False)
+    return entry.queue, entry.place, entry.fence, worker, lapsed, due, entry.outcome and entry.outcome.row.fence
 
 
 def observed() -> Picture:
@@ -86,6 +92,7 @@ def observed() -> Picture:
         "held": held,
         "members": dict(sorted((name_of(slot.id), slot.expires_at <= horizon) for slot in slots)),
         "counters": counters,
+        "effects": effects.get().limit,
     }
 
 
@@ -95,9 +102,12 @@ def _rows() -> dict[str, tuple[Any, ...]]:
     def when(moment: datetime | None) -> str:
         return "" if moment is None else "future" if moment > now else "past"
 
-    fields = ("id", "state", "fence", "attempt", "crash_count", "retry_at", "run_after")
+    fields = ("id", "state", "fence", "attempt", "crash_count", "worker_ids", "retry_at", "run_after")
     rows = TaskRecord.objects.order_by("id").values_list(*fields)
-    return {name_of(str(id)): (*plain, when(retry_at), when(run_after)) for id, *plain, retry_at, run_after in rows}
+    return {
+        name_of(str(id)): (*plain, tuple(workers), when(retry_at), when(run_after))
+        for id, *plain, workers, retry_at, run_after in rows
+    }
 
 
 def _read_queue(
@@ -126,7 +136,8 @@ def _read_queue(
     assert set(scores["due"]) <= set(scores["scheduled"]), "due (ms) names what is not scheduled"
     assert {key.rpartition(b"t:")[2] for key in hashes} == {id for id, _ in places}, "hashes and places differ"
     for id, place in places:
-        message, state, fence, worker = client().hmget(keys.task(id.decode()), "msg", "state", "fence", "worker")
+        fields = ("msg", "state", "fence", "worker", "outcome")
+        message, state, fence, worker, outcome = client().hmget(keys.task(id.decode()), *fields)
         assert message is not None, f"{name_of(id)} is in {place} without a message"
         assert state.decode() == PLACES.get(place, place), f"{name_of(id)} is in {place}, its hash says {state}"
         is_active = place == "active"
@@ -134,7 +145,8 @@ def _read_queue(
         due = scores[place][id] if place in ("scheduled", "retry") else None
         when = "" if due is None else "future" if due > now else "past"
         holder = worker.decode() if is_active and worker else ""
-        entries[name_of(id)] = (queue, place, int(fence or 0), holder, lapsed, when)
+        left = json.loads(outcome)["fence"] if outcome else None
+        entries[name_of(id)] = (queue, place, int(fence or 0), holder, lapsed, when, left)
     pending[queue] = [name_of(id) for id in in_pending]
     for worker, found in zip(WORKERS, (held_a, held_b), strict=True):
         if found:

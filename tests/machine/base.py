@@ -1,0 +1,189 @@
+"""What all rules need: the stores at their beginning, what there is to choose from, and a process that dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition
+
+from django_asyncq import lifecycle, reconciler
+from django_asyncq.broker import Broker, scripts
+from django_asyncq.broker.keys import alive_key, queues_key
+from django_asyncq.exceptions import BrokerUnavailable
+from django_asyncq.lifecycle import entering, returning
+from django_asyncq.models import Gate, TaskRecord
+from django_asyncq.reconciler import Reconciler
+
+from . import stores
+from .model import Model
+from .values import FAILED, GATE, QUEUED, QUEUES, Held
+
+# Few tasks meet often: most guards are about two who want the same one.
+MOST_LIVE = 5
+LIKELY_QUEUES = ("one", "one", "one", "two")
+LONG = timedelta(hours=2)
+# A second call of these answers something else by their nature: they take, or list and clean up.
+NOT_REPEATABLE = {"dequeue", "expired"}
+
+
+@dataclass(eq=False)
+class Hand:
+    """A run in a worker's hands, in the model and for real. stage: "open", "recorded" or "acknowledged"."""
+
+    label: str
+    held: Held
+    run: lifecycle.Run
+    stage: str = "open"
+    lost: bool = False
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """How Hypothesis prints it in a failing sequence."""
+        printer.text(self.label)
+
+
+def one_of(attribute: str) -> st.SearchStrategy[Any]:
+    """Choose among what the machine has at this moment."""
+    return st.runner().flatmap(lambda machine: st.sampled_from(getattr(machine, attribute)))
+
+
+def seldom(function: Any) -> Any:
+    """Offer a rule at each third step only: what the world does must not crowd out what workers do."""
+    return precondition(lambda machine: machine.steps % 3 == 0)(function)
+
+
+def hands_of(machine: Any, *stages: str) -> list[Hand]:
+    return [hand for hand in machine.hands if hand.stage in stages]
+
+
+class Base(RuleBasedStateMachine):
+    """Both stores, empty, and the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        stores.flush()
+        Broker.forget_registered()
+        TaskRecord.objects.all()._raw_delete(TaskRecord.objects.db)
+        Gate.objects.all().delete()
+        Gate.objects.create(name="effects", limit=0)
+        self.model = Model()
+        Gate.objects.create(name=GATE, limit=self.model.limit, expected_seconds=1)
+        self.broker = Broker("worker")
+        self.reconciler = Reconciler(Broker("worker"))
+        self.hands: list[Hand] = []
+        self.listed: tuple[str, str, str, int] | None = None
+        self.born = 0
+        self.claims = 0
+        self.steps = 0
+        self.last: Callable[[], Any] | None = None
+        self.called_before: Callable[[], Any] | None = None
+        self.twice = False
+        self.fences: dict[str, int] = {}
+        self.outcomes: dict[str, list[int]] = {}
+        self.remember()
+        self.patches = [
+            mock.patch.object(scripts, "run", self._run_script(scripts.run)),
+            mock.patch.object(reconciler, "GRACE_SECONDS", 0),
+            *(mock.patch.object(module, "later_fence", self._later) for module in (entering, returning, reconciler)),
+            mock.patch.object(entering, "GATE_RETRY_SECONDS", 7200),
+            mock.patch.object(returning, "GATE_RETRY_SECONDS", 7200),
+        ]
+        for patch in self.patches:
+            patch.start()
+
+    def _later(self, record: TaskRecord) -> int:
+        """In place of the clock's, for two calls within a millisecond are none in the life of a queue."""
+        return max(self.model.later, record.fence + 1)
+
+    def _run_script(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def run(name: str, *arguments: Any) -> Any:
+            answer = real(name, *arguments)
+            return real(name, *arguments) if self.twice and name not in NOT_REPEATABLE else answer
+
+        return run
+
+    def remember(self) -> None:
+        """Redis has its memory, and has had it for long."""
+        stores.client().sadd(queues_key(), *QUEUES)
+        stores.client().set(alive_key(), 1)
+        self.model.alive = "long"
+
+    def answer(self, got: Any, wanted: Any) -> None:
+        """Compare an answer; the second of two calls may count differently."""
+        assert self.twice or got == wanted, f"answered {got}, the model says {wanted}"
+
+    @contextmanager
+    def dies_before(self, module: Any, name: str, *, dies: bool) -> Iterator[None]:
+        """Let the process end when it comes to this call."""
+        if not dies:
+            yield
+            return
+        with mock.patch.object(module, name, side_effect=BrokerUnavailable("it died here")):
+            yield
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.model.rows)
+
+    @property
+    def live(self) -> int:
+        return sum(not row.is_final for row in self.model.rows.values())
+
+    @property
+    def queued(self) -> list[str]:
+        return sorted(name for name, row in self.model.rows.items() if row.state == QUEUED)
+
+    @property
+    def takeable(self) -> list[str]:
+        return sorted({e.queue for e in self.model.entries.values() if e.place in ("pending", "priority")})
+
+    @property
+    def failed(self) -> list[str]:
+        return sorted(name for name, row in self.model.rows.items() if row.state == FAILED)
+
+    @property
+    def active(self) -> list[str]:
+        return sorted(name for name, entry in self.model.entries.items() if entry.place == "active")
+
+    @property
+    def waiting(self) -> list[str]:
+        waits = {name for name, row in self.model.rows.items() if row.due == "future"}
+        entries = {n for n, e in self.model.entries.items() if e.due == "future" and e.place in ("scheduled", "retry")}
+        return sorted(waits | entries)
+
+    @property
+    def open_hands(self) -> list[Hand]:
+        return hands_of(self, "open")
+
+    @property
+    def fresh_hands(self) -> list[Hand]:
+        return [hand for hand in self.open_hands if not hand.held.begun]
+
+    @property
+    def zombies(self) -> list[Hand]:
+        return [hand for hand in self.open_hands if not self.model.holds(hand.held.name, hand.held.fence)]
+
+    @property
+    def holding(self) -> list[Hand]:
+        return [
+            hand for hand in hands_of(self, "open", "recorded") if self.model.holds(hand.held.name, hand.held.fence)
+        ]
+
+    @property
+    def late_hands(self) -> list[Hand]:
+        return hands_of(self, "recorded", "acknowledged")
+
+    @property
+    def left(self) -> list[str]:
+        """Those of which an outcome waits in Redis where somebody will find it."""
+        entries = self.model.entries.items()
+        return sorted(n for n, e in entries if e.outcome and e.place in ("active", "pending", "priority"))
+
+    @property
+    def provisional(self) -> list[str]:
+        return sorted(name for name, provisional in self.model.members.items() if provisional)

@@ -1,0 +1,170 @@
+"""The Redis half of the model: one method per script, plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from .values import QUEUES, WAITING, Entry, Outcome, Row
+
+
+@dataclass
+class Entries:
+    """Redis, and the rows that its calls are made from. members: id → is its slot provisional.
+
+    alive: "" after Redis was emptied, "just", "long".
+    """
+
+    rows: dict[str, Row] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)
+    pending: dict[str, list[str]] = field(default_factory=lambda: {queue: [] for queue in QUEUES})
+    held: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
+    members: dict[str, bool] = field(default_factory=dict)
+    counters: dict[str, list[int]] = field(default_factory=lambda: {queue: [0, 0] for queue in QUEUES})
+    paused: set[str] = field(default_factory=set)
+    built: bool = False
+    alive: str = "long"
+
+    def enqueue(self, name: str, *, fence: int = 0, again: bool = False) -> None:
+        entry, row = self.entries.get(name), self.rows[name]
+        if entry and not (again and entry.place in WAITING):
+            return
+        fence = max(fence, entry.fence if entry else 0)
+        place = "priority" if row.priority else "pending"
+        self.entries[name] = Entry(row.queue, place, fence, priority=row.priority)
+        if place == "pending":
+            self.pending[row.queue].insert(0, name)
+
+    def schedule(self, name: str, *, fence: int = 0) -> None:
+        row = self.rows[name]
+        self.entries.setdefault(name, Entry(row.queue, "scheduled", fence, priority=row.priority, due=row.due))
+
+    def park_entry(self, name: str, *, fence: int = 0) -> bool:
+        entry, row = self.entries.get(name), self.rows[name]
+        if entry and entry.place not in WAITING:
+            return False
+        fence = max(fence, entry.fence if entry else 0)
+        worker, outcome = (entry.worker, entry.outcome) if entry else ("", None)
+        self.entries[name] = Entry(row.queue, "retry", fence, worker, row.priority, row.due, outcome=outcome)
+        return True
+
+    def dequeue(self, queue: str, worker: str, count: int) -> list[tuple[str, int]]:
+        if queue in self.paused:
+            return []
+        by_priority = [(-e.priority, n) for n, e in self.entries.items() if (e.queue, e.place) == (queue, "priority")]
+        order = [name for score, name in sorted(by_priority) if score < 0]
+        order += self.pending[queue][::-1]
+        order += [name for score, name in sorted(by_priority) if score > 0]
+        return [(name, self._activate(name, worker)) for name in order[:count]]
+
+    def _activate(self, name: str, worker: str) -> int:
+        entry = self.entries[name]
+        self._leave(name)
+        entry.place, entry.worker, entry.lapsed, entry.due = "active", worker, False, ""
+        entry.fence += 1
+        self.held.setdefault((entry.queue, worker), {})[name] = entry.fence
+        return entry.fence
+
+    def _leave(self, name: str) -> None:
+        entry = self.entries[name]
+        if entry.place == "pending":
+            self.pending[entry.queue].remove(name)
+
+    def holds(self, name: str, fence: int) -> bool:
+        """The guard of every script that ends a run."""
+        entry = self.entries.get(name)
+        return entry is not None and entry.place == "active" and entry.fence == fence
+
+    def release(self, queue: str, name: str, worker: str, fence: int) -> Entry | None:
+        """Take a run out of active, lease and held; None when it is stale or gone."""
+        if self.holds(name, fence) or name not in self.entries:
+            self.held.get((queue, worker), {}).pop(name, None)
+        if not self.holds(name, fence):
+            return None
+        entry = self.entries[name]
+        entry.worker, entry.lapsed = "", False
+        return entry
+
+    def count(self, queue: str, *, failed: bool) -> None:
+        self.counters[queue][0] += 1
+        self.counters[queue][1] += failed
+
+    def done(self, queue: str, name: str, worker: str, fence: int) -> None:
+        if self.release(queue, name, worker, fence):
+            del self.entries[name]
+            self.count(queue, failed=False)
+
+    def retry_entry(self, queue: str, name: str, worker: str, fence: int, due: str, *, counted: bool) -> None:
+        if entry := self.release(queue, name, worker, fence):
+            entry.place, entry.due, entry.outcome = "retry", due, None
+            if counted:
+                self.count(queue, failed=True)
+
+    def archive(self, queue: str, name: str, worker: str, fence: int) -> None:
+        if entry := self.release(queue, name, worker, fence):
+            entry.place, entry.outcome = "archived", None
+            self.count(queue, failed=True)
+
+    def requeue(self, queue: str, names: Sequence[tuple[str, int]], worker: str, *, raised: bool = False) -> int:
+        """The first given is the next to be taken."""
+        words = 0
+        for name, fence in reversed(names):
+            if entry := self.release(queue, name, worker, fence):
+                self._to_pending(name, entry, head=True)
+                entry.fence += raised
+                words += 1
+        return words
+
+    def _to_pending(self, name: str, entry: Entry, *, head: bool) -> None:
+        entry.place, entry.due = ("priority" if entry.priority else "pending"), ""
+        if entry.place == "pending":
+            self.pending[entry.queue].insert(len(self.pending[entry.queue]) if head else 0, name)
+
+    def postpone(self, queue: str, name: str, worker: str, fence: int) -> bool:
+        entry = self.release(queue, name, worker, fence)
+        if entry:
+            entry.place, entry.due = "scheduled", "future"
+        return entry is not None
+
+    def hand_over(self, queue: str, name: str, worker: str, fence: int, outcome: Outcome) -> bool:
+        """The entry stays active with its fence; its lease is over, and nobody renews it."""
+        if not self.holds(name, fence):
+            return False
+        self.held.get((queue, worker), {}).pop(name, None)
+        self.entries[name].outcome, self.entries[name].lapsed = outcome, True
+        return True
+
+    def extend(self, queue: str, worker: str) -> tuple[int, list[str]]:
+        mine = self.held.get((queue, worker), {})
+        lost = [name for name, fence in mine.items() if not self.holds(name, fence)]
+        for name in lost:
+            del mine[name]
+        for name in mine:
+            self.entries[name].lapsed = False
+        return len(mine), lost
+
+    def remove(self, name: str) -> None:
+        if entry := self.entries.get(name):
+            self._leave(name)
+            self.held.get((entry.queue, entry.worker), {}).pop(name, None)
+            del self.entries[name]
+
+    def reassert(self, worker: str, names: Iterable[str]) -> int:
+        found = [name for name in names if name not in self.entries]
+        for name in found:
+            row = self.rows[name]
+            self.entries[name] = Entry(row.queue, "active", row.fence, worker)
+            self.held.setdefault((row.queue, worker), {})[name] = row.fence
+        return len(found)
+
+    def foreign_recoverer(self, name: str) -> None:
+        """asynq's own recoverer and forwarder: back to pending; neither the row nor `held` learns of it."""
+        entry = self.entries[name]
+        entry.lapsed = False
+        self._to_pending(name, entry, head=False)
+
+    def flush(self) -> None:
+        self.entries, self.held, self.members, self.paused = {}, {}, {}, set()
+        self.pending = {queue: [] for queue in QUEUES}
+        self.counters = {queue: [0, 0] for queue in QUEUES}
+        self.built, self.alive = False, ""

@@ -1,0 +1,179 @@
+"""Rules of leases, of faults, and of those that mend: supervisors, reconcilers, forwarders and asynq's own."""
+
+from __future__ import annotations
+
+from django.utils import timezone
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from django_asyncq import conf, lifecycle, reconciler
+from django_asyncq.broker import Broker, Lease
+from django_asyncq.broker.keys import QueueKeys
+from django_asyncq.exceptions import BrokerUnavailable
+from django_asyncq.forwarder import forward_due
+from django_asyncq.lifecycle import handing_over, returning
+from django_asyncq.models import TaskRecord
+
+from . import stores
+from .base import LONG, Base, one_of, seldom
+from .values import QUEUES, RUNNING, WORKERS
+
+
+class Repairs(Base):
+    """What ends by itself, what breaks, and what is done about it."""
+
+    @seldom
+    @rule(worker=st.sampled_from(WORKERS), reasserts=st.booleans())
+    def beat(self, worker: str, reasserts: bool) -> None:
+        """The supervisor renews; after Redis lost its memory it gives back what runs."""
+        self.last = None
+        for queue in QUEUES:
+            kept, lost = self.model.extend(queue, worker)
+            found = self.broker.extend(queue, worker, conf.current().lease_seconds)
+            assert found.kept == kept
+            self.answer(sorted(map(stores.name_of, found.lost)), sorted(lost))
+        if reasserts:
+            mine = [hand.held for hand in self.open_hands if hand.held.worker == worker and hand.held.begun]
+            names = list(dict.fromkeys(held.name for held in mine if held.name in self.model.rows))
+            rows = {name: self.model.rows[name] for name in names}
+            # One that was frozen may believe to run what is another's by now.
+            running = [n for n, row in rows.items() if row.state == RUNNING and row.workers[-1:] == (worker,)]
+            ids = [str(stores.id_of(name)) for name in names]
+            self.last = lambda: lifecycle.reassert(self.broker, worker, ids)
+            self.answer(self.last(), self.model.reassert(worker, running))
+
+    @precondition(lambda self: self.active)
+    @rule(name=one_of("active"))
+    def lease_lapses(self, name: str) -> None:
+        entry = self.model.entries[name]
+        stores.client().zadd(QueueKeys(entry.queue).lease, {str(stores.id_of(name)): 1})
+        entry.lapsed = True
+
+    @rule(dies=st.sampled_from(["", "", "before Redis"]))
+    def recover_expired(self, dies: str) -> None:
+        """dies: when the rows are written, before Redis is told of them."""
+        wanted = self.model.recover_expired(cut=bool(dies))
+        with (
+            self.dies_before(returning, "_give_on", dies=bool(dies)),
+            self.dies_before(handing_over, "acknowledge", dies=bool(dies)),
+        ):
+            try:
+                self.answer(self.reconciler.recover_expired(), wanted)
+            except BrokerUnavailable:
+                assert dies
+        self.last = None if dies else self.reconciler.recover_expired
+
+    @seldom
+    @rule(worker=st.sampled_from(WORKERS), killed=st.booleans())
+    def worker_ends(self, worker: str, killed: bool) -> None:
+        """Its supervisor hands back what it held; nothing is left in its hands."""
+        mine = [hand.held for hand in self.open_hands if hand.held.worker == worker]
+        self.hands = [hand for hand in self.hands if hand.held.worker != worker]
+        started = [held.name for held in mine if held.begun]
+        ids = [str(stores.id_of(name)) for name in started]
+        for queue in QUEUES:
+            leases = self.broker.held(queue, worker)
+            found = [(stores.name_of(lease.id), lease.fence) for lease in leases]
+            wanted = self.model.recover(queue, worker, found, crashed=killed, started=started)
+            got = lifecycle.recover(self.broker, queue, worker, leases, reason="it ended", crashed=killed, started=ids)
+            self.answer(got, wanted)
+        self.last = None
+
+    @precondition(lambda self: self.active)
+    @rule(name=one_of("active"))
+    def someone_lists_a_lease(self, name: str) -> None:
+        """A supervisor or reconciler reads what a worker holds, and stops there for a while."""
+        entry = self.model.entries[name]
+        self.listed = (entry.queue, entry.worker, name, entry.fence)
+
+    @precondition(lambda self: self.listed is not None)
+    @rule(killed=st.booleans())
+    def acts_on_an_old_list(self, killed: bool) -> None:
+        """Whatever has become of the task since: ended, put off, taken by another."""
+        assert self.listed is not None
+        queue, worker, name, fence = self.listed
+        self.listed = None
+        wanted = self.model.recover(queue, worker, [(name, fence)], crashed=killed)
+        leases = [Lease(str(stores.id_of(name)), fence)]
+        got = lifecycle.recover(self.broker, queue, worker, leases, reason="it ended", crashed=killed)
+        self.answer(got, wanted)
+        self.last = None
+
+    @seldom
+    @precondition(lambda self: self.active)
+    @rule(name=one_of("active"))
+    def foreign_recoverer(self, name: str) -> None:
+        """asynq's own server gives a lapsed task on; rows and what is held it does not know."""
+        entry, keys, id = self.model.entries[name], QueueKeys(self.model.entries[name].queue), str(stores.id_of(name))
+        stores.client().lrem(keys.active, 0, id)
+        stores.client().zrem(keys.lease, id)
+        stores.client().hset(keys.task(id), "state", "pending")
+        if entry.priority:
+            stores.client().zadd(keys.priority, {id: -entry.priority})
+        else:
+            stores.client().lpush(keys.pending, id)
+        self.model.foreign_recoverer(name)
+
+    @precondition(lambda self: self.waiting)
+    @rule(name=one_of("waiting"))
+    def its_time_comes(self, name: str) -> None:
+        rows = TaskRecord.objects.filter(id=stores.id_of(name))
+        past = timezone.now() - LONG
+        rows.filter(run_after__isnull=False).update(run_after=past)
+        rows.filter(retry_at__isnull=False).update(retry_at=past)
+        if row := self.model.rows.get(name):
+            row.run_after, row.retry_at = row.run_after and "past", row.retry_at and "past"
+        entry = self.model.entries.get(name)
+        if entry and entry.place in ("scheduled", "retry"):
+            keys, id = QueueKeys(entry.queue), str(stores.id_of(name))
+            stores.client().zadd(getattr(keys, entry.place), {id: 1}, xx=True)
+            stores.client().zadd(keys.due, {id: 1}, xx=True)
+            entry.due = "past"
+
+    @precondition(lambda self: any(entry.due == "past" for entry in self.model.entries.values()))
+    @rule()
+    def forward(self) -> None:
+        wanted = self.model.forward()
+        found = forward_due(self.broker, QUEUES)
+        self.answer((found.forwarded, found.retried), wanted)
+        self.last = lambda: forward_due(self.broker, QUEUES)
+
+    @seldom
+    @rule(knows=st.booleans())
+    def redis_is_emptied(self, knows: bool) -> None:
+        """knows: the reconciler has noticed since, and long ago."""
+        stores.flush()
+        self.model.flush()
+        self.last = None
+        # Every process names its queues anew, at the latest a minute later.
+        Broker.forget_registered()
+        if knows:
+            self.remember()
+
+    @seldom
+    @rule()
+    def reconcile(self) -> None:
+        self.mended(self.reconciler.quick(), self.model.quick())
+        self.last = None if self.model.strangers else self.reconciler.quick
+
+    def mended(self, got: reconciler.Repairs, wanted: dict[str, int]) -> None:
+        """Compare what a pass says it has mended; what it does not name is 0."""
+        self.answer({k: v for k, v in got._asdict().items() if v}, {k: v for k, v in wanted.items() if v})
+
+    @seldom
+    @rule()
+    def sweep(self) -> None:
+        if not self.model.alive:
+            self.broker.mark_alive()
+            self.model.alive = "just"
+        for _ in range(2):
+            self.mended(self.reconciler.sweep(), self.model.sweep())
+        if not self.twice:
+            repairs = self.reconciler.sweep()
+            assert not any(repairs), f"nothing is broken, and yet it mended {repairs}"
+        self.last = self.reconciler.sweep
+
+    @precondition(lambda self: self.model.alive == "just")
+    @rule()
+    def time_passes_since_redis_came_back(self) -> None:
+        self.remember()

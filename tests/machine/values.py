@@ -1,0 +1,88 @@
+"""What rows, entries and claims are in the model.
+
+A row and its entry in Redis are told apart on purpose, as they are in the design: each has its own guard, and a crash
+may change the one without the other. Times are "future" or "past"; to let time pass is to say "past".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+QUEUED, RUNNING, SUCCEEDED, FAILED = range(4)
+QUEUES = ("one", "two")
+WORKERS = ("A", "B")
+GATE = "g"
+MOST_CRASHES = 3
+WAITING = ("scheduled", "retry", "archived")
+
+
+@dataclass
+class Row:
+    """One record. retry_at, run_after: "", "future" or "past". workers: who has tried it, the latest last."""
+
+    queue: str
+    gate: str = ""
+    priority: int = 0
+    run_after: str = ""
+    state: int = QUEUED
+    fence: int = 0
+    attempt: int = 0
+    crashes: int = 0
+    retry_at: str = ""
+    workers: tuple[str, ...] = ()
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in (QUEUED, RUNNING)
+
+    @property
+    def is_final(self) -> bool:
+        return self.state == SUCCEEDED or (self.state == FAILED and not self.retry_at)
+
+    def begin(self, worker: str) -> None:
+        self.state, self.attempt, self.workers = RUNNING, self.attempt + 1, (*self.workers, worker)
+
+    def take_back_attempt(self) -> None:
+        self.attempt, self.workers = max(self.attempt - 1, 0), self.workers[:-1]
+
+    @property
+    def due(self) -> str:
+        return self.retry_at or self.run_after
+
+
+@dataclass
+class Outcome:
+    """How a run ended, as its worker left it in Redis. row: as the run would have written it."""
+
+    row: Row
+    counted: bool
+
+
+@dataclass
+class Entry:
+    """What Redis knows of a task. place: pending, priority, scheduled, retry, archived or active.
+
+    outcome: what a worker that could not tell the row has left.
+    """
+
+    queue: str
+    place: str
+    fence: int = 0
+    worker: str = ""
+    priority: int = 0
+    due: str = ""
+    lapsed: bool = False
+    outcome: Outcome | None = None
+
+
+@dataclass
+class Held:
+    """One claim in a worker's hands; the values are those of its record in memory."""
+
+    name: str
+    worker: str
+    fence: int
+    row: Row
+    begun: bool = False
+    written: bool = False
+    counted: bool = True

@@ -1,0 +1,267 @@
+"""Rules of workers: they claim, run, end, stop half way, hand back, and leave outcomes in Redis."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from django_asyncq import conf, lifecycle
+
+from . import stores
+from .base import LIKELY_QUEUES, LONG, Hand, one_of, seldom
+from .repairs import Repairs
+from .values import FAILED, QUEUED, RUNNING, SUCCEEDED, WORKERS, Outcome
+
+
+class Workers(Repairs):
+    """What is done with what was taken. Where a worker needs someone to mend something first, it is in `Repairs`."""
+
+    @precondition(lambda self: self.takeable)
+    @rule(queue=one_of("takeable"), worker=st.sampled_from(WORKERS), count=st.integers(1, 2))
+    def claim(self, queue: str, worker: str, count: int) -> None:
+        leases = self.model.dequeue(queue, worker, count)
+        claimed = lifecycle.claim(self.broker, queue, worker, count, "default")
+        assert claimed.paused == (queue in self.model.paused)
+        self.take(queue, worker, leases, claimed.runs)
+
+    @precondition(lambda self: self.takeable)
+    @rule(queue=one_of("takeable"), worker=st.sampled_from(WORKERS), count=st.integers(1, 2))
+    def claim_whose_reply_is_lost(self, queue: str, worker: str, count: int) -> None:
+        self.model.dequeue(queue, worker, count)
+        self.broker.dequeue(queue, worker, count, conf.current().lease_seconds)
+
+    @rule(queue=st.sampled_from(LIKELY_QUEUES), worker=st.sampled_from(WORKERS))
+    def adopt(self, queue: str, worker: str) -> None:
+        """Run what Redis says the worker holds and it does not know."""
+        known = {hand.held.name for hand in self.hands if hand.held.worker == worker}
+        leases = [lease for lease in self.broker.held(queue, worker) if stores.name_of(lease.id) not in known]
+        held = self.model.held.get((queue, worker), {})
+        found = [(stores.name_of(lease.id), lease.fence) for lease in leases]
+        assert dict(found) == {name: fence for name, fence in held.items() if name not in known}
+        self.take(queue, worker, found, lifecycle.sort_out(self.broker, queue, worker, leases, "default"))
+
+    def take(self, queue: str, worker: str, leases: list[tuple[str, int]], runs: list[lifecycle.Run]) -> None:
+        """Put what was claimed into the worker's hands."""
+        self.last = None
+        helds = self.model.sort_out(queue, worker, leases)
+        got = [(stores.name_of(run.lease.id), run.lease.fence) for run in runs]
+        assert got == [(held.name, held.fence) for held in helds], f"got {got}, the model says {helds}"
+        for held, run in zip(helds, runs, strict=True):
+            self.claims += 1
+            self.hands.append(Hand(f"{held.name}@{worker}#{self.claims}", held, run))
+
+    @precondition(lambda self: self.fresh_hands)
+    @rule(hand=one_of("fresh_hands"), marked=st.booleans())
+    def begin(self, hand: Hand, marked: bool) -> None:
+        """marked: it runs for long enough for its row to be told."""
+        self.start(hand)
+        if marked:
+            self.mark(hand)
+
+    def start(self, hand: Hand) -> None:
+        held = hand.held
+        lifecycle.begin(hand.run, held.worker, timezone.now() - LONG)
+        held.row.begin(held.worker)
+        held.row.fence, held.begun = held.fence, True
+
+    def mark(self, hand: Hand) -> None:
+        held = hand.held
+        accepted = self.model.write(held.name, held.fence, held.row)
+        held.written = True
+        self.last = lambda: lifecycle.mark_running([hand.run])
+        assert (self.last() == []) == accepted, f"mark_running of {hand}: the model says {accepted}"
+
+    @precondition(lambda self: self.open_hands)
+    @rule(
+        hand=one_of("open_hands"),
+        how=st.sampled_from(["succeeds", "succeeds", "fails, retried", "fails", "asks for a retry"]),
+        until=st.sampled_from(["recorded", "acknowledged", "announced", "announced", "announced"]),
+    )
+    def end(self, hand: Hand, how: str, until: str) -> None:
+        """until: the step after which the worker is stopped; what is left may still come."""
+        self.decide(hand, how)
+        self.record_end(hand)
+        self.tell(hand, until)
+
+    def decide(self, hand: Hand, how: str) -> None:
+        """How the run ends, in memory."""
+        if not hand.held.begun:
+            self.start(hand)
+        held, run, now = hand.held, hand.run, timezone.now()
+        if how == "succeeds":
+            lifecycle.succeed(run, 1, now)
+            held.row.state = SUCCEEDED
+        else:
+            retry_at = None if how == "fails" else now + LONG
+            counted = how != "asks for a retry"
+            lifecycle.fail(run, ValueError("no"), "", now, retry_at=retry_at, counted=counted)
+            held.row.state, held.row.retry_at, held.counted = FAILED, "future" if retry_at else "", counted
+            if not counted:
+                held.row.take_back_attempt()
+
+    def tell(self, hand: Hand, until: str) -> None:
+        """Redis, and whoever listens, of an end that the row knows."""
+        if until != "recorded":
+            self.acknowledge(hand)
+        if until == "announced":
+            self.announce(hand)
+
+    def record_end(self, hand: Hand) -> None:
+        held = hand.held
+        hand.lost = not self.model.write(held.name, held.fence, held.row)
+
+        def record() -> None:
+            lost = bool(lifecycle.record_runs([hand.run]))
+            assert lost == hand.lost, f"the end of {hand}: the model says lost={hand.lost}"
+
+        # Each end is written twice: the answer to the first is lost.
+        record()
+        record()
+        self.last = record
+        hand.stage = "recorded"
+        if not hand.lost:
+            self.outcomes.setdefault(held.name, []).append(held.fence)
+
+    def acknowledge(self, hand: Hand) -> None:
+        lost = [hand.run] if hand.lost else []
+        self.last = lambda: lifecycle.acknowledge(self.broker, hand.held.worker, [hand.run], lost)
+        self.last()
+        self.model.acknowledge(hand.held, lost=hand.lost)
+        hand.stage = "acknowledged"
+
+    def announce(self, hand: Hand) -> None:
+        self.hands.remove(hand)
+        if not hand.lost:
+            state = hand.run.record.state
+            self.last = lambda: lifecycle.announce([hand.run.record], RUNNING, state)
+            self.last()
+            self.model.announce(hand.held.name)
+
+    @precondition(lambda self: self.late_hands)
+    @rule(hand=one_of("late_hands"))
+    def goes_on(self, hand: Hand) -> None:
+        """A worker that stopped after a step takes the next."""
+        if hand.stage == "recorded":
+            self.acknowledge(hand)
+        else:
+            self.announce(hand)
+
+    @precondition(lambda self: self.open_hands)
+    @rule(
+        hand=one_of("open_hands"),
+        marked=st.booleans(),
+        commits=st.sampled_from([True, True, False]),
+        until=st.sampled_from(["recorded", "acknowledged", "announced"]),
+    )
+    def complete(self, hand: Hand, marked: bool, commits: bool, until: str) -> None:
+        """End the run in the transaction of its effects. After a rollback it has still to be ended."""
+        held = hand.held
+        if not held.begun:
+            self.start(hand)
+        if marked:
+            self.mark(hand)
+        accepted = self.model.is_open_to(held.name, held.fence)
+        completed = self.commit(hand, commits=commits, accepted=accepted)
+        self.last = None
+        if completed is None:
+            return
+        is_recorded = lifecycle.recorded([completed]) == [completed]
+        assert is_recorded == commits, f"a commit of {hand} that gave no answer is looked up: {is_recorded}"
+        if not commits:
+            return
+        held.row.state = SUCCEEDED
+        self.model.write(held.name, held.fence, held.row)
+        self.model.effects += 1
+        self.outcomes.setdefault(held.name, []).append(held.fence)
+        hand.run, hand.stage, hand.lost = completed, "recorded", False
+        self.tell(hand, until)
+
+    def commit(self, hand: Hand, *, commits: bool, accepted: bool) -> lifecycle.Run | None:
+        """Have the effect and write the success, twice, as one commit."""
+        before = copy(hand.run.record.__dict__)
+        with transaction.atomic():
+            stores.effects.update(limit=F("limit") + 1)
+            completed = lifecycle.complete(hand.run, 1, timezone.now())
+            again = lifecycle.complete(hand.run, 1, timezone.now())
+            transaction.set_rollback(not commits or completed is None)
+        assert (completed is not None) == (again is not None) == accepted, f"complete of {hand}: not {accepted}"
+        assert hand.run.record.__dict__ == before, "the run as it was given is changed"
+        return completed
+
+    @precondition(lambda self: self.open_hands)
+    @rule(
+        hand=one_of("open_hands"),
+        how=st.sampled_from(["succeeds", "succeeds", "fails, retried", "fails", "asks for a retry"]),
+        in_doubt=st.sampled_from([False, False, True]),
+    )
+    def hand_over(self, hand: Hand, how: str, in_doubt: bool) -> None:
+        """It must stop while the database is away. in_doubt: its last commit gave no answer, and was one."""
+        held = hand.held
+        self.decide(hand, how)
+        if in_doubt:
+            self.record_end(hand)
+        taken = self.model.hand_over(
+            held.row.queue, held.name, held.worker, held.fence, Outcome(replace(held.row), held.counted)
+        )
+        for _ in range(2):
+            got = lifecycle.hand_over(self.broker, held.worker, [hand.run])
+            assert got == taken, f"hand_over of {hand}: the model says {taken}"
+        self.last = None
+        if taken:
+            # As every lapsed lease of the machine, or the order in which they are found would depend on the clock.
+            self.lease_lapses(held.name)
+        self.hands.remove(hand)
+
+    @precondition(lambda self: self.left)
+    @rule(name=one_of("left"), to=st.sampled_from(["the reconciler", "a worker", "a worker, unheard", "nobody"]))
+    def left_outcome_is_found(self, name: str, to: str) -> None:
+        """By whoever gets the entry first; to a worker it comes by a foreign recoverer."""
+        entry = self.model.entries[name]
+        if to == "the reconciler":
+            self.recover_expired("")
+        elif to == "nobody":
+            self.recover_expired("before Redis")
+        else:
+            if entry.place == "active":
+                self.foreign_recoverer(name)
+            rule = self.claim if to == "a worker" else self.claim_whose_reply_is_lost
+            rule(entry.queue, "B", 2)
+
+    @precondition(lambda self: self.open_hands)
+    @rule(hand=one_of("open_hands"))
+    def hand_back(self, hand: Hand) -> None:
+        held = hand.held
+        accepted = True
+        if held.begun:
+            held.row.take_back_attempt()
+            held.row.state = QUEUED
+            accepted = not held.written or self.model.write(held.name, held.fence, held.row)
+        if accepted:
+            self.model.requeue(held.row.queue, [(held.name, held.fence)], held.worker)
+        self.last = lambda: lifecycle.hand_back(self.broker, held.worker, [hand.run])
+        self.last()
+        self.hands.remove(hand)
+
+    @seldom
+    @precondition(lambda self: self.fresh_hands)
+    @rule(hand=one_of("fresh_hands"), refused=st.booleans())
+    def put_off(self, hand: Hand, refused: bool) -> None:
+        """No code for it here. refused: for too long already, so it fails."""
+        held = hand.held
+        wanted = self.model.postpone(held.row.queue, held.name, held.worker, held.fence)
+        ages = lifecycle.put_off(self.broker, held.worker, [hand.run], 7200)
+        self.answer(ages[hand.run.record.id] >= 0, wanted)
+        self.last = None
+        self.hands.remove(hand)
+        if refused and ages[hand.run.record.id] >= 0:
+            lifecycle.refuse(self.broker, hand.run, ValueError("no code"))
+            new = replace(held.row, state=FAILED, fence=held.fence)
+            if self.model.write(held.name, held.fence, new):
+                self.model.remove(held.name)
+                self.model.free_slots([held.name])
