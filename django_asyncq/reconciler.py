@@ -89,6 +89,8 @@ class Reconciler:
         self._strangers: dict[str, set[str]] = {}
         # Rows in 0 whose entry stood in a place of 3 at the last sweep.
         self._stranded: set[UUID] = set()
+        # False in a rebuild that only counts.
+        self._writes = True
         self._quick_at = 0.0
         self._sweep_at = 0.0
 
@@ -149,6 +151,7 @@ class Reconciler:
         dry_run: only count. Raises: BrokerUnavailable, GateUnavailable, django.db.Error; what was done by then stays.
         """
         rebuilt = Rebuilt({}, {})
+        self._writes = not dry_run
         if not dry_run:
             self.broker.mark_alive()
         # First, else the pushes below make the members, and nobody sees how many lacked.
@@ -338,7 +341,8 @@ class Reconciler:
             gone: dict[str, str] = {}
             for queue in {queue for _, queue in found}:
                 # A producer that named it less than a minute ago does not know that Redis has forgotten it since.
-                self.broker.register_queue(queue)
+                if self._writes:
+                    self.broker.register_queue(queue)
                 standings = self.sweeping.standings(queue, [str(id) for id, name in found if name == queue])
                 gone |= {task.id: task.state for task in standings if task.state in states}
             if gone and (still := list(rows.filter(id__in=list(gone)).order_by("id"))):
