@@ -63,7 +63,8 @@ def run(number: str, folder: Path, scale: float, seed: int, mutant: str, stack: 
     """Run one case in `folder`; print its row; return 1 when a goal was missed."""
     from . import cluster
     from .cases import CASES
-    from .rig import Report, Rig, clear_witness, free_port, install_witness, remove_witness
+    from .rig import Report, Rig, free_port
+    from .witness import clear_witness, install_witness, remove_witness
 
     case, port = CASES[number], free_port()
     own_cluster = stack.enter_context(cluster.Cluster()) if case.needs_cluster else None

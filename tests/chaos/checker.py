@@ -10,7 +10,7 @@ Pure functions; `test_checker.py` feeds them made-up histories in which each vio
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -35,27 +35,28 @@ class Transition(NamedTuple):
 
 
 class Execution(NamedTuple):
-    """One run of a task's body. ended_at None: it was cut off."""
+    """One run of a task's body. ended_at None: it was cut off. attempt: a retry is no repetition."""
 
     id: str
     pid: int
     began_at: float
     ended_at: float | None
+    attempt: int = 1
 
 
 def executions(history: Iterable[Line]) -> list[Execution]:
     """Pair each begin with the end that the same process wrote for the same id."""
-    open_runs: dict[tuple[str, int], float] = {}
+    open_runs: dict[tuple[str, int], Execution] = {}
     found = []
     for line in history:
+        key = (line.get("id", ""), line["pid"]) if line["event"] in ("begin", "end") else ("", 0)
         if line["event"] == "begin":
-            key = (line["id"], line["pid"])
             if key in open_runs:
-                found.append(Execution(*key, open_runs[key], None))
-            open_runs[key] = line["at"]
-        elif line["event"] == "end" and (began := open_runs.pop((line["id"], line["pid"]), None)) is not None:
-            found.append(Execution(line["id"], line["pid"], began, line["at"]))
-    found += [Execution(id, pid, began, None) for (id, pid), began in open_runs.items()]
+                found.append(open_runs[key])
+            open_runs[key] = Execution(*key, line["at"], None, line.get("attempt", 1))
+        elif line["event"] == "end" and (run := open_runs.pop(key, None)) is not None:
+            found.append(run._replace(ended_at=line["at"]))
+    found += open_runs.values()
     return sorted(found, key=lambda each: each.began_at)
 
 
@@ -76,23 +77,39 @@ def ghosts(history: Sequence[Line], committed_ids: Collection[str]) -> set[str]:
 
 
 def extra_executions(history: Sequence[Line]) -> int:
-    """I3: return how many runs there were beyond one for each id."""
+    """I3: return how many runs there were beyond one for each attempt."""
     runs = executions(history)
-    return len(runs) - len({run.id for run in runs})
+    return len(runs) - len({(run.id, run.attempt) for run in runs})
+
+
+def by_attempt(history: Iterable[Line]) -> dict[tuple[str, int], list[Execution]]:
+    """Group the runs by what should have run once, in order."""
+    found: dict[tuple[str, int], list[Execution]] = defaultdict(list)
+    for run in executions(history):
+        found[run.id, run.attempt].append(run)
+    return found
 
 
 def unexcused(history: Sequence[Line]) -> list[Execution]:
-    """I3: return the runs that were followed by another of the same id although no fault hit their process."""
+    """I3: return the runs that were followed by another of the same attempt although no fault hit their process."""
     hit: dict[int, list[float]] = defaultdict(list)
     for line in history:
         if line["event"] == "fault":
             for pid in line["pids"]:
                 hit[pid].append(line["at"])
-    by_id: dict[str, list[Execution]] = defaultdict(list)
-    for run in executions(history):
-        by_id[run.id].append(run)
-    repeated = [run for runs in by_id.values() for run in runs[:-1]]
+    repeated = [run for runs in by_attempt(history).values() for run in runs[:-1]]
     return [run for run in repeated if not any(at >= run.began_at for at in hit[run.pid])]
+
+
+def most_executions(history: Sequence[Line]) -> dict[str, int]:
+    """Return, for each kind of fault, the most runs of one attempt among those of processes that such a fault hit."""
+    kinds: dict[int, str] = {pid: line["kind"] for line in history if line["event"] == "fault" for pid in line["pids"]}
+    most: dict[str, int] = defaultdict(int)
+    for runs in by_attempt(history).values():
+        for run in runs:
+            if kind := kinds.get(run.pid):
+                most[kind] = max(most[kind], len(runs))
+    return dict(most)
 
 
 def in_flight(history: Sequence[Line]) -> int:
@@ -112,11 +129,8 @@ def in_flight(history: Sequence[Line]) -> int:
 def recovery_seconds(history: Sequence[Line]) -> list[float]:
     """I8: for each run that a fault made repeat, return how long after the fault the task began again."""
     faults = [line for line in history if line["event"] == "fault"]
-    by_id: dict[str, list[Execution]] = defaultdict(list)
-    for run in executions(history):
-        by_id[run.id].append(run)
     found = []
-    for runs in by_id.values():
+    for runs in by_attempt(history).values():
         for run, again in pairwise(runs):
             hits = [line["at"] for line in faults if run.pid in line["pids"] and line["at"] >= run.began_at]
             found += [again.began_at - at for at in hits[:1] if at < again.began_at]
@@ -130,6 +144,39 @@ def double_ends(transitions: Iterable[Transition]) -> list[Transition]:
 
 def _is_ended(each: Transition) -> bool:
     return each.old_state == SUCCEEDED or (each.old_state == FAILED and not each.waits)
+
+
+def resurrected(transitions: Iterable[Transition]) -> set[str]:
+    """I4: return the ids whose row was there again after it had been deleted."""
+    deleted: set[str] = set()
+    found = set()
+    for each in transitions:
+        if each.new_state is None:
+            deleted.add(each.id)
+        elif each.id in deleted:
+            found.add(each.id)
+    return found
+
+
+def falling_terms(history: Iterable[Line]) -> list[tuple[str, int, int]]:
+    """I10: return (lock, term, higher term before it) of coordinator's writes that were accepted out of turn.
+
+    history: "fenced" lines, written while the row of the term is locked, hence in the order of the commits.
+    """
+    highest: dict[str, int] = {}
+    found = []
+    for line in history:
+        if line["event"] == "fenced":
+            before = highest.get(line["lock"], 0)
+            if line["term"] < before:
+                found.append((line["lock"], line["term"], before))
+            highest[line["lock"]] = max(before, line["term"])
+    return found
+
+
+def plain(id: str) -> str:
+    """Write an id as both databases' witnesses can be compared by."""
+    return id.replace("-", "")
 
 
 def stale_rows(transitions: Iterable[Transition]) -> list[Transition]:
@@ -192,34 +239,75 @@ def over_limit(history: Iterable[Line], grace_seconds: float = 0.5) -> list[tupl
     """I6: return (instant, gate, holders, limit) of each entry that found the gate full already.
 
     history: "in" after a slot was taken, "out" before it is given back, "limit" when one changed, "fault" with the
-    pids of holders that died. A lowered limit counts from `grace_seconds` after it was written, a raised one at once.
+    pids of holders that died. An entry may go by any limit that was in force since it `asked` (where it does not say
+    so: within the last `grace_seconds`). A limit of 0 or less is none.
     """
+    return [
+        (entry.at, entry.gate, entry.holders, entry.limit)
+        for entry in entries(history, grace_seconds)
+        if entry.limit > 0 and entry.holders > entry.limit
+    ]
+
+
+class Entry(NamedTuple):
+    """Somebody who got a slot. holders: with this one; limit: the largest that it may have gone by, 0 for none."""
+
+    at: float
+    gate: str
+    holders: int
+    limit: int
+
+
+def entries(history: Iterable[Line], grace_seconds: float = 0.5) -> Iterator[Entry]:
+    """Yield each entry into a gate, in order."""
     holders: dict[str, dict[str, int]] = defaultdict(dict)
     limits: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    found = []
     for line in sorted(history, key=lambda each: each["at"]):
         if line["event"] == "limit":
             limits[line["gate"]].append((line["at"], line["limit"]))
         elif line["event"] == "in":
             inside = holders[line["gate"]]
             inside[line["id"]] = line["pid"]
-            limit = _limit_at(limits[line["gate"]], line["at"], grace_seconds)
-            if len(inside) > limit:
-                found.append((line["at"], line["gate"], len(inside), limit))
+            since = line.get("asked", line["at"] - grace_seconds)
+            limit = _largest_limit(limits[line["gate"]], since, line["at"])
+            yield Entry(line["at"], line["gate"], len(inside), limit)
         elif line["event"] == "out":
             holders[line["gate"]].pop(line["id"], None)
         elif line["event"] == "fault":
             for inside in holders.values():
                 for id in [id for id, pid in inside.items() if pid in line["pids"]]:
                     del inside[id]
+
+
+def _largest_limit(changes: Sequence[tuple[float, int]], since: float, until: float) -> int:
+    """Return the largest limit that was in force at some time of the span; 0 when there was none at some time."""
+    current = [limit for at, limit in changes if at <= since][-1:]
+    recent = [limit for at, limit in changes if since < at <= until]
+    return 0 if min(found := [*current, *recent]) <= 0 else max(found)
+
+
+def wake_ups(history: Sequence[Line]) -> list[float]:
+    """Return, for each raise of a limit, after how long the first got in whom the limit before it kept out.
+
+    `inf` where nobody did before the next change.
+    """
+    found = []
+    all_entries = list(entries(history))
+    by_gate: dict[str, list[Line]] = defaultdict(list)
+    for line in history:
+        if line["event"] == "limit":
+            by_gate[line["gate"]].append(line)
+    for gate, changes in by_gate.items():
+        for before, change, after in zip(changes, changes[1:], changes[2:], strict=False):
+            if before["limit"] > 0 and (change["limit"] <= 0 or change["limit"] > before["limit"]):
+                until = after["at"]
+                got_in = [
+                    entry.at - change["at"]
+                    for entry in all_entries
+                    if entry.gate == gate and change["at"] <= entry.at < until and entry.holders > before["limit"]
+                ]
+                found.append(min(got_in, default=float("inf")))
     return found
-
-
-def _limit_at(changes: Sequence[tuple[float, int]], at: float, grace_seconds: float) -> int:
-    """Return the largest limit that was in force within the last `grace_seconds`."""
-    current = [limit for since, limit in changes if since <= at - grace_seconds][-1:]
-    recent = [limit for since, limit in changes if at - grace_seconds < since <= at]
-    return max([*current, *recent])
 
 
 def leaked_slots(slots: Mapping[str, Collection[str]], states: Mapping[str, int]) -> set[str]:

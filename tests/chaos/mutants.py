@@ -37,6 +37,7 @@ def no_rebuild() -> None:
 def no_gate_rebuild() -> None:
     """A gate that was never built since Redis lost its memory admits."""
     _rewrite("gate_acquire", "if not known[1] then return {'unbuilt', 0, 0, '0'} end", "")
+    _rewrite("gate_acquire", "if now - tonumber(known[4] or 0) > tonumber(ARGV[5]) then", "if false then")
     from django_asyncq.gate import Drift
     from django_asyncq.reconciler import Reconciler
 
@@ -63,7 +64,7 @@ def check_then_add() -> None:
     """The gate looks, then adds."""
     from django_asyncq import QueueFull, broker, gate
 
-    def admit(name: str, records: Any, *, partial: bool, seconds: int) -> gate.Admission:
+    def admit(name: str, records: Any, *, partial: bool, seconds: int, again: bool) -> gate.Admission:
         client, key = broker.Broker("producer").client, gate.keys(name)[0]
         limit = int(client.hget(gate.keys(name)[1], "limit") or records[0].queue_limit)
         occupancy = client.zcard(key)
@@ -73,6 +74,11 @@ def check_then_add() -> None:
         return gate.Admission(set(), limit, occupancy, 1.0)
 
     gate.admit = admit
+
+
+def deaf_gates() -> None:
+    """What the Gate row says does not count, only what the task was declared with."""
+    _rewrite("gate_acquire", "local limit = tonumber(known[2] or ARGV[2])", "local limit = tonumber(ARGV[2])")
 
 
 def shrinking_ttl() -> None:
@@ -92,7 +98,9 @@ def lasting_slots() -> None:
     Reconciler.audit_gates = lambda self: gate.Drift(0, 0)  # type: ignore[method-assign]
 
     admit = gate.admit
-    gate.admit = lambda name, records, *, partial, seconds: admit(name, records, partial=partial, seconds=0)
+    gate.admit = lambda name, records, *, partial, seconds, again: admit(
+        name, records, partial=partial, seconds=0, again=again
+    )
 
 
 def no_breaker() -> None:
@@ -123,6 +131,54 @@ def outcomes_dropped() -> None:
             return []
 
     Reporter._insist = write_once  # type: ignore[method-assign]
+
+
+def no_terms() -> None:
+    """Who once led goes on leading: no trust that ends, no term that is refused."""
+    from django_asyncq import terms
+    from django_asyncq.coordinator import StartupTaskCoordinator
+    from tests.tasks import note
+
+    StartupTaskCoordinator.is_held = lambda self, name: name in self._holds  # type: ignore[method-assign]
+    StartupTaskCoordinator._drop = lambda self, name: name in self._holds  # type: ignore[method-assign]
+    StartupTaskCoordinator._is_overdue = lambda self, name: True  # type: ignore[method-assign]
+    terms.fence = lambda name, number: note("fenced", lock=name, term=number)
+
+
+def leaking_sockets() -> None:
+    """A connection that broke is forgotten, not closed."""
+    from redis.connection import AbstractConnection
+
+    kept: list[Any] = []
+    disconnect = AbstractConnection.disconnect
+
+    def leak(self: Any, *arguments: Any, **more: Any) -> None:
+        if (sock := self._sock) is not None:
+            kept.append(sock.dup())
+        disconnect(self, *arguments, **more)
+
+    AbstractConnection.disconnect = leak  # type: ignore[method-assign]
+
+
+def no_jitter() -> None:
+    """All who failed together come back together."""
+    import random
+
+    from django_asyncq import retrying
+
+    class Even(random.Random):
+        def random(self) -> float:
+            return 0.5
+
+    retrying.random = Even()  # type: ignore[attr-defined]
+
+
+def no_sweep() -> None:
+    """Nobody walks what Redis has."""
+    from django_asyncq.reconciler import Reconciler, Repairs
+
+    Reconciler.sweep_places = lambda self: Repairs()  # type: ignore[method-assign]
+    Reconciler.sweep_hashes = lambda self: Repairs()  # type: ignore[method-assign]
 
 
 def trusts_messages() -> None:
@@ -164,10 +220,15 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "no-adoption": no_adoption,
     "no-fence": no_fence,
     "check-then-add": check_then_add,
+    "deaf-gates": deaf_gates,
     "shrinking-ttl": shrinking_ttl,
     "lasting-slots": lasting_slots,
     "no-breaker": no_breaker,
     "attempts-stay-used": attempts_stay_used,
     "outcomes-dropped": outcomes_dropped,
+    "no-terms": no_terms,
+    "no-jitter": no_jitter,
+    "no-sweep": no_sweep,
+    "leaking-sockets": leaking_sockets,
     "trusts-messages": trusts_messages,
 }

@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import time
+from datetime import timedelta
 from typing import Any
 
 import django
@@ -21,10 +22,10 @@ from django.db import connections, transaction  # noqa: E402
 
 from django_asyncq import GateUnavailable, QueueFull, gate  # noqa: E402
 from django_asyncq.lifecycle import entering  # noqa: E402
-from django_asyncq.models import TaskRecord  # noqa: E402
+from django_asyncq.models import TaskRecord, TaskState  # noqa: E402
 from tests.tasks import note  # noqa: E402
 
-from . import tasks  # noqa: E402
+from . import doomed, tasks  # noqa: E402
 
 
 def load(count: str, longest_ms: str, pause_ms: str, seed: str, gate_name: str = "", delay: str = "0") -> None:
@@ -37,8 +38,6 @@ def load(count: str, longest_ms: str, pause_ms: str, seed: str, gate_name: str =
                 if gate_name:
                     result = tasks.gated.enqueue(gate_name, ms)
                 elif float(delay):
-                    from datetime import timedelta
-
                     result = tasks.work.using(run_after=timedelta(seconds=float(delay))).enqueue(ms)
                 else:
                     result = tasks.work.enqueue(ms)
@@ -51,11 +50,12 @@ def load(count: str, longest_ms: str, pause_ms: str, seed: str, gate_name: str =
 
 
 def bulk(count: str, longest_ms: str, seed: str) -> None:
-    """Enqueue tasks in transactions of 100."""
+    """Enqueue tasks in transactions of 50, half of them async."""
     chance = random.Random(seed)
     for _ in range(0, int(count), 100):
-        results = tasks.work.enqueue_many([(chance.uniform(0, float(longest_ms)),) for _ in range(100)])
-        note("committed", ids=[result.id for result in results])
+        for kind in (tasks.work, tasks.work_async):
+            results = kind.enqueue_many([(chance.uniform(0, float(longest_ms)),) for _ in range(50)])
+            note("committed", ids=[result.id for result in results])
 
 
 def crash(count: str, seed: str) -> None:
@@ -67,7 +67,10 @@ def crash(count: str, seed: str) -> None:
         child = os.fork()
         if child == 0:
             _enqueue_and_die(size, gated)
-        os.waitpid(child, 0)
+        _, status = os.waitpid(child, 0)
+        if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
+            raise SystemExit(f"a child ended with status {status} instead of being killed")
+        note("crash")
 
 
 def _enqueue_and_die(size: int, gated: bool) -> None:
@@ -145,15 +148,44 @@ def hammer(seconds: str, gates: str, limit: str, long_share: str, long_seconds: 
         name = f"g{chance.randrange(int(gates))}"
         is_long = chance.random() < float(long_share)
         record = TaskRecord(gate=name, queue_limit=int(limit), expected_seconds=1)
+        asked = time.monotonic()
         try:
             gate.admit(name, [record], partial=False, seconds=int(float(long_seconds)) + 3 if is_long else 2)
         except (QueueFull, GateUnavailable):
             time.sleep(chance.uniform(0, 0.002))
             continue
-        note("in", gate=name, id=str(record.id))
+        note("in", gate=name, id=str(record.id), asked=asked)
         time.sleep(chance.uniform(0.8, 1.0) * float(long_seconds) if is_long else chance.uniform(0, 0.005))
         note("out", gate=name, id=str(record.id))
         gate.release([record])
+
+
+def occupy(seconds: str, gates: str, limit: str, longest_ms: str, seed: str) -> None:
+    """Enqueue what no worker takes yet, and delete it after a while: holders that have rows, in and out by the API."""
+    chance = random.Random(seed)
+    deadline = time.monotonic() + float(seconds)
+    later = timedelta(hours=1)
+    while time.monotonic() < deadline:
+        name = f"g{chance.randrange(int(gates))}"
+        asked = time.monotonic()
+        try:
+            result = tasks.gated.using(queue_limit=int(limit), run_after=later).enqueue(name)
+        except (QueueFull, GateUnavailable):
+            time.sleep(chance.uniform(0, 0.01))
+            continue
+        # Who was admitted to an open gate that was closed before the row was committed is put off, not in.
+        row = TaskRecord.objects.get(id=result.id)
+        if row.state == TaskState.QUEUED:
+            note("in", gate=name, id=str(row.id), asked=asked)
+            time.sleep(chance.uniform(0, float(longest_ms)) / 1000)
+            note("out", gate=name, id=str(row.id))
+        row.delete()
+
+
+def storm(count: str) -> None:
+    """Enqueue tasks that all fail at their first attempt."""
+    for _ in range(0, int(count), 200):
+        note("committed", ids=[result.id for result in tasks.storms.enqueue_many([()] * 200)])
 
 
 def sparse(seconds: str, limit: str) -> None:
@@ -191,6 +223,10 @@ KINDS = {
     "rollback": rollback,
     "requests": requests,
     "hammer": hammer,
+    "storm": storm,
+    "occupy": occupy,
+    "doomed": doomed.doomed,
+    "mixed": doomed.mixed,
 }
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
-"""The relay of the other tests, losing a share of all replies, by a seeded choice."""
+"""The relay of the other tests as a bad line, by a seeded choice: replies or requests lost, latency, drops."""
 
 from __future__ import annotations
 
 import random
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 
 from tests.proxy import Proxy
 
@@ -23,3 +27,56 @@ class LossyProxy(Proxy):
             is_lost = self._chance.random() < self.share
             self.lost += is_lost
             return is_lost
+
+
+class Weather(Proxy):
+    """A bad line: loses a share of requests with their connections, keeps data back, or lets it through in drops."""
+
+    def __init__(self, upstream: tuple[str, int], seed: int) -> None:
+        self.request_share = 0.0
+        self.delay_seconds = 0.0
+        self.is_trickling = False
+        self.lost = 0
+        self._chance = random.Random(seed)
+        super().__init__(upstream)
+
+    def clear(self) -> None:
+        """Be a good line again."""
+        self.request_share, self.delay_seconds, self.is_trickling = 0.0, 0.0, False
+
+    def _pipe(self, source: socket.socket, sink: socket.socket, is_reply: bool) -> None:
+        try:
+            while data := source.recv(65536):
+                if not is_reply and self._loses():
+                    break
+                time.sleep(self.delay_seconds if is_reply else 0)
+                for part in self._parts(data):
+                    sink.sendall(part)
+        except OSError:
+            pass
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _loses(self) -> bool:
+        with self._lock:
+            is_lost = self._chance.random() < self.request_share
+            self.lost += is_lost
+            return is_lost
+
+    def _parts(self, data: bytes) -> Iterator[bytes]:
+        if not self.is_trickling:
+            yield data
+            return
+        size = max(1, len(data) // 8)
+        for start in range(0, len(data), size):
+            yield data[start : start + size]
+            time.sleep(0.005)
+
+
+class Switch(Proxy):
+    """Can lead to another server from now on, as a name or an address does after a fail-over."""
+
+    def lead_to(self, upstream: tuple[str, int]) -> None:
+        """Relay new connections there."""
+        self._upstream = upstream

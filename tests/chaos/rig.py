@@ -14,19 +14,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import redis
-from django.db import connection
 
 from tests.workers import ROOT, wait_until, worker_pids
 
-from . import checker
-from .checker import Transition
+from . import checker, witness
+from .checker import plain
 
 PERSISTENCE = {
     "none": ["--save", "", "--appendonly", "no"],
@@ -35,7 +34,6 @@ PERSISTENCE = {
     # Each second with a change, so that a kill loses some but not all.
     "RDB": ["--save", "1 1", "--appendonly", "no"],
 }
-TABLE = "chaos_transitions"
 # What is started here ends with the process that started it, even when that is killed.
 TIED = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
@@ -320,25 +318,32 @@ class Rig:
             return []
         return [json.loads(line) for line in self.history_path.read_text().splitlines()]
 
+    def count_faults(self, kind: str) -> int:
+        """How many faults of one kind there were."""
+        return sum(line["event"] == "fault" and line["kind"] == kind for line in self.history())
+
+    def latest(self, characters: int = 50_000) -> list[dict[str, Any]]:
+        """The last lines only, for who looks often."""
+        with self.history_path.open("rb") as file:
+            file.seek(max(0, self.history_path.stat().st_size - characters))
+            return [json.loads(line) for line in file.read().splitlines()[1:]]
+
+    def note_rows(self) -> None:
+        """Write every row down as committed: who was killed after its commit could not. It is there, rightly."""
+        written = {plain(id) for id in checker.committed(self.history())}
+        if missing := sorted(set(self.states()) - written):
+            self.note("committed", ids=missing)
+
     def count(self, event: str) -> int:
         """How many lines of one kind there are, without reading them as JSON."""
         needle = f'"event": "{event}"'.encode()
         return self.history_path.read_bytes().count(needle) if self.history_path.exists() else 0
 
-    def transitions(self) -> list[Transition]:
-        """What the trigger saw."""
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT task, old_state, new_state, old_fence, new_fence, gate, waits FROM {TABLE} ORDER BY seq"
-            )
-            rows = cursor.fetchall()
-        return [Transition(_plain(row[0]), *row[1:6], bool(row[6])) for row in rows]
-
     def states(self) -> dict[str, int]:
         """Every row's state by id."""
         from django_asyncq.models import TaskRecord
 
-        return {_plain(str(id)): state for id, state in TaskRecord.objects.values_list("id", "state")}
+        return {plain(str(id)): state for id, state in TaskRecord.objects.values_list("id", "state")}
 
     def slots(self) -> dict[str, list[str]]:
         """The members of every gate in Redis, the expired left out."""
@@ -347,7 +352,7 @@ class Rig:
             for key in client.scan_iter(f"{self.prefix}:qgate:*"):
                 name = key.decode().removeprefix(f"{self.prefix}:qgate:")
                 members = client.zrangebyscore(key, f"({int(client.time()[0])}", "+inf")
-                found[name] = [_plain(member.decode()) for member in members]
+                found[name] = [plain(member.decode()) for member in members]
         return found
 
     def places(self) -> dict[str, list[str]]:
@@ -356,12 +361,12 @@ class Rig:
         with self.server.client() as client:
             for word in ("pending", "active"):
                 for key in client.scan_iter(f"{self.prefix}:{{*}}:{word}"):
-                    found.setdefault(word, []).extend(_plain(id.decode()) for id in client.lrange(key, 0, -1))
+                    found.setdefault(word, []).extend(plain(id.decode()) for id in client.lrange(key, 0, -1))
             for word in ("lease", "scheduled", "retry"):
                 for key in client.scan_iter(f"{self.prefix}:{{*}}:{word}"):
-                    found.setdefault(word, []).extend(_plain(id.decode()) for id in client.zrange(key, 0, -1))
+                    found.setdefault(word, []).extend(plain(id.decode()) for id in client.zrange(key, 0, -1))
             for key in client.scan_iter(f"{self.prefix}:{{*}}:held:*"):
-                found.setdefault("held", []).extend(_plain(id.decode()) for id in client.hkeys(key))
+                found.setdefault("held", []).extend(plain(id.decode()) for id in client.hkeys(key))
         return found
 
     # --- the end
@@ -376,33 +381,37 @@ class Rig:
 
         return _within(is_quiet, seconds)
 
-    def check(self, report: Report, committed: Sequence[str] | None = None, *, agreement_seconds: float = 15) -> None:
-        """Compute what holds in every case: no loss, no ghost, one end, the fence, agreement, no leaked slot."""
+    def check(self, report: Report, *, agreement_seconds: float = 15, deleted: Collection[str] = ()) -> None:
+        """Compute what holds in every case: no loss, no ghost, one end, the fence, agreement, no leaked slot.
+
+        deleted: ids that a person took away; they need not end, but must not come back.
+        """
         from django_asyncq.models import TaskRecord
 
         _within(lambda: not checker.disagreements(self.places(), self.states()), agreement_seconds)
         _within(lambda: not checker.leaked_slots(self.slots(), self.states()), agreement_seconds)
-        history, transitions, states = self.history(), self.transitions(), self.states()
-        ids = {_plain(id) for id in (committed if committed is not None else checker.committed(history))}
+        history, transitions, states = self.history(), witness.transitions(), self.states()
+        gone = {plain(id) for id in deleted}
+        known = {plain(id) for id in checker.committed(history)} | gone
+        ids = known - gone
         waiting = TaskRecord.objects.filter(state=checker.FAILED, retry_at__isnull=False).values_list("id", flat=True)
         for line in history:
             if "id" in line:
-                line["id"] = _plain(line["id"])
+                line["id"] = plain(line["id"])
         report.figure("tasks", len(ids))
-        report.goal("lost", len(checker.lost(ids, states, [_plain(str(id)) for id in waiting])), at_most=0)
-        report.goal("ghosts", len(checker.ghosts(history, ids)), at_most=0)
+        report.goal("lost", len(checker.lost(ids, states, [plain(str(id)) for id in waiting])), at_most=0)
+        report.goal("ghosts", len(checker.ghosts(history, known)), at_most=0)
         report.goal("double ends", len(checker.double_ends(transitions)), at_most=0)
         stale = len(checker.stale_rows(transitions)) + len(checker.stale_answers(history))
         report.goal("stale writes accepted", stale, at_most=0)
+        report.goal("resurrected", len(checker.resurrected(transitions)), at_most=0)
         report.goal("leaked slots", len(checker.leaked_slots(self.slots(), states)), at_most=0)
-        report.goal("left over in Redis", len(checker.disagreements(self.places(), states)), at_most=0)
+        places = self.places()
+        report.goal("left over in Redis", len(left := checker.disagreements(places, states)), at_most=0)
+        if left:
+            report.figure("there", {word: [id for id in ids if id in left] for word, ids in places.items()})
         report.figure("extra executions", checker.extra_executions(history))
         report.goal("of them without a fault", len(checker.unexcused(history)), at_most=0)
-
-
-def _plain(id: str) -> str:
-    """Write an id as both databases' witnesses can be compared by."""
-    return id.replace("-", "")
 
 
 def _within(condition: Callable[[], bool], seconds: float) -> bool:
@@ -413,11 +422,12 @@ def _within(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def enqueue(rig: Rig, count: int, longest_ms: float) -> None:
-    """Enqueue tasks from this process, and write their commit down."""
+    """Enqueue tasks from this process, half of them async, and write their commit down."""
     from . import tasks
 
-    results = tasks.work.enqueue_many([(rig.random.uniform(0, longest_ms),) for _ in range(count)])
-    rig.note("committed", ids=[str(result.id) for result in results])
+    for kind, share in ((tasks.work, count - count // 2), (tasks.work_async, count // 2)):
+        results = kind.enqueue_many([(rig.random.uniform(0, longest_ms),) for _ in range(share)])
+        rig.note("committed", ids=[str(result.id) for result in results])
 
 
 def free_port() -> int:
@@ -425,70 +435,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-# --- the trigger
-
-COLUMNS = "task, old_state, new_state, old_fence, new_fence, gate, waits"
-INSERTED = "NEW.id, NULL, NEW.state, 0, NEW.fence, NEW.gate, {no}"
-UPDATED = "NEW.id, OLD.state, NEW.state, OLD.fence, NEW.fence, NEW.gate, OLD.retry_at IS NOT NULL"
-DELETED = "OLD.id, OLD.state, NULL, OLD.fence, OLD.fence, OLD.gate, {no}"
-
-
-def install_witness() -> None:
-    """Create the table of transitions and the triggers that fill it."""
-    remove_witness()
-    from django_asyncq.models import TaskRecord
-
-    rows = TaskRecord._meta.db_table
-    with connection.cursor() as cursor:
-        if connection.vendor == "sqlite":
-            cursor.execute(f"CREATE TABLE {TABLE} (seq INTEGER PRIMARY KEY AUTOINCREMENT, {COLUMNS})")
-            for verb, values in (("INSERT", INSERTED), ("UPDATE", UPDATED), ("DELETE", DELETED)):
-                cursor.execute(
-                    f"CREATE TRIGGER chaos_{verb.lower()} AFTER {verb} ON {rows} BEGIN "
-                    f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({values.format(no=0)}); END"
-                )
-            return
-        if connection.vendor != "postgresql":
-            raise NotImplementedError(f"the chaos suite has no witness for {connection.vendor} yet")
-        cursor.execute(
-            f"CREATE TABLE {TABLE} (seq bigserial PRIMARY KEY, task text, old_state int, new_state int, "
-            f"old_fence bigint, new_fence bigint, gate text, waits boolean)"
-        )
-        branches = " ".join(
-            f"IF TG_OP = '{verb}' THEN INSERT INTO {TABLE} ({COLUMNS}) VALUES ({values.format(no='false')}); END IF;"
-            for verb, values in (("INSERT", INSERTED), ("UPDATE", UPDATED), ("DELETE", DELETED))
-        )
-        cursor.execute(
-            f"CREATE FUNCTION chaos_witness() RETURNS trigger LANGUAGE plpgsql AS "
-            f"$$ BEGIN {branches} RETURN NULL; END $$"
-        )
-        cursor.execute(
-            f"CREATE TRIGGER chaos_witness AFTER INSERT OR UPDATE OR DELETE ON {rows} "
-            f"FOR EACH ROW EXECUTE FUNCTION chaos_witness()"
-        )
-
-
-def remove_witness() -> None:
-    """Drop what `install_witness` made, if it is there."""
-    from django_asyncq.models import TaskRecord
-
-    with connection.cursor() as cursor:
-        if connection.vendor == "sqlite":
-            for verb in ("insert", "update", "delete"):
-                cursor.execute(f"DROP TRIGGER IF EXISTS chaos_{verb}")
-        else:
-            cursor.execute(f"DROP TRIGGER IF EXISTS chaos_witness ON {TaskRecord._meta.db_table}")
-            cursor.execute("DROP FUNCTION IF EXISTS chaos_witness")
-        cursor.execute(f"DROP TABLE IF EXISTS {TABLE}")
-
-
-def clear_witness() -> None:
-    """Forget the rows and transitions of an earlier case."""
-    from django_asyncq.models import Gate, TaskRecord
-
-    TaskRecord.objects.all()._raw_delete(TaskRecord.objects.db)
-    Gate.objects.all()._raw_delete(Gate.objects.db)
-    with connection.cursor() as cursor:
-        cursor.execute(f"DELETE FROM {TABLE}")

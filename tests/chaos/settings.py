@@ -9,7 +9,11 @@ from tests.settings import ASYNCQ, INSTALLED_APPS
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.chaos"]
 # Longer than the reconciler takes to confirm a slot whose own process could not: 3 s of grace, 1 s between passes.
-ASYNCQ = {**ASYNCQ, "PROVISIONAL_SECONDS": int(os.environ.get("ASYNCQ_CHAOS_PROVISIONAL", "15"))}
+ASYNCQ = {
+    **ASYNCQ,
+    "PROVISIONAL_SECONDS": int(os.environ.get("ASYNCQ_CHAOS_PROVISIONAL", "15")),
+    "SWEEP_SECONDS": int(os.environ.get("ASYNCQ_CHAOS_SWEEP", "5")),
+}
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

@@ -5,17 +5,18 @@ Imported by each process of the suite, the mutants of which are made here too.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from django_asyncq import task
+from django_asyncq import task, terms
 from django_asyncq.broker import scripts
 from django_asyncq.context import TaskContext
-from tests.tasks import note
+from tests.tasks import Glitch, note
 
-from . import mutants
+from . import arming, mutants
 
 # Scripts in which a run says how it ended, and how many arguments stand before and in each item.
 ENDINGS = {"done": (3, 2), "retry": (4, 4), "archive": (5, 3)}
@@ -37,7 +38,49 @@ def gated(context: TaskContext, gate: str, ms: float = 0.0) -> None:
     note("end", id=context.task_result.id)
 
 
+@task(takes_context=True, atomic=True)
+def work_at_once(context: TaskContext, ms: float = 0.0) -> None:
+    """Do the same in the transaction that ends the run."""
+    note("begin", id=context.task_result.id)
+    time.sleep(ms / 1000)
+    note("end", id=context.task_result.id)
+
+
+@task(takes_context=True)
+async def work_async(context: TaskContext, ms: float = 0.0) -> None:
+    """Do the same in the event loop."""
+    note("begin", id=context.task_result.id)
+    await asyncio.sleep(ms / 1000)
+    note("end", id=context.task_result.id)
+
+
+@task(takes_context=True, max_attempts=4, backoff=0)
+def flaky(context: TaskContext, succeeds_at: int) -> None:
+    """Fail until the given attempt; each attempt may run once."""
+    note("begin", id=context.task_result.id, attempt=context.attempt)
+    note("end", id=context.task_result.id)
+    if context.attempt < succeeds_at:
+        raise Glitch(f"attempt {context.attempt}")
+
+
+@task(takes_context=True, max_attempts=2)
+def storms(context: TaskContext) -> None:
+    """Fail at the first attempt, and be retried with the package's own backoff."""
+    note("begin", id=context.task_result.id, attempt=context.attempt)
+    note("end", id=context.task_result.id)
+    if context.attempt == 1:
+        raise Glitch("all at once")
+
+
+@task(takes_context=True, schedulable=True)
+def ticked(context: TaskContext) -> None:
+    """Run for a schedule."""
+    note("begin", id=context.task_result.id)
+    note("end", id=context.task_result.id)
+
+
 _run = scripts.run
+_fence = terms.fence
 
 
 def witnessed_run(name: str, client: Any, keys: Sequence[str], arguments: Sequence[Any] = ()) -> Any:
@@ -54,10 +97,19 @@ def witnessed_run(name: str, client: Any, keys: Sequence[str], arguments: Sequen
     return reply
 
 
+def witnessed_fence(name: str, number: int) -> None:
+    """Fence a write of the coordinator's; write its term down while the row of the term is locked."""
+    _fence(name, number)
+    note("fenced", lock=name, term=number)
+
+
 def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 if os.environ.get("ASYNCQ_CHAOS"):
     scripts.run = witnessed_run
+    terms.fence = witnessed_fence
     mutants.apply(os.environ.get("ASYNCQ_CHAOS_MUTANT", ""))
+    if folder := os.environ.get(arming.VARIABLE):
+        arming.watch(folder)

@@ -136,3 +136,57 @@ def test_leaked_slots_and_disagreements_are_of_ended_or_unknown_tasks() -> None:
     everything = [*states, "unknown"]
     assert checker.leaked_slots({"g": everything}, states) == {"done", "failed", "unknown"}
     assert checker.disagreements({"pending": everything, "lease": []}, states) == {"done", "failed", "unknown"}
+
+
+def test_a_retry_is_no_repetition() -> None:
+    """Another attempt may run; the same one again needs a fault."""
+    first = [line(0, "begin", id="a", pid=1, attempt=1), line(1, "end", id="a", pid=1)]
+    second = [line(2, "begin", id="a", pid=2, attempt=2), line(3, "end", id="a", pid=2)]
+    assert (checker.extra_executions([*first, *second]), checker.unexcused([*first, *second])) == (0, [])
+    again = [*first, line(2, "begin", id="a", pid=2, attempt=1)]
+    assert (checker.extra_executions(again), len(checker.unexcused(again))) == (1, 1)
+
+
+def test_most_executions_are_counted_by_the_fault_that_hit_the_process() -> None:
+    """Three runs of one attempt, of which two were hit."""
+    history = [*run("a", 1, 0, None), line(1, "fault", kind="x", pids=[1]), *run("a", 2, 2, None)]
+    history += [line(3, "fault", kind="y", pids=[9, 2]), *run("a", 3, 4, 5), *run("b", 1, 0, 0.5)]
+    assert checker.most_executions(history) == {"x": 3, "y": 3}
+
+
+def test_resurrected_are_rows_that_come_back() -> None:
+    """Inserted after they were deleted."""
+    gone = Transition("a", 1, None, 1, 1)
+    assert checker.resurrected([Transition("a", None, 0, 0, 0), gone]) == set()
+    assert checker.resurrected([gone, Transition("a", None, 2, 0, 1)]) == {"a"}
+
+
+def test_falling_terms_are_found_for_each_lock() -> None:
+    """An older leader's write after a newer one's."""
+    written = [(1, "x"), (2, "x"), (1, "y"), (2, "x"), (1, "x")]
+    history = [line(at, "fenced", lock=lock, term=term) for at, (term, lock) in enumerate(written)]
+    assert checker.falling_terms(history) == [("x", 1, 2)]
+    assert checker.falling_terms(history[:-1]) == []
+
+
+def test_an_entry_may_go_by_any_limit_since_it_asked() -> None:
+    """Without a grace: who asked before the change may have the old one, who asked after it may not."""
+    history = [
+        line(0, "limit", gate="g", limit=2),
+        line(1, "in", gate="g", id="a", pid=1, asked=0.9),
+        line(3, "limit", gate="g", limit=1),
+    ]
+    late = line(3.1, "in", gate="g", id="b", pid=1, asked=3.05)
+    assert checker.over_limit([*history, {**late, "asked": 2.9}]) == []
+    assert checker.over_limit([*history, late]) == [(3.1, "g", 2, 1)]
+    assert checker.over_limit([*history, line(3.01, "limit", gate="g", limit=0), late]) == []
+
+
+def test_a_raise_wakes_up_whom_the_limit_before_kept_out() -> None:
+    """After how long; never, when nobody came in before the next change."""
+    inside = [line(at, "in", gate="g", id=str(at), pid=1) for at in (1, 2.5)]
+    changes = [line(0, "limit", gate="g", limit=1), line(2, "limit", gate="g", limit=2)]
+    end = line(9, "limit", gate="g", limit=1)
+    assert checker.wake_ups([*changes, *inside, end]) == [0.5]
+    assert checker.wake_ups([*changes, inside[0], end]) == [float("inf")]
+    assert checker.wake_ups([*changes, *inside]) == []

@@ -1,0 +1,297 @@
+"""Kills at every named point between the two stores, under a load of everything."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from django.db import connections
+from django.utils import timezone
+
+from django_asyncq import failpoints
+from tests.workers import wait_until
+
+from .. import arming, checker
+from ..rig import Fleet, Report, Rig
+
+WORKER = (
+    "claim.leased",
+    "claim.rows_read",
+    "begin.counted",
+    "mark.row_written",
+    "run.ended",
+    "report.row_written",
+    "acknowledge.queue_told",
+    "report.acknowledged",
+    "complete.row_written",
+    "complete.committed",
+    "refuse.row_written",
+    "hand_back.row_written",
+)
+PRODUCER = (
+    "build.gate_built",
+    "enqueue.slot_taken",
+    "enqueue.row_inserted",
+    "enqueue.committed",
+    "dispatch.slots_confirmed",
+    "dispatch.queue_pushed",
+    "enqueue.pushed",
+    "tell.batch_told",
+    "park.row_written",
+    "forget.committed",
+)
+# They are passed only while the database is away, and here it is not: `test_crash.py` kills there.
+ELSEWHERE = ("hand_over.outcome_left", "take_up.row_written")
+POINTS = tuple(point for point in failpoints.POINTS if point not in ELSEWHERE)
+SUPERVISOR = tuple(point for point in POINTS if point not in WORKER and point not in PRODUCER)
+# How often a process may pass before it dies; the others are brought about one by one, and die at the first.
+OFTEN = {**dict.fromkeys(WORKER[:10], 6), "beat.lease_renewed": 6, "reconcile.leases_mended": 2, "mark.row_written": 2}
+REACHED_SECONDS = 20
+
+
+def everywhere(rig: Rig, report: Report, scale: float) -> None:
+    """Twenty kills at each point: of producers in forks, of workers and supervisors of three fleets."""
+    times = max(1, round(20 * scale))
+    rig.more.update(
+        {
+            "ASYNCQ_TEST_SHUTDOWN_GRACE": "0.2",
+            "ASYNCQ_TEST_PATIENCE": "0",
+            "ASYNCQ_TEST_LOCK_TTL": "3",
+            "ASYNCQ_CHAOS_SWEEP": "2",
+            arming.VARIABLE: str(rig.folder / "arms"),
+        }
+    )
+    with rig.redis(), rig.fleet() as one, rig.fleet() as two, rig.fleet() as three:
+        schedule()
+        fleets = [one, two, three]
+        for fleet in fleets:
+            rig.wait_ready(fleet, 2)
+        loads = [rig.producer("mixed", 3600, 20, rig.seed + number) for number in range(2)]
+        doomed = rig.producer("doomed", times, 500, rig.seed)
+        killing = Killing(rig, fleets)
+        workers = threading.Thread(target=killing.kill_workers, args=(times,))
+        workers.start()
+        killing.kill_supervisors(times)
+        workers.join()
+        rig.ended_well(doomed)
+        for load in loads:
+            load.terminate()
+            load.wait()
+        unschedule()
+        settled = rig.settle(10 if rig.mutant else 60)
+        rig.note_rows()
+        report.goal("settled", int(settled), at_least=1)
+        rig.check(report, agreement_seconds=5 if rig.mutant else 25, deleted=_deleted(rig))
+    _count(rig, report, times)
+
+
+def _count(rig: Rig, report: Report, times: int) -> None:
+    history = rig.history()
+    kills = Counter(line["kind"] for line in history if line["event"] == "fault" and line["kind"] in POINTS)
+    report.figure("points", len(POINTS))
+    report.goal("kills", kills.total(), at_least=times * len(POINTS))
+    report.goal("fewest at a point", min(kills[point] for point in POINTS), at_least=times)
+    if short := [point for point in POINTS if kills[point] < times]:
+        report.figure("points with fewer", ", ".join(short))
+    most = {kind: runs for kind, runs in checker.most_executions(history).items() if kind in POINTS}
+    report.figure("most executions of one attempt", max(most.values(), default=0))
+    report.figure("at", ", ".join(sorted(kind for kind, runs in most.items() if runs == max(most.values()))))
+
+
+def _deleted(rig: Rig) -> list[str]:
+    return [id for line in rig.history() if line["event"] == "deleted" for id in line["ids"]]
+
+
+class Killing:
+    """Arms a point, brings it about, waits for the death, writes it down, and makes the loss good."""
+
+    def __init__(self, rig: Rig, fleets: list[Fleet]) -> None:
+        self.rig = rig
+        self.fleets = fleets
+        self.arms = arming.Arms(rig.folder / "arms")
+        # Two threads: each its own choice, so that a seed gives each the same one again.
+        self.chance = {role: random.Random(rig.seed + number) for number, role in enumerate(arming.ROLES)}
+        self.children: dict[int, set[int]] = {}
+
+    # --- workers, by a thread of their own
+
+    def kill_workers(self, times: int) -> None:
+        """Each death is seen to by its supervisor."""
+        chance = self.chance["worker"]
+        try:
+            for point in self._turns(WORKER, times, chance):
+                wait_until(lambda: len(self._ready()) >= 3, "workers that are there again", 60)
+                pid = self._kill("worker", point, self._provoke_worker)
+                if pid is not None:
+                    self.rig.note("fault", kind=point, pids=[pid])
+        finally:
+            connections.close_all()
+
+    def _provoke_worker(self, point: str) -> None:
+        if point == "refuse.row_written":
+            self._unknown_task()
+        elif point == "hand_back.row_written":
+            # Who is told to go ends by itself what is short, and hands the rest back: no fault that repeats anything.
+            victim = self.chance["worker"].choice(self._busy() or self._ready() or [0])
+            if victim:
+                self.rig.note("fault", kind="SIGTERM worker", pids=[victim])
+                self.rig.signal(signal.SIGTERM, victim)
+
+    # --- supervisors
+
+    def kill_supervisors(self, times: int) -> None:
+        """Each second time as if the host were lost: its workers go too; otherwise they notice by themselves."""
+        for point in self._turns(SUPERVISOR, times, self.chance["supervisor"]):
+            wait_until(lambda: len({fleet for fleet in self.fleets if fleet.ready()}) >= 2, "two fleets", 60)
+            pid = self._kill("supervisor", point, self._provoke_supervisor)
+            if pid is not None:
+                self._replace(next(fleet for fleet in self.fleets if fleet.pid == pid), point)
+
+    def _replace(self, fleet: Fleet, kind: str) -> None:
+        """Have the workers of a dead supervisor end, write it down, start another."""
+        fleet.process.wait(10)
+        children = sorted(self.children.get(fleet.pid, ()))
+        if self.chance["supervisor"].random() < 0.5:
+            for child in children:
+                self.rig.signal(signal.SIGKILL, child)
+        self.rig.note("fault", kind=kind, pids=[fleet.pid, *children])
+        fleet.more.pop("ASYNCQ_TEST_STARTUP", None)
+        fleet.start()
+
+    def _provoke_supervisor(self, point: str) -> None:
+        provoke: dict[str, Callable[[], object]] = {
+            "reconcile.marked_alive": self._forget_alive,
+            "reconcile.page_mended": self._never_pushed,
+            "abandon.row_written": self._unknown_run,
+            "prune.rows_deleted": self._old_rows,
+            "start_up.row_written": self._start_anew,
+            "reap.death_noticed": self._kill_busy,
+            "recover.row_written": self._kill_busy,
+            "recover.redis_told": self._kill_busy,
+        }
+        provoke.get(point, lambda: None)()
+
+    # --- both
+
+    @staticmethod
+    def _turns(points: tuple[str, ...], times: int, chance: random.Random) -> list[str]:
+        turns = [point for point in points for _ in range(times)]
+        chance.shuffle(turns)
+        return turns
+
+    def _kill(self, role: str, point: str, provoke: Callable[[str], None]) -> int | None:
+        """Return the pid of who died at the point; None when nobody came there, which counts as missed."""
+        self._look()
+        mark = self.arms.arm(role, point, self.chance[role].randint(1, OFTEN.get(point, 1)))
+        again_at = 0.0
+        deadline = time.monotonic() + (4 if self.rig.mutant else REACHED_SECONDS)
+        try:
+            while (pid := arming.victim_of(mark)) is None and (now := time.monotonic()) < deadline:
+                if now >= again_at:
+                    again_at = now + 5
+                    provoke(point)
+                if role == "supervisor":
+                    self._look()
+                time.sleep(0.02)
+            return pid
+        finally:
+            self.arms.disarm(role)
+
+    def _look(self) -> None:
+        """Remember whose worker is whose: the dead cannot be asked."""
+        for fleet in self.fleets:
+            if fleet.process.poll() is None:
+                self.children.setdefault(fleet.pid, set()).update(fleet.workers())
+
+    def _ready(self) -> list[int]:
+        return [pid for fleet in self.fleets for pid in fleet.ready()]
+
+    def _busy(self) -> list[int]:
+        open_runs = {run.pid for run in checker.executions(self.rig.latest()) if run.ended_at is None}
+        return [pid for pid in self._ready() if pid in open_runs]
+
+    def _kill_busy(self) -> None:
+        if victims := self._busy() or self._ready():
+            victim = self.chance["supervisor"].choice(victims)
+            self.rig.note("fault", kind="kill worker", pids=[victim])
+            self.rig.signal(signal.SIGKILL, victim)
+
+    def _forget_alive(self) -> None:
+        from django_asyncq.broker.keys import alive_key
+
+        with self.rig.server.client() as client:
+            client.delete(alive_key())
+
+    def _never_pushed(self) -> None:
+        """Rows of a producer that died a while ago."""
+        from django_asyncq.models import TaskRecord
+
+        at = timezone.now() - timedelta(seconds=10)
+        _rows(
+            TaskRecord(name="tests.chaos.tasks.work", args=[0], queue_name="default", enqueued_at=at) for _ in range(3)
+        )
+
+    def _unknown_task(self) -> None:
+        """A task that no worker has the code of."""
+        from django_asyncq import lifecycle
+        from django_asyncq.models import TaskRecord
+
+        lifecycle.dispatch(_rows([TaskRecord(name="gone.away", queue_name="default")]))
+
+    def _unknown_run(self) -> None:
+        """A row in 1 that nobody knows of."""
+        from django_asyncq.models import TaskRecord, TaskState
+
+        then = timezone.now() - timedelta(minutes=1)
+        fields: dict[str, Any] = {"state": TaskState.RUNNING, "fence": 1, "attempt": 1, "worker_ids": ["lost"]}
+        name = "tests.chaos.tasks.work"
+        _rows([TaskRecord(name=name, args=[0], started_at=then, last_attempted_at=then, **fields)])
+
+    def _old_rows(self) -> None:
+        """Rows older than such are kept, and a new leader, which prunes at once."""
+        from django_asyncq.models import TaskRecord, TaskState
+        from django_asyncq.retention import lowest_id_at
+
+        then = timezone.now() - timedelta(days=40, seconds=self.chance["supervisor"].randrange(10**6))
+        rows = _rows([TaskRecord(id=lowest_id_at(then), name="gone", state=TaskState.FAILED, finished_at=then)])
+        self.rig.note("deleted", ids=[str(row.id) for row in rows])
+        for fleet in self.fleets:
+            if f" {fleet.pid} INFO django_asyncq.upkeep: this process leads" in fleet.log.read_text(errors="replace"):
+                self._lose(fleet)
+
+    def _start_anew(self) -> None:
+        """A supervisor that has start-up tasks."""
+        fleet = self.chance["supervisor"].choice([fleet for fleet in self.fleets if fleet.process.poll() is None])
+        fleet.more["ASYNCQ_TEST_STARTUP"] = "well"
+        self._lose(fleet)
+
+    def _lose(self, fleet: Fleet) -> None:
+        fleet.kill()
+        fleet.start()
+
+
+def _rows(rows: Any) -> list[Any]:
+    from django_asyncq.models import TaskRecord
+
+    return list(TaskRecord.objects.bulk_create(rows))
+
+
+def schedule() -> None:
+    from django_asyncq.models import Schedule
+
+    now = timezone.now()
+    row = Schedule(name="chaos", task="tests.chaos.tasks.ticked", interval_seconds=1)
+    row.plan_next(now)
+    row.save()
+
+
+def unschedule() -> None:
+    from django_asyncq.models import Schedule
+
+    Schedule.objects.filter(name="chaos").delete()

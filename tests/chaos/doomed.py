@@ -1,0 +1,125 @@
+"""Producers that die at a failpoint, in forks, and the mixed load that goes on beside them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from django.db import connections, transaction
+
+from django_asyncq import GateUnavailable, QueueFull, failpoints, gate
+from django_asyncq.broker import clients
+from django_asyncq.models import TaskRecord
+from tests.tasks import note
+
+from . import tasks
+
+TRIES = 40
+
+
+def _note_committed(*ids: object) -> None:
+    note("committed", ids=[str(id) for id in ids])
+
+
+def two_queues(name: str, chance: random.Random) -> None:
+    """Two tasks of one gate in two queues, in one transaction."""
+    with transaction.atomic():
+        ids = [tasks.gated.using(queue_name=queue).enqueue(name, chance.uniform(0, 20)).id for queue in ("one", "two")]
+    _note_committed(*ids)
+
+
+def many(name: str, chance: random.Random) -> None:
+    """More tasks than one call of a script takes."""
+    _note_committed(*(result.id for result in tasks.work.enqueue_many([(0,)] * 250)))
+
+
+def lose_the_slot(name: str, chance: random.Random) -> None:
+    """A task whose slot goes to a stranger before the commit."""
+    with transaction.atomic():
+        result = tasks.gated.using(queue_limit=1).enqueue(name)
+        gate.release([TaskRecord.objects.get(id=result.id)])
+        gate.acquire([TaskRecord(gate=name, queue_limit=1)])
+    _note_committed(result.id)
+
+
+def delete(name: str, chance: random.Random) -> None:
+    """A queued task that a person deletes."""
+    result = tasks.gated.enqueue(name, 0)
+    note("deleted", ids=[str(result.id)])
+    TaskRecord.objects.filter(id=result.id).first().delete()  # type: ignore[union-attr]
+
+
+Scene = Callable[[str, random.Random], None]
+SCENES: dict[str, Scene] = {
+    "build.gate_built": two_queues,
+    "enqueue.slot_taken": two_queues,
+    "enqueue.row_inserted": two_queues,
+    "enqueue.committed": two_queues,
+    "dispatch.slots_confirmed": two_queues,
+    "dispatch.queue_pushed": two_queues,
+    "enqueue.pushed": two_queues,
+    "tell.batch_told": many,
+    "park.row_written": lose_the_slot,
+    "forget.committed": delete,
+}
+# More of these in one child would leave more than the fleets get done.
+ONCE = {"tell.batch_told", "park.row_written"}
+
+
+def doomed(times: str, pause_ms: str, seed: str) -> None:
+    """Fork a child for each point and turn, which dies there; write down that it did."""
+    chance = random.Random(seed)
+    turns = [point for point in SCENES for _ in range(int(times))]
+    chance.shuffle(turns)
+    connections.close_all()
+    for number, point in enumerate(turns):
+        nth = 1 if point in ONCE else chance.randint(1, 4)
+        child = os.fork()
+        if child == 0:
+            _die_at(point, nth, f"{os.getpid()}-{number}", chance)
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            note("fault", kind=point, pids=[child])
+        time.sleep(float(pause_ms) / 1000)
+
+
+def _die_at(point: str, nth: int, name: str, chance: random.Random) -> None:
+    clients.reset_clients()
+    failpoints.reach = failpoints.read(f"{point}:{nth}")
+    try:
+        for turn in range(TRIES):
+            # A gate that is new each time is built each time.
+            SCENES[point](f"doomed-{name}-{turn}", chance)
+    finally:
+        os._exit(3)
+
+
+def mixed(seconds: str, pause_ms: str, seed: str) -> None:
+    """Some of everything: short and long tasks, async ones, tasks of a gate, retries, in several queues."""
+    chance = random.Random(seed)
+    deadline = time.monotonic() + float(seconds)
+    while time.monotonic() < deadline:
+        # Whom a gate refuses now, the next turn may admit.
+        with suppress(QueueFull, GateUnavailable):
+            _something(chance)
+        time.sleep(chance.uniform(0, 2 * float(pause_ms)) / 1000)
+
+
+def _something(chance: random.Random) -> None:
+    kind = chance.random()
+    if kind < 0.1:
+        _note_committed(tasks.flaky.enqueue(chance.randint(2, 3)).id)
+    elif kind < 0.3:
+        two_queues(f"mixed-{chance.randrange(4)}", chance)
+    elif kind < 0.5:
+        _note_committed(tasks.work_async.enqueue(chance.uniform(0, 300)).id)
+    elif kind < 0.7:
+        _note_committed(tasks.work.enqueue(chance.uniform(60, 400)).id)
+    elif kind < 0.8:
+        _note_committed(tasks.work_at_once.enqueue(chance.uniform(0, 20)).id)
+    else:
+        _note_committed(*(tasks.work.using(queue_name="three").enqueue(chance.uniform(0, 20)).id for _ in range(2)))
