@@ -1,0 +1,48 @@
+"""How large the measures are, and what they give back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Outcome(NamedTuple):
+    """What was measured once. `values`: by name, with the unit in it; costs are for each task (see `costs.between`)."""
+
+    label: str
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Numbers of tasks, unless said otherwise. The slowest peers take some ten seconds for each of these."""
+
+    warm: int = 200
+    enqueue: int = 10_000
+    bulk: int = 20_000
+    drain: tuple[int, ...] = (1_000, 10_000, 100_000)
+    latency: int = 500
+    latency_per_second: float = 50.0
+    sleep: int = 2_000
+    bursts: int = 12
+    shorts_in_burst: int = 30
+    burst_pause_seconds: float = 0.4
+    retries: int = 2_000
+    gated: int = 10_000
+    idle_seconds: float = 30.0
+    flow: int = 5_000
+
+
+QUICK = Sizes(
+    warm=50,
+    enqueue=500,
+    bulk=2_000,
+    drain=(1_000,),
+    latency=50,
+    sleep=320,
+    bursts=4,
+    retries=200,
+    gated=500,
+    idle_seconds=5.0,
+    flow=500,
+)

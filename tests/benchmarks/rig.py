@@ -1,0 +1,238 @@
+"""One measure's surroundings: empty servers, a producer, workers; every wait has an end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import processes
+from .costs import Meter
+from .peers import Peer
+from .probing import Probe
+from .servers import DATABASE, ROLE, PostgresServer, RedisServer
+
+INSIDE = Path(__file__).parent / "inside"
+ROOT = Path(__file__).parent.parent.parent
+START_SECONDS = 60.0
+SETTLE_SECONDS = 60.0
+ORDER_SECONDS = 1800.0
+MIGRATE_SECONDS = 120
+LOOK_SECONDS = 0.005
+
+
+class MeasureFailed(RuntimeError):
+    """A measure did not come to its end; the message says where it stood, and in which log to look."""
+
+
+class Producer:
+    """The process in the peer's environment that enqueues, by order."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self.process = process
+        self._log = log
+        self._pending: str | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    def order(self, order: str, **more: Any) -> None:
+        """Give an order without waiting for its end."""
+        assert self.process.stdin is not None
+        self._pending = order
+        self.process.stdin.write(json.dumps({"order": order, **more}) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self, seconds: float = ORDER_SECONDS) -> dict[str, float]:
+        """Wait for the end of the order; return what it took. Raises: MeasureFailed."""
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            line = self.process.stdout.readline() if selector.select(seconds) else ""
+        if not line:
+            raise MeasureFailed(f"the producer did not answer to {self._pending or 'its start'}, see {self._log}")
+        return dict(json.loads(line))
+
+    def do(self, order: str, **more: Any) -> dict[str, float]:
+        """Give an order and wait for its end."""
+        self.order(order, **more)
+        return self.answer()
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Workers that have been started."""
+
+    started: list[subprocess.Popen[str]]
+    started_ns: int
+    log: Path
+
+    @property
+    def sessions(self) -> list[int]:
+        """Ids of their sessions, for `processes.session_members`."""
+        return [process.pid for process in self.started]
+
+    def check(self) -> None:
+        """Raise MeasureFailed when one has ended."""
+        if any(process.poll() is not None for process in self.started):
+            raise MeasureFailed(f"workers ended: {[process.returncode for process in self.started]}, see {self.log}")
+
+
+class Rig:
+    """What every measure works with."""
+
+    def __init__(self, redis: RedisServer, postgres: PostgresServer, folder: Path, homes: dict[str, Path]) -> None:
+        self.redis, self.postgres, self.folder = redis, postgres, folder
+        self.probe = Probe(folder / "probe")
+        self.meter = Meter(redis, postgres, self.probe)
+        self._homes = homes
+        self._templates: set[str] = set()
+        self._own_transactions = 0
+
+    # --- what peers ask of the servers (peers.base.Stores)
+
+    def sql(self, statement: str) -> Any:
+        """Return the first value of a query in the peer's database."""
+        self._own_transactions += 1
+        return self.postgres.ask(statement, DATABASE)[0][0]
+
+    def ask_redis(self, *words: Any) -> Any:
+        """Send Redis one command."""
+        return self.redis.ask(*words)
+
+    # --- a measure
+
+    def reset(self, peer: Peer) -> None:
+        """Empty everything; the peer's tables are there and empty."""
+        template = "template_" + re.sub(r"\W", "_", peer.name)
+        if peer.uses_postgres and template not in self._templates:
+            self.postgres.create(template)
+            for command in peer.migrations():
+                self._run(peer, command, template)
+            self._templates.add(template)
+        self.postgres.reset(template if peer.uses_postgres else "template1")
+        self.redis.reset()
+        self.probe.clear()
+
+    def analyze(self, peer: Peer) -> None:
+        """Do what autovacuum would have done while a backlog grew."""
+        if peer.uses_postgres:
+            self.postgres.ask("VACUUM ANALYZE", DATABASE)
+            self.postgres.disconnect(DATABASE)
+
+    def fill(self, peer: Peer, kind: str, count: int) -> None:
+        """Make a backlog, not timed."""
+        with self.producer(peer) as producer:
+            producer.do("fill", kind=kind, first=0, count=count)
+        self.analyze(peer)
+
+    @contextmanager
+    def producer(self, peer: Peer) -> Iterator[Producer]:
+        """Start a producer; end it."""
+        log = self.folder / f"{peer.name}-producer.log"
+        command = self._command(peer, ["python", str(INSIDE / "producer.py"), peer.application])
+        process = processes.launch(command, self._environment(peer, ""), self.folder, log, with_pipes=True)
+        try:
+            producer = Producer(process, log)
+            producer.answer(START_SECONDS)
+            yield producer
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(START_SECONDS)
+        except (BrokenPipeError, subprocess.TimeoutExpired) as error:
+            raise MeasureFailed(f"the producer ended early or not at all, see {log}") from error
+        finally:
+            processes.end([process], 1)
+
+    @contextmanager
+    def workers(self, peer: Peer, profile: str) -> Iterator[Fleet]:
+        """Start the workers of a profile; end them."""
+        log = self.folder / f"{peer.name}-{profile}.log"
+        environment = self._environment(peer, profile)
+        fleet = Fleet([], time.monotonic_ns(), log)
+        try:
+            for command in peer.workers(profile):
+                fleet.started.append(processes.launch(self._command(peer, command), environment, self.folder, log))
+            yield fleet
+        finally:
+            processes.end(fleet.started)
+
+    def wait(self, condition: Callable[[], Any], what: str, fleet: Fleet, seconds: float, **more: Any) -> None:
+        """Wait until something holds. meanwhile: called at each look. Raises: MeasureFailed."""
+        deadline = time.monotonic() + seconds
+        meanwhile = more.get("meanwhile")
+        while not condition():
+            fleet.check()
+            if time.monotonic() > deadline:
+                raise MeasureFailed(f"{what}: not within {seconds:.0f} s, {self.probe.count} tasks ended; {fleet.log}")
+            if meanwhile is not None:
+                meanwhile()
+            time.sleep(LOOK_SECONDS)
+
+    def wait_settled(self, peer: Peer, fleet: Fleet, tasks: int) -> None:
+        """Wait until the peer's own books are closed."""
+        stores = _Stores(self)
+        self.wait(lambda: peer.is_settled(stores, tasks), "its books", fleet, SETTLE_SECONDS)
+        self.postgres.disconnect(DATABASE)
+
+    def count_transactions(self) -> int:
+        """Return the transactions of the peer until now; call it when its processes have ended."""
+        return self.meter.transactions() - self._own_transactions
+
+    def close(self) -> None:
+        """Give back what is open."""
+        self.probe.close()
+
+    # --- processes
+
+    def _run(self, peer: Peer, command: list[str], database: str) -> None:
+        environment = self._environment(peer, "", database)
+        log = self.folder / f"{peer.name}-migrate.log"
+        process = processes.launch(self._command(peer, command), environment, self.folder, log)
+        try:
+            if process.wait(MIGRATE_SECONDS):
+                raise MeasureFailed(f"its tables could not be made, see {log}")
+        except subprocess.TimeoutExpired as error:
+            raise MeasureFailed(f"making its tables took too long, see {log}") from error
+        finally:
+            processes.end([process], 0)
+
+    def _command(self, peer: Peer, words: list[str]) -> list[str]:
+        return [str(self._homes[peer.requirements] / "bin" / words[0]), *words[1:]]
+
+    def _environment(self, peer: Peer, profile: str, database: str = DATABASE) -> dict[str, str]:
+        bin = self._homes[peer.requirements] / "bin"
+        port = str(self.postgres.port)
+        return {
+            "PATH": f"{bin}:{os.environ.get('PATH', '/usr/bin:/bin')}",
+            "HOME": str(self.folder),
+            "LANG": "C.UTF-8",
+            "TZ": "UTC",
+            "PYTHONPATH": f"{INSIDE}:{ROOT}",
+            "BENCH_PROBE": str(self.probe.path),
+            "BENCH_LOCKS": str(self.folder / "locks"),
+            "BENCH_REDIS_URL": f"redis://127.0.0.1:{self.redis.port}/0",
+            "BENCH_POSTGRES_HOST": "127.0.0.1",
+            "BENCH_POSTGRES_PORT": port,
+            "BENCH_POSTGRES_USER": ROLE,
+            "BENCH_POSTGRES_DATABASE": database,
+            "BENCH_POSTGRES_CONNINFO": f"postgresql://{ROLE}@127.0.0.1:{port}/{database}",
+            **peer.environment(profile),
+        }
+
+
+class _Stores:
+    """The rig as peers see it."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.redis, self.sql = rig.ask_redis, rig.sql

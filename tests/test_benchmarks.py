@@ -1,0 +1,162 @@
+"""The benchmark's arithmetic and declarations; nothing here is timed, and no server is started."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+if not sys.platform.startswith("linux"):
+    pytest.skip("the benchmark reads /proc", allow_module_level=True)
+
+from tests.benchmarks import compare, environments, measures, processes, table
+from tests.benchmarks.costs import Reading, between, foreign_share
+from tests.benchmarks.figures import longest_idle_wait_ms, percentile, ratios, spread
+from tests.benchmarks.inside import layout
+from tests.benchmarks.peers import ALL, MEASURES, OURS, Peer
+from tests.benchmarks.probing import Probe, Times
+from tests.benchmarks.table import Row
+
+INSIDE = Path(compare.__file__).parent / "inside"
+PEERS = pytest.mark.parametrize("peer", ALL.values(), ids=lambda peer: peer.name)
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    """The nearest rank: p50 of 1 to 100 is 50, p99 is 99, and of one value every percentile is it."""
+    values = [float(value) for value in range(100, 0, -1)]
+    assert [percentile(values, share) for share in (0, 0.5, 0.95, 0.99, 1)] == [1, 50, 95, 99, 100]
+    assert percentile([7.0], 0.99) == 7
+    with pytest.raises(ValueError, match="no values"):
+        percentile([], 0.5)
+
+
+def test_spread_has_the_median_of_even_counts_too() -> None:
+    """Between the two in the middle."""
+    found = spread([4.0, 1.0, 3.0, 2.0])
+    assert (found.least, found.middle, found.most) == (1, 2.5, 4)
+    with pytest.raises(ValueError, match="no values"):
+        spread([])
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    """A round that one of both does not have is left out; so is a zero."""
+    assert ratios({0: 10.0, 1: 30.0, 2: 5.0, 3: 1.0}, {0: 5.0, 1: 10.0, 3: 0.0}) == [2.0, 3.0]
+
+
+def test_only_waits_beside_a_free_slot_count() -> None:
+    """A task waits 30 ms: 20 while the one slot is busy, 10 while it is free; with two slots all 30 were free."""
+    ms = 1_000_000
+    busy, waiting = Times(0, 0, 20 * ms), Times(0, 30 * ms, 31 * ms)
+    assert longest_idle_wait_ms([waiting], [busy, waiting], 1) == 10
+    assert longest_idle_wait_ms([waiting], [busy, waiting], 2) == 30
+    assert longest_idle_wait_ms([], [busy], 1) == 0
+
+
+def reading(**more: float) -> Reading:
+    """Counters that all stand at 0 but these."""
+    return Reading(**{**dict.fromkeys(Reading.__slots__, 0), **more})  # type: ignore[arg-type]
+
+
+def test_costs_are_for_each_task() -> None:
+    """What redis-py did not send ran inside scripts; CPU is in microseconds."""
+    after = reading(at=2, worker_cpu=1, redis_commands=1200, sent_commands=200, round_trips=100, machine_cpu=1.5)
+    found = between(reading(), after, 1000)
+    assert found["worker_cpu_us"] == 1000
+    assert found["redis_in_scripts"] == 1
+    assert found["redis_sent"] == 0.2
+    assert found["round_trips"] == 0.1
+    assert foreign_share(reading(), after, processors=2) == 0.125
+
+
+def test_cpu_is_read_from_a_line_of_proc() -> None:
+    """Whatever the process is called."""
+    ticks = processes.TICKS_PER_SECOND
+    line = f"42 (a) b (c) S 7 42 9 0 -1 0 0 0 0 0 {2 * ticks} {ticks} {5 * ticks} {ticks} 20 0"
+    assert processes.parse_stat(line) == processes.Stat(7, 9, 3.0, 6.0)
+    own = processes.read_stat(os.getpid())
+    assert own is not None
+    assert own.parent == os.getppid()
+
+
+def test_probe_reads_what_bodies_write(tmp_path: Path) -> None:
+    """Slots of two threads and a task's times."""
+    probe = Probe(tmp_path / "probe")
+    words = probe._words
+    words[0] = 2
+    for slot, values in enumerate(((3, 50, 90, 10, 4), (2, 40, 80, 1, 1))):
+        for field, value in enumerate(values):
+            words[layout.SLOTS_AT + slot * layout.SLOT_WORDS + field] = value
+    for field, value in enumerate((5, 6, 7)):
+        words[layout.TIMES_AT + 9 * layout.TIMES_WORDS + field] = value
+    assert (probe.count, probe.first_ns, probe.last_ns) == (5, 40, 90)
+    assert (probe.redis_commands, probe.round_trips) == (11, 5)
+    assert probe.times(9) == Times(5, 6, 7)
+    probe.clear()
+    assert (probe.count, probe.first_ns) == (0, 0)
+    probe.close()
+
+
+def test_table_has_spread_and_ratio_and_says_what_is_missing() -> None:
+    """Ratios stand beside the peer; a peer that is not installed and a measure that failed are named, with why."""
+    rows = [Row(number, OURS, "enqueue", {"per_second": rate}) for number, rate in enumerate((200.0, 100.0, 300.0))]
+    rows += [Row(number, "huey", "enqueue", {"per_second": rate}) for number, rate in enumerate((100.0, 100.0))]
+    rows += [Row(2, "huey", "enqueue", error="MeasureFailed: it hung")]
+    text = table.report(rows, [OURS, "huey", "taskiq"], ["enqueue", "bulk"], {}, {"taskiq": "no wheel"})
+    assert "| 100 | **200** | 300 |" in text
+    assert "| huey | 100 | **100** | 100 | 1.00 | **1.50** | 2.00 |" in text
+    assert "taskiq: not installed: no wheel" in text
+    assert "huey, enqueue, round 3: MeasureFailed: it hung" in text
+    assert "not measured: bulk: has no bulk call" in text
+
+
+def test_every_measure_is_known_everywhere() -> None:
+    """To the command line, to the table, and by its own name."""
+    assert set(MEASURES) == set(measures.ALL) == set(table.SHOWN)
+
+
+@PEERS
+def test_every_peer_declares_what_it_needs(peer: Peer) -> None:
+    """Its requirements are pinned, each setting and each measure left out has its reason."""
+    requirements = environments.requirements_of(peer.requirements)
+    assert requirements.strip()
+    assert not environments.unpinned(requirements)
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in requirements.splitlines()}
+    assert {name.lower() for name in peer.packages} <= pinned
+    assert peer.record
+    assert peer.settings
+    assert all(peer.settings.values())
+    assert set(peer.unmeasured) <= set(MEASURES)
+    assert all(peer.unmeasured.values())
+    assert peer.uses_postgres or peer.uses_redis
+    assert not peer.uses_postgres or peer.migrations()
+    for measure in filter(peer.measures, MEASURES):
+        assert peer.workers(measure)
+
+
+@PEERS
+def test_every_application_has_what_the_producer_calls(peer: Peer) -> None:
+    """Read, not imported: it needs the peer's environment."""
+    module = INSIDE / f"{peer.application}.py"
+    source = (module if module.exists() else INSIDE / peer.application / "__init__.py").read_text()
+    tree = ast.parse(source)
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert "enqueue" in defined
+    assert not peer.measures("bulk") or "enqueue_many" in defined
+    assert not peer.measures("transaction") or "atomic as transaction" in source
+
+
+def test_environments_are_told_apart_by_their_requirements() -> None:
+    """A changed pin gets another folder."""
+    assert environments.digest("a==1\n") != environments.digest("a==2\n")
+    assert environments.unpinned("a==1\nb>=2\n\n") == ["b>=2"]
+
+
+def test_raw_figures_replace_the_old_file_at_once(tmp_path: Path) -> None:
+    """No draft is left."""
+    path = tmp_path / "raw.json"
+    compare.write(path, [Row(0, OURS, "bulk", {"per_second": 1.5})], {}, {})
+    assert '"per_second": 1.5' in path.read_text()
+    assert list(tmp_path.iterdir()) == [path]
