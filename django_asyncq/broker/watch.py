@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import random
+import socket
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from redis.exceptions import RedisError
@@ -32,6 +34,14 @@ class Settable(Protocol):
 
     def set(self) -> None:
         """Wake whoever waits."""
+
+
+def cut(connection: Any) -> None:
+    """Let whoever reads from a connection find its end. Closing it is theirs: redis-py stumbles when others do."""
+    found = getattr(connection, "_sock", None)
+    if found is not None:
+        with suppress(OSError):
+            found.shutdown(socket.SHUT_RDWR)
 
 
 class Watch:
@@ -80,7 +90,7 @@ class Watch:
             # Again and again, for a thread may just have been about to connect.
             with self._lock:
                 for connection in self._connections:
-                    connection.disconnect()
+                    cut(connection)
             alive = next((thread for thread in self._threads if thread.is_alive()), None)
             if alive is None:
                 return
@@ -93,8 +103,7 @@ class Watch:
         while not self._stopped.is_set():
             try:
                 watch(name)
-            # The last two: what redis-py stumbles over when its connection is closed under it.
-            except (BrokerUnavailable, RedisError, OSError, ValueError, AttributeError) as error:
+            except (BrokerUnavailable, RedisError, OSError) as error:
                 if not self._stopped.is_set():
                     failures = self._failed(name, error)
                     longest = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(failures, 10))
