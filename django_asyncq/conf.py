@@ -60,7 +60,7 @@ class Settings:
     """Worker processes of `runworkers`."""
     concurrency: int = 8
     """Tasks one worker process runs at once."""
-    forward_seconds: float = 1
+    forward_seconds: float = 5
     """Longest time between two looks at what has become due."""
     reconcile_seconds: float = 5
     """Time between two passes of the reconciler."""

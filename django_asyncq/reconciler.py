@@ -184,7 +184,7 @@ class Reconciler:
         if self.broker.pulse(settings.outage_seconds).in_reach_seconds < settings.quiet_seconds:
             return 0
         recovered = 0
-        for queue in sorted(self.broker.queues()):
+        for queue in self.broker.known_queues():
             before: list[Expired] = []
             # What could not be moved would be listed again and again; the next pass looks at it.
             while (found := self.broker.expired(queue)) and found != before:

@@ -235,7 +235,7 @@ class Supervisor:
         self._alive_since = alive_since
 
     def _queues(self) -> list[str]:
-        return list(self.options.queues) or sorted(self.broker.queues())
+        return list(self.options.queues) or self.broker.known_queues()
 
     # --- the dead
 

@@ -37,8 +37,10 @@ logger = logging.getLogger("django_asyncq.upkeep")
 
 # What is due within a second counts as due: times on the wire are whole seconds.
 DUE_WITHIN_SECONDS = 2
-# How often a process that does not lead asks whether it may.
-LEAD_SECONDS = 1.0
+# Within the time a lock outlives its holder: how often it is looked at, by who has it and by who would have it.
+LOOKS_PER_TTL = 10
+# How often the process that leads looks whether something is to be mended or pruned.
+REPAIR_SECONDS = 1.0
 # How soon a schedule that was changed without a signal (`QuerySet.update`) is noticed.
 LOOK_SECONDS = 5.0
 OUTAGE_SECONDS = 1.0
@@ -200,10 +202,10 @@ class Upkeep:
             logger.info("this process leads: schedules, repairs and pruning are its own")
             self._scheduler.wake()
             self._repairs.wake()
-        return LEAD_SECONDS
+        return conf.current().lock_ttl_seconds / LOOKS_PER_TTL
 
     def _forward(self) -> float:
-        due = forward_due(self.broker, self.queues or sorted(self.broker.queues()))
+        due = forward_due(self.broker, self.queues or self.broker.known_queues())
         longest = conf.current().forward_seconds
         return longest if due.next_seconds is None else min(max(due.next_seconds, 0.0), longest)
 
@@ -230,7 +232,7 @@ class Upkeep:
     def _repair(self) -> float:
         self.reconciler.tick(time.monotonic())
         self.pruner.tick(time.monotonic())
-        return min(LEAD_SECONDS, conf.current().reconcile_seconds)
+        return min(REPAIR_SECONDS, conf.current().reconcile_seconds)
 
     def _start_up(self) -> float | None:
         return None if self.startup.is_over else self.startup.step()

@@ -190,6 +190,16 @@ def test_delayed_tasks_start_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert 0 <= started[id] - seconds < 1, (started[id], seconds)
 
 
+def test_retries_start_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Likewise: the time of a retry wakes who would look in half a minute only."""
+    monkeypatch.setenv("ASYNCQ_TEST_FORWARD", "30")
+    with workers(tmp_path):
+        began = time.monotonic()
+        result = tasks.fail_until.enqueue(3)
+        wait_until(lambda: TaskRecord.objects.get(id=result.id).state == TaskState.SUCCEEDED, "the third attempt")
+        assert time.monotonic() - began < 20
+
+
 # --- start-up tasks
 
 

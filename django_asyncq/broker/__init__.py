@@ -41,8 +41,12 @@ ARCHIVE_SECONDS = 90 * 86_400
 ARCHIVE_SIZE = 9_999
 # A queue is named again each minute: the set may have been lost or the queue removed since.
 REGISTERED_SECONDS = 60
+# So old may be what an idle process goes by: a queue that is new to it is looked after that much later.
+KNOWN_SECONDS = 5.0
 
 _registered: dict[tuple[str, str], float] = {}
+# By prefix: when the names were read, and the names.
+_known: dict[str, tuple[float, set[str]]] = {}
 _registered_lock = threading.Lock()
 
 
@@ -74,12 +78,14 @@ class Broker:
             self.client.sadd(queues_key(), queue)
         with _registered_lock:
             _registered[key] = now + REGISTERED_SECONDS
+            _known.pop(prefix(), None)
 
     @staticmethod
     def forget_registered() -> None:
         """Name every queue anew at its next use: Redis may have lost its memory."""
         with _registered_lock:
             _registered.clear()
+            _known.clear()
 
     def queues(self) -> set[str]:
         """Return the names of all queues; a name that is not UTF-8 is no queue of ours and is left out."""
@@ -87,6 +93,16 @@ class Broker:
             found = self.client.smembers(queues_key())
         names = {id_text(name) for name in found}
         return {name for name in names if name.encode("utf-8", "replace") == id_bytes(name)}
+
+    def known_queues(self) -> list[str]:
+        """Return the names of all queues in order, as this process read them within KNOWN_SECONDS."""
+        now = time.monotonic()
+        read_at, names = _known.get(prefix(), (-math.inf, set()))
+        if now - read_at >= KNOWN_SECONDS:
+            names = self.queues()
+            with _registered_lock:
+                _known[prefix()] = (now, names)
+        return sorted(names)
 
     def is_alive(self) -> int | None:
         """Return since when Redis has its memory (Unix seconds), or None when it has lost it."""
@@ -150,7 +166,7 @@ class Broker:
         keys = QueueKeys(queue)
         items = [[*_arguments_of(entry), _due(entry.due_at)[0]] for entry in entries]
         places = [keys.retry, keys.scheduled, keys.archived, keys.due]
-        return self._words("park", places, [keys.task_prefix], items)
+        return self._words("park", places, [keys.task_prefix, due_channel()], items)
 
     def add_to_group(self, queue: str, group: str, entries: Sequence[Entry]) -> list[str]:
         """Let new tasks wait in a group. Returns, for each: "grouped", "exists" or "duplicate"."""
@@ -213,7 +229,7 @@ class Broker:
         """
         keys = QueueKeys(queue)
         places = [*_taken(keys, worker_id), keys.retry, *_counters(keys)]
-        head = [keys.task_prefix, *_counting(), int(counted)]
+        head = [keys.task_prefix, *_counting(), int(counted), due_channel()]
         rows = [[*_lease_of(lease), message, _due(due_at)[0]] for lease, message, due_at in items]
         return self._words("retry", places, head, rows)
 
@@ -250,7 +266,7 @@ class Broker:
         places = [*_taken(keys, worker_id), keys.scheduled, keys.due]
         found: list[int] = []
         for part in _chunks([_lease_of(lease) for lease in leases], IDS_PER_CALL):
-            arguments = [keys.task_prefix, delay_seconds, *part]
+            arguments = [keys.task_prefix, delay_seconds, due_channel(), *part]
             found += [int(age) for age in scripts.run("postpone", self.client, places, arguments)]
         return found
 

@@ -1,13 +1,13 @@
 -- Put tasks into the retry set, to be looked at again when due.
 -- KEYS: 1 retry, 2 scheduled, 3 archived, 4 due (ms)
--- ARGV: 1 task key prefix, then for each task: id, message, fence ("0": none), priority, lock key or "", lock seconds,
---       due (Unix seconds)
+-- ARGV: 1 task key prefix, 2 channel of what is due, then for each task: id, message, fence ("0": none), priority,
+--       lock key or "", lock seconds, due (Unix seconds)
 -- Returns one word for each: "parked", or "exists" for one that is anywhere else, such as pending (nothing changed).
 -- Invariant: an id is in one place, and its hash is there; `fence` marks it as one whose row must change first. A lock
--- that another id holds is left to it.
+-- that another id holds is left to it. Who sleeps until the nearest is told when one of these is nearer.
 local place = {retry = KEYS[1], scheduled = KEYS[2], archived = KEYS[3]}
-local words = {}
-for i = 2, #ARGV, 7 do
+local words, nearer = {}, false
+for i = 3, #ARGV, 7 do
   local id, message, fence, priority, lock, seconds, due = unpack(ARGV, i, i + 6)
   local key = ARGV[1] .. id
   local state = redis.call('HEXISTS', key, 'msg') == 1 and (redis.call('HGET', key, 'state') or 'none')
@@ -28,7 +28,9 @@ for i = 2, #ARGV, 7 do
       redis.call('HSET', key, 'unique_key', lock)
     end
     redis.call('ZADD', KEYS[1], due, id)
+    nearer = nearer or redis.call('ZRANGE', KEYS[1], 0, 0)[1] == id
     words[#words + 1] = 'parked'
   end
 end
+if nearer then redis.call('PUBLISH', ARGV[2], '1') end
 return words

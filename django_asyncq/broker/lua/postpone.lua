@@ -1,11 +1,11 @@
 -- Put tasks aside that cannot run here now: from active to scheduled.
 -- KEYS: 1 active, 2 lease, 3 held, 4 scheduled, 5 due (ms)
--- ARGV: 1 task key prefix, 2 delay in seconds, then for each task: id, fence
+-- ARGV: 1 task key prefix, 2 delay in seconds, 3 channel of what is due, then for each task: id, fence
 -- Returns for each how many seconds ago it was first put aside, or -1 when it is stale (nothing changed) or gone.
--- Invariant: an id is in one place.
+-- Invariant: an id is in one place. Who sleeps until the nearest is told when one of these is nearer.
 local now = tonumber(redis.call('TIME')[1])
-local ages = {}
-for i = 3, #ARGV, 2 do
+local ages, nearer = {}, false
+for i = 4, #ARGV, 2 do
   local id, fence = ARGV[i], ARGV[i + 1]
   local key = ARGV[1] .. id
   local known = redis.call('HMGET', key, 'fence', 'state', 'parked_at')
@@ -21,8 +21,10 @@ for i = 3, #ARGV, 2 do
       redis.call('HSETNX', key, 'parked_at', now)
       redis.call('ZREM', KEYS[5], id)
       redis.call('ZADD', KEYS[4], now + ARGV[2], id)
+      nearer = nearer or redis.call('ZRANGE', KEYS[4], 0, 0)[1] == id
     end
     ages[#ages + 1] = known[2] and now - tonumber(known[3] or now) or -1
   end
 end
+if nearer then redis.call('PUBLISH', ARGV[3], '1') end
 return ages

@@ -1,11 +1,11 @@
 -- Put tasks that failed into the retry set.
 -- KEYS: 1 active, 2 lease, 3 held, 4 retry, 5 processed of the day, 6 failed of the day, 7 processed, 8 failed
 -- ARGV: 1 task key prefix, 2 time the day's counters expire, 3 largest counter, 4 "1" to count failures,
---       then for each task: id, fence, message, due (Unix seconds)
+--       5 channel of what is due, then for each task: id, fence, message, due (Unix seconds)
 -- Returns one word for each: "retried", "stale" (nothing changed), "gone" (no hash).
--- Invariant: as `done`; the task's unique lock stays.
-local words, count = {}, 0
-for i = 5, #ARGV, 4 do
+-- Invariant: as `done`; the task's unique lock stays. Who sleeps until the nearest is told when one of these is nearer.
+local words, count, nearer = {}, 0, false
+for i = 6, #ARGV, 4 do
   local id, fence, message, due = unpack(ARGV, i, i + 3)
   local key = ARGV[1] .. id
   local known = redis.call('HMGET', key, 'fence', 'state')
@@ -19,6 +19,7 @@ for i = 5, #ARGV, 4 do
       redis.call('HDEL', key, 'worker', 'parked_at', 'outcome')
       redis.call('ZADD', KEYS[4], due, id)
       redis.call('HSET', key, 'msg', message, 'state', 'retry')
+      nearer = nearer or redis.call('ZRANGE', KEYS[4], 0, 0)[1] == id
       count = count + 1
     end
     words[#words + 1] = known[2] and 'retried' or 'gone'
@@ -34,4 +35,5 @@ if count > 0 and ARGV[4] == '1' then
     if full then redis.call('SET', KEYS[all], count) else redis.call('INCRBY', KEYS[all], count) end
   end
 end
+if nearer then redis.call('PUBLISH', ARGV[5], '1') end
 return words
