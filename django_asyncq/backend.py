@@ -6,15 +6,18 @@ Instantiated while user modules are imported, so models and `lifecycle` are impo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.core import checks
+from django.utils import timezone
 
 from . import compat, payload
 from .exceptions import InvalidOption
-from .names import QUEUE_NAME
+from .names import QUEUE_NAME, uuid7
 from .results import result_of
 from .tasks import Arguments, Task, default_of, gate_name
 
@@ -54,37 +57,53 @@ class AsyncqBackend(compat.BaseTaskBackend):
         from . import lifecycle
 
         self.validate_task(task)
-        records = [self._record(task, call) for call in calls]
+        records = self._records(task, calls)
         if not records:
             return []
-        results = {record.id: result_of(record) for record in records}
+        results = {record.id: _result_of_new(record, task) for record in records}
 
         def announce_enqueued(committed: list[TaskRecord]) -> None:
             for record in committed:
                 compat.task_enqueued.send_robust(type(self), task_result=results[record.id])
 
         admitted = lifecycle.enqueue(records, partial=partial, on_committed=announce_enqueued)
+        if len(admitted) == len(records):
+            return list(results.values())
         queued = {record.id for record in admitted}
-        return [results[record.id] if record.id in queued else None for record in records]
+        return [result if id in queued else None for id, result in results.items()]
 
-    def _record(self, task: Any, call: Arguments) -> TaskRecord:
+    def _records(self, task: Any, calls: Sequence[Arguments]) -> list[TaskRecord]:
+        """Return a row for each call, not saved."""
         from .models import TaskRecord
 
-        encoded = payload.encode(call.args, call.kwargs)
-        return TaskRecord(
-            name=task.module_path,
-            backend=self.alias,
-            queue_name=task.queue_name,
-            args=encoded.args,
-            kwargs=encoded.kwargs,
-            priority=int(task.priority),
-            run_after=task.run_after,
-            max_attempts=default_of(task, "max_attempts", self.options),
-            timeout_seconds=default_of(task, "timeout", self.options),
-            gate=gate_name(task, call.args, call.kwargs),
-            queue_limit=task.queue_limit,
-            expected_seconds=task.expected_seconds,
-        )
+        common = {
+            **_defaults_of_rows(),
+            "name": task.module_path,
+            "backend": self.alias,
+            "queue_name": task.queue_name,
+            "priority": int(task.priority),
+            "run_after": task.run_after,
+            "max_attempts": default_of(task, "max_attempts", self.options),
+            "timeout_seconds": default_of(task, "timeout", self.options),
+            "queue_limit": task.queue_limit,
+            "expected_seconds": task.expected_seconds,
+            "enqueued_at": timezone.now(),
+        }
+        records = []
+        for call in calls:
+            encoded = payload.encode(call.args, call.kwargs)
+            values: Any = {
+                **common,
+                "id": uuid7(),
+                "args": encoded.args,
+                "kwargs": encoded.kwargs,
+                "gate": gate_name(task, call.args, call.kwargs),
+                "errors": [],
+                "worker_ids": [],
+            }
+            # By position, in half the time: Django then asks no field for its default.
+            records.append(TaskRecord(*values.values()))
+        return records
 
     def get_result(self, result_id: str) -> Any:
         """Return the result of this id, whatever became of its code. Raises: TaskResultDoesNotExist."""
@@ -135,6 +154,33 @@ class AsyncqBackend(compat.BaseTaskBackend):
                     _check_option(option, self.options[option])
         except InvalidOption as error:
             yield checks.Error(f"{name}['OPTIONS']: {error}", hint="Correct the value.", id="asyncq.E022")
+
+
+@cache
+def _defaults_of_rows() -> dict[str, Any]:
+    """Return the defaults of a row's fields, in the order in which the model takes them."""
+    from .models import TaskRecord
+
+    row = TaskRecord()
+    return {field.attname: getattr(row, field.attname) for field in TaskRecord._meta.concrete_fields}
+
+
+def _result_of_new(record: TaskRecord, task: Any) -> Any:
+    """Return what `result_of` makes of a row just written, without looking for its task: here it is."""
+    return compat.TaskResult(
+        task=task if task.backend == record.backend else replace(task, backend=record.backend),
+        id=str(record.id),
+        status=compat.TaskResultStatus.READY,
+        enqueued_at=record.enqueued_at,
+        started_at=None,
+        last_attempted_at=None,
+        finished_at=None,
+        args=record.args,
+        kwargs=record.kwargs,
+        backend=record.backend,
+        errors=[],
+        worker_ids=[],
+    )
 
 
 def _check_option(option: str, value: Any) -> None:

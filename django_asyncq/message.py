@@ -7,8 +7,9 @@ Written by hand, for some twenty fields need no library. It must not know what a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .exceptions import AsyncqError
@@ -50,13 +51,17 @@ FIELDS = {
 }
 
 
+# Every number of one byte; and what stands before each field: its number and wire type.
+_SHORT = tuple(bytes([number]) for number in range(0x80))
+_KEYS = {number: _SHORT[number << 3 | wire_type] for number, (_, wire_type, _) in FIELDS.items()}
+
+
 class UndecodableMessage(AsyncqError):
     """The bytes are not a TaskMessage; the text says where they break."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskMessage:
-    """One message of asynq. Times are Unix seconds, durations seconds; 0 and "" stand for absent.
+class TaskMessage(NamedTuple):
+    """One message of asynq, in the order of `FIELDS`. Times: Unix seconds, durations: seconds; 0, "": absent.
 
     retry: most retries, the first run not counted. retried: counted failures so far. headers: str → str.
     """
@@ -75,7 +80,7 @@ class TaskMessage:
     retention: int = 0
     completed_at: int = 0
     group_key: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def encode(self) -> bytes:
         """Return the bytes: fields in ascending number, zero and empty left out.
@@ -83,18 +88,20 @@ class TaskMessage:
         Text that UTF-8 cannot carry is replaced, and a number too large for its field becomes the largest.
         """
         out = bytearray()
-        for number, (name, wire_type, bits) in FIELDS.items():
-            value = getattr(self, name)
+        values: tuple[Any, ...] = self
+        for (number, (_, _, bits)), value in zip(FIELDS.items(), values, strict=True):
             if not value:
                 continue
-            if wire_type == VARINT:
-                out += _varint(number << 3 | VARINT) + _varint(_within(value, bits) & MASK_64)
-            elif isinstance(value, Mapping):
+            if bits:
+                out += _KEYS[number] + _varint(_within(value, bits) & MASK_64)
+            elif isinstance(value, str):
+                out += _length_field(number, value.encode("utf-8", "replace"))
+            elif isinstance(value, bytes):
+                out += _length_field(number, value)
+            else:
                 for key, item in value.items():
                     # Go writes both halves of an entry, even empty ones.
                     out += _length_field(number, _length_field(1, _text(key)) + _length_field(2, _text(item)))
-            else:
-                out += _length_field(number, _text(value) if isinstance(value, str) else value)
         return bytes(out)
 
     @classmethod
@@ -180,6 +187,8 @@ def _read_text(value: bytes, name: str) -> str:
 
 
 def _within(value: int, bits: int) -> int:
+    if 0 <= value <= 0x7F:
+        return value
     largest = (1 << bits - 1) - 1
     return max(-largest - 1, min(value, largest))
 
@@ -190,6 +199,8 @@ def _signed(value: int, bits: int) -> int:
 
 
 def _varint(value: int) -> bytes:
+    if value <= 0x7F:
+        return _SHORT[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -199,7 +210,8 @@ def _varint(value: int) -> bytes:
 
 
 def _length_field(number: int, value: bytes) -> bytes:
-    return _varint(number << 3 | LENGTH) + _varint(len(value)) + value
+    size = len(value)
+    return _SHORT[number << 3 | LENGTH] + (_SHORT[size] if size <= 0x7F else _varint(size)) + value
 
 
 def _timestamp(moment: datetime | None) -> bytes:

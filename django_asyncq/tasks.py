@@ -135,10 +135,10 @@ class Task(_FrameworkTask[P, R]):
 def _as_arguments(call: Arguments | tuple[Any, ...] | Mapping[str, Any]) -> Arguments:
     if isinstance(call, Arguments):
         return call
-    if isinstance(call, Mapping):
-        return Arguments((), dict(call))
     if isinstance(call, tuple):
         return Arguments(call, {})
+    if isinstance(call, Mapping):
+        return Arguments((), dict(call))
     raise InvalidOption(
         f"enqueue_many takes task.arguments(…), tuples of positional or mappings of keyword arguments, "
         f"not {type(call).__qualname__}"

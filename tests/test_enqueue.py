@@ -186,6 +186,27 @@ def test_get_result_of_another_task_or_of_rubbish() -> None:
             tasks.add.get_result(rubbish)
 
 
+def test_result_of_another_alias_is_found_there(settings: Any) -> None:
+    """A backend called directly answers for itself, whatever alias the task names."""
+    settings.TASKS = dict.fromkeys(("default", "other"), settings.TASKS["default"])
+    result = compat.task_backends["other"].enqueue(tasks.add, [1], {})
+    assert (result.backend, result.task.backend, result.task.func) == ("other", "other", tasks.add.func)
+    result.refresh()
+    assert result.status == TaskResultStatus.READY
+
+
+def test_arguments_are_the_callers_no_more() -> None:
+    """What the caller, a receiver or the holder of the result changes later is not what runs."""
+    listed = [1]
+    with transaction.atomic():
+        result = tasks.add.enqueue(listed)
+        listed.append(2)
+        result.args.append(3)
+    assert TaskRecord.objects.get().args == [[1]]
+    raw = Broker().client.hget(QueueKeys("default").task_prefix + result.id, "msg")
+    assert TaskMessage.decode(raw).payload == b'{"args":[[1]],"kwargs":{}}'
+
+
 def test_result_of_a_task_that_is_gone_from_the_code() -> None:
     """The row can still be read; its name stays."""
     record = TaskRecord.objects.create(name="gone.tasks.away", args=[1])

@@ -16,7 +16,7 @@ RANKS = [
     {"names", "payload", "message", "retrying", "redaction", "timing", "context", "keeping"},
     {"declaration"},
     {"broker", "models", "signals"},
-    {"statements", "gate", "terms"},
+    {"inserting", "statements", "gate", "terms"},
     {"coordinator"},
     {"lifecycle"},
     {"tasks"},

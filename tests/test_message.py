@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_asyncq.exceptions import AsyncqError
-from django_asyncq.message import DEEPEST_GROUP, TaskMessage, UndecodableMessage, clean_text
+from django_asyncq.message import DEEPEST_GROUP, FIELDS, TaskMessage, UndecodableMessage, clean_text
 
 # Any code point, lone surrogates too: clean_text is what takes those away.
 text = st.text(st.characters(codec="utf-8"))
@@ -65,6 +65,11 @@ def test_a_damaged_message_is_a_message_or_undecodable(message: TaskMessage, dat
             TaskMessage.decode(broken)
         except UndecodableMessage:
             continue
+
+
+def test_a_message_has_its_fields_in_the_order_in_which_go_writes_them() -> None:
+    """`encode` goes through both side by side."""
+    assert TaskMessage._fields == tuple(field.name for field in FIELDS.values())
 
 
 def test_zero_and_empty_are_left_out() -> None:

@@ -15,13 +15,13 @@ from django.utils import timezone
 from .. import failpoints, gate
 from ..broker import Broker, Entry
 from ..exceptions import BrokerUnavailable, GateUnavailable
+from ..inserting import insert
 from ..models import TaskRecord, TaskState
 from .announcing import announce, ask
 from .messages import entry_of, later_fence
 
 logger = logging.getLogger("django_asyncq.lifecycle")
 
-ROWS_PER_INSERT = 1000
 # After Redis failed a push, pushes are skipped for so long: a request pays for one time-out, not for each.
 BREAKER_SECONDS = 2.0
 GATE_RETRY_SECONDS = 5
@@ -95,14 +95,11 @@ def enqueue(
     database = router.db_for_write(TaskRecord)
     refused = ask(records, None, partial=partial)
     failpoints.reach("enqueue.slot_taken")
-    admitted = [record for record in records if record.id not in refused]
+    admitted = [record for record in records if record.id not in refused] if refused else list(records)
     if not admitted:
         return []
     try:
-        if len(admitted) == 1:
-            admitted[0].save(using=database, force_insert=True)
-        else:
-            TaskRecord.objects.using(database).bulk_create(admitted, batch_size=ROWS_PER_INSERT)
+        insert(admitted, database)
     except BaseException:
         gate.withdraw(admitted)
         raise
@@ -143,8 +140,10 @@ def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) 
     """Do what `dispatch` does, but raise BrokerUnavailable or GateUnavailable when it cannot be done."""
     lost = gate.confirm(records)
     failpoints.reach("dispatch.slots_confirmed")
-    park([record for record in records if record.id in lost], timedelta(seconds=GATE_RETRY_SECONDS))
-    return _push(broker, [record for record in records if record.id not in lost], again=again)
+    if lost:
+        park([record for record in records if record.id in lost], timedelta(seconds=GATE_RETRY_SECONDS))
+        records = [record for record in records if record.id not in lost]
+    return _push(broker, records, again=again)
 
 
 def _push(broker: Broker, records: Sequence[TaskRecord], *, again: bool) -> int:

@@ -13,6 +13,7 @@ from ..payload import json_bytes
 
 def message_of(record: TaskRecord) -> bytes:
     """Encode the record as asynq would: counts, last error and arguments, for tools and foreign workers to read."""
+    most_retries = max(record.max_attempts - 1, 0)
     last_error = record.errors[-1] if record.errors else None
     failed_at = record.last_attempted_at if last_error else None
     return TaskMessage(
@@ -20,8 +21,8 @@ def message_of(record: TaskRecord) -> bytes:
         payload=json_bytes({"args": record.args, "kwargs": record.kwargs}),
         id=str(record.id),
         queue=record.queue_name,
-        retry=max(record.max_attempts - 1, 0),
-        retried=min(record.attempt, max(record.max_attempts - 1, 0)),
+        retry=most_retries,
+        retried=min(record.attempt, most_retries),
         error_msg=str(last_error["message"])[:1000] if last_error else "",
         timeout=math.ceil(record.timeout_seconds or 0),
         last_failed_at=int(failed_at.timestamp()) if failed_at else 0,

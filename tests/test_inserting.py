@@ -1,0 +1,142 @@
+"""The INSERT of new tasks: what Django's own would write, whatever the fields say."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.db.models.signals import post_save, pre_save
+from django.test.utils import CaptureQueriesContext
+
+from django_asyncq import inserting
+from django_asyncq.models import TaskRecord
+from django_asyncq.names import uuid7
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NOON = datetime(2026, 5, 4, 12, 30, 15, 123456, tzinfo=UTC)
+FULL: dict[str, Any] = {
+    "name": "tests.tasks.add",
+    "backend": "other",
+    "queue_name": "mail",
+    "args": [1, 2.5, 'it\'s 100 % \\ "é" \N{SNOWMAN}', None, True, [], {}, 2**64 - 1],
+    "kwargs": {"key": {"deep": [{"a": "'; --"}]}, "é": "\n\t"},
+    "priority": -7,
+    "run_after": NOON,
+    "attempt": 3,
+    "max_attempts": 4,
+    "crash_count": 1,
+    "fence": 2**62,
+    "timeout_seconds": 0.1,
+    "gate": "gpt/large:1",
+    "queue_limit": 0,
+    "expected_seconds": 12.25,
+    "unique_key": "once",
+    "group": "a",
+    "return_value": {"x": None},
+    "progress": 0,
+    "errors": [{"message": "no"}],
+    "worker_ids": ["host:1"],
+    "started_at": NOON + timedelta(seconds=1),
+    "last_attempted_at": NOON + timedelta(microseconds=1),
+}
+
+
+def stored(record: TaskRecord) -> dict[str, Any]:
+    """Return the row as the database has it, without its id."""
+    found: dict[str, Any] = TaskRecord.objects.filter(id=record.id).values().get()
+    return {name: value for name, value in found.items() if name != "id"}
+
+
+@pytest.mark.parametrize("given", [{"name": "a"}, FULL], ids=["defaults", "everything"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_writes_what_save_writes(given: dict[str, Any], count: int) -> None:
+    """Each field of each row comes back as from a row that Django has saved."""
+    given = {"enqueued_at": NOON, **given}
+    saved = TaskRecord(**given)
+    saved.save()
+    records = [TaskRecord(**given) for _ in range(count)]
+    inserting.insert(records, "default")
+    assert [stored(record) for record in records] == [stored(saved)] * count
+    assert [(record._state.adding, record._state.db) for record in records] == [(False, "default")] * count
+
+
+def test_rows_of_one_statement_may_differ_in_every_field() -> None:
+    """A default, even NULL, beside a value: each row keeps its own."""
+    records = [TaskRecord(name="a", enqueued_at=NOON), TaskRecord(**FULL, enqueued_at=NOON), TaskRecord(name="c")]
+    with CaptureQueriesContext(connection) as queries:
+        inserting.insert(records, "default")
+    assert len(queries) == 1
+    first, second, third = (TaskRecord.objects.get(id=record.id) for record in records)
+    assert {name: getattr(second, name) for name in FULL} == FULL
+    assert (first.args, first.return_value, first.timeout_seconds, first.run_after) == ([], None, None, None)
+    assert (first.enqueued_at, third.name, third.enqueued_at) == (NOON, "c", records[2].enqueued_at)
+    assert not TaskRecord.objects.filter(id=first.id, return_value__isnull=False).exists()
+
+
+def test_arguments_are_found_by_value() -> None:
+    """As with Django's own INSERT: SQLite compares the text of JSON."""
+    for records in ([TaskRecord(name="a", args=["é", 1])], [TaskRecord(name="b", args=["é", 1]) for _ in "ab"]):
+        inserting.insert(records, "default")
+    assert TaskRecord.objects.filter(args=["é", 1]).count() == 3
+
+
+def test_save_signals_tell_of_a_task_alone() -> None:
+    """Both, around the INSERT; of several at once neither, as with `bulk_create`."""
+    seen: list[tuple[str, Any, bool]] = []
+
+    def before(instance: TaskRecord, **kwargs: Any) -> None:
+        instance.progress = "set by a receiver"
+        seen.append(("before", kwargs["using"], instance._state.adding))
+
+    def after(instance: TaskRecord, created: bool, **kwargs: Any) -> None:
+        seen.append(("after", created, TaskRecord.objects.filter(id=instance.id).exists()))
+
+    pre_save.connect(before, sender=TaskRecord)
+    post_save.connect(after, sender=TaskRecord)
+    try:
+        record = TaskRecord(name="a")
+        inserting.insert([record], "default")
+        inserting.insert([TaskRecord(name="b"), TaskRecord(name="c")], "default")
+    finally:
+        pre_save.disconnect(before, sender=TaskRecord)
+        post_save.disconnect(after, sender=TaskRecord)
+    assert seen == [("before", "default", True), ("after", True, True)]
+    assert stored(record)["progress"] == "set by a receiver"
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_several_statements_are_all_or_none(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in the last statement leaves nothing of the ones before."""
+    monkeypatch.setattr(inserting, "ROWS_PER_STATEMENT", 2)
+    there = TaskRecord.objects.create(name="there")
+    records = [*(TaskRecord(name="new") for _ in range(count)), TaskRecord(id=there.id, name="again")]
+    with pytest.raises(IntegrityError):
+        inserting.insert(records, "default")
+    assert list(TaskRecord.objects.values_list("name", flat=True)) == ["there"]
+    inserting.insert([TaskRecord(name="later") for _ in range(5)], "default")
+    assert TaskRecord.objects.filter(name="later").count() == 5
+
+
+def test_an_error_ends_the_transaction_around_it() -> None:
+    """As with `save`: nothing more is asked of a transaction that cannot be committed."""
+    there = TaskRecord.objects.create(name="there")
+    with transaction.atomic():
+        with pytest.raises(IntegrityError):
+            inserting.insert([TaskRecord(id=there.id, name="again")], "default")
+        with pytest.raises(transaction.TransactionManagementError):
+            TaskRecord.objects.count()
+        transaction.set_rollback(True)
+    with pytest.raises(IntegrityError):
+        inserting.insert([TaskRecord(id=uuid7(), name="a", priority=101)], "default")
+
+
+def test_a_name_that_is_too_long_is_not_cut(settings: Any) -> None:
+    """Where the database knows lengths, it refuses; SQLite does not."""
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite knows no lengths")
+    for count in (1, 2):
+        with pytest.raises(Exception, match=r"(?i)too long"):
+            inserting.insert([TaskRecord(name="x" * 201) for _ in range(count)], "default")
