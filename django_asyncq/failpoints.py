@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 VARIABLE = "ASYNCQ_CRASH"
 MARK_VARIABLE = "ASYNCQ_CRASH_MARK"
@@ -90,12 +91,15 @@ class Failpoint:
         """Leave pid and point in the mark; no where another process has left its own."""
         if not self.mark:
             return True
+        # Written apart and then named: who finds the mark finds all of it.
+        draft = Path(f"{self.mark}.{os.getpid()}")
+        draft.write_text(f"{os.getpid()} {self.point}\n")
         try:
-            descriptor = os.open(self.mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            Path(self.mark).hardlink_to(draft)
         except FileExistsError:
             return False
-        os.write(descriptor, f"{os.getpid()} {self.point}\n".encode())
-        os.close(descriptor)
+        finally:
+            draft.unlink()
         return True
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import types
 from dataclasses import fields
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import cache, lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import compat
@@ -19,50 +20,61 @@ from .tasks import Task, find
 if TYPE_CHECKING:
     from .models import TaskRecord
 
+# What `using` may choose for each call and the row keeps.
+CHOSEN = ("priority", "queue_name", "backend", "run_after")
+chosen_of = attrgetter(*CHOSEN)
+
+
+@cache
+def sender_of(alias: str) -> type:
+    """Return the sender of the framework's signals for the tasks of an alias: the class of its backend."""
+    return type(compat.task_backends[alias])
+
 
 def result_of(record: TaskRecord) -> compat.TaskResult[Any, Any]:
     """Return the row as a result of Django's framework."""
-    result: compat.TaskResult[Any, Any] = compat.TaskResult(
-        task=_task_of(record),
-        id=str(record.id),
-        status=_status_of(record),
-        enqueued_at=record.enqueued_at,
-        started_at=record.started_at,
-        last_attempted_at=record.last_attempted_at,
-        finished_at=record.finished_at,
-        args=record.args,
-        kwargs=record.kwargs,
-        backend=record.backend,
-        errors=[
+    values = {
+        "task": _task_of(record),
+        "id": str(record.id),
+        "status": _status_of(record),
+        "enqueued_at": record.enqueued_at,
+        "started_at": record.started_at,
+        "last_attempted_at": record.last_attempted_at,
+        "finished_at": record.finished_at,
+        "args": record.args,
+        "kwargs": record.kwargs,
+        "backend": record.backend,
+        "errors": [
             compat.TaskError(exception_class_path=error["exception"], traceback=error["traceback"])
             for error in record.errors
         ],
-        worker_ids=list(record.worker_ids),
-    )
-    object.__setattr__(result, "_return_value", record.return_value)
+        "worker_ids": list(record.worker_ids),
+        "_return_value": record.return_value,
+    }
+    # The constructor would copy arguments that are plain already: about half of all this, twice for each run.
+    result: compat.TaskResult[Any, Any] = object.__new__(compat.TaskResult)
+    for name, value in values.items():
+        object.__setattr__(result, name, value)
     return result
 
 
 def _status_of(record: TaskRecord) -> compat.TaskResultStatus:
-    from .models import TaskState
-
-    if record.state == TaskState.FAILED and record.retry_at is not None:
-        return compat.TaskResultStatus.READY
-    return {
-        TaskState.QUEUED: compat.TaskResultStatus.READY,
-        TaskState.RUNNING: compat.TaskResultStatus.RUNNING,
-        TaskState.SUCCEEDED: compat.TaskResultStatus.SUCCESSFUL,
-        TaskState.FAILED: compat.TaskResultStatus.FAILED,
-    }[TaskState(record.state)]
+    # In the order of TaskState.
+    statuses = compat.TaskResultStatus
+    of_states = (statuses.READY, statuses.RUNNING, statuses.SUCCESSFUL, statuses.FAILED)
+    status = of_states[record.state]
+    return statuses.READY if status is statuses.FAILED and record.retry_at is not None else status
 
 
 def _task_of(record: TaskRecord) -> Any:
     """Return the task as it was enqueued. Not validated again: what the settings say now must not hide a result."""
     declared = find(record.name) or _gone(record.name)
+    if chosen_of(declared) == chosen_of(record):
+        return declared
     task = object.__new__(Task)
     for field in fields(Task):
         object.__setattr__(task, field.name, getattr(declared, field.name))
-    for name in ("priority", "queue_name", "backend", "run_after"):
+    for name in CHOSEN:
         object.__setattr__(task, name, getattr(record, name))
     return task
 

@@ -1,18 +1,24 @@
-"""One UPDATE statement for a batch of tasks, fenced, on each database.
+"""One statement for a batch of tasks, on each database: to read their rows, and to write them, fenced.
 
 Django's `bulk_update` cannot say which rows it changed and has no guard for each row, so the statement is written here
 from the model's own fields. It only writes what `lifecycle` gives it.
+
+PostgreSQL gets a batch as one parameter. With a parameter for each value, 500 rows take the client 75 µs each and the
+server 29, against 10 and 19 as one JSON text. Reading 200 rows takes 35 µs each through the ORM, 15 to 20 so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Field
+from django.db.models import Field, JSONField
 
 from .models import TaskRecord
 
@@ -33,6 +39,8 @@ COLUMNS = (
 # 13 values a row; SQLite allows 32,766 in a statement.
 ROWS_PER_STATEMENT = 500
 
+EMPTY: dict[str, Callable[[], Any]] = {"[]": list, "{}": dict}
+
 # The run that holds the row, or one that was taken before the row said so.
 GUARD = "(t.state = 1 AND t.fence = v.held_fence) OR (t.state = 0 AND t.fence < v.held_fence)"
 
@@ -42,6 +50,35 @@ class FencedWrite(NamedTuple):
 
     record: TaskRecord
     held_fence: int
+
+
+def read_rows(ids: Sequence[str], database: str) -> list[TaskRecord]:
+    """Return the rows that there are of these ids, each a UUID in its usual form."""
+    connection = connections[database]
+    if connection.vendor != "postgresql":
+        return list(TaskRecord.objects.using(database).filter(id__in=ids))
+    fields = TaskRecord._meta.concrete_fields
+    names = [field.attname for field in fields]
+    documents = [index for index, field in enumerate(fields) if isinstance(field, JSONField)]
+    quoted = connection.ops.quote_name
+    sql = (  # only names of the model's own
+        f"SELECT {', '.join(map(quoted, names))} FROM {quoted(TaskRecord._meta.db_table)} WHERE id = ANY(%s::uuid[])"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(sql, [f"{{{','.join(ids)}}}"])
+        rows = cursor.fetchall()
+    return [TaskRecord.from_db(database, names, _decoded(row, documents)) for row in rows]
+
+
+def _decoded(row: Sequence[Any], documents: Sequence[int]) -> list[Any]:
+    """Decode the JSON among the values of a row, of which most is empty."""
+    values = list(row)
+    for index in documents:
+        text = values[index]
+        if text is not None:
+            empty = EMPTY.get(text)
+            values[index] = empty() if empty else json.loads(text)
+    return values
 
 
 def write_fenced(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
@@ -78,37 +115,41 @@ def _already_written(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
     return {id for id, fence, state in rows if wanted[id] == (fence, state)}
 
 
-def _fields() -> list[Field[Any, Any]]:
+@cache
+def _fields() -> tuple[Field[Any, Any], ...]:
     meta = TaskRecord._meta
-    return [meta.get_field("id"), *(meta.get_field(name) for name in COLUMNS)]  # type: ignore[list-item]
-
-
-def _rows(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> Iterator[list[Any]]:
-    fields = _fields()
-    for write in writes:
-        values = [
-            field.get_db_prep_save(getattr(write.record, field.attname), connection=connection) for field in fields
-        ]
-        yield [*values, write.held_fence]
+    return (meta.get_field("id"), *(meta.get_field(name) for name in COLUMNS))  # type: ignore[arg-type]
 
 
 def _returning_update(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
-    """PostgreSQL and SQLite 3.35: UPDATE … FROM a list of values, RETURNING what was changed."""
-    rows = list(_rows(writes, connection))
-    plain_row = f"({', '.join(['%s'] * len(rows[0]))})"
-    first_row = plain_row
-    if connection.vendor == "postgresql":
-        # The first row gives the types of all; NULLs and text literals alone would have none.
-        types = [field.db_type(connection) for field in _fields()] + ["bigint"]
-        first_row = f"({', '.join(f'CAST(%s AS {type})' for type in types)})"
+    """PostgreSQL and SQLite 3.35: UPDATE … FROM a list of rows, RETURNING what was changed."""
+    source = _recordset if connection.vendor == "postgresql" else _values
+    rows, parameters = source(writes, connection)
     assignments = ", ".join(f"{column} = v.{column}" for column in COLUMNS)
     sql = (  # only names of the model's own; every value is a parameter
-        f"WITH v (task_id, {', '.join(COLUMNS)}, held_fence) AS "
-        f"(VALUES {', '.join([first_row] + [plain_row] * (len(rows) - 1))}) "
+        f"WITH v (task_id, {', '.join(COLUMNS)}, held_fence) AS ({rows}) "
         f"UPDATE {connection.ops.quote_name(TaskRecord._meta.db_table)} AS t SET {assignments} "
         f"FROM v WHERE t.id = v.task_id AND ({GUARD}) RETURNING id"
     )
-    return sql, [value for row in rows for value in row]
+    return sql, parameters
+
+
+def _recordset(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+    """Return the rows as one JSON text, which PostgreSQL reads with the columns' own types."""
+    values_of = attrgetter("id", *COLUMNS)
+    names = ("id", *COLUMNS, "held_fence")
+    rows = [dict(zip(names, (*values_of(write.record), write.held_fence), strict=True)) for write in writes]
+    types = [field.db_type(connection) for field in _fields()] + ["bigint"]
+    columns = ", ".join(f"{name} {type}" for name, type in zip(names, types, strict=True))
+    return f"SELECT * FROM json_to_recordset(%s) AS r ({columns})", [
+        json.dumps(rows, default=str, check_circular=False)
+    ]
+
+
+def _values(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+    rows = list(_rows(writes, connection))
+    row = f"({', '.join(['%s'] * len(rows[0]))})"
+    return f"VALUES {', '.join([row] * len(rows))}", [value for row in rows for value in row]
 
 
 def _joined_update(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
@@ -124,3 +165,13 @@ def _joined_update(writes: Sequence[FencedWrite], connection: BaseDatabaseWrappe
         f"SET {assignments} WHERE {GUARD}"
     )
     return sql, [value for row in rows for value in row]
+
+
+def _rows(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> Iterator[list[Any]]:
+    """Yield each row's values as the database's driver takes them."""
+    fields = _fields()
+    for write in writes:
+        values = [
+            field.get_db_prep_save(getattr(write.record, field.attname), connection=connection) for field in fields
+        ]
+        yield [*values, write.held_fence]

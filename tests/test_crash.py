@@ -47,7 +47,8 @@ def history_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A history file that tasks in every process write to."""
     path = tmp_path / "history.jsonl"
     monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(path))
-    monkeypatch.setenv("ASYNCQ_TEST_PROVISIONAL", "2")
+    # As short as the checks allow.
+    monkeypatch.setenv("ASYNCQ_TEST_PROVISIONAL", "7")
     return path
 
 
@@ -138,7 +139,7 @@ def check(history_path: Path, *, most: int = 1, failed: int = 0, parked: int = 0
     assert max(ran.values(), default=0) <= most, f"more than {most} runs: {ran.most_common(3)}"
     attempts = {id: max(attempt for found, attempt in ran if found == id) for id in list(ended)[:20]}
     assert attempts == {id: TaskRecord.objects.get(id=id).attempt for id in attempts}
-    wait_until(lambda: not slots_held(), "all slots back", seconds=3)
+    wait_until(lambda: not slots_held(), "all slots back", seconds=9)
     assert not entries() - archived(), "entries of ended tasks"
     assert len(archived()) == parked
     for place in ("pending", "active", "lease", "held:*", "prio", "scheduled", "retry", "due"):

@@ -11,6 +11,8 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.names import uuid7
+from django_asyncq.statements import FencedWrite, read_rows, write_fenced
 
 pytestmark = pytest.mark.django_db
 
@@ -70,3 +72,55 @@ def test_gate_names_that_would_break_a_key_are_refused(name: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Gate(name=name, limit=1).full_clean()
     assert "name" in caught.value.message_dict
+
+
+# What a statement written by hand could spoil on its way: quotes, a backslash, digits, nesting, nothing at all.
+SPITEFUL = {"text": "%s '\"\\ {}[] \u00e9\U0001f600", "number": 2**63, "deep": [{"a": [None, 1.5, True]}], "": ""}
+
+
+def stored(record: TaskRecord) -> dict[str, object]:
+    """All values of a record."""
+    return {field.attname: getattr(record, field.attname) for field in TaskRecord._meta.concrete_fields}
+
+
+def test_rows_are_read_as_django_reads_them() -> None:
+    """Every column, documents decoded; an id without a row has none."""
+    plain = TaskRecord.objects.create(name="x")
+    full = TaskRecord.objects.create(
+        name="y",
+        args=[SPITEFUL],
+        kwargs={"a": []},
+        group="g",
+        state=TaskState.SUCCEEDED,
+        return_value=SPITEFUL,
+        progress=0,
+        worker_ids=["w"],
+        finished_at=NOW,
+    )
+    found = {row.id: row for row in read_rows([str(plain.id), str(full.id), str(uuid7())], "default")}
+    assert set(found) == {plain.id, full.id}
+    for record in TaskRecord.objects.all():
+        assert stored(found[record.id]) == stored(record)
+        assert not found[record.id]._state.adding
+
+
+def test_what_is_written_is_what_is_read() -> None:
+    """Every column of a fenced write, whatever its values hold; other columns stay."""
+    records = [TaskRecord.objects.create(name="x", args=[n]) for n in range(3)]
+    for record, value in zip(records, (SPITEFUL, None, "null"), strict=True):
+        record.state, record.fence, record.attempt, record.crash_count = TaskState.SUCCEEDED, 7, 2, 1
+        record.started_at = record.last_attempted_at = record.finished_at = NOW
+        record.return_value, record.worker_ids = value, ["h:1:2:é"]
+        record.errors = [{"message": 'it\'s \\ "so"\n', "traceback": "%d"}]
+    assert write_fenced([FencedWrite(record, 7) for record in records], "default") == {record.id for record in records}
+    for record in records:
+        assert stored(TaskRecord.objects.get(id=record.id)) == stored(record)
+
+
+def test_a_fence_that_was_raised_refuses_the_write() -> None:
+    """Of a batch, only the rows whose run still holds them are written."""
+    mine, theirs = (TaskRecord.objects.create(name="x", state=TaskState.RUNNING, fence=fence) for fence in (3, 4))
+    for record in (mine, theirs):
+        record.state, record.fence, record.finished_at = TaskState.SUCCEEDED, 3, NOW
+    assert write_fenced([FencedWrite(mine, 3), FencedWrite(theirs, 3)], "default") == {mine.id}
+    assert TaskRecord.objects.get(id=theirs.id).state == TaskState.RUNNING

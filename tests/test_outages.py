@@ -274,8 +274,8 @@ def test_nothing_is_fetched_while_outcomes_cannot_be_written() -> None:
     worker = object.__new__(process_module.WorkerProcess)
     worker.reporter = Reporter(Broker(), "w", lambda: None)
     worker.reporter.database_is_away = True
-    assert worker.room() == 0
+    assert worker._room() == 0
     worker.reporter.database_is_away = False
     worker.reporter.unwritten = process_module.MOST_UNWRITTEN
-    assert worker.room() == 0
+    assert worker._room() == 0
     assert reporter_module.GIVE_UP_SECONDS + process_module.REPORT_SECONDS < 8

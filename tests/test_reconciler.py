@@ -360,6 +360,22 @@ def test_many_leases_of_ended_tasks_do_not_hold_up_the_others(reconciler: Reconc
     assert Broker().client.zcard(leases) == 0
 
 
+def test_row_whose_fence_is_ahead_of_redis_is_queued_with_a_higher_one(reconciler: Reconciler) -> None:
+    """A recoverer died between the stores, or Redis is back with an older memory: no run is wasted on it."""
+    tasks.add.enqueue(1)
+    TaskRecord.objects.update(fence=7)
+    assert lifecycle.claim(Broker(), "default", "w", 5, "default").runs == []
+    (run,) = lifecycle.claim(Broker(), "default", "w", 5, "default").runs
+    assert run.lease.fence > 7
+    lifecycle.begin(run, "w", timezone.now())
+    assert lifecycle.mark_running([run]) == []
+    # Likewise one that somebody runs by a later fence: it is left to that run's end.
+    TaskRecord.objects.update(fence=run.lease.fence + 9)
+    Broker().requeue("default", "w", [run.lease])
+    assert lifecycle.claim(Broker(), "default", "other", 5, "default").runs == []
+    assert TaskRecord.objects.get().state == TaskState.RUNNING
+
+
 def test_queue_is_named_again_after_redis_was_emptied(reconciler: Reconciler, redis_client: Any) -> None:
     """The producer believes for a minute to have named it; a worker that finds its queues there would not see it."""
     tasks.add.enqueue(1)

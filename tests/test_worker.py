@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import contextvars
+import dataclasses
 import os
 import signal
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone, translation
 
-from django_asyncq.broker import Broker, Entry
+from django_asyncq import compat, lifecycle
+from django_asyncq.broker import Broker, Entry, Lease
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.results import result_of
+from django_asyncq.tasks import registered
+from django_asyncq.worker.alarm import Alarm
+from django_asyncq.worker.job import Job
+from django_asyncq.worker.room import MOST_AHEAD, Room
+from django_asyncq.worker.slots import Slots
 
 from . import tasks
 from .redis_state import unknown
@@ -247,8 +258,6 @@ def test_children_drain_when_their_supervisor_is_killed(history_path: Path, tmp_
 def test_unregistered_task_is_failed_with_the_reason(history_path: Path) -> None:
     """A name the code does not know: put off, then 3 with the name in the reason; others go on."""
     record = TaskRecord.objects.create(name="os.system", args=["true"], queue_name="default")
-    from django_asyncq import lifecycle
-
     lifecycle.dispatch([record])
     fine = tasks.add.enqueue(1)
     run_workers(ASYNCQ_TEST_PATIENCE="0")
@@ -261,8 +270,6 @@ def test_unregistered_task_is_failed_with_the_reason(history_path: Path) -> None
 
 def test_row_with_broken_arguments_is_failed_with_the_reason() -> None:
     """Arguments that are no list and object cannot be given to any function."""
-    from django_asyncq import lifecycle
-
     record = TaskRecord.objects.create(name="tests.tasks.add", args={"not": "a list"}, queue_name="default")
     lifecycle.dispatch([record])
     run_workers()
@@ -405,3 +412,112 @@ def test_frameworks_signals_are_sent_in_the_worker(history_path: Path) -> None:
         ("started", None),
         ("finished", "Fatal"),
     ]
+
+
+def job() -> Job:
+    """A job of a task that is nowhere."""
+    record = TaskRecord(name="tests.tasks.add", args=[1])
+    return Job(lifecycle.Run(record, Lease(str(record.id), 1)), registered("tests.tasks.add"))
+
+
+class Bell:
+    """Counts how often it is rung."""
+
+    def __init__(self) -> None:
+        self.rung = 0
+
+    def ring(self) -> None:
+        """Count."""
+        self.rung += 1
+
+
+def test_takes_free_slots_and_the_more_ahead_the_shorter_tasks_are() -> None:
+    """Nothing ahead of slow tasks; 50 ms of work ahead of short ones; a line that is half full is not refilled."""
+    slots = Slots(None)  # type: ignore[arg-type]
+    room = Room([slots], 4, Bell().ring)
+    assert room.left() == 4
+    room.pace_seconds = 1.0
+    assert room.left() == 4
+    room.pace_seconds = 0.01
+    assert room.left() == 4 + 20
+    room.pace_seconds = 0.00001
+    assert room.left() == 4 + MOST_AHEAD
+    slots.put([job() for _ in range(4 + MOST_AHEAD // 2 + 1)])
+    assert room.left() == 0
+    slots.take_back(slots.waiting.copy().popitem()[0].taken_at)
+    assert room.left() == 4 + MOST_AHEAD
+
+
+def test_takes_nothing_ahead_while_long_tasks_fill_all_slots() -> None:
+    """Short ones would wait behind them, while another process may be idle."""
+    slots = Slots(None)  # type: ignore[arg-type]
+    room = Room([slots], 2, Bell().ring)
+    room.pace_seconds = 0.001
+    for _ in range(2):
+        slots.busy.add(long := job())
+        long.begun_at = time.monotonic() - 1
+    assert room.left() == 0
+    slots.busy.discard(long)
+    assert room.left() > 1
+
+
+def test_main_thread_is_woken_for_room_only_when_it_waits_for_it() -> None:
+    """Not for each slot that becomes free: at half of the line, and at its end."""
+    bell = Bell()
+    slots = Slots(None)  # type: ignore[arg-type]
+    room = Room([slots], 1, bell.ring)
+    slots.put([first := job(), second := job()])
+    assert room.left() == 0
+    slots.waiting.pop(first)
+    room.slot_is_free()
+    assert bell.rung == 0
+    slots.waiting.pop(second)
+    room.slot_is_free()
+    assert bell.rung == 1
+    assert room.left() == 1
+    room.slot_is_free()
+    assert bell.rung == 1
+
+
+def test_job_in_line_goes_to_a_slot_or_back_never_both() -> None:
+    """Whoever removes it from the line has it, whichever thread comes first."""
+    slots = Slots(None)  # type: ignore[arg-type]
+    jobs = [job() for _ in range(2000)]
+    slots.put(jobs)
+    begun: list[Job] = []
+    taking = threading.Thread(target=lambda: begun.extend(each for each in jobs if slots._enters_slot(each)))
+    taking.start()
+    back = slots.take_back(time.monotonic())
+    taking.join()
+    assert len(begun) + len(back) == len(jobs)
+    assert slots.busy == set(begun)
+    assert not set(begun) & set(back)
+
+
+def test_alarm_wakes_again_after_each_wait() -> None:
+    """Many rings are one; a later one is another."""
+    alarm = Alarm()
+    for _ in range(3):
+        alarm.ring()
+        alarm.ring()
+        assert alarm.wait(5)
+        assert not alarm.wait(0)
+
+
+def test_what_a_task_activates_goes_with_its_context() -> None:
+    """A language and a time zone need not be reset between tasks."""
+    before = translation.get_language(), timezone.get_current_timezone_name()
+    context = contextvars.copy_context()
+    context.run(translation.activate, "de")
+    context.run(timezone.activate, "Asia/Tokyo")
+    assert context.run(translation.get_language) == "de"
+    assert (translation.get_language(), timezone.get_current_timezone_name()) == before
+
+
+def test_result_is_what_the_frameworks_constructor_makes() -> None:
+    """Every field of the framework's result is set, as if by its constructor."""
+    record = TaskRecord(name="tests.tasks.add", args=[1, {"a": [2]}], kwargs={"b": None}, worker_ids=["w"])
+    result = result_of(record)
+    values = {field.name: getattr(result, field.name) for field in dataclasses.fields(result) if field.init}
+    made: compat.TaskResult[Any, Any] = compat.TaskResult(**values)
+    assert made == result

@@ -10,10 +10,11 @@ from django.db import router
 from django.utils import timezone
 
 from .. import conf, failpoints
-from ..broker import Broker, Lease
+from ..broker import IDS_PER_CALL, Broker, Lease
 from ..models import TaskRecord, TaskState
 from ..statements import FencedWrite, write_fenced
 from .announcing import announce
+from .entering import dispatch
 from .handing_over import take_up
 from .messages import entry_of, message_of
 from .running import Run, acknowledge, count_crash, load
@@ -24,10 +25,11 @@ POSTPONE_SECONDS = 15
 
 
 class Claimed(NamedTuple):
-    """What a claim brought. paused: nothing can come until the queue is resumed."""
+    """What a claim brought. paused: nothing can come until the queue is resumed. is_drained: nothing was left."""
 
     runs: list[Run]
     paused: bool
+    is_drained: bool
 
 
 def claim(broker: Broker, queue: str, worker_id: str, count: int, backend: str) -> Claimed:
@@ -42,7 +44,8 @@ def claim(broker: Broker, queue: str, worker_id: str, count: int, backend: str) 
     runs = sort_out(broker, queue, worker_id, taken.leases, backend)
     if runs:
         failpoints.reach("claim.rows_read")
-    return Claimed(runs, taken.paused)
+    is_drained = not taken.paused and len(taken.leases) < min(count, IDS_PER_CALL)
+    return Claimed(runs, taken.paused, is_drained)
 
 
 def sort_out(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease], backend: str) -> list[Run]:
@@ -55,6 +58,7 @@ def sort_out(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
     recorded_now = take_up(broker, queue, worker_id, again, rows) if again else set()
     runs: list[Run] = []
     abandoned: list[Run] = []
+    behind: list[TaskRecord] = []
     ended, foreign, orphans, waiting = [], [], [], []
     for lease in [lease for lease in leases if lease.id not in recorded_now]:
         record = rows.get(lease.id)
@@ -64,6 +68,11 @@ def sort_out(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
             ended.append(lease)
         elif record.backend != backend:
             foreign.append(lease)
+        elif record.state == TaskState.RUNNING and record.fence > lease.fence:
+            # Redis is back with an older memory, and who runs it may live: its end, or the reconciler, settles that.
+            foreign.append(lease)
+        elif record.state == TaskState.QUEUED and record.fence >= lease.fence:
+            behind.append(record)
         elif record.state == TaskState.FAILED:
             waiting.append((lease, message_of(record), entry_of(record).due_at or 0))
         else:
@@ -75,6 +84,10 @@ def sort_out(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
         broker.done(queue, worker_id, ended)
     if foreign:
         broker.postpone(queue, worker_id, foreign, POSTPONE_SECONDS)
+    if behind:
+        # No end of a run with such a fence would be accepted: back into the queue with a higher one.
+        broker.remove(queue, [str(record.id) for record in behind])
+        dispatch(behind, again=True)
     if waiting:
         # asynq's own forwarder has moved a task whose row must first be retried, which takes a gate slot.
         broker.retry(queue, worker_id, waiting, counted=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -24,12 +25,14 @@ from ..broker import Broker, Lease
 from ..exceptions import WorkerLost
 from ..models import TaskRecord, TaskState
 from ..payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_result, storable_text
-from ..statements import FencedWrite, write_fenced
+from ..statements import FencedWrite, read_rows, write_fenced
 from .announcing import announce
 from .entering import by_queue
 from .messages import entry_of, message_of
 
 logger = logging.getLogger("django_asyncq.lifecycle")
+
+UUID_TEXT = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(slots=True, eq=False)
@@ -62,17 +65,8 @@ def count_crash(record: TaskRecord, reason: str, now: datetime, *, stack: str = 
 
 def load(leases: Iterable[Lease]) -> dict[str, TaskRecord]:
     """Load the rows of leased ids, by id; an id that is no UUID has none."""
-    ids = [id for lease in leases if (id := _uuid(lease.id)) is not None]
-    database = router.db_for_write(TaskRecord)
-    return {str(row.id): row for row in TaskRecord.objects.using(database).filter(id__in=ids)}
-
-
-def _uuid(text: str) -> UUID | None:
-    try:
-        found = UUID(text)
-    except ValueError:
-        return None
-    return found if str(found) == text else None
+    ids = [lease.id for lease in leases if UUID_TEXT.fullmatch(lease.id)]
+    return {str(row.id): row for row in read_rows(ids, router.db_for_write(TaskRecord))} if ids else {}
 
 
 def begin(run: Run, worker_id: str, now: datetime) -> None:
@@ -91,7 +85,7 @@ def succeed(run: Run, value: Any, now: datetime) -> None:
     """1 → 2 in memory."""
     record = run.record
     record.state = TaskState.SUCCEEDED
-    record.return_value = storable_result(value)
+    record.return_value = None if value is None else storable_result(value)
     record.finished_at = now
 
 

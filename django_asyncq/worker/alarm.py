@@ -6,12 +6,14 @@ import os
 import select
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 
 class Alarm:
     """A self-pipe. `ring` from any thread ends the `wait` of the one thread that owns it.
 
+    Only the first ring after a `wait` costs a system call.
     Source: Bernstein, "The self-pipe trick"; Python's `signal.set_wakeup_fd`.
     """
 
@@ -19,6 +21,7 @@ class Alarm:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
+        self._has_rung = False
 
     def attach_signals(self) -> None:
         """Let every signal that has a handler ring as well. Main thread only."""
@@ -26,6 +29,9 @@ class Alarm:
 
     def ring(self) -> None:
         """End the current or the next `wait`."""
+        if self._has_rung:
+            return
+        self._has_rung = True
         try:
             os.write(self._write, b"\0")
         except BlockingIOError:
@@ -43,8 +49,8 @@ class Alarm:
 
     def clear(self) -> None:
         """Forget the rings so far."""
-        try:
+        # In this order: a ring in between is forgotten too, but its owner is awake and looks at everything anew.
+        with suppress(BlockingIOError):
             while os.read(self._read, 4096):
                 continue
-        except BlockingIOError:
-            return
+        self._has_rung = False

@@ -32,13 +32,12 @@ class Board:
     def enter(self, slot: int, id: UUID, deadline: float) -> None:
         """Write that a slot runs a task; `occupied` last, so that a reader never sees half an entry as whole."""
         start = slot * ENTRY.size
-        self.memory[start : start + ENTRY.size] = ENTRY.pack(0, id.bytes, deadline)
-        self.memory[start : start + 1] = b"\1"
+        ENTRY.pack_into(self.memory, start, 0, id.bytes, deadline)
+        self.memory[start] = b"\1"
 
     def leave(self, slot: int) -> None:
         """Write that a slot is free."""
-        start = slot * ENTRY.size
-        self.memory[start : start + 1] = b"\0"
+        self.memory[slot * ENTRY.size] = b"\0"
 
     def running(self) -> list[Running]:
         """Return the occupied slots."""

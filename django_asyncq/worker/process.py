@@ -31,16 +31,15 @@ from .job import Job, Outcome
 from .options import READY, WorkerOptions
 from .order import QueueOrder
 from .reporter import Reporter
-from .slots import LoopSlots, Runner, ThreadSlots, is_async
+from .room import Room
+from .slots import LoopSlots, Runner, ThreadSlots
 
 logger = logging.getLogger("django_asyncq.worker")
 
-HAND_BACK_AFTER_SECONDS = 0.2
+HAND_BACK_AFTER_SECONDS = 0.15
+MARK_AFTER_SECONDS = 0.05
 IDLE_LOOK_SECONDS = 5.0
-TICK_SECONDS = 0.1
-FAST_TASK_SECONDS = 0.005
-AHEAD_SECONDS = 0.05
-MOST_AHEAD = 200
+TICK_SECONDS = 0.04
 # So many outcomes may wait for the database; each may hold a result of a megabyte.
 MOST_UNWRITTEN = 10_000
 # Together less than the supervisor waits beyond the grace.
@@ -66,14 +65,17 @@ class WorkerProcess:
         self.alarm = Alarm()
         self.broker = Broker("worker")
         self.order = QueueOrder(self.broker, options.queues, strict=options.strict)
-        self.reporter = Reporter(self.broker, self.worker_id, self.alarm.ring)
-        runner = Runner(self.worker_id, board, self.reporter.begun, self._ended, self.reporter.withhold)
+        self.reporter = Reporter(self.broker, self.worker_id, self._written)
+        runner = Runner(self.worker_id, board, self._ended, self._slot_is_free, self.reporter.withhold)
         self.threads = ThreadSlots(runner, options.concurrency)
         self.loop = LoopSlots(runner, options.concurrency, options.concurrency)
+        self.room = Room([self.threads, self.loop], options.concurrency, self.alarm.ring)
         self.watch: QueueWatch | None = None
         self.stop_requests = 0
         self.finished_tasks = 0
-        self.pace_seconds: float | None = None
+        self._may_have_work = True
+        self._look_at = 0.0
+        self._waits_for_reporter = False
         self._uncertain: set[str] = set()
         self._fetch_after = 0.0
         self._fetch_failures = 0
@@ -126,19 +128,15 @@ class WorkerProcess:
 
     # --- looking after what runs
 
-    def _running(self) -> list[Job]:
-        return [*self.threads.busy.copy(), *self.loop.busy.copy()]
-
     def _tick(self) -> None:
-        """Hand back what waits here while its turn may come elsewhere; set the flag of runs that are overdue."""
+        """Hand back what waits here while its turn may come elsewhere; see to what runs."""
         now = time.monotonic()
         self.hand_back(self._take_back(now - HAND_BACK_AFTER_SECONDS))
-        for job in self._running():
+        running = self.room.running
+        self.reporter.mark([job for job in running if job.is_to_be_marked(MARK_AFTER_SECONDS, now)])
+        for job in running:
             if job.is_overdue(now):
-                job.stop.set()
-
-    def _waiting(self) -> list[Job]:
-        return [*self.threads.waiting.copy(), *self.loop.waiting.copy()]
+                job.tell_to_stop()
 
     def _take_back(self, taken_before: float) -> list[Job]:
         return self.threads.take_back(taken_before) + self.loop.take_back(taken_before)
@@ -154,62 +152,86 @@ class WorkerProcess:
 
     def _ended(self, outcome: Outcome) -> None:
         """Called by a slot when its job is over."""
-        begun_at = outcome.job.begun_at or outcome.job.taken_at
-        seconds = time.monotonic() - begun_at
+        self.room.measure(time.monotonic() - (outcome.job.begun_at or outcome.job.taken_at))
         with self._lock:
             self.finished_tasks += 1
-            self.pace_seconds = seconds if self.pace_seconds is None else 0.9 * self.pace_seconds + 0.1 * seconds
         self.reporter.ended(outcome)
+
+    def _slot_is_free(self) -> None:
+        """Called by a slot after that."""
+        self.room.slot_is_free()
+        if self._is_used_up():
+            self.alarm.ring()
+
+    def _written(self) -> None:
+        """Called by the reporter when it has written a group."""
+        if self._waits_for_reporter:
+            self.alarm.ring()
+
+    def set(self) -> None:
+        """Called by the watch when a queue may have work."""
+        self._may_have_work = True
         self.alarm.ring()
 
     def _sleep(self) -> None:
-        """Wait for work, for a free slot, or for the next look at the clock."""
-        busy = bool(self._running() or self._waiting())
-        pause = TICK_SECONDS if busy else min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
-        wait_for_redis = self._fetch_after - time.monotonic()
-        self.alarm.wait(max(wait_for_redis, 0.01) if wait_for_redis > 0 else pause, also=[self.supervisor])
+        """Wait for work, for room, or for the next look at the clock."""
+        now = time.monotonic()
+        pause = TICK_SECONDS if self.room.occupied or self._uncertain else max(self._look_at - now, TICK_SECONDS)
+        if self._fetch_after > now:
+            pause = max(self._fetch_after - now, 0.01)
+        self.alarm.wait(pause, also=[self.supervisor])
 
     # --- fetching
 
-    def room(self) -> int:
-        """Return how many tasks may be taken: free slots, and a small batch ahead while tasks are very short."""
+    def _room(self) -> int:
+        """Return how many tasks may be taken."""
+        # Set before the look: what the reporter writes in between is seen, or told.
+        self._waits_for_reporter = True
         if self.reporter.database_is_away or self.reporter.unwritten >= MOST_UNWRITTEN:
             return 0  # what cannot be read or written is not taken from others
-        occupied = len(self._running()) + len(self._waiting())
-        ahead = 0
-        if self.pace_seconds is not None and self.pace_seconds < FAST_TASK_SECONDS:
-            ahead = min(MOST_AHEAD, int(AHEAD_SECONDS / max(self.pace_seconds, 1e-5)))
-        room = self.options.concurrency + ahead - occupied
+        self._waits_for_reporter = False
+        room = self.room.left()
         if self.options.max_tasks:
-            room = min(room, self.options.max_tasks - self.finished_tasks - occupied)
+            room = min(room, self.options.max_tasks - self.finished_tasks - self.room.occupied)
         return room
+
+    def _is_to_fetch(self) -> bool:
+        now = time.monotonic()
+        return now >= self._fetch_after and (self._may_have_work or now >= self._look_at)
 
     def _fetch(self) -> bool:
         """Take tasks from the queues in their order; return whether any came."""
-        room = self.room()
-        if room <= 0 or time.monotonic() < self._fetch_after:
+        room = self._room() if self._is_to_fetch() else 0
+        if room <= 0:
             return False
-        got, empty = 0, []
+        self._may_have_work = False  # before the look: what the watch says meanwhile counts
+        got, empty, is_more_left = 0, [], False
         try:
             for queue in self.order.next():
                 claimed = self._claim(queue, room - got)
                 got += len(claimed.runs)
                 self._start(claimed.runs)
-                if not claimed.runs and not claimed.paused:
+                if claimed.is_drained:
                     empty.append(queue)
+                is_more_left = not (claimed.is_drained or claimed.paused) or is_more_left
                 if got >= room:
+                    is_more_left = True
                     break
         except (BrokerUnavailable, DatabaseError) as error:
             self._put_off_fetching(error)
             return bool(got)
         self._fetch_failures = 0
-        if not got:
+        self._look_at = time.monotonic() + min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
+        if empty or not got:
             self._watch(empty)
+        if is_more_left or self._uncertain:
+            self._may_have_work = True
         return bool(got)
 
     def _put_off_fetching(self, error: Exception) -> None:
         """Try again at once on new connections, then with growing, spread-out pauses; say so once per outage."""
         connections.close_all()
+        self._may_have_work = True
         self._fetch_failures += 1
         if self._fetch_failures == 2:
             logger.warning("worker %s cannot fetch: %s", self.worker_id, error)
@@ -226,7 +248,7 @@ class WorkerProcess:
 
     def _adopt(self, queue: str) -> bool:
         """Run what Redis gave to this process in a reply that was lost, or whose rows could not be read."""
-        known = {str(job.run.record.id) for job in [*self._running(), *self._waiting()]}
+        known = {str(job.run.record.id) for job in self.room.jobs}
         if self.reporter.unwritten:
             return False  # what has just ended is still held in Redis; look again later
         leases = [lease for lease in self.broker.held(queue, self.worker_id) if lease.id not in known]
@@ -242,8 +264,8 @@ class WorkerProcess:
                 jobs.append(Job(run, registered(run.record.name)))
             except TaskNotRegistered as error:
                 unknown.append((run, error))
-        self.threads.put([job for job in jobs if not is_async(job)])
-        self.loop.put([job for job in jobs if is_async(job)])
+        self.threads.put([job for job in jobs if not job.is_async])
+        self.loop.put([job for job in jobs if job.is_async])
         if unknown:
             self._put_off(unknown)
 
@@ -264,7 +286,7 @@ class WorkerProcess:
         if self.watch is None or set(self.watch.queues) != set(self.order.names):
             if self.watch is not None:
                 self.watch.stop()
-            self.watch = QueueWatch(self.order.names, self.alarm)
+            self.watch = QueueWatch(self.order.names, self)
             self.watch.start()
         self.watch.arm(empty)
 
@@ -276,11 +298,13 @@ class WorkerProcess:
             self.watch.stop()
         self.hand_back(self._take_back(time.monotonic()))
         deadline = time.monotonic() + conf.current().shutdown_grace_seconds
-        while self._running() and time.monotonic() < deadline and self.stop_requests < 2:
+        self.room.wait_until_empty()
+        while self.room.running and time.monotonic() < deadline and self.stop_requests < 2:
             self.alarm.wait(TICK_SECONDS)
-            self._tick_draining(deadline)
+            self._tick()
+            self._hurry(deadline)
         # A run in its own transaction is the supervisor's: with this process it is rolled back, or it was committed.
-        rest = [job for job in self._running() if not job.is_withheld]
+        rest = [job for job in self.room.running if not job.is_withheld]
         self.reporter.abandon(rest)
         if not self.reporter.close(REPORT_SECONDS):
             self.reporter.hand_over()
@@ -290,10 +314,8 @@ class WorkerProcess:
         # Threads that still run a task cannot be ended otherwise, and its answer would be refused by its fence.
         os._exit(0)
 
-    def _tick_draining(self, deadline: float) -> None:
-        """Set the flag of runs that are overdue, and of all in the last quarter of the grace: time to end."""
-        now = time.monotonic()
-        last_quarter = deadline - conf.current().shutdown_grace_seconds / 4
-        for job in self._running():
-            if job.is_overdue(now) or now > last_quarter:
-                job.stop.set()
+    def _hurry(self, deadline: float) -> None:
+        """Set the flag of all runs in the last quarter of the grace: time to end."""
+        if time.monotonic() > deadline - conf.current().shutdown_grace_seconds / 4:
+            for job in self.room.running:
+                job.tell_to_stop()

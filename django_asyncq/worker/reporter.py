@@ -1,7 +1,8 @@
 """Writing down what happened: all outcomes that are waiting, as one group.
 
-While a group is written the next one gathers, so under load the groups grow by themselves and no timer is needed.
-A task that goes on for longer than MARK_AFTER_SECONDS is written as running; a shorter one is written once, at its end.
+While a group is written the next one gathers, so under load the groups grow by themselves. A lone outcome is written
+at once; while several come at a time, each group waits GATHER_SECONDS for more: a group costs as much as 20 tasks.
+A task that the process has marked, because it goes on for a while, is written as running; others once, at their end.
 """
 
 from __future__ import annotations
@@ -10,11 +11,9 @@ import logging
 import queue
 import random
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import islice
 
 from django.db import Error as DatabaseError
 from django.db import InterfaceError, OperationalError, connections
@@ -24,13 +23,13 @@ from .. import compat, failpoints, lifecycle
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable, LeaseLost, RetryRequested
 from ..models import TaskState
-from ..results import next_try, result_of
+from ..results import next_try, result_of, sender_of
 from .job import Job, Outcome
 
 logger = logging.getLogger("django_asyncq.worker")
 
-MARK_AFTER_SECONDS = 0.05
 LARGEST_GROUP = 500
+GATHER_SECONDS = 0.005
 LONGEST_PAUSE_SECONDS = 5.0
 ACKNOWLEDGE_AGAIN_SECONDS = 0.5
 GIVE_UP_SECONDS = 0.5
@@ -54,7 +53,7 @@ class Reporter(threading.Thread):
         self.events: queue.SimpleQueue[Job | Outcome | None] = queue.SimpleQueue()
         self.unwritten = 0  # outcomes that were reported and are not yet in the database; read by the process
         self.database_is_away = False
-        self._unmarked: dict[Job, None] = {}
+        self._group_size = 0
         self._unrecorded: dict[Job, Outcome] = {}
         self._marking = threading.Lock()
         self._unacknowledged: list[tuple[list[lifecycle.Run], list[lifecycle.Run]]] = []
@@ -63,10 +62,6 @@ class Reporter(threading.Thread):
         self._given_up = threading.Event()
 
     # --- called from the slots
-
-    def begun(self, job: Job) -> None:
-        """Tell that a job has begun."""
-        self.events.put(job)
 
     def ended(self, outcome: Outcome) -> None:
         """Tell how a job ended."""
@@ -85,6 +80,12 @@ class Reporter(threading.Thread):
             job.is_withheld = True
 
     # --- called from the process
+
+    def mark(self, jobs: Iterable[Job]) -> None:
+        """Write that these jobs run; each is marked once."""
+        for job in jobs:
+            job.is_marked = True
+            self.events.put(job)
 
     def abandon(self, jobs: Iterable[Job]) -> None:
         """Ignore what is still to be heard of these jobs: they are being handed back."""
@@ -134,39 +135,29 @@ class Reporter(threading.Thread):
     def _gather(self) -> list[Job | Outcome | None]:
         """Wait for the first event, take those that are there with it."""
         try:
-            found = [self.events.get(timeout=self._patience())]
+            found = [self.events.get(timeout=ACKNOWLEDGE_AGAIN_SECONDS if self._unacknowledged else None)]
         except queue.Empty:
             return []
+        if self._group_size > 1 and self.events.qsize() < LARGEST_GROUP:
+            self._given_up.wait(GATHER_SECONDS)
         while len(found) < LARGEST_GROUP:
             try:
                 found.append(self.events.get_nowait())
             except queue.Empty:
                 break
+        self._group_size = len(found)
         return found
-
-    def _patience(self) -> float | None:
-        if self._unacknowledged:
-            return ACKNOWLEDGE_AGAIN_SECONDS
-        oldest = next(iter(self._unmarked), None)
-        if oldest is None or oldest.begun_at is None:
-            return None
-        return max(0.0, oldest.begun_at + MARK_AFTER_SECONDS - time.monotonic())
 
     def _report(self, events: Sequence[Job | Outcome | None]) -> bool:
         """Write one group; return whether to go on."""
-        outcomes = []
-        for event in events:
-            if isinstance(event, Job):
-                self._unmarked[event] = None
-            elif event is not None:
-                self._unmarked.pop(event.job, None)
-                outcomes.append(event)
+        marked = [event for event in events if isinstance(event, Job)]
+        outcomes = [event for event in events if isinstance(event, Outcome)]
         heard = [outcome for outcome in outcomes if outcome.job not in self._abandoned]
         self._unrecorded.update((outcome.job, outcome) for outcome in heard)
         try:
             if heard:
                 self._write(heard)
-            self._mark_running()
+            self._mark_running(marked)
             self._acknowledge_again()
         except GaveUp:
             raise
@@ -235,16 +226,12 @@ class Reporter(threading.Thread):
             lifecycle.strip_result(run, str(error))
             return bool(self._insist(lambda: lifecycle.record_runs([run])))
 
-    def _mark_running(self) -> None:
-        """Write those as running that have been for a while."""
-        now = time.monotonic()
-        due = [job for job in islice(self._unmarked, LARGEST_GROUP) if _is_to_be_marked(job, now)]
+    def _mark_running(self, jobs: Sequence[Job]) -> None:
+        """Write those as running that are not over by now."""
         with self._marking:
-            theirs = [job for job in due if job not in self._abandoned and not job.is_withheld]
+            theirs = [job for job in jobs if job not in self._abandoned and not (job.is_withheld or job.is_over)]
             if theirs:
                 self._insist(lambda: lifecycle.mark_running([job.run for job in theirs]))
-        for job in due:
-            self._unmarked.pop(job, None)
 
     def _acknowledge_again(self) -> None:
         while self._unacknowledged:
@@ -278,10 +265,6 @@ class Reporter(threading.Thread):
                 # The first repetition is for a connection that had died; later ones spread out.
                 pause = 0.0 if failures == 1 else random.uniform(0.05, min(LONGEST_PAUSE_SECONDS, 0.1 * 2**failures))  # noqa: S311
                 self._given_up.wait(pause)
-
-
-def _is_to_be_marked(job: Job, now: float) -> bool:
-    return job.begun_at is not None and now - job.begun_at >= MARK_AFTER_SECONDS
 
 
 def _apply(outcome: Outcome) -> None:
@@ -331,7 +314,7 @@ def _send_finished(outcome: Outcome) -> None:
     record = outcome.job.run.record
     if not record.is_final:
         return
-    sender = type(outcome.job.task.get_backend())
+    sender = sender_of(outcome.job.task.backend)
     if outcome.exception is None or outcome.job.is_completed:
         compat.task_finished.send_robust(sender, task_result=result_of(record))
         return

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
@@ -20,7 +20,7 @@ from django.utils import timezone
 from .. import compat, conf, failpoints, lifecycle
 from ..context import Ending, TaskContext
 from ..exceptions import TaskNotRunnable, TaskTimeout
-from ..results import result_of
+from ..results import result_of, sender_of
 from .board import Board
 from .completion import Completion
 from .connections import after_task, before_task
@@ -37,29 +37,29 @@ class Runner:
     """What both kinds of slots do around a task's function."""
 
     def __init__(
-        self, worker_id: str, board: Board, on_begun: OnJob, on_ended: Report, withhold: OnJob = lambda job: None
+        self, worker_id: str, board: Board, on_ended: Report, on_free: Callable[[], None], withhold: OnJob
     ) -> None:
-        """withhold: called before the slot itself writes the row of a job."""
+        """on_free: called when a slot is free again. withhold: called before a slot itself writes the row of a job."""
         self.worker_id = worker_id
         self.board = board
-        self.on_begun = on_begun
         self.on_ended = on_ended
+        self.on_free = on_free
         self.withhold = withhold
         self.grace_seconds = conf.current().timeout_grace_seconds
 
     def begin(self, job: Job) -> tuple[list[Any], dict[str, Any]]:
         """Count the attempt, show the run on the board, tell who listens; return the function's arguments."""
         record = job.run.record
+        job.stop = threading.Event() if job.task.takes_context else None
         job.begun_at = time.monotonic()
         deadline = job.begun_at + job.timeout_seconds + self.grace_seconds if job.timeout_seconds else 0.0
         self.board.enter(job.slot, record.id, deadline)
         lifecycle.begin(job.run, self.worker_id, timezone.now())
-        self.on_begun(job)
         failpoints.reach("begin.counted")
         if not isinstance(record.args, list) or not isinstance(record.kwargs, dict):
             raise TaskNotRunnable("the row's arguments are not a list and an object")
         result = result_of(record)
-        compat.task_started.send_robust(type(job.task.get_backend()), task_result=result)
+        compat.task_started.send_robust(sender_of(job.task.backend), task_result=result)
         arguments = list(record.args)
         if job.task.takes_context:
             completion = Completion(job, self.withhold, self.on_ended)
@@ -92,60 +92,87 @@ class Runner:
         self.on_ended(Outcome(job, timezone.now(), value, exception))
 
 
-def take_older(waiting: deque[Job], taken_before: float) -> list[Job]:
-    """Remove and return the jobs of a line that were taken before a monotonic time; the line is in order of that."""
-    older = []
-    while waiting and waiting[0].taken_at <= taken_before:
-        older.append(waiting.popleft())
-    return older
+class Slots:
+    """A waiting line, first come first served, and what is being run.
+
+    waiting: who removes a job from it has the job: a slot, or who gives it back to its queue. So no lock is needed.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.waiting: dict[Job, None] = {}
+        self.busy: set[Job] = set()
+        self._line: SimpleQueue[Job] = SimpleQueue()
+
+    def put(self, jobs: Iterable[Job]) -> None:
+        """Add jobs to the line."""
+        for job in jobs:
+            self.waiting[job] = None
+            self._line.put(job)
+
+    def take_back(self, taken_before: float) -> list[Job]:
+        """Remove the jobs that have not begun and were taken before a monotonic time; the line is in order of that."""
+        older = []
+        for job in self.waiting.copy():
+            if job.taken_at > taken_before:
+                break
+            if self._leaves_line(job):
+                older.append(job)
+        return older
+
+    def _leaves_line(self, job: Job) -> bool:
+        return self.waiting.pop(job, job) is None
+
+    def _enters_slot(self, job: Job) -> bool:
+        """Take a job from the line; busy before it leaves it, so that it is always in one of them."""
+        self.busy.add(job)
+        if self._leaves_line(job):
+            return True
+        self.busy.discard(job)
+        return False
+
+    def _leaves_slot(self, job: Job) -> None:
+        self.busy.discard(job)
+        self.runner.on_free()
 
 
-class ThreadSlots:
-    """N threads that take jobs from one waiting line, first come first served."""
+class ThreadSlots(Slots):
+    """N threads that take jobs from the line.
+
+    A SimpleQueue wakes one thread, which wakes the next when it has the interpreter: while tasks are short the line is
+    empty before many have woken, and they do not fight for the interpreter.
+    """
 
     def __init__(self, runner: Runner, count: int) -> None:
-        self.runner = runner
-        self.waiting: deque[Job] = deque()
-        self.busy: set[Job] = set()
-        self._changed = threading.Condition()
+        super().__init__(runner)
         self._threads = [
             threading.Thread(target=self._work, args=(slot,), name=f"slot-{slot}", daemon=True) for slot in range(count)
         ]
         for thread in self._threads:
             thread.start()
 
-    def put(self, jobs: Iterable[Job]) -> None:
-        """Add jobs to the line."""
-        with self._changed:
-            before = len(self.waiting)
-            self.waiting.extend(jobs)
-            self._changed.notify(len(self.waiting) - before)
-
-    def take_back(self, taken_before: float) -> list[Job]:
-        """Remove jobs from the line that have not begun and were taken before a monotonic time."""
-        with self._changed:
-            return take_older(self.waiting, taken_before)
-
-    def _next(self) -> Job:
-        with self._changed:
-            while not self.waiting:
-                self._changed.wait()
-            job = self.waiting.popleft()
-            self.busy.add(job)
-            return job
-
     def _work(self, slot: int) -> None:
+        for alias in compat.task_backends:
+            compat.task_backends[alias]  # made once per thread, not once per context
         while True:
-            job = self._next()
-            job.slot = slot
-            compat.task_backends[job.task.backend]  # made once per thread, not once per context
-            contextvars.copy_context().run(self._run, job)
-            self.busy.discard(job)
+            job, has_rested = self._next()
+            if self._enters_slot(job):
+                job.slot = slot
+                contextvars.copy_context().run(self._run, job, has_rested)
+                self._leaves_slot(job)
 
-    def _run(self, job: Job) -> None:
+    def _next(self) -> tuple[Job, bool]:
+        """Return the next job, and whether the thread had to wait for it."""
+        try:
+            return self._line.get_nowait(), False
+        except Empty:
+            return self._line.get(), True
+
+    def _run(self, job: Job, has_rested: bool) -> None:
         value, failure = None, None
         try:
-            before_task()
+            if has_rested:
+                before_task()
             args, kwargs = self.runner.begin(job)
             value = self.runner.call(job, args, kwargs)
         except BaseException as exception:  # noqa: BLE001 - SystemExit of a task must not end the slot
@@ -157,46 +184,35 @@ class ThreadSlots:
         self.runner.end(job, value, failure)
 
 
-class LoopSlots:
+class LoopSlots(Slots):
     """One event loop in a thread of its own; `count` coroutines in it at once, the others wait in line."""
 
     def __init__(self, runner: Runner, first_slot: int, count: int) -> None:
-        self.runner = runner
-        self.waiting: deque[Job] = deque()
-        self.busy: set[Job] = set()
+        super().__init__(runner)
         self._free_slots = deque(range(first_slot, first_slot + count))
         self._coroutines: set[asyncio.Task[None]] = set()
-        self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="loop", daemon=True)
         self._thread.start()
 
     def put(self, jobs: Iterable[Job]) -> None:
         """Add jobs to the line."""
-        with self._lock:
-            before = len(self.waiting)
-            self.waiting.extend(jobs)
-            added = len(self.waiting) > before
-        if added:
+        super().put(jobs)
+        if self.waiting:
             self._loop.call_soon_threadsafe(self._start_waiting)
-
-    def take_back(self, taken_before: float) -> list[Job]:
-        """Remove jobs from the line that have not begun and were taken before a monotonic time."""
-        with self._lock:
-            return take_older(self.waiting, taken_before)
 
     def _start_waiting(self) -> None:
         """Start jobs while there is room. Runs in the loop."""
         while self._free_slots:
-            with self._lock:
-                if not self.waiting:
-                    return
-                job = self.waiting.popleft()
-                self.busy.add(job)
-            job.slot = self._free_slots.popleft()
-            coroutine = self._loop.create_task(self._run(job))
-            self._coroutines.add(coroutine)
-            coroutine.add_done_callback(self._coroutines.discard)
+            try:
+                job = self._line.get_nowait()
+            except Empty:
+                return
+            if self._enters_slot(job):
+                job.slot = self._free_slots.popleft()
+                coroutine = self._loop.create_task(self._run(job))
+                self._coroutines.add(coroutine)
+                coroutine.add_done_callback(self._coroutines.discard)
 
     async def _run(self, job: Job) -> None:
         value, failure = None, None
@@ -212,7 +228,7 @@ class LoopSlots:
             failure = exception
         self.runner.end(job, value, failure)
         self._free_slots.append(job.slot)
-        self.busy.discard(job)
+        self._leaves_slot(job)
         self._start_waiting()
 
     async def _call(self, job: Job) -> Any:
@@ -224,8 +240,3 @@ class LoopSlots:
             if not scope.expired():
                 raise
             raise TaskTimeout(f"the task took longer than its timeout of {job.timeout_seconds:g} s") from error
-
-
-def is_async(job: Job) -> bool:
-    """Whether the job's function is a coroutine function."""
-    return inspect.iscoroutinefunction(job.task.func)

@@ -22,19 +22,24 @@ end
 take_priority('(0', '+inf')
 
 local lease_end = redis.call('TIME')[1] + ARGV[3]
-local reply = {'taken'}
+local taken, leases, held = {}, {}, {}
 for _, id in ipairs(ids) do
   local key = ARGV[1] .. id
-  local known = redis.call('HMGET', key, 'state', 'msg')
+  local known = redis.call('HMGET', key, 'state', 'msg', 'fence')
   if known[2] and (known[1] or 'pending') == 'pending' then
-    local fence = redis.call('HINCRBY', key, 'fence', 1)
-    redis.call('HSET', key, 'state', 'active', 'worker', ARGV[4])
+    local fence = (tonumber(known[3]) or 0) + 1
+    redis.call('HSET', key, 'fence', fence, 'state', 'active', 'worker', ARGV[4])
     redis.call('HDEL', key, 'pending_since')
-    redis.call('LPUSH', KEYS[3], id)
-    redis.call('ZADD', KEYS[4], lease_end, id)
-    redis.call('HSET', KEYS[6], id, fence)
-    reply[#reply + 1] = id
-    reply[#reply + 1] = fence
+    taken[#taken + 1] = id
+    leases[#leases + 1] = lease_end
+    leases[#leases + 1] = id
+    held[#held + 1] = id
+    held[#held + 1] = fence
   end
 end
-return reply
+if #taken > 0 then
+  redis.call('LPUSH', KEYS[3], unpack(taken))
+  redis.call('ZADD', KEYS[4], unpack(leases))
+  redis.call('HSET', KEYS[6], unpack(held))
+end
+return {'taken', unpack(held)}

@@ -1,0 +1,81 @@
+"""How many tasks a process may take, and when its main thread must be woken to take more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from .job import Job
+from .slots import Slots
+
+# So much work is kept in line: short against the time after which what waits is handed back, long against a fetch.
+AHEAD_SECONDS = 0.05
+# No-op tasks: half of them are one fetch of 200, and a few milliseconds of work.
+MOST_AHEAD = 400
+NEVER = -1
+
+
+class Room:
+    """Free slots, and a line ahead of them: the shorter the tasks, the longer."""
+
+    def __init__(self, slots: Sequence[Slots], concurrency: int, ring: Callable[[], None]) -> None:
+        """ring: wakes the main thread, from any other."""
+        self.slots = slots
+        self.concurrency = concurrency
+        self.ring = ring
+        self.pace_seconds: float | None = None
+        # The main thread sleeps until no more tasks than this are here.
+        self._enough = NEVER
+
+    # --- called by the main thread
+
+    @property
+    def running(self) -> list[Job]:
+        """What is in a slot."""
+        return [job for slots in self.slots for job in slots.busy.copy()]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """What is in line for a slot or in one. In this order, which is a job's: none is missed on its way."""
+        return [job for slots in self.slots for job in slots.waiting.copy()] + self.running
+
+    @property
+    def occupied(self) -> int:
+        """How many tasks are here, in a slot or in line for one."""
+        return sum(len(slots.busy) + len(slots.waiting) for slots in self.slots)
+
+    def left(self) -> int:
+        """Return how many tasks to take now; where that is 0, `ring` is called when it is more."""
+        ahead = self._ahead()
+        # In this order: a slot that becomes free in between is counted, or rings.
+        self._enough = self.concurrency + ahead - max(1, ahead // 2)
+        occupied = self.occupied
+        if occupied > self._enough:
+            return 0
+        self._enough = NEVER
+        return self.concurrency + ahead - occupied
+
+    def wait_until_empty(self) -> None:
+        """Have `ring` called when the last task has ended."""
+        self._enough = 0
+
+    def _ahead(self) -> int:
+        """Return how many tasks the slots begin within AHEAD_SECONDS, at the pace of the latest; of slow ones none."""
+        if self.pace_seconds is None:
+            return 0
+        now = time.monotonic()
+        if sum(job.has_run_for(AHEAD_SECONDS, now) for job in self.running) >= self.concurrency:
+            return 0  # the short ones would wait for the long ones, while other processes may be idle
+        return int(min(MOST_AHEAD, AHEAD_SECONDS * self.concurrency / max(self.pace_seconds, 1e-6)))
+
+    # --- called by the slots
+
+    def measure(self, seconds: float) -> None:
+        """Take a run into account. A measurement that gets lost between two threads does no harm."""
+        pace = self.pace_seconds
+        self.pace_seconds = seconds if pace is None else 0.9 * pace + 0.1 * seconds
+
+    def slot_is_free(self) -> None:
+        """Wake the main thread when it waits for this."""
+        if self._enough != NEVER and self.occupied <= self._enough:
+            self.ring()
