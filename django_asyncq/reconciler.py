@@ -21,7 +21,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from . import conf, failpoints, gate, lifecycle
-from .broker import Broker, Expired, Lease
+from .broker import Broker, Expired, Lease, Pulse
 from .broker.sweeping import Page, Standing, Sweeping
 from .exceptions import BrokerUnavailable, GateUnavailable
 from .lifecycle.messages import entry_of, later_fence
@@ -91,6 +91,8 @@ class Reconciler:
         self._stranded: set[UUID] = set()
         # False in a rebuild that only counts.
         self._writes = True
+        # Taken by the pass under way.
+        self._pulse: Pulse | None = None
         self._quick_at = 0.0
         self._sweep_at = 0.0
 
@@ -98,7 +100,8 @@ class Reconciler:
         """Do what is due. now: monotonic seconds. Raises: BrokerUnavailable, django.db.Error."""
         if now < self._quick_at:
             return Repairs()
-        remembers = self.broker.is_alive() is not None
+        self._pulse = self.broker.pulse(conf.current().outage_seconds)
+        remembers = self._pulse.alive_since is not None
         sweep = not remembers or now >= self._sweep_at
         if not remembers:
             # Set first: what is enqueued from now on is pushed by its own process. A sweep that fails is due again.
@@ -181,7 +184,8 @@ class Reconciler:
         Not while Redis has only just come back: leases that ran out meanwhile are their supervisors' to renew.
         """
         settings = conf.current()
-        if self.broker.pulse(settings.outage_seconds).in_reach_seconds < settings.quiet_seconds:
+        pulse, self._pulse = self._pulse or self.broker.pulse(settings.outage_seconds), None
+        if pulse.in_reach_seconds < settings.quiet_seconds:
             return 0
         recovered = 0
         for queue in self.broker.known_queues():

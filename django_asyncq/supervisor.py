@@ -222,15 +222,19 @@ class Supervisor:
     def _renew(self) -> None:
         """Renew the leases of all that the processes hold; give back to Redis what it has forgotten."""
         settings = conf.current()
-        queues = self._queues()
         alive_since = self.broker.pulse(settings.outage_seconds).alive_since
-        for child in self.children:
-            kept = 0
-            for queue in queues:
-                kept += self.broker.extend(queue, child.worker_id, settings.lease_seconds).kept
-                failpoints.reach("beat.lease_renewed")
+        children = self.children.copy()
+        workers = [child.worker_id for child in children]
+        kept = dict.fromkeys(workers, 0)
+        for queue in self._queues() if workers else ():
+            for worker_id, extended in zip(
+                workers, self.broker.extend(queue, workers, settings.lease_seconds), strict=True
+            ):
+                kept[worker_id] += extended.kept
+            failpoints.reach("beat.lease_renewed")
+        for child in children:
             running = {running.id for running in child.board.running()}
-            if running and (kept < len(running) or alive_since != self._alive_since):
+            if running and (kept[child.worker_id] < len(running) or alive_since != self._alive_since):
                 lifecycle.reassert(self.broker, child.worker_id, running)
         self._alive_since = alive_since
 

@@ -689,14 +689,14 @@ def test_leases_are_renewed_and_losses_told(broker: Broker, keys: QueueKeys) -> 
     client.hincrby(keys.task("stolen"), "fence", 1)
     client.delete(keys.task("gone"))
     client.zrem(keys.lease, "gone", "unleased")
-    kept, lost = broker.extend(QUEUE, WORKER, LEASE_SECONDS)
+    kept, lost = broker.extend(QUEUE, [WORKER], LEASE_SECONDS)[0]
     assert (kept, sorted(lost)) == (1, ["gone", "stolen", "unleased"])
     assert client.zscore(keys.lease, "kept") == pytest.approx(time.time() + LEASE_SECONDS, abs=5)
     assert client.zscore(keys.lease, "stolen") == 6
     assert client.zcard(keys.lease) == 2
     assert broker.held(QUEUE, WORKER) == [Lease("kept", 1)]
-    assert broker.extend(QUEUE, WORKER, LEASE_SECONDS) == Extended(1, [])
-    assert broker.extend(QUEUE, "nobody", LEASE_SECONDS) == Extended(0, [])
+    assert broker.extend(QUEUE, [WORKER], LEASE_SECONDS)[0] == Extended(1, [])
+    assert broker.extend(QUEUE, ["nobody"], LEASE_SECONDS)[0] == Extended(0, [])
 
 
 def test_running_tasks_are_asserted_after_a_loss(broker: Broker, keys: QueueKeys, dump: Any) -> None:
@@ -708,7 +708,7 @@ def test_running_tasks_are_asserted_after_a_loss(broker: Broker, keys: QueueKeys
     assert broker.reassert(QUEUE, "w-2", [Entry("a", b"x", fence=6)], LEASE_SECONDS) == ["stale"]
     assert dump() == before
     assert broker.held(QUEUE, WORKER) == [Lease("a", 7)]
-    assert broker.extend(QUEUE, WORKER, LEASE_SECONDS).kept == 1
+    assert broker.extend(QUEUE, [WORKER], LEASE_SECONDS)[0].kept == 1
     assert broker.done(QUEUE, WORKER, [Lease("a", 7)]) == ["done"]
 
 

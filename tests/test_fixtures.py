@@ -346,7 +346,7 @@ class Replay:
             if "script" in command:
                 self.script(command["script"])
             elif command["command"][0] == "zadd" and command["command"][1] == self.keys.lease:
-                extended = self.broker.extend(self.queue, WORKER, 30)
+                extended = self.broker.extend(self.queue, [WORKER], 30)[0]
                 assert extended == (len(self.leases), [])
 
     def script(self, script: dict[str, Any]) -> None:

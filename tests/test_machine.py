@@ -79,7 +79,7 @@ FENCE = "(known[1] or '0') ~= fence or "
 SCRIPT_MUTANTS = {
     "done without the fence": ("done", FENCE, ""),
     "done without the state": ("done", " or known[3] ~= 'active'", ""),
-    "done leaves what is held": ("done", "redis.call('HDEL', KEYS[3], id)", ""),
+    "done leaves what is held": ("done", "redis.call('HDEL', KEYS[3], unpack(over))", ""),
     "done counts nothing": ("done", "count = count + 1", ""),
     "retry without the fence": ("retry", FENCE, ""),
     "retry without the state": ("retry", " or known[2] ~= 'active'", ""),
@@ -95,11 +95,11 @@ SCRIPT_MUTANTS = {
     "extend that renews what nobody holds": ("extend", " and redis.call('ZSCORE', KEYS[1], id)", ""),
     "dequeue without a new fence": (
         "dequeue",
-        "redis.call('HINCRBY', key, 'fence', 1)",
-        "(redis.call('HGET', key, 'fence') or '0')",
+        "(tonumber(known[3]) or 0) + 1",
+        "tonumber(known[3]) or 0",
     ),
     "dequeue that is never paused": ("dequeue", "redis.call('EXISTS', KEYS[5]) == 1", "false"),
-    "dequeue without a lease": ("dequeue", "redis.call('ZADD', KEYS[4], lease_end, id)", ""),
+    "dequeue without a lease": ("dequeue", "redis.call('ZADD', KEYS[4], unpack(leases))", ""),
     "enqueue that pushes twice": ("enqueue", "elseif not free then", "elseif false then"),
     "enqueue whose fence may fall": (
         "enqueue",

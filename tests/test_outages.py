@@ -270,7 +270,7 @@ def test_redis_away_too_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
 
 def test_nothing_is_fetched_while_outcomes_cannot_be_written() -> None:
-    """Neither while the database is away nor with 10,000 outcomes in memory."""
+    """Neither while the database is away nor with as many outcomes in memory as it may hold."""
     worker = object.__new__(process_module.WorkerProcess)
     worker.reporter = Reporter(Broker(), "w", lambda: None)
     worker.reporter.database_is_away = True

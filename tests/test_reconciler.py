@@ -127,7 +127,7 @@ def test_running_task_is_reasserted_by_its_supervisor(redis_client: Any) -> None
     assert lifecycle.reassert(Broker(), "w", [run.lease.id]) == 1
     assert lifecycle.reassert(Broker(), "w", [run.lease.id]) == 0
     assert Broker().held("default", "w") == [run.lease]
-    assert Broker().extend("default", "w", 5).kept == 1
+    assert Broker().extend("default", ["w"], 5)[0].kept == 1
 
 
 def test_final_row_is_only_acknowledged_by_its_next_taker() -> None:
@@ -165,7 +165,7 @@ def test_a_running_task_whose_lease_was_evicted_keeps_its_run(reconciler: Reconc
     Broker().client.delete(QueueKeys("default").lease, QueueKeys("default").held("w"))
     assert reconciler.sweep() == Repairs(leased=1)
     assert reconciler.sweep() == Repairs()
-    assert Broker().extend("default", "w", 5).kept == 1
+    assert Broker().extend("default", ["w"], 5)[0].kept == 1
     lifecycle.succeed(run, 1, timezone.now())
     assert lifecycle.record_runs([run]) == []
     assert Broker().done("default", "w", [run.lease]) == ["done"]
@@ -343,7 +343,7 @@ def test_leases_that_ran_out_in_an_outage_are_left_to_their_supervisors(reconcil
     assert reconciler.recover_expired() == 0
     # Another leader, for example.
     assert Reconciler(Broker()).recover_expired() == 0
-    assert Broker().extend("default", "w", 30).kept == 1
+    assert Broker().extend("default", ["w"], 30)[0].kept == 1
     client.zadd(QueueKeys("default").lease, {run.lease.id: int(time.time()) - 1})
     client.hset(pulse_key(), "resumed", int((time.time() - settings.quiet_seconds) * 1000))
     assert reconciler.recover_expired() == 1

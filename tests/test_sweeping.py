@@ -135,7 +135,7 @@ def test_active_without_a_lease_gets_one(broker: Broker, sweeping: Sweeping, key
     assert sweeping.give_leases(QUEUE, ["one", "two", "go", "pending"], LEASE_SECONDS) == 0
     assert sorted(broker.client.lrange(keys.active, 0, -1)) == [b"go", b"one", b"two"]
     assert broker.client.zcard(keys.lease) == 2
-    assert broker.extend(QUEUE, WORKER, LEASE_SECONDS) == (2, [])
+    assert broker.extend(QUEUE, [WORKER], LEASE_SECONDS)[0] == (2, [])
     assert broker.done(QUEUE, WORKER, leases) == ["done", "done"]
 
 

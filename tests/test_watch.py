@@ -121,6 +121,21 @@ def test_a_push_by_priority_wakes(start: Any) -> None:
     assert started.event.wait(PATIENCE_SECONDS)
 
 
+def test_a_queue_named_for_the_first_time_wakes(start: Any) -> None:
+    """Whoever finds its queues by itself learns of it at once, and once."""
+    started = start("a")
+    assert not started.watch.take_new_names()
+    Broker().register_queue("b")
+    assert started.event.wait(PATIENCE_SECONDS)
+    assert [started.watch.take_new_names() for _ in range(2)] == [True, False]
+    started.event.clear()
+    Broker.forget_registered()
+    Broker().register_queue("b")
+    Broker().enqueue("a", [Entry("1", b"m", priority=1)])
+    assert started.event.wait(PATIENCE_SECONDS)
+    assert not started.watch.take_new_names()
+
+
 def test_the_watch_makes_an_event_of_its_own(own_redis: EmbeddedRedis, own_keys: None) -> None:
     """When it is given none."""
     watch = QueueWatch(["b", "a"])

@@ -21,7 +21,7 @@ from .. import failpoints
 from . import clients, scripts
 from .clients import broker_errors
 from .entries import Dequeued, Entry, Expired, Extended, Forwarded, Lease, Pulse, id_bytes, id_text
-from .keys import QueueKeys, alive_key, due_channel, prefix, pulse_key, queues_key
+from .keys import QueueKeys, alive_key, due_channel, names_channel, prefix, pulse_key, queues_key
 
 __all__ = ["Broker", "Dequeued", "Entry", "Expired", "Extended", "Forwarded", "Lease", "Pulse"]
 
@@ -75,7 +75,8 @@ class Broker:
             if now < _registered.get(key, 0.0):
                 return
         with broker_errors():
-            self.client.sadd(queues_key(), queue)
+            if self.client.sadd(queues_key(), queue):
+                self.client.publish(names_channel(), queue)
         with _registered_lock:
             _registered[key] = now + REGISTERED_SECONDS
             _known.pop(prefix(), None)
@@ -193,12 +194,12 @@ class Broker:
             found = self.client.hgetall(QueueKeys(queue).held(worker_id))
         return [Lease(id_text(id), int(fence)) for id, fence in found.items()]
 
-    def extend(self, queue: str, worker_id: str, lease_seconds: int) -> Extended:
-        """Renew every lease of the worker; what it has lost is not held any more."""
+    def extend(self, queue: str, worker_ids: Sequence[str], lease_seconds: int) -> list[Extended]:
+        """Renew every lease of each of these workers; what one has lost is not held any more."""
         keys = QueueKeys(queue)
-        places = [keys.lease, keys.held(worker_id)]
-        kept, *lost = scripts.run("extend", self.client, places, [keys.task_prefix, lease_seconds])
-        return Extended(int(kept), [id_text(id) for id in lost])
+        places = [keys.lease, *map(keys.held, worker_ids)]
+        replies = scripts.run("extend", self.client, places, [keys.task_prefix, lease_seconds])
+        return [Extended(int(kept), [id_text(id) for id in lost]) for kept, *lost in replies]
 
     def reassert(self, queue: str, worker_id: str, entries: Sequence[Entry], lease_seconds: int) -> list[str]:
         """Give running tasks their entry back after Redis lost its memory. entries: each with the fence of its lease.

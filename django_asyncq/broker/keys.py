@@ -46,6 +46,11 @@ def pulse_key() -> str:
     return f"{{{alive_key()}}}:pulse"
 
 
+def names_channel() -> str:
+    """Own: the channel on which it is told that a queue has been named for the first time."""
+    return f"{prefix()}:names"
+
+
 def due_channel() -> str:
     """Own: the channel on which something nearer than all that was due before is told."""
     return f"{prefix()}:due"

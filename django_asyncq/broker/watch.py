@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from ..exceptions import BrokerUnavailable
 from . import clients
-from .keys import QueueKeys
+from .keys import QueueKeys, names_channel
 
 logger = logging.getLogger("django_asyncq.broker")
 
@@ -170,6 +170,9 @@ class Watch:
                 self.event.set()
                 return
 
+    def _heard(self, channel: bytes) -> None:
+        """Take note of what a channel tells beyond that there may be work."""
+
     def _listen(self, name: str) -> None:
         """Listen to the channels."""
         with clients.broker_errors():
@@ -182,7 +185,8 @@ class Watch:
                 # What was pushed before the subscription stood has not been told.
                 self.event.set()
                 while not self._stopped.is_set():
-                    if subscription.get_message(timeout=LISTEN_SECONDS) is not None:
+                    if message := subscription.get_message(timeout=LISTEN_SECONDS):
+                        self._heard(message["channel"])
                         self.event.set()
             finally:
                 with self._lock:
@@ -191,8 +195,18 @@ class Watch:
 
 
 class QueueWatch(Watch):
-    """The watch of a worker: its queues, and the channels on which pushes by priority to them are told."""
+    """The watch of a worker: its queues, the channels on which pushes by priority to them are told, and new names."""
 
     def __init__(self, queues: Iterable[str], event: Settable | None = None) -> None:
         names = sorted(queues)
-        super().__init__(names, [QueueKeys(name).wake for name in names], event)
+        self._names_channel = names_channel()
+        self._has_new_names = False
+        super().__init__(names, [self._names_channel, *(QueueKeys(name).wake for name in names)], event)
+
+    def take_new_names(self) -> bool:
+        """Return whether a queue was named since this was last asked."""
+        found, self._has_new_names = self._has_new_names, False
+        return found
+
+    def _heard(self, channel: bytes) -> None:
+        self._has_new_names |= channel == self._names_channel.encode()

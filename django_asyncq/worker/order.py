@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ..broker import Broker
 
-REFRESH_SECONDS = 2.0
+REFRESH_SECONDS = 5.0
 DEFAULT_QUEUE = "default"
 
 
@@ -25,6 +25,10 @@ class QueueOrder:
         self.strict = strict
         self.finds_queues = not weights
         self.refresh_seconds = REFRESH_SECONDS if self.finds_queues else float("inf")
+        self._refresh_at = 0.0
+
+    def look_again(self) -> None:
+        """Look the queues up at the next fetch."""
         self._refresh_at = 0.0
 
     @property

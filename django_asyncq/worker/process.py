@@ -40,8 +40,9 @@ HAND_BACK_AFTER_SECONDS = 0.15
 MARK_AFTER_SECONDS = 0.05
 IDLE_LOOK_SECONDS = 5.0
 TICK_SECONDS = 0.04
-# So many outcomes may wait for the database; each may hold a result of a megabyte.
-MOST_UNWRITTEN = 10_000
+# So many outcomes may wait to be written, each with a result of up to a megabyte: two groups. Beyond that nothing is
+# taken, for what a killed process had not written runs again.
+MOST_UNWRITTEN = 1_000
 # Together less than the supervisor waits beyond the grace.
 REPORT_SECONDS = 4.0
 PUT_OFF_SECONDS = 15
@@ -205,6 +206,8 @@ class WorkerProcess:
         if room <= 0:
             return False
         self._may_have_work = False  # before the look: what the watch says meanwhile counts
+        if self.watch is not None and self.watch.take_new_names():
+            self.order.look_again()
         got, empty, is_more_left = 0, [], False
         try:
             for queue in self.order.next():

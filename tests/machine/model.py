@@ -111,7 +111,7 @@ class Model(Entries):
 
     def sort_out(self, queue: str, worker: str, leases: Sequence[tuple[str, int]]) -> list[Held]:
         """Return what is to be run; see to the rest."""
-        taken_up, runs = self.take_up(queue, worker, leases), []
+        taken_up, runs, behind = self.take_up(queue, worker, leases), [], []
         leases = [lease for lease in leases if lease[0] not in taken_up]
         for name, fence in leases:
             row = self.rows.get(name)
@@ -121,9 +121,20 @@ class Model(Entries):
                 self.done(queue, name, worker, fence)
             elif row.state == FAILED:
                 self.retry_entry(queue, name, worker, fence, row.due, counted=False)
+            elif row.state == RUNNING and row.fence > fence:
+                self.postpone(queue, name, worker, fence)
+            elif row.state == QUEUED and row.fence >= fence:
+                behind.append(name)
             elif row.state == QUEUED:
                 runs.append(Held(name, worker, fence, replace(row)))
-        running = [lease for lease in leases if lease[0] in self.rows and self.rows[lease[0]].state == RUNNING]
+        for name in behind:
+            self.remove(name)
+        self.dispatch(behind, again=True)
+        running = [
+            (name, fence)
+            for name, fence in leases
+            if name in self.rows and self.rows[name].state == RUNNING and self.rows[name].fence <= fence
+        ]
         return runs + [run for name, fence in running if (run := self._take_over(queue, worker, name, fence))]
 
     def take_up(self, queue: str, worker: str, leases: Sequence[tuple[str, int]], *, cut: bool = False) -> set[str]:

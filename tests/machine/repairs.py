@@ -29,7 +29,7 @@ class Repairs(Base):
         self.last = None
         for queue in QUEUES:
             kept, lost = self.model.extend(queue, worker)
-            found = self.broker.extend(queue, worker, conf.current().lease_seconds)
+            found = self.broker.extend(queue, [worker], conf.current().lease_seconds)[0]
             assert found.kept == kept
             self.answer(sorted(map(stores.name_of, found.lost)), sorted(lost))
         if reasserts:
