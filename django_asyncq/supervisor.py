@@ -232,11 +232,14 @@ class Supervisor:
             ):
                 kept[worker_id] += extended.kept
             failpoints.reach("beat.lease_renewed")
+        # The first mark is no loss: what began before it is there.
+        has_lost_memory = self._alive_since is not None and alive_since != self._alive_since
         for child in children:
             running = {running.id for running in child.board.running()}
-            if running and (kept[child.worker_id] < len(running) or alive_since != self._alive_since):
+            if running and (has_lost_memory or kept[child.worker_id] < len(running)):
                 lifecycle.reassert(self.broker, child.worker_id, running)
-        self._alive_since = alive_since
+        # Kept while there is no mark, so that a loss is answered until the new one is seen.
+        self._alive_since = alive_since or self._alive_since
 
     def _queues(self) -> list[str]:
         return list(self.options.queues) or self.broker.known_queues()

@@ -6,11 +6,14 @@ import logging
 import signal
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from django_asyncq import conf
+from django_asyncq import conf, lifecycle
+from django_asyncq.broker import Broker, Extended
+from django_asyncq.broker.keys import alive_key
 from django_asyncq.supervisor import Supervisor, WorkersCannotStart
 from django_asyncq.testing import EmbeddedRedis
 from django_asyncq.worker.options import WorkerOptions
@@ -53,6 +56,30 @@ def test_a_process_ended_while_starting_at_shutdown_is_no_failure(
     assert supervisor.children == []
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
     wait_until(lambda: not supervisor.upkeep.is_alive(), "the end of the upkeep")
+
+
+def test_only_a_loss_of_memory_has_the_running_asserted(
+    own_redis: EmbeddedRedis, own_keys: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the first mark of a new Redis, which at maxmemory could not be answered; a loss until a new mark is seen."""
+    asserted: list[str] = []
+    monkeypatch.setattr(lifecycle, "reassert", lambda broker, worker_id, ids: asserted.append(worker_id))
+    supervisor = Supervisor(WorkerOptions(queues={"default": 1}))
+    running = [SimpleNamespace(id="a")]
+    supervisor.children.append(
+        SimpleNamespace(worker_id="w", board=SimpleNamespace(running=lambda: running))  # type: ignore[arg-type]
+    )
+    monkeypatch.setattr(Broker, "extend", lambda *arguments: [Extended(1, [])])
+    seen = []
+    for step in ("none", "mark", "same", "lost", "lost", "mark", "same"):
+        if step == "lost":
+            supervisor.broker.client.delete(alive_key())
+        elif step == "mark":
+            supervisor.broker.client.set(alive_key(), 100 + len(seen))
+        asserted.clear()
+        supervisor._renew()
+        seen.append(bool(asserted))
+    assert seen == [False, False, False, True, True, True, False]
 
 
 def test_a_redis_that_is_away_is_told_once_and_asked_again_soon(

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,7 +44,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Server:
+class Server(ABC):
     """A process with a folder, started and ended as a context manager."""
 
     prefix = ""
@@ -74,9 +75,9 @@ class Server:
     ) -> None:
         self.stop()
 
+    @abstractmethod
     def start(self) -> None:
         """Start it and wait until it answers."""
-        raise NotImplementedError
 
     def stop(self) -> None:
         """End it and remove its folder."""

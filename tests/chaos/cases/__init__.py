@@ -43,6 +43,7 @@ ALL = (
     Case("24", "rows deleted and edited by SQL", hands.edited, 0.06, ("no-fence",)),
     Case("25", "forged messages in Redis", messages.forged, 0.1, ("trusts-messages",)),
     Case("29", "SIGTERM under load", workers.terminations, 0.04, ("attempts-stay-used",)),
-    Case("33", "all tasks fail at once", hands.storm, 0.04, ("no-jitter",)),
+    # Of a few hundred delays one bin may have 5 % by chance.
+    Case("33", "all tasks fail at once", hands.storm, 0.2, ("no-jitter",)),
 )
 CASES = {case.number: case for case in ALL}
