@@ -15,7 +15,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from . import conf, failpoints
-from .broker import clients, scripts
+from .broker import GateKeys, clients, scripts
 from .exceptions import BrokerUnavailable, GateUnavailable, QueueFull, UnknownGate
 from .models import Gate, TaskRecord, TaskState
 
@@ -55,6 +55,15 @@ def keys(gate: str) -> list[str]:
     """Return the gate's keys: members, meta, retaken; the braces put the others into the first's cluster slot."""
     members = f"{conf.current().gate_prefix}{gate}"
     return [members, f"{{{members}}}:meta", f"{{{members}}}:retaken"]
+
+
+def keys_for(record: TaskRecord) -> GateKeys | None:
+    """Return what makes the slot of a record last within another script; None when it names no gate."""
+    if not record.gate:
+        return None
+    members, meta, _ = keys(record.gate)
+    expected_seconds = record.expected_seconds or conf.current().expected_seconds
+    return GateKeys(members, meta, record.queue_limit, expected_seconds)
 
 
 def hold_seconds(expected_seconds: float) -> int:

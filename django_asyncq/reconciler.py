@@ -108,7 +108,7 @@ class Reconciler:
             self._sweep_at = 0.0
             self.broker.mark_alive()
             failpoints.reach("reconcile.marked_alive")
-        repairs = self.sweep() if sweep else self.quick()
+        repairs = self.sweep(is_new=not remembers) if sweep else self.quick()
         # Only now: what failed is due again.
         settings = conf.current()
         self._quick_at = now + settings.reconcile_seconds
@@ -131,15 +131,18 @@ class Reconciler:
             slots_removed=drift.removed,
         )
 
-    def sweep(self) -> Repairs:
-        """Every repair, over every row that is not final and over all that Redis has of it."""
+    def sweep(self, *, is_new: bool = False) -> Repairs:
+        """Every repair, over every row that is not final and over all that Redis has of it.
+
+        is_new: Redis remembers only since now, so that rows of the last seconds are as lost as all others.
+        """
         # In this order: what Redis has half of goes before it is looked which rows it lacks.
         recovered = self.recover_expired()
         repairs = self.sweep_places().plus(self.sweep_hashes())
         repairs = repairs.plus(
             Repairs(
                 recovered=recovered,
-                pushed=self.push_missing(young=False),
+                pushed=self.push_missing(young=False, is_new=is_new),
                 parked=self.park_missing(),
                 unleased=self.recover_unleased(),
             )
@@ -252,13 +255,15 @@ class Reconciler:
                 repairs = repairs.plus(Repairs(orphans=orphans, leased=self._give_leases(queue, suspects.leaseless)))
         return repairs
 
-    def unpushed(self, *, young: bool) -> Iterator[list[TaskRecord]]:
+    def unpushed(self, *, young: bool, is_new: bool = False) -> Iterator[list[TaskRecord]]:
         """Yield pages of rows in 0 that Redis does not know, or, not among the young, has in a place of 3.
 
-        The latter only when seen twice: whoever retries a task writes the row first.
+        The latter only when seen twice: whoever retries a task writes the row first. is_new: as of `sweep`.
         """
         now = timezone.now()
-        rows = TaskRecord.objects.filter(state=TaskState.QUEUED, enqueued_at__lt=now - timedelta(seconds=GRACE_SECONDS))
+        rows = TaskRecord.objects.filter(state=TaskState.QUEUED)
+        if not is_new:
+            rows = rows.filter(enqueued_at__lt=now - timedelta(seconds=GRACE_SECONDS))
         if young:
             yield from self._missing(rows.filter(enqueued_at__gt=now - timedelta(seconds=YOUNG_SECONDS)))
             return
@@ -269,10 +274,11 @@ class Reconciler:
             if due := [row for row in page if row.id not in self._stranded]:
                 yield due
 
-    def push_missing(self, *, young: bool) -> int:
+    def push_missing(self, *, young: bool, is_new: bool = False) -> int:
         """Push rows in 0 that Redis does not know: a crash between commit and push, or Redis was away or emptied."""
         try:
-            return sum(lifecycle.push(self.broker, page, again=True) for page in self.unpushed(young=young))
+            pages = self.unpushed(young=young, is_new=is_new)
+            return sum(lifecycle.push(self.broker, page, again=True) for page in pages)
         except GateUnavailable as error:
             raise BrokerUnavailable(str(error)) from error
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
+from typing import Any
 
 import django
 
@@ -17,11 +19,16 @@ from django_asyncq.models import TaskRecord, TaskState  # noqa: E402
 from tests import tasks  # noqa: E402
 
 
-def enqueue(name: str) -> None:
+def enqueue(name: str, **options: Any) -> None:
     """Two tasks of one gate in two queues, in one transaction."""
     with transaction.atomic():
         for number in (1, 2):
-            tasks.nap.using(queue_name=f"{name}-{number}", gate=name, queue_limit=5).enqueue(0)
+            tasks.nap.using(queue_name=f"{name}-{number}", gate=name, queue_limit=5, **options).enqueue(0)
+
+
+def enqueue_for_later(name: str) -> None:
+    """The same, to be run in a moment."""
+    enqueue(name, run_after=timedelta(seconds=0.2))
 
 
 def enqueue_many(name: str) -> None:

@@ -197,7 +197,7 @@ PRODUCERS: dict[str, tuple[str, int, int]] = {
     "enqueue.slot_taken": ("enqueue", 2, 0),
     "enqueue.row_inserted": ("enqueue", 2, 0),
     "enqueue.committed": ("enqueue", 1, 2),
-    "dispatch.slots_confirmed": ("enqueue", 1, 2),
+    "dispatch.slots_confirmed": ("enqueue_for_later", 1, 2),
     "dispatch.queue_pushed": ("enqueue", 1, 2),
     "enqueue.pushed": ("enqueue", 1, 2),
     "tell.batch_told": ("enqueue_many", 1, 250),

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,81 @@ def test_acquiring_twice_is_a_yes_and_never_shortens() -> None:
     before = gate.slots("g")
     assert gate.acquire(records) == set()
     assert gate.slots("g")[0].expires_at >= before[0].expires_at
+
+
+def calls() -> int:
+    """How many scripts Redis was asked to run by now."""
+    count: int = Broker().client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    return count
+
+
+def remaining(name: str) -> float:
+    """Seconds that the slot of a gate's one member still lasts."""
+    (slot,) = gate.slots(name)
+    return slot.expires_at - time.time()
+
+
+def test_push_makes_the_slot_last() -> None:
+    """Two calls, slot and push, of which the second extends what the first has taken; for later it takes three."""
+    fill("warm", 1)
+    before = calls()
+    (result,) = fill("g", 1)
+    # The first use of a gate builds it: refused, built, admitted.
+    assert calls() - before == 4
+    assert remaining("g") > 3000
+    Broker().client.zrem(gate.keys("g")[0], result.id)
+    before = calls()
+    fill("g", 1)
+    assert calls() - before == 2
+    before = calls()
+    tasks.gated.using(run_after=timezone.now() + timedelta(hours=1)).enqueue("warm")
+    assert calls() - before == 3
+    assert {slot.expires_at - time.time() > 3000 for slot in gate.slots("warm")} == {True}
+
+
+@pytest.mark.parametrize("lost", ["slot", "expired", "gate", "unasked"])
+def test_push_asks_the_gate_when_the_slot_cannot_be_relied_on(lost: str) -> None:
+    """Its slot is gone or over, or Redis was emptied or away, between the slot and the commit: it takes another."""
+    members, meta, _ = gate.keys("g")
+    client = Broker().client
+    with transaction.atomic():
+        (result,) = fill("g", 1)
+        if lost == "slot":
+            client.zrem(members, result.id)
+        elif lost == "expired":
+            client.zadd(members, {result.id: int(time.time()) - 1})
+        elif lost == "gate":
+            client.delete(members, meta)
+        else:
+            client.hset(meta, "asked", int(time.time()) - conf.current().unasked_seconds - 2)
+    assert holders("g") == {result.id}
+    assert remaining("g") > 3000
+    assert [lease.id for lease in Broker().dequeue("default", "w", 9, 9).leases] == [result.id]
+
+
+def test_push_of_a_task_whose_slot_others_have_by_now_parks_it() -> None:
+    """The gate is full without it: it waits for a retry, and Redis has it nowhere else."""
+    with transaction.atomic():
+        (result,) = tasks.gated.using(queue_limit=1).enqueue_many([("g",)])
+        Broker().client.zrem(gate.keys("g")[0], result.id)
+        gate.acquire([stranger := TaskRecord(name="x", gate="g", queue_limit=1)])
+    assert holders("g") == {str(stranger.id)}
+    assert TaskRecord.objects.get().state == TaskState.FAILED
+    assert Broker().dequeue("default", "w", 9, 9).leases == []
+
+
+def test_open_gate_and_gate_without_a_limit_hold_no_push_up(caplog: Any) -> None:
+    """Nobody has a slot there, and nobody needs one."""
+    Gate.objects.create(name="open", limit=0)
+    fill("open", 2)
+    row = Gate.objects.create(name="gone", limit=5)
+    with transaction.atomic():
+        lifecycle.enqueue([TaskRecord(name=tasks.gated.module_path, gate="gone", args=["gone"])])
+        Gate.objects.filter(id=row.id)._raw_delete("default")
+        gate.forget_built("gone")
+    assert holders("open") == set()
+    assert len(Broker().dequeue("default", "w", 9, 9).leases) == 3
+    assert "go on without a slot" in caplog.text
 
 
 def test_slots_of_a_gate_that_no_task_is_at_are_found() -> None:

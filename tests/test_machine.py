@@ -100,7 +100,8 @@ SCRIPT_MUTANTS = {
     ),
     "dequeue that is never paused": ("dequeue", "redis.call('EXISTS', KEYS[5]) == 1", "false"),
     "dequeue without a lease": ("dequeue", "redis.call('ZADD', KEYS[4], unpack(leases))", ""),
-    "enqueue that pushes twice": ("enqueue", "elseif not free then", "elseif false then"),
+    "enqueue that pushes twice": ("enqueue", "and 'exists' or 'queued'", "and 'queued' or 'queued'"),
+    "enqueue that asks for no slot": ("enqueue", "gate > 0 and not has_slot(id, gate)", "false"),
     "enqueue whose fence may fall": (
         "enqueue",
         "tonumber(fence) > tonumber(redis.call('HGET', key, 'fence') or 0)",
@@ -137,6 +138,7 @@ QUICK = {
     "dequeue without a new fence",
     "dequeue without a lease",
     "enqueue that pushes twice",
+    "enqueue that asks for no slot",
     "requeue that never raises the fence",
     "gate without a limit",
     "repeated_write_is_a_conflict",

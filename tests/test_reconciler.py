@@ -63,6 +63,15 @@ def test_leaves_rows_of_the_last_seconds_to_their_process(reconciler: Reconciler
     assert reconciler.push_missing(young=True) == 0
 
 
+def test_a_memory_that_was_lost_lost_rows_of_the_last_seconds_too(reconciler: Reconciler) -> None:
+    """What was pushed just before waits for nobody: the first pass afterwards puts it back."""
+    reconciler.tick(1000.0)
+    result = tasks.add.enqueue(1)
+    reconciler.broker.client.flushdb()
+    assert reconciler.tick(2000.0) == Repairs(pushed=1)
+    assert unknown([result.id]) == []
+
+
 def test_pushing_a_gated_row_takes_its_slot(reconciler: Reconciler) -> None:
     """A pushed task is counted by its gate like any other."""
     record = old(gate="g", queue_limit=1)

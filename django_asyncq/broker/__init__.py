@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 from redis.exceptions import ResponseError
 
-from .. import failpoints
+from .. import conf, failpoints
 from . import clients, scripts
 from .clients import broker_errors
-from .entries import Dequeued, Entry, Expired, Extended, Forwarded, Lease, Pulse, id_bytes, id_text
+from .entries import Dequeued, Entry, Expired, Extended, Forwarded, GateKeys, Lease, Pulse, id_bytes, id_text
 from .keys import QueueKeys, alive_key, due_channel, names_channel, prefix, pulse_key, queues_key
 
-__all__ = ["Broker", "Dequeued", "Entry", "Expired", "Extended", "Forwarded", "Lease", "Pulse"]
+__all__ = ["Broker", "Dequeued", "Entry", "Expired", "Extended", "Forwarded", "GateKeys", "Lease", "Pulse"]
 
 IDS_PER_CALL = 200
 # `archive` trims 100 a call, so with no more than that in a call the archive cannot outgrow its limit.
@@ -64,6 +64,11 @@ class Broker:
     def client(self) -> clients.Client:
         """The redis client of this role."""
         return clients.client(self.role)
+
+    @property
+    def reaches_gates(self) -> bool:
+        """Whether one script may name the keys of a queue and of a gate: in a cluster they live apart."""
+        return getattr(self.client, "connection_pool", None) is not None
 
     # --- queues, and whether Redis is there
 
@@ -143,15 +148,23 @@ class Broker:
     # --- in
 
     def enqueue(self, queue: str, entries: Sequence[Entry], *, again: bool = False) -> list[str]:
-        """Make tasks pending, the first to run first.
+        """Make tasks pending, the first to run first; the slots of those with a `gate` last from now on.
 
         again: an id that waits in retry, archived, completed or scheduled is taken from there.
-        Returns, for each: "queued", "exists", or "duplicate" (another id holds its lock).
+        Returns, for each: "queued", "exists", "duplicate" (another id holds its lock), or "slotless" (its gate is to
+        be asked first).
         """
         keys = QueueKeys(queue)
+        gates = {entry.gate: 0 for entry in entries if entry.gate is not None}
         places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed, keys.due]
-        head = [keys.task_prefix, keys.wake, "again" if again else ""]
-        return self._words("enqueue", places, head, [_arguments_of(entry) for entry in entries])
+        head: list[Any] = [keys.task_prefix, keys.wake, "again" if again else ""]
+        head += [conf.current().unasked_seconds, len(gates)]
+        for number, gate in enumerate(gates, 1):
+            gates[gate] = number
+            places += [gate.members, gate.meta]
+            head += ["" if gate.limit is None else gate.limit, gate.expected_seconds]
+        items = [[*_arguments_of(entry), gates[entry.gate] if entry.gate else 0] for entry in entries]
+        return self._words("enqueue", places, head, items)
 
     def schedule(self, queue: str, entries: Sequence[Entry]) -> list[str]:
         """Let new tasks wait for their `due_at`. Returns, for each: "scheduled", "exists" or "duplicate"."""

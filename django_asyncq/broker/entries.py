@@ -5,12 +5,21 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+class GateKeys(NamedTuple):
+    """Where a gate's slots are, and what holds where its meta hash says nothing. limit: None for none."""
+
+    members: str
+    meta: str
+    limit: int | None
+    expected_seconds: float
+
+
 class Entry(NamedTuple):
     """A task to be queued.
 
     message: an encoded TaskMessage. fence: the lowest it may have, 0 for a new one. due_at: Unix
     seconds, also between two, for what waits for its time. unique_key: full name of the lock,
-    "" for none; unique_seconds: how long it lasts, at least 1.
+    "" for none; unique_seconds: how long it lasts, at least 1. gate: where its slot is to be made lasting.
     """
 
     id: str
@@ -20,6 +29,7 @@ class Entry(NamedTuple):
     due_at: float | None = None
     unique_key: str = ""
     unique_seconds: int = 0
+    gate: GateKeys | None = None
 
 
 class Lease(NamedTuple):

@@ -137,30 +137,61 @@ def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
 
 
 def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) -> int:
-    """Do what `dispatch` does, but raise BrokerUnavailable or GateUnavailable when it cannot be done."""
-    lost = gate.confirm(records)
-    failpoints.reach("dispatch.slots_confirmed")
-    if lost:
-        park([record for record in records if record.id in lost], timedelta(seconds=GATE_RETRY_SECONDS))
-        records = [record for record in records if record.id not in lost]
-    return _push(broker, records, again=again)
+    """Do what `dispatch` does, but raise BrokerUnavailable or GateUnavailable when it cannot be done.
 
-
-def _push(broker: Broker, records: Sequence[TaskRecord], *, again: bool) -> int:
-    pushed = 0
+    The script that makes a task pending confirms its slot too, where one can reach both. Only a task that has lost its
+    slot, or that waits for its time, costs another call.
+    """
     now = timezone.now()
+    confirmed = not broker.reaches_gates
+    if confirmed:
+        records = _confirmed(list(records))
+    pushed = 0
     for queue, group in by_queue(records):
         broker.register_queue(queue)
-        waiting: list[Entry] = []
-        delayed: list[Entry] = []
+        due: list[TaskRecord] = []
+        delayed: list[TaskRecord] = []
         for record in group:
-            is_due = record.run_after is None or record.run_after <= now
-            (waiting if is_due else delayed).append(entry_of(record, fence=later_fence(record) if again else 0))
-        words = broker.enqueue(queue, waiting, again=again) if waiting else []
-        words += broker.schedule(queue, delayed) if delayed else []
-        pushed += sum(word != "exists" for word in words)
+            (due if record.run_after is None or record.run_after <= now else delayed).append(record)
+        if due:
+            pushed += _make_pending(broker, queue, due, again=again, confirmed=confirmed)
+        if delayed := delayed if confirmed else _confirmed(delayed):
+            words = broker.schedule(queue, [_entry(record, again=again) for record in delayed])
+            pushed += words.count("scheduled")
         failpoints.reach("dispatch.queue_pushed")
     return pushed
+
+
+def _make_pending(broker: Broker, queue: str, records: list[TaskRecord], *, again: bool, confirmed: bool) -> int:
+    """Make tasks of one queue pending; return how many. confirmed: their slots last already."""
+    entries = [_entry(record, again=again) for record in records]
+    if not confirmed:
+        entries = [
+            entry._replace(gate=gate.keys_for(record)) if record.gate else entry
+            for entry, record in zip(entries, records, strict=True)
+        ]
+    words = broker.enqueue(queue, entries, again=again)
+    pushed = words.count("queued")
+    if "slotless" in words:
+        kept = _confirmed([record for record, word in zip(records, words, strict=True) if word == "slotless"])
+        pushed += _make_pending(broker, queue, kept, again=again, confirmed=True) if kept else 0
+    return pushed
+
+
+def _confirmed(records: list[TaskRecord]) -> list[TaskRecord]:
+    """Return those whose slots last from now on; who has lost one that others have by now is parked."""
+    if not records:
+        return records
+    lost = gate.confirm(records)
+    failpoints.reach("dispatch.slots_confirmed")
+    if not lost:
+        return records
+    park([record for record in records if record.id in lost], timedelta(seconds=GATE_RETRY_SECONDS))
+    return [record for record in records if record.id not in lost]
+
+
+def _entry(record: TaskRecord, *, again: bool) -> Entry:
+    return entry_of(record, fence=later_fence(record) if again else 0)
 
 
 def by_queue(records: Sequence[TaskRecord]) -> Iterator[tuple[str, list[TaskRecord]]]:

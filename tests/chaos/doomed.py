@@ -8,6 +8,8 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
+from typing import Any
 
 from django.db import connections, transaction
 
@@ -25,11 +27,17 @@ def _note_committed(*ids: object) -> None:
     note("committed", ids=[str(id) for id in ids])
 
 
-def two_queues(name: str, chance: random.Random) -> None:
+def two_queues(name: str, chance: random.Random, **options: Any) -> None:
     """Two tasks of one gate in two queues, in one transaction."""
     with transaction.atomic():
-        ids = [tasks.gated.using(queue_name=queue).enqueue(name, chance.uniform(0, 20)).id for queue in ("one", "two")]
+        gated = [tasks.gated.using(queue_name=queue, **options) for queue in ("one", "two")]
+        ids = [task.enqueue(name, chance.uniform(0, 20)).id for task in gated]
     _note_committed(*ids)
+
+
+def for_later(name: str, chance: random.Random) -> None:
+    """The same, to be run in a moment: their slots are confirmed apart."""
+    two_queues(name, chance, run_after=timedelta(seconds=0.2))
 
 
 def many(name: str, chance: random.Random) -> None:
@@ -59,7 +67,7 @@ SCENES: dict[str, Scene] = {
     "enqueue.slot_taken": two_queues,
     "enqueue.row_inserted": two_queues,
     "enqueue.committed": two_queues,
-    "dispatch.slots_confirmed": two_queues,
+    "dispatch.slots_confirmed": for_later,
     "dispatch.queue_pushed": two_queues,
     "enqueue.pushed": two_queues,
     "tell.batch_told": many,

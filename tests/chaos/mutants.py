@@ -31,7 +31,7 @@ def no_rebuild() -> None:
     """What Redis forgot is not pushed again."""
     from django_asyncq.reconciler import Reconciler
 
-    Reconciler.push_missing = lambda self, young: 0  # type: ignore[method-assign]
+    Reconciler.push_missing = lambda self, young, is_new=False: 0  # type: ignore[method-assign]
 
 
 def no_gate_rebuild() -> None:
@@ -95,7 +95,7 @@ def lasting_slots() -> None:
     from django_asyncq import gate
     from django_asyncq.reconciler import Reconciler
 
-    Reconciler.audit_gates = lambda self: gate.Drift(0, 0)  # type: ignore[method-assign]
+    Reconciler.audit_gates = lambda self, names: gate.Drift(0, 0)  # type: ignore[method-assign]
 
     admit = gate.admit
     gate.admit = lambda name, records, *, partial, seconds, again: admit(

@@ -1,48 +1,59 @@
--- Make tasks pending.
--- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 archived, 6 completed, 7 due (ms)
--- ARGV: 1 task key prefix, 2 wake channel, 3 "again" or "", then for each task:
---       id, message, fence ("0": none), priority, lock key or "", lock seconds
--- Returns one word for each: "queued", "exists" (nothing changed), "duplicate" (another id holds the lock; nothing
---       changed).
+-- Make tasks pending, and the slots of those at a gate last.
+-- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 archived, 6 completed, 7 due (ms); for each gate: members, meta
+-- ARGV: 1 task key prefix, 2 wake channel, 3 "again" or "", 4 seconds after which a gate nobody has asked is not
+--       believed, 5 number of gates; for each gate: limit and expected seconds, if meta has none; then for each task: id,
+--       message, fence ("0": none), priority, lock key or "", lock seconds, number of its gate ("0": none)
+-- Returns one word for each: "queued", or, and nothing changed: "exists", "duplicate" (another id holds the lock),
+--       "slotless" (no slot that can be relied on: the gate is to be asked).
 -- Invariant: an id is in one place; with "again" it leaves retry, archived, completed or scheduled for pending, and its
--- fence never falls. No lock is taken for a task that is refused.
+-- fence never falls. No lock is taken for a task that is refused. No slot is taken here, and none is shortened.
 local time = redis.call('TIME')
-local now_ns = time[1] .. string.format('%06d', time[2]) .. '000'
+local now, now_ns = tonumber(time[1]), time[1] .. string.format('%06d', time[2]) .. '000'
 local place = {scheduled = KEYS[3], retry = KEYS[4], archived = KEYS[5], completed = KEYS[6]}
 local words, woke = {}, false
-for i = 4, #ARGV, 6 do
-  local id, message, fence, priority, lock, seconds = unpack(ARGV, i, i + 5)
+
+local function has_slot(id, number)
+  local members, meta = KEYS[6 + 2 * number], KEYS[7 + 2 * number]
+  local known = redis.call('HMGET', meta, 'built', 'limit', 'expected_seconds', 'asked')
+  local limit = tonumber(known[2] or ARGV[4 + 2 * number])
+  if not known[1] or not limit or now - tonumber(known[4] or 0) > tonumber(ARGV[4]) then return false end
+  local score = tonumber(redis.call('ZSCORE', members, id) or 0)
+  if limit <= 0 or score <= now then return limit <= 0 end
+  local hold = math.min(math.max(math.ceil(10 * (known[3] or ARGV[5 + 2 * number])), 3600), 86400)
+  redis.call('ZADD', members, 'XX', 'GT', now + hold, id)
+  if redis.call('TTL', members) < hold + 60 then redis.call('EXPIRE', members, hold + 60) end
+  return true
+end
+
+local function put(key, state, id, message, fence, priority, lock, seconds)
+  if state then
+    redis.call('ZREM', place[state], id)
+    redis.call('ZREM', KEYS[7], id)
+    redis.call('HDEL', key, 'priority', 'parked_at', 'worker', 'outcome')
+  end
+  redis.call('HSET', key, 'msg', message, 'state', 'pending', 'pending_since', now_ns)
+  if lock ~= '' then
+    redis.call('SET', lock, id, 'EX', seconds)
+    redis.call('HSET', key, 'unique_key', lock)
+  end
+  if fence ~= '0' and tonumber(fence) > tonumber(redis.call('HGET', key, 'fence') or 0) then
+    redis.call('HSET', key, 'fence', fence)
+  end
+  if priority == '0' then return redis.call('LPUSH', KEYS[1], id) end
+  redis.call('HSET', key, 'priority', priority)
+  redis.call('ZADD', KEYS[2], -tonumber(priority), id)
+  woke = true
+end
+
+for i = 6 + 2 * ARGV[5], #ARGV, 7 do
+  local id, lock, gate = ARGV[i], ARGV[i + 4], tonumber(ARGV[i + 6])
   local key = ARGV[1] .. id
   local state = redis.call('HEXISTS', key, 'msg') == 1 and (redis.call('HGET', key, 'state') or 'none')
-  local free = not state or (ARGV[3] == 'again' and place[state])
   local owner = lock ~= '' and redis.call('GET', lock)
-  if owner and owner ~= id then
-    words[#words + 1] = 'duplicate'
-  elseif not free then
-    words[#words + 1] = 'exists'
-  else
-    if state then
-      redis.call('ZREM', place[state], id)
-      redis.call('ZREM', KEYS[7], id)
-      redis.call('HDEL', key, 'priority', 'parked_at', 'worker', 'outcome')
-    end
-    redis.call('HSET', key, 'msg', message, 'state', 'pending', 'pending_since', now_ns)
-    if lock ~= '' then
-      redis.call('SET', lock, id, 'EX', seconds)
-      redis.call('HSET', key, 'unique_key', lock)
-    end
-    if fence ~= '0' and tonumber(fence) > tonumber(redis.call('HGET', key, 'fence') or 0) then
-      redis.call('HSET', key, 'fence', fence)
-    end
-    if priority == '0' then
-      redis.call('LPUSH', KEYS[1], id)
-    else
-      redis.call('HSET', key, 'priority', priority)
-      redis.call('ZADD', KEYS[2], -tonumber(priority), id)
-      woke = true
-    end
-    words[#words + 1] = 'queued'
-  end
+  local word = gate > 0 and not has_slot(id, gate) and 'slotless' or owner and owner ~= id and 'duplicate'
+    or state and not (ARGV[3] == 'again' and place[state]) and 'exists' or 'queued'
+  if word == 'queued' then put(key, state, unpack(ARGV, i, i + 5)) end
+  words[#words + 1] = word
 end
 if woke then redis.call('PUBLISH', ARGV[2], '1') end
 return words

@@ -136,14 +136,19 @@ def _until_rebuilt(rig: Rig, redis: Server, began: float) -> float:
     """Wait until Redis knows every row in 0 of before; return how long after the FLUSHALL."""
     from django_asyncq.models import TaskRecord
 
-    ids = list(TaskRecord.objects.queued().values_list("id", "queue_name"))
+    unseen = list(TaskRecord.objects.queued().values_list("id", "queue_name"))
 
     def is_known() -> bool:
-        with redis.client() as client, client.pipeline(transaction=False) as pipeline:
-            for id, queue in ids:
-                pipeline.exists(f"{rig.prefix}:{{{queue}}}:t:{id}")
-            missing = [id for (id, _), there in zip(ids, pipeline.execute(), strict=True) if not there]
-        return not TaskRecord.objects.queued().filter(id__in=missing[:500]).exists()
+        # Some at a time: asking for all of them each time would take a core from who rebuilds.
+        while part := unseen[:500]:
+            with redis.client() as client, client.pipeline(transaction=False) as pipeline:
+                for id, queue in part:
+                    pipeline.exists(f"{rig.prefix}:{{{queue}}}:t:{id}")
+                missing = [id for (id, _), there in zip(part, pipeline.execute(), strict=True) if not there]
+            if missing and TaskRecord.objects.queued().filter(id__in=missing).exists():
+                return False
+            del unseen[:500]
+        return True
 
     try:
         wait_until(is_known, "a Redis that knows the rows", 30)
