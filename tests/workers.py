@@ -101,8 +101,8 @@ def worker_pids(supervisor: int) -> list[int]:
             try:
                 if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.append(int(pid))
-            except FileNotFoundError:
-                continue
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ends just now
     return found
 
 
