@@ -140,3 +140,43 @@ def test_a_name_that_is_too_long_is_not_cut(settings: Any) -> None:
     for count in (1, 2):
         with pytest.raises(Exception, match=r"(?i)too long"):
             inserting.insert([TaskRecord(name="x" * 201) for _ in range(count)], "default")
+
+
+class TracedCursor:
+    """A tracing tool's, which must see what is executed."""
+
+    def __init__(self, cursor: Any) -> None:
+        self.cursor = cursor
+        self.executed: list[str] = []
+
+    def execute(self, sql: str, params: Any = None) -> Any:
+        self.executed.append(sql)
+        return self.cursor.execute(sql, params)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cursor, name)
+
+
+def test_other_tools_see_the_statements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Django's log, `execute_wrapper`s, and a cursor that is not Django's own is used as it is."""
+    seen: list[str] = []
+
+    def wrapper(execute: Any, sql: str, *more: Any) -> Any:
+        seen.append(sql)
+        return execute(sql, *more)
+
+    with CaptureQueriesContext(connection) as captured, connection.execute_wrapper(wrapper):
+        inserting.insert([TaskRecord(name="a", args=["it's"])], "default")
+    assert len(seen) == 1
+    assert seen[0].startswith("INSERT")
+    assert "it's" in captured[-1]["sql"].replace("''", "'").replace("\\'", "'")
+    traced: list[TracedCursor] = []
+    create = connection.create_cursor
+
+    def create_traced(name: str | None = None) -> Any:
+        traced.append(TracedCursor(create(name)))
+        return traced[-1]
+
+    monkeypatch.setattr(connection, "create_cursor", create_traced)
+    inserting.insert([TaskRecord(name="b")], "default")
+    assert any(sql.startswith("INSERT") for cursor in traced for sql in cursor.executed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import multiprocessing
 import os
 import signal
 import threading
@@ -22,7 +23,10 @@ from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.results import result_of
 from django_asyncq.tasks import registered
 from django_asyncq.worker.alarm import Alarm
+from django_asyncq.worker.board import Board
 from django_asyncq.worker.job import Job
+from django_asyncq.worker.options import WorkerOptions
+from django_asyncq.worker.process import WorkerProcess
 from django_asyncq.worker.room import MOST_AHEAD, Room
 from django_asyncq.worker.slots import Slots
 
@@ -253,6 +257,26 @@ def test_children_drain_when_their_supervisor_is_killed(history_path: Path, tmp_
         children = fleet.children()
         fleet.process.kill()
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "no children")
+        assert fleet.output().count("the supervisor is gone; draining") == len(children)
+        assert "failed; draining" not in fleet.output()
+
+
+def test_worker_whose_main_loop_fails_says_why(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """It drains, and its exit code tells the supervisor that this was no orderly end."""
+    _ours, theirs = multiprocessing.Pipe()
+    process = WorkerProcess(WorkerOptions(concurrency=1), Board(2), theirs)
+    ended: list[int] = []
+
+    def fail() -> bool:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(process, "_install_signals", lambda: None)
+    monkeypatch.setattr(process, "_fetch", fail)
+    monkeypatch.setattr(process, "_shut_down", ended.append)
+    process.run()
+    assert process.reporter.close(5)
+    assert ended == [1]
+    assert "a mistake of ours" in caplog.text
 
 
 def test_unregistered_task_is_failed_with_the_reason(history_path: Path) -> None:

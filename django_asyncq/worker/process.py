@@ -90,13 +90,18 @@ class WorkerProcess:
         self.reporter.start()
         self.supervisor.send(READY)
         logger.info("worker %s started: %d slots", self.worker_id, self.options.concurrency)
+        exit_code = 1
         try:
             while not self._is_to_stop():
                 self._tick()
                 if not self._fetch():
                     self._sleep()
+            exit_code = 0
+        except Exception:
+            # Said here, for this process ends without looking back.
+            logger.exception("worker %s failed; draining", self.worker_id)
         finally:
-            self._shut_down()
+            self._shut_down(exit_code)
 
     def _install_signals(self) -> None:
         self.alarm.attach_signals()
@@ -115,7 +120,8 @@ class WorkerProcess:
         if self.supervisor.poll():
             try:
                 self.supervisor.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):
+                # Reset, when the supervisor had left unread what this process told it.
                 logger.warning("worker %s: the supervisor is gone; draining", self.worker_id)
                 return True
         return self._is_used_up()
@@ -295,7 +301,7 @@ class WorkerProcess:
 
     # --- the end
 
-    def _shut_down(self) -> None:
+    def _shut_down(self, exit_code: int) -> None:
         """Stop fetching, hand back what has not begun, drain to the deadline, hand back the rest."""
         if self.watch is not None:
             self.watch.stop()
@@ -315,7 +321,7 @@ class WorkerProcess:
         connections.close_all()
         logger.info("worker %s stopped: %d tasks done, %d handed back", self.worker_id, self.finished_tasks, len(rest))
         # Threads that still run a task cannot be ended otherwise, and its answer would be refused by its fence.
-        os._exit(0)
+        os._exit(exit_code)
 
     def _hurry(self, deadline: float) -> None:
         """Set the flag of all runs in the last quarter of the grace: time to end."""

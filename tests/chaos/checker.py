@@ -103,7 +103,9 @@ def unexcused(history: Sequence[Line]) -> list[Execution]:
 
 def most_executions(history: Sequence[Line]) -> dict[str, int]:
     """Return, for each kind of fault, the most runs of one attempt among those of processes that such a fault hit."""
-    kinds: dict[int, str] = {pid: line["kind"] for line in history if line["event"] == "fault" for pid in line["pids"]}
+    faults = [line for line in history if line["event"] == "fault"]
+    # The first that hit a process is what it died of.
+    kinds: dict[int, str] = {pid: line["kind"] for line in reversed(faults) for pid in line["pids"]}
     most: dict[str, int] = defaultdict(int)
     for runs in by_attempt(history).values():
         for run in runs:

@@ -27,6 +27,50 @@ def no_recovery() -> None:
     Reconciler.recover_unleased = lambda self: 0  # type: ignore[method-assign]
 
 
+def late_recovery() -> None:
+    """What a dead worker held is handed back LATE_SECONDS after somebody could have."""
+    from django_asyncq.exceptions import BrokerUnavailable
+    from django_asyncq.reconciler import Reconciler
+    from django_asyncq.supervisor import Supervisor
+
+    noticed: dict[str, float] = {}
+
+    def is_due(what: str) -> bool:
+        return time.monotonic() - noticed.setdefault(what, time.monotonic()) > LATE_SECONDS
+
+    recover, recover_leases = Supervisor._recover, Reconciler._recover_leases
+
+    def recover_late(self: Any, child: Any, exit_code: int | None) -> None:
+        if not is_due(child.worker_id):
+            raise BrokerUnavailable("not yet")
+        recover(self, child, exit_code)
+
+    def recover_leases_late(self: Any, queue: str, found: Any) -> int:
+        return recover_leases(self, queue, [expired for expired in found if is_due(expired.id)])
+
+    Supervisor._recover = recover_late  # type: ignore[method-assign]
+    Reconciler._recover_leases = recover_leases_late  # type: ignore[method-assign]
+
+
+def no_way_back() -> None:
+    """Who could not reach Redis once looks again minutes later."""
+    from django_asyncq.worker.process import WorkerProcess
+
+    def give_up(self: Any, error: Exception) -> None:
+        self._may_have_work = True
+        self._fetch_after = time.monotonic() + 150
+
+    WorkerProcess._put_off_fetching = give_up  # type: ignore[method-assign]
+
+
+def eager_pushes() -> None:
+    """Tasks are pushed before their transaction is over, and an id without a row is run all the same."""
+    from django_asyncq.lifecycle import entering
+
+    trusts_messages()
+    entering.CommitHook.register = lambda self, database: self()  # type: ignore[method-assign]
+
+
 def no_rebuild() -> None:
     """What Redis forgot is not pushed again."""
     from django_asyncq.reconciler import Reconciler
@@ -212,9 +256,14 @@ def _rewrite(name: str, old: str, new: str) -> None:
     scripts.script = lambda wanted: rewritten if wanted == name else known(wanted)  # type: ignore[assignment]
 
 
+# Beyond the goal of the short form, five times that of the long one.
+LATE_SECONDS = 20
 FORGED = "tests.chaos.tasks.work"
 MUTANTS: dict[str, Callable[[], None]] = {
     "no-recovery": no_recovery,
+    "late-recovery": late_recovery,
+    "no-way-back": no_way_back,
+    "eager-pushes": eager_pushes,
     "no-rebuild": no_rebuild,
     "no-gate-rebuild": no_gate_rebuild,
     "no-adoption": no_adoption,

@@ -22,13 +22,13 @@ class Case:
 
 
 ALL = (
-    Case("1", "random kill -9 of workers and whole fleets", workers.kills, 0.03, ("no-recovery",)),
+    Case("1", "random kill -9 of workers and whole fleets", workers.kills, 0.03, ("no-recovery", "late-recovery")),
     Case("2", "kill -9 at every failpoint, under mixed load", everywhere.everywhere, 0.05),
     Case("3", "fleets frozen past their leases (SIGSTOP, SIGCONT)", workers.freezes, 0.01, ("no-fence",)),
     Case("4", "5 % of Redis's replies lost", stores.lost_replies, 0.04, ("no-adoption",)),
-    Case("5", "requests lost, latency, data in drops", links.bad_line, 0.2),
+    Case("5", "requests lost, latency, data in drops", links.bad_line, 0.2, ("no-way-back",)),
     Case("6", "producer killed between COMMIT and push", producers.crashes, 0.03, ("no-rebuild",)),
-    Case("7", "half-rolled-back nested savepoints", producers.rollbacks, 0.1, ("lasting-slots",)),
+    Case("7", "half-rolled-back nested savepoints", producers.rollbacks, 0.1, ("lasting-slots", "eager-pushes")),
     Case("8", "Redis gone or silent at enqueue", producers.redis_away, 0.1, ("no-breaker",)),
     Case("9", "Redis killed under load, four kinds of persistence", stores.redis_killed, 0.05, ("no-rebuild",)),
     Case("10", "FLUSHALL under load, gates full", stores.flushed, 0.05, ("no-gate-rebuild",)),

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from django.db import connections
@@ -53,6 +54,7 @@ SUPERVISOR = tuple(point for point in POINTS if point not in WORKER and point no
 # How often a process may pass before it dies; the others are brought about one by one, and die at the first.
 OFTEN = {**dict.fromkeys(WORKER[:10], 6), "beat.lease_renewed": 6, "reconcile.leases_mended": 2, "mark.row_written": 2}
 REACHED_SECONDS = 20
+TRIES = 3
 
 
 def everywhere(rig: Rig, report: Report, scale: float) -> None:
@@ -79,6 +81,7 @@ def everywhere(rig: Rig, report: Report, scale: float) -> None:
         workers.start()
         killing.kill_supervisors(times)
         workers.join()
+        killing.wait_for_orphans()
         rig.ended_well(doomed)
         for load in loads:
             load.terminate()
@@ -118,6 +121,8 @@ class Killing:
         # Two threads: each its own choice, so that a seed gives each the same one again.
         self.chance = {role: random.Random(rig.seed + number) for number, role in enumerate(arming.ROLES)}
         self.children: dict[int, set[int]] = {}
+        # Workers of dead supervisors that have not ended yet, each with the point its supervisor died at.
+        self.orphans: dict[int, str] = {}
 
     # --- workers, by a thread of their own
 
@@ -127,7 +132,7 @@ class Killing:
         try:
             for point in self._turns(WORKER, times, chance):
                 wait_until(lambda: len(self._ready()) >= 3, "workers that are there again", 60)
-                pid = self._kill("worker", point, self._provoke_worker)
+                pid = self._kill_surely("worker", point, self._provoke_worker)
                 if pid is not None:
                     self.rig.note("fault", kind=point, pids=[pid])
         finally:
@@ -149,7 +154,7 @@ class Killing:
         """Each second time as if the host were lost: its workers go too; otherwise they notice by themselves."""
         for point in self._turns(SUPERVISOR, times, self.chance["supervisor"]):
             wait_until(lambda: len({fleet for fleet in self.fleets if fleet.ready()}) >= 2, "two fleets", 60)
-            pid = self._kill("supervisor", point, self._provoke_supervisor)
+            pid = self._kill_surely("supervisor", point, self._provoke_supervisor)
             if pid is not None:
                 self._replace(next(fleet for fleet in self.fleets if fleet.pid == pid), point)
 
@@ -161,6 +166,7 @@ class Killing:
             for child in children:
                 self.rig.signal(signal.SIGKILL, child)
         self.rig.note("fault", kind=kind, pids=[fleet.pid, *children])
+        self.orphans.update(dict.fromkeys(children, kind))
         fleet.more.pop("ASYNCQ_TEST_STARTUP", None)
         fleet.start()
 
@@ -185,6 +191,11 @@ class Killing:
         chance.shuffle(turns)
         return turns
 
+    def _kill_surely(self, role: str, point: str, provoke: Callable[[str], None]) -> int | None:
+        """Try again when nobody came to the point in time: what provokes it may have met who was just dying."""
+        tries = 1 if self.rig.mutant else TRIES
+        return next((pid for _ in range(tries) if (pid := self._kill(role, point, provoke)) is not None), None)
+
     def _kill(self, role: str, point: str, provoke: Callable[[str], None]) -> int | None:
         """Return the pid of who died at the point; None when nobody came there, which counts as missed."""
         self._look()
@@ -204,10 +215,24 @@ class Killing:
             self.arms.disarm(role)
 
     def _look(self) -> None:
-        """Remember whose worker is whose: the dead cannot be asked."""
+        """Remember whose worker is whose: the dead cannot be asked. Write down when an orphan has ended.
+
+        What it began until it noticed that it was one, its end has hit: it drains, but for no longer than its grace.
+        """
+        for pid in [pid for pid in self.orphans if not Path(f"/proc/{pid}").exists()]:
+            self.rig.note("fault", kind="orphan ended", pids=[pid], of=self.orphans.pop(pid))
         for fleet in self.fleets:
             if fleet.process.poll() is None:
                 self.children.setdefault(fleet.pid, set()).update(fleet.workers())
+
+    def wait_for_orphans(self) -> None:
+        """Wait until no worker is left of a dead supervisor."""
+
+        def are_gone() -> bool:
+            self._look()
+            return not self.orphans
+
+        wait_until(are_gone, "the end of all workers whose supervisor died", 30)
 
     def _ready(self) -> list[int]:
         return [pid for fleet in self.fleets for pid in fleet.ready()]

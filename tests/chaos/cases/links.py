@@ -40,7 +40,7 @@ def bad_line(rig: Rig, report: Report, scale: float) -> None:
                 report.figure("slow after", rate)
             report.timing("s until 90 % of usual", time.monotonic() - began, at_most=RECOVERED_SECONDS)
             rig.ended_well(load)
-            report.goal("settled", int(rig.settle(60)), at_least=1)
+            report.goal("settled", int(rig.settle(20 if rig.mutant else 60)), at_least=1)
             report.goal("requests lost in all", proxy.lost, at_least=5)
             rig.check(report)
     crashed = sum(fleet.log.read_text(errors="replace").count("is gone:") for fleet in rig.fleets)

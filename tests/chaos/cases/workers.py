@@ -30,7 +30,7 @@ def kills(rig: Rig, report: Report, scale: float) -> None:
             enqueue(rig, 200, 5)
             wait_until(lambda begun=begun: rig.count("begin") >= begun, "a chunk that has begun", 60)
             kinds.append(_kill_something(rig, fleets))
-        is_settled = rig.settle(15 if rig.mutant else 120)
+        is_settled = rig.settle(15 if rig.mutant == "no-recovery" else 120)
         report.figure("of which", f"{kinds.count('worker')} workers, {kinds.count('fleet')} fleets")
         rig.check(report)
     report.goal("kills", len(kinds), at_least=times)

@@ -1,0 +1,139 @@
+"""What one `enqueue` costs beside its own two round trips: `python -m tests.benchmarks.floor --help`.
+
+Starts a Redis and a PostgreSQL (fsync on) of its own. Each line is a call repeated by one process, in microseconds of
+the clock and of this process's CPU; the best of several rounds, which take turns. Below the bare INSERT with its COMMIT
+no queue can get that has a row for every task, whatever it is written in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import django
+
+from .servers import PostgresServer, RedisServer
+
+PER_TRANSACTION = 100
+# Larger than any number of tasks that is tried.
+OPEN_LIMIT = 10**9
+
+
+class Cost(NamedTuple):
+    """Microseconds a call."""
+
+    wall: float
+    cpu: float
+
+
+def main() -> None:
+    """Start the servers, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=2000, help="of each kind in a round")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, RedisServer() as redis, PostgresServer() as postgres:
+        os.environ["ASYNCQ_TEST_REDIS_URL"] = f"redis://127.0.0.1:{redis.port}/0"
+        os.environ["ASYNCQ_TEST_LOCK_DIR"] = f"{folder}/locks"
+        os.environ["DATABASE_URL"] = f"postgres://postgres@127.0.0.1:{postgres.port}/postgres"
+        os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+        django.setup()
+        print(versions({**redis.version, **postgres.version}))
+        print("\n| call | µs | of which CPU of the process |\n|---|---:|---:|")
+        for name, cost in measure(options.calls, options.rounds).items():
+            print(f"| {name} | {cost.wall:,.0f} | {cost.cpu:,.0f} |")
+
+
+def versions(servers: dict[str, str]) -> str:
+    """Return one line of what ran."""
+    import psycopg
+    import redis
+
+    found = {"Python": platform.python_version(), "Django": django.__version__, "redis-py": redis.__version__}
+    found |= {"psycopg": psycopg.__version__, **servers, "processors": str(os.cpu_count())}
+    return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def measure(calls: int, rounds: int) -> dict[str, Cost]:
+    """Return the least each kind of call cost in any round."""
+    from django.core.management import call_command
+    from django.db import connection
+
+    call_command("migrate", verbosity=0)
+    best: dict[str, Cost] = {}
+    for _ in range(rounds):
+        for name, (call, size) in kinds().items():
+            with connection.cursor() as cursor:
+                cursor.execute("TRUNCATE django_asyncq_taskrecord CASCADE")
+            repeat(call, 3)
+            cost = repeat(call, max(calls // size, 1))
+            cost = Cost(cost.wall / size, cost.cpu / size)
+            known = best.get(name, cost)
+            best[name] = Cost(min(known.wall, cost.wall), min(known.cpu, cost.cpu))
+    return best
+
+
+def repeat(call: Callable[[], Any], times: int) -> Cost:
+    """Return what one call costs."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(times):
+        call()
+    return Cost((time.perf_counter() - wall) / times * 1e6, (time.process_time() - cpu) / times * 1e6)
+
+
+def kinds() -> dict[str, tuple[Callable[[], Any], int]]:
+    """Return the calls by name, each with the number of tasks (or statements) that one makes."""
+    from django.db import connection, transaction
+
+    from django_asyncq.broker import Broker
+    from django_asyncq.inserting import _statements
+    from django_asyncq.names import uuid7
+    from tests import tasks
+
+    connection.ensure_connection()
+    cursor = connection.connection.cursor()
+    client = Broker("producer").client
+    gated = tasks.add.using(gate="floor", queue_limit=OPEN_LIMIT)
+
+    sql, (_, *values) = next(iter(_statements([new_row()], connection)))
+
+    def insert() -> None:
+        cursor.execute(sql, [uuid7(), *values])
+
+    def in_a_transaction(call: Callable[[], Any]) -> Callable[[], None]:
+        def repeated() -> None:
+            with transaction.atomic():
+                for _ in range(PER_TRANSACTION):
+                    call()
+
+        return repeated
+
+    many = [(1,)] * 1000
+    return {
+        "`SELECT 1` through psycopg": (lambda: cursor.execute("SELECT 1"), 1),
+        "the row's INSERT and COMMIT through psycopg alone": (insert, 1),
+        "the same INSERT, 100 in a transaction": (in_a_transaction(insert), PER_TRANSACTION),
+        "`PING` through redis-py": (client.ping, 1),
+        "`task.enqueue()`": (lambda: tasks.add.enqueue(1), 1),
+        "`task.enqueue()`, 100 in a transaction": (in_a_transaction(lambda: tasks.add.enqueue(1)), PER_TRANSACTION),
+        "`task.enqueue()` at a gate": (lambda: gated.enqueue(1), 1),
+        "`task.enqueue_many()` of 1,000": (lambda: tasks.add.enqueue_many(many), 1000),
+    }
+
+
+def new_row() -> Any:
+    """Return a task's row as `enqueue` makes it."""
+    from django.utils import timezone
+
+    from django_asyncq.models import TaskRecord
+
+    return TaskRecord(name="tests.tasks.add", args=[1], enqueued_at=timezone.now())
+
+
+if __name__ == "__main__":
+    main()
