@@ -136,6 +136,15 @@ def test_every_peer_declares_what_it_needs(peer: Peer) -> None:
         assert peer.workers(measure)
 
 
+def test_backlogs_that_are_left_out_are_named() -> None:
+    """Nobody shall take an empty cell for a failure."""
+    slow = next(peer for peer in ALL.values() if peer.drain_limit < Peer.drain_limit)
+    said = "\n".join(table.notes([OURS, slow.name], ["drain"]))
+    assert said.count("not measured: drains of more than") == 1
+    assert f"more than {slow.drain_limit:,}" in said
+    assert "drains of more" not in "\n".join(table.notes([slow.name], ["enqueue"]))
+
+
 @PEERS
 def test_every_application_has_what_the_producer_calls(peer: Peer) -> None:
     """Read, not imported: it needs the peer's environment."""

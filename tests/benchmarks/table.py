@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from .costs import FOREIGN_LIMIT
 from .figures import ratios, spread
-from .peers import ALL, OURS
+from .peers import ALL, OURS, Peer
 
+TOO_LONG = "they would take many minutes and say the same"
 PER_SECOND = (("per_second", "tasks/s", True),)
 # Label (its first word) → the values shown: name, unit, whether more is better.
 SHOWN: dict[str, tuple[tuple[str, str, bool], ...]] = {
@@ -140,6 +141,8 @@ def notes(peers: Sequence[str], measures: Sequence[str]) -> list[str]:
         said += [
             f"  - not measured: {measure}: {why}." for measure, why in peer.unmeasured.items() if measure in measures
         ]
+        if "drain" in measures and peer.drain_limit < Peer.drain_limit:
+            said.append(f"  - not measured: drains of more than {peer.drain_limit:,}: {TOO_LONG}.")
     return said
 
 

@@ -74,7 +74,7 @@ def everywhere(rig: Rig, report: Report, scale: float) -> None:
         fleets = [one, two, three]
         for fleet in fleets:
             rig.wait_ready(fleet, 2)
-        loads = [rig.producer("mixed", 3600, 20, rig.seed + number) for number in range(2)]
+        loads = [rig.producer("mixed", 3600, 30, rig.seed + number) for number in range(2)]
         doomed = rig.producer("doomed", times, 500, rig.seed)
         killing = Killing(rig, fleets)
         workers = threading.Thread(target=killing.kill_workers, args=(times,))
