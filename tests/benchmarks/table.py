@@ -15,7 +15,12 @@ PER_SECOND = (("per_second", "tasks/s", True),)
 SHOWN: dict[str, tuple[tuple[str, str, bool], ...]] = {
     **dict.fromkeys(("enqueue", "transaction", "bulk", "drain", "retries", "flow"), PER_SECOND),
     "gated": (*PER_SECOND, ("share", "of the ungated rate", True)),
-    "latency": (("p50_ms", "ms p50", False), ("p95_ms", "ms p95", False), ("p99_ms", "ms p99", False)),
+    "latency": (
+        ("p50_ms", "ms p50", False),
+        ("p95_ms", "ms p95", False),
+        ("p99_ms", "ms p99", False),
+        ("call_ms", "ms p50 of the enqueuing call itself", False),
+    ),
     **dict.fromkeys(("sleep", "asleep"), (("times_ideal", "times the ideal", False),)),
     "mix": (("idle_wait_ms", "ms longest wait beside a free slot", False), ("p99_ms", "ms p99 of short ones", False)),
     "idle": (

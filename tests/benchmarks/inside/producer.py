@@ -17,6 +17,7 @@ import importlib
 import inspect
 import json
 import resource
+import statistics
 import sys
 import time
 from typing import Any
@@ -66,13 +67,19 @@ async def fill(app: Any, kind: str, first: int, count: int) -> None:
         await one_by_one(app, kind, first, count)
 
 
-async def paced(app: Any, kind: str, first: int, count: int, per_second: float) -> None:
-    """Enqueue at a steady rate, noting when each call began. Sleeps without an event loop, as nothing else runs."""
-    start = time.perf_counter()
+async def paced(app: Any, kind: str, first: int, count: int, per_second: float) -> dict[str, float]:
+    """Enqueue at a steady rate, noting when each call began; return how long the middle one of all calls took.
+
+    Sleeps without an event loop, as nothing else runs.
+    """
+    start, took = time.perf_counter(), []
     for index in range(count):
         time.sleep(max(0.0, start + index / per_second - time.perf_counter()))
         probe.enqueued(first + index)
+        began = time.perf_counter()
         await done(app.enqueue(kind, first + index))
+        took.append(time.perf_counter() - began)
+    return {"call_seconds": statistics.median(took)}
 
 
 async def bursts(app: Any, first: int, count: int, shorts: int, pause_seconds: float) -> None:
@@ -104,8 +111,8 @@ async def obey(app: Any, answers: Any) -> None:
         order = json.loads(line)
         act = ORDERS[order.pop("order")]
         used, begun = cpu_seconds(), time.perf_counter()
-        await act(app, **order)
-        answer = {"seconds": time.perf_counter() - begun, "cpu_seconds": cpu_seconds() - used}
+        found = await act(app, **order)
+        answer = {"seconds": time.perf_counter() - begun, "cpu_seconds": cpu_seconds() - used, **(found or {})}
         print(json.dumps(answer), file=answers, flush=True)
     if hasattr(app, "close"):
         await done(app.close())

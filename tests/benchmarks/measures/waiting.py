@@ -30,7 +30,10 @@ def warm_up(rig: Rig, peer: Peer, fleet: Fleet, kind: str, count: int) -> None:
 
 
 def latency(rig: Rig, peer: Peer, sizes: Sizes) -> Iterator[Outcome]:
-    """From before the call that enqueues to the first line of the body, at 50 tasks a second, workers else idle."""
+    """From before the call that enqueues to the first line of the body, at 50 tasks a second, workers else idle.
+
+    `call_ms`: how long the middle one of those calls took itself; at this rate every process has gone to sleep between.
+    """
     rig.reset(peer)
     transactions = rig.count_transactions()
     with rig.workers(peer, "latency") as fleet:
@@ -40,12 +43,13 @@ def latency(rig: Rig, peer: Peer, sizes: Sizes) -> Iterator[Outcome]:
             producer.do("paced", kind="stamp", first=WARM, count=WARM, per_second=sizes.latency_per_second)
             before = rig.meter.read(fleet.sessions, producer.pid)
             first, count = 2 * WARM, sizes.latency
-            producer.do("paced", kind="stamp", first=first, count=count, per_second=sizes.latency_per_second)
+            took = producer.do("paced", kind="stamp", first=first, count=count, per_second=sizes.latency_per_second)
             rig.wait(lambda: rig.probe.count >= first + count, "all tasks", fleet, WARM_SECONDS)
             after = rig.meter.read(fleet.sessions, producer.pid)
     found = [rig.probe.times(number) for number in range(first, first + count)]
     waits = [(task.begun_ns - task.enqueued_ns) / 1e6 for task in found]
     values = {f"p{share}_ms": percentile(waits, share / 100) for share in (50, 95, 99)}
+    values["call_ms"] = took["call_seconds"] * 1000
     # All of the processes' lives, the warm-ups included.
     values["transactions"] = (rig.count_transactions() - transactions) / (first + count)
     yield Outcome("latency", {"count": count, **values, "max_ms": max(waits), **between(before, after, count)})

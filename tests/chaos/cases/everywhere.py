@@ -219,8 +219,10 @@ class Killing:
 
         What it began until it noticed that it was one, its end has hit: it drains, but for no longer than its grace.
         """
-        for pid in [pid for pid in self.orphans if not Path(f"/proc/{pid}").exists()]:
-            self.rig.note("fault", kind="orphan ended", pids=[pid], of=self.orphans.pop(pid))
+        # Both threads come here.
+        for pid in [pid for pid in list(self.orphans) if not Path(f"/proc/{pid}").exists()]:
+            if point := self.orphans.pop(pid, ""):
+                self.rig.note("fault", kind="orphan ended", pids=[pid], of=point)
         for fleet in self.fleets:
             if fleet.process.poll() is None:
                 self.children.setdefault(fleet.pid, set()).update(fleet.workers())
