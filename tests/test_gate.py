@@ -326,6 +326,16 @@ def test_push_makes_the_slot_last() -> None:
     assert {slot.expires_at - time.time() > 3000 for slot in gate.slots("warm")} == {True}
 
 
+def test_in_a_cluster_the_gate_is_asked_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No script may name the keys of a queue and of a gate: slot, confirm, push."""
+    monkeypatch.setattr(Broker, "reaches_gates", property(lambda broker: False))
+    fill("warm", 1)
+    before = calls()
+    fill("warm", 1)
+    assert calls() - before == 3
+    assert {slot.expires_at - time.time() > 3000 for slot in gate.slots("warm")} == {True}
+
+
 @pytest.mark.parametrize("lost", ["slot", "expired", "gate", "unasked"])
 def test_push_asks_the_gate_when_the_slot_cannot_be_relied_on(lost: str) -> None:
     """Its slot is gone or over, or Redis was emptied or away, between the slot and the commit: it takes another."""
