@@ -326,7 +326,9 @@ class Rig:
         """The last lines only, for who looks often."""
         with self.history_path.open("rb") as file:
             file.seek(max(0, self.history_path.stat().st_size - characters))
-            return [json.loads(line) for line in file.read().splitlines()[1:]]
+            # The first line is cut off, and of the last not all may be written yet.
+            whole, _, _ = file.read().rpartition(b"\n")
+            return [json.loads(line) for line in whole.splitlines()[1:]]
 
     def note_rows(self) -> None:
         """Write every row down as committed: who was killed after its commit could not. It is there, rightly."""
