@@ -23,7 +23,7 @@ POINTS: Mapping[str, str] = {
     "enqueue.slot_taken": "the gate gave a provisional slot; the row is not inserted",
     "enqueue.row_inserted": "the row is inserted; an open transaction is not committed, nothing is pushed",
     "enqueue.committed": "the transaction is committed; nothing is pushed, no slot confirmed",
-    "dispatch.slots_confirmed": "slots are confirmed before the push (for later, lost, in a cluster); it has not been",
+    "dispatch.slots_confirmed": "slots are confirmed apart (for later, lost, in a cluster); nothing is pushed",
     "dispatch.queue_pushed": "the tasks of one queue are pushed; those of the next are not",
     "tell.batch_told": "one call has told Redis of some hundred tasks; the others of the same group are not told",
     "enqueue.pushed": "all is pushed; it is not announced",

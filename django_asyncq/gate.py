@@ -57,10 +57,8 @@ def keys(gate: str) -> list[str]:
     return [members, f"{{{members}}}:meta", f"{{{members}}}:retaken"]
 
 
-def keys_for(record: TaskRecord) -> GateKeys | None:
-    """Return what makes the slot of a record last within another script; None when it names no gate."""
-    if not record.gate:
-        return None
+def keys_for(record: TaskRecord) -> GateKeys:
+    """Return what another script needs to make the slot of a record last."""
     members, meta, _ = keys(record.gate)
     expected_seconds = record.expected_seconds or conf.current().expected_seconds
     return GateKeys(members, meta, record.queue_limit, expected_seconds)

@@ -86,7 +86,7 @@ def enqueue(
 
     | check    | `task_state_changing`: receivers may veto; the gate's takes a provisional slot each |
     | row      | INSERT in state 0, in the caller's transaction                                      |
-    | Redis    | after the commit: confirm the slots, then pending or scheduled (`dispatch`)         |
+    | Redis    | after the commit: pending or scheduled, the slots confirmed (`dispatch`)            |
     | announce | after that: `task_state_changed`, then `on_committed`                               |
 
     If we die before the commit, the provisional slots expire; after it, the reconciler pushes the rows.
@@ -164,12 +164,7 @@ def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) 
 
 def _make_pending(broker: Broker, queue: str, records: list[TaskRecord], *, again: bool, confirmed: bool) -> int:
     """Make tasks of one queue pending; return how many. confirmed: their slots last already."""
-    entries = [_entry(record, again=again) for record in records]
-    if not confirmed:
-        entries = [
-            entry._replace(gate=gate.keys_for(record)) if record.gate else entry
-            for entry, record in zip(entries, records, strict=True)
-        ]
+    entries = [_entry(record, again=again, confirmed=confirmed) for record in records]
     words = broker.enqueue(queue, entries, again=again)
     pushed = words.count("queued")
     if "slotless" in words:
@@ -190,8 +185,9 @@ def _confirmed(records: list[TaskRecord]) -> list[TaskRecord]:
     return [record for record in records if record.id not in lost]
 
 
-def _entry(record: TaskRecord, *, again: bool) -> Entry:
-    return entry_of(record, fence=later_fence(record) if again else 0)
+def _entry(record: TaskRecord, *, again: bool, confirmed: bool = True) -> Entry:
+    entry = entry_of(record, fence=later_fence(record) if again else 0)
+    return entry if confirmed or not record.gate else entry._replace(gate=gate.keys_for(record))
 
 
 def by_queue(records: Sequence[TaskRecord]) -> Iterator[tuple[str, list[TaskRecord]]]:
