@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import resource
 import signal
 import sys
@@ -33,6 +32,7 @@ from .order import QueueOrder
 from .reporter import Reporter
 from .room import Room
 from .slots import LoopSlots, Runner, ThreadSlots
+from .turns import Turns
 
 logger = logging.getLogger("django_asyncq.worker")
 
@@ -46,7 +46,6 @@ MOST_UNWRITTEN = 1_000
 # Together less than the supervisor waits beyond the grace.
 REPORT_SECONDS = 4.0
 PUT_OFF_SECONDS = 15
-LONGEST_PAUSE_SECONDS = 5.0
 
 
 def peak_memory_mb() -> float:
@@ -74,12 +73,9 @@ class WorkerProcess:
         self.watch: QueueWatch | None = None
         self.stop_requests = 0
         self.finished_tasks = 0
-        self._may_have_work = True
-        self._look_at = 0.0
+        self.turns = Turns()
         self._waits_for_reporter = False
         self._uncertain: set[str] = set()
-        self._fetch_after = 0.0
-        self._fetch_failures = 0
         self._lock = threading.Lock()
 
     # --- from start to end
@@ -177,15 +173,14 @@ class WorkerProcess:
 
     def set(self) -> None:
         """Called by the watch when a queue may have work."""
-        self._may_have_work = True
+        self.turns.told()
         self.alarm.ring()
 
     def _sleep(self) -> None:
         """Wait for work, for room, or for the next look at the clock."""
-        now = time.monotonic()
-        pause = TICK_SECONDS if self.room.occupied or self._uncertain else max(self._look_at - now, TICK_SECONDS)
-        if self._fetch_after > now:
-            pause = max(self._fetch_after - now, 0.01)
+        pause = self.turns.pause_seconds(TICK_SECONDS)
+        if self.room.occupied or self._uncertain:
+            pause = min(pause, TICK_SECONDS)
         self.alarm.wait(pause, also=[self.supervisor])
 
     # --- fetching
@@ -202,16 +197,12 @@ class WorkerProcess:
             room = min(room, self.options.max_tasks - self.finished_tasks - self.room.occupied)
         return room
 
-    def _is_to_fetch(self) -> bool:
-        now = time.monotonic()
-        return now >= self._fetch_after and (self._may_have_work or now >= self._look_at)
-
     def _fetch(self) -> bool:
         """Take tasks from the queues in their order; return whether any came."""
-        room = self._room() if self._is_to_fetch() else 0
+        room = self._room() if self.turns.is_due() else 0
         if room <= 0:
             return False
-        self._may_have_work = False  # before the look: what the watch says meanwhile counts
+        self.turns.begin()
         if self.watch is not None and self.watch.take_new_names():
             self.order.look_again()
         got, empty, is_more_left = 0, [], False
@@ -229,23 +220,17 @@ class WorkerProcess:
         except (BrokerUnavailable, DatabaseError) as error:
             self._put_off_fetching(error)
             return bool(got)
-        self._fetch_failures = 0
-        self._look_at = time.monotonic() + min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
-        if empty or not got:
+        look_seconds = min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
+        if self.turns.end(got, is_more_left=is_more_left or bool(self._uncertain), look_seconds=look_seconds):
             self._watch(empty)
-        if is_more_left or self._uncertain:
-            self._may_have_work = True
         return bool(got)
 
     def _put_off_fetching(self, error: Exception) -> None:
-        """Try again at once on new connections, then with growing, spread-out pauses; say so once per outage."""
+        """Try again on new connections; say so once per outage."""
         connections.close_all()
-        self._may_have_work = True
-        self._fetch_failures += 1
-        if self._fetch_failures == 2:
+        self.turns.fail()
+        if self.turns.failures == 2:
             logger.warning("worker %s cannot fetch: %s", self.worker_id, error)
-        pause = 0.0 if self._fetch_failures == 1 else min(LONGEST_PAUSE_SECONDS, 0.2 * 2**self._fetch_failures)
-        self._fetch_after = time.monotonic() + pause * random.uniform(0.5, 1.0)  # noqa: S311
 
     def _claim(self, queue: str, count: int) -> lifecycle.Claimed:
         adopted = self._adopt(queue) if queue in self._uncertain else True

@@ -54,13 +54,12 @@ def late_recovery() -> None:
 
 def no_way_back() -> None:
     """Who could not reach Redis once looks again minutes later."""
-    from django_asyncq.worker.process import WorkerProcess
+    from django_asyncq.worker.turns import Turns
 
-    def give_up(self: Any, error: Exception) -> None:
-        self._may_have_work = True
-        self._fetch_after = time.monotonic() + 150
+    def give_up(self: Any) -> None:
+        self._not_before = time.monotonic() + 150
 
-    WorkerProcess._put_off_fetching = give_up  # type: ignore[method-assign]
+    Turns.fail = give_up  # type: ignore[method-assign]
 
 
 def eager_pushes() -> None:

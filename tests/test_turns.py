@@ -1,0 +1,109 @@
+"""When a worker process asks its queues: at once after a lull, in groups under load, later after failures."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_asyncq.worker.turns import LONGEST_PAUSE_SECONDS, LONGEST_REST_SECONDS, SHORTEST_REST_SECONDS, Turns
+
+LOOK_SECONDS = 5.0
+TINY = 1e-6
+
+
+class Clock:
+    """A clock that stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The time of a test."""
+    return Clock()
+
+
+def take(turns: Turns, got: int, *, is_more_left: bool = False) -> bool:
+    """Ask the queues, which is due, and find so many; return whether the process wants to be told of the next."""
+    assert turns.is_due()
+    turns.begin()
+    return turns.end(got, is_more_left=is_more_left, look_seconds=LOOK_SECONDS)
+
+
+def test_asks_at_its_start_and_then_when_told_or_when_it_is_time_to_look(clock: Clock) -> None:
+    """Nothing found: no rest, for the next task is taken at once."""
+    turns = Turns(clock)
+    assert take(turns, 0)
+    assert not turns.is_due()
+    assert turns.pause_seconds(0.04) == LOOK_SECONDS
+    turns.told()
+    assert take(turns, 0)
+    clock.now += LOOK_SECONDS
+    assert take(turns, 0)
+
+
+def test_asks_again_at_once_while_more_is_left(clock: Clock) -> None:
+    """A backlog knows no rest, and needs nobody to tell of it."""
+    turns = Turns(clock)
+    for _ in range(10):
+        assert not take(turns, 200, is_more_left=True)
+
+
+def test_lone_tasks_are_taken_at_once_and_those_right_behind_after_a_short_rest(clock: Clock) -> None:
+    """Who is told within the rest waits for its end, and sleeps so long; who is told later does not wait."""
+    turns = Turns(clock)
+    assert take(turns, 1)
+    clock.now += SHORTEST_REST_SECONDS / 2
+    turns.told()
+    assert not turns.is_due()
+    assert turns.pause_seconds(0.04) == pytest.approx(SHORTEST_REST_SECONDS / 2)
+    clock.now += SHORTEST_REST_SECONDS
+    assert turns.is_due()
+    turns = Turns(clock)
+    for _ in range(10):
+        assert take(turns, 1)
+        assert turns.pause_seconds(0.04) == LOOK_SECONDS, "a rest nobody waits for is no reason to wake"
+        clock.now += SHORTEST_REST_SECONDS + TINY
+        turns.told()
+
+
+def test_under_load_rests_grow_to_their_longest_and_nobody_need_tell(clock: Clock) -> None:
+    """Until a rest ends without work: then it waits to be told again, and takes the next at once."""
+    turns = Turns(clock)
+    take(turns, 1)
+    turns.told()
+    rests = []
+    for _ in range(5):
+        rests.append(turns.pause_seconds(0.04))
+        clock.now += rests[-1]
+        assert not take(turns, 3)
+    assert rests == pytest.approx([SHORTEST_REST_SECONDS, 0.01, 0.02, 0.02, 0.02])
+    assert rests[-1] == pytest.approx(LONGEST_REST_SECONDS)
+    clock.now += rests[-1]
+    assert take(turns, 0)
+    assert not turns.is_due()
+    turns.told()
+    assert turns.is_due()
+
+
+def test_after_a_failure_asks_at_once_then_after_growing_pauses_whoever_tells(clock: Clock) -> None:
+    """A Redis that comes back is not asked by all at the same instant; the first success forgets the failures."""
+    turns = Turns(clock)
+    pauses = []
+    for _ in range(8):
+        turns.begin()
+        turns.fail()
+        turns.told()
+        pauses.append(turns.pause_seconds(0) if not turns.is_due() else 0.0)
+        clock.now += pauses[-1]
+    assert pauses[0] == 0
+    assert all(0.4 * 2**step <= pause <= 0.8 * 2**step + TINY for step, pause in enumerate(pauses[1:4]))
+    assert max(pauses) <= LONGEST_PAUSE_SECONDS
+    assert turns.failures == 8
+    assert not take(turns, 1), "what came meanwhile counts as load"
+    assert turns.failures == 0
+    assert turns.pause_seconds(0) == pytest.approx(SHORTEST_REST_SECONDS)
