@@ -1,7 +1,7 @@
 """Writing down what happened: all outcomes that are waiting, as one group.
 
 While a group is written the next one gathers, so under load the groups grow by themselves. A lone outcome is written
-at once; while several come at a time, each group waits GATHER_SECONDS for more: a group costs as much as 20 tasks.
+at once; while several come at a time, groups wait for more, longer each time: a group costs as much as 20 tasks.
 A task that the process has marked, because it goes on for a while, is written as running; others once, at their end.
 """
 
@@ -29,7 +29,8 @@ from .job import Job, Outcome
 logger = logging.getLogger("django_asyncq.worker")
 
 LARGEST_GROUP = 500
-GATHER_SECONDS = 0.005
+SHORTEST_GATHER_SECONDS = 0.005
+LONGEST_GATHER_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 5.0
 ACKNOWLEDGE_AGAIN_SECONDS = 0.5
 GIVE_UP_SECONDS = 0.5
@@ -53,7 +54,7 @@ class Reporter(threading.Thread):
         self.events: queue.SimpleQueue[Job | Outcome | None] = queue.SimpleQueue()
         self.unwritten = 0  # outcomes that were reported and are not yet in the database; read by the process
         self.database_is_away = False
-        self._group_size = 0
+        self._gather_seconds = 0.0
         self._unrecorded: dict[Job, Outcome] = {}
         self._marking = threading.Lock()
         self._unacknowledged: list[tuple[list[lifecycle.Run], list[lifecycle.Run]]] = []
@@ -138,14 +139,15 @@ class Reporter(threading.Thread):
             found = [self.events.get(timeout=ACKNOWLEDGE_AGAIN_SECONDS if self._unacknowledged else None)]
         except queue.Empty:
             return []
-        if self._group_size > 1 and self.events.qsize() < LARGEST_GROUP:
-            self._given_up.wait(GATHER_SECONDS)
+        if self._gather_seconds and self.events.qsize() < LARGEST_GROUP:
+            self._given_up.wait(self._gather_seconds)
         while len(found) < LARGEST_GROUP:
             try:
                 found.append(self.events.get_nowait())
             except queue.Empty:
                 break
-        self._group_size = len(found)
+        longer = min(max(2 * self._gather_seconds, SHORTEST_GATHER_SECONDS), LONGEST_GATHER_SECONDS)
+        self._gather_seconds = longer if len(found) > 1 else 0.0
         return found
 
     def _report(self, events: Sequence[Job | Outcome | None]) -> bool:
