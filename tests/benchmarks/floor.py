@@ -2,7 +2,8 @@
 
 Starts a Redis and a PostgreSQL (fsync on) of its own. Each line is a call repeated by one process, in microseconds of
 the clock and of this process's CPU; the best of several rounds, which take turns. Below the bare INSERT with its COMMIT
-no queue can get that has a row for every task, whatever it is written in.
+no queue can get that has a row for every task, whatever it is written in. The waiting measures follow the same way,
+without any queue (see `bare`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import django
 
+from . import bare
 from .servers import PostgresServer, RedisServer
 
 PER_TRANSACTION = 100
@@ -47,6 +49,9 @@ def main() -> None:
         print("\n| call | µs | of which CPU of the process |\n|---|---:|---:|")
         for name, cost in measure(options.calls, options.rounds).items():
             print(f"| {name} | {cost.wall:,.0f} | {cost.cpu:,.0f} |")
+        print("\n| without a queue | |\n|---|---:|")
+        for name, text in wait(os.environ["DATABASE_URL"], os.environ["ASYNCQ_TEST_REDIS_URL"], options.rounds):
+            print(f"| {name} | {text} |")
 
 
 def versions(servers: dict[str, str]) -> str:
@@ -78,6 +83,24 @@ def measure(calls: int, rounds: int) -> dict[str, Cost]:
     return best
 
 
+def wait(dsn: str, redis_url: str, rounds: int) -> Iterator[tuple[str, str]]:
+    """Yield what the waiting measures come to without a queue, the best of the rounds."""
+    from django.db import connection
+
+    from django_asyncq.models import TaskRecord
+
+    sql, values = insertion()
+    columns = ", ".join(field.column for field in TaskRecord._meta.concrete_fields)
+    select = f"SELECT {columns} FROM {TaskRecord._meta.db_table} WHERE id = %s"  # names of the model's own
+    connection.close()
+    found = [bare.pick_up(dsn, redis_url, lambda id: (sql, [id, *values]), select) for _ in range(rounds)]
+    p50, p99, call = (min(values) for values in zip(*found, strict=True))
+    yield "a row inserted, its id pushed, taken and the row read, at 50/s: p50, p99, ms", f"{p50:.1f}, {p99:.1f}"
+    yield "of which the INSERT and the push: p50, ms", f"{call:.1f}"
+    naps = min(bare.naps() for _ in range(rounds))
+    yield "2,000 × 10 ms in 2 × 16 threads that only sleep: times the ideal", f"{naps:.2f}"
+
+
 def repeat(call: Callable[[], Any], times: int) -> Cost:
     """Return what one call costs."""
     wall, cpu = time.perf_counter(), time.process_time()
@@ -90,8 +113,7 @@ def kinds() -> dict[str, tuple[Callable[[], Any], int]]:
     """Return the calls by name, each with the number of tasks (or statements) that one makes."""
     from django.db import connection, transaction
 
-    from django_asyncq.broker import Broker
-    from django_asyncq.inserting import _statements
+    from django_asyncq.broker import Broker, scripts
     from django_asyncq.names import uuid7
     from tests import tasks
 
@@ -100,10 +122,15 @@ def kinds() -> dict[str, tuple[Callable[[], Any], int]]:
     client = Broker("producer").client
     gated = tasks.add.using(gate="floor", queue_limit=OPEN_LIMIT)
 
-    sql, (_, *values) = next(iter(_statements([new_row()], connection)))
+    sql, values = insertion()
 
     def insert() -> None:
         cursor.execute(sql, [uuid7(), *values])
+
+    def least() -> None:
+        with connection.cursor() as managed:
+            managed.execute(sql, [uuid7(), *values])
+        scripts.run("lock_release", client, ["floor"], ["nobody"])
 
     def in_a_transaction(call: Callable[[], Any]) -> Callable[[], None]:
         def repeated() -> None:
@@ -119,6 +146,7 @@ def kinds() -> dict[str, tuple[Callable[[], Any], int]]:
         "the row's INSERT and COMMIT through psycopg alone": (insert, 1),
         "the same INSERT, 100 in a transaction": (in_a_transaction(insert), PER_TRANSACTION),
         "`PING` through redis-py": (client.ping, 1),
+        "the INSERT through Django's cursor, and one script call that finds nothing to do": (least, 1),
         "`task.enqueue()`": (lambda: tasks.add.enqueue(1), 1),
         "`task.enqueue()`, 100 in a transaction": (in_a_transaction(lambda: tasks.add.enqueue(1)), PER_TRANSACTION),
         "`task.enqueue()` at a gate": (lambda: gated.enqueue(1), 1),
@@ -126,13 +154,17 @@ def kinds() -> dict[str, tuple[Callable[[], Any], int]]:
     }
 
 
-def new_row() -> Any:
-    """Return a task's row as `enqueue` makes it."""
+def insertion() -> tuple[str, list[Any]]:
+    """Return the INSERT of a row as `enqueue` makes it, and its parameters after the id."""
+    from django.db import connection
     from django.utils import timezone
 
+    from django_asyncq.inserting import _statements
     from django_asyncq.models import TaskRecord
 
-    return TaskRecord(name="tests.tasks.add", args=[1], enqueued_at=timezone.now())
+    row = TaskRecord(name="tests.tasks.add", args=[1], enqueued_at=timezone.now())
+    sql, (_, *values) = next(iter(_statements([row], connection)))
+    return sql, values
 
 
 if __name__ == "__main__":

@@ -1,0 +1,135 @@
+"""The work of the waiting measures without any queue: what remains of them when all that is ours is taken away.
+
+Two processes of sixteen threads that do nothing but sleep; and a row that is inserted, an id that is pushed, a process
+that blocks for it and reads the row. Each side uses psycopg and redis-py alone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from .figures import percentile
+
+START_SECONDS = 60.0
+END_SECONDS = 120.0
+PROCESSES, THREADS = 2, 16
+NAPS, NAP_SECONDS = 2_000, 0.01
+PICKUPS, PICKUPS_PER_SECOND = 500, 50.0
+PENDING = "bare:pending"
+
+
+class PickUp(NamedTuple):
+    """Milliseconds: from before the INSERT to the row in the other process, and of the two calls that enqueue."""
+
+    p50: float
+    p99: float
+    call: float
+
+
+def naps() -> float:
+    """Return how many times the ideal threads take that only sleep: all sleep divided by all threads is 1."""
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(PROCESSES)
+    ours, theirs = context.Pipe(duplex=False)
+    started = [context.Process(target=_nap, args=(barrier, theirs), daemon=True) for _ in range(PROCESSES)]
+    for process in started:
+        process.start()
+    spans = [_received(ours) for _ in started]
+    for process in started:
+        process.join(END_SECONDS)
+    seconds = max(end for _, end in spans) - min(begin for begin, _ in spans)
+    return seconds / (NAPS * NAP_SECONDS / PROCESSES / THREADS)
+
+
+def _nap(barrier: Barrier, answer: Connection) -> None:
+    line: queue.SimpleQueue[None] = queue.SimpleQueue()
+    for _ in range(NAPS // PROCESSES):
+        line.put(None)
+
+    def work() -> None:
+        try:
+            while True:
+                line.get_nowait()
+                time.sleep(NAP_SECONDS)
+        except queue.Empty:
+            return
+
+    threads = [threading.Thread(target=work) for _ in range(THREADS)]
+    barrier.wait(START_SECONDS)
+    begin = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    answer.send((begin, time.monotonic()))
+
+
+def pick_up(dsn: str, redis_url: str, insert: Callable[[UUID], tuple[str, Any]], select: str) -> PickUp:
+    """Insert a row, push its id, wait for who takes it and reads the row, fifty times a second.
+
+    insert: makes the statement and its parameters for an id. select: reads the row of one.
+    """
+    import psycopg
+    import redis
+
+    from django_asyncq.names import uuid7
+
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    taker = context.Process(target=_take, args=(dsn, redis_url, select, theirs), daemon=True)
+    taker.start()
+    _received(ours)
+    client = redis.Redis.from_url(redis_url, protocol=2)
+    waits, calls = [], []
+    with psycopg.connect(dsn, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
+        cursor = connection.cursor()
+        due = time.monotonic()
+        for number in range(PICKUPS + 1):
+            due += 1 / PICKUPS_PER_SECOND
+            time.sleep(max(0.0, due - time.monotonic()))
+            id = uuid7()
+            begun = time.monotonic()
+            cursor.execute(*insert(id))
+            client.lpush(PENDING, str(id))
+            called = time.monotonic()
+            waits.append(_received(ours) - begun)
+            calls.append(called - begun)
+            if number == 0:  # it connected
+                waits.clear()
+                calls.clear()
+    taker.terminate()
+    taker.join(END_SECONDS)
+    return PickUp(percentile(waits, 0.5) * 1e3, percentile(waits, 0.99) * 1e3, percentile(calls, 0.5) * 1e3)
+
+
+def _take(dsn: str, redis_url: str, select: str, answer: Connection) -> None:
+    """Block, read the row, say when: CLOCK_MONOTONIC is one for all processes of a Linux host."""
+    import psycopg
+    import redis
+
+    client = redis.Redis.from_url(redis_url, protocol=2)
+    with psycopg.connect(dsn, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
+        cursor = connection.cursor()
+        client.ping()
+        answer.send(0.0)
+        while True:
+            found = client.brpop(PENDING, timeout=int(END_SECONDS))
+            if found is None:
+                return
+            cursor.execute(select, [found[1].decode()])
+            cursor.fetchall()
+            answer.send(time.monotonic())
+
+
+def _received(pipe: Connection) -> Any:
+    if not pipe.poll(START_SECONDS):
+        raise TimeoutError(f"a bare process said nothing for {START_SECONDS:g} s")
+    return pipe.recv()

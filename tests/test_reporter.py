@@ -1,0 +1,70 @@
+"""How outcomes are gathered into groups: a lone one is written at once, a stream of them in ever larger groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_asyncq.broker import Broker
+from django_asyncq.worker.reporter import LARGEST_GROUP, LONGEST_GATHER_SECONDS, SHORTEST_GATHER_SECONDS, Reporter
+
+
+class Waits:
+    """Stands where the reporter waits; notes for how long."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def wait(self, seconds: float) -> bool:
+        """Note the wait."""
+        self.seconds.append(seconds)
+        return False
+
+
+@pytest.fixture
+def waits() -> Waits:
+    """The waits of one test."""
+    return Waits()
+
+
+@pytest.fixture
+def reporter(waits: Waits) -> Reporter:
+    """A reporter that was not started: it gathers when it is told to."""
+    made = Reporter(Broker("worker"), "here:1", lambda: None)
+    made._given_up = waits  # type: ignore[assignment]
+    return made
+
+
+def gather(reporter: Reporter, count: int) -> int:
+    """Report so many and gather; return the size of the group. What is reported is not looked at."""
+    for _ in range(count):
+        reporter.events.put(None)
+    found: list[Any] = reporter._gather()
+    return len(found)
+
+
+def test_lone_outcomes_are_never_kept_waiting(reporter: Reporter, waits: Waits) -> None:
+    """However many come, if each is alone."""
+    assert [gather(reporter, 1) for _ in range(5)] == [1] * 5
+    assert waits.seconds == []
+
+
+def test_groups_wait_longer_while_several_come_and_not_after_a_lone_one(reporter: Reporter, waits: Waits) -> None:
+    """The first group of a stream does not wait; then each twice as long, to the longest; a lull ends it."""
+    assert [gather(reporter, 2) for _ in range(5)] == [2] * 5
+    doubling = [SHORTEST_GATHER_SECONDS, 2 * SHORTEST_GATHER_SECONDS, LONGEST_GATHER_SECONDS, LONGEST_GATHER_SECONDS]
+    assert waits.seconds == pytest.approx(doubling)
+    assert gather(reporter, 1) == 1  # the last that waits for others
+    waits.seconds.clear()
+    assert gather(reporter, 1) == 1
+    assert gather(reporter, 2) == 2
+    assert waits.seconds == []
+
+
+def test_group_that_is_full_does_not_wait(reporter: Reporter, waits: Waits) -> None:
+    """The rest is the next group."""
+    gather(reporter, 2)
+    assert gather(reporter, LARGEST_GROUP + 1) == LARGEST_GROUP
+    assert waits.seconds == []
+    assert gather(reporter, 1) == 2
