@@ -90,7 +90,7 @@ def wait(dsn: str, redis_url: str, rounds: int) -> Iterator[tuple[str, str]]:
     from django_asyncq.models import TaskRecord
 
     sql, values = insertion()
-    columns = ", ".join(field.column for field in TaskRecord._meta.concrete_fields)
+    columns = ", ".join(connection.ops.quote_name(field.column) for field in TaskRecord._meta.concrete_fields)
     select = f"SELECT {columns} FROM {TaskRecord._meta.db_table} WHERE id = %s"  # names of the model's own
     connection.close()
     found = [bare.pick_up(dsn, redis_url, lambda id: (sql, [id, *values]), select) for _ in range(rounds)]
