@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Field, JSONField
+from django.db.models import CharField, DateTimeField, Field, JSONField, UUIDField
 from django.db.models.signals import post_save, pre_save
 
 from .models import TaskRecord
@@ -26,6 +26,8 @@ Columns = tuple[int, ...]
 
 _FIELDS: tuple[Field[Any, Any], ...] = tuple(TaskRecord._meta.concrete_fields)
 _values_of = attrgetter(*(field.attname for field in _FIELDS))
+# By PostgreSQL's driver.
+_TAKEN_AS_IT_IS = tuple(isinstance(field, CharField | DateTimeField | UUIDField) for field in _FIELDS)
 # No two rows share an id, and none need share a time.
 _DEFAULTS = tuple(None if field.name in ("id", "enqueued_at") else field.get_default() for field in _FIELDS)
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str)
@@ -57,6 +59,13 @@ def insert(records: Sequence[TaskRecord], database: str) -> None:
 
 def _statements(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> Iterator[tuple[str, list[Any]]]:
     """Yield the statements, each with its parameters."""
+    if len(records) == 1:
+        # Most calls are for one task, and pay for nothing that only many need.
+        values = _values_of(records[0])
+        columns = tuple([index for index, value in enumerate(values) if value != _DEFAULTS[index]])
+        head, row_sql = _from_values(connection.alias, columns)
+        yield head + row_sql, [_prepared(index, values[index], connection) for index in columns]
+        return
     by_field = list(zip(*map(_values_of, records), strict=True))
     columns = tuple(index for index, values in enumerate(by_field) if values.count(_DEFAULTS[index]) < len(values))
     rows = list(zip(*(by_field[index] for index in columns), strict=True))
@@ -64,7 +73,7 @@ def _statements(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) 
     size = min(connection.ops.bulk_batch_size(fields, rows), ROWS_PER_STATEMENT)
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
-        if connection.vendor == "postgresql" and len(part) > 1:
+        if connection.vendor == "postgresql":
             names = [field.column for field in fields]
             yield (
                 _from_json(connection.alias, columns),
@@ -73,16 +82,20 @@ def _statements(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) 
         else:
             head, row_sql = _from_values(connection.alias, columns)
             parameters = [
-                _prepared(field, value, connection) for row in part for field, value in zip(fields, row, strict=True)
+                _prepared(index, value, connection) for row in part for index, value in zip(columns, row, strict=True)
             ]
             yield head + ", ".join([row_sql] * len(part)), parameters
 
 
-def _prepared(field: Field[Any, Any], value: Any, connection: BaseDatabaseWrapper) -> Any:
-    if connection.vendor == "postgresql" and isinstance(field, JSONField) and value is not None:
-        # It parses the text; other databases keep it, and Django then compares it with its own.
-        return _json.encode(value)
-    return field.get_db_prep_save(value, connection=connection)
+def _prepared(index: int, value: Any, connection: BaseDatabaseWrapper) -> Any:
+    """Return a field's value as the database's driver takes it."""
+    if connection.vendor == "postgresql":
+        if _TAKEN_AS_IT_IS[index]:
+            return value
+        if value is not None and isinstance(_FIELDS[index], JSONField):
+            # It parses the text; other databases keep it, and Django then compares it with its own.
+            return _json.encode(value)
+    return _FIELDS[index].get_db_prep_save(value, connection=connection)
 
 
 @lru_cache(maxsize=64)

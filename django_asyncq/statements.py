@@ -36,9 +36,14 @@ COLUMNS = (
     "errors",
     "worker_ids",
 )
+WRITTEN = ("id", *COLUMNS, "held_fence")
+_values_of = attrgetter("id", *COLUMNS)
 # 13 values a row; SQLite allows 32,766 in a statement.
 ROWS_PER_STATEMENT = 500
 
+FIELDS: tuple[Field[Any, Any], ...] = tuple(TaskRecord._meta.concrete_fields)
+NAMES = [field.attname for field in FIELDS]
+DOCUMENTS = [index for index, field in enumerate(FIELDS) if isinstance(field, JSONField)]
 EMPTY: dict[str, Callable[[], Any]] = {"[]": list, "{}": dict}
 
 # The run that holds the row, or one that was taken before the row said so.
@@ -57,23 +62,26 @@ def read_rows(ids: Sequence[str], database: str) -> list[TaskRecord]:
     connection = connections[database]
     if connection.vendor != "postgresql":
         return list(TaskRecord.objects.using(database).filter(id__in=ids))
-    fields = TaskRecord._meta.concrete_fields
-    names = [field.attname for field in fields]
-    documents = [index for index, field in enumerate(fields) if isinstance(field, JSONField)]
-    quoted = connection.ops.quote_name
-    sql = (  # only names of the model's own
-        f"SELECT {', '.join(map(quoted, names))} FROM {quoted(TaskRecord._meta.db_table)} WHERE id = ANY(%s::uuid[])"
-    )
     with connection.cursor() as cursor:
-        cursor.execute(sql, [f"{{{','.join(ids)}}}"])
+        cursor.execute(_select(database), [f"{{{','.join(ids)}}}"])
         rows = cursor.fetchall()
-    return [TaskRecord.from_db(database, names, _decoded(row, documents)) for row in rows]
+    return [TaskRecord.from_db(database, NAMES, _decoded(row)) for row in rows]
 
 
-def _decoded(row: Sequence[Any], documents: Sequence[int]) -> list[Any]:
+@cache
+def _select(database: str) -> str:
+    """Return PostgreSQL's SELECT of the rows whose ids come as one array."""
+    quoted = connections[database].ops.quote_name
+    names = ", ".join(quoted(str(field.column)) for field in FIELDS)
+    return (
+        f"SELECT {names} FROM {quoted(TaskRecord._meta.db_table)} WHERE id = ANY(%s::uuid[])"  # the model's own names
+    )
+
+
+def _decoded(row: Sequence[Any]) -> list[Any]:
     """Decode the JSON among the values of a row, of which most is empty."""
     values = list(row)
-    for index in documents:
+    for index in DOCUMENTS:
         text = values[index]
         if text is not None:
             empty = EMPTY.get(text)
@@ -123,27 +131,33 @@ def _fields() -> tuple[Field[Any, Any], ...]:
 
 def _returning_update(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
     """PostgreSQL and SQLite 3.35: UPDATE … FROM a list of rows, RETURNING what was changed."""
-    source = _recordset if connection.vendor == "postgresql" else _values
-    rows, parameters = source(writes, connection)
+    if connection.vendor == "postgresql":
+        return _update_from_json(connection.alias), [_json_of(writes)]
+    rows, parameters = _values(writes, connection)
+    return _update_from(rows, connection), parameters
+
+
+@cache
+def _update_from_json(database: str) -> str:
+    """Return the statement whose rows come as one JSON text, which PostgreSQL reads with the columns' own types."""
+    connection = connections[database]
+    types = [field.db_type(connection) for field in _fields()] + ["bigint"]
+    columns = ", ".join(f"{name} {type}" for name, type in zip(WRITTEN, types, strict=True))
+    return _update_from(f"SELECT * FROM json_to_recordset(%s) AS r ({columns})", connection)
+
+
+def _update_from(rows: str, connection: BaseDatabaseWrapper) -> str:
     assignments = ", ".join(f"{column} = v.{column}" for column in COLUMNS)
-    sql = (  # only names of the model's own; every value is a parameter
+    return (  # only names of the model's own; every value is a parameter
         f"WITH v (task_id, {', '.join(COLUMNS)}, held_fence) AS ({rows}) "
         f"UPDATE {connection.ops.quote_name(TaskRecord._meta.db_table)} AS t SET {assignments} "
         f"FROM v WHERE t.id = v.task_id AND ({GUARD}) RETURNING id"
     )
-    return sql, parameters
 
 
-def _recordset(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
-    """Return the rows as one JSON text, which PostgreSQL reads with the columns' own types."""
-    values_of = attrgetter("id", *COLUMNS)
-    names = ("id", *COLUMNS, "held_fence")
-    rows = [dict(zip(names, (*values_of(write.record), write.held_fence), strict=True)) for write in writes]
-    types = [field.db_type(connection) for field in _fields()] + ["bigint"]
-    columns = ", ".join(f"{name} {type}" for name, type in zip(names, types, strict=True))
-    return f"SELECT * FROM json_to_recordset(%s) AS r ({columns})", [
-        json.dumps(rows, default=str, check_circular=False)
-    ]
+def _json_of(writes: Sequence[FencedWrite]) -> str:
+    rows = [dict(zip(WRITTEN, (*_values_of(write.record), write.held_fence), strict=True)) for write in writes]
+    return json.dumps(rows, default=str, check_circular=False)
 
 
 def _values(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
@@ -155,9 +169,8 @@ def _values(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> t
 def _joined_update(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
     """MySQL and MariaDB: UPDATE … JOIN a derived table; neither can return what was changed."""
     rows = list(_rows(writes, connection))
-    names = ["id", *COLUMNS, "held_fence"]
-    first_row = "SELECT " + ", ".join(f"%s AS {name}" for name in names)
-    plain_row = "SELECT " + ", ".join(["%s"] * len(names))
+    first_row = "SELECT " + ", ".join(f"%s AS {name}" for name in WRITTEN)
+    plain_row = "SELECT " + ", ".join(["%s"] * len(WRITTEN))
     assignments = ", ".join(f"t.{column} = v.{column}" for column in COLUMNS)
     sql = (
         f"UPDATE {connection.ops.quote_name(TaskRecord._meta.db_table)} AS t "
