@@ -33,6 +33,8 @@ logger = logging.getLogger("django_asyncq.reconciler")
 GRACE_SECONDS = 3
 YOUNG_SECONDS = 300
 ROWS_PER_PAGE = 1000
+# From one sweep's begin to the next one's, in times of how long it took: half of the time it rests.
+LEAST_PAUSE = 2
 # Where asynq has a task that does not run and is not about to.
 SET_ASIDE = {"", "scheduled", "retry", "archived", "completed"}
 PLACES_OF_FAILED = {"retry", "archived", "completed"}
@@ -108,12 +110,15 @@ class Reconciler:
             self._sweep_at = 0.0
             self.broker.mark_alive()
             failpoints.reach("reconcile.marked_alive")
+        begun_at = time.monotonic()
         repairs = self.sweep(is_new=not remembers) if sweep else self.quick()
+        took = time.monotonic() - begun_at
         # Only now: what failed is due again.
         settings = conf.current()
         self._quick_at = now + settings.reconcile_seconds
         if sweep:
-            self._sweep_at = now + settings.sweep_seconds
+            # The more rows wait, the longer it takes, and the more it slows those who work them off.
+            self._sweep_at = now + max(settings.sweep_seconds, LEAST_PAUSE * took)
         if not remembers:
             level = logging.WARNING if any(repairs) else logging.INFO
             logger.log(level, "Redis was new or had lost its memory; built again from the rows: %s", repairs)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -339,6 +341,24 @@ def test_push_that_fails_ends_the_sweep(reconciler: Reconciler, monkeypatch: pyt
         with pytest.raises(BrokerUnavailable):
             reconciler.tick(1000.0 + conf.current().sweep_seconds)
     assert reconciler.tick(1001.0 + conf.current().sweep_seconds).pushed == 1
+
+
+def test_long_sweep_is_followed_by_as_long_a_rest(reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a long backlog it would otherwise never end, beside those who work the backlog off."""
+    settings = conf.current()
+    sweeps: list[float] = []
+    clock = itertools.count(0.0, settings.sweep_seconds)  # each look at it: so much later
+
+    def sweep(*, is_new: bool = False) -> Repairs:
+        sweeps.append(now)
+        return Repairs()
+
+    monkeypatch.setattr(reconciler, "sweep", sweep)
+    with monkeypatch.context() as patched:
+        patched.setattr("django_asyncq.reconciler.time", SimpleNamespace(monotonic=lambda: next(clock)))
+        for now in (1000.0, 1000.0 + 1.5 * settings.sweep_seconds, 1000.0 + 2 * settings.sweep_seconds):
+            reconciler.tick(now)
+    assert sweeps == [1000.0, 1000.0 + 2 * settings.sweep_seconds]
 
 
 def test_leases_that_ran_out_in_an_outage_are_left_to_their_supervisors(reconciler: Reconciler) -> None:
