@@ -34,6 +34,7 @@ from django_asyncq.exceptions import BrokerUnavailable, InvalidOption, TermOver
 from django_asyncq.models import StartupRun
 from django_asyncq.testing import EmbeddedRedis
 
+from .clock import Clock
 from .proxy import Proxy
 from .workers import ROOT, environment, wait_until
 
@@ -154,16 +155,6 @@ class Contender:
             assert stream is not None
             with suppress(BrokenPipeError):
                 stream.close()
-
-
-class Clock:
-    """Seconds that pass when told."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -6,19 +6,10 @@ import pytest
 
 from django_asyncq.worker.turns import LONGEST_PAUSE_SECONDS, LONGEST_REST_SECONDS, SHORTEST_REST_SECONDS, Turns
 
+from .clock import Clock
+
 LOOK_SECONDS = 5.0
 TINY = 1e-6
-
-
-class Clock:
-    """A clock that stands still unless it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
 
 
 @pytest.fixture

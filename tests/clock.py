@@ -1,0 +1,14 @@
+"""Time for tests that must not wait for it."""
+
+from __future__ import annotations
+
+
+class Clock:
+    """Seconds that pass when told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
