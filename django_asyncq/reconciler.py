@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import reduce
 from typing import NamedTuple
 from uuid import UUID
 
@@ -33,8 +34,8 @@ logger = logging.getLogger("django_asyncq.reconciler")
 GRACE_SECONDS = 3
 YOUNG_SECONDS = 300
 ROWS_PER_PAGE = 1000
-# From one sweep's begin to the next one's, in times of how long it took: half of the time it rests.
-LEAST_PAUSE = 2
+# After a sweep it rests, in times of how long that took.
+LEAST_REST = 1
 # Where asynq has a task that does not run and is not about to.
 SET_ASIDE = {"", "scheduled", "retry", "archived", "completed"}
 PLACES_OF_FAILED = {"retry", "archived", "completed"}
@@ -75,6 +76,31 @@ class Rebuilt(NamedTuple):
     gates: dict[str, gate.Drift]
 
 
+class Sweep:
+    """A sweep under way, which may go on at several ticks. took: the seconds it has had."""
+
+    def __init__(self, pages: Iterator[Repairs], *, is_new: bool) -> None:
+        self.took = 0.0
+        self.is_new = is_new
+        self.is_over = False
+        self.repairs = Repairs()
+        self._pages = pages
+
+    def go_on(self, seconds: float) -> Repairs:
+        """Mend page after page until all is seen or the seconds are over; return what was mended now."""
+        begun_at = time.monotonic()
+        mended = Repairs()
+        for page in self._pages:
+            mended = mended.plus(page)
+            if time.monotonic() >= begun_at + seconds:
+                break
+        else:
+            self.is_over = True
+        self.took += time.monotonic() - begun_at
+        self.repairs = self.repairs.plus(mended)
+        return mended
+
+
 def look_on(rows: int) -> None:
     """Take no notice of how far a walk over rows has come."""
 
@@ -97,34 +123,57 @@ class Reconciler:
         self._pulse: Pulse | None = None
         self._quick_at = 0.0
         self._sweep_at = 0.0
+        self._sweep: Sweep | None = None
+
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether the last tick left a sweep unfinished."""
+        return self._sweep is not None
 
     def tick(self, now: float) -> Repairs:
-        """Do what is due. now: monotonic seconds. Raises: BrokerUnavailable, django.db.Error."""
+        """Do what is due, and return what was mended. now: monotonic seconds.
+
+        A sweep is put aside when the quick repairs are due again, and goes on at the next tick: nobody's lapsed lease
+        waits for the end of a long one. Raises: BrokerUnavailable, django.db.Error; what failed is due again.
+        """
         if now < self._quick_at:
             return Repairs()
-        self._pulse = self.broker.pulse(conf.current().outage_seconds)
-        remembers = self._pulse.alive_since is not None
-        sweep = not remembers or now >= self._sweep_at
-        if not remembers:
+        settings = conf.current()
+        self._pulse = self.broker.pulse(settings.outage_seconds)
+        is_new = self._pulse.alive_since is None
+        if is_new:
             # Set first: what is enqueued from now on is pushed by its own process. A sweep that fails is due again.
             self._sweep_at = 0.0
             self.broker.mark_alive()
             failpoints.reach("reconcile.marked_alive")
-        begun_at = time.monotonic()
-        repairs = self.sweep(is_new=not remembers) if sweep else self.quick()
-        took = time.monotonic() - begun_at
-        # Only now: what failed is due again.
-        settings = conf.current()
+        repairs = Repairs()
+        if is_new or (self._sweep is None and now >= self._sweep_at):
+            # What was seen of gates is gone with the memory it stood in.
+            self._strangers = {} if is_new else self._strangers
+            self._sweep = Sweep(self.pages(is_new=is_new), is_new=is_new)
+        else:
+            repairs = logged(self.quick())
+        if self._sweep is not None:
+            repairs = repairs.plus(self._go_on(self._sweep, now, settings.reconcile_seconds))
         self._quick_at = now + settings.reconcile_seconds
-        if sweep:
-            # The more rows wait, the longer it takes, and the more it slows those who work them off.
-            self._sweep_at = now + max(settings.sweep_seconds, LEAST_PAUSE * took)
-        if not remembers:
-            level = logging.WARNING if any(repairs) else logging.INFO
-            logger.log(level, "Redis was new or had lost its memory; built again from the rows: %s", repairs)
-        elif any(repairs):
-            logger.info("reconciled: %s", repairs)
         return repairs
+
+    def _go_on(self, sweep: Sweep, now: float, seconds: float) -> Repairs:
+        """Go on with a sweep for so long; when it is over, say when the next one is due."""
+        # Taken out: one that fails begins anew.
+        self._sweep = None
+        mended = sweep.go_on(seconds)
+        if not sweep.is_new:
+            logged(mended)
+        if not sweep.is_over:
+            self._sweep = sweep
+            return mended
+        # The more rows wait, the longer it takes, and the more it slows those who work them off.
+        self._sweep_at = now + max(conf.current().sweep_seconds, LEAST_REST * sweep.took)
+        if sweep.is_new:
+            level = logging.WARNING if any(sweep.repairs) else logging.INFO
+            logger.log(level, "Redis was new or had lost its memory; built again from the rows: %s", sweep.repairs)
+        return mended
 
     def quick(self) -> Repairs:
         """Lapsed leases, young rows that were never pushed, and gate slots that the last sweep found strange."""
@@ -136,25 +185,29 @@ class Reconciler:
             slots_removed=drift.removed,
         )
 
-    def sweep(self, *, is_new: bool = False) -> Repairs:
-        """Every repair, over every row that is not final and over all that Redis has of it.
+    def sweep(self) -> Repairs:
+        """Every repair, over every row that is not final and over all that Redis has of it, in one go."""
+        return added_up(self.pages())
+
+    def pages(self, *, is_new: bool = False) -> Iterator[Repairs]:
+        """Sweep, and yield after each page what was mended.
 
         is_new: Redis remembers only since now, so that rows of the last seconds are as lost as all others.
         """
         # In this order: what Redis has half of goes before it is looked which rows it lacks.
-        recovered = self.recover_expired()
-        repairs = self.sweep_places().plus(self.sweep_hashes())
-        repairs = repairs.plus(
-            Repairs(
-                recovered=recovered,
-                pushed=self.push_missing(young=False, is_new=is_new),
-                parked=self.park_missing(),
-                unleased=self.recover_unleased(),
-            )
-        )
+        yield Repairs(recovered=self.recover_expired())
+        yield from self.sweep_places()
+        yield from self.sweep_hashes()
+        for pushed in self._pushing(young=False, is_new=is_new):
+            yield Repairs(pushed=pushed)
+        for page in self.unparked():
+            yield Repairs(parked=self._park(page))
+        for unleased in self._abandoning():
+            yield Repairs(unleased=unleased)
         # Last: a row that lost its slot before it was pushed has to ask for one, and may be put off.
-        drift = self.audit_gates(self._gates())
-        return repairs.plus(Repairs(slots_added=drift.added, slots_removed=drift.removed))
+        for name in self._gates():
+            drift = self.audit_gates([name])
+            yield Repairs(slots_added=drift.added, slots_removed=drift.removed)
 
     def rebuild(self, *, dry_run: bool = False) -> Rebuilt:
         """Put every row that waits and that Redis does not know back into its place, and mend the gates.
@@ -215,13 +268,11 @@ class Reconciler:
             for worker_id, leases in by_worker.items()
         )
 
-    def sweep_places(self) -> Repairs:
+    def sweep_places(self) -> Iterator[Repairs]:
         """Walk what waits and what is active in Redis: ids without a hash, rows that are final, leases that lack."""
-        repairs = Repairs()
         for queue in sorted(self.broker.queues()):
             for page in self.sweeping.pages(queue):
-                repairs = repairs.plus(self._mend_page(queue, page))
-        return repairs
+                yield self._mend_page(queue, page)
 
     def _mend_page(self, queue: str, page: Page) -> Repairs:
         strays = [task.id for task in page.tasks if not task.state]
@@ -246,24 +297,22 @@ class Reconciler:
     def _rows_of(self, queue: str, ids: Iterable[str]) -> QuerySet[TaskRecord]:
         return TaskRecord.objects.filter(id__in=list(map(UUID, filter(is_id, ids))), queue_name=queue)
 
-    def sweep_hashes(self) -> Repairs:
+    def sweep_hashes(self) -> Iterator[Repairs]:
         """Walk the key space: hashes in no list, active ones without a lease, what gone workers seem to hold."""
-        repairs = Repairs()
         for found in self.sweeping.hashes():
             for queue, workers in found.workers.items():
-                held = sum(self.sweeping.prune_held(queue, worker) for worker in workers)
-                repairs = repairs.plus(Repairs(held=held))
+                yield Repairs(held=sum(self.sweeping.prune_held(queue, worker) for worker in workers))
             for queue, ids in found.tasks.items():
                 suspects = self.sweeping.suspects(queue, ids)
                 known = self._rows_of(queue, suspects.astray).values_list("id", flat=True) if suspects.astray else []
                 orphans = self.sweeping.mend_orphans(queue, [str(id) for id in known])
-                repairs = repairs.plus(Repairs(orphans=orphans, leased=self._give_leases(queue, suspects.leaseless)))
-        return repairs
+                yield Repairs(orphans=orphans, leased=self._give_leases(queue, suspects.leaseless))
 
     def unpushed(self, *, young: bool, is_new: bool = False) -> Iterator[list[TaskRecord]]:
-        """Yield pages of rows in 0 that Redis does not know, or, not among the young, has in a place of 3.
+        """Yield, page by page, rows in 0 that Redis does not know, or, not among the young, has in a place of 3.
 
-        The latter only when seen twice: whoever retries a task writes the row first. is_new: as of `sweep`.
+        Of most pages that is none. The latter only when seen twice: whoever retries a task writes the row first.
+        is_new: as of `pages`.
         """
         now = timezone.now()
         rows = TaskRecord.objects.filter(state=TaskState.QUEUED)
@@ -276,19 +325,22 @@ class Reconciler:
         for page in self._missing(rows, PLACES_OF_FAILED | {""}):
             stranded = {row.id for row in page if row.standing}  # type: ignore[attr-defined]
             self._stranded |= stranded - seen
-            if due := [row for row in page if row.id not in self._stranded]:
-                yield due
+            yield [row for row in page if row.id not in self._stranded]
 
-    def push_missing(self, *, young: bool, is_new: bool = False) -> int:
+    def push_missing(self, *, young: bool) -> int:
         """Push rows in 0 that Redis does not know: a crash between commit and push, or Redis was away or emptied."""
-        try:
-            pages = self.unpushed(young=young, is_new=is_new)
-            return sum(lifecycle.push(self.broker, page, again=True) for page in pages)
-        except GateUnavailable as error:
-            raise BrokerUnavailable(str(error)) from error
+        return sum(self._pushing(young=young))
+
+    def _pushing(self, *, young: bool, is_new: bool = False) -> Iterator[int]:
+        for page in self.unpushed(young=young, is_new=is_new):
+            try:
+                pushed = lifecycle.push(self.broker, page, again=True)
+            except GateUnavailable as error:
+                raise BrokerUnavailable(str(error)) from error
+            yield pushed
 
     def unparked(self) -> Iterator[list[TaskRecord]]:
-        """Yield pages of rows that wait for a retry and that Redis does not know."""
+        """Yield, page by page, the rows that wait for a retry and that Redis does not know."""
         return self._missing(TaskRecord.objects.filter(state=TaskState.FAILED, retry_at__isnull=False))
 
     def park_missing(self) -> int:
@@ -304,7 +356,11 @@ class Reconciler:
         return parked
 
     def recover_unleased(self) -> int:
-        """Hand back rows in 1 that nobody runs, although their supervisors had time to assert them.
+        """Hand back rows in 1 that nobody runs, although their supervisors had time to assert them."""
+        return sum(self._abandoning())
+
+    def _abandoning(self) -> Iterator[int]:
+        """Do so page by page, and yield how many.
 
         Either Redis does not know them, or a Go server's recoverer has set them aside.
         """
@@ -312,15 +368,12 @@ class Reconciler:
         settings = conf.current()
         quiet = settings.lease_seconds + 2 * settings.beat_seconds
         if alive_since is None or time.time() - alive_since < quiet:
-            return 0
-        recovered = 0
+            return
         rows = TaskRecord.objects.filter(
             state=TaskState.RUNNING, last_attempted_at__lt=timezone.now() - timedelta(seconds=quiet)
         )
         for page in self._missing(rows, SET_ASIDE):
-            for row in page:
-                recovered += lifecycle.abandon(row, "no worker has a lease on it")
-        return recovered
+            yield sum(lifecycle.abandon(row, "no worker has a lease on it") for row in page)
 
     def _gates(self) -> list[str]:
         """Return the names of all gates that tasks are at, that have a row, or whose slots Redis still has."""
@@ -345,7 +398,7 @@ class Reconciler:
     def _missing(
         self, rows: QuerySet[TaskRecord], states: Collection[str] = frozenset({""})
     ) -> Iterator[list[TaskRecord]]:
-        """Yield pages of those rows that stand in Redis in one of some states, read again after Redis was asked."""
+        """Yield, page by page, those rows that stand in Redis in one of some states, read again after it was asked."""
         last = None
         while True:
             page = rows.order_by("id") if last is None else rows.order_by("id").filter(id__gt=last)
@@ -360,12 +413,25 @@ class Reconciler:
                     self.broker.register_queue(queue)
                 standings = self.sweeping.standings(queue, [str(id) for id, name in found if name == queue])
                 gone |= {task.id: task.state for task in standings if task.state in states}
-            if gone and (still := list(rows.filter(id__in=list(gone)).order_by("id"))):
-                for row in still:
-                    row.standing = gone[str(row.id)]  # type: ignore[attr-defined]
-                yield still
+            still = list(rows.filter(id__in=list(gone)).order_by("id")) if gone else []
+            for row in still:
+                row.standing = gone[str(row.id)]  # type: ignore[attr-defined]
+            yield still
+            if still:
                 failpoints.reach("reconcile.page_mended")
             self.looked_at(len(found))
+
+
+def logged(repairs: Repairs) -> Repairs:
+    """Log what was mended, if anything was."""
+    if any(repairs):
+        logger.info("reconciled: %s", repairs)
+    return repairs
+
+
+def added_up(repairs: Iterable[Repairs]) -> Repairs:
+    """Return the sums."""
+    return reduce(Repairs.plus, repairs, Repairs())
 
 
 def is_id(text: str) -> bool:

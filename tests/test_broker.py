@@ -563,6 +563,18 @@ def test_words_of_a_hand_back_are_in_the_order_asked(broker: Broker) -> None:
     assert words == ["gone", "requeued", "stale"]
 
 
+@pytest.mark.parametrize("fence", [time.time_ns() // 1_000, 2**53 - 3])
+def test_fences_of_sixteen_digits_stay_exact(broker: Broker, keys: QueueKeys, fence: int) -> None:
+    """Lua's numbers are doubles, and its own words for them end at fourteen digits."""
+    broker.enqueue(QUEUE, [entry("a", fence=fence)])
+    for taken_before in range(2):
+        (lease,) = broker.dequeue(QUEUE, WORKER, 1, 30).leases
+        assert lease == Lease("a", fence + 1 + taken_before)
+        assert broker.held(QUEUE, WORKER) == [lease]
+        assert broker.client.hget(keys.task("a"), "fence") == str(lease.fence).encode()
+        broker.requeue(QUEUE, WORKER, [lease])
+
+
 def test_a_raised_fence_shuts_the_former_holder_out(broker: Broker, keys: QueueKeys) -> None:
     """Even before anybody else has taken the task."""
     lease = taken(broker, "a")[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -347,18 +348,80 @@ def test_long_sweep_is_followed_by_as_long_a_rest(reconciler: Reconciler, monkey
     """Over a long backlog it would otherwise never end, beside those who work the backlog off."""
     settings = conf.current()
     sweeps: list[float] = []
-    clock = itertools.count(0.0, settings.sweep_seconds)  # each look at it: so much later
+    clock = itertools.count(0.0, 2 * settings.sweep_seconds)  # each look at it: so much later
 
-    def sweep(*, is_new: bool = False) -> Repairs:
+    def pages(*, is_new: bool = False) -> Iterator[Repairs]:
         sweeps.append(now)
-        return Repairs()
+        yield from ()
 
-    monkeypatch.setattr(reconciler, "sweep", sweep)
+    monkeypatch.setattr(reconciler, "pages", pages)
     with monkeypatch.context() as patched:
         patched.setattr("django_asyncq.reconciler.time", SimpleNamespace(monotonic=lambda: next(clock)))
         for now in (1000.0, 1000.0 + 1.5 * settings.sweep_seconds, 1000.0 + 2 * settings.sweep_seconds):
             reconciler.tick(now)
     assert sweeps == [1000.0, 1000.0 + 2 * settings.sweep_seconds]
+
+
+@pytest.fixture
+def slow(reconciler: Reconciler, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Reconciler:
+    """A reconciler at the begin of a sweep of which a tick brings one page; only the sweep finds the three rows."""
+    settings.ASYNCQ = {**settings.ASYNCQ, "RECONCILE_SECONDS": 1e-9}
+    monkeypatch.setattr("django_asyncq.reconciler.ROWS_PER_PAGE", 1)
+    for _ in range(3):
+        old()
+    TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(hours=1))
+    reconciler.tick(1000.0)
+    assert reconciler.is_sweeping
+    return reconciler
+
+
+def to_the_end(reconciler: Reconciler, now: float) -> Repairs:
+    """Tick until the sweep is over; return all that was mended."""
+    repairs = Repairs()
+    for _ in range(100):
+        now += 1
+        repairs = repairs.plus(reconciler.tick(now))
+        if not reconciler.is_sweeping:
+            return repairs
+    raise AssertionError("a sweep of few rows does not end")
+
+
+def test_lapsed_lease_does_not_wait_for_the_end_of_a_long_sweep(slow: Reconciler) -> None:
+    """Beside a million waiting rows a sweep takes minutes; the tasks of a lost host are taken up meanwhile."""
+    run = claimed()
+    Broker().client.zadd(QueueKeys("default").lease, {run.lease.id: int(time.time()) - 1})
+    assert slow.tick(1001.0).recovered == 1
+    assert slow.is_sweeping
+
+
+def test_a_sweep_in_parts_mends_what_one_in_one_go_does(slow: Reconciler) -> None:
+    """All three rows that Redis lacks, each once."""
+    assert to_the_end(slow, 1001.0) == Repairs(pushed=3)
+    assert slow.sweep() == Repairs()
+
+
+def test_a_sweep_begins_anew_when_redis_loses_its_memory_in_the_midst(slow: Reconciler, redis_client: Any) -> None:
+    """What it has pushed already is gone as well."""
+    now = 1001.0
+    while not slow.tick(now).pushed:
+        now += 1
+    for key in redis_client.scan_iter(f"{conf.current().key_prefix}:*"):
+        redis_client.delete(key)
+    assert to_the_end(slow, now).pushed == 3
+
+
+def test_a_sweep_that_failed_begins_anew(slow: Reconciler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot go on where it broke off; what it had not come to is not left to the next one."""
+
+    def away(*args: Any) -> None:
+        raise BrokerUnavailable("gone for a moment")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Sweeping, "standings", away)
+        with pytest.raises(BrokerUnavailable):
+            to_the_end(slow, 1001.0)
+    assert not slow.is_sweeping
+    assert to_the_end(slow, 1100.0).pushed == 3
 
 
 def test_leases_that_ran_out_in_an_outage_are_left_to_their_supervisors(reconciler: Reconciler) -> None:

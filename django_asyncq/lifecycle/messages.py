@@ -42,8 +42,9 @@ def entry_of(record: TaskRecord, *, fence: int = 0) -> Entry:
 
 
 def later_fence(record: TaskRecord) -> int:
-    """Return a fence above any that can have been handed out for it: milliseconds since 1970 grow faster.
+    """Return a fence above any that can have been handed out for it: microseconds since 1970 grow faster.
 
-    Above the row's own too, for clocks of hosts differ.
+    Two who give one to the same run mostly give two; Lua keeps it exact until 2255 (2**53). Above the row's own too,
+    for clocks of hosts differ.
     """
-    return max(time.time_ns() // 1_000_000, record.fence + 1)
+    return max(time.time_ns() // 1_000, record.fence + 1)
