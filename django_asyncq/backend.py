@@ -18,7 +18,7 @@ from django.utils import timezone
 from . import compat, payload
 from .exceptions import InvalidOption
 from .names import QUEUE_NAME, uuid7
-from .results import result_of
+from .results import result_from, result_of
 from .tasks import Arguments, Task, default_of, gate_name
 
 if TYPE_CHECKING:
@@ -91,18 +91,17 @@ class AsyncqBackend(compat.BaseTaskBackend):
         }
         records = []
         for call in calls:
-            encoded = payload.encode(call.args, call.kwargs)
+            given = payload.of_call(call.args, call.kwargs)
             values: Any = {
                 **common,
                 "id": uuid7(),
-                "args": encoded.args,
-                "kwargs": encoded.kwargs,
+                "args": given.args,
+                "kwargs": given.kwargs,
                 "gate": gate_name(task, call.args, call.kwargs),
                 "errors": [],
                 "worker_ids": [],
             }
-            # By position, in half the time: Django then asks no field for its default.
-            records.append(TaskRecord(*values.values()))
+            records.append(TaskRecord.from_values(values))
         return records
 
     def get_result(self, result_id: str) -> Any:
@@ -158,7 +157,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
 @cache
 def _defaults_of_rows() -> dict[str, Any]:
-    """Return the defaults of a row's fields, in the order in which the model takes them."""
+    """Return the defaults of a row's fields."""
     from .models import TaskRecord
 
     row = TaskRecord()
@@ -167,19 +166,22 @@ def _defaults_of_rows() -> dict[str, Any]:
 
 def _result_of_new(record: TaskRecord, task: Any) -> Any:
     """Return what `result_of` makes of a row just written, without looking for its task: here it is."""
-    return compat.TaskResult(
-        task=task if task.backend == record.backend else replace(task, backend=record.backend),
-        id=str(record.id),
-        status=compat.TaskResultStatus.READY,
-        enqueued_at=record.enqueued_at,
-        started_at=None,
-        last_attempted_at=None,
-        finished_at=None,
-        args=record.args,
-        kwargs=record.kwargs,
-        backend=record.backend,
-        errors=[],
-        worker_ids=[],
+    return result_from(
+        {
+            "task": task if task.backend == record.backend else replace(task, backend=record.backend),
+            "id": str(record.id),
+            "status": compat.TaskResultStatus.READY,
+            "enqueued_at": record.enqueued_at,
+            "started_at": None,
+            "last_attempted_at": None,
+            "finished_at": None,
+            "args": payload.copied(record.args),
+            "kwargs": payload.copied(record.kwargs),
+            "backend": record.backend,
+            "errors": [],
+            "worker_ids": [],
+            "_return_value": None,
+        }
     )
 
 

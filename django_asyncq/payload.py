@@ -17,6 +17,11 @@ from .exceptions import InvalidArguments
 # MySQL keeps whole numbers exact only while they fit 64 bits; beyond, JSON turns them into doubles.
 SMALLEST_INTEGER = -(2**63)
 LARGEST_INTEGER = 2**64 - 1
+# As JSON: `{"args":[],"kwargs":{}}`; a control character as \u001f; quotes, comma and colon; -1.7976931348623157e+308.
+ENVELOPE_BYTES = 24
+LONGEST_CHARACTER_BYTES = 6
+PUNCTUATION_BYTES = 4
+LONGEST_NUMBER_BYTES = 28
 TRACEBACK_CHARACTERS = 65_536
 MESSAGE_CHARACTERS = 4_096
 
@@ -25,15 +30,14 @@ _compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 class Payload(NamedTuple):
-    """A call's arguments: as plain values, and as the JSON bytes of the asynq message."""
+    """A call's arguments as plain JSON values."""
 
     args: list[Any]
     kwargs: dict[str, Any]
-    encoded: bytes
 
 
-def encode(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Payload:
-    """Copy the arguments into plain JSON values and encode them.
+def of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Payload:
+    """Copy the arguments into plain JSON values.
 
     Raises: InvalidArguments, naming the place, when JSON cannot carry them exactly or they are too large.
     """
@@ -43,19 +47,43 @@ def encode(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Payload:
         for index, value in enumerate(args)
     ]
     plain_kwargs = plain(kwargs, "kwargs", settings.max_depth + 1)
-    encoded = json_bytes({"args": plain_args, "kwargs": plain_kwargs})
-    if len(encoded) > settings.max_arguments_bytes:
-        raise InvalidArguments(
-            f"arguments take {len(encoded):,} bytes as JSON, more than ASYNCQ['MAX_ARGUMENTS_BYTES'] = "
-            f"{settings.max_arguments_bytes:,}: store the data and pass its key",
-            path="args",
-        )
-    return Payload(plain_args, plain_kwargs, encoded)
+    found = Payload(plain_args, plain_kwargs)
+    if not _is_surely_within(settings.max_arguments_bytes, found):
+        size = len(json_bytes(found._asdict()))
+        if size > settings.max_arguments_bytes:
+            raise InvalidArguments(
+                f"arguments take {size:,} bytes as JSON, more than ASYNCQ['MAX_ARGUMENTS_BYTES'] = "
+                f"{settings.max_arguments_bytes:,}: store the data and pass its key",
+                path="args",
+            )
+    return found
+
+
+def _is_surely_within(largest_bytes: int, found: Payload) -> bool:
+    """Whether arguments need not be encoded to know that they fit: a few numbers and short texts, as most are."""
+    size = ENVELOPE_BYTES
+    for value in (*found.args, *found.kwargs, *found.kwargs.values()):
+        if type(value) is str:
+            size += LONGEST_CHARACTER_BYTES * len(value) + PUNCTUATION_BYTES
+        elif isinstance(value, list | dict):
+            return False
+        else:
+            size += LONGEST_NUMBER_BYTES
+    return size <= largest_bytes
 
 
 def json_bytes(value: Any) -> bytes:
     """Encode plain values as compact JSON in UTF-8."""
     return _compact.encode(value).encode()
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of plain values, for somebody who may change it."""
+    if isinstance(value, list):
+        return [copied(item) if isinstance(item, list | dict) else item for item in value]
+    if isinstance(value, dict):
+        return {key: copied(item) if isinstance(item, list | dict) else item for key, item in value.items()}
+    return value
 
 
 def plain(value: Any, path: str, depth_left: int) -> Any:

@@ -273,9 +273,9 @@ def declared_schedules() -> Iterator[tuple[str, tuple[Task[Any, Any], Declaratio
 
 
 def _bring_up_to_date(row: Schedule, task: Task[Any, Any], declaration: Declaration, now: datetime) -> bool:
-    encoded = payload.encode(declaration.args, dict(declaration.kwargs))
+    given = payload.of_call(declaration.args, dict(declaration.kwargs))
     values = {name: getattr(declaration, name) for name in DECLARED_FIELDS if hasattr(declaration, name)}
-    values |= {"task": task.module_path, "args": encoded.args, "kwargs": encoded.kwargs}
+    values |= {"task": task.module_path, "args": given.args, "kwargs": given.kwargs}
     changed = {name for name, value in values.items() if getattr(row, name) != value}
     if not changed and row.retired_at is None and not row._state.adding:
         return False

@@ -65,7 +65,7 @@ def read_rows(ids: Sequence[str], database: str) -> list[TaskRecord]:
     with connection.cursor() as cursor:
         cursor.execute(_select(database), [f"{{{','.join(ids)}}}"])
         rows = cursor.fetchall()
-    return [TaskRecord.from_db(database, NAMES, _decoded(row)) for row in rows]
+    return [TaskRecord.from_values(dict(zip(NAMES, _decoded(row), strict=True)), database) for row in rows]
 
 
 @cache

@@ -238,7 +238,7 @@ def check_call(task: Task[Any, Any], args: Sequence[Any], kwargs: Mapping[str, A
     """
     if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
         raise InvalidOption(f"task {task.module_path}: arguments are a list and a mapping, not {args!r} and {kwargs!r}")
-    payload.encode(tuple(args), dict(kwargs))
+    payload.of_call(tuple(args), dict(kwargs))
     context = [None] if task.takes_context else []
     signature = _signature(task.func)
     try:

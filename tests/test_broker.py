@@ -897,17 +897,6 @@ def test_other_replies_are_bugs_and_stay(text: str) -> None:
         raise ResponseError(text)
 
 
-def test_broker_errors_is_a_decorator_too() -> None:
-    """For whole functions."""
-
-    @clients.broker_errors()
-    def fail() -> None:
-        raise redis.ConnectionError("away")
-
-    with pytest.raises(BrokerUnavailable):
-        fail()
-
-
 def with_options(settings: Any, **cache: Any) -> None:
     settings.CACHES = {"default": {**django_settings.CACHES["default"], **cache}}
 

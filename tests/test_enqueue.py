@@ -197,14 +197,16 @@ def test_result_of_another_alias_is_found_there(settings: Any) -> None:
 
 def test_arguments_are_the_callers_no_more() -> None:
     """What the caller, a receiver or the holder of the result changes later is not what runs."""
-    listed = [1]
+    listed = [1, {"a": [1]}]
     with transaction.atomic():
         result = tasks.add.enqueue(listed)
         listed.append(2)
         result.args.append(3)
-    assert TaskRecord.objects.get().args == [[1]]
+        result.args[0][1]["a"].append(4)
+        result.kwargs["b"] = 5
+    assert TaskRecord.objects.get().args == [[1, {"a": [1]}]]
     raw = Broker().client.hget(QueueKeys("default").task_prefix + result.id, "msg")
-    assert TaskMessage.decode(raw).payload == b'{"args":[[1]],"kwargs":{}}'
+    assert TaskMessage.decode(raw).payload == b'{"args":[[1,{"a":[1]}]],"kwargs":{}}'
 
 
 def test_result_of_a_task_that_is_gone_from_the_code() -> None:

@@ -44,19 +44,19 @@ class Colour(enum.StrEnum):
 @given(json_values)
 def test_plain_values_come_back_as_they_went_in(value: Any) -> None:
     """What is accepted survives encoding exactly."""
-    encoded = payload.encode([value], {"k": value}).encoded
-    assert json.loads(encoded) == {"args": [value], "kwargs": {"k": value}}
+    found = payload.of_call([value], {"k": value})
+    assert json.loads(payload.json_bytes(found._asdict())) == {"args": [value], "kwargs": {"k": value}}
 
 
 @given(anything)
 def test_everything_is_carried_or_refused(value: Any) -> None:
     """No other error than InvalidArguments, and what is accepted is stable."""
     try:
-        encoded = payload.encode([value], {})
+        found = payload.of_call([value], {})
     except InvalidArguments as error:
         assert error.path
         return
-    assert json.loads(encoded.encoded)["args"] == encoded.args
+    assert json.loads(payload.json_bytes(found.args)) == found.args
 
 
 @pytest.mark.parametrize(
@@ -81,31 +81,48 @@ def test_everything_is_carried_or_refused(value: Any) -> None:
 def test_refuses_what_would_come_back_changed(value: Any, says: str) -> None:
     """The error names the place and the trouble."""
     with pytest.raises(InvalidArguments, match=says) as caught:
-        payload.encode([], {"deep": [value]})
+        payload.of_call([], {"deep": [value]})
     assert caught.value.path.startswith("kwargs['deep'][0]")
 
 
 def test_refuses_too_deep_and_too_large(settings: Any) -> None:
     """Depth and size are bounded by settings, before anything else sees the value."""
     settings.ASYNCQ = {**settings.ASYNCQ, "MAX_DEPTH": 3, "MAX_ARGUMENTS_BYTES": 100}
-    payload.encode([[[[1]]]], {})
+    payload.of_call([[[[1]]]], {})
     with pytest.raises(InvalidArguments, match="MAX_DEPTH"):
-        payload.encode([[[[[1]]]]], {})
+        payload.of_call([[[[[1]]]]], {})
     with pytest.raises(InvalidArguments, match="MAX_ARGUMENTS_BYTES"):
-        payload.encode(["x" * 100], {})
+        payload.of_call(["x" * 100], {})
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(InvalidArguments, match="MAX_DEPTH"):
-        payload.encode(endless, {})
+        payload.of_call(endless, {})
+
+
+@given(st.lists(json_values), st.dictionaries(texts, json_values))
+def test_what_is_not_encoded_to_be_measured_is_small_enough(args: list[Any], kwargs: dict[str, Any]) -> None:
+    """The size is refused or not as if each call were encoded."""
+    found = payload.of_call(args, kwargs)
+    size = len(payload.json_bytes(found._asdict()))
+    assert not payload._is_surely_within(size - 1, found)
+
+
+@pytest.mark.parametrize("value", [-(2**63), 2**64 - 1, -1.7976931348623157e308, True, None, "\x1f" * 50, '"' * 50])
+def test_the_longest_of_each_kind_is_not_taken_for_shorter(value: Any) -> None:
+    """One byte less than it takes is refused."""
+    found = payload.of_call([value], {"\x01": value})
+    size = len(payload.json_bytes(found._asdict()))
+    assert payload._is_surely_within(10 * size, found)
+    assert not payload._is_surely_within(size - 1, found)
 
 
 def test_copies_sequences_mappings_and_texts() -> None:
     """As Django's normalize_json: tuples and ranges become lists, bytes text; later changes do not leak in."""
     inner = [1]
-    encoded = payload.encode([(1, 2), range(2), b"ok", Colour.RED, inner], {})
+    found = payload.of_call([(1, 2), range(2), b"ok", Colour.RED, inner], {})
     inner.append(2)
-    assert encoded.args == [[1, 2], [0, 1], "ok", "red", [1]]
-    assert type(encoded.args[3]) is str
+    assert found.args == [[1, 2], [0, 1], "ok", "red", [1]]
+    assert type(found.args[3]) is str
 
 
 def test_text_for_storage_is_cut_in_the_middle_and_cleaned() -> None:

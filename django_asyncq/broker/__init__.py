@@ -21,7 +21,7 @@ from .. import conf, failpoints
 from . import clients, scripts
 from .clients import broker_errors
 from .entries import Dequeued, Entry, Expired, Extended, Forwarded, GateKeys, Lease, Pulse, id_bytes, id_text
-from .keys import QueueKeys, alive_key, due_channel, names_channel, prefix, pulse_key, queues_key
+from .keys import QueueKeys, alive_key, due_channel, keys_of, names_channel, prefix, pulse_key, queues_key
 
 __all__ = ["Broker", "Dequeued", "Entry", "Expired", "Extended", "Forwarded", "GateKeys", "Lease", "Pulse"]
 
@@ -154,7 +154,7 @@ class Broker:
         Returns, for each: "queued", "exists", "duplicate" (another id holds its lock), or "slotless" (its gate is to
         be asked first).
         """
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         gates = {entry.gate: 0 for entry in entries if entry.gate is not None}
         places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed, keys.due]
         head: list[Any] = [keys.task_prefix, keys.wake, "again" if again else ""]
@@ -168,7 +168,7 @@ class Broker:
 
     def schedule(self, queue: str, entries: Sequence[Entry]) -> list[str]:
         """Let new tasks wait for their `due_at`. Returns, for each: "scheduled", "exists" or "duplicate"."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         items = [[*_arguments_of(entry), *_due(entry.due_at)] for entry in entries]
         return self._words("schedule", [keys.scheduled, keys.due], [keys.task_prefix, due_channel()], items)
 
@@ -177,14 +177,14 @@ class Broker:
 
         Returns, for each: "parked", or "exists" (it is pending, active, completed or in a group).
         """
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         items = [[*_arguments_of(entry), _due(entry.due_at)[0]] for entry in entries]
         places = [keys.retry, keys.scheduled, keys.archived, keys.due]
         return self._words("park", places, [keys.task_prefix, due_channel()], items)
 
     def add_to_group(self, queue: str, group: str, entries: Sequence[Entry]) -> list[str]:
         """Let new tasks wait in a group. Returns, for each: "grouped", "exists" or "duplicate"."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         items = [_arguments_of(entry) for entry in entries]
         return self._words("add_to_group", [keys.group(group), keys.groups], [keys.task_prefix, group], items)
 
@@ -195,7 +195,7 @@ class Broker:
 
         Order: priorities above 0, the highest first; then pending, the oldest first; then priorities below 0.
         """
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         places = [keys.pending, keys.priority, keys.active, keys.lease, keys.paused, keys.held(worker_id)]
         arguments = [keys.task_prefix, max(0, min(count, IDS_PER_CALL)), lease_seconds, worker_id]
         word, *found = scripts.run("dequeue", self.client, places, arguments)
@@ -204,12 +204,12 @@ class Broker:
     def held(self, queue: str, worker_id: str) -> list[Lease]:
         """Return what Redis believes the worker to have taken and not yet answered for."""
         with broker_errors():
-            found = self.client.hgetall(QueueKeys(queue).held(worker_id))
+            found = self.client.hgetall(keys_of(queue).held(worker_id))
         return [Lease(id_text(id), int(fence)) for id, fence in found.items()]
 
     def extend(self, queue: str, worker_ids: Sequence[str], lease_seconds: int) -> list[Extended]:
         """Renew every lease of each of these workers; what one has lost is not held any more."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         places = [keys.lease, *map(keys.held, worker_ids)]
         replies = scripts.run("extend", self.client, places, [keys.task_prefix, lease_seconds])
         return [Extended(int(kept), [id_text(id) for id in lost]) for kept, *lost in replies]
@@ -219,7 +219,7 @@ class Broker:
 
         Returns, for each: "reasserted", "exists" (there with this fence), or "stale" (there with another).
         """
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         places = [keys.active, keys.lease, keys.held(worker_id)]
         rows = [[id_bytes(entry.id), entry.message, entry.fence, entry.priority] for entry in entries]
         return self._words("reassert", places, [keys.task_prefix, lease_seconds, worker_id], rows)
@@ -228,7 +228,7 @@ class Broker:
 
     def done(self, queue: str, worker_id: str, leases: Sequence[Lease]) -> list[str]:
         """Remove tasks that have ended, and count them. Returns, for each: "done", "stale" or "gone"."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         places = [*_taken(keys, worker_id), keys.processed_on(_today()), keys.processed]
         rows = [_lease_of(lease) for lease in leases]
         return self._words("done", places, [keys.task_prefix, *_counting()], rows)
@@ -241,7 +241,7 @@ class Broker:
         counted: whether the day's and the queue's counters of failures rise.
         Returns, for each: "retried", "stale" or "gone".
         """
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         places = [*_taken(keys, worker_id), keys.retry, *_counters(keys)]
         head = [keys.task_prefix, *_counting(), int(counted), due_channel()]
         rows = [[*_lease_of(lease), message, _due(due_at)[0]] for lease, message, due_at in items]
@@ -252,7 +252,7 @@ class Broker:
 
         Returns, for each: "archived", "stale" or "gone".
         """
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         places = [*_taken(keys, worker_id), keys.archived, *_counters(keys)]
         head = [keys.task_prefix, *_counting(), ARCHIVE_SECONDS, ARCHIVE_SIZE]
         rows = [[*_lease_of(lease), message] for lease, message in items]
@@ -264,7 +264,7 @@ class Broker:
         raise_fence: by one, so that nothing is accepted any more from whoever held them.
         Returns, for each: "requeued", "stale" or "gone".
         """
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         places = [*_taken(keys, worker_id), keys.pending, keys.priority]
         head = [keys.task_prefix, keys.wake, int(raise_fence)]
         # Each goes in front of the one before.
@@ -276,7 +276,7 @@ class Broker:
 
         Returns, for each: the seconds since this was first done to it, or -1 when it is stale or gone.
         """
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         places = [*_taken(keys, worker_id), keys.scheduled, keys.due]
         found: list[int] = []
         for part in _chunks([_lease_of(lease) for lease in leases], IDS_PER_CALL):
@@ -289,14 +289,14 @@ class Broker:
 
         items: (lease, outcome). Returns, for each: "handed_over", "stale" or "gone".
         """
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         rows = [[*_lease_of(lease), outcome] for lease, outcome in items]
         places = [keys.lease, keys.held(worker_id)]
         return self._words("hand_over", places, [keys.task_prefix], rows, size=OUTCOMES_PER_CALL)
 
     def outcomes(self, queue: str, ids: Sequence[str]) -> dict[str, bytes]:
         """Return what `hand_over` left with these tasks, by id."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         found: dict[str, bytes] = {}
         for part in _chunks([[id_bytes(id)] for id in ids], IDS_PER_CALL):
             flat = scripts.run("outcomes", self.client, [keys.pending], [keys.task_prefix, *part])
@@ -307,7 +307,7 @@ class Broker:
 
     def forward(self, queue: str, source: Literal["scheduled", "retry"], limit: int = 100) -> Forwarded:
         """Move what is due to pending, or to its priority or group; our own tasks in retry are only named."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         is_retry = source == "retry"
         due = keys.retry if is_retry else keys.scheduled
         places = [due, keys.pending, keys.priority, keys.groups, keys.due]
@@ -317,7 +317,7 @@ class Broker:
 
     def expired(self, queue: str, limit: int = 100) -> list[Expired]:
         """Return tasks of ours whose lease has run out, the longest expired first."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         arguments = [keys.task_prefix, limit, LEASES_LOOKED_AT]
         found = scripts.run("expired", self.client, [keys.lease, keys.active], arguments)
         triples = zip(found[::3], found[1::3], found[2::3], strict=True)
@@ -325,7 +325,7 @@ class Broker:
 
     def remove(self, queue: str, ids: Sequence[str]) -> int:
         """Remove tasks from wherever they are, locks too; return how many were there."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed]
         places += [keys.active, keys.lease, keys.groups, keys.due]
         head = [keys.task_prefix, keys.held_prefix, keys.group_prefix]
@@ -334,7 +334,7 @@ class Broker:
 
     def prune_completed(self, queue: str, limit: int = 100) -> int:
         """Delete what a Go worker completed and whose retention is over, at most `limit` and 200; return how many."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         arguments = [keys.task_prefix, max(0, min(limit, IDS_PER_CALL))]
         return int(scripts.run("prune_completed", self.client, [keys.completed], arguments))
 

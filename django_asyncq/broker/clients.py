@@ -8,8 +8,6 @@ before a connection is lent.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 from django.conf import settings
@@ -146,21 +144,25 @@ def _factory_options(written: dict[str, Any], ours: dict[str, Any]) -> dict[str,
     return options
 
 
-@contextmanager
-def broker_errors() -> Iterator[None]:
-    """Turn what redis-py raises when the server is away or refuses into BrokerUnavailable; also a decorator.
+class broker_errors:
+    """Turn what redis-py raises when the server is away or refuses into BrokerUnavailable.
 
     The text never has the address, which may hold a password.
     Other errors of a reply are bugs and stay what they are.
     """
-    try:
-        yield
-    except (ConnectionError, TimeoutError, RedisClusterException) as error:
-        raise BrokerUnavailable(f"Redis cannot be reached ({type(error).__name__})") from error
-    except ResponseError as error:
-        word = _refusal(error)
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Raise what the error means to a caller; let others pass."""
+        if error is None:
+            return
+        if isinstance(error, ConnectionError | TimeoutError | RedisClusterException):
+            raise BrokerUnavailable(f"Redis cannot be reached ({type(error).__name__})") from error
+        word = _refusal(error) if isinstance(error, ResponseError) else None
         if word is None:
-            raise
+            return
         if word == "READONLY":
             # The server has become a replica: new connections may reach the new primary.
             drop_idle_connections()

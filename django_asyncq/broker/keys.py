@@ -7,6 +7,7 @@ queue.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from .. import conf
 
@@ -69,6 +70,16 @@ def scheduler_key(scheduler_id: str) -> str:
 def scheduler_history_key(entry_id: str) -> str:
     """Return the zset of an entry's enqueue events."""
     return f"{prefix()}:scheduler_history:{entry_id}"
+
+
+def keys_of(queue: str) -> QueueKeys:
+    """Return the keys of a queue, kept from call to call."""
+    return _keys_of(prefix(), queue)
+
+
+@lru_cache(maxsize=256)
+def _keys_of(prefix: str, queue: str) -> QueueKeys:
+    return QueueKeys(queue)
 
 
 @dataclass(frozen=True, slots=True)

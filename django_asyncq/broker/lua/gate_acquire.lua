@@ -23,19 +23,18 @@ end
 local full_seconds = math.min(math.max(math.ceil(10 * expected), 3600), 86400)
 local hold = ARGV[1] == '0' and full_seconds or tonumber(ARGV[1])
 
+redis.call('ZREMRANGEBYSCORE', gate, '-inf', now)
+local alive = redis.call('ZCARD', gate)
 local fresh, held = {}, {}
-local alive = redis.call('ZCOUNT', gate, '(' .. now, '+inf')
 for i = 6, #ARGV, 2 do
-  local score = redis.call('ZSCORE', gate, ARGV[i])
-  local group = score and tonumber(score) > now and held or fresh
+  local group = redis.call('ZSCORE', gate, ARGV[i]) and held or fresh
   group[#group + 1] = i
 end
 local free = math.max(limit - alive, 0)
 if ARGV[4] == 'all' and #fresh > free then return {'full', limit, alive, tostring(expected)} end
 
-redis.call('ZREMRANGEBYSCORE', gate, '-inf', now)
-redis.call('HSET', meta, 'asked', now)
-local reply, retaken = {'admitted', limit, 0, tostring(expected)}, false
+if tonumber(known[4] or 0) < now then redis.call('HSET', meta, 'asked', now) end
+local reply, retaken = {'admitted', limit, alive + math.min(#fresh, free), tostring(expected)}, false
 local function mark(i)
   if ARGV[i + 1] == '' then return end
   redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1])
@@ -53,7 +52,6 @@ for n, i in ipairs(fresh) do
     reply[#reply + 1] = ARGV[i]
   end
 end
-reply[3] = redis.call('ZCARD', gate)
 if redis.call('TTL', gate) < hold + 60 then redis.call('EXPIRE', gate, hold + 60) end
 if retaken then redis.call('EXPIRE', KEYS[3], full_seconds + 60) end
 return reply
