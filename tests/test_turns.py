@@ -81,6 +81,22 @@ def test_under_load_rests_grow_to_their_longest_and_nobody_need_tell(clock: Cloc
     assert turns.is_due()
 
 
+def test_a_rest_that_gathered_no_group_is_the_last(clock: Clock) -> None:
+    """Two tasks came at a time, then one each 20 ms: a process that went on resting would let each wait for nothing."""
+    turns = Turns(clock)
+    take(turns, 1)
+    turns.told()
+    clock.now += turns.pause_seconds(0.04)
+    assert not take(turns, 2)
+    clock.now += turns.pause_seconds(0.04)
+    assert take(turns, 1), "it wants to be told again"
+    for _ in range(10):
+        clock.now += LONGEST_REST_SECONDS
+        assert not turns.is_due()
+        turns.told()
+        assert take(turns, 1)
+
+
 def test_after_a_failure_asks_at_once_then_after_growing_pauses_whoever_tells(clock: Clock) -> None:
     """A Redis that comes back is not asked by all at the same instant; the first success forgets the failures."""
     turns = Turns(clock)
@@ -95,6 +111,6 @@ def test_after_a_failure_asks_at_once_then_after_growing_pauses_whoever_tells(cl
     assert all(0.4 * 2**step <= pause <= 0.8 * 2**step + TINY for step, pause in enumerate(pauses[1:4]))
     assert max(pauses) <= LONGEST_PAUSE_SECONDS
     assert turns.failures == 8
-    assert not take(turns, 1), "what came meanwhile counts as load"
+    assert not take(turns, 2), "what came meanwhile counts as load"
     assert turns.failures == 0
     assert turns.pause_seconds(0) == pytest.approx(SHORTEST_REST_SECONDS)

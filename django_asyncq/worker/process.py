@@ -198,7 +198,10 @@ class WorkerProcess:
         return room
 
     def _fetch(self) -> bool:
-        """Take tasks from the queues in their order; return whether any came."""
+        """Take tasks from the queues in their order; return whether to ask again at once.
+
+        Else the main thread sleeps at once: the slots need the interpreter to begin what has come.
+        """
         room = self._room() if self.turns.is_due() else 0
         if room <= 0:
             return False
@@ -219,11 +222,11 @@ class WorkerProcess:
                     break
         except (BrokerUnavailable, DatabaseError) as error:
             self._put_off_fetching(error)
-            return bool(got)
+            return self.turns.is_due()
         look_seconds = min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
         if self.turns.end(got, is_more_left=is_more_left or bool(self._uncertain), look_seconds=look_seconds):
             self._watch(empty)
-        return bool(got)
+        return got > 0 and self.turns.is_due()
 
     def _put_off_fetching(self, error: Exception) -> None:
         """Try again on new connections; say so once per outage."""
