@@ -89,6 +89,56 @@ def test_a_hit_disarms(start: Any, client: redis.Redis) -> None:
         assert not started.event.wait(0.2)
 
 
+def test_who_came_for_nothing_leaves_the_next_push_to_others_first(
+    start: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one task would wake a whole fleet, each time. What nobody has taken after a moment is told all the same."""
+    monkeypatch.setattr(watch_module, "DEFERENCE_SECONDS", 1.0)
+    pending = QueueKeys("a").pending
+    quick, late = start("a"), start("a")
+    for started in (quick, late):
+        started.watch.arm(["a"])
+    until(lambda: is_blocked(client, 2))
+    client.lpush(pending, "first")
+    assert quick.event.wait(PATIENCE_SECONDS)
+    assert late.event.wait(PATIENCE_SECONDS)
+    client.delete(pending)
+    quick.event.clear()
+    late.event.clear()
+    quick.watch.arm(["a"])
+    late.watch.arm(["a"], took=False)
+    until(lambda: is_blocked(client, 2))
+    client.lpush(pending, "second")
+    assert quick.event.wait(PATIENCE_SECONDS)
+    client.delete(pending)
+    # It has looked, and waits again.
+    until(lambda: "cmdstat_llen" in client.info("commandstats") and is_blocked(client))
+    assert not late.event.is_set()
+    client.lpush(pending, "third")
+    assert late.event.wait(PATIENCE_SECONDS)
+    # It has found something to do, and is as quick as any from now on.
+    client.delete(pending)
+    late.event.clear()
+    late.watch.arm(["a"], took=True)
+    until(lambda: is_blocked(client))
+    monkeypatch.setattr(watch_module, "DEFERENCE_SECONDS", 1000.0)
+    client.lpush(pending, "fourth")
+    assert late.event.wait(PATIENCE_SECONDS)
+
+
+def test_a_look_that_no_push_caused_makes_nobody_defer(
+    start: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every idle process looks from time to time, and finds nothing."""
+    monkeypatch.setattr(watch_module, "DEFERENCE_SECONDS", 1000.0)
+    started = start("a")
+    for _ in range(3):
+        started.watch.arm(["a"], took=False)
+    until(lambda: is_blocked(client))
+    client.lpush(QueueKeys("a").pending, "id")
+    assert started.event.wait(PATIENCE_SECONDS)
+
+
 def test_being_woken_costs_no_new_connection(start: Any, client: redis.Redis) -> None:
     """An idle worker that is woken fifty times a second must not connect fifty times a second."""
     started = start("a")

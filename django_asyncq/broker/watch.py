@@ -4,6 +4,9 @@ An idle worker: one thread per queue blocks in `BLMOVE pending pending RIGHT RIG
 producer's push, Go's too, and changes nothing. Pushes by priority go to another key; they are told on a
 channel that one more thread listens to. A supervisor that sleeps until the next due time only listens. It
 only wakes: who comes late, or for nothing, finds nothing and waits again.
+
+A push ends the waiting of every idle process of the fleet. So that not all of them ask for one task, whoever came for
+nothing the last time leaves the next push to the others for a moment, and only then looks whether it is still there.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ logger = logging.getLogger("django_asyncq.broker")
 LONGEST_PAUSE_SECONDS = 5.0
 LISTEN_SECONDS = 1.0
 STOP_SECONDS = 2.0
+# Until another process has taken what was pushed, mostly: two thread switches and a script call.
+DEFERENCE_SECONDS = 0.003
 
 
 class Settable(Protocol):
@@ -55,6 +60,9 @@ class Watch:
         self.channels = sorted(channels)
         self.event = threading.Event() if event is None else event
         self._armed = {queue: threading.Event() for queue in self.queues}
+        # Whether it has told of a push since it was armed; whether others were quicker the last time.
+        self._has_told = False
+        self._defers = False
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         # What is being read from now, to be cut off at the end; the threads that cannot watch now.
@@ -75,8 +83,14 @@ class Watch:
         for thread in self._threads:
             thread.start()
 
-    def arm(self, queues: Iterable[str]) -> None:
-        """Tell that these queues were found empty (and not paused): a push to them is to be told, once."""
+    def arm(self, queues: Iterable[str], *, took: bool = True) -> None:
+        """Tell that these queues were found empty (and not paused): a push to them is to be told, once.
+
+        took: whether something was taken until then.
+        """
+        if self._has_told:
+            self._defers = not took
+        self._has_told = False
         for queue in queues:
             if queue in self._armed:
                 self._armed[queue].set()
@@ -140,18 +154,26 @@ class Watch:
             if pool is None:
                 # A cluster client chooses the node by itself; its call ends after BLOCK_SECONDS at the
                 # latest.
-                self._block_on(queue, lambda: client.blmove(pending, pending, clients.BLOCK_SECONDS, "RIGHT", "RIGHT"))
+                self._block_on(
+                    queue,
+                    lambda: client.blmove(pending, pending, clients.BLOCK_SECONDS, "RIGHT", "RIGHT"),
+                    lambda: client.llen(pending),
+                )
                 return
             connection = pool.get_connection()
             with self._lock:
                 self._connections.add(connection)
 
-            def ask() -> Any:
-                connection.send_command("BLMOVE", pending, pending, "RIGHT", "RIGHT", clients.BLOCK_SECONDS)
+            def ask(*words: Any) -> Any:
+                connection.send_command(*words)
                 return connection.read_response()
 
             try:
-                self._block_on(queue, ask)
+                self._block_on(
+                    queue,
+                    lambda: ask("BLMOVE", pending, pending, "RIGHT", "RIGHT", clients.BLOCK_SECONDS),
+                    lambda: ask("LLEN", pending),
+                )
             except BaseException:
                 connection.disconnect()  # a reply may be left unread
                 raise
@@ -160,15 +182,21 @@ class Watch:
                     self._connections.discard(connection)
                 pool.release(connection)
 
-    def _block_on(self, queue: str, ask: Callable[[], Any]) -> None:
+    def _block_on(self, queue: str, wait: Callable[[], Any], size: Callable[[], int]) -> None:
         while not self._stopped.is_set():
-            found = ask()
+            found = wait()
             self._succeeded(queue)
-            if found is not None:
+            if found is not None and not (self._defers and self._is_gone(size)):
                 # In this order: whoever arms in between is woken at once, and arms again.
                 self._armed[queue].clear()
+                self._has_told = True
                 self.event.set()
                 return
+
+    def _is_gone(self, size: Callable[[], int]) -> bool:
+        """Whether, after a moment, others have taken what was pushed."""
+        self._stopped.wait(DEFERENCE_SECONDS)
+        return size() == 0
 
     def _heard(self, channel: bytes) -> None:
         """Take note of what a channel tells beyond that there may be work."""

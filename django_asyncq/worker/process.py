@@ -225,7 +225,7 @@ class WorkerProcess:
             return self.turns.is_due()
         look_seconds = min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
         if self.turns.end(got, is_more_left=is_more_left or bool(self._uncertain), look_seconds=look_seconds):
-            self._watch(empty)
+            self._watch(empty, took=got > 0)
         return got > 0 and self.turns.is_due()
 
     def _put_off_fetching(self, error: Exception) -> None:
@@ -279,13 +279,13 @@ class WorkerProcess:
             if age >= patience:
                 lifecycle.refuse(self.broker, run, reason)
 
-    def _watch(self, empty: Sequence[str]) -> None:
+    def _watch(self, empty: Sequence[str], *, took: bool) -> None:
         if self.watch is None or set(self.watch.queues) != set(self.order.names):
             if self.watch is not None:
                 self.watch.stop()
             self.watch = QueueWatch(self.order.names, self)
             self.watch.start()
-        self.watch.arm(empty)
+        self.watch.arm(empty, took=took)
 
     # --- the end
 

@@ -15,8 +15,8 @@ class Turns:
     """At once when told that there may be work; else from time to time, and later after a failure.
 
     Who has emptied the queues rests before it asks again, so that tasks which come one by one are taken in groups: a
-    group costs little more than a lone task. While each rest brings several, rests grow, and nobody need wake the process.
-    After one that brought a single task, or none, the next is taken at once.
+    group costs little more than a lone task. While there is work at the end of each rest, rests grow, and nobody need
+    wake the process. After a longest rest that brought a single task, or one without any, the next is taken at once.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,7 +64,7 @@ class Turns:
         if is_more_left:
             self._may_have_work = True
             return False
-        self._is_busy = self._is_busy and got > 1
+        self._is_busy = self._is_busy and got > (self._rest_seconds >= LONGEST_REST_SECONDS)
         self._rest_seconds = self._next_rest(got)
         self._not_before = now + self._rest_seconds
         if self._is_busy:

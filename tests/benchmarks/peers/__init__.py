@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .bare import Bare
 from .base import MEASURES, Peer
 from .celery import Celery, CeleryWithResults
 from .django_asyncq import DjangoAsyncq
@@ -25,5 +26,6 @@ ALL: dict[str, Peer] = {
         Dramatiq(),
         Huey(),
         Taskiq(),
+        Bare(),
     )
 }
