@@ -45,7 +45,7 @@ def open() -> None:
         os.environ["BENCH_POSTGRES_CONNINFO"], autocommit=True, cursor_factory=psycopg.ClientCursor
     )
     _client = redis.Redis.from_url(os.environ["BENCH_REDIS_URL"], protocol=2)
-    _digest = str(_client.script_load(PUSH).decode())
+    _digest = str(_client.script_load(PUSH))
 
 
 def enqueue(kind: str, number: int) -> None:

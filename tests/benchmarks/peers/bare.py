@@ -10,7 +10,7 @@ NO_QUEUE = "only its entrance is there, to tell what of the others' time is thei
 class Bare(Peer):
     """One INSERT of five columns through psycopg, and one script call of two commands through redis-py."""
 
-    name = "bare row and push"
+    name = "bare"
     requirements = "django_asyncq"
     application = "bare_app"
     packages = ("psycopg", "redis", "hiredis")
