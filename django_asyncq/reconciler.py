@@ -35,7 +35,7 @@ GRACE_SECONDS = 3
 YOUNG_SECONDS = 300
 ROWS_PER_PAGE = 1000
 # After a sweep it rests, in times of how long that took.
-LEAST_REST = 1
+LEAST_REST = 3
 # Where asynq has a task that does not run and is not about to.
 SET_ASIDE = {"", "scheduled", "retry", "archived", "completed"}
 PLACES_OF_FAILED = {"retry", "archived", "completed"}
