@@ -79,6 +79,7 @@ def keys_of(queue: str) -> QueueKeys:
 
 @lru_cache(maxsize=256)
 def _keys_of(prefix: str, queue: str) -> QueueKeys:
+    # They begin with the prefix: another one, other keys.
     return QueueKeys(queue)
 
 

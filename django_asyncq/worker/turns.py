@@ -64,7 +64,9 @@ class Turns:
         if is_more_left:
             self._may_have_work = True
             return False
-        self._is_busy = self._is_busy and got > (self._rest_seconds >= LONGEST_REST_SECONDS)
+        # A longer rest may bring more; the longest that brought one task was for nothing.
+        group = 2 if self._rest_seconds >= LONGEST_REST_SECONDS else 1
+        self._is_busy = self._is_busy and got >= group
         self._rest_seconds = self._next_rest(got)
         self._not_before = now + self._rest_seconds
         if self._is_busy:

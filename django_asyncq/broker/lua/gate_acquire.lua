@@ -33,7 +33,7 @@ end
 local free = math.max(limit - alive, 0)
 if ARGV[4] == 'all' and #fresh > free then return {'full', limit, alive, tostring(expected)} end
 
-if tonumber(known[4] or 0) < now then redis.call('HSET', meta, 'asked', now) end
+if tonumber(known[4]) ~= now then redis.call('HSET', meta, 'asked', now) end
 local reply, retaken = {'admitted', limit, alive + math.min(#fresh, free), tostring(expected)}, false
 local function mark(i)
   if ARGV[i + 1] == '' then return end
