@@ -111,7 +111,7 @@ SCRIPT_MUTANTS = {
     "reassert over what is there": ("reassert", "redis.call('HEXISTS', key, 'msg') == 1", "false"),
     "forward that drops our retries": ("forward", "ARGV[5] == '1' and known[1] and", "false and"),
     "remove that leaves the lease": ("remove", "redis.call('ZREM', KEYS[8], id)", ""),
-    "gate without the membership test": ("gate_acquire", "score and tonumber(score) > now and held or fresh", "fresh"),
+    "gate without the membership test": ("gate_acquire", "redis.call('ZSCORE', gate, ARGV[i]) and", "false and"),
     "gate without a limit": ("gate_acquire", "math.max(limit - alive, 0)", "1000"),
     "gate that admits some when all were asked": ("gate_acquire", "ARGV[4] == 'all' and", "false and"),
     "gate that is not built": ("gate_build", "for i = 5, #ARGV do", "for i = 5, 4 do"),
