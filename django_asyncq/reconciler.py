@@ -124,6 +124,8 @@ class Reconciler:
         self._quick_at = 0.0
         self._sweep_at = 0.0
         self._sweep: Sweep | None = None
+        # Since when Redis remembered at the last tick.
+        self._alive_since: int | None = None
 
     @property
     def is_sweeping(self) -> bool:
@@ -142,14 +144,15 @@ class Reconciler:
         self._pulse = self.broker.pulse(settings.outage_seconds)
         is_new = self._pulse.alive_since is None
         if is_new:
-            # Set first: what is enqueued from now on is pushed by its own process. A sweep that fails is due again.
-            self._sweep_at = 0.0
+            # Set first: what is enqueued from now on is pushed by its own process.
             self.broker.mark_alive()
             failpoints.reach("reconcile.marked_alive")
+        if is_new or self._pulse.alive_since != self._alive_since:
+            # What was seen is gone; whoever else has marked Redis since may not have come to the end of its rebuild.
+            self._sweep, self._sweep_at, self._strangers = None, 0.0, {}
+            self._alive_since = self.broker.is_alive() if is_new else self._pulse.alive_since
         repairs = Repairs()
-        if is_new or (self._sweep is None and now >= self._sweep_at):
-            # What was seen of gates is gone with the memory it stood in.
-            self._strangers = {} if is_new else self._strangers
+        if self._sweep is None and now >= self._sweep_at:
             self._sweep = Sweep(self.pages(is_new=is_new), is_new=is_new)
         else:
             repairs = logged(self.quick())
@@ -187,7 +190,7 @@ class Reconciler:
 
     def sweep(self) -> Repairs:
         """Every repair, over every row that is not final and over all that Redis has of it, in one go."""
-        return added_up(self.pages())
+        return reduce(Repairs.plus, self.pages(), Repairs())
 
     def pages(self, *, is_new: bool = False) -> Iterator[Repairs]:
         """Sweep, and yield after each page what was mended.
@@ -427,11 +430,6 @@ def logged(repairs: Repairs) -> Repairs:
     if any(repairs):
         logger.info("reconciled: %s", repairs)
     return repairs
-
-
-def added_up(repairs: Iterable[Repairs]) -> Repairs:
-    """Return the sums."""
-    return reduce(Repairs.plus, repairs, Repairs())
 
 
 def is_id(text: str) -> bool:

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from django_asyncq import conf, gate, lifecycle
 from django_asyncq.broker import Broker, Entry, Lease
-from django_asyncq.broker.keys import QueueKeys, pulse_key, queues_key
+from django_asyncq.broker.keys import QueueKeys, alive_key, pulse_key, queues_key
 from django_asyncq.broker.sweeping import Sweeping
 from django_asyncq.exceptions import BrokerUnavailable, GateUnavailable
 from django_asyncq.models import Gate, TaskRecord, TaskState
@@ -407,6 +407,17 @@ def test_a_sweep_begins_anew_when_redis_loses_its_memory_in_the_midst(slow: Reco
         now += 1
     for key in redis_client.scan_iter(f"{conf.current().key_prefix}:*"):
         redis_client.delete(key)
+    assert to_the_end(slow, now).pushed == 3
+
+
+def test_a_sweep_begins_anew_when_somebody_else_has_rebuilt_redis(slow: Reconciler, redis_client: Any) -> None:
+    """For instance one who led meanwhile and did not come to the end: there is a mark again, but another."""
+    now = 1001.0
+    while not slow.tick(now).pushed:
+        now += 1
+    for key in redis_client.scan_iter(f"{conf.current().key_prefix}:*"):
+        redis_client.delete(key)
+    redis_client.set(alive_key(), int(time.time()) + 1)
     assert to_the_end(slow, now).pushed == 3
 
 

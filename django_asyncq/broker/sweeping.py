@@ -13,7 +13,7 @@ from typing import NamedTuple
 from . import clients, scripts
 from .clients import broker_errors
 from .entries import id_bytes, id_text
-from .keys import QueueKeys, prefix
+from .keys import keys_of, prefix
 
 IDS_PER_PAGE = 500
 IDS_PER_CALL = 200
@@ -70,7 +70,7 @@ class Sweeping:
 
     def pages(self, queue: str) -> Iterator[Page]:
         """Walk the places of a queue. What moves meanwhile may be seen twice, or at the next walk."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         for place, kind in PLACES.items():
             key, start = getattr(keys, place), 0
             while True:
@@ -85,7 +85,7 @@ class Sweeping:
 
     def standings(self, queue: str, ids: Sequence[str]) -> list[Standing]:
         """Return how tasks stand, in the order given."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         found: list[Standing] = []
         for part in _parts(ids, IDS_PER_CALL):
             reply = scripts.run("states", self.client, [keys.pending], [keys.task_prefix, *map(id_bytes, part)])
@@ -119,7 +119,7 @@ class Sweeping:
 
     def suspects(self, queue: str, ids: Sequence[str]) -> Suspects:
         """Return which hashes may stand in no list, and which active tasks of ours have no lease."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         places = [keys.pending, keys.priority, keys.lease, keys.scheduled, keys.retry, keys.archived, keys.completed]
         found = Suspects([], [])
         for part in _parts(ids, IDS_PER_CALL):
@@ -130,7 +130,7 @@ class Sweeping:
 
     def sizes(self, queue: str) -> dict[str, int]:
         """Return how many tasks stand in each place of a queue, by asynq's words; pending has those with a priority."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         with broker_errors():
             return {
                 "pending": self.client.llen(keys.pending) + self.client.zcard(keys.priority),
@@ -142,14 +142,14 @@ class Sweeping:
 
     def drop_strays(self, queue: str, place: str, ids: Sequence[str]) -> int:
         """Take ids without a message out of a place."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         return self._count(
             "drop_strays", [getattr(keys, place), keys.due], [keys.task_prefix, PLACES[place]], ids, SEARCHED_PER_CALL
         )
 
     def give_leases(self, queue: str, ids: Sequence[str], lease_seconds: int) -> int:
         """Give a lease to what our workers have taken and what has none."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         head = [keys.task_prefix, keys.held_prefix, lease_seconds]
         return self._count("give_lease", [keys.active, keys.lease], head, ids, SEARCHED_PER_CALL)
 
@@ -158,20 +158,20 @@ class Sweeping:
 
         ids: of tasks that have a row.
         """
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         places = [keys.pending, keys.active, keys.priority, keys.lease]
         places += [keys.scheduled, keys.retry, keys.archived, keys.completed, keys.due]
         return self._count("mend_orphans", places, [keys.task_prefix, keys.wake], ids, SEARCHED_PER_CALL)
 
     def prune_held(self, queue: str, worker_id: str) -> int:
         """Forget what a worker does not hold any more."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         arguments = [keys.task_prefix, id_bytes(worker_id)]
         return int(scripts.run("prune_held", self.client, [keys.held(worker_id)], arguments))
 
     def discard(self, queue: str, tasks: Sequence[Standing]) -> int:
         """Remove waiting tasks whose row is final, unless they have been pushed or taken since they were seen."""
-        keys = QueueKeys(queue)
+        keys = keys_of(queue)
         places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.due]
         discarded = 0
         for start in range(0, len(tasks), SEARCHED_PER_CALL):

@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 
 from ..exceptions import BrokerUnavailable
 from . import clients
-from .keys import QueueKeys, names_channel
+from .keys import keys_of, names_channel
 
 logger = logging.getLogger("django_asyncq.broker")
 
@@ -147,7 +147,7 @@ class Watch:
         """Wait until the queue is armed, then until something is in it."""
         armed = self._armed[queue]
         armed.wait()
-        pending = QueueKeys(queue).pending
+        pending = keys_of(queue).pending
         client = clients.client("blocking")
         pool = getattr(client, "connection_pool", None)
         with clients.broker_errors():
@@ -229,7 +229,7 @@ class QueueWatch(Watch):
         names = sorted(queues)
         self._names_channel = names_channel()
         self._has_new_names = False
-        super().__init__(names, [self._names_channel, *(QueueKeys(name).wake for name in names)], event)
+        super().__init__(names, [self._names_channel, *(keys_of(name).wake for name in names)], event)
 
     def take_new_names(self) -> bool:
         """Return whether a queue was named since this was last asked."""
