@@ -115,7 +115,7 @@ SCRIPT_MUTANTS = {
     "gate without a limit": ("gate_acquire", "math.max(limit - alive, 0)", "1000"),
     "gate that admits some when all were asked": ("gate_acquire", "ARGV[4] == 'all' and", "false and"),
     "gate that is not built": ("gate_build", "for i = 5, #ARGV do", "for i = 5, 4 do"),
-    "gate that keeps its slots": ("gate_release", "redis.call('ZREM', KEYS[1], id)", "1"),
+    "gate that keeps its slots": ("gate_release", "redis.call('ZREM', KEYS[1], unpack(going))", "#going"),
     "gate that lets an earlier run release": ("gate_release", "tonumber(fence) > tonumber(retaken)", "true"),
 }
 

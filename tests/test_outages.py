@@ -243,7 +243,7 @@ def ended(run: lifecycle.Run, value: object) -> Outcome:
 
 def test_reporter_leaves_outcomes_it_never_looked_at(caplog: pytest.LogCaptureFixture) -> None:
     """Those still in line when the process must end are not forgotten; those being handed back are."""
-    reporter = Reporter(Broker(), "w", lambda: None)
+    reporter = Reporter(Broker(), "w", lambda: None, lambda: True)
     kept, dropped = ended(taken_run(), 1), ended(taken_run(), 2)
     reporter.ended(kept)
     reporter.ended(dropped)
@@ -261,7 +261,7 @@ def test_redis_away_too_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     def away(*arguments: Any) -> list[str]:
         raise BrokerUnavailable("away")
 
-    reporter = Reporter(Broker(), "w", lambda: None)
+    reporter = Reporter(Broker(), "w", lambda: None, lambda: True)
     reporter.ended(ended(taken_run(), 1))
     monkeypatch.setattr(Broker, "hand_over", away)
     reporter.hand_over()
@@ -272,7 +272,7 @@ def test_redis_away_too_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 def test_nothing_is_fetched_while_outcomes_cannot_be_written() -> None:
     """Neither while the database is away nor with as many outcomes in memory as it may hold."""
     worker = object.__new__(process_module.WorkerProcess)
-    worker.reporter = Reporter(Broker(), "w", lambda: None)
+    worker.reporter = Reporter(Broker(), "w", lambda: None, lambda: True)
     worker.reporter.database_is_away = True
     assert worker._room() == 0
     worker.reporter.database_is_away = False

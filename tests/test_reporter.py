@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -15,11 +16,15 @@ class Waits:
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.is_more_to_come = True
 
     def wait(self, seconds: float) -> bool:
         """Note the wait."""
         self.seconds.append(seconds)
         return False
+
+    def clear(self) -> None:
+        """Nobody tells anything here."""
 
 
 @pytest.fixture
@@ -31,8 +36,8 @@ def waits() -> Waits:
 @pytest.fixture
 def reporter(waits: Waits) -> Reporter:
     """A reporter that was not started: it gathers when it is told to."""
-    made = Reporter(Broker("worker"), "here:1", lambda: None)
-    made._given_up = waits  # type: ignore[assignment]
+    made = Reporter(Broker("worker"), "here:1", lambda: None, lambda: waits.is_more_to_come)
+    made._last_has_ended = waits  # type: ignore[assignment]
     return made
 
 
@@ -68,3 +73,28 @@ def test_group_that_is_full_does_not_wait(reporter: Reporter, waits: Waits) -> N
     assert gather(reporter, LARGEST_GROUP + 1) == LARGEST_GROUP
     assert waits.seconds == []
     assert gather(reporter, 1) == 2
+
+
+def test_group_after_which_nothing_can_come_does_not_wait(reporter: Reporter, waits: Waits) -> None:
+    """The last of a backlog are written at once; the next stream waits again."""
+    gather(reporter, 2)
+    waits.is_more_to_come = False
+    assert gather(reporter, 2) == 2
+    assert waits.seconds == []
+    waits.is_more_to_come = True
+    gather(reporter, 2)
+    assert len(waits.seconds) == 1
+
+
+def test_wait_ends_when_the_last_has_ended() -> None:
+    """Also when that is told between the look and the wait: the reporter is told after its look, before it waits."""
+
+    def look_and_be_told() -> bool:
+        reporter.last_has_ended()
+        return True
+
+    reporter = Reporter(Broker("worker"), "here:1", lambda: None, look_and_be_told)
+    reporter._gather_seconds = 60.0
+    began = time.monotonic()
+    assert gather(reporter, 2) == 2
+    assert time.monotonic() - began < 30

@@ -115,3 +115,23 @@ def test_after_a_failure_asks_at_once_then_after_growing_pauses_whoever_tells(cl
     assert not take(turns, 1), "what came meanwhile counts as load"
     assert turns.failures == 0
     assert turns.pause_seconds(0) == pytest.approx(SHORTEST_REST_SECONDS)
+
+
+def test_may_bring_tasks_while_it_asks_and_while_more_is_left(clock: Clock) -> None:
+    """Not when the queues were empty, nor within a rest; again from the end of the rest for which tasks wait."""
+    turns = Turns(clock)
+    turns.begin()
+    assert turns.may_bring()
+    turns.end(200, is_more_left=True, look_seconds=LOOK_SECONDS)
+    assert turns.may_bring()
+    turns.begin()
+    turns.end(1, is_more_left=False, look_seconds=LOOK_SECONDS)
+    assert not turns.may_bring()
+    turns.told()
+    assert not turns.may_bring()
+    clock.now += SHORTEST_REST_SECONDS + TINY
+    assert turns.may_bring()
+    for _ in range(2):
+        turns.begin()
+        turns.fail()
+    assert not turns.may_bring()

@@ -279,6 +279,19 @@ def test_worker_whose_main_loop_fails_says_why(monkeypatch: pytest.MonkeyPatch, 
     assert "a mistake of ours" in caplog.text
 
 
+def test_reporter_is_told_when_nothing_runs_and_nothing_is_fetched() -> None:
+    """Not while the queues are asked: the next tasks of a backlog are on their way, and end in the same group."""
+    _ours, theirs = multiprocessing.Pipe()
+    process = WorkerProcess(WorkerOptions(concurrency=1), Board(2), theirs)
+    told = process.reporter._last_has_ended
+    process.turns.begin()
+    process._slot_is_free()
+    assert not told.is_set()
+    process.turns.end(0, is_more_left=False, look_seconds=5)
+    process._slot_is_free()
+    assert told.is_set()
+
+
 def test_unregistered_task_is_failed_with_the_reason(history_path: Path) -> None:
     """A name the code does not know: put off, then 3 with the name in the reason; others go on."""
     record = TaskRecord.objects.create(name="os.system", args=["true"], queue_name="default")

@@ -65,7 +65,7 @@ class WorkerProcess:
         self.alarm = Alarm()
         self.broker = Broker("worker")
         self.order = QueueOrder(self.broker, options.queues, strict=options.strict)
-        self.reporter = Reporter(self.broker, self.worker_id, self._written)
+        self.reporter = Reporter(self.broker, self.worker_id, self._written, self._is_more_to_come)
         runner = Runner(self.worker_id, board, self._ended, self._slot_is_free, self.reporter.withhold)
         self.threads = ThreadSlots(runner, options.concurrency)
         self.loop = LoopSlots(runner, options.concurrency, options.concurrency)
@@ -162,9 +162,19 @@ class WorkerProcess:
 
     def _slot_is_free(self) -> None:
         """Called by a slot after that."""
-        self.room.slot_is_free()
+        if self.room.slot_is_free():
+            self._tell_reporter()
         if self._is_used_up():
             self.alarm.ring()
+
+    def _is_more_to_come(self) -> bool:
+        """Whether outcomes follow soon: tasks are here, or are being fetched."""
+        return self.room.occupied > 0 or self.turns.may_bring()
+
+    def _tell_reporter(self) -> None:
+        """Let outcomes be written that wait for others, when none can follow."""
+        if not self._is_more_to_come():
+            self.reporter.last_has_ended()
 
     def _written(self) -> None:
         """Called by the reporter when it has written a group."""
@@ -226,6 +236,7 @@ class WorkerProcess:
         look_seconds = min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
         if self.turns.end(got, is_more_left=is_more_left or bool(self._uncertain), look_seconds=look_seconds):
             self._watch(empty, took=got > 0)
+        self._tell_reporter()
         return got > 0 and self.turns.is_due()
 
     def _put_off_fetching(self, error: Exception) -> None:

@@ -1,7 +1,8 @@
 """Writing down what happened: all outcomes that are waiting, as one group.
 
 While a group is written the next one gathers, so under load the groups grow by themselves. A lone outcome is written
-at once; while several come at a time, groups wait for more, longer each time: a group costs as much as 20 tasks.
+at once; while several come at a time, groups wait for more, longer each time: a group costs as much as 20 tasks. None
+waits when nothing runs that could end.
 A task that the process has marked, because it goes on for a while, is written as running; others once, at their end.
 """
 
@@ -46,11 +47,15 @@ class Reporter(threading.Thread):
     But for runs that end within their own transaction: it hears of those when they are committed (see `completion`).
     """
 
-    def __init__(self, broker: Broker, worker_id: str, on_written: Callable[[], None]) -> None:
+    def __init__(
+        self, broker: Broker, worker_id: str, on_written: Callable[[], None], is_more_to_come: Callable[[], bool]
+    ) -> None:
+        """on_written: called after each group. is_more_to_come: whether tasks are here that have not ended."""
         super().__init__(name="reporter", daemon=True)
         self.broker = broker
         self.worker_id = worker_id
         self.on_written = on_written
+        self.is_more_to_come = is_more_to_come
         self.events: queue.SimpleQueue[Job | Outcome | None] = queue.SimpleQueue()
         self.unwritten = 0  # outcomes that were reported and are not yet in the database; read by the process
         self.database_is_away = False
@@ -60,6 +65,7 @@ class Reporter(threading.Thread):
         self._unacknowledged: list[tuple[list[lifecycle.Run], list[lifecycle.Run]]] = []
         self._abandoned: set[Job] = set()
         self._counter = threading.Lock()
+        self._last_has_ended = threading.Event()
         self._given_up = threading.Event()
 
     # --- called from the slots
@@ -69,6 +75,10 @@ class Reporter(threading.Thread):
         with self._counter:
             self.unwritten += 1
         self.events.put(outcome)
+
+    def last_has_ended(self) -> None:
+        """Tell that nothing is left that could end: what waits for more is written now."""
+        self._last_has_ended.set()
 
     def withhold(self, job: Job) -> None:
         """Leave the row of a job to its slot from now on; waits while it is being marked as running.
@@ -140,7 +150,7 @@ class Reporter(threading.Thread):
         except queue.Empty:
             return []
         if self._gather_seconds and self.events.qsize() < LARGEST_GROUP:
-            self._given_up.wait(self._gather_seconds)
+            self._wait_for_more()
         while len(found) < LARGEST_GROUP:
             try:
                 found.append(self.events.get_nowait())
@@ -149,6 +159,12 @@ class Reporter(threading.Thread):
         longer = min(max(2 * self._gather_seconds, SHORTEST_GATHER_SECONDS), LONGEST_GATHER_SECONDS)
         self._gather_seconds = longer if len(found) > 1 else 0.0
         return found
+
+    def _wait_for_more(self) -> None:
+        # Cleared before the look: the last that ends in between is seen, or told.
+        self._last_has_ended.clear()
+        if self.is_more_to_come():
+            self._last_has_ended.wait(self._gather_seconds)
 
     def _report(self, events: Sequence[Job | Outcome | None]) -> bool:
         """Write one group; return whether to go on."""

@@ -75,7 +75,9 @@ class Room:
         pace = self.pace_seconds
         self.pace_seconds = seconds if pace is None else 0.9 * pace + 0.1 * seconds
 
-    def slot_is_free(self) -> None:
-        """Wake the main thread when it waits for this."""
-        if self._enough != NEVER and self.occupied <= self._enough:
+    def slot_is_free(self) -> bool:
+        """Wake the main thread when it waits for this; return whether no task is left here."""
+        occupied = self.occupied
+        if self._enough != NEVER and occupied <= self._enough:
             self.ring()
+        return not occupied

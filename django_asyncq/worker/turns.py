@@ -27,6 +27,7 @@ class Turns:
         self._look_at = clock()
         self._not_before = clock()
         self._rest_seconds = 0.0
+        self._is_asking = False
         # Whether work came in the rest before, and whether this turn is the first after such a rest.
         self._came_in_rest = False
         self._is_busy = False
@@ -41,6 +42,10 @@ class Turns:
         now = self._clock()
         return now >= self._not_before and (self._may_have_work or now >= self._look_at)
 
+    def may_bring(self) -> bool:
+        """Whether the queues are being asked, or are to be asked now. Called from any thread."""
+        return self._is_asking or self.is_due()
+
     def pause_seconds(self, shortest: float) -> float:
         """Return how long nothing is to be asked: until a rest is over, where work waits for that, or the next look."""
         now = self._clock()
@@ -51,7 +56,7 @@ class Turns:
     def begin(self) -> None:
         """Take note that the queues are asked now: what is told from here on counts for the next time."""
         self._is_busy, self._came_in_rest = self._came_in_rest, False
-        self._may_have_work = False
+        self._may_have_work, self._is_asking = False, True
 
     def end(self, got: int, *, is_more_left: bool, look_seconds: float) -> bool:
         """Take note of how many tasks came; return whether to be told of the next push.
@@ -61,6 +66,7 @@ class Turns:
         now = self._clock()
         self.failures = 0
         self._look_at = now + look_seconds
+        self._is_asking = False
         if is_more_left:
             self._may_have_work = True
             return False
@@ -80,7 +86,7 @@ class Turns:
 
     def fail(self) -> None:
         """Take note that the queues could not be asked: again at once, then after growing, spread-out pauses."""
-        self._may_have_work = True
+        self._may_have_work, self._is_asking = True, False
         self.failures += 1
         pause = 0.0 if self.failures == 1 else min(LONGEST_PAUSE_SECONDS, 0.2 * 2**self.failures)
         self._not_before = self._clock() + pause * random.uniform(0.5, 1.0)  # noqa: S311

@@ -3,13 +3,14 @@
 -- ARGV: for each task: id, fence of the run that has ended ("": it goes, whoever holds it)
 -- Returns how many were held.
 -- Invariant: releasing twice, or what was never held, changes nothing; a slot that a retry has taken since stays.
-local released = 0
+local any_retaken = redis.call('EXISTS', KEYS[2]) == 1
+local going = {}
 for i = 1, #ARGV, 2 do
   local id, fence = ARGV[i], ARGV[i + 1]
-  local retaken = redis.call('HGET', KEYS[2], id)
+  local retaken = any_retaken and redis.call('HGET', KEYS[2], id)
   if fence == '' or not retaken or tonumber(fence) > tonumber(retaken) then
-    released = released + redis.call('ZREM', KEYS[1], id)
+    going[#going + 1] = id
     if retaken then redis.call('HDEL', KEYS[2], id) end
   end
 end
-return released
+return #going > 0 and redis.call('ZREM', KEYS[1], unpack(going)) or 0
