@@ -159,13 +159,12 @@ def admit(gate: str, records: Sequence[TaskRecord], *, partial: bool, seconds: i
     again: the records are retried. Raises: QueueFull (not with `partial`), UnknownGate, GateUnavailable.
     """
     try:
-        refused: set[str] = set()
-        admission = Admission(refused, 0, 0, 0.0)
-        for start in range(0, len(records), IDS_PER_CALL):
+        admission = _admit_some(gate, records[:IDS_PER_CALL], partial=partial, seconds=seconds, again=again)
+        for start in range(IDS_PER_CALL, len(records), IDS_PER_CALL):
             part = records[start : start + IDS_PER_CALL]
-            admission = _admit_some(gate, part, partial=partial, seconds=seconds, again=again)
-            refused |= admission.refused
-        return admission._replace(refused=refused)
+            more = _admit_some(gate, part, partial=partial, seconds=seconds, again=again)
+            admission = more._replace(refused=admission.refused | more.refused)
+        return admission
     except BrokerUnavailable as error:
         raise GateUnavailable(gate) from error
 

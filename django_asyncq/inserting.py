@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
+from uuid import UUID
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import CharField, DateTimeField, Field, JSONField, UUIDField
+from django.db.models import CharField, DateTimeField, Field, FloatField, IntegerField, JSONField, UUIDField
 from django.db.models.signals import post_save, pre_save
 
 from .models import TaskRecord
@@ -26,22 +28,31 @@ Columns = tuple[int, ...]
 
 _FIELDS: tuple[Field[Any, Any], ...] = tuple(TaskRecord._meta.concrete_fields)
 _values_of = attrgetter(*(field.attname for field in _FIELDS))
-# By PostgreSQL's driver.
-_TAKEN_AS_IT_IS = tuple(isinstance(field, CharField | DateTimeField | UUIDField) for field in _FIELDS)
+# What PostgreSQL's driver takes as it is; a subclass, such as an enumeration's, is Django's to prepare.
+_TAKEN_AS_THEY_ARE = (
+    (CharField, {str}),
+    (DateTimeField, {datetime}),
+    (FloatField, {float, int}),
+    (IntegerField, {int}),
+    (UUIDField, {UUID}),
+)
+_TAKEN_AS_IT_IS = tuple(
+    next((types for kind, types in _TAKEN_AS_THEY_ARE if isinstance(field, kind)), set()) for field in _FIELDS
+)
 # No two rows share an id, and none need share a time.
 _DEFAULTS = tuple(None if field.name in ("id", "enqueued_at") else field.get_default() for field in _FIELDS)
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str)
 
 
-def insert(records: Sequence[TaskRecord], database: str) -> None:
+def insert(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> None:
     """Insert new tasks, all or none, in the caller's transaction where there is one.
 
     As with Django's `save` and `bulk_create`, `pre_save` and `post_save` tell of a task alone, not of several.
     """
+    database = connection.alias
     told = records if len(records) == 1 else []
     for record in told:
         pre_save.send(TaskRecord, instance=record, raw=False, using=database, update_fields=None)
-    connection = connections[database]
     statements = list(_statements(records, connection))
     # One statement is atomic by itself; BEGIN and COMMIT around it would be two round trips more.
     alone = len(statements) == 1
@@ -90,7 +101,7 @@ def _statements(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) 
 def _prepared(index: int, value: Any, connection: BaseDatabaseWrapper) -> Any:
     """Return a field's value as the database's driver takes it."""
     if connection.vendor == "postgresql":
-        if _TAKEN_AS_IT_IS[index]:
+        if type(value) in _TAKEN_AS_IT_IS[index]:
             return value
         if value is not None and isinstance(_FIELDS[index], JSONField):
             # It parses the text; other databases keep it, and Django then compares it with its own.

@@ -14,5 +14,6 @@ from __future__ import annotations
 
 from django.dispatch import Signal
 
-task_state_changing = Signal()
-task_state_changed = Signal()
+# Who listens is looked up once, not with each task.
+task_state_changing = Signal(use_caching=True)
+task_state_changed = Signal(use_caching=True)

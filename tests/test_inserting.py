@@ -58,7 +58,7 @@ def test_writes_what_save_writes(given: dict[str, Any], count: int) -> None:
     saved = TaskRecord(**given)
     saved.save()
     records = [TaskRecord(**given) for _ in range(count)]
-    inserting.insert(records, "default")
+    inserting.insert(records, connection)
     assert [stored(record) for record in records] == [stored(saved)] * count
     assert [(record._state.adding, record._state.db) for record in records] == [(False, "default")] * count
 
@@ -67,7 +67,7 @@ def test_rows_of_one_statement_may_differ_in_every_field() -> None:
     """A default, even NULL, beside a value: each row keeps its own."""
     records = [TaskRecord(name="a", enqueued_at=NOON), TaskRecord(**FULL, enqueued_at=NOON), TaskRecord(name="c")]
     with CaptureQueriesContext(connection) as queries:
-        inserting.insert(records, "default")
+        inserting.insert(records, connection)
     assert len(queries) == 1
     first, second, third = (TaskRecord.objects.get(id=record.id) for record in records)
     assert {name: getattr(second, name) for name in FULL} == FULL
@@ -79,7 +79,7 @@ def test_rows_of_one_statement_may_differ_in_every_field() -> None:
 def test_arguments_are_found_by_value() -> None:
     """As with Django's own INSERT: SQLite compares the text of JSON."""
     for records in ([TaskRecord(name="a", args=["é", 1])], [TaskRecord(name="b", args=["é", 1]) for _ in "ab"]):
-        inserting.insert(records, "default")
+        inserting.insert(records, connection)
     assert TaskRecord.objects.filter(args=["é", 1]).count() == 3
 
 
@@ -98,8 +98,8 @@ def test_save_signals_tell_of_a_task_alone() -> None:
     post_save.connect(after, sender=TaskRecord)
     try:
         record = TaskRecord(name="a")
-        inserting.insert([record], "default")
-        inserting.insert([TaskRecord(name="b"), TaskRecord(name="c")], "default")
+        inserting.insert([record], connection)
+        inserting.insert([TaskRecord(name="b"), TaskRecord(name="c")], connection)
     finally:
         pre_save.disconnect(before, sender=TaskRecord)
         post_save.disconnect(after, sender=TaskRecord)
@@ -114,9 +114,9 @@ def test_several_statements_are_all_or_none(count: int, monkeypatch: pytest.Monk
     there = TaskRecord.objects.create(name="there")
     records = [*(TaskRecord(name="new") for _ in range(count)), TaskRecord(id=there.id, name="again")]
     with pytest.raises(IntegrityError):
-        inserting.insert(records, "default")
+        inserting.insert(records, connection)
     assert list(TaskRecord.objects.values_list("name", flat=True)) == ["there"]
-    inserting.insert([TaskRecord(name="later") for _ in range(5)], "default")
+    inserting.insert([TaskRecord(name="later") for _ in range(5)], connection)
     assert TaskRecord.objects.filter(name="later").count() == 5
 
 
@@ -125,12 +125,12 @@ def test_an_error_ends_the_transaction_around_it() -> None:
     there = TaskRecord.objects.create(name="there")
     with transaction.atomic():
         with pytest.raises(IntegrityError):
-            inserting.insert([TaskRecord(id=there.id, name="again")], "default")
+            inserting.insert([TaskRecord(id=there.id, name="again")], connection)
         with pytest.raises(transaction.TransactionManagementError):
             TaskRecord.objects.count()
         transaction.set_rollback(True)
     with pytest.raises(IntegrityError):
-        inserting.insert([TaskRecord(id=uuid7(), name="a", priority=101)], "default")
+        inserting.insert([TaskRecord(id=uuid7(), name="a", priority=101)], connection)
 
 
 def test_a_name_that_is_too_long_is_not_cut(settings: Any) -> None:
@@ -139,7 +139,7 @@ def test_a_name_that_is_too_long_is_not_cut(settings: Any) -> None:
         pytest.skip("SQLite knows no lengths")
     for count in (1, 2):
         with pytest.raises(Exception, match=r"(?i)too long"):
-            inserting.insert([TaskRecord(name="x" * 201) for _ in range(count)], "default")
+            inserting.insert([TaskRecord(name="x" * 201) for _ in range(count)], connection)
 
 
 class TracedCursor:
@@ -166,7 +166,7 @@ def test_other_tools_see_the_statements(monkeypatch: pytest.MonkeyPatch) -> None
         return execute(sql, *more)
 
     with CaptureQueriesContext(connection) as captured, connection.execute_wrapper(wrapper):
-        inserting.insert([TaskRecord(name="a", args=["it's"])], "default")
+        inserting.insert([TaskRecord(name="a", args=["it's"])], connection)
     assert len(seen) == 1
     assert seen[0].startswith("INSERT")
     assert "it's" in captured[-1]["sql"].replace("''", "'").replace("\\'", "'")
@@ -178,5 +178,5 @@ def test_other_tools_see_the_statements(monkeypatch: pytest.MonkeyPatch) -> None
         return traced[-1]
 
     monkeypatch.setattr(connection, "create_cursor", create_traced)
-    inserting.insert([TaskRecord(name="b")], "default")
+    inserting.insert([TaskRecord(name="b")], connection)
     assert any(sql.startswith("INSERT") for cursor in traced for sql in cursor.executed)

@@ -11,20 +11,26 @@ from functools import lru_cache
 
 from .. import conf
 
-# Keys of a queue that are a plain word after its tag.
-WORDS = (
-    "pending",
-    "active",
-    "lease",
-    "scheduled",
-    "retry",
-    "archived",
-    "completed",
-    "paused",
-    "processed",
-    "failed",
-    "groups",
-)
+# What stands after a queue's tag in its keys and in the beginnings of its keys.
+WORDS = {
+    "pending": "pending",
+    "active": "active",
+    "lease": "lease",
+    "scheduled": "scheduled",
+    "retry": "retry",
+    "archived": "archived",
+    "completed": "completed",
+    "paused": "paused",
+    "processed": "processed",
+    "failed": "failed",
+    "groups": "groups",
+    "task_prefix": "t:",
+    "group_prefix": "g:",
+    "held_prefix": "held:",
+    "due": "due",
+    "priority": "prio",
+    "wake": "wake",
+}
 
 
 def prefix() -> str:
@@ -85,7 +91,13 @@ def _keys_of(prefix: str, queue: str) -> QueueKeys:
 
 @dataclass(frozen=True, slots=True)
 class QueueKeys:
-    """The keys of one queue; the braces put them all into one cluster slot."""
+    """The keys of one queue; the braces put them all into one cluster slot.
+
+    Own: due (zset of those in `scheduled` that are due between two seconds; score = Unix milliseconds), priority
+    (zset of waiting tasks with a priority other than 0; score = -priority, member = id), wake (channel on which a push
+    to `priority` is told, for an idle worker blocks on `pending` only), and what begins with `held_prefix`.
+    task_prefix, group_prefix, held_prefix: what stands before a task's id, a group's name, a worker's id.
+    """
 
     queue: str
     base: str = field(init=False)
@@ -100,30 +112,26 @@ class QueueKeys:
     processed: str = field(init=False)
     failed: str = field(init=False)
     groups: str = field(init=False)
+    task_prefix: str = field(init=False)
+    group_prefix: str = field(init=False)
+    held_prefix: str = field(init=False)
+    due: str = field(init=False)
+    priority: str = field(init=False)
+    wake: str = field(init=False)
 
     def __post_init__(self) -> None:
         base = f"{prefix()}:{{{self.queue}}}:"
         object.__setattr__(self, "base", base)
-        for word in WORDS:
-            object.__setattr__(self, word, base + word)
-
-    @property
-    def task_prefix(self) -> str:
-        """What stands before a task's id in the key of its hash."""
-        return f"{self.base}t:"
+        for name, word in WORDS.items():
+            object.__setattr__(self, name, base + word)
 
     def task(self, id: str) -> str:
         """Return the hash of one task."""
-        return f"{self.base}t:{id}"
-
-    @property
-    def group_prefix(self) -> str:
-        """What stands before a group's name in the key of its zset."""
-        return f"{self.base}g:"
+        return f"{self.task_prefix}{id}"
 
     def group(self, name: str) -> str:
         """Return the zset of a group's waiting members."""
-        return f"{self.base}g:{name}"
+        return f"{self.group_prefix}{name}"
 
     def processed_on(self, day: str) -> str:
         """Return the counter of ended tasks of one UTC day. day: YYYY-MM-DD."""
@@ -137,26 +145,6 @@ class QueueKeys:
         """Return the lock of a unique task. digest: hex MD5 of the payload, "" for none."""
         return f"{self.base}unique:{task_type}:{digest}"
 
-    @property
-    def due(self) -> str:
-        """Own: zset of those in `scheduled` that are due between two seconds; score = Unix milliseconds."""
-        return f"{self.base}due"
-
-    @property
-    def priority(self) -> str:
-        """Own: zset of waiting tasks with a priority other than 0; score = -priority, member = id."""
-        return f"{self.base}prio"
-
-    @property
-    def wake(self) -> str:
-        """Own: channel on which a push to `priority` is told, for an idle worker blocks on `pending` only."""
-        return f"{self.base}wake"
-
-    @property
-    def held_prefix(self) -> str:
-        """What stands before a worker's id in the key of what it holds."""
-        return f"{self.base}held:"
-
     def held(self, worker_id: str) -> str:
         """Own: hash of what one worker process has leased; id → fence."""
-        return f"{self.base}held:{worker_id}"
+        return f"{self.held_prefix}{worker_id}"

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Self
 
-from django.db import connections, router, transaction
+from django.db import connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
 from .. import failpoints, gate
@@ -40,24 +41,23 @@ class CommitHook(ABC):
         """Follow up. Called once, after the commit."""
 
     @classmethod
-    def of_transaction(cls, database: str) -> Self:
+    def of_transaction(cls, connection: BaseDatabaseWrapper) -> Self:
         """Return the hook of this kind that this very transaction or savepoint registered last, or a new one.
 
         A savepoint that is rolled back takes its hooks along, so a hook is shared within one savepoint only.
         """
-        connection = connections[database]
         if connection.in_atomic_block and connection.run_on_commit:
             savepoints, hook, *_ = connection.run_on_commit[-1]
             if type(hook) is cls and savepoints == set(connection.savepoint_ids):
                 return hook
         return cls()
 
-    def register(self, database: str) -> None:
+    def register(self, connection: BaseDatabaseWrapper) -> None:
         """Have it called after the commit; at once when there is no transaction."""
-        hooks = connections[database].run_on_commit
+        hooks = connection.run_on_commit
         if not (hooks and hooks[-1][1] is self):
             # robust: a failing push must not turn a committed request into an error, nor skip other hooks.
-            transaction.on_commit(self, using=database, robust=True)
+            connection.on_commit(self, robust=True)
 
 
 class Dispatch(CommitHook):
@@ -92,31 +92,33 @@ def enqueue(
     If we die before the commit, the provisional slots expire; after it, the reconciler pushes the rows.
     Raises: EnqueueRefused and what other receivers veto with; nothing has been written then.
     """
-    database = router.db_for_write(TaskRecord)
     refused = ask(records, None, partial=partial)
     failpoints.reach("enqueue.slot_taken")
     admitted = [record for record in records if record.id not in refused] if refused else list(records)
     if not admitted:
         return []
+    connection = connections[router.db_for_write(TaskRecord)]
     try:
-        insert(admitted, database)
+        insert(admitted, connection)
     except BaseException:
         gate.withdraw(admitted)
         raise
     failpoints.reach("enqueue.row_inserted")
-    after_commit(admitted, database, on_committed)
+    after_commit(admitted, connection, on_committed)
     return admitted
 
 
 def after_commit(
-    records: list[TaskRecord], database: str, on_committed: Callable[[list[TaskRecord]], None] | None
+    records: list[TaskRecord],
+    connection: BaseDatabaseWrapper,
+    on_committed: Callable[[list[TaskRecord]], None] | None,
 ) -> None:
     """Have the records dispatched after the commit, together with the transaction's others."""
-    hook = Dispatch.of_transaction(database)
+    hook = Dispatch.of_transaction(connection)
     hook.records.extend(records)
     if on_committed is not None:
         hook.followers.append(lambda: on_committed(records))
-    hook.register(database)
+    hook.register(connection)
 
 
 def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
@@ -186,8 +188,8 @@ def _confirmed(records: list[TaskRecord]) -> list[TaskRecord]:
 
 
 def _entry(record: TaskRecord, *, again: bool, confirmed: bool = True) -> Entry:
-    entry = entry_of(record, fence=later_fence(record) if again else 0)
-    return entry if confirmed or not record.gate else entry._replace(gate=gate.keys_for(record))
+    of_gate = gate.keys_for(record) if record.gate and not confirmed else None
+    return entry_of(record, fence=later_fence(record) if again else 0, gate=of_gate)
 
 
 def by_queue(records: Sequence[TaskRecord]) -> Iterator[tuple[str, list[TaskRecord]]]:

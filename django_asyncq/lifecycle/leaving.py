@@ -43,11 +43,11 @@ def forget(records: Sequence[TaskRecord]) -> None:
 
     If we die before, a taker finds no row and parks the entry, and the auditor gives the slots back.
     """
-    database = router.db_for_write(TaskRecord)
-    hook = Removal.of_transaction(database)
+    connection = connections[router.db_for_write(TaskRecord)]
+    hook = Removal.of_transaction(connection)
     # Copies: Django takes the id from an instance it has deleted.
     hook.records.extend(copy.copy(record) for record in records)
-    hook.register(database)
+    hook.register(connection)
 
 
 def prune(broker: Broker, ids: Sequence[UUID], over: Q | Combinable, *, fenced: Fenced = nullcontext) -> int:

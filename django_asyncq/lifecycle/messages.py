@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from ..broker import Entry
+from ..broker import Entry, GateKeys
 from ..message import TaskMessage
 from ..models import TaskRecord
 from ..payload import json_bytes
@@ -29,8 +29,11 @@ def message_of(record: TaskRecord) -> bytes:
     ).encode()
 
 
-def entry_of(record: TaskRecord, *, fence: int = 0) -> Entry:
-    """Return what the broker needs to queue the record; its due time is that of the next change to come."""
+def entry_of(record: TaskRecord, *, fence: int = 0, gate: GateKeys | None = None) -> Entry:
+    """Return what the broker needs to queue the record; its due time is that of the next change to come.
+
+    gate: where its slot is to be made lasting, if it is.
+    """
     due = record.retry_at or record.run_after
     return Entry(
         id=str(record.id),
@@ -38,6 +41,7 @@ def entry_of(record: TaskRecord, *, fence: int = 0) -> Entry:
         fence=fence,
         priority=record.priority,
         due_at=due.timestamp() if due else None,
+        gate=gate,
     )
 
 

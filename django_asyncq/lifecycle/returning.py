@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from django.db import router, transaction
+from django.db import connections, router, transaction
 from django.utils import timezone
 
 from .. import failpoints
@@ -72,9 +72,9 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
             admitted, ["state", "retry_at", "finished_at", "run_after", "crash_count"], batch_size=200
         )
         if admitted:
-            hook = Redispatch.of_transaction(database)
+            hook = Redispatch.of_transaction(connections[database])
             hook.records.extend(admitted)
-            hook.register(database)
+            hook.register(connections[database])
     found = {record.id for record in records}
     return Retried(
         admitted, [record for record in records if record.id in refused], [id for id in ids if id not in found]

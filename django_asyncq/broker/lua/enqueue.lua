@@ -8,7 +8,7 @@
 -- Invariant: an id is in one place; with "again" it leaves retry, archived, completed or scheduled for pending, and its
 -- fence never falls. No lock is taken for a task that is refused. No slot is taken here, and none is shortened.
 local time = redis.call('TIME')
-local now, now_ns = tonumber(time[1]), time[1] .. string.format('%06d', time[2]) .. '000'
+local now, now_ns = tonumber(time[1]), time[1] .. ('00000' .. time[2]):sub(-6) .. '000'
 local place = {scheduled = KEYS[3], retry = KEYS[4], archived = KEYS[5], completed = KEYS[6]}
 local words, woke = {}, false
 

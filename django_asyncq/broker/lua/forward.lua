@@ -5,7 +5,7 @@
 --       the nearest is one that is not in this reply
 -- Invariant: an id is in one place; an id without message is dropped; tasks of ours in retry are left there.
 local time = redis.call('TIME')
-local now_ns = time[1] .. string.format('%06d', time[2]) .. '000'
+local now_ns = time[1] .. ('00000' .. time[2]):sub(-6) .. '000'
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local moved, woke, own = 0, false, {}
 local ids = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', time[1], 'LIMIT', 0, ARGV[4])

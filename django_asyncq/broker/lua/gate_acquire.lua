@@ -10,10 +10,10 @@
 local gate, meta = KEYS[1], KEYS[2]
 local known = redis.call('HMGET', meta, 'built', 'limit', 'expected_seconds', 'asked')
 local limit = tonumber(known[2] or ARGV[2])
-local expected = tonumber(known[3] or ARGV[3])
+local expected = known[3] or ARGV[3]
 if not known[1] then return {'unbuilt', 0, 0, '0'} end
 if not limit then return {'undefined', 0, 0, '0'} end
-if limit <= 0 then return {'open', limit, 0, tostring(expected)} end
+if limit <= 0 then return {'open', limit, 0, expected} end
 local now = tonumber(redis.call('TIME')[1])
 if now - tonumber(known[4] or 0) > tonumber(ARGV[5]) then
   -- Redis may have been away meanwhile: slots of committed rows can have ended before anybody could confirm them.
@@ -31,10 +31,10 @@ for i = 6, #ARGV, 2 do
   group[#group + 1] = i
 end
 local free = math.max(limit - alive, 0)
-if ARGV[4] == 'all' and #fresh > free then return {'full', limit, alive, tostring(expected)} end
+if ARGV[4] == 'all' and #fresh > free then return {'full', limit, alive, expected} end
 
 if tonumber(known[4]) ~= now then redis.call('HSET', meta, 'asked', now) end
-local reply, retaken = {'admitted', limit, alive + math.min(#fresh, free), tostring(expected)}, false
+local reply, retaken = {'admitted', limit, alive + math.min(#fresh, free), expected}, false
 local function mark(i)
   if ARGV[i + 1] == '' then return end
   redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1])
