@@ -89,6 +89,22 @@ def test_a_hit_disarms(start: Any, client: redis.Redis) -> None:
         assert not started.event.wait(0.2)
 
 
+def test_a_connection_closed_while_nobody_waited_is_no_failure(start: Any, client: redis.Redis) -> None:
+    """Servers close idle clients; the next push is told as soon as any other."""
+    started = start("a")
+    pending = QueueKeys("a").pending
+    client.lpush(pending, "id")
+    started.watch.arm(["a"])
+    assert started.event.wait(PATIENCE_SECONDS)
+    (idle,) = [each for each in client.client_list() if each["cmd"] == "blmove"]
+    client.client_kill_filter(_id=idle["id"])
+    until(lambda: idle["id"] not in {each["id"] for each in client.client_list()})
+    started.event.clear()
+    started.watch._failed = pytest.fail
+    started.watch.arm(["a"])
+    assert started.event.wait(PATIENCE_SECONDS)
+
+
 def test_who_came_for_nothing_leaves_the_next_push_to_others_first(
     start: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,15 @@ def cut(connection: Any) -> None:
             found.shutdown(socket.SHUT_RDWR)
 
 
+def renew(connection: Any) -> None:
+    """Have a connection that was closed while nobody waited connect anew at its next command."""
+    has_ended = True
+    with suppress(RedisError):
+        has_ended = connection.can_read()  # nothing is expected: what there is to read is its end
+    if has_ended:
+        connection.disconnect()
+
+
 class Watch:
     """Sets `event` when one of the armed queues may have work, or a channel is told something.
 
@@ -144,9 +153,7 @@ class Watch:
             logger.info("watching %s again", ", ".join(self.queues or self.channels))
 
     def _block(self, queue: str) -> None:
-        """Wait until the queue is armed, then until something is in it."""
-        armed = self._armed[queue]
-        armed.wait()
+        """Whenever the queue is armed, wait until something is in it; on one connection, kept from push to push."""
         pending = keys_of(queue).pending
         client = clients.client("blocking")
         pool = getattr(client, "connection_pool", None)
@@ -168,12 +175,12 @@ class Watch:
                 connection.send_command(*words)
                 return connection.read_response()
 
+            def wait() -> Any:
+                renew(connection)
+                return ask("BLMOVE", pending, pending, "RIGHT", "RIGHT", clients.BLOCK_SECONDS)
+
             try:
-                self._block_on(
-                    queue,
-                    lambda: ask("BLMOVE", pending, pending, "RIGHT", "RIGHT", clients.BLOCK_SECONDS),
-                    lambda: ask("LLEN", pending),
-                )
+                self._block_on(queue, wait, lambda: ask("LLEN", pending))
             except BaseException:
                 connection.disconnect()  # a reply may be left unread
                 raise
@@ -183,15 +190,18 @@ class Watch:
                 pool.release(connection)
 
     def _block_on(self, queue: str, wait: Callable[[], Any], size: Callable[[], int]) -> None:
-        while not self._stopped.is_set():
+        armed = self._armed[queue]
+        while True:
+            armed.wait()
+            if self._stopped.is_set():
+                return
             found = wait()
             self._succeeded(queue)
             if found is not None and not (self._defers and self._is_gone(size)):
                 # In this order: whoever arms in between is woken at once, and arms again.
-                self._armed[queue].clear()
+                armed.clear()
                 self._has_told = True
                 self.event.set()
-                return
 
     def _is_gone(self, size: Callable[[], int]) -> bool:
         """Whether, after a moment, others have taken what was pushed."""

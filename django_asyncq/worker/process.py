@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import select
 import signal
 import sys
 import threading
@@ -113,7 +114,8 @@ class WorkerProcess:
     def _is_to_stop(self) -> bool:
         if self.stop_requests:
             return True
-        if self.supervisor.poll():
+        # Not `poll()`, which makes a selector each time, and this is asked before each fetch.
+        if select.select([self.supervisor], [], [], 0)[0]:
             try:
                 self.supervisor.recv()
             except (EOFError, ConnectionResetError):
