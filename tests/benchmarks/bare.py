@@ -89,7 +89,7 @@ def pick_up(dsn: str, redis_url: str, insert: Callable[[UUID], tuple[str, Any]],
     _received(ours)
     client = redis.Redis.from_url(redis_url, protocol=2)
     waits, calls = [], []
-    with psycopg.connect(dsn, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
+    with psycopg.connect(dsn, autocommit=True) as connection:
         cursor = connection.cursor()
         due = time.monotonic()
         for number in range(PICKUPS + 1):
@@ -116,7 +116,7 @@ def _take(dsn: str, redis_url: str, select: str, answer: Connection) -> None:
     import redis
 
     client = redis.Redis.from_url(redis_url, protocol=2)
-    with psycopg.connect(dsn, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
+    with psycopg.connect(dsn, autocommit=True) as connection:
         cursor = connection.cursor()
         client.ping()
         answer.send(0.0)

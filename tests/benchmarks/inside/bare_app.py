@@ -40,10 +40,8 @@ _gathered: list[str] | None = None
 def open() -> None:
     """Connect, and send the script once."""
     global _connection, _client, _digest
-    # As Django's: the values are put into the text here, and each statement outside a transaction commits.
-    _connection = psycopg.connect(
-        os.environ["BENCH_POSTGRES_CONNINFO"], autocommit=True, cursor_factory=psycopg.ClientCursor
-    )
+    # As Django's: each statement outside a transaction commits. psycopg prepares the INSERT by itself.
+    _connection = psycopg.connect(os.environ["BENCH_POSTGRES_CONNINFO"], autocommit=True)
     _client = redis.Redis.from_url(os.environ["BENCH_REDIS_URL"], protocol=2)
     _digest = str(_client.script_load(PUSH))
 

@@ -19,5 +19,7 @@ DATABASES = {
         "NAME": os.environ["BENCH_POSTGRES_DATABASE"],
         # With the default (0) several peers connect anew for every task.
         "CONN_MAX_AGE": None,
+        # No pooler is in between: statements are prepared when they are used the sixth time (psycopg's own default).
+        "OPTIONS": {"server_side_binding": True, "prepare_threshold": 5},
     }
 }

@@ -17,6 +17,7 @@ class Bare(Peer):
     record = "PostgreSQL row: INSERT at enqueue; nothing else, for nobody runs it"
     settings = {
         "psycopg and redis-py alone": "below what they take no queue can get that is written with them",
+        "the INSERT is prepared": "psycopg's default",
         "one index beside the primary key": "somebody has to find the rows of a state",
     }
     unmeasured = {measure: NO_QUEUE for measure in MEASURES if measure not in ("enqueue", "transaction")}

@@ -19,6 +19,7 @@ class DjangoAsyncq(Peer):
         "--concurrency 4 (mix)": "8 slots in all are asked for",
         "hiredis": "redis-py parses replies with it where it is installed",
         "CONN_MAX_AGE = None": "as for every peer with Django",
+        "server_side_binding, prepare_threshold = 5": "as for every peer with Django: no pooler is in between",
     }
     unmeasured = {}
     uses_postgres = True
