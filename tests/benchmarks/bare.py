@@ -1,11 +1,12 @@
 """The work of the waiting measures without any queue: what remains of them when all that is ours is taken away.
 
-Two processes of sixteen threads that do nothing but sleep; and a row that is inserted, an id that is pushed, a process
-that blocks for it and reads the row. Each side uses psycopg and redis-py alone.
+Two processes of sixteen threads, or coroutines, that do nothing but sleep; and a row that is inserted, an id that is
+pushed, a process that blocks for it and reads the row. Each side uses psycopg and redis-py alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import queue
 import threading
@@ -22,6 +23,8 @@ START_SECONDS = 60.0
 END_SECONDS = 120.0
 PROCESSES, THREADS = 2, 16
 NAPS, NAP_SECONDS = 2_000, 0.01
+# Coroutines that begin together keep step, and wake together; those of a queue do not.
+APART_SECONDS = 0.0003
 PICKUPS, PICKUPS_PER_SECOND = 500, 50.0
 PENDING = "bare:pending"
 
@@ -36,10 +39,19 @@ class PickUp(NamedTuple):
 
 def naps() -> float:
     """Return how many times the ideal threads take that only sleep: all sleep divided by all threads is 1."""
+    return _times_ideal(_nap)
+
+
+def async_naps() -> float:
+    """Return the same of coroutines, as many, that begin one after the other."""
+    return _times_ideal(_nap_in_loop)
+
+
+def _times_ideal(nap: Callable[[Barrier, Connection], None]) -> float:
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(PROCESSES)
     ours, theirs = context.Pipe(duplex=False)
-    started = [context.Process(target=_nap, args=(barrier, theirs), daemon=True) for _ in range(PROCESSES)]
+    started = [context.Process(target=nap, args=(barrier, theirs), daemon=True) for _ in range(PROCESSES)]
     for process in started:
         process.start()
     spans = [_received(ours) for _ in started]
@@ -69,6 +81,25 @@ def _nap(barrier: Barrier, answer: Connection) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    answer.send((begin, time.monotonic()))
+
+
+def _nap_in_loop(barrier: Barrier, answer: Connection) -> None:
+    left = NAPS // PROCESSES
+
+    async def work(number: int) -> None:
+        nonlocal left
+        await asyncio.sleep(number * APART_SECONDS)
+        while left:
+            left -= 1
+            await asyncio.sleep(NAP_SECONDS)
+
+    async def work_all() -> None:
+        await asyncio.gather(*map(work, range(THREADS)))
+
+    barrier.wait(START_SECONDS)
+    begin = time.monotonic()
+    asyncio.run(work_all())
     answer.send((begin, time.monotonic()))
 
 
