@@ -400,23 +400,25 @@ def test_a_sweep_in_parts_mends_what_one_in_one_go_does(slow: Reconciler) -> Non
     assert slow.sweep() == Repairs()
 
 
-def test_a_sweep_begins_anew_when_redis_loses_its_memory_in_the_midst(slow: Reconciler, redis_client: Any) -> None:
-    """What it has pushed already is gone as well."""
+def forget_in_the_midst(slow: Reconciler, redis_client: Any) -> float:
+    """Let a sweep push a part, then empty Redis; return the time by then."""
     now = 1001.0
     while not slow.tick(now).pushed:
         now += 1
     for key in redis_client.scan_iter(f"{conf.current().key_prefix}:*"):
         redis_client.delete(key)
+    return now
+
+
+def test_a_sweep_begins_anew_when_redis_loses_its_memory_in_the_midst(slow: Reconciler, redis_client: Any) -> None:
+    """What it has pushed already is gone as well."""
+    now = forget_in_the_midst(slow, redis_client)
     assert to_the_end(slow, now).pushed == 3
 
 
 def test_a_sweep_begins_anew_when_somebody_else_has_rebuilt_redis(slow: Reconciler, redis_client: Any) -> None:
     """For instance one who led meanwhile and did not come to the end: there is a mark again, but another."""
-    now = 1001.0
-    while not slow.tick(now).pushed:
-        now += 1
-    for key in redis_client.scan_iter(f"{conf.current().key_prefix}:*"):
-        redis_client.delete(key)
+    now = forget_in_the_midst(slow, redis_client)
     redis_client.set(alive_key(), int(time.time()) + 1)
     assert to_the_end(slow, now).pushed == 3
 

@@ -6,31 +6,13 @@ queue.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 from .. import conf
 
-# What stands after a queue's tag in its keys and in the beginnings of its keys.
-WORDS = {
-    "pending": "pending",
-    "active": "active",
-    "lease": "lease",
-    "scheduled": "scheduled",
-    "retry": "retry",
-    "archived": "archived",
-    "completed": "completed",
-    "paused": "paused",
-    "processed": "processed",
-    "failed": "failed",
-    "groups": "groups",
-    "task_prefix": "t:",
-    "group_prefix": "g:",
-    "held_prefix": "held:",
-    "due": "due",
-    "priority": "prio",
-    "wake": "wake",
-}
+# What stands after a queue's tag, where it is not the name of the field.
+WORDS = {"base": "", "priority": "prio", "task_prefix": "t:", "group_prefix": "g:", "held_prefix": "held:"}
 
 
 def prefix() -> str:
@@ -121,9 +103,9 @@ class QueueKeys:
 
     def __post_init__(self) -> None:
         base = f"{prefix()}:{{{self.queue}}}:"
-        object.__setattr__(self, "base", base)
-        for name, word in WORDS.items():
-            object.__setattr__(self, name, base + word)
+        for each in fields(self):
+            if not each.init:
+                object.__setattr__(self, each.name, base + WORDS.get(each.name, each.name))
 
     def task(self, id: str) -> str:
         """Return the hash of one task."""

@@ -72,9 +72,10 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
             admitted, ["state", "retry_at", "finished_at", "run_after", "crash_count"], batch_size=200
         )
         if admitted:
-            hook = Redispatch.of_transaction(connections[database])
+            connection = connections[database]
+            hook = Redispatch.of_transaction(connection)
             hook.records.extend(admitted)
-            hook.register(connections[database])
+            hook.register(connection)
     found = {record.id for record in records}
     return Retried(
         admitted, [record for record in records if record.id in refused], [id for id in ids if id not in found]

@@ -2,7 +2,7 @@
 
 While a group is written the next one gathers, so under load the groups grow by themselves. A lone outcome is written
 at once; while several come at a time, groups wait for more, longer each time: a group costs as much as 20 tasks. None
-waits when nothing runs that could end.
+waits when none are to follow.
 A task that the process has marked, because it goes on for a while, is written as running; others once, at their end.
 """
 
@@ -50,7 +50,7 @@ class Reporter(threading.Thread):
     def __init__(
         self, broker: Broker, worker_id: str, on_written: Callable[[], None], is_more_to_come: Callable[[], bool]
     ) -> None:
-        """on_written: called after each group. is_more_to_come: whether tasks are here that have not ended."""
+        """on_written: called after each group. is_more_to_come: whether outcomes follow soon."""
         super().__init__(name="reporter", daemon=True)
         self.broker = broker
         self.worker_id = worker_id
@@ -77,7 +77,7 @@ class Reporter(threading.Thread):
         self.events.put(outcome)
 
     def last_has_ended(self) -> None:
-        """Tell that nothing is left that could end: what waits for more is written now."""
+        """Tell that no outcome follows soon: what waits for more is written now."""
         self._last_has_ended.set()
 
     def withhold(self, job: Job) -> None:
