@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
@@ -18,8 +19,8 @@ BINARIES = Path(os.environ.get("ASYNCQ_CHAOS_POSTGRES", "/usr/lib/postgresql/15/
 
 
 def is_available() -> bool:
-    """Whether there is a PostgreSQL to start."""
-    return (BINARIES / "initdb").exists()
+    """Whether there is a PostgreSQL to start, and a driver to talk to it."""
+    return (BINARIES / "initdb").exists() and find_spec("psycopg") is not None
 
 
 class Cluster:

@@ -33,7 +33,7 @@ def run(case: Case, *more: str) -> subprocess.CompletedProcess[str]:
     if connection.vendor not in ("sqlite", "postgresql"):
         pytest.skip("no witness for this database yet")
     if case.needs_cluster and not is_available():
-        pytest.skip("no PostgreSQL to start")
+        pytest.skip("no PostgreSQL to start, or no psycopg")
     return subprocess.run(
         [sys.executable, "-m", "tests.chaos", "--short", "--case", case.number, "--seed", SEED, *more],
         env=environment(),
