@@ -97,6 +97,9 @@ RULES: dict[str, Rule] = {
         f"keep: {keeping.KEEP_HINT}.",
     ),
     "PRUNE_SECONDS": Rule("asyncq.E130", _is_positive, POSITIVE_SECONDS),
+    "GATHER_SECONDS": Rule(
+        "asyncq.E131", lambda value: _is_number(value) and 0 <= value <= 1, "Give seconds from 0 to 1; 0: no gathering."
+    ),
 }
 
 

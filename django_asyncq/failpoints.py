@@ -26,7 +26,8 @@ POINTS: Mapping[str, str] = {
     "dispatch.slots_confirmed": "slots are confirmed apart (for later, lost, in a cluster); nothing is pushed",
     "dispatch.queue_pushed": "the tasks of one queue are pushed; those of the next are not",
     "tell.batch_told": "one call has told Redis of some hundred tasks; the others of the same group are not told",
-    "enqueue.pushed": "all is pushed; it is not announced",
+    "gather.taken": "tasks that were enqueued one right after the other are taken to be pushed; none of them is",
+    "enqueue.pushed": "all is pushed, or waits to be pushed with more; it is not announced",
     "park.row_written": "the row of a task that lost its slot says 3 with `retry_at`; Redis is not told",
     # Through a worker.
     "claim.leased": "Redis has leased the tasks; their rows are not read",

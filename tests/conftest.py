@@ -52,17 +52,19 @@ def own_keys(
 
     A lock's key has no prefix, but its name has: upkeep begins it with KEY_PREFIX, and so do the tests.
     """
-    from django_asyncq.lifecycle import entering
+    from django_asyncq.lifecycle import pushing
 
     monkeypatch.setenv("ASYNCQ_TEST_PREFIX", key_prefix)
     lock_folder = os.environ.get("ASYNCQ_TEST_LOCK_DIR") or str(tmp_path_factory.getbasetemp() / "locks")
     monkeypatch.setenv("ASYNCQ_TEST_LOCK_DIR", lock_folder)
-    monkeypatch.setattr(entering, "_breaker_closes_at", 0.0)
+    monkeypatch.setattr(pushing, "_breaker_closes_at", 0.0)
     settings.ASYNCQ = {
         **django_settings.ASYNCQ,
         "KEY_PREFIX": key_prefix,
         "GATE_PREFIX": f"{key_prefix}:qgate:",
         "TASK_LOCK_DIR": lock_folder,
+        # A test looks into Redis right after it has enqueued; processes that it starts gather as in any project.
+        "GATHER_SECONDS": 0,
     }
     yield
     for pattern in (f"{key_prefix}*", f"{{{key_prefix}*", f"task_lock:{key_prefix}*"):

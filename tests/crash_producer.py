@@ -10,7 +10,9 @@ import django
 
 django.setup()
 
+from django.conf import settings  # noqa: E402
 from django.db import transaction  # noqa: E402
+from django.test import override_settings  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
 from django_asyncq import gate, lifecycle  # noqa: E402
@@ -29,6 +31,13 @@ def enqueue(name: str, **options: Any) -> None:
 def enqueue_for_later(name: str) -> None:
     """The same, to be run in a moment."""
     enqueue(name, run_after=timedelta(seconds=0.2))
+
+
+def one_after_the_other(name: str) -> None:
+    """Three tasks of one gate, of which the second and the third are pushed together."""
+    override_settings(ASYNCQ={**settings.ASYNCQ, "GATHER_SECONDS": 1}).enable()
+    for number in (1, 2, 3):
+        tasks.nap.using(queue_name=f"{name}-{number}", gate=name, queue_limit=5).enqueue(0)
 
 
 def enqueue_many(name: str) -> None:

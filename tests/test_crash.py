@@ -199,6 +199,7 @@ PRODUCERS: dict[str, tuple[str, int, int]] = {
     "enqueue.committed": ("enqueue", 1, 2),
     "dispatch.slots_confirmed": ("enqueue_for_later", 1, 2),
     "dispatch.queue_pushed": ("enqueue", 1, 2),
+    "gather.taken": ("one_after_the_other", 1, 3),
     "enqueue.pushed": ("enqueue", 1, 2),
     "tell.batch_told": ("enqueue_many", 1, 250),
     "park.row_written": ("lose_the_slot", 1, 1),

@@ -3,7 +3,7 @@
 | change            | verb                | module      |
 |-------------------|---------------------|-------------|
 | new → 0           | `enqueue`           | `entering`  |
-| 0 → 3, retry_at   | `park`              | `entering`  |
+| 0 → 3, retry_at   | `park`              | `pushing`   |
 | 0 → 1             | `claim`, `begin`, `mark_running` | `running`   |
 | 1 → 2 or 3        | `succeed`, `fail`, then `record_runs`, `acknowledge`, `announce` | `running`   |
 | 1 → 0             | `hand_back`         | `running`   |
@@ -23,9 +23,11 @@ from __future__ import annotations
 
 from .announcing import announce
 from .claiming import Claimed, claim, sort_out
-from .entering import dispatch, enqueue, park, push
+from .entering import enqueue
+from .gathering import push_now
 from .handing_over import hand_over, take_up
 from .leaving import forget, prune
+from .pushing import dispatch, park, push
 from .returning import Retried, abandon, describe_exit, recover, retry, retry_due
 from .running import (
     Run,
@@ -67,6 +69,7 @@ __all__ = [
     "park",
     "prune",
     "push",
+    "push_now",
     "put_off",
     "reassert",
     "record_runs",

@@ -14,9 +14,9 @@ from ..broker import IDS_PER_CALL, Broker, Lease
 from ..models import TaskRecord, TaskState
 from ..statements import FencedWrite, write_fenced
 from .announcing import announce
-from .entering import dispatch
 from .handing_over import take_up
 from .messages import entry_of, message_of
+from .pushing import dispatch
 from .running import Run, acknowledge, count_crash, load
 
 logger = logging.getLogger("django_asyncq.lifecycle")

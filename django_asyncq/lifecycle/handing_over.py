@@ -22,7 +22,7 @@ from ..models import TaskRecord, TaskState
 from ..payload import json_bytes
 from ..statements import FencedWrite, write_fenced
 from .announcing import announce
-from .entering import by_queue
+from .pushing import by_queue
 from .running import Run, acknowledge, strip_result
 
 logger = logging.getLogger("django_asyncq.lifecycle")

@@ -17,7 +17,9 @@ from .. import failpoints, gate
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable
 from ..models import TaskRecord, TaskState
-from .entering import CommitHook, by_queue
+from . import gathering
+from .entering import CommitHook
+from .pushing import by_queue
 
 logger = logging.getLogger("django_asyncq.lifecycle")
 
@@ -29,6 +31,8 @@ class Removal(CommitHook):
 
     def __call__(self) -> None:
         failpoints.reach("forget.committed")
+        # What is pushed after its removal would stay.
+        gathering.push_now()
         gate.withdraw(self.records)
         broker = Broker("producer")
         try:

@@ -18,9 +18,10 @@ from ..exceptions import GateUnavailable
 from ..models import TaskRecord, TaskState
 from ..statements import FencedWrite, write_fenced
 from .announcing import announce, ask
-from .entering import GATE_RETRY_SECONDS, CommitHook, dispatch
+from .entering import CommitHook
 from .handing_over import take_up
 from .messages import entry_of, later_fence, message_of
+from .pushing import GATE_RETRY_SECONDS, dispatch
 from .running import Run, begin, count_crash, fail, load, take_back_attempt
 
 logger = logging.getLogger("django_asyncq.lifecycle")

@@ -27,8 +27,8 @@ from ..models import TaskRecord, TaskState
 from ..payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_result, storable_text
 from ..statements import FencedWrite, read_rows, write_fenced
 from .announcing import announce
-from .entering import by_queue
 from .messages import entry_of, message_of
+from .pushing import by_queue
 
 logger = logging.getLogger("django_asyncq.lifecycle")
 

@@ -319,6 +319,7 @@ class WorkerProcess:
         if not self.reporter.close(REPORT_SECONDS):
             self.reporter.hand_over()
         self.hand_back(rest)
+        lifecycle.push_now()
         connections.close_all()
         logger.info("worker %s stopped: %d tasks done, %d handed back", self.worker_id, self.finished_tasks, len(rest))
         # Threads that still run a task cannot be ended otherwise, and its answer would be refused by its fence.

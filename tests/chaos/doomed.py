@@ -40,6 +40,12 @@ def for_later(name: str, chance: random.Random) -> None:
     two_queues(name, chance, run_after=timedelta(seconds=0.2))
 
 
+def one_after_the_other(name: str, chance: random.Random) -> None:
+    """Three tasks, with and without a gate, of which all but the first are pushed together."""
+    for task in (tasks.gated, tasks.work, tasks.gated):
+        _note_committed(task.enqueue(name, 0).id if task is tasks.gated else task.enqueue(0).id)
+
+
 def many(name: str, chance: random.Random) -> None:
     """More tasks than one call of a script takes."""
     _note_committed(*(result.id for result in tasks.work.enqueue_many([(0,)] * 250)))
@@ -69,6 +75,7 @@ SCENES: dict[str, Scene] = {
     "enqueue.committed": two_queues,
     "dispatch.slots_confirmed": for_later,
     "dispatch.queue_pushed": two_queues,
+    "gather.taken": one_after_the_other,
     "enqueue.pushed": two_queues,
     "tell.batch_told": many,
     "park.row_written": lose_the_slot,

@@ -148,9 +148,9 @@ def lasting_slots() -> None:
 
 def no_breaker() -> None:
     """Every request waits for Redis, however long it has been silent."""
-    from django_asyncq.lifecycle import entering
+    from django_asyncq.lifecycle import pushing
 
-    entering.BREAKER_SECONDS = 0.0
+    pushing.BREAKER_SECONDS = 0.0
 
 
 def attempts_stay_used() -> None:

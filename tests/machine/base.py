@@ -16,7 +16,7 @@ from django_asyncq import lifecycle, reconciler
 from django_asyncq.broker import Broker, scripts
 from django_asyncq.broker.keys import alive_key, queues_key
 from django_asyncq.exceptions import BrokerUnavailable
-from django_asyncq.lifecycle import entering, returning
+from django_asyncq.lifecycle import pushing, returning
 from django_asyncq.models import Gate, TaskRecord
 from django_asyncq.reconciler import Reconciler
 
@@ -89,8 +89,8 @@ class Base(RuleBasedStateMachine):
         self.patches = [
             mock.patch.object(scripts, "run", self._run_script(scripts.run)),
             mock.patch.object(reconciler, "GRACE_SECONDS", 0),
-            *(mock.patch.object(module, "later_fence", self._later) for module in (entering, returning, reconciler)),
-            mock.patch.object(entering, "GATE_RETRY_SECONDS", 7200),
+            *(mock.patch.object(module, "later_fence", self._later) for module in (pushing, returning, reconciler)),
+            mock.patch.object(pushing, "GATE_RETRY_SECONDS", 7200),
             mock.patch.object(returning, "GATE_RETRY_SECONDS", 7200),
         ]
         for patch in self.patches:

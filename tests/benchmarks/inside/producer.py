@@ -5,6 +5,7 @@ The application is a module of this folder with
     enqueue_many(kind, numbers)  optional: the bulk call
     transaction()                optional: a context manager
     fill(kind, numbers)          optional: any fast way, never timed
+    settle()                     optional: wait until the servers have all of it; timed
     open(), close()              optional
 Kinds: noop, stamp, nap, anap, short, long, fail_once, gated. With ASYNC = True they are coroutine functions.
 """
@@ -112,6 +113,8 @@ async def obey(app: Any, answers: Any) -> None:
         act = ORDERS[order.pop("order")]
         used, begun = cpu_seconds(), time.perf_counter()
         found = await act(app, **order)
+        if hasattr(app, "settle"):
+            await done(app.settle())
         answer = {"seconds": time.perf_counter() - begun, "cpu_seconds": cpu_seconds() - used, **(found or {})}
         print(json.dumps(answer), file=answers, flush=True)
     if hasattr(app, "close"):

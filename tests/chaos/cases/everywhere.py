@@ -42,6 +42,7 @@ PRODUCER = (
     "enqueue.committed",
     "dispatch.slots_confirmed",
     "dispatch.queue_pushed",
+    "gather.taken",
     "enqueue.pushed",
     "tell.batch_told",
     "park.row_written",

@@ -13,8 +13,10 @@ def open() -> None:
     import django
 
     django.setup()
-    global tasks, transaction
+    global settle, tasks, transaction
     from django.db.transaction import atomic as transaction
+
+    from django_asyncq.lifecycle import push_now as settle
 
     from . import tasks
 

@@ -1,0 +1,126 @@
+"""Pushes that follow each other closely are made together, behind the caller's back.
+
+A push costs a round trip, whether it is of one task or of ten. So a lone push is made at once, by the caller. What this
+process commits within GATHER_SECONDS of it waits for the rest of that time, is pushed by a thread with one script call
+per queue, and so on until nothing comes. The rows are committed: should the process die meanwhile, the reconciler
+pushes them. Source: RFC 896 (Nagle), with time in place of the acknowledgement.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+from django.db import connections
+
+from .. import conf, failpoints
+from ..models import TaskRecord
+from .pushing import dispatch
+
+logger = logging.getLogger("django_asyncq.lifecycle")
+
+# With so many waiting, who commits more pushes it himself: nobody gets ahead of Redis for long.
+MOST_WAITING = 10_000
+# Longer than a push may take whose Redis does not answer.
+FINISH_SECONDS = 2.0
+
+
+class Gathering:
+    """What this process has committed and not pushed yet. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as the child of a fork does: its parent pushes what waits, and has the thread."""
+        self._changed = threading.Condition()
+        self._waiting: list[TaskRecord] = []
+        self._next_push_at = 0.0  # of the monotonic clock
+        self._is_pushing = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, records: Sequence[TaskRecord]) -> bool:
+        """Have committed tasks pushed with others; False when the caller is to push them himself, now."""
+        seconds = conf.current().gather_seconds
+        if seconds <= 0:
+            return False
+        with self._changed:
+            if self._thread is None:
+                now = time.monotonic()
+                if now >= self._next_push_at:
+                    self._next_push_at = now + seconds
+                    return False
+                if not self._start():
+                    return False
+            elif len(self._waiting) >= MOST_WAITING:
+                return False
+            self._waiting.extend(records)
+            return True
+
+    def push_now(self) -> None:
+        """Push what waits, and wait for the end of the push that is under way."""
+        with self._changed:
+            records, self._waiting = self._waiting, []
+        if records:
+            dispatch(records)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_pushing, FINISH_SECONDS)
+
+    def _start(self) -> bool:
+        """Start the thread; False where there can be none any more, as in an exit handler."""
+        # No daemon: an interpreter that ends waits for its last push.
+        thread = threading.Thread(target=self._push_while_there_is_any, name="asyncq-gathering", daemon=False)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._thread = thread
+        return True
+
+    def _push_while_there_is_any(self) -> None:
+        try:
+            while records := self._take_when_due():
+                self._push(records)
+        finally:
+            with self._changed:
+                # A successor may have been started since this one found nothing.
+                if self._thread is threading.current_thread():
+                    self._thread = None
+
+    def _take_when_due(self) -> list[TaskRecord]:
+        """Return what waits when its time has come; when nothing does, the thread ends."""
+        time.sleep(max(0.0, self._next_push_at - time.monotonic()))
+        with self._changed:
+            records, self._waiting = self._waiting, []
+            self._next_push_at = time.monotonic() + conf.current().gather_seconds
+            self._is_pushing = bool(records)
+            if not records:
+                self._thread = None
+        return records
+
+    def _push(self, records: list[TaskRecord]) -> None:
+        try:
+            failpoints.reach("gather.taken")
+            dispatch(records)
+        except Exception:
+            logger.exception("%d tasks not pushed now, the reconciler will", len(records))
+        finally:
+            # Who parks a task writes its row; the next push may be long after, and the server gone by then.
+            for connection in connections.all(initialized_only=True):
+                connection.close()
+            with self._changed:
+                self._is_pushing = False
+                self._changed.notify_all()
+
+
+_gathering = Gathering()
+add = _gathering.add
+push_now = _gathering.push_now
+# For what exit handlers enqueue, too late for any thread: those registered after this one run before it.
+atexit.register(push_now)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_gathering.forget)
