@@ -50,7 +50,7 @@ class Settings:
     """How long a gate slot waits for the commit of the transaction it was taken in."""
     expected_seconds: float = 60
     """Expected seconds of a task at a gate that does not say."""
-    gather_seconds: float = 0.005
+    gather_seconds: float = 0.01
     """How long what is enqueued right after a push waits to be pushed with more; 0: each `enqueue` pushes at once."""
     max_arguments_bytes: int = 262_144
     """Largest size of a task's arguments as JSON."""

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from django_asyncq.worker.turns import LONGEST_PAUSE_SECONDS, LONGEST_REST_SECONDS, SHORTEST_REST_SECONDS, Turns
+from django_asyncq.conf import Settings
+from django_asyncq.worker.turns import (
+    LONGEST_PAUSE_SECONDS,
+    LONGEST_REST_SECONDS,
+    REST_AFTER_GROUP_SECONDS,
+    SHORTEST_REST_SECONDS,
+    Turns,
+)
 
 from .clock import Clock
 
@@ -60,6 +67,18 @@ def test_lone_tasks_are_taken_at_once_and_those_right_behind_after_a_short_rest(
         assert turns.pause_seconds(0.04) == LOOK_SECONDS, "a rest nobody waits for is no reason to wake"
         clock.now += SHORTEST_REST_SECONDS + TINY
         turns.told()
+
+
+def test_after_a_group_the_next_of_a_producer_that_gathers_comes_within_the_rest(clock: Clock) -> None:
+    """So groups that keep coming are a load, and need nobody to wake the process."""
+    turns = Turns(clock)
+    assert take(turns, 5)
+    clock.now += Settings().gather_seconds
+    turns.told()
+    assert not turns.is_due()
+    assert turns.pause_seconds(0.04) == pytest.approx(REST_AFTER_GROUP_SECONDS - Settings().gather_seconds)
+    clock.now += turns.pause_seconds(0.04)
+    assert not take(turns, 5)
 
 
 def test_under_load_rests_grow_to_their_longest_and_nobody_need_tell(clock: Clock) -> None:

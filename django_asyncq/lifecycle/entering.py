@@ -74,8 +74,9 @@ def enqueue(
 
     | check    | `task_state_changing`: receivers may veto; the gate's takes a provisional slot each |
     | row      | INSERT in state 0, in the caller's transaction                                      |
-    | Redis    | after the commit: pending or scheduled, the slots confirmed (`dispatch`)            |
-    | announce | after that: `task_state_changed`, then `on_committed`                               |
+    | Redis    | after the commit: pending or scheduled, the slots confirmed (`dispatch`), alone or  |
+    |          | a moment later with what else this process commits (`gathering`)                    |
+    | announce | after the commit: `task_state_changed`, then `on_committed`                         |
 
     If we die before the commit, the provisional slots expire; after it, the reconciler pushes the rows.
     Raises: EnqueueRefused and what other receivers veto with; nothing has been written then.

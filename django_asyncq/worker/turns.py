@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 
 SHORTEST_REST_SECONDS = 0.005
+# A little longer than producers gather (GATHER_SECONDS): where groups keep coming, the next comes within it.
+REST_AFTER_GROUP_SECONDS = 0.012
 LONGEST_REST_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 5.0
 
@@ -82,6 +84,8 @@ class Turns:
     def _next_rest(self, got: int) -> float:
         if self._is_busy:
             return max(SHORTEST_REST_SECONDS, min(2 * self._rest_seconds, LONGEST_REST_SECONDS))
+        if got > 1:
+            return REST_AFTER_GROUP_SECONDS
         return SHORTEST_REST_SECONDS if got else 0.0
 
     def fail(self) -> None:
