@@ -17,7 +17,7 @@ from django.core.validators import MinValueValidator
 from django.db import models
 from django.db.models import Q
 from django.db.models.base import ModelState
-from django.db.models.signals import post_init, pre_init
+from django.db.models.signals import ModelSignal, post_init, pre_init
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -126,12 +126,14 @@ class TaskRecord(models.Model):
 
         Made as unpickling makes one, in half the time of `__init__`, for those who make many.
         """
-        if pre_init.has_listeners(cls) or post_init.has_listeners(cls):
+        if _has_listeners(pre_init, cls) or _has_listeners(post_init, cls):
             record = cls(**values)
+            state = record._state
         else:
             record = cls.__new__(cls)
-            record.__dict__ = {"_state": ModelState(), **values}
-        record._state.adding, record._state.db = database is None, database
+            state = ModelState()
+            record.__dict__ = {"_state": state, **values}
+        state.adding, state.db = database is None, database
         return record
 
     @property
@@ -148,6 +150,11 @@ class TaskRecord(models.Model):
     def is_final(self) -> bool:
         """Whether the task has ended for good: succeeded, or failed without another try to come."""
         return self.state == TaskState.SUCCEEDED or (self.state == TaskState.FAILED and self.retry_at is None)
+
+
+def _has_listeners(signal: ModelSignal, model: type[models.Model]) -> bool:
+    # Mostly nobody listens for any model at all, which is known without asking for this one.
+    return bool(signal.receivers) and signal.has_listeners(model)
 
 
 class Gate(models.Model):

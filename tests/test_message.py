@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_asyncq.exceptions import AsyncqError
-from django_asyncq.message import DEEPEST_GROUP, FIELDS, TaskMessage, UndecodableMessage, clean_text
+from django_asyncq.message import DEEPEST_GROUP, FIELDS, Envelope, TaskMessage, UndecodableMessage, clean_text
 
 # Any code point, lone surrogates too: clean_text is what takes those away.
 text = st.text(st.characters(codec="utf-8"))
@@ -40,6 +40,19 @@ def test_what_was_encoded_is_decoded(message: TaskMessage) -> None:
     """Every message survives the way there and back, and has one form only."""
     assert TaskMessage.decode(message.encode()) == message
     assert TaskMessage.decode(message.encode()).encode() == message.encode()
+
+
+nonempty = st.text(st.characters(codec="utf-8"), min_size=1)
+
+
+@given(nonempty, st.binary(min_size=1, max_size=300), nonempty, nonempty, int32, int64)
+@example("a.task", b"{}", "an id", "default", 0, 0)
+def test_an_envelope_encodes_as_the_message_does(
+    type: str, payload: bytes, id: str, queue: str, retry: int, timeout: int
+) -> None:
+    """Byte for byte, whatever is in it."""
+    whole = TaskMessage(type=type, payload=payload, id=id, queue=queue, retry=retry, timeout=timeout)
+    assert Envelope.of(type, queue, retry, timeout).around(payload, id) == whole.encode()
 
 
 @given(st.binary(max_size=200))

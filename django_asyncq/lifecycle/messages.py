@@ -6,7 +6,7 @@ import math
 import time
 
 from ..broker import Entry, GateKeys
-from ..message import TaskMessage
+from ..message import Envelope, TaskMessage
 from ..models import TaskRecord
 from ..payload import json_bytes
 
@@ -14,17 +14,21 @@ from ..payload import json_bytes
 def message_of(record: TaskRecord) -> bytes:
     """Encode the record as asynq would: counts, last error and arguments, for tools and foreign workers to read."""
     most_retries = max(record.max_attempts - 1, 0)
+    payload = json_bytes({"args": record.args, "kwargs": record.kwargs})
+    timeout = math.ceil(record.timeout_seconds or 0)
+    if not record.attempt and not record.errors:
+        return Envelope.of(record.name, record.queue_name, most_retries, timeout).around(payload, str(record.id))
     last_error = record.errors[-1] if record.errors else None
     failed_at = record.last_attempted_at if last_error else None
     return TaskMessage(
         type=record.name,
-        payload=json_bytes({"args": record.args, "kwargs": record.kwargs}),
+        payload=payload,
         id=str(record.id),
         queue=record.queue_name,
         retry=most_retries,
         retried=min(record.attempt, most_retries),
         error_msg=str(last_error["message"])[:1000] if last_error else "",
-        timeout=math.ceil(record.timeout_seconds or 0),
+        timeout=timeout,
         last_failed_at=int(failed_at.timestamp()) if failed_at else 0,
     ).encode()
 
