@@ -229,6 +229,24 @@ def test_a_push_that_fails_in_an_unknown_way_is_logged_and_the_next_goes_on(
     assert pending() == [results[0], results[2]]
 
 
+def test_a_push_that_fails_does_not_keep_a_deleted_task_its_slot(
+    gather: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was to be done after the push is done all the same."""
+
+    def fail(records: Any) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(gathering, "dispatch", fail)
+    gather(LONG)
+    tasks.add.enqueue(0)
+    result = tasks.add.using(gate="unpushed", queue_limit=1).enqueue(1)
+    assert len(gate.slots("unpushed")) == 1
+    TaskRecord.objects.get(id=result.id).delete()
+    assert gate.slots("unpushed") == []
+    assert "1 tasks not pushed now, the reconciler will" in caplog.text
+
+
 def test_redis_away_costs_a_caller_nothing_and_loses_nothing(
     gather: Callable[[float], None], own_redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -66,7 +66,7 @@ class Gathering:
         with self._changed:
             records, self._waiting = self._waiting, []
         if records:
-            dispatch(records)
+            self._push(records)
         with self._changed:
             self._changed.wait_for(lambda: not self._is_pushing, FINISH_SECONDS)
 
@@ -85,11 +85,15 @@ class Gathering:
         try:
             while records := self._take_when_due():
                 self._push(records)
+                # Who parks a task writes its row; the next push may be long after, and the server gone by then.
+                for connection in connections.all(initialized_only=True):
+                    connection.close()
+                self._has_pushed()
         finally:
             with self._changed:
-                # A successor may have been started since this one found nothing.
+                # Ended by what is no Exception. Else it has taken itself out, and may have a successor by now.
                 if self._thread is threading.current_thread():
-                    self._thread = None
+                    self._thread, self._is_pushing = None, False
 
     def _take_when_due(self) -> list[TaskRecord]:
         """Return what waits when its time has come; when nothing does, the thread ends."""
@@ -102,19 +106,18 @@ class Gathering:
                 self._thread = None
         return records
 
+    def _has_pushed(self) -> None:
+        with self._changed:
+            self._is_pushing = False
+            self._changed.notify_all()
+
     def _push(self, records: list[TaskRecord]) -> None:
+        failpoints.reach("gather.taken")
         try:
-            failpoints.reach("gather.taken")
             dispatch(records)
         except Exception:
+            # What nobody foresaw must not end the thread, nor whatever the caller of `push_now` goes on with.
             logger.exception("%d tasks not pushed now, the reconciler will", len(records))
-        finally:
-            # Who parks a task writes its row; the next push may be long after, and the server gone by then.
-            for connection in connections.all(initialized_only=True):
-                connection.close()
-            with self._changed:
-                self._is_pushing = False
-                self._changed.notify_all()
 
 
 _gathering = Gathering()
