@@ -141,7 +141,7 @@ class Envelope(NamedTuple):
         return cls(TaskMessage(type=type).encode(), TaskMessage(queue=queue, retry=retry, timeout=timeout).encode())
 
     def around(self, payload: bytes, id: str) -> bytes:
-        """Return what TaskMessage encodes of all of it, in a third of the time. payload, id: not empty."""
+        """Return what TaskMessage encodes of all of it, without going through its fields. payload, id: not empty."""
         return self.head + _length_field(2, payload) + _length_field(3, id.encode()) + self.tail
 
 

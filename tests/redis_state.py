@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from django_asyncq.broker import Broker
+from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.broker.sweeping import Sweeping
+
+
+def pending(queue: str = "default") -> list[str]:
+    """Ids in pending, the next to run first."""
+    return [id.decode() for id in Broker().client.lrange(QueueKeys(queue).pending, 0, -1)][::-1]
 
 
 def unknown(ids: Iterable[object], queue: str = "default") -> list[str]:

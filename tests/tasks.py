@@ -422,6 +422,13 @@ async def completes_in_a_thread(context: TaskContext) -> str:
     return ""
 
 
+@task
+def enqueues_closely(queue: str, count: int) -> None:
+    """Enqueue tasks one after the other."""
+    for number in range(count):
+        add.using(queue_name=queue).enqueue(number)
+
+
 def wait_for(path: str) -> None:
     """Wait until a file is there."""
     deadline = time.monotonic() + 30

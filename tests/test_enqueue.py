@@ -24,14 +24,9 @@ from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.tasks import task
 
 from . import tasks
-from .redis_state import unknown
+from .redis_state import pending, unknown
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def pending(queue: str = "default") -> list[str]:
-    """Ids in pending, the next to run first."""
-    return [id.decode() for id in Broker().client.lrange(QueueKeys(queue).pending, 0, -1)][::-1]
 
 
 def test_writes_row_and_message() -> None:

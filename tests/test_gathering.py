@@ -27,14 +27,15 @@ from django_asyncq.reconciler import Reconciler
 from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks
-from .workers import environment, wait_until
+from .redis_state import pending
+from .workers import environment, wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ROOT = Path(__file__).parent.parent
 THREAD = "asyncq-gathering"
-# Longer than a test takes to enqueue what it looks at.
-LONG = 1.0
+# Longer than a test takes to enqueue what it looks at, also on a machine that stands still at times.
+LONG = 2.0
 
 
 @pytest.fixture
@@ -55,11 +56,6 @@ def gather(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             assert not thread.is_alive()
 
 
-def pending(queue: str = "default") -> list[str]:
-    """Ids in pending, the next to run first."""
-    return [id.decode() for id in Broker().client.lrange(QueueKeys(queue).pending, 0, -1)][::-1]
-
-
 def has_thread() -> bool:
     """Whether somebody gathers."""
     return any(thread.name == THREAD for thread in threading.enumerate())
@@ -78,7 +74,7 @@ def test_a_lone_push_is_made_by_the_caller(gather: Callable[[float], None]) -> N
 def test_what_follows_closely_is_pushed_with_one_call(gather: Callable[[float], None], redis_client: Any) -> None:
     """Of ten tasks one after the other the first is pushed alone, the others together and in order."""
     tasks.add.enqueue(0)  # the connection is open, the script known
-    gather(0.5)
+    gather(LONG)
     before = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
     results = [tasks.add.enqueue(number) for number in range(10)]
     assert pending()[1:] == [results[0].id]
@@ -132,6 +128,17 @@ def test_an_end_of_the_process_waits_for_its_last_push() -> None:
     assert pending() == [str(row.id) for row in by_age]
 
 
+def test_a_worker_that_is_stopped_pushes_what_its_tasks_enqueued(tmp_path: Path) -> None:
+    """Its process ends by `os._exit`, which waits for no thread."""
+    result = tasks.enqueues_closely.enqueue("elsewhere", 3)
+    with workers(tmp_path, "--queues", "default", ASYNCQ_TEST_GATHER="1") as fleet:
+        wait_until(lambda: TaskRecord.objects.get(id=result.id).state == TaskState.SUCCEEDED, "the end of the task")
+        assert fleet.stop() == 0
+    by_age = TaskRecord.objects.filter(queue_name="elsewhere").order_by("enqueued_at")
+    assert pending("elsewhere") == [str(row.id) for row in by_age]
+    assert len(by_age) == 3
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_fork_begins_anew() -> None:
@@ -175,7 +182,7 @@ def test_what_is_deleted_before_its_push_leaves_nothing(gather: Callable[[float]
 
 def test_a_lost_slot_is_noticed_by_the_push(gather: Callable[[float], None]) -> None:
     """The thread parks the task, and keeps no connection to the database."""
-    gather(0.2)
+    gather(LONG)
     opened: list[Any] = []
 
     def note(*, connection: Any, **kwargs: Any) -> None:
@@ -220,7 +227,7 @@ def test_a_push_that_fails_in_an_unknown_way_is_logged_and_the_next_goes_on(
         raise ZeroDivisionError
 
     monkeypatch.setattr(gathering, "dispatch", fail_once)
-    gather(0.2)
+    gather(LONG)
     results = [tasks.add.enqueue(number).id for number in range(2)]
     with caplog.at_level(logging.ERROR, "django_asyncq.lifecycle"):
         wait_until(lambda: "1 tasks not pushed now, the reconciler will" in caplog.text, "a line in the log")
@@ -251,7 +258,7 @@ def test_redis_away_costs_a_caller_nothing_and_loses_nothing(
     gather: Callable[[float], None], own_redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The thread pays for the time-out; one line is logged; the reconciler pushes."""
-    gather(0.2)
+    gather(LONG)
     results = [tasks.add.enqueue(0).id]
     own_redis.kill()
     with caplog.at_level(logging.WARNING, "django_asyncq.lifecycle"):

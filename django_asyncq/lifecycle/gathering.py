@@ -33,10 +33,10 @@ class Gathering:
     """What this process has committed and not pushed yet. Safe to use from any thread."""
 
     def __init__(self) -> None:
-        self.forget()
+        self.begin_anew()
 
-    def forget(self) -> None:
-        """Begin anew, as the child of a fork does: its parent pushes what waits, and has the thread."""
+    def begin_anew(self) -> None:
+        """Have nothing to push, as the child of a fork: its parent pushes what waits, and has the thread."""
         self._changed = threading.Condition()
         self._waiting: list[TaskRecord] = []
         self._next_push_at = 0.0  # of the monotonic clock
@@ -126,4 +126,4 @@ push_now = _gathering.push_now
 # For what exit handlers enqueue, too late for any thread: those registered after this one run before it.
 atexit.register(push_now)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_gathering.forget)
+    os.register_at_fork(after_in_child=_gathering.begin_anew)
