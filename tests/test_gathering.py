@@ -21,7 +21,7 @@ from django.utils import timezone
 from django_asyncq import gate, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import QueueKeys
-from django_asyncq.lifecycle import gathering
+from django_asyncq.lifecycle import gathering, pushing
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.reconciler import Reconciler
 from django_asyncq.testing import EmbeddedRedis
@@ -255,9 +255,14 @@ def test_a_push_that_fails_does_not_keep_a_deleted_task_its_slot(
 
 
 def test_redis_away_costs_a_caller_nothing_and_loses_nothing(
-    gather: Callable[[float], None], own_redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
+    gather: Callable[[float], None],
+    own_redis: EmbeddedRedis,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The thread pays for the time-out; one line is logged; the reconciler pushes."""
+    # The next push, too, comes while pushes are skipped.
+    monkeypatch.setattr(pushing, "BREAKER_SECONDS", 60.0)
     gather(LONG)
     results = [tasks.add.enqueue(0).id]
     own_redis.kill()
