@@ -27,6 +27,7 @@ from .broker.sweeping import Page, Standing, Sweeping
 from .exceptions import BrokerUnavailable, GateUnavailable
 from .lifecycle.messages import entry_of, later_fence
 from .models import Gate, TaskRecord, TaskState
+from .sweep import Repairs, Sweep
 
 logger = logging.getLogger("django_asyncq.reconciler")
 
@@ -34,39 +35,11 @@ logger = logging.getLogger("django_asyncq.reconciler")
 GRACE_SECONDS = 3
 YOUNG_SECONDS = 300
 ROWS_PER_PAGE = 1000
-# After a sweep it rests, in times of how long that took.
+# So many seconds of rest go with each of a sweep, in its midst and after it: it works beside those who run the tasks.
 LEAST_REST = 3
 # Where asynq has a task that does not run and is not about to.
 SET_ASIDE = {"", "scheduled", "retry", "archived", "completed"}
 PLACES_OF_FAILED = {"retry", "archived", "completed"}
-
-
-class Repairs(NamedTuple):
-    """What one pass mended.
-
-    recovered: leases that ran out. pushed: rows in 0 that Redis did not know. parked: those that wait for a retry.
-    unleased: rows in 1 that nobody ran. leased: active tasks without a lease. strays: ids without a hash. orphans:
-    hashes in no list. ended: waiting entries whose row is final. held: what gone workers seemed to hold.
-    """
-
-    recovered: int = 0
-    pushed: int = 0
-    parked: int = 0
-    unleased: int = 0
-    leased: int = 0
-    strays: int = 0
-    orphans: int = 0
-    ended: int = 0
-    held: int = 0
-    slots_added: int = 0
-    slots_removed: int = 0
-
-    def plus(self, other: Repairs) -> Repairs:
-        """Return the sums."""
-        return Repairs(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {count}" for name, count in self._asdict().items() if count) or "nothing"
 
 
 class Rebuilt(NamedTuple):
@@ -74,31 +47,6 @@ class Rebuilt(NamedTuple):
 
     queues: dict[str, Counter[str]]
     gates: dict[str, gate.Drift]
-
-
-class Sweep:
-    """A sweep under way, which may go on at several ticks. took: the seconds it has had."""
-
-    def __init__(self, pages: Iterator[Repairs], *, is_new: bool) -> None:
-        self.took = 0.0
-        self.is_new = is_new
-        self.is_over = False
-        self.repairs = Repairs()
-        self._pages = pages
-
-    def go_on(self, seconds: float) -> Repairs:
-        """Mend page after page until all is seen or the seconds are over; return what was mended now."""
-        begun_at = time.monotonic()
-        mended = Repairs()
-        for page in self._pages:
-            mended = mended.plus(page)
-            if time.monotonic() >= begun_at + seconds:
-                break
-        else:
-            self.is_over = True
-        self.took += time.monotonic() - begun_at
-        self.repairs = self.repairs.plus(mended)
-        return mended
 
 
 def look_on(rows: int) -> None:
@@ -123,20 +71,24 @@ class Reconciler:
         self._pulse: Pulse | None = None
         self._quick_at = 0.0
         self._sweep_at = 0.0
-        self._sweep: Sweep | None = None
-        # Since when Redis remembered at the last tick.
+        # What the last tick left unfinished.
+        self.under_way: Sweep | None = None
+        # Since when Redis remembered at the last tick, and whether a sweep has seen all of it since.
         self._alive_since: int | None = None
+        self._has_seen_all = False
 
     @property
-    def is_sweeping(self) -> bool:
-        """Whether the last tick left a sweep unfinished."""
-        return self._sweep is not None
+    def hurries(self) -> bool:
+        """Whether a sweep is under way that may be filling Redis: another process's may have been cut off."""
+        return self.under_way is not None and not self._has_seen_all
 
     def tick(self, now: float) -> Repairs:
         """Do what is due, and return what was mended. now: monotonic seconds.
 
-        A sweep is put aside when the quick repairs are due again, and goes on at the next tick: nobody's lapsed lease
-        waits for the end of a long one. Raises: BrokerUnavailable, django.db.Error; what failed is due again.
+        A sweep is put aside when it has had its share of the time until the quick repairs are due again, and goes on
+        with them: nobody's lapsed lease waits for the end of a long one. Until one has come to its end, it has all the
+        time.
+        Raises: BrokerUnavailable, django.db.Error; what failed is due again.
         """
         if now < self._quick_at:
             return Repairs()
@@ -149,30 +101,32 @@ class Reconciler:
             failpoints.reach("reconcile.marked_alive")
         if is_new or self._pulse.alive_since != self._alive_since:
             # What was seen is gone; whoever else has marked Redis since may not have come to the end of its rebuild.
-            self._sweep, self._sweep_at, self._strangers = None, 0.0, {}
+            self.under_way, self._sweep_at, self._strangers, self._has_seen_all = None, 0.0, {}, False
             self._alive_since = self.broker.is_alive() if is_new else self._pulse.alive_since
         repairs = Repairs()
-        if self._sweep is None and now >= self._sweep_at:
-            self._sweep = Sweep(self.pages(is_new=is_new), is_new=is_new)
+        if self.under_way is None and now >= self._sweep_at:
+            self.under_way = Sweep(self.pages(is_new=is_new), begun_at=now, is_new=is_new)
         else:
             repairs = logged(self.quick())
-        if self._sweep is not None:
-            repairs = repairs.plus(self._go_on(self._sweep, now, settings.reconcile_seconds))
+        if self.under_way is not None:
+            repairs = repairs.plus(self._go_on(self.under_way, now, settings.reconcile_seconds))
         self._quick_at = now + settings.reconcile_seconds
         return repairs
 
     def _go_on(self, sweep: Sweep, now: float, seconds: float) -> Repairs:
-        """Go on with a sweep for so long; when it is over, say when the next one is due."""
+        """Go on with a sweep for its share of so long; when it is over, say when the next one is due."""
         # Taken out: one that fails begins anew.
-        self._sweep = None
-        mended = sweep.go_on(seconds)
+        self.under_way = None
+        rested = now - sweep.begun_at - sweep.took
+        mended = sweep.go_on(seconds / (1 + LEAST_REST) if self._has_seen_all else seconds)
         if not sweep.is_new:
             logged(mended)
         if not sweep.is_over:
-            self._sweep = sweep
+            self.under_way = sweep
             return mended
+        self._has_seen_all = True
         # The more rows wait, the longer it takes, and the more it slows those who work them off.
-        self._sweep_at = now + max(conf.current().sweep_seconds, LEAST_REST * sweep.took)
+        self._sweep_at = now + max(conf.current().sweep_seconds, LEAST_REST * sweep.took - rested)
         if sweep.is_new:
             level = logging.WARNING if any(sweep.repairs) else logging.INFO
             logger.log(level, "Redis was new or had lost its memory; built again from the rows: %s", sweep.repairs)

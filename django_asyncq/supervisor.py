@@ -223,8 +223,9 @@ class Supervisor:
         """Renew the leases of all that the processes hold; give back to Redis what it has forgotten."""
         settings = conf.current()
         alive_since = self.broker.pulse(settings.outage_seconds).alive_since
-        children = self.children.copy()
-        workers = [child.worker_id for child in children]
+        # Looked at first: what is begun from now on has a lease, and need not be looked for.
+        running = {child.worker_id: {task.id for task in child.board.running()} for child in self.children}
+        workers = list(running)
         kept = dict.fromkeys(workers, 0)
         for queue in self._queues() if workers else ():
             for worker_id, extended in zip(
@@ -234,10 +235,9 @@ class Supervisor:
             failpoints.reach("beat.lease_renewed")
         # The first mark is no loss: what began before it is there.
         has_lost_memory = self._alive_since is not None and alive_since != self._alive_since
-        for child in children:
-            running = {running.id for running in child.board.running()}
-            if running and (has_lost_memory or kept[child.worker_id] < len(running)):
-                lifecycle.reassert(self.broker, child.worker_id, running)
+        for worker_id, ids in running.items():
+            if ids and (has_lost_memory or kept[worker_id] < len(ids)):
+                lifecycle.reassert(self.broker, worker_id, ids)
         # Kept while there is no mark, so that a loss is answered until the new one is seen.
         self._alive_since = alive_since or self._alive_since
 

@@ -232,7 +232,7 @@ class Upkeep:
     def _repair(self) -> float:
         self.reconciler.tick(time.monotonic())
         self.pruner.tick(time.monotonic())
-        return 0.0 if self.reconciler.is_sweeping else min(REPAIR_SECONDS, conf.current().reconcile_seconds)
+        return 0.0 if self.reconciler.hurries else min(REPAIR_SECONDS, conf.current().reconcile_seconds)
 
     def _start_up(self) -> float | None:
         return None if self.startup.is_over else self.startup.step()

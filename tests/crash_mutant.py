@@ -11,7 +11,8 @@ if __name__ == "__main__":
 
     from django.core.management import call_command
 
-    from django_asyncq.reconciler import Reconciler, Repairs
+    from django_asyncq.reconciler import Reconciler
+    from django_asyncq.sweep import Repairs
 
     def repair_nothing(self: Any, now: float) -> Repairs:
         """Stand in for `tick`."""

@@ -38,7 +38,8 @@ def naive_admit(
 
 
 def end(record: TaskRecord) -> None:
-    """Take the task through 1 to 2, as a worker does."""
+    """Take the task through 1 to 2, as a worker does: it cannot have what was not pushed yet."""
+    lifecycle.push_now()
     run = lifecycle.Run(record, broker.Lease(str(record.id), record.fence + 1))
     lifecycle.begin(run, "producer", timezone.now())
     lifecycle.succeed(run, None, timezone.now())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
 import os
 import shutil
 import signal
@@ -687,6 +688,22 @@ def test_promise_that_cannot_be_read_means_for_ever(
     assert not other.acquire(name, TTL)
     promise.write_text(f"{holder._owner.token} 0")
     assert other.acquire(name, TTL), "the holder says that it is over, and Redis that it is free"
+
+
+def test_promise_is_there_while_it_is_renewed(name: str, tmp_path: Path, redis_client: redis.Redis) -> None:
+    """Who is stopped in the midst of it leaves the older or the newer one: without any, nobody could ever succeed."""
+    holder = StartupTaskCoordinator(None, tmp_path, single_instance=True)
+    assert holder.acquire(name, TTL)
+    assert holder.renew(name)
+    reader = StartupTaskCoordinator(None, tmp_path, single_instance=True)
+    found: set[float] = set()
+    renewing = threading.Thread(target=lambda: [holder.renew(name) for _ in range(300)])
+    renewing.start()
+    while renewing.is_alive():
+        found.add(reader._folder.promised_until(name, reader._owner))
+    renewing.join()
+    assert len(found) > 10
+    assert math.inf not in found
 
 
 # --- file and Redis together

@@ -21,7 +21,6 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from django_asyncq import gate, lifecycle, statements
 from django_asyncq.broker import Broker, scripts
-from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.forwarder import forward_due
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.reconciler import Reconciler
@@ -320,23 +319,6 @@ def test_end_announced_after_the_retry_leaves_the_slot() -> None:
     assert [slot.id for slot in gate.slots("g")] == [str(run.record.id)]
 
 
-def test_run_of_another_worker_is_not_reasserted() -> None:
-    """A frozen worker wakes up after Redis was emptied; its task is another's by now, and stays so."""
-    tasks.add.enqueue(1)
-    run = claimed()
-    lifecycle.begin(run, "frozen", timezone.now())
-    lifecycle.mark_running([run])
-    lifecycle.recover(Broker(), "default", "w", [run.lease], reason="gone")
-    (again,) = lifecycle.claim(Broker(), "default", "other", 1, "default").runs
-    lifecycle.begin(again, "other", timezone.now())
-    lifecycle.mark_running([again])
-    Broker().remove("default", [again.lease.id])
-    lifecycle.reassert(Broker(), "frozen", [again.lease.id])
-    lifecycle.reassert(Broker(), "other", [again.lease.id])
-    assert Broker().held("default", "frozen") == []
-    assert Broker().held("default", "other") == [again.lease]
-
-
 def test_slot_leaked_at_a_gate_without_rows_is_audited() -> None:
     """A worker died between the outcome and the release; the gate's limit is the task's own."""
     tasks.add.using(gate="g", queue_limit=1).enqueue(1)
@@ -357,18 +339,3 @@ def test_sweep_does_not_pass_the_limit_for_a_row_that_was_never_pushed() -> None
     Reconciler(Broker()).sweep()
     late.refresh_from_db()
     assert (len(gate.slots("g")), late.state) == (1, TaskState.FAILED)
-
-
-def test_queue_with_nothing_but_reasserted_tasks_is_named_again() -> None:
-    """Redis was emptied, the supervisor gave its tasks back, then its host died: the lease must be found."""
-    tasks.add.enqueue(1)
-    run = claimed()
-    lifecycle.begin(run, "w", timezone.now())
-    lifecycle.mark_running([run])
-    keys, client = QueueKeys("default"), Broker().client
-    Broker().remove("default", [run.lease.id])
-    client.delete(f"{keys.base.partition(':')[0]}:queues")
-    Broker().mark_alive()
-    assert lifecycle.reassert(Broker(), "w", [run.lease.id]) == 1
-    client.zadd(keys.lease, {run.lease.id: 1})
-    assert Reconciler(Broker()).recover_expired() == 1

@@ -238,7 +238,7 @@ def test_what_is_no_outcome_is_logged_and_ignored(caplog: pytest.LogCaptureFixtu
 
 def ended(run: lifecycle.Run, value: object) -> Outcome:
     """The outcome of a run as a slot reports it."""
-    return Outcome(Job(run, registered("tests.tasks.add")), timezone.now(), value)
+    return Outcome(Job(run, registered("tests.tasks.add"), time.monotonic()), timezone.now(), value)
 
 
 def test_reporter_leaves_outcomes_it_never_looked_at(caplog: pytest.LogCaptureFixture) -> None:

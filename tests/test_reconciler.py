@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,10 +22,12 @@ from django_asyncq.broker.sweeping import Sweeping
 from django_asyncq.exceptions import BrokerUnavailable, GateUnavailable
 from django_asyncq.models import Gate, TaskRecord, TaskState
 from django_asyncq.names import uuid7
-from django_asyncq.reconciler import LEAST_REST, Reconciler, Repairs
+from django_asyncq.reconciler import LEAST_REST, Reconciler
+from django_asyncq.sweep import Repairs
 
 from . import tasks
 from .redis_state import unknown
+from .runs import claimed
 from .workers import history, wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -40,15 +44,6 @@ def old(**fields: Any) -> TaskRecord:
     return TaskRecord.objects.create(
         name="tests.tasks.add", args=[1], enqueued_at=timezone.now() - timedelta(minutes=1), **fields
     )
-
-
-def claimed(worker_id: str = "w") -> lifecycle.Run:
-    """A task that a worker has taken and whose row says so."""
-    tasks.add.enqueue(1)
-    (run,) = lifecycle.claim(Broker(), "default", worker_id, 1, "default").runs
-    lifecycle.begin(run, worker_id, timezone.now())
-    lifecycle.mark_running([run])
-    return run
 
 
 def test_pushes_rows_that_were_never_pushed(reconciler: Reconciler) -> None:
@@ -130,16 +125,6 @@ def test_waiting_retries_return_to_the_retry_set(reconciler: Reconciler) -> None
     assert lifecycle.retry_due(Broker(), "default", [str(record.id)]) == 1
     record.refresh_from_db()
     assert (record.state, record.retry_at) == (TaskState.QUEUED, None)
-
-
-def test_running_task_is_reasserted_by_its_supervisor(redis_client: Any) -> None:
-    """After Redis was emptied the run keeps its row and its fence, and has its lease back."""
-    run = claimed()
-    Broker().remove("default", [run.lease.id])
-    assert lifecycle.reassert(Broker(), "w", [run.lease.id]) == 1
-    assert lifecycle.reassert(Broker(), "w", [run.lease.id]) == 0
-    assert Broker().held("default", "w") == [run.lease]
-    assert Broker().extend("default", ["w"], 5)[0].kept == 1
 
 
 def test_final_row_is_only_acknowledged_by_its_next_taker() -> None:
@@ -298,18 +283,6 @@ def test_what_gone_workers_seem_to_hold_is_forgotten(reconciler: Reconciler) -> 
     assert Broker().held("default", "w") == [run.lease]
 
 
-def test_a_running_task_keeps_its_priority_through_a_loss(redis_client: Any) -> None:
-    """Re-asserted and handed back, it stands where its priority puts it."""
-    tasks.add.using(priority=7).enqueue(1)
-    (run,) = lifecycle.claim(Broker(), "default", "w", 1, "default").runs
-    lifecycle.begin(run, "w", timezone.now())
-    lifecycle.mark_running([run])
-    Broker().remove("default", [run.lease.id])
-    assert lifecycle.reassert(Broker(), "w", [run.lease.id]) == 1
-    lifecycle.hand_back(Broker(), "w", [run])
-    assert Broker().client.zrange(QueueKeys("default").priority, 0, -1) == [run.lease.id.encode()]
-
-
 def test_slots_without_a_task_go_when_they_are_seen_again(reconciler: Reconciler, caplog: Any) -> None:
     """A worker that has written an end gives its slot back a moment later; each gate's drift is logged."""
     stranger = TaskRecord(name="x", gate="g", queue_limit=5)
@@ -356,10 +329,59 @@ def test_long_sweep_is_followed_by_a_longer_rest(reconciler: Reconciler, monkeyp
 
     monkeypatch.setattr(reconciler, "pages", pages)
     with monkeypatch.context() as patched:
-        patched.setattr("django_asyncq.reconciler.time", SimpleNamespace(monotonic=lambda: next(clock)))
+        patched.setattr("django_asyncq.sweep.time", SimpleNamespace(monotonic=lambda: next(clock)))
         for now in (1000.0, 1000.0 + 1.5 * settings.sweep_seconds, 1000.0 + 2 * settings.sweep_seconds):
             reconciler.tick(now)
     assert sweeps == [1000.0, 1000.0 + 2 * settings.sweep_seconds]
+
+
+@pytest.mark.parametrize(
+    ("known", "pages_of_ticks"),
+    [
+        ("seen", [2] * 11),
+        ("marked by another", [8, 8, 4, 2, 2]),
+        ("no", [8, 8, 4, 2, 2]),
+        ("lost since", [8, 8, 4, 2, 2]),
+        ("failed once", [8, 8, 8, 4, 2]),
+    ],
+)
+def test_a_long_sweep_leaves_most_of_the_time_to_others(
+    reconciler: Reconciler,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    known: str,
+    pages_of_ticks: list[int],
+) -> None:
+    """Of 20 pages, a second each, it sees two in 8 seconds; until one has seen all of this Redis, it sees all it can.
+
+    The next one begins when three times as long was rested, in its midst or after it.
+    """
+    settings.ASYNCQ = {**settings.ASYNCQ, "RECONCILE_SECONDS": 8, "SWEEP_SECONDS": 1}
+    if known in ("seen", "lost since"):
+        reconciler.tick(0.0)
+    if known == "lost since":
+        Broker().client.delete(alive_key())
+    if known == "marked by another":
+        Broker().mark_alive()
+    clock = SimpleNamespace(now=0.0)
+    seen: list[float] = []
+
+    def pages(*, is_new: bool = False) -> Iterator[Repairs]:
+        for _ in range(20):
+            clock.now += 1
+            seen.append(tick_at)
+            if known == "failed once" and len(seen) == 8:
+                raise BrokerUnavailable("gone for a moment")
+            yield Repairs()
+
+    monkeypatch.setattr(reconciler, "pages", pages)
+    with monkeypatch.context() as patched:
+        patched.setattr("django_asyncq.sweep.time", SimpleNamespace(monotonic=lambda: clock.now))
+        for tick_at in range(1000, 1089, 8):
+            clock.now = tick_at
+            with suppress(BrokerUnavailable):
+                reconciler.tick(tick_at)
+    assert list(Counter(seen).values()) == pages_of_ticks
 
 
 @pytest.fixture
@@ -371,7 +393,7 @@ def slow(reconciler: Reconciler, settings: Any, monkeypatch: pytest.MonkeyPatch)
         old()
     TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(hours=1))
     reconciler.tick(1000.0)
-    assert reconciler.is_sweeping
+    assert reconciler.under_way
     return reconciler
 
 
@@ -381,7 +403,7 @@ def to_the_end(reconciler: Reconciler, now: float) -> Repairs:
     for _ in range(100):
         now += 1
         repairs = repairs.plus(reconciler.tick(now))
-        if not reconciler.is_sweeping:
+        if not reconciler.under_way:
             return repairs
     raise AssertionError("a sweep of few rows does not end")
 
@@ -391,7 +413,7 @@ def test_lapsed_lease_does_not_wait_for_the_end_of_a_long_sweep(slow: Reconciler
     run = claimed()
     Broker().client.zadd(QueueKeys("default").lease, {run.lease.id: int(time.time()) - 1})
     assert slow.tick(1001.0).recovered == 1
-    assert slow.is_sweeping
+    assert slow.under_way
 
 
 def test_a_sweep_in_parts_mends_what_one_in_one_go_does(slow: Reconciler) -> None:
@@ -433,7 +455,7 @@ def test_a_sweep_that_failed_begins_anew(slow: Reconciler, monkeypatch: pytest.M
         patched.setattr(Sweeping, "standings", away)
         with pytest.raises(BrokerUnavailable):
             to_the_end(slow, 1001.0)
-    assert not slow.is_sweeping
+    assert not slow.under_way
     assert to_the_end(slow, 1100.0).pushed == 3
 
 

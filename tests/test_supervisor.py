@@ -82,6 +82,29 @@ def test_only_a_loss_of_memory_has_the_running_asserted(
     assert seen == [False, False, False, True, True, True, False]
 
 
+def test_what_is_begun_while_leases_are_renewed_is_not_looked_for(
+    own_redis: EmbeddedRedis, own_keys: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on the board, and not among the leases renewed: the next beat would wait for its row for nothing."""
+    asserted: list[set[str]] = []
+    monkeypatch.setattr(lifecycle, "reassert", lambda broker, worker_id, ids: asserted.append(ids))
+    supervisor = Supervisor(WorkerOptions(queues={"default": 1}))
+    running = [SimpleNamespace(id="a")]
+    supervisor.children.append(
+        SimpleNamespace(worker_id="w", board=SimpleNamespace(running=running.copy))  # type: ignore[arg-type]
+    )
+
+    def extend(*arguments: object) -> list[Extended]:
+        running.append(SimpleNamespace(id="b"))
+        return [Extended(1, [])]
+
+    monkeypatch.setattr(Broker, "extend", extend)
+    supervisor._renew()
+    assert asserted == []
+    supervisor._renew()
+    assert asserted == [{"a", "b"}]
+
+
 def test_a_redis_that_is_away_is_told_once_and_asked_again_soon(
     own_redis: EmbeddedRedis, own_keys: None, caplog: pytest.LogCaptureFixture
 ) -> None:

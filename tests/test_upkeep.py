@@ -22,6 +22,7 @@ from django_asyncq import conf, upkeep
 from django_asyncq.coordinator.owner import Owner
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.models import LockTerm, Missed, Schedule, StartupRun, TaskRecord, TaskState, Tick
+from django_asyncq.reconciler import Reconciler
 
 from . import tasks
 from .workers import ROOT, environment, history, run_workers, wait_until, workers
@@ -294,3 +295,13 @@ def test_a_loop_tells_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
         loop.round()
     words = [record.getMessage() for record in caplog.records]
     assert words == ["repairs waits for a store: away", "repairs goes on: both stores are back"]
+
+
+@pytest.mark.parametrize("hurries", [True, False])
+def test_a_first_sweep_goes_on_at_once_and_any_other_rests(hurries: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be filling a Redis that lost its memory: nobody pauses between its parts."""
+    monkeypatch.setattr(Reconciler, "tick", lambda self, now: None)
+    monkeypatch.setattr(Reconciler, "hurries", hurries)
+    pause = upkeep.Upkeep([], single_instance=False)._repair()
+    assert pause == (0.0 if hurries else min(upkeep.REPAIR_SECONDS, conf.current().reconcile_seconds))
+    assert (pause > 0) is not hurries

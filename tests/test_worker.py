@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from django.utils import timezone, translation
 
-from django_asyncq import compat, lifecycle
+from django_asyncq import compat, conf, lifecycle
 from django_asyncq.broker import Broker, Entry, Lease
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.models import TaskRecord, TaskState
@@ -24,11 +24,11 @@ from django_asyncq.results import result_of
 from django_asyncq.tasks import registered
 from django_asyncq.worker.alarm import Alarm
 from django_asyncq.worker.board import Board
-from django_asyncq.worker.job import Job
+from django_asyncq.worker.job import Job, Outcome
 from django_asyncq.worker.options import WorkerOptions
 from django_asyncq.worker.process import WorkerProcess
 from django_asyncq.worker.room import MOST_AHEAD, Room
-from django_asyncq.worker.slots import Slots
+from django_asyncq.worker.slots import Runner, Slots, ThreadSlots
 
 from . import tasks
 from .redis_state import unknown
@@ -451,10 +451,11 @@ def test_frameworks_signals_are_sent_in_the_worker(history_path: Path) -> None:
     ]
 
 
-def job() -> Job:
-    """A job of a task that is nowhere."""
+def job(seconds_ago: float = 0.0) -> Job:
+    """A job of a task that is nowhere, and when it was taken."""
     record = TaskRecord(name="tests.tasks.add", args=[1])
-    return Job(lifecycle.Run(record, Lease(str(record.id), 1)), registered("tests.tasks.add"))
+    taken_at = time.monotonic() - seconds_ago
+    return Job(lifecycle.Run(record, Lease(str(record.id), 1)), registered("tests.tasks.add"), taken_at)
 
 
 class Bell:
@@ -483,6 +484,19 @@ def test_takes_free_slots_and_the_more_ahead_the_shorter_tasks_are() -> None:
     assert room.left() == 0
     slots.take_back(slots.waiting.copy().popitem()[0].taken_at)
     assert room.left() == 4 + MOST_AHEAD
+
+
+def test_what_was_taken_too_long_ago_is_handed_back_and_not_begun() -> None:
+    """The process stood still, and its leases may have run out: others may run these tasks by now."""
+    ended: list[Outcome] = []
+    runner = Runner("w", Board(1), ended.append, lambda: None, lambda job: None)
+    old, fresh = job(seconds_ago=conf.current().lease_seconds / 2 + 1), job()
+    slots = ThreadSlots(runner, 1)
+    slots.put([old, fresh])
+    wait_until(lambda: bool(ended), "the end of the fresh one")
+    assert [outcome.job for outcome in ended] == [fresh]
+    assert (old.run.begun, list(slots.waiting)) == (False, [old])
+    assert slots.take_back(time.monotonic()) == [old]
 
 
 def test_takes_nothing_ahead_while_long_tasks_fill_all_slots() -> None:
@@ -518,7 +532,7 @@ def test_main_thread_is_woken_for_room_only_when_it_waits_for_it() -> None:
 
 def test_job_in_line_goes_to_a_slot_or_back_never_both() -> None:
     """Whoever removes it from the line has it, whichever thread comes first."""
-    slots = Slots(None)  # type: ignore[arg-type]
+    slots = Slots(Runner("w", Board(1), lambda outcome: None, lambda: None, lambda job: None))
     jobs = [job() for _ in range(2000)]
     slots.put(jobs)
     begun: list[Job] = []

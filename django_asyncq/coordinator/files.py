@@ -31,6 +31,8 @@ TRIES = 3
 UNSAFE_IN_FILE_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 # Longer than any owner's value: host names have 64 bytes at most.
 MOST_BYTES = 4096
+# Longer than any token and time: a newer line covers the older one.
+PROMISE_BYTES = 96
 
 # What a child of a fork must close. The guard keeps a fork out while a file is open and not yet listed.
 _open_files: set[LockFile] = set()
@@ -73,10 +75,16 @@ class LockFile:
     def promise(self, owner: Owner, until: float) -> None:
         """Tell others that the lock is not trusted any more from then on. until: seconds since boot, or inf.
 
-        Never sooner than it ends to be trusted. Not in the lock file, whose time must stay.
+        Never sooner than it ends to be trusted. Not in the lock file, whose time must stay. With one write over the
+        older one: who is stopped at any moment leaves one of the two, and nobody ever finds none.
         """
+        line = f"{owner.token} {until}".ljust(PROMISE_BYTES - 1) + "\n"
         with suppress(OSError):  # An older promise stays; then Redis alone says whether the lock is free.
-            _beside(self.path).write_text(f"{owner.token} {until}\n")
+            descriptor = os.open(_beside(self.path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            try:
+                os.pwrite(descriptor, line.encode(), 0)
+            finally:
+                os.close(descriptor)
 
     def unlock(self) -> None:
         """Give it back, once; the next call does nothing.

@@ -4,7 +4,7 @@
 |-------------------|---------------------|-------------|
 | new → 0           | `enqueue`           | `entering`  |
 | 0 → 3, retry_at   | `park`              | `pushing`   |
-| 0 → 1             | `claim`, `begin`, `mark_running` | `running`   |
+| 0 → 1             | `claim`, then `begin`, `mark_running` | `claiming`, `running` |
 | 1 → 2 or 3        | `succeed`, `fail`, then `record_runs`, `acknowledge`, `announce` | `running`   |
 | 1 → 0             | `hand_back`         | `running`   |
 | 1 → 2 with its effects | `complete`     | `running`   |
@@ -28,6 +28,7 @@ from .gathering import push_now
 from .handing_over import hand_over, take_up
 from .leaving import forget, prune
 from .pushing import dispatch, park, push
+from .reasserting import reassert
 from .returning import Retried, abandon, describe_exit, recover, retry, retry_due
 from .running import (
     Run,
@@ -39,7 +40,6 @@ from .running import (
     load,
     mark_running,
     put_off,
-    reassert,
     record_runs,
     recorded,
     refuse,

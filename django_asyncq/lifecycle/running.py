@@ -10,7 +10,7 @@ import copy
 import logging
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -27,7 +27,7 @@ from ..models import TaskRecord, TaskState
 from ..payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_result, storable_text
 from ..statements import FencedWrite, read_rows, write_fenced
 from .announcing import announce
-from .messages import entry_of, message_of
+from .messages import message_of
 from .pushing import by_queue
 
 logger = logging.getLogger("django_asyncq.lifecycle")
@@ -280,27 +280,6 @@ def put_off(broker: Broker, worker_id: str, runs: Sequence[Run], delay_seconds: 
         found = broker.postpone(queue, worker_id, leases, delay_seconds)
         ages |= dict(zip([UUID(lease.id) for lease in leases], found, strict=True))
     return ages
-
-
-def reassert(broker: Broker, worker_id: str, ids: Collection[str]) -> int:
-    """Give running tasks their entry and lease back after Redis lost its memory; return how many had none.
-
-    ids: what the worker runs, by its own knowledge. No state changes.
-    """
-    rows = [
-        row
-        for row in load([Lease(id, 0) for id in ids]).values()
-        # A worker that was frozen may believe to run what is another's by now.
-        if row.state == TaskState.RUNNING and row.worker_ids[-1:] == [worker_id]
-    ]
-    broker.forget_registered()
-    reasserted = 0
-    for queue, group in by_queue(rows):
-        broker.register_queue(queue)
-        entries = [entry_of(row, fence=row.fence) for row in group]
-        words = broker.reassert(queue, worker_id, entries, conf.current().lease_seconds)
-        reasserted += words.count("reasserted")
-    return reasserted
 
 
 def refuse(broker: Broker, run: Run, exception: BaseException) -> None:

@@ -223,9 +223,10 @@ class WorkerProcess:
         got, empty, is_more_left = 0, [], False
         try:
             for queue in self.order.next():
+                asked_at = time.monotonic()
                 claimed = self._claim(queue, room - got)
                 got += len(claimed.runs)
-                self._start(claimed.runs)
+                self._start(claimed.runs, asked_at)
                 if claimed.is_drained:
                     empty.append(queue)
                 is_more_left = not (claimed.is_drained or claimed.paused) or is_more_left
@@ -261,17 +262,18 @@ class WorkerProcess:
         known = {str(job.run.record.id) for job in self.room.jobs}
         if self.reporter.unwritten:
             return False  # what has just ended is still held in Redis; look again later
+        asked_at = time.monotonic()
         leases = [lease for lease in self.broker.held(queue, self.worker_id) if lease.id not in known]
-        self._start(lifecycle.sort_out(self.broker, queue, self.worker_id, leases, self.options.backend))
+        self._start(lifecycle.sort_out(self.broker, queue, self.worker_id, leases, self.options.backend), asked_at)
         return True
 
-    def _start(self, runs: Sequence[lifecycle.Run]) -> None:
+    def _start(self, runs: Sequence[lifecycle.Run], taken_at: float) -> None:
         """Find each task's code and give it to the slots; put off what is not registered here."""
         jobs: list[Job] = []
         unknown: list[tuple[lifecycle.Run, TaskNotRegistered]] = []
         for run in runs:
             try:
-                jobs.append(Job(run, registered(run.record.name)))
+                jobs.append(Job(run, registered(run.record.name), taken_at))
             except TaskNotRegistered as error:
                 unknown.append((run, error))
         self.threads.put([job for job in jobs if not job.is_async])

@@ -46,6 +46,8 @@ class Runner:
         self.on_free = on_free
         self.withhold = withhold
         self.grace_seconds = conf.current().timeout_grace_seconds
+        # Sooner than a lease can run out, whoever renews it or does not.
+        self.begin_within_seconds = conf.current().lease_seconds / 2
 
     def begin(self, job: Job) -> tuple[list[Any], dict[str, Any]]:
         """Count the attempt, show the run on the board, tell who listens; return the function's arguments."""
@@ -124,7 +126,12 @@ class Slots:
         return self.waiting.pop(job, job) is None
 
     def _enters_slot(self, job: Job) -> bool:
-        """Take a job from the line; busy before it leaves it, so that it is always in one of them."""
+        """Take a job from the line; busy before it leaves it, so that it is always in one of them.
+
+        One that was taken too long ago stays in line, to be handed back: the process stood still, another may have it.
+        """
+        if time.monotonic() - job.taken_at > self.runner.begin_within_seconds:
+            return False
         self.busy.add(job)
         if self._leaves_line(job):
             return True
