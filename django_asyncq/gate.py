@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
+from django.db.models import QuerySet
+
 from . import conf, failpoints
 from .broker import GateKeys, clients, scripts
 from .exceptions import BrokerUnavailable, GateUnavailable, QueueFull, UnknownGate
@@ -207,15 +209,18 @@ def build(gate: str) -> None:
     with clients.broker_errors():
         changes = _client().hget(keys(gate)[1], "changes") or b""
     row = Gate.objects.filter(name=gate).first()
-    holders = _holders(gate)
+    holders = list(_live(gate).values_list("id", "state", "fence"))
     expected = row.expected_seconds if row else conf.current().expected_seconds
     limit = [row.limit, row.expected_seconds] if row else ["", ""]
-    arguments = [changes, *limit, hold_seconds(expected), *holders]
-    if scripts.run("gate_build", _client(), keys(gate)[:2], arguments) != b"built":
+    arguments = [changes, *limit, hold_seconds(expected)]
+    for id, state, fence in holders:
+        # A row in 1 tells of the run that has the slot, one in 0 of the run before: the slot is not that one's.
+        arguments += [str(id), fence if state == TaskState.QUEUED else fence - 1]
+    if scripts.run("gate_build", _client(), keys(gate), arguments) != b"built":
         return
     failpoints.reach("build.gate_built")
     # A task that ended between the read and the build has been made a member again.
-    release_ids(gate, sorted(set(holders) - set(_holders(gate))))
+    release_ids(gate, sorted({str(id) for id, _, _ in holders}.difference(_holders(gate))))
 
 
 def forget_built(gate: str) -> None:
@@ -297,9 +302,12 @@ def _known_limit(gate: str) -> tuple[int, float] | None:
     return (int(limit), float(expected)) if limit else None
 
 
+def _live(gate: str) -> QuerySet[TaskRecord]:
+    return TaskRecord.objects.filter(gate=gate, state__in=LIVE_STATES).order_by("id")
+
+
 def _holders(gate: str) -> list[str]:
-    rows = TaskRecord.objects.filter(gate=gate, state__in=LIVE_STATES).order_by("id").values_list("id", flat=True)
-    return [str(id) for id in rows]
+    return [str(id) for id in _live(gate).values_list("id", flat=True)]
 
 
 def _client() -> clients.Client:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from django_asyncq import GateUnavailable, QueueFull, conf, gate, lifecycle
@@ -206,16 +207,16 @@ def test_retry_at_a_gate_that_has_lost_its_limit_goes_on(redis_client: Any, capl
 def test_limit_changed_while_the_gate_is_built_is_the_one_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the read of the old limit and the build: who dies after it leaves no old limit behind."""
     row = Gate.objects.create(name="g", limit=5)
-    read, changed = gate._holders, []
+    read, changed = gate._live, []
 
-    def read_and_change(name: str) -> list[str]:
+    def read_and_change(name: str) -> QuerySet[TaskRecord]:
         if not changed:
             changed.append(name)
             row.limit = 1
             row.save()
         return read(name)
 
-    monkeypatch.setattr(gate, "_holders", read_and_change)
+    monkeypatch.setattr(gate, "_live", read_and_change)
     gate.build("g")
     assert Broker().client.hget(gate.keys("g")[1], "built") is None
     fill("g", 1)

@@ -21,11 +21,14 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from django_asyncq import gate, lifecycle, statements
 from django_asyncq.broker import Broker, scripts
+from django_asyncq.broker.keys import QueueKeys
+from django_asyncq.exceptions import QueueFull
 from django_asyncq.forwarder import forward_due
-from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.models import Gate, TaskRecord, TaskState
 from django_asyncq.reconciler import Reconciler
 
 from . import tasks
+from .machine import stores
 from .machine.machine import Machine
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -86,6 +89,7 @@ SCRIPT_MUTANTS = {
     "requeue without the fence": ("requeue", FENCE, ""),
     "requeue that never raises the fence": ("requeue", "if ARGV[3] == '1' then", "if false then"),
     "postpone without the fence": ("postpone", FENCE, ""),
+    "held that lists what others have": ("held", "if not known[1] or", "if true or"),
     "extend without the fence": (
         "extend",
         "redis.call('HGET', ARGV[1] .. id, 'fence') == held[i + 1] and ",
@@ -113,7 +117,8 @@ SCRIPT_MUTANTS = {
     "gate without the membership test": ("gate_acquire", "redis.call('ZSCORE', gate, ARGV[i]) and", "false and"),
     "gate without a limit": ("gate_acquire", "math.max(limit - alive, 0)", "1000"),
     "gate that admits some when all were asked": ("gate_acquire", "ARGV[4] == 'all' and", "false and"),
-    "gate that is not built": ("gate_build", "for i = 5, #ARGV do", "for i = 5, 4 do"),
+    "gate that is not built": ("gate_build", "for i = 5, #ARGV, 2 do", "for i = 5, 4 do"),
+    "gate that is built with runs that are over": ("gate_build", "if ARGV[i + 1] ~= '0' then", "if false then"),
     "gate that keeps its slots": ("gate_release", "redis.call('ZREM', KEYS[1], unpack(going))", "#going"),
     "gate that lets an earlier run release": ("gate_release", "tonumber(fence) > tonumber(retaken)", "true"),
 }
@@ -319,6 +324,61 @@ def test_end_announced_after_the_retry_leaves_the_slot() -> None:
     assert [slot.id for slot in gate.slots("g")] == [str(run.record.id)]
 
 
+def test_what_another_runs_by_now_is_not_adopted() -> None:
+    """asynq's own recoverer gave it on, and its former worker looks what Redis says that it holds."""
+    tasks.add.enqueue(1)
+    first, keys = claimed(), QueueKeys("default")
+    client = Broker().client
+    client.lrem(keys.active, 0, first.lease.id)
+    client.zrem(keys.lease, first.lease.id)
+    client.hset(keys.task(first.lease.id), "state", "pending")
+    client.lpush(keys.pending, first.lease.id)
+    assert Broker().held("default", "w") == []
+    (second,) = lifecycle.claim(Broker(), "default", "other", 1, "default").runs
+    assert Broker().held("default", "w") == []
+    assert Broker().held("default", "other") == [second.lease]
+
+
+@pytest.mark.parametrize("fault", ["emptied", "opened"])
+def test_end_announced_after_the_gate_was_built_anew_leaves_the_slot(fault: str) -> None:
+    """The gate forgets who had retried what, and asks the rows: no run that they know to be over has a slot."""
+    row = Gate.objects.create(name="g", limit=1, expected_seconds=1)
+    tasks.add.using(gate="g").enqueue(1)
+    run = ended(claimed())
+    lifecycle.acknowledge(Broker(), "w", [run])
+    row.limit = 0 if fault == "opened" else 1
+    row.save()
+    lifecycle.retry([run.record.id], by_person=True)
+    if fault == "emptied":
+        stores.flush()
+    row.limit = 1
+    row.save()
+    with pytest.raises(QueueFull):
+        tasks.add.using(gate="g").enqueue(2)
+    lifecycle.announce([run.record], TaskState.RUNNING, TaskState.FAILED)
+    assert [slot.id for slot in gate.slots("g")] == [str(run.record.id)]
+
+
+def test_end_announced_after_the_gate_was_built_anew_gives_the_own_slot_back() -> None:
+    """The row was running when the gate was built; its run has the slot, and gives it back."""
+    tasks.add.using(gate="g", queue_limit=1).enqueue(1)
+    first = ended(claimed())
+    lifecycle.acknowledge(Broker(), "w", [first])
+    lifecycle.retry([first.record.id], by_person=True)
+    second = claimed()
+    lifecycle.begin(second, "w", timezone.now())
+    lifecycle.mark_running([second])
+    gate.forget_built("g")
+    with pytest.raises(QueueFull):
+        tasks.add.using(gate="g", queue_limit=1).enqueue(2)
+    lifecycle.announce([first.record], TaskState.RUNNING, TaskState.FAILED)
+    assert len(gate.slots("g")) == 1
+    lifecycle.succeed(second, 1, timezone.now())
+    assert lifecycle.record_runs([second]) == []
+    lifecycle.announce([second.record], TaskState.RUNNING, TaskState.SUCCEEDED)
+    assert gate.slots("g") == []
+
+
 def test_slot_leaked_at_a_gate_without_rows_is_audited() -> None:
     """A worker died between the outcome and the release; the gate's limit is the task's own."""
     tasks.add.using(gate="g", queue_limit=1).enqueue(1)
@@ -339,3 +399,15 @@ def test_sweep_does_not_pass_the_limit_for_a_row_that_was_never_pushed() -> None
     Reconciler(Broker()).sweep()
     late.refresh_from_db()
     assert (len(gate.slots("g")), late.state) == (1, TaskState.FAILED)
+
+
+def test_what_must_ask_for_its_slot_goes_in_behind_the_rest() -> None:
+    """Redis was emptied: the script that pushes finds no gate, and the first task of the page asks it afterwards."""
+    tasks.add.using(gate="g", queue_limit=1).enqueue(1)
+    tasks.add.enqueue(2)
+    TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(minutes=1))
+    stores.flush()
+    Reconciler(Broker()).sweep()
+    claimed = lifecycle.claim(Broker(), "default", "w", 2, "default").runs
+    assert [run.record.args for run in claimed] == [[2], [1]]
+    assert len(gate.slots("g")) == 1

@@ -202,10 +202,10 @@ class Broker:
         return Dequeued(_leases(found), word == b"paused")
 
     def held(self, queue: str, worker_id: str) -> list[Lease]:
-        """Return what Redis believes the worker to have taken and not yet answered for."""
-        with broker_errors():
-            found = self.client.hgetall(keys_of(queue).held(worker_id))
-        return [Lease(id_text(id), int(fence)) for id, fence in found.items()]
+        """Return what Redis believes the worker to have taken and not yet answered for, and no other has since."""
+        keys = keys_of(queue)
+        flat = scripts.run("held", self.client, [keys.held(worker_id)], [keys.task_prefix, id_bytes(worker_id)])
+        return [Lease(id_text(id), int(fence)) for id, fence in zip(flat[::2], flat[1::2], strict=True)]
 
     def extend(self, queue: str, worker_ids: Sequence[str], lease_seconds: int) -> list[Extended]:
         """Renew every lease of each of these workers; what one has lost is not held any more."""

@@ -12,7 +12,8 @@ from .values import QUEUES, WAITING, Entry, Outcome, Row
 class Entries:
     """Redis, and the rows that its calls are made from. members: id → is its slot provisional.
 
-    alive: "" after Redis was emptied, "just", "long".
+    retaken: id → fence of the last run that may no more give the slot back. alive: "" after Redis was
+    emptied, "just", "long".
     """
 
     rows: dict[str, Row] = field(default_factory=dict)
@@ -20,6 +21,7 @@ class Entries:
     pending: dict[str, list[str]] = field(default_factory=lambda: {queue: [] for queue in QUEUES})
     held: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
     members: dict[str, bool] = field(default_factory=dict)
+    retaken: dict[str, int] = field(default_factory=dict)
     counters: dict[str, list[int]] = field(default_factory=lambda: {queue: [0, 0] for queue in QUEUES})
     paused: set[str] = field(default_factory=set)
     built: bool = False
@@ -74,6 +76,14 @@ class Entries:
         """The guard of every script that ends a run."""
         entry = self.entries.get(name)
         return entry is not None and entry.place == "active" and entry.fence == fence
+
+    def listed(self, queue: str, worker: str) -> dict[str, int]:
+        """What a worker holds, but for what another run has or is about to have."""
+        mine = self.held.get((queue, worker), {}).items()
+        return {n: f for n, f in mine if n not in self.entries or self._is_of(n, f, worker)}
+
+    def _is_of(self, name: str, fence: int, worker: str) -> bool:
+        return self.holds(name, fence) and self.entries[name].worker == worker
 
     def release(self, queue: str, name: str, worker: str, fence: int) -> Entry | None:
         """Take a run out of active, lease and held; None when it is stale or gone."""
@@ -164,7 +174,7 @@ class Entries:
         self._to_pending(name, entry, head=False)
 
     def flush(self) -> None:
-        self.entries, self.held, self.members, self.paused = {}, {}, {}, set()
+        self.entries, self.held, self.members, self.retaken, self.paused = {}, {}, {}, {}, set()
         self.pending = {queue: [] for queue in QUEUES}
         self.counters = {queue: [0, 0] for queue in QUEUES}
         self.built, self.alive = False, ""

@@ -26,11 +26,10 @@ class Model(Entries):
     def holders(self) -> list[str]:
         return sorted(name for name, row in self.rows.items() if row.gate and row.is_live)
 
-    def admit(self, names: Sequence[str], *, provisional: bool, partial: bool) -> list[str] | None:
+    def admit(self, names: Sequence[str], *, provisional: bool, partial: bool, again: bool = False) -> list[str] | None:
         """Return those refused, or None when all are, for they do not all fit."""
         if not self.built:
-            self.members |= dict.fromkeys(self.holders(), False)
-            self.built = True
+            self.build()
         if self.limit <= 0:
             return []
         fresh = [name for name in names if name not in self.members]
@@ -41,17 +40,30 @@ class Model(Entries):
             if name in self.members:
                 self.members[name] = self.members[name] and provisional
         self.members |= dict.fromkeys(fresh[:free], provisional)
+        if again:
+            self.retaken |= {name: self.rows[name].fence for name in names if name not in fresh[free:]}
         return fresh[free:]
+
+    def build(self) -> None:
+        for name in self.holders():
+            row = self.rows[name]
+            self.members[name] = False
+            if over := row.fence if row.state == QUEUED else row.fence - 1:
+                self.retaken[name] = over
+        self.built = True
 
     def free_slots(self, names: Iterable[str]) -> None:
         for name in names:
             self.members.pop(name, None)
+            self.retaken.pop(name, None)
 
-    def announce(self, name: str) -> None:
-        """The slot goes with the end; not that of a task which has been queued again meanwhile."""
+    def announce(self, name: str, fence: int) -> None:
+        """The slot goes with the run that has it, never with one before: the task has been queued again since."""
+        if fence <= self.retaken.get(name, -1):
+            return
         row = self.rows.get(name)
-        if row is None or not row.is_live:
-            self.free_slots([name])
+        assert row is None or not row.is_live or name not in self.members, f"{name} lives, and its slot goes"
+        self.free_slots([name])
 
     def audit(self) -> dict[str, int]:
         """A slot without a live row goes when it is seen for the second time."""
@@ -95,19 +107,42 @@ class Model(Entries):
     # --- lifecycle: one method per verb
 
     def dispatch(self, names: Sequence[str], *, again: bool = False) -> int:
+        """Queue by queue; what must ask for its slot goes in behind the rest, then what waits for its time."""
+        pushed = 0
+        for queue in dict.fromkeys(self.rows[name].queue for name in names):
+            mine = [name for name in names if self.rows[name].queue == queue]
+            delayed = [name for name in mine if self.rows[name].run_after == "future"]
+            asking = [name for name in mine if name not in delayed and not self.needs_no_slot(name)]
+            at_once = [name for name in mine if name not in delayed and name not in asking]
+            if self.limit > 0:
+                self.members |= dict.fromkeys((name for name in at_once if name in self.members), False)
+            pushed += self._push(at_once, again=again)
+            pushed += self._push(self._confirmed(asking), again=again)
+            pushed += self._push(self._confirmed(delayed), again=again)
+        return pushed
+
+    def needs_no_slot(self, name: str) -> bool:
+        """Whether the script that pushes may do so by itself."""
+        return not self.rows[name].gate or (self.built and (self.limit <= 0 or name in self.members))
+
+    def _confirmed(self, names: Sequence[str]) -> list[str]:
+        """Those whose slots last; who has lost one that others have by now is put off."""
         gated = [name for name in names if self.rows[name].gate]
         lost = (self.admit(gated, provisional=False, partial=True) or []) if gated else []
         for name in lost:
             row = self.rows[name]
             row.state, row.retry_at = FAILED, "future"
             self.park_entry(name)
-        for name in (name for name in names if name not in lost):
+        return [name for name in names if name not in lost]
+
+    def _push(self, names: Sequence[str], *, again: bool) -> int:
+        for name in names:
             fence = self.later_fence(name) if again else 0
             if self.rows[name].run_after == "future":
                 self.schedule(name, fence=fence)
             else:
                 self.enqueue(name, fence=fence, again=again)
-        return len(names) - len(lost)
+        return len(names)
 
     def sort_out(self, queue: str, worker: str, leases: Sequence[tuple[str, int]]) -> list[Held]:
         """Return what is to be run; see to the rest."""
@@ -151,7 +186,7 @@ class Model(Entries):
         if not cut:
             for run in found:
                 self.acknowledge(run, lost=False)
-                self.announce(run.name)
+                self.announce(run.name, run.row.fence)
         return {run.name for run in found}
 
     def _take_over(self, queue: str, worker: str, name: str, fence: int) -> Held | None:
@@ -176,7 +211,8 @@ class Model(Entries):
         """3 → 0 in the rows; return those whose gate is full. `dispatch` what was retried afterwards."""
         names = [name for name in names if name in self.rows and self.rows[name].state == FAILED]
         gated = [name for name in names if self.rows[name].gate]
-        full = (self.admit(gated, provisional=True, partial=True) or []) if gated else []
+        full = (self.admit(gated, provisional=True, partial=True, again=True) or []) if gated else []
+        self.free_slots(full)
         for name in names:
             if name not in full:
                 row = self.rows[name]
@@ -304,7 +340,7 @@ class Model(Entries):
         pruned = 0
         for (_, worker), mine in self.held.items():
             for name, fence in list(mine.items()):
-                if not self.holds(name, fence) or self.entries[name].worker != worker:
+                if not self._is_of(name, fence, worker):
                     del mine[name]
                     pruned += 1
         return pruned

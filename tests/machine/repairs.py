@@ -74,6 +74,7 @@ class Repairs(Base):
         for queue in QUEUES:
             leases = self.broker.held(queue, worker)
             found = [(stores.name_of(lease.id), lease.fence) for lease in leases]
+            assert dict(found) == self.model.listed(queue, worker)
             wanted = self.model.recover(queue, worker, found, crashed=killed, started=started)
             got = lifecycle.recover(self.broker, queue, worker, leases, reason="it ended", crashed=killed, started=ids)
             self.answer(got, wanted)

@@ -41,8 +41,8 @@ class Workers(Repairs):
         """Run what Redis says the worker holds and it does not know."""
         known = {hand.held.name for hand in self.hands if hand.held.worker == worker}
         leases = [lease for lease in self.broker.held(queue, worker) if stores.name_of(lease.id) not in known]
-        held = self.model.held.get((queue, worker), {})
         found = [(stores.name_of(lease.id), lease.fence) for lease in leases]
+        held = self.model.listed(queue, worker)
         assert dict(found) == {name: fence for name, fence in held.items() if name not in known}
         self.take(queue, worker, found, lifecycle.sort_out(self.broker, queue, worker, leases, "default"))
 
@@ -141,7 +141,7 @@ class Workers(Repairs):
             state = hand.run.record.state
             self.last = lambda: lifecycle.announce([hand.run.record], RUNNING, state)
             self.last()
-            self.model.announce(hand.held.name)
+            self.model.announce(hand.held.name, hand.held.fence)
 
     @precondition(lambda self: self.late_hands)
     @rule(hand=one_of("late_hands"))
