@@ -34,7 +34,8 @@ from .machine.machine import Machine
 pytestmark = pytest.mark.django_db(transaction=True)
 
 EXAMPLES = int(os.environ.get("ASYNCQ_TEST_EXAMPLES", "0"))
-# Without a mutant these same sequences are run too: what they find is the mutant.
+# Without a mutant these same sequences are run too: what they find is the mutant. They are derandomized, and yet others
+# after a change of the package: Hypothesis draws on the literals of its modules.
 MUTANT_EXAMPLES = EXAMPLES or 60
 
 
