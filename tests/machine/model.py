@@ -62,7 +62,9 @@ class Model(Entries):
         if fence <= self.retaken.get(name, -1):
             return
         row = self.rows.get(name)
-        assert row is None or not row.is_live or name not in self.members, f"{name} lives, and its slot goes"
+        # An open gate counts nobody; when it gets a limit again, it is built anew.
+        is_counted = self.limit > 0 and name in self.members
+        assert row is None or not row.is_live or not is_counted, f"{name} lives, and its slot goes"
         self.free_slots([name])
 
     def audit(self) -> dict[str, int]:
