@@ -8,9 +8,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
@@ -25,6 +24,7 @@ from .board import Board
 from .completion import Completion
 from .connections import after_task, before_task
 from .job import Job, Outcome
+from .line import Line
 
 logger = logging.getLogger("django_asyncq.worker")
 
@@ -104,13 +104,12 @@ class Slots:
         self.runner = runner
         self.waiting: dict[Job, None] = {}
         self.busy: set[Job] = set()
-        self._line: SimpleQueue[Job] = SimpleQueue()
+        self._line: Line[Job] = Line()
 
-    def put(self, jobs: Iterable[Job]) -> None:
+    def put(self, jobs: Sequence[Job]) -> None:
         """Add jobs to the line."""
-        for job in jobs:
-            self.waiting[job] = None
-            self._line.put(job)
+        self.waiting.update(dict.fromkeys(jobs))
+        self._line.extend(jobs)
 
     def take_back(self, taken_before: float) -> list[Job]:
         """Remove the jobs that have not begun and were taken before a monotonic time; the line is in order of that."""
@@ -144,11 +143,7 @@ class Slots:
 
 
 class ThreadSlots(Slots):
-    """N threads that take jobs from the line.
-
-    A SimpleQueue wakes one thread, which wakes the next when it has the interpreter: while tasks are short the line is
-    empty before many have woken, and they do not fight for the interpreter.
-    """
+    """N threads that take jobs from the line."""
 
     def __init__(self, runner: Runner, count: int) -> None:
         super().__init__(runner)
@@ -170,10 +165,8 @@ class ThreadSlots(Slots):
 
     def _next(self) -> tuple[Job, bool]:
         """Return the next job, and whether the thread had to wait for it."""
-        try:
-            return self._line.get_nowait(), False
-        except Empty:
-            return self._line.get(), True
+        job = self._line.take_now()
+        return (self._line.take(), True) if job is None else (job, False)
 
     def _run(self, job: Job, has_rested: bool) -> None:
         value, failure = None, None
@@ -202,7 +195,7 @@ class LoopSlots(Slots):
         self._thread = threading.Thread(target=self._loop.run_forever, name="loop", daemon=True)
         self._thread.start()
 
-    def put(self, jobs: Iterable[Job]) -> None:
+    def put(self, jobs: Sequence[Job]) -> None:
         """Add jobs to the line."""
         super().put(jobs)
         if self.waiting:
@@ -211,9 +204,8 @@ class LoopSlots(Slots):
     def _start_waiting(self) -> None:
         """Start jobs while there is room. Runs in the loop."""
         while self._free_slots:
-            try:
-                job = self._line.get_nowait()
-            except Empty:
+            job = self._line.take_now()
+            if job is None:
                 return
             if self._enters_slot(job):
                 job.slot = self._free_slots.popleft()
