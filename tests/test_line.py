@@ -89,18 +89,43 @@ def test_who_is_busy_with_one_keeps_nobody_from_the_next(crew: Callable[..., Non
     wait_until(lambda: len(begun) == THREADS, "the meeting of all of them")
 
 
+class CountedBell:
+    """The lock that wakes those who rest, and how many it has woken."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.lock = lock
+        self.resting = self.woken = 0
+        self.locked, self.release = lock.locked, lock.release
+
+    def acquire(self) -> None:
+        """Rest."""
+        self.resting += 1
+        self.lock.acquire()
+        self.resting -= 1
+        self.woken += 1
+
+
 def test_short_ones_are_left_to_the_first_that_wakes(crew: Callable[..., None]) -> None:
     """Each thread that wakes wants the interpreter: with one for each job they fight for it."""
     line: Line[int] = Line()
+    bell = line._bell = CountedBell(line._bell)  # type: ignore[assignment]
     takers: list[str] = []
-    crew(line, lambda number: takers.append(threading.current_thread().name))
+
+    def compute(number: int) -> None:
+        takers.append(threading.current_thread().name)
+        sum(range(2_000))
+
+    crew(line, compute)
+    wait_until(lambda: bell.resting == THREADS, "the rest of all")
     interval = sys.getswitchinterval()
     sys.setswitchinterval(60)
     try:
         for _ in range(5):
             takers.clear()
-            line.extend(range(THREADS))
-            wait_until(lambda: len(takers) == THREADS, "the last of them")
+            line.extend(range(500))
+            wait_until(lambda: len(takers) == 500 and bell.resting == THREADS, "the rest of all")
             assert len(set(takers)) == 1
     finally:
         sys.setswitchinterval(interval)
+    # Each time who took them, and the one that it woke.
+    assert bell.woken <= 2 * 5

@@ -20,9 +20,11 @@ class Line(Generic[T]):
 
     def __init__(self) -> None:
         self._jobs: deque[T] = deque()
-        # Free while one who rests is to look: whoever gets it has looked, and whoever leaves jobs behind frees it.
+        # Free while one who rests is to look.
         self._bell = threading.Lock()
         self._bell.acquire()
+        # Whether one has been called who has not begun to look: until he has the interpreter, nobody else is woken.
+        self._has_called = False
 
     def extend(self, jobs: Iterable[T]) -> None:
         """Add jobs behind the others."""
@@ -42,9 +44,12 @@ class Line(Generic[T]):
         """Return the first job; rests until there is one."""
         while (job := self.take_now()) is None:
             self._bell.acquire()
+            # Before the look: what is added from here on calls again.
+            self._has_called = False
         return job
 
     def _wake_one(self) -> None:
-        if self._jobs and self._bell.locked():
-            with suppress(RuntimeError):  # another has freed it meanwhile: somebody looks
+        if self._jobs and not self._has_called:
+            self._has_called = True
+            with suppress(RuntimeError):  # it is free: somebody is on his way to look
                 self._bell.release()
