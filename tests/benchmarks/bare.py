@@ -1,7 +1,8 @@
 """The work of the waiting measures without any queue: what remains of them when all that is ours is taken away.
 
 Two processes of sixteen threads, or coroutines, that do nothing but sleep; and a row that is inserted, an id that is
-pushed, a process that blocks for it and reads the row. Each side uses psycopg and redis-py alone.
+pushed, a process that blocks for it and reads the row. Each side uses psycopg and redis-py alone, or, to tell what
+Django's connections add, those and a script call between, as whoever leases a task has to make.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import multiprocessing
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from typing import Any, NamedTuple
@@ -26,7 +28,8 @@ NAPS, NAP_SECONDS = 2_000, 0.01
 # Coroutines that begin together keep step, and wake together; those of a queue do not.
 APART_SECONDS = 0.0003
 PICKUPS, PICKUPS_PER_SECOND = 500, 50.0
-PENDING = "bare:pending"
+PENDING, LEASES = "bare:pending", "bare:leases"
+LEASE = "return redis.call('ZADD', KEYS[1], redis.call('TIME')[1] + 30, ARGV[1])"
 
 
 class PickUp(NamedTuple):
@@ -103,32 +106,33 @@ def _nap_in_loop(barrier: Barrier, answer: Connection) -> None:
     answer.send((begin, time.monotonic()))
 
 
-def pick_up(dsn: str, redis_url: str, insert: Callable[[UUID], tuple[str, Any]], select: str) -> PickUp:
+def pick_up(
+    dsn: str, redis_url: str, insert: Callable[[UUID], tuple[str, Any]], select: str, *, through_django: bool = False
+) -> PickUp:
     """Insert a row, push its id, wait for who takes it and reads the row, fifty times a second.
 
-    insert: makes the statement and its parameters for an id. select: reads the row of one.
+    insert: makes the statement and its parameters for an id. select: reads the row of one. through_django: by the
+    connections of Django on both sides, after its setup, and with a script call before the row is read.
     """
-    import psycopg
     import redis
 
     from django_asyncq.names import uuid7
 
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    taker = context.Process(target=_take, args=(dsn, redis_url, select, theirs), daemon=True)
+    taker = context.Process(target=_take, args=(dsn, redis_url, select, through_django, theirs), daemon=True)
     taker.start()
     _received(ours)
     client = redis.Redis.from_url(redis_url, protocol=2)
     waits, calls = [], []
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        cursor = connection.cursor()
+    with _executing(dsn, through_django=through_django) as execute:
         due = time.monotonic()
         for number in range(PICKUPS + 1):
             due += 1 / PICKUPS_PER_SECOND
             time.sleep(max(0.0, due - time.monotonic()))
             id = uuid7()
             begun = time.monotonic()
-            cursor.execute(*insert(id))
+            execute(*insert(id))
             client.lpush(PENDING, str(id))
             called = time.monotonic()
             waits.append(_received(ours) - begun)
@@ -141,23 +145,46 @@ def pick_up(dsn: str, redis_url: str, insert: Callable[[UUID], tuple[str, Any]],
     return PickUp(percentile(waits, 0.5) * 1e3, percentile(waits, 0.99) * 1e3, percentile(calls, 0.5) * 1e3)
 
 
-def _take(dsn: str, redis_url: str, select: str, answer: Connection) -> None:
+def _take(dsn: str, redis_url: str, select: str, through_django: bool, answer: Connection) -> None:
     """Block, read the row, say when: CLOCK_MONOTONIC is one for all processes of a Linux host."""
-    import psycopg
     import redis
 
     client = redis.Redis.from_url(redis_url, protocol=2)
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        cursor = connection.cursor()
+    lease = client.script_load(LEASE)
+    with _executing(dsn, through_django=through_django) as execute:
         client.ping()
         answer.send(0.0)
         while True:
             found = client.brpop(PENDING, timeout=int(END_SECONDS))
             if found is None:
                 return
-            cursor.execute(select, [found[1].decode()])
-            cursor.fetchall()
+            if through_django:
+                client.evalsha(lease, 1, LEASES, found[1])
+            execute(select, [found[1].decode()]).fetchall()
             answer.send(time.monotonic())
+
+
+@contextmanager
+def _executing(dsn: str, *, through_django: bool) -> Iterator[Callable[[str, Any], Any]]:
+    """Yield what executes a statement and returns the cursor; each makes one, as Django's users do, or keeps one."""
+    if through_django:
+        import django
+
+        django.setup()
+        from django.db import connection
+
+        def execute(sql: str, parameters: Any) -> Any:
+            cursor = connection.cursor()
+            cursor.execute(sql, parameters)
+            return cursor
+
+        yield execute
+        connection.close()
+        return
+    import psycopg
+
+    with psycopg.connect(dsn, autocommit=True) as own:
+        yield own.cursor().execute
 
 
 def _received(pipe: Connection) -> Any:

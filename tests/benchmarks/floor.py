@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import django
 
@@ -95,10 +96,18 @@ def wait(dsn: str, redis_url: str, rounds: int) -> Iterator[tuple[str, str]]:
     columns = ", ".join(connection.ops.quote_name(field.column) for field in TaskRecord._meta.concrete_fields)
     select = f"SELECT {columns} FROM {TaskRecord._meta.db_table} WHERE id = %s"  # names of the model's own
     connection.close()
-    found = [bare.pick_up(dsn, redis_url, lambda id: (sql, [id, *values]), select) for _ in range(rounds)]
-    p50, p99, call = (min(values) for values in zip(*found, strict=True))
-    yield "a row inserted, its id pushed, taken and the row read, at 50/s: p50, p99, ms", f"{p50:.1f}, {p99:.1f}"
-    yield "of which the INSERT and the push: p50, ms", f"{call:.1f}"
+
+    def made(id: UUID) -> tuple[str, list[Any]]:
+        return sql, [id, *values]
+
+    for through_django, what in (
+        (False, "a row inserted, its id pushed, taken and the row read"),
+        (True, "the same through Django's connections, a script call before the row is read"),
+    ):
+        found = [bare.pick_up(dsn, redis_url, made, select, through_django=through_django) for _ in range(rounds)]
+        p50, p99, call = (min(each) for each in zip(*found, strict=True))
+        yield f"{what}, at 50/s: p50, p99, ms", f"{p50:.1f}, {p99:.1f}"
+        yield "of which the INSERT and the push: p50, ms", f"{call:.1f}"
     naps = min(bare.naps() for _ in range(rounds))
     yield "2,000 × 10 ms in 2 × 16 threads that only sleep: times the ideal", f"{naps:.2f}"
     naps = min(bare.async_naps() for _ in range(rounds))
@@ -134,9 +143,12 @@ def kinds() -> dict[str, tuple[Callable[[], Any], int]]:
     def insert() -> None:
         cursor.execute(sql, [uuid7(), *values])
 
-    def least() -> None:
+    def insert_through_django() -> None:
         with connection.cursor() as managed:
             managed.execute(sql, [uuid7(), *values])
+
+    def least() -> None:
+        insert_through_django()
         scripts.run("lock_release", client, ["floor"], ["nobody"])
 
     def in_a_transaction(call: Callable[[], Any]) -> Callable[[], None]:
@@ -152,6 +164,10 @@ def kinds() -> dict[str, tuple[Callable[[], Any], int]]:
         "`SELECT 1` through psycopg": (lambda: cursor.execute("SELECT 1"), 1),
         "the row's INSERT and COMMIT through psycopg alone": (insert, 1),
         "the same INSERT, 100 in a transaction": (in_a_transaction(insert), PER_TRANSACTION),
+        "the same through Django's cursor, 100 in a transaction": (
+            in_a_transaction(insert_through_django),
+            PER_TRANSACTION,
+        ),
         "`PING` through redis-py": (client.ping, 1),
         "the INSERT through Django's cursor, and one script call that finds nothing to do": (least, 1),
         "`task.enqueue()`": (lambda: tasks.add.enqueue(1), 1),
