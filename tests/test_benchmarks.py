@@ -12,9 +12,9 @@ import pytest
 if not sys.platform.startswith("linux"):
     pytest.skip("the benchmark reads /proc", allow_module_level=True)
 
-from tests.benchmarks import compare, environments, measures, processes, table
+from tests.benchmarks import beside, compare, environments, measures, processes, table
 from tests.benchmarks.costs import Reading, between, foreign_share
-from tests.benchmarks.figures import longest_idle_wait_ms, percentile, ratios, spread
+from tests.benchmarks.figures import longest_idle_wait_ms, percentile, ratio_between, ratios, spread
 from tests.benchmarks.inside import layout
 from tests.benchmarks.peers import ALL, MEASURES, OURS, Peer
 from tests.benchmarks.probing import Probe, Times
@@ -44,6 +44,15 @@ def test_spread_has_the_median_of_even_counts_too() -> None:
 def test_ratios_are_taken_within_a_round() -> None:
     """A round that one of both does not have is left out; so is a zero."""
     assert ratios({0: 10.0, 1: 30.0, 2: 5.0, 3: 1.0}, {0: 5.0, 1: 10.0, 3: 0.0}) == [2.0, 3.0]
+
+
+def test_a_ratio_between_turns_has_its_interval() -> None:
+    """What is half of the other in each turn is so in each draw; what is so only in the middle has a wide interval."""
+    theirs = [float(turn % 7 + 1) for turn in range(100)]
+    assert ratio_between([value / 2 for value in theirs], theirs) == (0.5, 0.5, 0.5)
+    middle, low, high = ratio_between(theirs[::-1], theirs)
+    assert middle == 1
+    assert low < 1 < high
 
 
 def test_only_waits_beside_a_free_slot_count() -> None:
@@ -115,6 +124,18 @@ def test_table_has_spread_and_ratio_and_says_what_is_missing() -> None:
 def test_every_measure_is_known_everywhere() -> None:
     """To the command line, to the table, and by its own name."""
     assert set(MEASURES) == set(measures.ALL) == set(table.SHOWN)
+    assert set(beside.MEASURES) == set(beside.TAKEN) <= set(MEASURES)
+
+
+def test_turns_are_compared_with_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each queue has its line, the others the first's ratio to theirs; what cannot be taken is refused at once."""
+    lines = beside.table("pick-up, ms", {"a": [2.0, 2.0, 4.0], "b": [1.0, 1.0, 2.0]}).splitlines()
+    assert lines[2] == "| a | 2.000 | 2.000 | 2.667 | 4.000 | 4.000 |  |"
+    assert lines[3] == "| b | 1.000 | 1.000 | 1.333 | 2.000 | 2.000 | 2.00 (2.00–2.00) |"
+    for wrong in (["--turns", "99999"], ["--trees", str(tmp_path)]):
+        with pytest.raises(SystemExit):
+            beside.main(wrong)
+        assert wrong[0] in capsys.readouterr().err
 
 
 @PEERS

@@ -1,12 +1,17 @@
-"""`python -m tests.benchmarks compare`; the other measurements are modules of their own."""
+"""`python -m tests.benchmarks compare` and `… beside`; the other measurements are modules of their own."""
 
 from __future__ import annotations
 
 import sys
 
-from . import compare
+from . import beside, compare
+
+COMMANDS = {"compare": compare, "beside": beside}
 
 if __name__ == "__main__":
-    if sys.argv[1:2] != ["compare"]:
-        sys.exit(f"usage: python -m tests.benchmarks compare [options]\n\n{compare.__doc__}")
-    compare.main(sys.argv[2:])
+    if sys.argv[1:2] == [] or sys.argv[1] not in COMMANDS:
+        about = "\n\n".join(
+            f"python -m tests.benchmarks {name}\n{command.__doc__}" for name, command in COMMANDS.items()
+        )
+        sys.exit(f"usage: python -m tests.benchmarks {{{','.join(COMMANDS)}}} [options]\n\n{about}")
+    COMMANDS[sys.argv[1]].main(sys.argv[2:])

@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
     options = parser().parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupt)
+        signal.signal(number, interrupt)
     names = options.only or list(dict.fromkeys([OURS, *(options.peers or ALL)]))
     sizes = QUICK if options.quick else measures.Sizes()
     if options.drain_sizes:
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> None:
     homes, refused = prepare(names, options.environments)
     peers = [ALL[name] for name in names if name not in refused]
     rows: list[Row] = []
-    was_interrupted = False
+    wasinterrupted = False
     with ExitStack() as stack:
         folder = options.logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncq-bench-")))
         folder.mkdir(parents=True, exist_ok=True)
@@ -109,13 +109,13 @@ def main(arguments: Sequence[str]) -> None:
                         if options.json:
                             write(options.json, rows, versions, refused)
         except KeyboardInterrupt:
-            was_interrupted = True
+            wasinterrupted = True
             say("interrupted; this is what there is")
     text = report(rows, names, options.measure, versions, refused)
     print(text)
     if options.markdown:
         options.markdown.write_text(text)
-    if was_interrupted:
+    if wasinterrupted:
         sys.exit(130)
     if refused or any(row.error for row in rows):
         sys.exit(1)
@@ -206,5 +206,6 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """End as after Ctrl-C, whatever the signal."""
     raise KeyboardInterrupt

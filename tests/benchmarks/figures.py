@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -41,6 +42,20 @@ def spread(values: Iterable[float]) -> Spread:
 def ratios(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
     """Divide our value by theirs in each round that has both; what a machine does to one round it does to both."""
     return [ours[number] / theirs[number] for number in sorted(ours) if theirs.get(number)]
+
+
+def ratio_between(ours: Sequence[float], theirs: Sequence[float], resamples: int = 1000) -> tuple[float, float, float]:
+    """Divide our median by theirs; return it, and between what it lies in 95 of 100 draws of turns (bootstrap).
+
+    ours, theirs: a value for each turn; a turn is drawn for both.
+    """
+    draw = random.Random(0)
+    turns = range(len(ours))
+    drawn = []
+    for _ in range(resamples):
+        chosen = draw.choices(turns, k=len(turns))
+        drawn.append(median([ours[turn] for turn in chosen]) / median([theirs[turn] for turn in chosen]))
+    return median(ours) / median(theirs), percentile(drawn, 0.025), percentile(drawn, 0.975)
 
 
 def longest_idle_wait_ms(waiting: Sequence[Times], running: Sequence[Times], slots: int) -> float:

@@ -8,7 +8,7 @@ import re
 import selectors
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,14 +88,32 @@ class Fleet:
             raise MeasureFailed(f"workers ended: {[process.returncode for process in self.started]}, see {self.log}")
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a peer keeps its tasks."""
+
+    database: str = DATABASE
+    redis_database: int = 0
+
+
 class Rig:
     """What every measure works with."""
 
-    def __init__(self, redis: RedisServer, postgres: PostgresServer, folder: Path, homes: dict[str, Path]) -> None:
+    def __init__(
+        self,
+        redis: RedisServer,
+        postgres: PostgresServer,
+        folder: Path,
+        homes: dict[str, Path],
+        trees: Mapping[str, Path] | None = None,
+    ) -> None:
+        """homes: environments by the name of their requirements. trees: of ours, by peer, where it is not this one."""
         self.redis, self.postgres, self.folder = redis, postgres, folder
         self.probe = Probe(folder / "probe")
         self.meter = Meter(redis, postgres, self.probe)
         self._homes = homes
+        self._trees = trees or {}
+        self._seats: dict[str, Seat] = {}
         self._templates: set[str] = set()
         self._own_transactions = 0
 
@@ -114,15 +132,30 @@ class Rig:
 
     def reset(self, peer: Peer) -> None:
         """Empty everything; the peer's tables are there and empty."""
+        self._seats = {}
+        self.postgres.reset(self._template(peer))
+        self.redis.reset()
+        self.probe.clear()
+
+    def reset_all(self, peers: Sequence[Peer]) -> None:
+        """Empty everything, and give each peer stores of its own, so that all can be up at once."""
+        self._seats = {peer.name: Seat(f"{DATABASE}_{number}", number) for number, peer in enumerate(peers, 1)}
+        for peer in peers:
+            self.postgres.create(self._seats[peer.name].database, self._template(peer))
+        self.redis.reset()
+        self.probe.clear()
+
+    def _template(self, peer: Peer) -> str:
+        """Return the database that has the peer's tables, made when first asked for."""
+        if not peer.uses_postgres:
+            return "template1"
         template = "template_" + re.sub(r"\W", "_", peer.name)
-        if peer.uses_postgres and template not in self._templates:
+        if template not in self._templates:
             self.postgres.create(template)
             for command in peer.migrations():
                 self._run(peer, command, template)
             self._templates.add(template)
-        self.postgres.reset(template if peer.uses_postgres else "template1")
-        self.redis.reset()
-        self.probe.clear()
+        return template
 
     def analyze(self, peer: Peer) -> None:
         """Do what autovacuum would have done while a backlog grew."""
@@ -210,18 +243,20 @@ class Rig:
     def _command(self, peer: Peer, words: list[str]) -> list[str]:
         return [str(self._homes[peer.requirements] / "bin" / words[0]), *words[1:]]
 
-    def _environment(self, peer: Peer, profile: str, database: str = DATABASE) -> dict[str, str]:
+    def _environment(self, peer: Peer, profile: str, database: str = "") -> dict[str, str]:
         bin = self._homes[peer.requirements] / "bin"
         port = str(self.postgres.port)
+        seat = self._seats.get(peer.name, Seat())
+        database = database or seat.database
         return {
             "PATH": f"{bin}:{os.environ.get('PATH', '/usr/bin:/bin')}",
             "HOME": str(self.folder),
             "LANG": "C.UTF-8",
             "TZ": "UTC",
-            "PYTHONPATH": f"{INSIDE}:{ROOT}",
+            "PYTHONPATH": f"{INSIDE}:{self._trees.get(peer.name, ROOT)}",
             "BENCH_PROBE": str(self.probe.path),
-            "BENCH_LOCKS": str(self.folder / "locks"),
-            "BENCH_REDIS_URL": f"redis://127.0.0.1:{self.redis.port}/0",
+            "BENCH_LOCKS": str(self.folder / f"locks-{database}"),
+            "BENCH_REDIS_URL": f"redis://127.0.0.1:{self.redis.port}/{seat.redis_database}",
             "BENCH_POSTGRES_HOST": "127.0.0.1",
             "BENCH_POSTGRES_PORT": port,
             "BENCH_POSTGRES_USER": ROLE,

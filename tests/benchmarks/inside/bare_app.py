@@ -1,16 +1,18 @@
-"""A row and a push, and nothing else. `python -m bare_app` makes the table."""
+"""A row and a push, and nothing else. `python -m bare_app` makes the table, with `run` it runs what comes."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import UUID
 
 import kinds
+import probe
 import psycopg
 import redis
 
@@ -28,7 +30,10 @@ for i = 1, #ARGV, 2 do
   redis.call('LPUSH', KEYS[1], ARGV[i])
 end
 """
-PENDING = "bare:pending"
+SELECT = "SELECT args FROM bare_task WHERE id = %s"
+# Whoever takes a task must be found out if he dies.
+LEASE = "return redis.call('ZADD', KEYS[1], redis.call('TIME')[1] + 30, ARGV[1])"
+PENDING, LEASES = "bare:pending", "bare:lease"
 
 _connection: psycopg.Connection[tuple[object, ...]]
 _client: redis.Redis
@@ -70,6 +75,21 @@ def transaction() -> Iterator[None]:
         _gathered = None
 
 
+def run() -> None:
+    """Take ids as they come, lease them, read their rows, note that they began; one after the other, for ever."""
+    client = redis.Redis.from_url(os.environ["BENCH_REDIS_URL"], protocol=2, socket_timeout=None)
+    lease = str(client.script_load(LEASE))
+    with psycopg.connect(os.environ["BENCH_POSTGRES_CONNINFO"], autocommit=True) as connection:
+        while True:
+            _, id = client.blpop(PENDING, 0)
+            client.evalsha(lease, 1, LEASES, id)
+            with connection.cursor() as cursor:
+                row = cursor.execute(SELECT, [id.decode()]).fetchone()
+            probe.stamp(row[0]["n"])
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["run"]:
+        run()
     with psycopg.connect(os.environ["BENCH_POSTGRES_CONNINFO"], autocommit=True) as connection:
         connection.execute(TABLE)

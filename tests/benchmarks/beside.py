@@ -1,0 +1,181 @@
+"""Several queues at once, call by call in turn: `python -m tests.benchmarks beside --help`.
+
+`compare` gives each queue the machine for itself, for seconds, and its rounds differ by more than what is often to be
+told apart. Here all of them are up, and each turn makes one call of each, in an order drawn anew, so that what the
+machine does to one it does to all. Between two calls of one the others have run: caches are cold, as in a process that
+does other work between. --trees compares working trees of django_asyncq, for instance of two commits.
+Needs what `compare` needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import fmean
+
+from . import compare
+from .figures import percentile, ratio_between
+from .inside.layout import TIMES
+from .measures.waiting import WARM
+from .peers import ALL, OURS, Peer
+from .peers.django_asyncq import DjangoAsyncq
+from .rig import ROOT, Producer, Rig
+from .servers import PostgresServer, RedisServer
+
+MEASURES = ("latency", "enqueue", "transaction")
+WAIT_SECONDS = 60.0
+# In a turn of `enqueue`: long against an order's own cost, short against what a machine does in between.
+CALLS_IN_TURN = 20
+PER_TRANSACTION = 100
+SAY_EVERY = 100
+
+# For each queue, by name: one value a turn, in milliseconds.
+Turns = dict[str, list[float]]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks beside",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--measure", nargs="+", choices=MEASURES, default=["latency"], metavar="NAME")
+    made.add_argument("--peers", nargs="*", choices=list(ALL), default=[], metavar="NAME", help=", ".join(ALL))
+    made.add_argument("--trees", nargs="*", type=Path, default=[], metavar="FOLDER", help="more of ours")
+    made.add_argument("--turns", type=int, default=1000)
+    made.add_argument("--pause", type=float, default=0.02, metavar="SECONDS", help="after each call of `latency`")
+    made.add_argument(
+        "--environments",
+        type=Path,
+        metavar="FOLDER",
+        default=Path(tempfile.gettempdir()) / "asyncq-bench-environments",
+        help="where the virtual environments are kept (default: %(default)s)",
+    )
+    return made
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure and print."""
+    made = parser()
+    options = made.parse_args(arguments)
+    if 2 * WARM + options.turns > TIMES // (1 + len(options.peers) + len(options.trees)):
+        made.error("--turns: the shared file has no room for so many tasks")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, compare.interrupt)
+    peers = [ALL[name] for name in dict.fromkeys([OURS, *options.peers])]
+    trees = {peer.name: ROOT for peer in peers}
+    for folder in [folder.resolve() for folder in options.trees]:
+        if not (folder / OURS).is_dir() or f"{OURS}@{folder.name}" in trees:
+            made.error(f"--trees: {folder} has no package {OURS}, or the name of another")
+        peers.append(tree_named(f"{OURS}@{folder.name}"))
+        trees[peers[-1].name] = folder
+    homes, refused = compare.prepare([peer.name for peer in peers if peer.name in ALL], options.environments)
+    if refused:
+        made.error("; ".join(f"{name}: {why}" for name, why in refused.items()))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncq-bench-")))
+        rig = Rig(
+            stack.enter_context(RedisServer()), stack.enter_context(PostgresServer()), folder.resolve(), homes, trees
+        )
+        stack.callback(rig.close)
+        print(f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}, {options.turns} turns\n")
+        for measure in options.measure:
+            taking = [peer for peer in peers if peer.measures(measure)]
+            rig.reset_all(taking)
+            for what, turns in TAKEN[measure](rig, taking, options.turns, options.pause):
+                print(table(what, turns))
+
+
+def tree_named(name: str) -> Peer:
+    """Return another of ours, by this name."""
+    return type("Tree", (DjangoAsyncq,), {"name": name})()
+
+
+def latency(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -> list[tuple[str, Turns]]:
+    """From before the call that enqueues to the first line of the body, workers else idle; and of the calls alone."""
+    calls: Turns = {peer.name: [] for peer in peers}
+    # Where the numbers of each queue's tasks begin.
+    first = {peer.name: place * (TIMES // len(peers)) for place, peer in enumerate(peers)}
+    with ExitStack() as stack:
+        fleets = [stack.enter_context(rig.workers(peer, "latency")) for peer in peers]
+        producers = {peer.name: stack.enter_context(rig.producer(peer)) for peer in peers}
+        for name, producer in producers.items():
+            producer.do("paced", kind="stamp", first=first[name], count=2 * WARM, per_second=1 / pause_seconds)
+            first[name] += 2 * WARM
+        time.sleep(WARM * pause_seconds)
+
+        def call(turn: int, name: str, producer: Producer) -> None:
+            answer = producer.do("paced", kind="stamp", first=first[name] + turn, count=1, per_second=1)
+            calls[name].append(answer["call_seconds"] * 1e3)
+            time.sleep(pause_seconds * random.uniform(0.8, 1.2))
+
+        in_turns(turns, producers, call)
+        expected = len(peers) * (2 * WARM + turns)
+        for fleet in fleets:
+            rig.wait(lambda: rig.probe.count >= expected, "all tasks", fleet, WAIT_SECONDS)
+    found = {name: [rig.probe.times(first[name] + turn) for turn in range(turns)] for name in first}
+    waits = {name: [(task.begun_ns - task.enqueued_ns) / 1e6 for task in tasks] for name, tasks in found.items()}
+    return [("pick-up, ms", waits), ("of which the call, ms", calls)]
+
+
+def enqueue(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -> list[tuple[str, Turns]]:
+    """One by one, a few of each queue in a turn; nobody runs them."""
+    return [("enqueue, ms", _entering(rig, peers, turns, CALLS_IN_TURN))]
+
+
+def transaction(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -> list[tuple[str, Turns]]:
+    """The same in a transaction, one of each queue in a turn."""
+    more = {"per_transaction": PER_TRANSACTION}
+    return [("enqueue in a transaction of 100, ms", _entering(rig, peers, turns, PER_TRANSACTION, **more))]
+
+
+TAKEN: dict[str, Callable[[Rig, Sequence[Peer], int, float], list[tuple[str, Turns]]]] = {
+    "latency": latency,
+    "enqueue": enqueue,
+    "transaction": transaction,
+}
+
+
+def _entering(rig: Rig, peers: Sequence[Peer], turns: int, count: int, **more: int) -> Turns:
+    taken: Turns = {peer.name: [] for peer in peers}
+    with ExitStack() as stack:
+        producers = {peer.name: stack.enter_context(rig.producer(peer)) for peer in peers}
+        for producer in producers.values():
+            producer.do("one_by_one", kind="noop", first=0, count=count, **more)
+
+        def call(turn: int, name: str, producer: Producer) -> None:
+            answer = producer.do("one_by_one", kind="noop", first=turn * count, count=count, **more)
+            taken[name].append(answer["seconds"] / count * 1e3)
+
+        in_turns(turns, producers, call)
+    return taken
+
+
+def in_turns(turns: int, producers: dict[str, Producer], call: Callable[[int, str, Producer], None]) -> None:
+    """Have each producer called once a turn, in an order drawn anew."""
+    names = list(producers)
+    for turn in range(turns):
+        if turn and turn % SAY_EVERY == 0:
+            compare.say(f"{turn} of {turns} turns")
+        for name in random.sample(names, len(names)):
+            call(turn, name, producers[name])
+
+
+def table(what: str, turns: Turns) -> str:
+    """Return a table of one measure; the first queue is what the others are compared with."""
+    ours = next(iter(turns.values()))
+    head = f"| {what} | p10 | p50 | mean | p90 | p99 | the first to this, of p50 (95 %) |"
+    lines = [head, "|---|---:|---:|---:|---:|---:|---:|"]
+    for name, values in turns.items():
+        p10, p50, p90, p99 = (percentile(values, share) for share in (0.1, 0.5, 0.9, 0.99))
+        shares = " | ".join(f"{value:.3f}" for value in (p10, p50, fmean(values), p90, p99))
+        ratio = "" if values is ours else "{:.2f} ({:.2f}–{:.2f})".format(*ratio_between(ours, values))
+        lines.append(f"| {name} | {shares} | {ratio} |")
+    return "\n".join([*lines, ""])
