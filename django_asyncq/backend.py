@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.core import checks
 from django.utils import timezone
 
-from . import compat, payload
+from . import compat, conf, payload
 from .exceptions import InvalidOption
 from .names import QUEUE_NAME, uuid7
 from .results import result_from, result_of
@@ -25,6 +25,16 @@ if TYPE_CHECKING:
     from .models import TaskRecord
 
 OPTIONS = ("max_attempts", "timeout")
+# Tasks whose common values are kept; `using()` may make a new one for each call.
+MOST_KEPT = 256
+
+
+class Kept(NamedTuple):
+    """What the rows of a task have in common, and what that was derived from."""
+
+    task: Any
+    settings: conf.Settings
+    values: dict[str, Any]
 
 
 class AsyncqBackend(compat.BaseTaskBackend):
@@ -40,6 +50,11 @@ class AsyncqBackend(compat.BaseTaskBackend):
     supports_get_result = True
     supports_priority = True
 
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        # By the task's identity: to hash one costs more than to derive its values.
+        self._kept: dict[int, Kept] = {}
+
     def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Queue one call. Raises: InvalidTask, InvalidOption, EnqueueRefused; nothing has been written then."""
         (result,) = self.enqueue_many(task, [Arguments(tuple(args), dict(kwargs))])
@@ -54,41 +69,32 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
         Raises: as `enqueue`.
         """
-        from . import lifecycle
-
-        self.validate_task(task)
         records = self._records(task, calls)
         if not records:
             return []
-        results = {record.id: _result_of_new(record, task) for record in records}
+        results: dict[int, Any] = {}
+
+        def result(record: TaskRecord) -> Any:
+            # Made when first needed: outside a transaction that is after the push.
+            found = results.get(record.id.int)
+            if found is None:
+                found = results[record.id.int] = _result_of_new(record, task)
+            return found
 
         def announce_enqueued(committed: list[TaskRecord]) -> None:
             for record in committed:
-                compat.task_enqueued.send_robust(type(self), task_result=results[record.id])
+                compat.task_enqueued.send_robust(type(self), task_result=result(record))
 
-        admitted = lifecycle.enqueue(records, partial=partial, on_committed=announce_enqueued)
+        admitted = _lifecycle().enqueue(records, partial=partial, on_committed=announce_enqueued)
         if len(admitted) == len(records):
-            return list(results.values())
+            return [result(record) for record in records]
         queued = {record.id for record in admitted}
-        return [result if id in queued else None for id, result in results.items()]
+        return [result(record) if record.id in queued else None for record in records]
 
     def _records(self, task: Any, calls: Sequence[Arguments]) -> list[TaskRecord]:
         """Return a row for each call, not saved."""
-        from .models import TaskRecord
-
-        common = {
-            **_defaults_of_rows(),
-            "name": task.module_path,
-            "backend": self.alias,
-            "queue_name": task.queue_name,
-            "priority": int(task.priority),
-            "run_after": task.run_after,
-            "max_attempts": default_of(task, "max_attempts", self.options),
-            "timeout_seconds": default_of(task, "timeout", self.options),
-            "queue_limit": task.queue_limit,
-            "expected_seconds": task.expected_seconds,
-            "enqueued_at": timezone.now(),
-        }
+        common = {**self._common_of(task), "enqueued_at": timezone.now()}
+        new_record = _models().TaskRecord.from_values
         records = []
         for call in calls:
             given = payload.of_call(call.args, call.kwargs)
@@ -101,8 +107,32 @@ class AsyncqBackend(compat.BaseTaskBackend):
                 "errors": [],
                 "worker_ids": [],
             }
-            records.append(TaskRecord.from_values(values))
+            records.append(new_record(values))
         return records
+
+    def _common_of(self, task: Any) -> dict[str, Any]:
+        """Return what all rows of a valid task have alike; kept, for neither changes. Raises: InvalidTask."""
+        settings = conf.current()
+        kept = self._kept.get(id(task))
+        if kept is not None and kept.settings is settings:
+            return kept.values
+        self.validate_task(task)
+        values = {
+            **_defaults_of_rows(),
+            "name": task.module_path,
+            "backend": self.alias,
+            "queue_name": task.queue_name,
+            "priority": int(task.priority),
+            "run_after": task.run_after,
+            "max_attempts": default_of(task, "max_attempts", self.options),
+            "timeout_seconds": default_of(task, "timeout", self.options),
+            "queue_limit": task.queue_limit,
+            "expected_seconds": task.expected_seconds,
+        }
+        if len(self._kept) >= MOST_KEPT:
+            self._kept.clear()
+        self._kept[id(task)] = Kept(task, settings, values)
+        return values
 
     def get_result(self, result_id: str) -> Any:
         """Return the result of this id, whatever became of its code. Raises: TaskResultDoesNotExist."""
@@ -156,12 +186,26 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
 
 @cache
+def _lifecycle() -> Any:
+    """Return the module; an import statement would look it up at each call."""
+    from . import lifecycle
+
+    return lifecycle
+
+
+@cache
+def _models() -> Any:
+    """Return the module, as `_lifecycle` does."""
+    from . import models
+
+    return models
+
+
+@cache
 def _defaults_of_rows() -> dict[str, Any]:
     """Return the defaults of a row's fields."""
-    from .models import TaskRecord
-
-    row = TaskRecord()
-    return {field.attname: getattr(row, field.attname) for field in TaskRecord._meta.concrete_fields}
+    row = _models().TaskRecord()
+    return {field.attname: getattr(row, field.attname) for field in row._meta.concrete_fields}
 
 
 def _result_of_new(record: TaskRecord, task: Any) -> Any:

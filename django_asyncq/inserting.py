@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import lru_cache
 from operator import attrgetter
@@ -54,18 +53,27 @@ def insert(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> No
     for record in told:
         pre_save.send(TaskRecord, instance=record, raw=False, using=database, update_fields=None)
     statements = list(_statements(records, connection))
-    # One statement is atomic by itself; BEGIN and COMMIT around it would be two round trips more.
-    alone = len(statements) == 1
-    whole: AbstractContextManager[None] = (
-        transaction.mark_for_rollback_on_error(database) if alone else transaction.atomic(database, savepoint=False)
-    )
-    with whole, connection.cursor() as cursor:
-        for sql, parameters in statements:
-            cursor.execute(sql, parameters)
+    if len(statements) == 1:
+        # One statement is atomic by itself; BEGIN and COMMIT around it would be two round trips more.
+        _execute(statements, connection)
+    else:
+        with transaction.atomic(database, savepoint=False):
+            _execute(statements, connection)
     for record in records:
         record._state.adding, record._state.db = False, database
     for record in told:
         post_save.send(TaskRecord, instance=record, created=True, raw=False, using=database, update_fields=None)
+
+
+def _execute(statements: Sequence[tuple[str, list[Any]]], connection: BaseDatabaseWrapper) -> None:
+    try:
+        with connection.cursor() as cursor:
+            for sql, parameters in statements:
+                cursor.execute(sql, parameters)
+    except BaseException:
+        # A transaction around it can only be rolled back now.
+        with transaction.mark_for_rollback_on_error(connection.alias):
+            raise
 
 
 def _statements(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> Iterator[tuple[str, list[Any]]]:

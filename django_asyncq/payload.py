@@ -46,7 +46,7 @@ def of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Payload:
         value if _is_plain(value) else plain(value, f"args[{index}]", settings.max_depth)
         for index, value in enumerate(args)
     ]
-    plain_kwargs = plain(kwargs, "kwargs", settings.max_depth + 1)
+    plain_kwargs = _plain_mapping(kwargs, "kwargs", settings.max_depth + 1)
     found = Payload(plain_args, plain_kwargs)
     if not _is_surely_within(settings.max_arguments_bytes, found):
         size = len(json_bytes(found._asdict()))
@@ -108,10 +108,7 @@ def plain(value: Any, path: str, depth_left: int) -> Any:
             f"{path} is nested deeper than ASYNCQ['MAX_DEPTH'] = {conf.current().max_depth}", path=path
         )
     if isinstance(value, dict) or isinstance(value, Mapping):  # noqa: SIM101 - the first is a tenth of the second
-        return {
-            _plain_key(key, path): item if _is_plain(item) else plain(item, f"{path}[{key!r}]", depth_left - 1)
-            for key, item in value.items()
-        }
+        return _plain_mapping(value, path, depth_left)
     if isinstance(value, Sequence):
         return [
             item if _is_plain(item) else plain(item, f"{path}[{index}]", depth_left - 1)
@@ -122,6 +119,13 @@ def plain(value: Any, path: str, depth_left: int) -> Any:
         f"pass a key, a string or a number in its place",
         path=path,
     )
+
+
+def _plain_mapping(value: Mapping[Any, Any], path: str, depth_left: int) -> dict[str, Any]:
+    return {
+        _plain_key(key, path): item if _is_plain(item) else plain(item, f"{path}[{key!r}]", depth_left - 1)
+        for key, item in value.items()
+    }
 
 
 def _is_plain(value: Any) -> bool:

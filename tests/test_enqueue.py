@@ -7,6 +7,7 @@ import signal
 import time
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -15,6 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_asyncq import GateUnavailable, InvalidArguments, compat
+from django_asyncq.backend import MOST_KEPT
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.compat import InvalidTask, TaskResultDoesNotExist, TaskResultStatus
@@ -141,6 +143,32 @@ def test_unknown_queue_is_refused(settings: Any) -> None:
     with pytest.raises(InvalidTask, match="other"):
         tasks.add.using(queue_name="other").enqueue(1)
     assert TaskRecord.objects.count() == 0
+
+
+def test_options_follow_the_settings_of_the_moment(settings: Any) -> None:
+    """What a task's rows have in common is kept from call to call, but not beyond a change of the settings."""
+    first = tasks.add.enqueue(1)
+    settings.ASYNCQ = {**settings.ASYNCQ, "MAX_ATTEMPTS": 7}
+    second = tasks.add.enqueue(1)
+    settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": {"max_attempts": 9}}}
+    third = tasks.add.enqueue(1)
+    attempts = dict(TaskRecord.objects.values_list("id", "max_attempts"))
+    assert [attempts[UUID(result.id)] for result in (first, second, third)] == [1, 7, 9]
+    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["other"]}}
+    with pytest.raises(InvalidTask):
+        tasks.add.enqueue(1)
+
+
+def test_tasks_made_for_one_call_do_not_pile_up() -> None:
+    """`using` makes a new one each time: few are kept, and none that is kept gives its identity to another."""
+    backend = tasks.add.get_backend()
+    for priority in range(-100, 101):
+        for run_after in (None, timezone.now()):
+            task = tasks.add.using(priority=priority, run_after=run_after)
+            (record,) = backend._records(task, [task.arguments(1)])
+            assert (record.priority, record.run_after) == (priority, run_after)
+    assert 0 < len(backend._kept) <= MOST_KEPT
+    assert all(id(kept.task) == identity for identity, kept in backend._kept.items())
 
 
 def test_run_after_takes_instants_and_timedeltas() -> None:
