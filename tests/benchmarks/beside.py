@@ -22,7 +22,7 @@ from statistics import fmean
 from . import compare
 from .figures import percentile, ratio_between
 from .inside.layout import TIMES
-from .measures.waiting import WARM
+from .measures.waiting import REST_SECONDS, WARM
 from .peers import ALL, OURS, Peer
 from .peers.django_asyncq import DjangoAsyncq
 from .rig import ROOT, Producer, Rig
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
     made = parser()
     options = made.parse_args(arguments)
-    if 2 * WARM + options.turns > TIMES // (1 + len(options.peers) + len(options.trees)):
+    if WARM + options.turns > TIMES // (1 + len(options.peers) + len(options.trees)):
         made.error("--turns: the shared file has no room for so many tasks")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, compare.interrupt)
@@ -105,11 +105,17 @@ def latency(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -
     first = {peer.name: place * (TIMES // len(peers)) for place, peer in enumerate(peers)}
     with ExitStack() as stack:
         fleets = [stack.enter_context(rig.workers(peer, "latency")) for peer in peers]
+
+        def wait_for(count: int) -> None:
+            for fleet in fleets:
+                rig.wait(lambda: rig.probe.count >= count, "all tasks", fleet, WAIT_SECONDS)
+
         producers = {peer.name: stack.enter_context(rig.producer(peer)) for peer in peers}
         for name, producer in producers.items():
-            producer.do("paced", kind="stamp", first=first[name], count=2 * WARM, per_second=1 / pause_seconds)
-            first[name] += 2 * WARM
-        time.sleep(WARM * pause_seconds)
+            producer.do("paced", kind="stamp", first=first[name], count=WARM, per_second=1 / pause_seconds)
+            first[name] += WARM
+        wait_for(len(peers) * WARM)
+        time.sleep(REST_SECONDS)
 
         def call(turn: int, name: str, producer: Producer) -> None:
             answer = producer.do("paced", kind="stamp", first=first[name] + turn, count=1, per_second=1)
@@ -117,9 +123,7 @@ def latency(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -
             time.sleep(pause_seconds * random.uniform(0.8, 1.2))
 
         in_turns(turns, producers, call)
-        expected = len(peers) * (2 * WARM + turns)
-        for fleet in fleets:
-            rig.wait(lambda: rig.probe.count >= expected, "all tasks", fleet, WAIT_SECONDS)
+        wait_for(len(peers) * (WARM + turns))
     found = {name: [rig.probe.times(first[name] + turn) for turn in range(turns)] for name in first}
     waits = {name: [(task.begun_ns - task.enqueued_ns) / 1e6 for task in tasks] for name, tasks in found.items()}
     return [("pick-up, ms", waits), ("of which the call, ms", calls)]
