@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
@@ -53,10 +54,15 @@ class Drift(NamedTuple):
     removed: int
 
 
-def keys(gate: str) -> list[str]:
+def keys(gate: str) -> tuple[str, str, str]:
     """Return the gate's keys: members, meta, retaken; the braces put the others into the first's cluster slot."""
-    members = f"{conf.current().gate_prefix}{gate}"
-    return [members, f"{{{members}}}:meta", f"{{{members}}}:retaken"]
+    return _keys(conf.current().gate_prefix, gate)
+
+
+@lru_cache(maxsize=1024)
+def _keys(prefix: str, gate: str) -> tuple[str, str, str]:
+    members = f"{prefix}{gate}"
+    return members, f"{{{members}}}:meta", f"{{{members}}}:retaken"
 
 
 def keys_for(record: TaskRecord) -> GateKeys:
@@ -107,7 +113,8 @@ def _admit_groups(
             # Its limit was removed after the task was admitted; without one it waits for nothing.
             logger.warning("%d tasks go on without a slot: %s", len(group), error)
             continue
-        refused |= {record.id for record in group if str(record.id) in admission.refused}
+        if admission.refused:
+            refused |= {record.id for record in group if str(record.id) in admission.refused}
     return refused
 
 

@@ -26,6 +26,7 @@ from django_asyncq.broker.keys import QueueKeys, alive_key, due_channel, pulse_k
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.testing import EmbeddedRedis
 
+from . import script_mutants
 from .redis_state import unknown
 from .workers import wait_until
 
@@ -815,6 +816,17 @@ def test_every_script_says_what_it_is() -> None:
         text = scripts.script(name).text
         assert all(word in text for word in ("KEYS:", "ARGV:", "Returns", "Invariant:")), name
         assert len(text.splitlines()) < 60, name
+
+
+CUTS = [*script_mutants.MACHINE.values(), *(cut for cuts in script_mutants.CHAOS.values() for cut in cuts)]
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: f"{cut.script}: {cut.guard[:40]}")
+def test_a_guard_that_mutants_take_out_stands_in_its_script(cut: script_mutants.Cut) -> None:
+    """Said here at once: machine and chaos, where they must be found, run for minutes."""
+    changed = script_mutants.without(cut)
+    assert changed(cut.script).text != scripts.script(cut.script).text
+    assert changed("pulse") == scripts.script("pulse")
 
 
 def test_an_id_that_is_pending_twice_is_taken_once(broker: Broker, keys: QueueKeys) -> None:

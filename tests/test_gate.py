@@ -297,6 +297,45 @@ def test_acquiring_twice_is_a_yes_and_never_shortens() -> None:
     assert gate.slots("g")[0].expires_at >= before[0].expires_at
 
 
+def test_one_call_tells_apart_who_has_a_slot_who_gets_one_and_who_is_refused() -> None:
+    """Each by its place in the call, whatever stands around it; a retry's fence is kept for those admitted alone."""
+    records = [TaskRecord(name="x", gate="g", queue_limit=3, fence=number) for number in range(1, 6)]
+    gate.acquire([records[1], records[3]])
+    assert gate.acquire(records, partial=True, again=True) == {records[2].id, records[4].id}
+    assert holders("g") == {str(records[place].id) for place in (0, 1, 3)}
+    kept = Broker().client.hgetall(gate.keys("g")[2])
+    assert kept == {str(records[place].id).encode(): str(place + 1).encode() for place in (0, 1, 3)}
+
+
+def test_one_push_of_several_gates_extends_each_slot_at_its_own() -> None:
+    """One gate open, one that cannot be relied on and is asked apart, two with limits; a task at none between them."""
+    Gate.objects.create(name="open", limit=0)
+    with transaction.atomic():
+        results = [tasks.gated.enqueue(name) for name in ("one", "open", "two", "lost", "one")]
+        free = tasks.add.enqueue(1, 2)
+        Broker().client.delete(gate.keys("lost")[1])
+    assert {name: len(holders(name)) for name in ("one", "open", "two", "lost")} == {
+        "one": 2,
+        "open": 0,
+        "two": 1,
+        "lost": 1,
+    }
+    assert all(slot.expires_at - time.time() > 3000 for name in ("one", "two", "lost") for slot in gate.slots(name))
+    taken = {lease.id for lease in Broker().dequeue("default", "w", 9, 9).leases}
+    assert taken == {result.id for result in [*results, free]}
+
+
+def test_a_gate_is_looked_at_once_a_call_not_once_a_task(redis_client: Any) -> None:
+    """Its limit is read by the script that admits and by the one that pushes, for fifty tasks as for one."""
+    fill("warm", 1)
+    counts = []
+    for count in (1, 50):
+        before = redis_client.info("commandstats")["cmdstat_hmget"]["calls"]
+        tasks.gated.using(queue_limit=100).enqueue_many([("warm",)] * count)
+        counts.append(redis_client.info("commandstats")["cmdstat_hmget"]["calls"] - before)
+    assert counts == [2, 2]
+
+
 def calls() -> int:
     """How many scripts Redis was asked to run by now."""
     count: int = Broker().client.info("commandstats")["cmdstat_evalsha"]["calls"]

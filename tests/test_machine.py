@@ -5,7 +5,6 @@ The long form: `ASYNCQ_TEST_EXAMPLES=5000 python runtests.py tests/test_machine.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import time
@@ -27,7 +26,7 @@ from django_asyncq.forwarder import forward_due
 from django_asyncq.models import Gate, TaskRecord, TaskState
 from django_asyncq.reconciler import Reconciler
 
-from . import tasks
+from . import script_mutants, tasks
 from .machine import stores
 from .machine.machine import Machine
 
@@ -77,53 +76,6 @@ def test_stores_agree_with_the_model_long() -> None:
 
 # --- mutants: with a guard taken out the machine must fail, or it proves nothing
 
-FENCE = "(known[1] or '0') ~= fence or "
-# name → script, what is taken out, what stands there instead
-SCRIPT_MUTANTS = {
-    "done without the fence": ("done", FENCE, ""),
-    "done without the state": ("done", " or known[3] ~= 'active'", ""),
-    "done leaves what is held": ("done", "redis.call('HDEL', KEYS[3], unpack(over))", ""),
-    "done counts nothing": ("done", "count = count + 1", ""),
-    "retry without the fence": ("retry", FENCE, ""),
-    "retry without the state": ("retry", " or known[2] ~= 'active'", ""),
-    "archive without the fence": ("archive", FENCE, ""),
-    "requeue without the fence": ("requeue", FENCE, ""),
-    "requeue that never raises the fence": ("requeue", "if ARGV[3] == '1' then", "if false then"),
-    "postpone without the fence": ("postpone", FENCE, ""),
-    "held that lists what others have": ("held", "if not known[1] or", "if true or"),
-    "extend without the fence": (
-        "extend",
-        "redis.call('HGET', ARGV[1] .. id, 'fence') == held[i + 1] and ",
-        "",
-    ),
-    "extend that renews what nobody holds": ("extend", " and redis.call('ZSCORE', KEYS[1], id)", ""),
-    "dequeue without a new fence": (
-        "dequeue",
-        "(tonumber(known[3]) or 0) + 1",
-        "tonumber(known[3]) or 0",
-    ),
-    "dequeue that is never paused": ("dequeue", "redis.call('EXISTS', KEYS[5]) == 1", "false"),
-    "dequeue without a lease": ("dequeue", "redis.call('ZADD', KEYS[4], unpack(leases))", ""),
-    "enqueue that pushes twice": ("enqueue", "and 'exists' or 'queued'", "and 'queued' or 'queued'"),
-    "enqueue that asks for no slot": ("enqueue", "gate > 0 and not has_slot(id, gate)", "false"),
-    "enqueue whose fence may fall": (
-        "enqueue",
-        "tonumber(fence) > tonumber(redis.call('HGET', key, 'fence') or 0)",
-        "true",
-    ),
-    "park that takes what runs": ("park", "state and not place[state]", "false"),
-    "reassert over what is there": ("reassert", "redis.call('HEXISTS', key, 'msg') == 1", "false"),
-    "forward that drops our retries": ("forward", "ARGV[5] == '1' and known[1] and", "false and"),
-    "remove that leaves the lease": ("remove", "redis.call('ZREM', KEYS[8], id)", ""),
-    "gate without the membership test": ("gate_acquire", "redis.call('ZSCORE', gate, ARGV[i]) and", "false and"),
-    "gate without a limit": ("gate_acquire", "math.max(limit - alive, 0)", "1000"),
-    "gate that admits some when all were asked": ("gate_acquire", "ARGV[4] == 'all' and", "false and"),
-    "gate that is not built": ("gate_build", "for i = 5, #ARGV, 2 do", "for i = 5, 4 do"),
-    "gate that keeps its slots": ("gate_release", "redis.call('ZREM', KEYS[1], unpack(going))", "#going"),
-    "gate that lets an earlier run release": ("gate_release", "tonumber(fence) > tonumber(retaken)", "true"),
-}
-
-
 # Found within seconds; the others are for the long form.
 QUICK = {
     "done without the fence",
@@ -155,16 +107,6 @@ def quick_or_long(name: str, mutant: Any) -> Any:
     return pytest.param(mutant, id=name, marks=skip)
 
 
-def mutate_script(monkeypatch: pytest.MonkeyPatch, name: str, guard: str, instead: str) -> None:
-    """Let one script run without its guard."""
-    real = scripts.script
-    text = real(name).text
-    assert guard in text, f"{name}.lua has no {guard!r} any more: the mutant must follow"
-    text = text.replace(guard, instead)
-    mutant = scripts.Script(text, hashlib.sha1(text.encode()).hexdigest())
-    monkeypatch.setattr(scripts, "script", lambda asked: mutant if asked == name else real(asked))
-
-
 def assert_found(examples: int = MUTANT_EXAMPLES) -> None:
     """The machine fails; the sequence is not made shorter, for nobody reads it."""
     with pytest.raises(Exception) as caught:
@@ -174,10 +116,10 @@ def assert_found(examples: int = MUTANT_EXAMPLES) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("mutant", [quick_or_long(name, name) for name in SCRIPT_MUTANTS])
+@pytest.mark.parametrize("mutant", [quick_or_long(name, name) for name in script_mutants.MACHINE])
 def test_finds_a_script_without_its_guard(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each guard of the scripts is needed by some sequence that the machine comes to."""
-    mutate_script(monkeypatch, *SCRIPT_MUTANTS[mutant])
+    monkeypatch.setattr(scripts, "script", script_mutants.without(script_mutants.MACHINE[mutant]))
     assert_found()
 
 

@@ -151,6 +151,10 @@ def kinds() -> dict[str, tuple[Callable[[], Any], int]]:
         insert_through_django()
         scripts.run("lock_release", client, ["floor"], ["nobody"])
 
+    def ask_and_enqueue() -> None:
+        client.ping()
+        tasks.add.enqueue(1)
+
     def in_a_transaction(call: Callable[[], Any]) -> Callable[[], None]:
         def repeated() -> None:
             with transaction.atomic():
@@ -172,8 +176,10 @@ def kinds() -> dict[str, tuple[Callable[[], Any], int]]:
         "the INSERT through Django's cursor, and one script call that finds nothing to do": (least, 1),
         "`task.enqueue()`": (lambda: tasks.add.enqueue(1), 1),
         "`task.enqueue()`, 100 in a transaction": (in_a_transaction(lambda: tasks.add.enqueue(1)), PER_TRANSACTION),
+        "`PING` through redis-py, then `task.enqueue()`": (ask_and_enqueue, 1),
         "`task.enqueue()` at a gate": (lambda: gated.enqueue(1), 1),
         "`task.enqueue_many()` of 1,000": (lambda: tasks.add.enqueue_many(many), 1000),
+        "`task.enqueue_many()` of 1,000 at a gate": (lambda: gated.enqueue_many(many), 1000),
     }
 
 

@@ -79,8 +79,7 @@ def no_rebuild() -> None:
 
 def no_gate_rebuild() -> None:
     """A gate that was never built since Redis lost its memory admits."""
-    _rewrite("gate_acquire", "if not known[1] then return {'unbuilt', 0, 0, '0'} end", "")
-    _rewrite("gate_acquire", "if now - tonumber(known[4] or 0) > tonumber(ARGV[5]) then", "if false then")
+    _cut_scripts("no-gate-rebuild")
     from django_asyncq.gate import Drift
     from django_asyncq.reconciler import Reconciler
 
@@ -99,8 +98,7 @@ def no_fence() -> None:
     from django_asyncq import statements
 
     statements.GUARD = "(t.state = t.state)"
-    for name in ("done", "retry", "archive", "requeue"):
-        _rewrite(name, "(known[1] or '0') ~= fence or ", "")
+    _cut_scripts("no-fence")
 
 
 def check_then_add() -> None:
@@ -121,16 +119,12 @@ def check_then_add() -> None:
 
 def deaf_gates() -> None:
     """What the Gate row says does not count, only what the task was declared with."""
-    _rewrite("gate_acquire", "local limit = tonumber(known[2] or ARGV[2])", "local limit = tonumber(ARGV[2])")
+    _cut_scripts("deaf-gates")
 
 
 def shrinking_ttl() -> None:
     """The key's time to live follows the last slot, not the longest."""
-    _rewrite(
-        "gate_acquire",
-        "if redis.call('TTL', gate) < hold + 60 then redis.call('EXPIRE', gate, hold + 60) end",
-        "redis.call('EXPIRE', gate, hold)",
-    )
+    _cut_scripts("shrinking-ttl")
 
 
 def lasting_slots() -> None:
@@ -240,19 +234,13 @@ def trusts_messages() -> None:
     home.load = load_or_invent
 
 
-def _rewrite(name: str, old: str, new: str) -> None:
-    """Change a script's text, and with it its digest."""
-    import hashlib
-
+def _cut_scripts(name: str) -> None:
+    """Let this process run its scripts without what this mutant takes out of them."""
     from django_asyncq.broker import scripts
+    from tests import script_mutants
 
-    text = scripts.script(name).text
-    if old not in text:
-        raise LookupError(f"{name}.lua no longer has {old!r}: write the mutant anew")
-    changed = text.replace(old, new)
-    known = scripts.script
-    rewritten = scripts.Script(changed, hashlib.sha1(changed.encode(), usedforsecurity=False).hexdigest())
-    scripts.script = lambda wanted: rewritten if wanted == name else known(wanted)  # type: ignore[assignment]
+    for cut in script_mutants.CHAOS[name]:
+        scripts.script = script_mutants.without(cut)  # type: ignore[assignment]
 
 
 # Beyond the goal of the short form, five times that of the long one.

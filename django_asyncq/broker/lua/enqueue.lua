@@ -10,19 +10,20 @@
 local time = redis.call('TIME')
 local now, now_ns = tonumber(time[1]), time[1] .. ('00000' .. time[2]):sub(-6) .. '000'
 local place = {scheduled = KEYS[3], retry = KEYS[4], archived = KEYS[5], completed = KEYS[6]}
-local words, woke = {}, false
-
-local function has_slot(id, number)
+local words, gates, woke = {}, {}, false
+for number = 1, tonumber(ARGV[5]) do
   local members, meta = KEYS[6 + 2 * number], KEYS[7 + 2 * number]
   local known = redis.call('HMGET', meta, 'built', 'limit', 'expected_seconds', 'asked')
-  local limit = tonumber(known[2] or ARGV[4 + 2 * number])
-  if not known[1] or not limit or now - tonumber(known[4] or 0) > tonumber(ARGV[4]) then return false end
-  local score = tonumber(redis.call('ZSCORE', members, id) or 0)
-  if limit <= 0 or score <= now then return limit <= 0 end
+  local is_reliable = known[1] and now - tonumber(known[4] or 0) <= tonumber(ARGV[4])
   local hold = math.min(math.max(math.ceil(10 * (known[3] or ARGV[5 + 2 * number])), 3600), 86400)
-  redis.call('ZADD', members, 'XX', 'GT', now + hold, id)
   if redis.call('TTL', members) < hold + 60 then redis.call('EXPIRE', members, hold + 60) end
-  return true
+  gates[number] = {members = members, hold = hold, limit = is_reliable and tonumber(known[2] or ARGV[4 + 2 * number])}
+end
+
+local function has_slot(id, gate)
+  if not gate.limit or gate.limit <= 0 then return gate.limit end
+  if tonumber(redis.call('ZSCORE', gate.members, id) or 0) <= now then return false end
+  return redis.call('ZADD', gate.members, 'XX', 'GT', now + gate.hold, id)
 end
 
 local function put(key, state, id, message, fence, priority, lock, seconds)
@@ -46,11 +47,10 @@ local function put(key, state, id, message, fence, priority, lock, seconds)
 end
 
 for i = 6 + 2 * ARGV[5], #ARGV, 7 do
-  local id, lock, gate = ARGV[i], ARGV[i + 4], tonumber(ARGV[i + 6])
-  local key = ARGV[1] .. id
+  local id, key, lock, gate = ARGV[i], ARGV[1] .. ARGV[i], ARGV[i + 4], gates[tonumber(ARGV[i + 6])]
   local state = redis.call('HEXISTS', key, 'msg') == 1 and (redis.call('HGET', key, 'state') or 'none')
   local owner = lock ~= '' and redis.call('GET', lock)
-  local word = gate > 0 and not has_slot(id, gate) and 'slotless' or owner and owner ~= id and 'duplicate'
+  local word = gate and not has_slot(id, gate) and 'slotless' or owner and owner ~= id and 'duplicate'
     or state and not (ARGV[3] == 'again' and place[state]) and 'exists' or 'queued'
   if word == 'queued' then put(key, state, unpack(ARGV, i, i + 5)) end
   words[#words + 1] = word

@@ -25,33 +25,30 @@ local hold = ARGV[1] == '0' and full_seconds or tonumber(ARGV[1])
 
 redis.call('ZREMRANGEBYSCORE', gate, '-inf', now)
 local alive = redis.call('ZCARD', gate)
-local fresh, held = {}, {}
-for i = 6, #ARGV, 2 do
-  local group = redis.call('ZSCORE', gate, ARGV[i]) and held or fresh
-  group[#group + 1] = i
-end
+local ids = {}
+for i = 6, #ARGV, 2 do ids[#ids + 1] = ARGV[i] end
+local scores, wanted = redis.call('ZMSCORE', gate, unpack(ids)), 0
+for n = 1, #ids do wanted = wanted + (scores[n] and 0 or 1) end
 local free = math.max(limit - alive, 0)
-if ARGV[4] == 'all' and #fresh > free then return {'full', limit, alive, expected} end
+if ARGV[4] == 'all' and wanted > free then return {'full', limit, alive, expected} end
 
 if tonumber(known[4]) ~= now then redis.call('HSET', meta, 'asked', now) end
-local reply, retaken = {'admitted', limit, alive + math.min(#fresh, free), expected}, false
-local function mark(i)
-  if ARGV[i + 1] == '' then return end
-  redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1])
-  retaken = true
-end
-for _, i in ipairs(held) do
-  redis.call('ZADD', gate, 'XX', 'GT', now + hold, ARGV[i])
-  mark(i)
-end
-for n, i in ipairs(fresh) do
-  if n <= free then
-    redis.call('ZADD', gate, now + hold, ARGV[i])
-    mark(i)
+local reply = {'admitted', limit, alive + math.min(wanted, free), expected}
+local held, fresh, retaken = {}, {}, {}
+for n, id in ipairs(ids) do
+  local slots, fence = scores[n] and held or #fresh < 2 * free and fresh, ARGV[5 + 2 * n]
+  if slots then
+    slots[#slots + 1], slots[#slots + 2] = now + hold, id
+    if fence ~= '' then retaken[#retaken + 1], retaken[#retaken + 2] = id, fence end
   else
-    reply[#reply + 1] = ARGV[i]
+    reply[#reply + 1] = id
   end
 end
+if #held > 0 then redis.call('ZADD', gate, 'XX', 'GT', unpack(held)) end
+if #fresh > 0 then redis.call('ZADD', gate, unpack(fresh)) end
 if redis.call('TTL', gate) < hold + 60 then redis.call('EXPIRE', gate, hold + 60) end
-if retaken then redis.call('EXPIRE', KEYS[3], full_seconds + 60) end
+if #retaken > 0 then
+  redis.call('HSET', KEYS[3], unpack(retaken))
+  redis.call('EXPIRE', KEYS[3], full_seconds + 60)
+end
 return reply

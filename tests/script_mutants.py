@@ -1,0 +1,98 @@
+"""Scripts with one guard taken out, for the state machine and for the chaos suite, which must find each of them.
+
+Apart from both, which take minutes: that each guard still stands in its script is seen at once (test_broker.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from django_asyncq.broker import scripts
+
+
+class Cut(NamedTuple):
+    """script: its name; guard: what is taken out of its text, wherever it stands; instead: what stands there then."""
+
+    script: str
+    guard: str
+    instead: str
+
+
+def without(cut: Cut) -> Callable[[str], scripts.Script]:
+    """Return what stands in for `scripts.script`: one script lacks its guard, the others are as they were.
+
+    Raises: LookupError, if the script no longer has the guard.
+    """
+    known = scripts.script
+    text = known(cut.script).text
+    if cut.guard not in text:
+        raise LookupError(f"{cut.script}.lua has no {cut.guard!r} any more: write the mutant anew")
+    changed = text.replace(cut.guard, cut.instead)
+    mutant = scripts.Script(changed, hashlib.sha1(changed.encode(), usedforsecurity=False).hexdigest())
+    return lambda name: mutant if name == cut.script else known(name)
+
+
+FENCE = "(known[1] or '0') ~= fence or "
+MACHINE = {
+    "done without the fence": Cut("done", FENCE, ""),
+    "done without the state": Cut("done", " or known[3] ~= 'active'", ""),
+    "done leaves what is held": Cut("done", "redis.call('HDEL', KEYS[3], unpack(over))", ""),
+    "done counts nothing": Cut("done", "count = count + 1", ""),
+    "retry without the fence": Cut("retry", FENCE, ""),
+    "retry without the state": Cut("retry", " or known[2] ~= 'active'", ""),
+    "archive without the fence": Cut("archive", FENCE, ""),
+    "requeue without the fence": Cut("requeue", FENCE, ""),
+    "requeue that never raises the fence": Cut("requeue", "if ARGV[3] == '1' then", "if false then"),
+    "postpone without the fence": Cut("postpone", FENCE, ""),
+    "held that lists what others have": Cut("held", "if not known[1] or", "if true or"),
+    "extend without the fence": Cut(
+        "extend",
+        "redis.call('HGET', ARGV[1] .. id, 'fence') == held[i + 1] and ",
+        "",
+    ),
+    "extend that renews what nobody holds": Cut("extend", " and redis.call('ZSCORE', KEYS[1], id)", ""),
+    "dequeue without a new fence": Cut(
+        "dequeue",
+        "(tonumber(known[3]) or 0) + 1",
+        "tonumber(known[3]) or 0",
+    ),
+    "dequeue that is never paused": Cut("dequeue", "redis.call('EXISTS', KEYS[5]) == 1", "false"),
+    "dequeue without a lease": Cut("dequeue", "redis.call('ZADD', KEYS[4], unpack(leases))", ""),
+    "enqueue that pushes twice": Cut("enqueue", "and 'exists' or 'queued'", "and 'queued' or 'queued'"),
+    "enqueue that asks for no slot": Cut("enqueue", "gate and not has_slot(id, gate)", "false"),
+    "enqueue whose fence may fall": Cut(
+        "enqueue",
+        "tonumber(fence) > tonumber(redis.call('HGET', key, 'fence') or 0)",
+        "true",
+    ),
+    "park that takes what runs": Cut("park", "state and not place[state]", "false"),
+    "reassert over what is there": Cut("reassert", "redis.call('HEXISTS', key, 'msg') == 1", "false"),
+    "forward that drops our retries": Cut("forward", "ARGV[5] == '1' and known[1] and", "false and"),
+    "remove that leaves the lease": Cut("remove", "redis.call('ZREM', KEYS[8], id)", ""),
+    "gate without the membership test": Cut("gate_acquire", "redis.call('ZMSCORE', gate, unpack(ids))", "{}"),
+    "gate without a limit": Cut("gate_acquire", "math.max(limit - alive, 0)", "1000"),
+    "gate that admits some when all were asked": Cut("gate_acquire", "ARGV[4] == 'all' and", "false and"),
+    "gate that is not built": Cut("gate_build", "for i = 5, #ARGV, 2 do", "for i = 5, 4 do"),
+    "gate that keeps its slots": Cut("gate_release", "redis.call('ZREM', KEYS[1], unpack(going))", "#going"),
+    "gate that lets an earlier run release": Cut("gate_release", "tonumber(fence) > tonumber(retaken)", "true"),
+}
+
+CHAOS = {
+    "no-gate-rebuild": [
+        Cut("gate_acquire", "if not known[1] then return {'unbuilt', 0, 0, '0'} end", ""),
+        Cut("gate_acquire", "if now - tonumber(known[4] or 0) > tonumber(ARGV[5]) then", "if false then"),
+    ],
+    "no-fence": [Cut(script, FENCE, "") for script in ("done", "retry", "archive", "requeue")],
+    "deaf-gates": [
+        Cut("gate_acquire", "local limit = tonumber(known[2] or ARGV[2])", "local limit = tonumber(ARGV[2])")
+    ],
+    "shrinking-ttl": [
+        Cut(
+            "gate_acquire",
+            "if redis.call('TTL', gate) < hold + 60 then redis.call('EXPIRE', gate, hold + 60) end",
+            "redis.call('EXPIRE', gate, hold)",
+        )
+    ],
+}
