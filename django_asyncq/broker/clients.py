@@ -31,6 +31,7 @@ from redis.retry import Retry
 
 from .. import conf
 from ..exceptions import BrokerUnavailable
+from . import shortcut
 
 Client = Any  # redis.Redis, or what CLIENT_FACTORY gives
 Role = Literal["producer", "worker", "blocking"]
@@ -187,6 +188,7 @@ def drop_idle_connections() -> None:
     with _lock:
         found = list(_clients.values())
     for each in found:
+        shortcut.drop_idle(each)
         _disconnect(each, in_use=False)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError
 
+from . import shortcut
 from .clients import Client, broker_errors
 
 
@@ -39,6 +40,6 @@ def run(name: str, client: Client, keys: Sequence[str], arguments: Sequence[Any]
     text, digest = script(name)
     with broker_errors():
         try:
-            return client.evalsha(digest, len(keys), *keys, *arguments)
+            return shortcut.evalsha(client, digest, keys, arguments)
         except NoScriptError:
             return client.eval(text, len(keys), *keys, *arguments)

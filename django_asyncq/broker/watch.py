@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from redis.exceptions import RedisError
 
 from ..exceptions import BrokerUnavailable
-from . import clients
+from . import clients, shortcut
 from .keys import keys_of, names_channel
 
 logger = logging.getLogger("django_asyncq.broker")
@@ -47,15 +47,6 @@ def cut(connection: Any) -> None:
     if found is not None:
         with suppress(OSError):
             found.shutdown(socket.SHUT_RDWR)
-
-
-def renew(connection: Any) -> None:
-    """Have a connection that was closed while nobody waited connect anew at its next command."""
-    has_ended = True
-    with suppress(RedisError):
-        has_ended = connection.can_read()  # nothing is expected: what there is to read is its end
-    if has_ended:
-        connection.disconnect()
 
 
 class Watch:
@@ -176,7 +167,7 @@ class Watch:
                 return connection.read_response()
 
             def wait() -> Any:
-                renew(connection)
+                shortcut.renew(connection)
                 return ask("BLMOVE", pending, pending, "RIGHT", "RIGHT", clients.BLOCK_SECONDS)
 
             try:

@@ -1,0 +1,140 @@
+"""One command by the shortest way: on a kept connection, past redis-py's client and pool.
+
+After a pause what is seldom run runs slowly, and the client's way is long: retries that we do not use, locks, metrics.
+Who wraps the client's commands to trace them, or has a client of his own, sees every command as before.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FunctionType
+from typing import Any
+
+import redis.client
+import redis.commands.core
+from redis.exceptions import RedisError, ResponseError
+
+try:
+    from redis.observability.recorder import is_enabled as has_metrics
+except ImportError:  # redis-py before 7.2
+
+    def has_metrics() -> bool:
+        """Whether redis-py takes times and counts connections."""
+        return False
+
+
+# What a command comes through in a client that nobody has changed, and the module that it is of.
+WAY = (("evalsha", vars(redis.commands.core)), ("execute_command", vars(redis.client)))
+
+UNKNOWN: Any = object()
+_shortcuts: weakref.WeakKeyDictionary[Any, Shortcut | None] = weakref.WeakKeyDictionary()
+
+
+def evalsha(client: Any, digest: str, keys: Sequence[Any], arguments: Sequence[Any]) -> Any:
+    """Run a script that the server has; return its reply as it came, text as bytes. Raises: what redis-py raises."""
+    shortcut = _shortcut_of(client)
+    if shortcut is None or not _is_unchanged(client):
+        return client.evalsha(digest, len(keys), *keys, *arguments)
+    return shortcut.execute("EVALSHA", digest, len(keys), *keys, *arguments)
+
+
+def drop_idle(client: Any) -> None:
+    """Give the client's pool the connections back that nobody is using now, closed."""
+    if shortcut := _shortcut_of(client):
+        shortcut.drop_idle()
+
+
+def renew(connection: Any) -> None:
+    """Have a connection that was closed while nobody used it connect anew at its next command."""
+    has_ended = True
+    with suppress(RedisError):
+        has_ended = connection.can_read()  # nothing is expected: what there is to read is its end
+    if has_ended:
+        connection.disconnect()
+
+
+class Shortcut:
+    """The kept connections of one client, each used by one thread at a time; as many as there were calls at once."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._idle: list[Any] = []
+
+    def execute(self, *words: Any) -> Any:
+        """Send a command and return its reply."""
+        connection = self._take()
+        try:
+            connection.send_command(*words)
+            return connection.read_response()
+        except ResponseError:
+            raise  # the reply was read
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            self._idle.append(connection)
+
+    def drop_idle(self) -> None:
+        """Give back to the pool what nobody is using now, closed."""
+        with suppress(IndexError):
+            while True:
+                connection = self._idle.pop()
+                connection.disconnect()
+                self._pool.release(connection)
+
+    def forget(self) -> None:
+        """Keep nothing: in the child of a fork the connections are its parent's."""
+        self._idle = []
+
+    def _take(self) -> Any:
+        # The last one: a signal handler or another thread that calls meanwhile has another, or a new one.
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            return self._pool.get_connection()
+        renew(connection)
+        return connection
+
+
+def _shortcut_of(client: Any) -> Shortcut | None:
+    found: Shortcut | None = _shortcuts.get(client, UNKNOWN)
+    if found is UNKNOWN:
+        # Whoever comes first: of two threads both then use the same.
+        found = _shortcuts.setdefault(client, Shortcut(client.connection_pool) if _may_be_passed(client) else None)
+    return found
+
+
+def _may_be_passed(client: Any) -> bool:
+    """Whether one of its connections does for it: not in a cluster, nor where tokens are renewed or times taken."""
+    pool = getattr(client, "connection_pool", None)
+    if (
+        pool is None
+        or getattr(client, "connection", None) is not None
+        or pool.connection_kwargs.get("credential_provider")
+    ):
+        return False
+    return not has_metrics()
+
+
+def _is_unchanged(client: Any) -> bool:
+    """Whether a command's way through the client is redis-py's own: no tool has put itself around it."""
+    if "execute_command" in vars(client) or "evalsha" in vars(client):
+        return False
+    for name, home in WAY:
+        method = getattr(type(client), name)
+        if type(method) is not FunctionType or method.__globals__ is not home:
+            return False
+    return True
+
+
+def _forget() -> None:
+    for shortcut in _shortcuts.values():
+        if shortcut is not None:
+            shortcut.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
