@@ -15,6 +15,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -46,6 +47,9 @@ NAMES = [field.attname for field in FIELDS]
 DOCUMENTS = [index for index, field in enumerate(FIELDS) if isinstance(field, JSONField)]
 EMPTY: dict[str, Callable[[], Any]] = {"[]": list, "{}": dict}
 
+# The driver's connection → a cursor of it.
+_cursors: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
 # The run that holds the row, or one that was taken before the row said so.
 GUARD = "(t.state = 1 AND t.fence = v.held_fence) OR (t.state = 0 AND t.fence < v.held_fence)"
 
@@ -62,10 +66,20 @@ def read_rows(ids: Sequence[str], database: str) -> list[TaskRecord]:
     connection = connections[database]
     if connection.vendor != "postgresql":
         return list(TaskRecord.objects.using(database).filter(id__in=ids))
-    with connection.cursor() as cursor:
+    with connection.wrap_database_errors:
+        cursor = _kept_cursor(connection)
         cursor.execute(_select(database), [f"{{{','.join(ids)}}}"])
         rows = cursor.fetchall()
     return [TaskRecord.from_values(dict(zip(NAMES, _decoded(row), strict=True)), database) for row in rows]
+
+
+def _kept_cursor(connection: BaseDatabaseWrapper) -> Any:
+    """Return the driver's cursor of this connection, made once: an idle worker would make it while a task waits."""
+    connection.ensure_connection()
+    cursor = _cursors.get(connection.connection)
+    if cursor is None:
+        cursor = _cursors[connection.connection] = connection.create_cursor()
+    return cursor
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ValidationError
 from django.core.management import call_command
-from django.db import IntegrityError, transaction
+from django.db import DataError, IntegrityError, connection, transaction
 from django.db.models.signals import post_init, pre_init
 from django.utils import timezone
 
@@ -103,6 +103,23 @@ def test_rows_are_read_as_django_reads_them() -> None:
     for record in TaskRecord.objects.all():
         assert stored(found[record.id]) == stored(record)
         assert not found[record.id]._state.adding
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rows_are_read_again_after_the_connection_was_closed() -> None:
+    """A worker keeps its connection, and a cursor with it, until the database goes away."""
+    records = [TaskRecord.objects.create(name="x", args=[number]) for number in range(3)]
+    for record in records:
+        (found,) = read_rows([str(record.id)], "default")
+        assert stored(found) == stored(record)
+        connection.close()
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="elsewhere Django reads the rows")
+def test_an_error_of_the_database_is_djangos() -> None:
+    """Whatever the driver calls it: a worker that cannot read its rows goes by that."""
+    with pytest.raises(DataError), transaction.atomic():
+        read_rows(["no uuid"], "default")
 
 
 def test_what_is_written_is_what_is_read() -> None:
