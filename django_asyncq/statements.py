@@ -47,8 +47,8 @@ NAMES = [field.attname for field in FIELDS]
 DOCUMENTS = [index for index, field in enumerate(FIELDS) if isinstance(field, JSONField)]
 EMPTY: dict[str, Callable[[], Any]] = {"[]": list, "{}": dict}
 
-# The driver's connection → a cursor of it.
-_cursors: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+# Django's connection → a cursor of the driver's connection that it had then.
+_cursors: WeakKeyDictionary[BaseDatabaseWrapper, Any] = WeakKeyDictionary()
 
 # The run that holds the row, or one that was taken before the row said so.
 GUARD = "(t.state = 1 AND t.fence = v.held_fence) OR (t.state = 0 AND t.fence < v.held_fence)"
@@ -76,9 +76,9 @@ def read_rows(ids: Sequence[str], database: str) -> list[TaskRecord]:
 def _kept_cursor(connection: BaseDatabaseWrapper) -> Any:
     """Return the driver's cursor of this connection, made once: an idle worker would make it while a task waits."""
     connection.ensure_connection()
-    cursor = _cursors.get(connection.connection)
-    if cursor is None:
-        cursor = _cursors[connection.connection] = connection.create_cursor()
+    cursor = _cursors.get(connection)
+    if cursor is None or cursor.connection is not connection.connection:
+        cursor = _cursors[connection] = connection.create_cursor()
     return cursor
 
 
