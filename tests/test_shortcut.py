@@ -112,6 +112,23 @@ def test_lost_reply_is_an_error_and_nobody_elses_reply(client: redis.Redis, thro
     assert shortcut.evalsha(through, digest, [], ["three"]) == b"three"
 
 
+def test_server_that_is_away_is_looked_for_once_a_call(
+    client: redis.Redis, own_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request waits for one time-out, not for two; and what cannot be reached is not kept."""
+    digest, looked_for = load(client), list[int]()
+    shortcut.evalsha(client, digest, [], ["there"])
+    own_redis.stop()
+    real = redis.Connection._connect
+    monkeypatch.setattr(redis.Connection, "_connect", lambda self: (looked_for.append(1), real(self))[1])
+    for calls in (1, 2, 3):
+        with pytest.raises(redis.ConnectionError):
+            shortcut.evalsha(client, digest, [], ["away"])
+        assert len(looked_for) == calls
+    assert kept(client) == []
+    assert not client.connection_pool._in_use_connections
+
+
 def test_silent_server_is_a_time_out_and_its_late_reply_is_nobodys(client: redis.Redis, proxy: Proxy) -> None:
     """The connection on which it would come is closed."""
     impatient = redis.Redis.from_url(proxy.url(), protocol=2, socket_timeout=PATIENCE_SECONDS)
@@ -222,7 +239,6 @@ def test_child_of_a_fork_has_connections_of_its_own(client: redis.Redis) -> None
     child = os.fork()
     if child == 0:
         try:
-            assert kept(client) == []
             for number in range(50):
                 assert shortcut.evalsha(client, digest, [], [f"child-{number}"]) == f"child-{number}".encode()
         finally:
@@ -294,6 +310,8 @@ def test_client_of_ones_own_is_asked_itself(own_redis: EmbeddedRedis) -> None:
             return super().execute_command(*words, **options)
 
     class Stub:
+        __slots__ = ()
+
         def evalsha(self, *words: Any) -> Any:
             return words
 

@@ -62,20 +62,23 @@ class Shortcut:
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self._idle: list[Any] = []
+        self._pid = os.getpid()
 
     def execute(self, *words: Any) -> Any:
         """Send a command and return its reply."""
         connection = self._take()
         try:
             connection.send_command(*words)
-            return connection.read_response()
+            reply = connection.read_response()
         except ResponseError:
-            raise  # the reply was read
+            self._idle.append(connection)  # it was read
+            raise
         except BaseException:
             connection.disconnect()
+            self._pool.release(connection)
             raise
-        finally:
-            self._idle.append(connection)
+        self._idle.append(connection)
+        return reply
 
     def drop_idle(self) -> None:
         """Give back to the pool what nobody is using now, closed."""
@@ -85,11 +88,10 @@ class Shortcut:
                 connection.disconnect()
                 self._pool.release(connection)
 
-    def forget(self) -> None:
-        """Keep nothing: in the child of a fork the connections are its parent's."""
-        self._idle = []
-
     def _take(self) -> Any:
+        if self._pid != os.getpid():
+            # A fork, of which not every server tells Python: the connections are the parent's.
+            self._idle, self._pid = [], os.getpid()
         # The last one: a signal handler or another thread that calls meanwhile has another, or a new one.
         try:
             connection = self._idle.pop()
@@ -100,6 +102,8 @@ class Shortcut:
 
 
 def _shortcut_of(client: Any) -> Shortcut | None:
+    if not isinstance(client, redis.client.Redis):
+        return None  # a cluster's, or whatever CLIENT_FACTORY gives
     found: Shortcut | None = _shortcuts.get(client, UNKNOWN)
     if found is UNKNOWN:
         # Whoever comes first: of two threads both then use the same.
@@ -107,19 +111,13 @@ def _shortcut_of(client: Any) -> Shortcut | None:
     return found
 
 
-def _may_be_passed(client: Any) -> bool:
-    """Whether one of its connections does for it: not in a cluster, nor where tokens are renewed or times taken."""
-    pool = getattr(client, "connection_pool", None)
-    if (
-        pool is None
-        or getattr(client, "connection", None) is not None
-        or pool.connection_kwargs.get("credential_provider")
-    ):
-        return False
-    return not has_metrics()
+def _may_be_passed(client: redis.client.Redis) -> bool:
+    """Whether any connection of its pool does for it: not where tokens are renewed or times taken."""
+    has_tokens = bool(client.connection_pool.connection_kwargs.get("credential_provider"))
+    return client.connection is None and not has_tokens and not has_metrics()
 
 
-def _is_unchanged(client: Any) -> bool:
+def _is_unchanged(client: redis.client.Redis) -> bool:
     """Whether a command's way through the client is redis-py's own: no tool has put itself around it."""
     if "execute_command" in vars(client) or "evalsha" in vars(client):
         return False
@@ -128,13 +126,3 @@ def _is_unchanged(client: Any) -> bool:
         if type(method) is not FunctionType or method.__globals__ is not home:
             return False
     return True
-
-
-def _forget() -> None:
-    for shortcut in _shortcuts.values():
-        if shortcut is not None:
-            shortcut.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
