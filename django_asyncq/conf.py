@@ -25,7 +25,7 @@ class Settings:
     redis: str = "default"
     """Alias in CACHES of a django-redis cache whose server holds the queues."""
     client_factory: str = ""
-    """Dotted path of a callable `(role) -> redis client`, for what django-redis cannot build (Cluster)."""
+    """Dotted path of a callable `(role) -> redis client`; `django_asyncq.broker.cluster.client` is for a Cluster."""
     key_prefix: str = "asynq"
     """First part of every queue key. asynq's own tools see only `asynq`."""
     gate_prefix: str = "asynch:qgate:"

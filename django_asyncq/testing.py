@@ -50,8 +50,10 @@ class EmbeddedRedis:
     its owner. A forked child of the owner may use the server but does not end it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *settings: str) -> None:
+        """settings: more of the server's, as words of its command line: `"--maxmemory", "100mb"`."""
         self.port = 0
+        self._settings = settings
         self._owner_pid = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
@@ -134,7 +136,7 @@ class EmbeddedRedis:
         """Start the process; whether it answers. One that does not is ended."""
         assert self._folder is not None  # noqa: S101 - made by start()
         settings = ["--bind", "127.0.0.1", "--port", str(self.port), "--save", "", "--appendonly", "no"]
-        command = [binary, *settings, "--dir", str(self._folder), "--enable-debug-command", "local"]
+        command = [binary, *settings, "--dir", str(self._folder), "--enable-debug-command", "local", *self._settings]
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603
                 [*_tie_to_owner(), *command],

@@ -16,7 +16,14 @@ from django_asyncq.testing import EmbeddedRedis
 from .proxy import Proxy
 
 # Some minutes of kills, refusals and random sequences: `python runtests.py -m faults`.
-FAULTS = {"test_crash.py", "test_machine.py", "test_short.py", "test_refusals.py", "test_outage.py"}
+FAULTS = {
+    "test_crash.py",
+    "test_machine.py",
+    "test_short.py",
+    "test_refusals.py",
+    "test_outage.py",
+    "test_topologies.py",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

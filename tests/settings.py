@@ -33,6 +33,12 @@ CACHES = {
     }
 }
 
+if port := os.environ.get("ASYNCQ_TEST_SENTINEL_PORT"):
+    CACHES["default"]["OPTIONS"] = {
+        "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+        "SENTINELS": [("127.0.0.1", int(port))],
+    }
+
 INSTALLED_APPS = [
     "django.contrib.admin",
     "django.contrib.auth",
@@ -68,6 +74,7 @@ TEMPLATES = [
 
 TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES": []}}
 ASYNCQ = {
+    "CLIENT_FACTORY": os.environ.get("ASYNCQ_TEST_CLIENT_FACTORY", ""),
     "KEY_PREFIX": os.environ.get("ASYNCQ_TEST_PREFIX", "asynqtest"),
     "GATE_PREFIX": os.environ.get("ASYNCQ_TEST_PREFIX", "asynqtest") + ":qgate:",
     "LEASE_SECONDS": int(os.environ.get("ASYNCQ_TEST_LEASE", "2")),

@@ -68,7 +68,7 @@ class Broker:
     @property
     def reaches_gates(self) -> bool:
         """Whether one script may name the keys of a queue and of a gate: in a cluster they live apart."""
-        return getattr(self.client, "connection_pool", None) is not None
+        return not clients.is_cluster(self.client)
 
     # --- queues, and whether Redis is there
 

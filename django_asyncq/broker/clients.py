@@ -16,6 +16,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 from django_redis.pool import get_connection_factory
 from redis.backoff import NoBackoff
+from redis.cluster import RedisCluster
 from redis.connection import BlockingConnectionPool
 from redis.exceptions import (
     ClusterDownError,
@@ -33,7 +34,7 @@ from .. import conf
 from ..exceptions import BrokerUnavailable
 from . import shortcut
 
-Client = Any  # redis.Redis, or what CLIENT_FACTORY gives
+Client = Any  # redis.Redis or redis.cluster.RedisCluster, or what is used like one of them
 Role = Literal["producer", "worker", "blocking"]
 
 BLOCK_SECONDS = 5
@@ -67,7 +68,8 @@ _lock = threading.Lock()
 def client(role: Role) -> Client:
     """Return this process's client for a role; thread-safe, its pool re-opens after a fork.
 
-    Raises: ImproperlyConfigured when the alias is missing or has no LOCATION.
+    Raises: ImproperlyConfigured when the alias is missing or has no LOCATION; BrokerUnavailable when it is a cluster's
+    and no node answers.
     """
     configured = conf.current()
     key = (role, configured.redis, configured.client_factory)
@@ -95,27 +97,21 @@ def reset_clients(**kwargs: Any) -> None:
 setting_changed.connect(reset_clients, dispatch_uid="django_asyncq.clients")
 
 
-def _build(role: Role) -> Client:
-    configured = conf.current()
-    if configured.client_factory:
-        return import_string(configured.client_factory)(role)
-    cache: Any = settings.CACHES.get(configured.redis)
+def alias() -> tuple[list[str], dict[str, Any]]:
+    """Return the addresses and the OPTIONS of the alias in CACHES that ASYNCQ["REDIS"] names.
+
+    Raises: ImproperlyConfigured when it is missing or has no LOCATION.
+    """
+    name = conf.current().redis
+    cache: Any = settings.CACHES.get(name)
     if not cache or not cache.get("LOCATION"):
-        raise ImproperlyConfigured(
-            f"ASYNCQ['REDIS'] names {configured.redis!r}: CACHES has no such alias, or it has no LOCATION"
-        )
+        raise ImproperlyConfigured(f"ASYNCQ['REDIS'] names {name!r}: CACHES has no such alias, or it has no LOCATION")
     location = cache["LOCATION"]
     urls = location.split(",") if isinstance(location, str) else list(location)
-    ours = _connection_options(role)
-    factory: Any = get_connection_factory(options=_factory_options(cache.get("OPTIONS") or {}, ours))
-    # Not factory.connect(): that looks in the pools shared by URL.
-    pool = factory.get_connection_pool(factory.make_connection_params(urls[0].strip()))
-    # Once more: what the query string of a URL says wins over keywords in redis-py.
-    pool.connection_kwargs.update(ours)
-    return factory.redis_client_cls(connection_pool=pool, **factory.redis_client_cls_kwargs)
+    return [url.strip() for url in urls], cache.get("OPTIONS") or {}
 
 
-def _connection_options(role: Role) -> dict[str, Any]:
+def connection_options(role: Role) -> dict[str, Any]:
     """Return what each connection of a role has, whatever the alias says."""
     connect_seconds, read_seconds = TIMEOUTS[role]
     return {
@@ -128,7 +124,7 @@ def _connection_options(role: Role) -> dict[str, Any]:
     }
 
 
-def _factory_options(written: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+def factory_options(written: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of the alias's OPTIONS, with our connection options in the place of its own."""
     options = {
         name: value for name, value in written.items() if name not in ("SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT")
@@ -143,6 +139,34 @@ def _factory_options(written: dict[str, Any], ours: dict[str, Any]) -> dict[str,
         timeouts = {name: ours[name] for name in ("socket_connect_timeout", "socket_timeout")}
         options["SENTINEL_KWARGS"] = {**(written.get("SENTINEL_KWARGS") or {}), **timeouts}
     return options
+
+
+def _build(role: Role) -> Client:
+    if path := conf.current().client_factory:
+        factory = import_string(path)
+        with broker_errors():  # that of a cluster asks it for its nodes
+            return factory(role)
+    urls, written = alias()
+    ours = connection_options(role)
+    maker: Any = get_connection_factory(options=factory_options(written, ours))
+    # Not maker.connect(): that looks in the pools shared by URL.
+    pool = maker.get_connection_pool(maker.make_connection_params(urls[0]))
+    # Once more: what the query string of a URL says wins over keywords in redis-py.
+    pool.connection_kwargs.update(ours)
+    return maker.redis_client_cls(connection_pool=pool, **maker.redis_client_cls_kwargs)
+
+
+def is_cluster(found: Client) -> bool:
+    """Whether a client finds the node for each key by itself."""
+    return isinstance(found, RedisCluster)
+
+
+def pool_for(found: Client, key: str) -> Any:
+    """Return the connections to the server that has a key. Raises: what redis-py raises."""
+    if not is_cluster(found):
+        return found.connection_pool
+    found.exists(key)  # follows a slot that has moved, which the next line does not
+    return found.get_redis_connection(found.get_node_from_key(key)).connection_pool
 
 
 class broker_errors:
@@ -193,10 +217,11 @@ def drop_idle_connections() -> None:
 
 
 def _disconnect(found: Client, *, in_use: bool) -> None:
-    # A cluster client has pools of its own inside, and a factory may give anything.
-    pool = getattr(found, "connection_pool", None)
-    if isinstance(pool, BlockingConnectionPool):
-        # In the oldest redis-py allowed its `disconnect` takes no argument.
-        pool.disconnect()
-    elif pool is not None:
-        pool.disconnect(inuse_connections=in_use)
+    # That of a cluster has a client for each node.
+    servers = [node.redis_connection for node in found.get_nodes()] if is_cluster(found) else [found]
+    for pool in [server.connection_pool for server in servers if server is not None]:
+        if isinstance(pool, BlockingConnectionPool):
+            # In the oldest redis-py allowed its `disconnect` takes no argument.
+            pool.disconnect()
+        else:
+            pool.disconnect(inuse_connections=in_use)

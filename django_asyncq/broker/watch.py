@@ -146,18 +146,8 @@ class Watch:
     def _block(self, queue: str) -> None:
         """Whenever the queue is armed, wait until something is in it; on one connection, kept from push to push."""
         pending = keys_of(queue).pending
-        client = clients.client("blocking")
-        pool = getattr(client, "connection_pool", None)
         with clients.broker_errors():
-            if pool is None:
-                # A cluster client chooses the node by itself; its call ends after BLOCK_SECONDS at the
-                # latest.
-                self._block_on(
-                    queue,
-                    lambda: client.blmove(pending, pending, clients.BLOCK_SECONDS, "RIGHT", "RIGHT"),
-                    lambda: client.llen(pending),
-                )
-                return
+            pool = clients.pool_for(clients.client("blocking"), pending)
             connection = pool.get_connection()
             with self._lock:
                 self._connections.add(connection)
