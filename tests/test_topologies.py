@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import redis
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
 from django.utils import timezone
 from redis.cluster import RedisCluster
 
@@ -84,6 +87,13 @@ def assert_all_succeeded(count: int) -> None:
     assert TaskRecord.objects.filter(state=TaskState.SUCCEEDED).count() == count == TaskRecord.objects.count()
 
 
+def command(*words: str) -> Any:
+    """What `manage.py asyncq` prints as JSON."""
+    output = StringIO()
+    call_command("asyncq", *words, stdout=output)
+    return json.loads(output.getvalue())
+
+
 # --- Cluster
 
 
@@ -115,6 +125,9 @@ def test_queues_and_gates_on_several_nodes(three: Cluster) -> None:
         tasks.gated.using(queue_name=queue).enqueue(gated)
     with pytest.raises(QueueFull):
         tasks.gated.enqueue_many([(gated,)] * 3)
+    stats = command("stats", "--json")
+    assert {queue["queue"]: queue["pending"] for queue in stats["queues"]} == dict.fromkeys(queues, 23)
+    assert [found["occupancy"] for found in stats["gates"]] == [3]
     run_workers("--queues", ",".join(queues), "--processes", "2")
     assert_all_succeeded(3 * 24)
     assert gate.slots(gated) == []
@@ -221,6 +234,13 @@ def test_an_address_that_is_no_nodes_is_refused(settings: Any, address: str) -> 
     settings.CACHES = {"default": {**django_settings.CACHES["default"], "LOCATION": address}}
     settings.ASYNCQ = {**settings.ASYNCQ, "CLIENT_FACTORY": FACTORY}
     with pytest.raises(ImproperlyConfigured, match=r"redis://10\.0\.0\.1:6379"):
+        clients.client("producer")
+
+
+def test_a_server_that_is_no_cluster_is_named_so(settings: Any, redis_client: redis.Redis) -> None:
+    """It answers, so "cannot be reached" would lead astray."""
+    settings.ASYNCQ = {**settings.ASYNCQ, "CLIENT_FACTORY": FACTORY}
+    with pytest.raises(ImproperlyConfigured, match="no node of a cluster: remove ASYNCQ"):
         clients.client("producer")
 
 

@@ -7,16 +7,20 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from redis.cluster import ClusterNode, RedisCluster
 from redis.connection import parse_url
+from redis.exceptions import RedisClusterException
 
 from . import clients
+
+# redis-py says it in the midst of a sentence.
+NO_CLUSTER = "Cluster mode is not enabled"
 
 
 def client(role: clients.Role) -> RedisCluster:
     """Return a client of the cluster of which the alias's LOCATION names a node, or several.
 
     Each of them is asked for the others. User, password and TLS are those of the first address, or of OPTIONS.
-    Raises: ImproperlyConfigured when the alias is missing, has no LOCATION, or an address is none of a node's;
-    what redis-py raises when no node answers.
+    Raises: ImproperlyConfigured when the alias is missing, has no LOCATION, or an address is none of a node's; what
+    redis-py raises when no node answers.
     """
     urls, written = clients.alias()
     options = clients.factory_options(written, clients.connection_options(role))
@@ -25,7 +29,14 @@ def client(role: clients.Role) -> RedisCluster:
     credentials = {word: options[name] for word, name in names.items() if options.get(name)}
     parsed = [_parsed(url) for url in urls]
     nodes = [ClusterNode(each.pop("host"), each.pop("port", 6379)) for each in parsed]  # type: ignore[no-untyped-call]
-    return RedisCluster(startup_nodes=nodes, **{**credentials, **parsed[0], **options["CONNECTION_POOL_KWARGS"]})
+    try:
+        return RedisCluster(startup_nodes=nodes, **{**credentials, **parsed[0], **options["CONNECTION_POOL_KWARGS"]})
+    except RedisClusterException as error:
+        if NO_CLUSTER not in str(error):
+            raise
+        raise ImproperlyConfigured(
+            "LOCATION names a server that is no node of a cluster: remove ASYNCQ['CLIENT_FACTORY'], or name a node"
+        ) from error
 
 
 def _parsed(url: str) -> dict[str, Any]:
