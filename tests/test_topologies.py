@@ -237,7 +237,7 @@ def test_an_address_that_is_no_nodes_is_refused(settings: Any, address: str) -> 
         clients.client("producer")
 
 
-def test_a_server_that_is_no_cluster_is_named_so(settings: Any, redis_client: redis.Redis) -> None:
+def test_a_server_that_is_no_cluster_is_named_so(settings: Any) -> None:
     """It answers, so "cannot be reached" would lead astray."""
     settings.ASYNCQ = {**settings.ASYNCQ, "CLIENT_FACTORY": FACTORY}
     with pytest.raises(ImproperlyConfigured, match="no node of a cluster: remove ASYNCQ"):

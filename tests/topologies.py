@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 
-from django_asyncq.testing import EmbeddedRedis, _binary
+from django_asyncq.testing import EmbeddedRedis, _binary, _tie_to_owner
 
 from .workers import wait_until
 
@@ -127,7 +127,8 @@ def watched() -> Iterator[Watched]:
                 f"sentinel failover-timeout {SENTINEL_NAME} 3000\n"
             )
             with (Path(folder) / "log").open("ab") as log:
-                process = subprocess.Popen([_binary(), str(file), "--sentinel"], stdout=log, stderr=log)
+                command = [*_tie_to_owner(), _binary(), str(file), "--sentinel"]
+                process = subprocess.Popen(command, stdout=log, stderr=log)
             try:
                 found = Watched(primary, replica, port)
                 wait_until(lambda: knows_replica(port), "a sentinel")
