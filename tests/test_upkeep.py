@@ -29,8 +29,8 @@ from .workers import ROOT, environment, history, run_workers, wait_until, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# Leaders killed at the tick; 100 of them take about five minutes.
-ROUNDS = int(os.environ.get("ASYNCQ_TEST_ROUNDS", "6"))
+# Leaders killed at the tick, four seconds each.
+ROUNDS = int(os.environ.get("ASYNCQ_TEST_ROUNDS", "4"))
 
 UPKEEP = """
 import sys
