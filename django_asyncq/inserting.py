@@ -19,6 +19,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import CharField, DateTimeField, Field, FloatField, IntegerField, JSONField, UUIDField
 from django.db.models.signals import post_save, pre_save
 
+from .cursors import cursor_for
 from .models import TaskRecord
 
 ROWS_PER_STATEMENT = 1000
@@ -55,19 +56,19 @@ def insert(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> No
     statements = list(_statements(records, connection))
     if len(statements) == 1:
         # One statement is atomic by itself; BEGIN and COMMIT around it would be two round trips more.
-        _execute(statements, connection)
+        _execute(statements, connection, len(records))
     else:
         with transaction.atomic(database, savepoint=False):
-            _execute(statements, connection)
+            _execute(statements, connection, len(records))
     for record in records:
         record._state.adding, record._state.db = False, database
     for record in told:
         post_save.send(TaskRecord, instance=record, created=True, raw=False, using=database, update_fields=None)
 
 
-def _execute(statements: Sequence[tuple[str, list[Any]]], connection: BaseDatabaseWrapper) -> None:
+def _execute(statements: Sequence[tuple[str, list[Any]]], connection: BaseDatabaseWrapper, rows: int) -> None:
     try:
-        with connection.cursor() as cursor:
+        with cursor_for(connection, rows) as cursor:
             for sql, parameters in statements:
                 cursor.execute(sql, parameters)
     except BaseException:

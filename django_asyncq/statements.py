@@ -15,12 +15,12 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
-from weakref import WeakKeyDictionary
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Field, JSONField
 
+from .cursors import cursor_for
 from .models import TaskRecord
 
 # All that a run may change of its row.
@@ -47,9 +47,6 @@ NAMES = [field.attname for field in FIELDS]
 DOCUMENTS = [index for index, field in enumerate(FIELDS) if isinstance(field, JSONField)]
 EMPTY: dict[str, Callable[[], Any]] = {"[]": list, "{}": dict}
 
-# Django's connection → a cursor of the driver's connection that it had then.
-_cursors: WeakKeyDictionary[BaseDatabaseWrapper, Any] = WeakKeyDictionary()
-
 # The run that holds the row, or one that was taken before the row said so.
 GUARD = "(t.state = 1 AND t.fence = v.held_fence) OR (t.state = 0 AND t.fence < v.held_fence)"
 
@@ -66,20 +63,10 @@ def read_rows(ids: Sequence[str], database: str) -> list[TaskRecord]:
     connection = connections[database]
     if connection.vendor != "postgresql":
         return list(TaskRecord.objects.using(database).filter(id__in=ids))
-    with connection.wrap_database_errors:
-        cursor = _kept_cursor(connection)
+    with cursor_for(connection, len(ids)) as cursor:
         cursor.execute(_select(database), [f"{{{','.join(ids)}}}"])
         rows = cursor.fetchall()
     return [TaskRecord.from_values(dict(zip(NAMES, _decoded(row), strict=True)), database) for row in rows]
-
-
-def _kept_cursor(connection: BaseDatabaseWrapper) -> Any:
-    """Return the driver's cursor of this connection, made once: an idle worker would make it while a task waits."""
-    connection.ensure_connection()
-    cursor = _cursors.get(connection)
-    if cursor is None or cursor.connection is not connection.connection:
-        cursor = _cursors[connection] = connection.create_cursor()
-    return cursor
 
 
 @cache

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, connections, transaction
 from django.db.models.signals import post_save, pre_save
 from django.test.utils import CaptureQueriesContext
 
@@ -16,6 +16,8 @@ from django_asyncq.names import uuid7
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+# Not the proxy: `insert` is given what belongs to the thread.
+connection = connections["default"]
 NOON = datetime(2026, 5, 4, 12, 30, 15, 123456, tzinfo=UTC)
 FULL: dict[str, Any] = {
     "name": "tests.tasks.add",

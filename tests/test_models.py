@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from typing import Any
 
 import pytest
@@ -105,22 +103,6 @@ def test_rows_are_read_as_django_reads_them() -> None:
     for record in TaskRecord.objects.all():
         assert stored(found[record.id]) == stored(record)
         assert not found[record.id]._state.adding
-
-
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="elsewhere Django reads the rows")
-@pytest.mark.django_db(transaction=True)
-def test_rows_are_read_again_after_the_connection_was_closed() -> None:
-    """A worker keeps its connection, and a cursor with it, until the database goes away; then neither is kept."""
-    records = [TaskRecord.objects.create(name="x", args=[number]) for number in range(3)]
-    used = []
-    for record in records:
-        connection.close()
-        for _ in range(2):
-            (found,) = read_rows([str(record.id)], "default")
-            assert stored(found) == stored(record)
-        used.append(weakref.ref(connection.connection))
-    gc.collect()
-    assert [reference() is None for reference in used] == [True, True, False]
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="elsewhere Django reads the rows")

@@ -1,0 +1,44 @@
+"""Django's cursor for one statement. On PostgreSQL the driver's is kept for those of one row.
+
+Making one takes a lone `enqueue` or claim longer than all else that Django does around the statement. A cursor holds
+what it last sent and got, so a statement of many rows has one of its own.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+# Django's connection → a cursor of the driver's connection that it had then.
+_kept: WeakKeyDictionary[BaseDatabaseWrapper, Any] = WeakKeyDictionary()
+
+
+def cursor_for(connection: BaseDatabaseWrapper, rows: int) -> AbstractContextManager[Any]:
+    """Return what gives a cursor for a statement that writes or reads so many rows.
+
+    It does what `connection.cursor()` does, and whoever listens there hears of each statement. Raises: what it raises.
+    """
+    if rows > 1 or connection.vendor != "postgresql" or _is_replaced(connection):
+        return connection.cursor()
+    connection.close_if_health_check_failed()
+    connection.ensure_connection()
+    connection.validate_thread_sharing()
+    cursor = _kept.get(connection)
+    if cursor is None or cursor.connection is not connection.connection:
+        with connection.wrap_database_errors:
+            cursor = _kept[connection] = connection.create_cursor()
+    return nullcontext(
+        connection.make_debug_cursor(cursor) if connection.queries_logged else connection.make_cursor(cursor)
+    )
+
+
+def _is_replaced(connection: BaseDatabaseWrapper) -> bool:
+    """Whether somebody stands before this connection's cursors: a tracing tool, a test that may not use a database."""
+    own = type(connection)
+    return (
+        getattr(connection.cursor, "__func__", None) is not own.cursor
+        or getattr(connection.create_cursor, "__func__", None) is not own.create_cursor
+    )
