@@ -6,6 +6,7 @@ take long (forwarding, reconciling) is done by `upkeep` in a thread of its own.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import multiprocessing
 import os
@@ -35,6 +36,7 @@ from .worker.options import READY, WorkerOptions
 
 logger = logging.getLogger("django_asyncq.supervisor")
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 TICK_SECONDS = 0.2
 # A process that dies younger than this is started again with growing pauses.
 YOUNG_SECONDS = 5.0
@@ -58,6 +60,12 @@ class Child:
     last_stack: LastStack
     stack: str = ""
     overdue: set[str] = field(default_factory=set)
+
+
+def ignore_signals() -> None:
+    """Let what comes now be without effect: Python takes its handlers away before it has ended, and would be killed."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def has_said_ready(pipe: Any) -> bool:
@@ -112,8 +120,9 @@ class Supervisor:
     def run(self) -> None:
         """Supervise until stopped. A second SIGTERM or SIGINT hurries."""
         self.alarm.attach_signals()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
+        atexit.register(ignore_signals)
         self.upkeep.start()
         logger.info("supervisor %d: %d processes, %d slots each", os.getpid(), self.processes, self.options.concurrency)
         try:

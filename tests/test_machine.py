@@ -123,16 +123,22 @@ def test_finds_a_script_without_its_guard(mutant: str, monkeypatch: pytest.Monke
     assert_found()
 
 
+def guard_is(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statements, "GUARD", guard)
+    # What it has made before is not to be used.
+    monkeypatch.setattr(statements, "_update_from_json", statements._update_from_json.__wrapped__)
+
+
 def without_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statements, "GUARD", "1 = 1")
+    guard_is("1 = 1", monkeypatch)
 
 
 def without_the_fence_of_running_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statements, "GUARD", statements.GUARD.replace(" AND t.fence = v.held_fence", ""))
+    guard_is(statements.GUARD.replace(" AND t.fence = v.held_fence", ""), monkeypatch)
 
 
 def without_the_fence_of_queued_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statements, "GUARD", statements.GUARD.replace(" AND t.fence < v.held_fence", ""))
+    guard_is(statements.GUARD.replace(" AND t.fence < v.held_fence", ""), monkeypatch)
 
 
 def repeated_write_is_a_conflict(monkeypatch: pytest.MonkeyPatch) -> None:

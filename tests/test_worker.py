@@ -239,6 +239,18 @@ def test_second_signal_hurries(history_path: Path, tmp_path: Path) -> None:
     assert record_of(slow).attempt == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_to_the_end_do_not_kill_what_has_ended(number: signal.Signals, tmp_path: Path) -> None:
+    """Whoever signals again and again, until the process is gone: it has stopped in order, and says so."""
+    with workers(tmp_path, "--processes", "1") as fleet:
+        wait_until(fleet.children, "a worker")
+        deadline = time.monotonic() + 30
+        while fleet.process.poll() is None and time.monotonic() < deadline:
+            fleet.process.send_signal(number)
+            time.sleep(0.001)
+        assert fleet.process.returncode == 0, fleet.output()
+
+
 def test_idle_worker_exits_within_a_second(tmp_path: Path) -> None:
     """SIGTERM to a worker that waits in Redis is heard at once."""
     done = tasks.add.enqueue(1)
