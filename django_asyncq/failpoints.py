@@ -21,7 +21,7 @@ POINTS: Mapping[str, str] = {
     # Into the queue.
     "build.gate_built": "a gate's members were made from the rows; those that ended meanwhile are not taken out yet",
     "enqueue.slot_taken": "the gate gave a provisional slot; the row is not inserted",
-    "enqueue.row_inserted": "the row is inserted; an open transaction is not committed, nothing is pushed",
+    "enqueue.row_inserted": "the row is inserted, or on its way; an open transaction is not committed",
     "enqueue.committed": "the transaction is committed; nothing is pushed, no slot confirmed",
     "dispatch.slots_confirmed": "slots are confirmed apart (for later, lost, in a cluster); nothing is pushed",
     "dispatch.queue_pushed": "the tasks of one queue are pushed; those of the next are not",

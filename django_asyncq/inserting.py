@@ -19,6 +19,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import CharField, DateTimeField, Field, FloatField, IntegerField, JSONField, UUIDField
 from django.db.models.signals import post_save, pre_save
 
+from . import ahead, conf
 from .cursors import cursor_for
 from .models import TaskRecord
 
@@ -45,7 +46,7 @@ _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str)
 
 
 def insert(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> None:
-    """Insert new tasks, all or none, in the caller's transaction where there is one.
+    """Insert new tasks, all or none, in the caller's transaction where there is one; there it may be only sent.
 
     As with Django's `save` and `bulk_create`, `pre_save` and `post_save` tell of a task alone, not of several.
     """
@@ -67,14 +68,26 @@ def insert(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> No
 
 
 def _execute(statements: Sequence[tuple[str, list[Any]]], connection: BaseDatabaseWrapper, rows: int) -> None:
+    may_be_left = _may_be_left(connection)
     try:
         with cursor_for(connection, rows) as cursor:
             for sql, parameters in statements:
-                cursor.execute(sql, parameters)
+                if may_be_left:
+                    ahead.send(connection, cursor, sql, parameters)
+                else:
+                    cursor.execute(sql, parameters)
     except BaseException:
         # A transaction around it can only be rolled back now.
         with transaction.mark_for_rollback_on_error(connection.alias):
             raise
+
+
+def _may_be_left(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the transaction's next statement, or its commit, is soon enough to hear that the INSERT was done.
+
+    Not in a savepoint, which may be rolled back alone, by whoever expects the error within it.
+    """
+    return connection.in_atomic_block and not connection.savepoint_ids and conf.current().send_ahead
 
 
 def _statements(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> Iterator[tuple[str, list[Any]]]:
