@@ -210,6 +210,21 @@ def test_a_connection_may_be_closed_before_the_reply_is_read() -> None:
     assert TaskRecord.objects.count() == 0
 
 
+def test_a_server_that_goes_away_is_told_at_the_commit(locked: Any) -> None:
+    """Before it could answer: nothing is there, nothing is pushed, and the next transaction has a new connection."""
+    with pytest.raises(OperationalError), begun():
+        tasks.add.enqueue(1)
+        assert is_unread()
+        with locked.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.connection.info.backend_pid])
+            assert cursor.fetchone() == (True,)
+        locked.close()
+    assert pending() == []
+    with begun():
+        result = tasks.add.enqueue(2)
+    assert [str(id) for id in TaskRecord.objects.values_list("id", flat=True)] == [result.id] == pending()
+
+
 @pytest.mark.parametrize(
     "why", ["no transaction", "the first statement", "a savepoint", "the setting", "a listener", "the log"]
 )
