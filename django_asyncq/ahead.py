@@ -67,6 +67,7 @@ def send(connection: BaseDatabaseWrapper, cursor: Any, sql: str, parameters: Seq
         return
 
     def begin(statement: Statement, *args: Any, **kwargs: Any) -> None:
+        # In the place of `wait`, once: up to where it would wait, if it does not end before.
         if next(statement, driver) is not driver:
             driver.lock = Unread(driver, statement, connection.alias)
 
@@ -78,7 +79,7 @@ def send(connection: BaseDatabaseWrapper, cursor: Any, sql: str, parameters: Seq
 
 
 def _can_send(connection: BaseDatabaseWrapper, cursor: Any) -> bool:
-    """Whether this is psycopg 3, and nobody looks at what the cursor or the connection does, and when."""
+    """Whether this is psycopg 3, nobody looks at what cursor or connection do, and no pipeline sends by itself."""
     driver = connection.connection
     return (
         type(cursor) is CursorWrapper
@@ -87,4 +88,5 @@ def _can_send(connection: BaseDatabaseWrapper, cursor: Any) -> bool:
         and hasattr(driver, "wait")
         and "wait" not in vars(driver)
         and driver.pgconn.transaction_status in BEGUN
+        and not driver.pgconn.pipeline_status
     )

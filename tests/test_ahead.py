@@ -275,6 +275,23 @@ def test_a_wait_that_is_not_psycopgs_is_left_alone(there: TaskRecord, monkeypatc
     assert seen
 
 
+def test_a_pipeline_of_the_projects_own_is_left_alone(there: TaskRecord) -> None:
+    """There psycopg sends ahead by itself, and tells of errors in its own way."""
+    with begun(), connection.connection.pipeline():
+        results = [tasks.add.enqueue(number) for number in range(3)]
+        assert not is_unread()
+    assert [result.id for result in results] == pending()
+    assert TaskRecord.objects.count() == 4
+    with pytest.raises(IntegrityError, match="duplicate"), begun():
+        try:
+            with connection.wrap_database_errors, connection.connection.pipeline():
+                insert(id=there.id)
+                tasks.add.enqueue(1)
+        finally:
+            assert not is_unread()
+    assert TaskRecord.objects.count() == 4
+
+
 def test_what_cannot_be_sent_leaves_the_connection_as_it_was() -> None:
     """A value that the driver refuses, before and after something was sent."""
     with begun():
