@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ from .redis_state import pending
 connection = connections["default"]
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif(connection.vendor != "postgresql", reason="sent on PostgreSQL only"),
+    pytest.mark.skipif(
+        connection.vendor != "postgresql" or find_spec("psycopg") is None, reason="sent on PostgreSQL through psycopg 3"
+    ),
 ]
 
 
@@ -226,12 +229,20 @@ def test_a_server_that_goes_away_is_told_at_the_commit(locked: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "why", ["no transaction", "the first statement", "a savepoint", "the setting", "a listener", "the log"]
+    "why", ["no transaction", "the first statement", "a savepoint", "the setting", "a listener", "the log", "a tool"]
 )
-def test_waits_where_the_error_is_expected_at_once(why: str, there: TaskRecord, settings: Any) -> None:
+def test_waits_where_the_error_is_expected_at_once(
+    why: str, there: TaskRecord, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where another may want to go on without it, and for whoever looks at statements."""
     if why == "the setting":
         settings.ASYNCQ = {**settings.ASYNCQ, "SEND_AHEAD": False}
+    if why == "a tool":
+
+        class Traced(type(connection.create_cursor())):  # type: ignore[misc]
+            """A cursor that is not Django's."""
+
+        monkeypatch.setattr(connection, "create_cursor", lambda name=None: Traced(connection.connection))
     if why == "no transaction":
         with pytest.raises(IntegrityError):
             insert(id=there.id)
@@ -245,8 +256,10 @@ def test_waits_where_the_error_is_expected_at_once(why: str, there: TaskRecord, 
         if why == "a savepoint":
             with pytest.raises(IntegrityError), transaction.atomic():
                 insert(id=there.id)
+                pytest.fail("it was not waited for")
+            insert()
             return
-        if why == "the setting":
+        if why in ("the setting", "a tool"):
             with pytest.raises(IntegrityError):
                 insert(id=there.id)
         elif why == "a listener":
@@ -256,6 +269,19 @@ def test_waits_where_the_error_is_expected_at_once(why: str, there: TaskRecord, 
             with pytest.raises(IntegrityError), CaptureQueriesContext(connection):
                 insert(id=there.id)
         transaction.set_rollback(True)
+
+
+def test_a_transaction_that_django_does_not_manage_is_waited_for(there: TaskRecord) -> None:
+    """Nobody could mark it as one that can only be rolled back."""
+    transaction.set_autocommit(False)
+    try:
+        insert()
+        with pytest.raises(IntegrityError):
+            insert(id=there.id)
+        transaction.rollback()
+    finally:
+        transaction.set_autocommit(True)
+    assert TaskRecord.objects.get() == there
 
 
 def test_a_wait_that_is_not_psycopgs_is_left_alone(there: TaskRecord, monkeypatch: pytest.MonkeyPatch) -> None:
