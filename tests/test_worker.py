@@ -32,7 +32,7 @@ from django_asyncq.worker.slots import Runner, Slots, ThreadSlots
 
 from . import tasks
 from .redis_state import unknown
-from .workers import history, run_workers, start_workers, wait_until, workers
+from .workers import history, run_workers, start_workers, wait_until, worker_pids, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -237,6 +237,24 @@ def test_second_signal_hurries(history_path: Path, tmp_path: Path) -> None:
         assert fleet.stop() == 0
         assert time.monotonic() - began < 6
     assert record_of(slow).attempt == 0
+
+
+def test_workers_are_looked_for_while_threads_of_the_supervisor_end() -> None:
+    """A thread that is listed may be gone when its children are asked for."""
+    over = threading.Event()
+
+    def start_and_end() -> None:
+        while not over.is_set():
+            threading.Thread(target=lambda: None).start()
+
+    starting = threading.Thread(target=start_and_end)
+    starting.start()
+    try:
+        for _ in range(500):
+            assert worker_pids(os.getpid()) == []
+    finally:
+        over.set()
+        starting.join()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -97,13 +97,18 @@ def worker_pids(supervisor: int) -> list[int]:
     """Worker processes of a supervisor; multiprocessing's resource tracker is a child too, and none."""
     found = []
     for task in Path(f"/proc/{supervisor}/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            try:
-                if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(int(pid))
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # it ends just now
+        for pid in read_of_living(task / "children").split():
+            if b"spawn_main" in read_of_living(Path(f"/proc/{pid.decode()}/cmdline")):
+                found.append(int(pid))
     return found
+
+
+def read_of_living(path: Path) -> bytes:
+    """Read a file below /proc; nothing when its thread or process has just ended."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 @contextmanager
