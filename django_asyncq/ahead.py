@@ -1,11 +1,11 @@
 """Statements that are sent ahead: the database works on one while its sender goes on (PostgreSQL through psycopg 3).
 
-Who inserts a row in a transaction needs nothing back but that it was done. To wait for that takes longer than all else
-of an `enqueue`: two processes fall asleep and wake. So the statement is only sent, and whoever uses the connection next
-reads its reply first. All that psycopg does on a connection, COMMIT and ROLLBACK too, it does while it holds the
-connection's lock; until the reply is read, `Unread` stands in the lock's place. If the statement has failed, that is
-where its error is raised, and the transaction can only be rolled back. A transaction's first statement is waited for:
-BEGIN is to be answered before it can be sent.
+Who inserts a row in a transaction needs nothing back but that it was done. To wait for that took two fifths of an
+`enqueue` (188 of 441 µs): two processes fall asleep and wake. So the statement is only sent, and whoever uses the
+connection next reads its reply first. All that psycopg does on a connection, COMMIT and ROLLBACK too, it does while
+it holds the connection's lock; until the reply is read, `Unread` stands in the lock's place. If the statement has
+failed, that is where its error is raised, and the transaction can only be rolled back. A transaction's first
+statement is waited for: BEGIN is to be answered before it can be sent.
 """
 
 from __future__ import annotations
