@@ -84,6 +84,18 @@ def test_what_follows_closely_is_pushed_with_one_call(gather: Callable[[float], 
     wait_until(lambda: not has_thread(), "the thread's end")
 
 
+def test_when_nothing_has_come_the_next_push_is_a_lone_one_again(gather: Callable[[float], None]) -> None:
+    """A time in which nothing came ends the gathering: what comes soon after that is pushed by its caller, at once."""
+    gather(0.5)
+    for number in range(2):
+        tasks.add.enqueue(number)
+    assert has_thread()
+    wait_until(lambda: not has_thread(), "the thread's end")
+    result = tasks.add.enqueue(2)
+    assert pending()[-1] == result.id
+    assert not has_thread()
+
+
 def test_a_steady_stream_keeps_its_order(gather: Callable[[float], None]) -> None:
     """Whoever pushes, caller or thread: a caller's tasks are pending in the order in which he enqueued them."""
     gather(0.005)

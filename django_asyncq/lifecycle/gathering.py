@@ -100,9 +100,11 @@ class Gathering:
         time.sleep(max(0.0, self._next_push_at - time.monotonic()))
         with self._changed:
             records, self._waiting = self._waiting, []
-            self._next_push_at = time.monotonic() + conf.current().gather_seconds
             self._is_pushing = bool(records)
-            if not records:
+            if records:
+                self._next_push_at = time.monotonic() + conf.current().gather_seconds
+            else:
+                # Nothing is pushed now, so nobody is to wait for what follows: the next is a lone push again.
                 self._thread = None
         return records
 
