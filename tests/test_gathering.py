@@ -22,6 +22,7 @@ from django_asyncq import gate, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.lifecycle import gathering, pushing
+from django_asyncq.lifecycle.gathering import DENSE
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.reconciler import Reconciler
 from django_asyncq.testing import EmbeddedRedis
@@ -34,8 +35,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 ROOT = Path(__file__).parent.parent
 THREAD = "asyncq-gathering"
+# Longer than a test may wait for anything.
+LONG = 3600.0
 # Longer than a test takes to enqueue what it looks at, also on a machine that stands still at times.
-LONG = 2.0
+SOON = 2.0
 
 
 @pytest.fixture
@@ -50,6 +53,8 @@ def gather(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
     yield switch_on
     switch_on(0)
+    with own._changed:
+        own._changed.notify_all()
     for thread in threading.enumerate():
         if thread.name == THREAD:
             thread.join(10)
@@ -71,23 +76,75 @@ def test_a_lone_push_is_made_by_the_caller(gather: Callable[[float], None]) -> N
         time.sleep(0.002)
 
 
-def test_what_follows_closely_is_pushed_with_one_call(gather: Callable[[float], None], redis_client: Any) -> None:
-    """Of ten tasks one after the other the first is pushed alone, the others together and in order."""
-    tasks.add.enqueue(0)  # the connection is open, the script known
+def begin_stream() -> list[str]:
+    """Enqueue so many that what follows closely is gathered; return the ids of these, which are pushed."""
+    ids = [tasks.add.enqueue(number).id for number in range(DENSE - 1)]
+    wait_until(lambda: pending() == ids, "their pushes")
+    return ids
+
+
+def test_what_follows_closely_is_pushed_at_once_by_the_thread(gather: Callable[[float], None]) -> None:
+    """As long as they are few: the caller goes on, and nobody waits for more."""
     gather(LONG)
+    assert not has_thread()
+    assert len(begin_stream()) > 1
+    assert has_thread()
+
+
+def test_a_stream_is_pushed_with_one_call(gather: Callable[[float], None], redis_client: Any) -> None:
+    """What comes as the last of so many waits for the rest of the time, and is pushed together and in order."""
+    gather(SOON)
+    first = begin_stream()
     before = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
-    results = [tasks.add.enqueue(number) for number in range(10)]
-    assert pending()[1:] == [results[0].id]
-    wait_until(lambda: len(pending()) == 11, "the others' push")
-    assert pending()[1:] == [result.id for result in results]
-    assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] - before == 2
+    results = [tasks.add.enqueue(number).id for number in range(10)]
+    assert pending() == first
+    wait_until(lambda: len(pending()) > len(first), "the others' push")
+    assert pending() == first + results
+    assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] - before == 1
     wait_until(lambda: not has_thread(), "the thread's end")
 
 
-def test_when_nothing_has_come_the_next_push_is_a_lone_one_again(gather: Callable[[float], None]) -> None:
+def test_a_stream_that_lasts_is_pushed_in_groups(gather: Callable[[float], None], redis_client: Any) -> None:
+    """One call for each GATHER_SECONDS."""
+    gather(0.2)
+    begin_stream()
+    before, begun_at = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"], time.monotonic()
+    while time.monotonic() < begun_at + 1:
+        tasks.add.enqueue(0)
+    wait_until(lambda: not has_thread(), "the thread's end")
+    calls = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
+    assert calls < len(pending()) / 5
+
+
+def test_what_comes_during_a_push_is_pushed_behind_it(
+    gather: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nothing came for so long that it is a lone one."""
+    dispatch, is_pushing, may_go_on = gathering.dispatch, threading.Event(), threading.Event()
+
+    def wait_and_dispatch(records: Any) -> int:
+        is_pushing.set()
+        assert may_go_on.wait(30)
+        return dispatch(records)
+
+    monkeypatch.setattr(gathering, "dispatch", wait_and_dispatch)
+    gather(LONG)
+    results = [tasks.add.enqueue(number).id for number in range(2)]
+    assert is_pushing.wait(30)
+    gather(0.001)
+    time.sleep(0.002)
+    results.append(tasks.add.enqueue(2).id)
+    assert pending() == results[:1]
+    may_go_on.set()
+    wait_until(lambda: len(pending()) == 3, "their pushes")
+    assert pending() == results
+
+
+@pytest.mark.parametrize("count", [2, DENSE + 2])
+def test_when_nothing_has_come_the_next_push_is_a_lone_one_again(gather: Callable[[float], None], count: int) -> None:
     """A time in which nothing came ends the gathering: what comes soon after that is pushed by its caller, at once."""
     gather(0.5)
-    for number in range(2):
+    for number in range(count):
         tasks.add.enqueue(number)
     assert has_thread()
     wait_until(lambda: not has_thread(), "the thread's end")
@@ -111,7 +168,7 @@ def test_a_steady_stream_keeps_its_order(gather: Callable[[float], None]) -> Non
 def test_each_queue_gets_its_own(gather: Callable[[float], None]) -> None:
     """What is gathered may be of several queues, delayed, or a whole transaction."""
     gather(LONG)
-    tasks.add.enqueue(0)
+    begin_stream()
     one = tasks.add.using(queue_name="one").enqueue(1)
     with transaction.atomic():
         two = [tasks.add.using(queue_name="two").enqueue(number) for number in range(3)]
@@ -127,7 +184,7 @@ def test_an_end_of_the_process_waits_for_its_last_push() -> None:
     script = (
         "import atexit, django; django.setup()\n"
         "from django.conf import settings\n"
-        f"settings.ASYNCQ['GATHER_SECONDS'] = {LONG}\n"
+        f"settings.ASYNCQ['GATHER_SECONDS'] = {SOON}\n"
         "from tests import tasks\n"
         "atexit.register(lambda: [tasks.add.enqueue(number) for number in range(5, 8)])\n"
         "[tasks.add.enqueue(number) for number in range(5)]\n"
@@ -142,13 +199,14 @@ def test_an_end_of_the_process_waits_for_its_last_push() -> None:
 
 def test_a_worker_that_is_stopped_pushes_what_its_tasks_enqueued(tmp_path: Path) -> None:
     """Its process ends by `os._exit`, which waits for no thread."""
-    result = tasks.enqueues_closely.enqueue("elsewhere", 3)
+    count = DENSE + 2
+    result = tasks.enqueues_closely.enqueue("elsewhere", count)
     with workers(tmp_path, "--queues", "default", ASYNCQ_TEST_GATHER="1") as fleet:
         wait_until(lambda: TaskRecord.objects.get(id=result.id).state == TaskState.SUCCEEDED, "the end of the task")
         assert fleet.stop() == 0
     by_age = TaskRecord.objects.filter(queue_name="elsewhere").order_by("enqueued_at")
     assert pending("elsewhere") == [str(row.id) for row in by_age]
-    assert len(by_age) == 3
+    assert len(by_age) == count
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -183,18 +241,18 @@ def test_a_fork_begins_anew() -> None:
 
 def test_what_is_deleted_before_its_push_leaves_nothing(gather: Callable[[float], None]) -> None:
     """Neither an entry nor a slot."""
-    gather(LONG)
-    tasks.add.enqueue(0)
+    gather(SOON)
+    first = begin_stream()
     result = tasks.add.using(gate="gathered", queue_limit=1).enqueue(1)
     TaskRecord.objects.get(id=result.id).delete()
-    assert (len(pending()), gate.slots("gathered")) == (1, [])
+    assert (pending(), gate.slots("gathered")) == (first, [])
     wait_until(lambda: not has_thread(), "the thread's end")
-    assert (len(pending()), gate.slots("gathered")) == (1, [])
+    assert (pending(), gate.slots("gathered")) == (first, [])
 
 
 def test_a_lost_slot_is_noticed_by_the_push(gather: Callable[[float], None]) -> None:
     """The thread parks the task, and keeps no connection to the database."""
-    gather(LONG)
+    gather(SOON)
     opened: list[Any] = []
 
     def note(*, connection: Any, **kwargs: Any) -> None:
@@ -202,7 +260,7 @@ def test_a_lost_slot_is_noticed_by_the_push(gather: Callable[[float], None]) -> 
 
     connection_created.connect(note)
     try:
-        tasks.add.enqueue(0)
+        begin_stream()
         result = tasks.add.using(gate="stolen", queue_limit=1).enqueue(1)
         gate.release([TaskRecord.objects.get(id=result.id)])
         gate.acquire([TaskRecord(gate="stolen", queue_limit=1)])
@@ -221,11 +279,12 @@ def test_when_too_much_waits_the_caller_pushes(
 ) -> None:
     """Nobody gets ahead of Redis for long."""
     gather(LONG)
+    first = begin_stream()
     monkeypatch.setattr(gathering, "MOST_WAITING", 3)
     results = [tasks.add.enqueue(number).id for number in range(6)]
-    assert pending() == [results[0], results[4], results[5]]
+    assert pending() == first + results[3:]
     gathering.push_now()
-    assert sorted(pending()) == sorted(results)
+    assert pending() == first + results[3:] + results[:3]
 
 
 def test_a_push_that_fails_in_an_unknown_way_is_logged_and_the_next_goes_on(
@@ -256,9 +315,9 @@ def test_a_push_that_fails_does_not_keep_a_deleted_task_its_slot(
     def fail(records: Any) -> int:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(gathering, "dispatch", fail)
     gather(LONG)
-    tasks.add.enqueue(0)
+    begin_stream()
+    monkeypatch.setattr(gathering, "dispatch", fail)
     result = tasks.add.using(gate="unpushed", queue_limit=1).enqueue(1)
     assert len(gate.slots("unpushed")) == 1
     TaskRecord.objects.get(id=result.id).delete()
@@ -275,12 +334,12 @@ def test_redis_away_costs_a_caller_nothing_and_loses_nothing(
     """The thread pays for the time-out; one line is logged; the reconciler pushes."""
     # The next push, too, comes while pushes are skipped.
     monkeypatch.setattr(pushing, "BREAKER_SECONDS", 60.0)
-    gather(LONG)
+    gather(SOON)
     results = [tasks.add.enqueue(0).id]
     own_redis.kill()
     with caplog.at_level(logging.WARNING, "django_asyncq.lifecycle"):
         results += [tasks.add.enqueue(number).id for number in range(1, 4)]
-        wait_until(lambda: "3 tasks not pushed now" in caplog.text, "a line in the log")
+        wait_until(lambda: "tasks not pushed now" in caplog.text, "a line in the log")
         results.append(tasks.add.enqueue(4).id)
         wait_until(lambda: not has_thread(), "the thread's end")
     assert len(caplog.records) == 1

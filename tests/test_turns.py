@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from django_asyncq.conf import Settings
+from django_asyncq.lifecycle.gathering import DENSE
 from django_asyncq.worker.turns import (
+    GROUP,
     LONGEST_PAUSE_SECONDS,
     LONGEST_REST_SECONDS,
     REST_AFTER_GROUP_SECONDS,
     SHORTEST_REST_SECONDS,
+    STREAM_PER_SECOND,
     Turns,
 )
 
@@ -72,13 +75,18 @@ def test_lone_tasks_are_taken_at_once_and_those_right_behind_after_a_short_rest(
 def test_after_a_group_the_next_of_a_producer_that_gathers_comes_within_the_rest(clock: Clock) -> None:
     """So groups that keep coming are a load, and need nobody to wake the process."""
     turns = Turns(clock)
-    assert take(turns, 5)
+    assert take(turns, GROUP)
     clock.now += Settings().gather_seconds
     turns.told()
     assert not turns.is_due()
     assert turns.pause_seconds(0.04) == pytest.approx(REST_AFTER_GROUP_SECONDS - Settings().gather_seconds)
     clock.now += turns.pause_seconds(0.04)
-    assert not take(turns, 5)
+    assert not take(turns, GROUP + 1)
+
+
+def test_what_is_a_group_to_a_worker_is_a_stream_to_a_producer() -> None:
+    """Whoever gathers makes groups, whoever does not makes none."""
+    assert GROUP == DENSE == STREAM_PER_SECOND * Settings().gather_seconds
 
 
 def test_under_load_rests_grow_to_their_longest_and_nobody_need_tell(clock: Clock) -> None:
@@ -87,11 +95,11 @@ def test_under_load_rests_grow_to_their_longest_and_nobody_need_tell(clock: Cloc
     take(turns, 1)
     turns.told()
     rests = []
-    for _ in range(5):
+    for _ in range(6):
         rests.append(turns.pause_seconds(0.04))
         clock.now += rests[-1]
-        assert not take(turns, 3)
-    assert rests == pytest.approx([SHORTEST_REST_SECONDS, 0.01, 0.02, 0.02, 0.02])
+        assert not take(turns, 8)
+    assert rests == pytest.approx([SHORTEST_REST_SECONDS, 0.005, 0.01, 0.02, 0.02, 0.02])
     assert rests[-1] == pytest.approx(LONGEST_REST_SECONDS)
     clock.now += rests[-1]
     assert take(turns, 0)
@@ -100,21 +108,35 @@ def test_under_load_rests_grow_to_their_longest_and_nobody_need_tell(clock: Cloc
     assert turns.is_due()
 
 
-def test_a_rest_that_gathered_no_group_is_the_last(clock: Clock) -> None:
-    """Two tasks came at a time, then one each 20 ms: a process that went on resting would let each wait for nothing."""
-    turns = Turns(clock)
-    take(turns, 1)
-    turns.told()
-    for _ in range(2):
+@pytest.mark.parametrize(("rest", "enough"), [(1, 1), (2, 2), (3, 4), (4, 8)])
+def test_a_rest_that_was_not_worth_its_wait_is_the_last(clock: Clock, rest: int, enough: int) -> None:
+    """Many came at a time, then few: a process that went on resting would let each wait for nothing."""
+
+    def rested() -> Turns:
+        turns = Turns(clock)
+        take(turns, 1)
+        turns.told()
+        for _ in range(rest - 1):
+            clock.now += turns.pause_seconds(0.04)
+            assert not take(turns, 8), "a longer rest may bring more"
         clock.now += turns.pause_seconds(0.04)
-        assert not take(turns, 1), "a longer rest may bring more"
-    clock.now += turns.pause_seconds(0.04)
-    assert take(turns, 1), "it wants to be told again"
-    for _ in range(10):
-        clock.now += LONGEST_REST_SECONDS
+        return turns
+
+    assert not take(rested(), enough), "it goes on"
+    turns = rested()
+    assert take(turns, enough - 1), "it wants to be told again"
+    turns.told()
+    assert turns.is_due() or turns.pause_seconds(0) <= SHORTEST_REST_SECONDS + TINY
+
+
+def test_a_task_each_few_milliseconds_waits_for_no_rest(clock: Clock) -> None:
+    """Fewer than a stream: each is taken as it comes."""
+    turns = Turns(clock)
+    for _ in range(20):
+        assert take(turns, 1)
+        clock.now += 1 / STREAM_PER_SECOND + TINY
         assert not turns.is_due()
         turns.told()
-        assert take(turns, 1)
 
 
 def test_after_a_failure_asks_at_once_then_after_growing_pauses_whoever_tells(clock: Clock) -> None:

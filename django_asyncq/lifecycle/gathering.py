@@ -1,9 +1,10 @@
-"""Pushes that follow each other closely are made together, behind the caller's back.
+"""Pushes that follow each other closely are made behind the caller's back; those that come in a dense stream together.
 
-A push costs a round trip, whether it is of one task or of ten. So a lone push is made at once, by the caller. What this
-process commits within GATHER_SECONDS of it waits for the rest of that time, is pushed by a thread with one script call
-per queue, and so on until nothing comes. The rows are committed: should the process die meanwhile, the reconciler
-pushes them. Source: RFC 896 (Nagle), with time in place of the acknowledgement.
+A lone push is made at once, by the caller. What this process commits within GATHER_SECONDS of another is pushed by a
+thread, at once too: the caller goes on. A push costs a round trip, whether it is of one task or of ten, so from DENSE
+in that time on they wait for the rest of it, and are pushed with one script call per queue. When nothing comes the
+thread ends. The rows are committed: should the process die meanwhile, the reconciler pushes them.
+Source: RFC 896 (Nagle), with time in place of the acknowledgement.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from django.db import connections
@@ -23,6 +25,8 @@ from .pushing import dispatch
 
 logger = logging.getLogger("django_asyncq.lifecycle")
 
+# So many within GATHER_SECONDS are a stream: each would be pushed for itself, and wait for little more than its push.
+DENSE = 4
 # With so many waiting, who commits more pushes it himself: nobody gets ahead of Redis for long.
 MOST_WAITING = 10_000
 # Longer than a push may take whose Redis does not answer.
@@ -39,27 +43,34 @@ class Gathering:
         """Have nothing to push, as the child of a fork: its parent pushes what waits, and has the thread."""
         self._changed = threading.Condition()
         self._waiting: list[TaskRecord] = []
-        self._next_push_at = 0.0  # of the monotonic clock
+        # Of the monotonic clock: when the last few were committed, and when the thread last took what waited.
+        self._came_at: deque[float] = deque(maxlen=DENSE)
+        self._taken_at = 0.0
         self._is_pushing = False
         self._thread: threading.Thread | None = None
 
     def add(self, records: Sequence[TaskRecord]) -> bool:
-        """Have committed tasks pushed with others; False when the caller is to push them himself, now."""
+        """Have committed tasks pushed by the thread; False when the caller is to push them himself, now."""
         seconds = conf.current().gather_seconds
         if seconds <= 0:
             return False
         with self._changed:
-            if self._thread is None:
-                now = time.monotonic()
-                if now >= self._next_push_at:
-                    self._next_push_at = now + seconds
-                    return False
-                if not self._start():
-                    return False
-            elif len(self._waiting) >= MOST_WAITING:
+            now = time.monotonic()
+            is_lone = not self._came_at or now - self._came_at[-1] >= seconds
+            self._came_at.append(now)
+            if is_lone and not (self._waiting or self._is_pushing):
+                return False
+            if len(self._waiting) >= MOST_WAITING or not (self._thread or self._start()):
                 return False
             self._waiting.extend(records)
+            # Of a stream the thread takes the next when their time has come.
+            if not self._is_stream(now, seconds):
+                self._changed.notify_all()
             return True
+
+    def _is_stream(self, now: float, seconds: float) -> bool:
+        """Whether so many came lately that the next push is to wait for more."""
+        return len(self._came_at) == DENSE and now - self._came_at[0] < seconds
 
     def push_now(self) -> None:
         """Push what waits, and wait for the end of the push that is under way."""
@@ -96,17 +107,23 @@ class Gathering:
                     self._thread, self._is_pushing = None, False
 
     def _take_when_due(self) -> list[TaskRecord]:
-        """Return what waits when its time has come; when nothing does, the thread ends."""
-        time.sleep(max(0.0, self._next_push_at - time.monotonic()))
+        """Return what waits when its time has come; when nothing does for a while, the thread ends."""
         with self._changed:
+            while (pause := self._pause_seconds(time.monotonic())) > 0:
+                self._changed.wait(pause)
             records, self._waiting = self._waiting, []
+            self._taken_at = time.monotonic()
             self._is_pushing = bool(records)
-            if records:
-                self._next_push_at = time.monotonic() + conf.current().gather_seconds
-            else:
-                # Nothing is pushed now, so nobody is to wait for what follows: the next is a lone push again.
+            if not records:
                 self._thread = None
         return records
+
+    def _pause_seconds(self, now: float) -> float:
+        """Return how long the thread is to wait: for more of a stream, or for anything at all."""
+        seconds = conf.current().gather_seconds
+        if self._is_stream(now, seconds):
+            return self._taken_at + seconds - now
+        return 0.0 if self._waiting else self._came_at[-1] + seconds - now
 
     def _has_pushed(self) -> None:
         with self._changed:

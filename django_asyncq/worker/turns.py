@@ -6,10 +6,13 @@ import random
 import time
 from collections.abc import Callable
 
-SHORTEST_REST_SECONDS = 0.005
+SHORTEST_REST_SECONDS = 0.0025
 # A little longer than producers gather (GATHER_SECONDS): where groups keep coming, the next comes within it.
 REST_AFTER_GROUP_SECONDS = 0.012
 LONGEST_REST_SECONDS = 0.02
+# So many are worth a longer wait for more; as many make producers gather (`lifecycle.gathering`).
+STREAM_PER_SECOND = 400
+GROUP = 4
 LONGEST_PAUSE_SECONDS = 5.0
 
 
@@ -17,8 +20,8 @@ class Turns:
     """At once when told that there may be work; else from time to time, and later after a failure.
 
     Who has emptied the queues rests before it asks again, so that tasks which come one by one are taken in groups: a
-    group costs little more than a lone task. While there is work at the end of each rest, rests grow, and nobody need
-    wake the process. After a longest rest that brought a single task, or one without any, the next is taken at once.
+    group costs little more than a lone task. While rests bring STREAM_PER_SECOND they grow, and nobody need wake the
+    process. After one that brought fewer, the next is again waited for as briefly as after a lone task.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,9 +75,7 @@ class Turns:
         if is_more_left:
             self._may_have_work = True
             return False
-        # A longer rest may bring more; the longest that brought one task was for nothing.
-        group = 2 if self._rest_seconds >= LONGEST_REST_SECONDS else 1
-        self._is_busy = self._is_busy and got >= group
+        self._is_busy = self._is_busy and got >= STREAM_PER_SECOND * self._rest_seconds
         self._rest_seconds = self._next_rest(got)
         self._not_before = now + self._rest_seconds
         if self._is_busy:
@@ -84,7 +85,7 @@ class Turns:
     def _next_rest(self, got: int) -> float:
         if self._is_busy:
             return max(SHORTEST_REST_SECONDS, min(2 * self._rest_seconds, LONGEST_REST_SECONDS))
-        if got > 1:
+        if got >= GROUP and self._rest_seconds < REST_AFTER_GROUP_SECONDS:
             return REST_AFTER_GROUP_SECONDS
         return SHORTEST_REST_SECONDS if got else 0.0
 

@@ -52,6 +52,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--drain-sizes", nargs="+", type=int, metavar="N", help="backlogs to drain, for instance 1000 1000000"
     )
+    made.add_argument(
+        "--latency-rates", nargs="+", type=int, metavar="N", help="tasks a second of `latency`, for instance 50 200"
+    )
     made.add_argument("--quick", action="store_true", help="small sizes, to try the harness; the figures mean nothing")
     made.add_argument(
         "--patience",
@@ -89,6 +92,8 @@ def main(arguments: Sequence[str]) -> None:
     sizes = QUICK if options.quick else measures.Sizes()
     if options.drain_sizes:
         sizes = replace(sizes, drain=tuple(options.drain_sizes))
+    if options.latency_rates:
+        sizes = replace(sizes, latency_rates=tuple(options.latency_rates))
     homes, refused = prepare(names, options.environments)
     peers = [ALL[name] for name in names if name not in refused]
     rows: list[Row] = []

@@ -22,7 +22,7 @@ class Sizes:
     bulk: int = 20_000
     drain: tuple[int, ...] = (1_000, 10_000, 100_000)
     latency: int = 500
-    latency_per_second: float = 50.0
+    latency_rates: tuple[int, ...] = (50,)
     sleep: int = 2_000
     bursts: int = 12
     shorts_in_burst: int = 30

@@ -30,20 +30,25 @@ def warm_up(rig: Rig, peer: Peer, fleet: Fleet, kind: str, count: int) -> None:
 
 
 def latency(rig: Rig, peer: Peer, sizes: Sizes) -> Iterator[Outcome]:
-    """From before the call that enqueues to the first line of the body, at 50 tasks a second, workers else idle.
+    """From before the call that enqueues to the first line of the body, at a steady rate, workers else idle.
 
-    `call_ms`: how long the middle one of those calls took itself; at this rate every process has gone to sleep between.
+    `call_ms`: how long the middle one of those calls took itself; at 50 a second all processes have slept in between.
     """
+    for rate in sizes.latency_rates:
+        yield Outcome(f"latency {rate:,}/s", _pick_up(rig, peer, sizes.latency, rate))
+
+
+def _pick_up(rig: Rig, peer: Peer, count: int, per_second: int) -> dict[str, float]:
     rig.reset(peer)
     transactions = rig.count_transactions()
     with rig.workers(peer, "latency") as fleet:
         warm_up(rig, peer, fleet, "stamp", WARM)
         with rig.producer(peer) as producer:
             # The producer warms up too: its first call connects.
-            producer.do("paced", kind="stamp", first=WARM, count=WARM, per_second=sizes.latency_per_second)
+            producer.do("paced", kind="stamp", first=WARM, count=WARM, per_second=per_second)
             before = rig.meter.read(fleet.sessions, producer.pid)
-            first, count = 2 * WARM, sizes.latency
-            took = producer.do("paced", kind="stamp", first=first, count=count, per_second=sizes.latency_per_second)
+            first = 2 * WARM
+            took = producer.do("paced", kind="stamp", first=first, count=count, per_second=per_second)
             rig.wait(lambda: rig.probe.count >= first + count, "all tasks", fleet, WARM_SECONDS)
             after = rig.meter.read(fleet.sessions, producer.pid)
     found = [rig.probe.times(number) for number in range(first, first + count)]
@@ -52,7 +57,7 @@ def latency(rig: Rig, peer: Peer, sizes: Sizes) -> Iterator[Outcome]:
     values["call_ms"] = took["call_seconds"] * 1000
     # All of the processes' lives, the warm-ups included.
     values["transactions"] = (rig.count_transactions() - transactions) / (first + count)
-    yield Outcome("latency", {"count": count, **values, "max_ms": max(waits), **between(before, after, count)})
+    return {"count": count, **values, "max_ms": max(waits), **between(before, after, count)}
 
 
 def mix(rig: Rig, peer: Peer, sizes: Sizes) -> Iterator[Outcome]:
