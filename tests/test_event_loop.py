@@ -124,12 +124,12 @@ def test_slots_for_coroutines_have_it() -> None:
 
 
 def test_a_loop_of_the_projects_own_choice_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another class, or asyncio's own with another selector."""
+    """Another class, though it waits with epoll, or asyncio's own with another selector."""
 
     class Loop(asyncio.SelectorEventLoop):
         pass
 
-    for own in (Loop(selectors.SelectSelector()), asyncio.SelectorEventLoop(selectors.PollSelector())):
+    for own in (Loop(), asyncio.SelectorEventLoop(selectors.PollSelector())):
         monkeypatch.setattr(asyncio, "new_event_loop", lambda own=own: own)
         assert new_event_loop() is own
         assert not own.is_closed()

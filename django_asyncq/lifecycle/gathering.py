@@ -25,7 +25,7 @@ from .pushing import dispatch
 
 logger = logging.getLogger("django_asyncq.lifecycle")
 
-# So many within GATHER_SECONDS are a stream: each would be pushed for itself, and wait for little more than its push.
+# So many within GATHER_SECONDS are a stream. For fewer a wait would cost each more than it saves of pushes.
 DENSE = 4
 # With so many waiting, who commits more pushes it himself: nobody gets ahead of Redis for long.
 MOST_WAITING = 10_000

@@ -1,7 +1,7 @@
 """The event loop of `async def` tasks; on Linux it waits no longer than it was asked to.
 
-asyncio waits with epoll, whose time-outs are whole milliseconds, and rounds up; a task that sleeps 10 ms sleeps half a
-millisecond more in the middle. `select` counts microseconds, and can wait for an epoll. Source: Linux, epoll(7).
+asyncio waits with epoll, whose time-outs are whole milliseconds, and rounds up: a sleep is up to a millisecond longer.
+`select` counts microseconds, and can wait for an epoll. Source: Linux, epoll(7).
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ SELECTABLE_FILES = 1024
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """Return what `asyncio.new_event_loop` returns; in place of asyncio's own on epoll one that waits exactly."""
     loop = asyncio.new_event_loop()
-    if sys.platform != "linux" or type(getattr(loop, "_selector", None)) is not selectors.EpollSelector:
-        return loop  # a loop of the project's choice, such as uvloop's, or one that does not round
+    if sys.platform != "linux" or type(loop) is not asyncio.SelectorEventLoop:
+        return loop  # of the project's choice, such as uvloop's
+    if type(getattr(loop, "_selector", None)) is not selectors.EpollSelector:
+        return loop  # it does not round, or was chosen too
     loop.close()
     return asyncio.SelectorEventLoop(ExactSelector())
 
