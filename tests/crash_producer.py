@@ -34,10 +34,11 @@ def enqueue_for_later(name: str) -> None:
 
 
 def one_after_the_other(name: str) -> None:
-    """Three tasks of one gate, of which the second and the third are pushed together."""
+    """Three tasks of one gate, of which the second and the third are pushed together, by the thread."""
     override_settings(ASYNCQ={**settings.ASYNCQ, "GATHER_SECONDS": 1}).enable()
-    for number in (1, 2, 3):
-        tasks.nap.using(queue_name=f"{name}-{number}", gate=name, queue_limit=5).enqueue(0)
+    tasks.nap.using(queue_name=f"{name}-3", gate=name, queue_limit=5).enqueue(0)
+    # In one transaction: the thread dies as soon as it has taken what it is to push.
+    enqueue(name)
 
 
 def enqueue_many(name: str) -> None:
