@@ -41,7 +41,7 @@ def for_later(name: str, chance: random.Random) -> None:
 
 
 def one_after_the_other(name: str, chance: random.Random) -> None:
-    """Three tasks, with and without a gate, of which all but the first are pushed together."""
+    """Three tasks, with and without a gate, of which a thread pushes all but the first."""
     for task in (tasks.gated, tasks.work, tasks.gated):
         _note_committed(task.enqueue(name, 0).id if task is tasks.gated else task.enqueue(0).id)
 
