@@ -335,11 +335,11 @@ def test_redis_away_costs_a_caller_nothing_and_loses_nothing(
     # The next push, too, comes while pushes are skipped.
     monkeypatch.setattr(pushing, "BREAKER_SECONDS", 60.0)
     gather(SOON)
-    results = [tasks.add.enqueue(0).id]
+    results = begin_stream()
     own_redis.kill()
     with caplog.at_level(logging.WARNING, "django_asyncq.lifecycle"):
         results += [tasks.add.enqueue(number).id for number in range(1, 4)]
-        wait_until(lambda: "tasks not pushed now" in caplog.text, "a line in the log")
+        wait_until(lambda: "3 tasks not pushed now" in caplog.text, "a line in the log")
         results.append(tasks.add.enqueue(4).id)
         wait_until(lambda: not has_thread(), "the thread's end")
     assert len(caplog.records) == 1

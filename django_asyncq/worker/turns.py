@@ -21,7 +21,7 @@ class Turns:
 
     Who has emptied the queues rests before it asks again, so that tasks which come one by one are taken in groups: a
     group costs little more than a lone task. While rests bring STREAM_PER_SECOND they grow, and nobody need wake the
-    process. After one that brought fewer, the next is again waited for as briefly as after a lone task.
+    process. After one that brought fewer it rests as after a lone task.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,6 +85,7 @@ class Turns:
     def _next_rest(self, got: int) -> float:
         if self._is_busy:
             return max(SHORTEST_REST_SECONDS, min(2 * self._rest_seconds, LONGEST_REST_SECONDS))
+        # After a longer rest so many are no sign of a producer that gathers.
         if got >= GROUP and self._rest_seconds < REST_AFTER_GROUP_SECONDS:
             return REST_AFTER_GROUP_SECONDS
         return SHORTEST_REST_SECONDS if got else 0.0
