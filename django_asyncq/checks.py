@@ -35,6 +35,10 @@ def _is_whole(least: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
 def _is_prefix(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.:-]{1,64}", value) is not None
 
@@ -51,6 +55,7 @@ def _is_pattern(value: Any) -> bool:
     return True
 
 
+TRUE_OR_FALSE = "Give True or False."
 POSITIVE_SECONDS = "Give seconds, more than 0."
 KEEP_SECONDS = "Give seconds from 0 to 100 years, or None to keep for ever."
 RULES: dict[str, Rule] = {
@@ -84,7 +89,7 @@ RULES: dict[str, Rule] = {
     "FORWARD_SECONDS": Rule("asyncq.E120", _is_positive, POSITIVE_SECONDS),
     "RECONCILE_SECONDS": Rule("asyncq.E121", _is_positive, POSITIVE_SECONDS),
     "SWEEP_SECONDS": Rule("asyncq.E122", _is_positive, POSITIVE_SECONDS),
-    "SINGLE_INSTANCE_MODE": Rule("asyncq.E123", lambda value: isinstance(value, bool), "Give True or False."),
+    "SINGLE_INSTANCE_MODE": Rule("asyncq.E123", _is_bool, TRUE_OR_FALSE),
     "TASK_LOCK_DIR": Rule("asyncq.E124", lambda value: isinstance(value, str) and bool(value), "Give a folder's path."),
     "LOCK_TTL_SECONDS": Rule("asyncq.E125", _is_whole(3), "Give whole seconds, at least 3."),
     "SENSITIVE_KEYS": Rule("asyncq.E126", _is_pattern, "Give a regular expression."),
@@ -100,7 +105,8 @@ RULES: dict[str, Rule] = {
     "GATHER_SECONDS": Rule(
         "asyncq.E131", lambda value: _is_number(value) and 0 <= value <= 1, "Give seconds from 0 to 1; 0: no gathering."
     ),
-    "SEND_AHEAD": Rule("asyncq.E132", lambda value: isinstance(value, bool), "Give True or False."),
+    "SEND_AHEAD": Rule("asyncq.E132", _is_bool, TRUE_OR_FALSE),
+    "DIRECT_STATEMENTS": Rule("asyncq.E133", _is_bool, TRUE_OR_FALSE),
 }
 
 

@@ -21,8 +21,16 @@ def cursor_for(connection: BaseDatabaseWrapper, rows: int) -> AbstractContextMan
 
     It does what `connection.cursor()` does, and whoever listens there hears of each statement. Raises: what it raises.
     """
-    if rows > 1 or connection.vendor != "postgresql" or _is_replaced(connection):
+    if rows > 1 or connection.vendor != "postgresql" or is_replaced(connection):
         return connection.cursor()
+    cursor = kept_cursor(connection)
+    return nullcontext(
+        connection.make_debug_cursor(cursor) if connection.queries_logged else connection.make_cursor(cursor)
+    )
+
+
+def kept_cursor(connection: BaseDatabaseWrapper) -> Any:
+    """Return the driver's cursor that is kept for this connection; connect where that is to be done."""
     connection.close_if_health_check_failed()
     connection.ensure_connection()
     connection.validate_thread_sharing()
@@ -30,12 +38,10 @@ def cursor_for(connection: BaseDatabaseWrapper, rows: int) -> AbstractContextMan
     if cursor is None or cursor.connection is not connection.connection:
         with connection.wrap_database_errors:
             cursor = _kept[connection] = connection.create_cursor()
-    return nullcontext(
-        connection.make_debug_cursor(cursor) if connection.queries_logged else connection.make_cursor(cursor)
-    )
+    return cursor
 
 
-def _is_replaced(connection: BaseDatabaseWrapper) -> bool:
+def is_replaced(connection: BaseDatabaseWrapper) -> bool:
     """Whether somebody stands before this connection's cursors: a tracing tool, a test that may not use a database."""
     own = type(connection)
     return (

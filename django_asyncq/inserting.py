@@ -19,7 +19,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import CharField, DateTimeField, Field, FloatField, IntegerField, JSONField, UUIDField
 from django.db.models.signals import post_save, pre_save
 
-from . import ahead, conf
+from . import ahead, conf, direct
 from .cursors import cursor_for
 from .models import TaskRecord
 
@@ -68,6 +68,8 @@ def insert(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> No
 
 
 def _execute(statements: Sequence[tuple[str, list[Any]]], connection: BaseDatabaseWrapper, rows: int) -> None:
+    if rows == 1 and direct.run(connection, *statements[0]) is not None:
+        return
     may_be_left = _may_be_left(connection)
     try:
         with cursor_for(connection, rows) as cursor:

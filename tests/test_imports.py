@@ -12,8 +12,8 @@ PACKAGE = Path(__file__).parent.parent / "django_asyncq"
 
 # Lowest first; a module imports only from ranks below its own, or from its own package.
 RANKS = [
-    {"exceptions", "conf", "compat", "failpoints", "cursors", "ahead"},
-    {"names", "payload", "message", "retrying", "redaction", "timing", "context", "keeping", "sweep"},
+    {"exceptions", "conf", "compat", "failpoints", "cursors", "ahead", "wrapping"},
+    {"direct", "names", "payload", "message", "retrying", "redaction", "timing", "context", "keeping", "sweep"},
     {"declaration"},
     {"broker", "models", "signals"},
     {"inserting", "statements", "gate", "terms"},

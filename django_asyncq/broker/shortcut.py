@@ -10,12 +10,13 @@ import os
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from types import FunctionType
 from typing import Any
 
 import redis.client
 import redis.commands.core
 from redis.exceptions import RedisError, ResponseError
+
+from ..wrapping import is_unwrapped
 
 try:
     from redis.observability.recorder import is_enabled as has_metrics
@@ -121,8 +122,4 @@ def _is_unchanged(client: redis.client.Redis) -> bool:
     """Whether a command's way through the client is redis-py's own: no tool has put itself around it."""
     if "execute_command" in vars(client) or "evalsha" in vars(client):
         return False
-    for name, home in WAY:
-        method = getattr(type(client), name)
-        if type(method) is not FunctionType or method.__globals__ is not home:
-            return False
-    return True
+    return all(is_unwrapped(getattr(type(client), name), home) for name, home in WAY)
