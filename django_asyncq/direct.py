@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import django.db.backends.utils
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.asyncio import async_unsafe
 
 from . import conf
 from .cursors import is_replaced, kept_cursor
@@ -54,7 +55,7 @@ NOTHING = Known()
 def run(connection: BaseDatabaseWrapper, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]] | None:
     """Run one statement, whose placeholders are `%s`; return its rows, or None: a cursor is to run it.
 
-    connection: this thread's, from `connections`. Raises: django.db.Error, as a cursor does.
+    Raises: django.db.Error, and in a coroutine SynchronousOnlyOperation, as a cursor does.
     """
     known = _ready(connection)
     if known is None:
@@ -65,7 +66,7 @@ def run(connection: BaseDatabaseWrapper, sql: str, parameters: Sequence[Any]) ->
         types, formats = adapter.types, adapter.formats
         if not known.prepares:
             pgconn.send_query_params(_numbered(sql), values, types, formats)
-        elif name := _prepared_names(driver).get((_numbered(sql), types or ())):
+        elif name := _prepared_names(driver).get((_numbered(sql), types)):
             pgconn.send_query_prepared(name, values, formats)
         else:
             return None
@@ -76,17 +77,19 @@ def run(connection: BaseDatabaseWrapper, sql: str, parameters: Sequence[Any]) ->
         return _rows_of(result, adapter) if result.ntuples else []
 
 
+@async_unsafe
 def _ready(connection: BaseDatabaseWrapper) -> Known | None:
     """Return what is known of the connection when a statement is a transaction by itself, and no one listens."""
     if connection.vendor != "postgresql" or not (HAS_WAY and conf.current().direct_statements):
         return None
-    if connection.in_atomic_block or _has_listeners(connection):
+    if not connection.autocommit or _has_listeners(connection):
         return None
+    connection.validate_thread_sharing()
     known = _known.get(connection, NOTHING)
     has_checks = connection.health_check_enabled  # type: ignore[attr-defined]
     if known.driver is None or known.driver is not connection.connection or has_checks:
         known = _look_at(connection)
-    if known.adapter is None or not connection.autocommit:
+    if known.adapter is None:
         return None
     pgconn = known.driver.pgconn
     is_idle = pgconn.transaction_status == TransactionStatus.IDLE and not pgconn.pipeline_status
@@ -99,8 +102,7 @@ def _look_at(connection: BaseDatabaseWrapper) -> Known:
     driver: Any = connection.connection
     known = _known.get(connection, NOTHING)
     if known.driver is not driver:
-        is_djangos = type(cursor).__module__ == HOME and isinstance(cursor, psycopg.Cursor)
-        adapter = Transformer.from_context(cursor) if is_djangos else None
+        adapter = Transformer.from_context(cursor) if type(cursor).__module__ == HOME else None
         # A cursor that puts the values into the text prepares nothing, whatever the threshold.
         prepares = driver.prepare_threshold is not None and not isinstance(cursor, psycopg.ClientCursor)
         known = _known[connection] = Known(driver, adapter, prepares)

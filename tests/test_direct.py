@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 import time
@@ -15,7 +16,16 @@ from uuid import UUID
 
 import django.db.backends.utils
 import pytest
-from django.db import DataError, IntegrityError, OperationalError, ProgrammingError, connections, transaction
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import (
+    DatabaseError,
+    DataError,
+    IntegrityError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+    transaction,
+)
 from django.test.utils import CaptureQueriesContext
 
 from django_asyncq import direct, inserting
@@ -131,17 +141,17 @@ def test_statements_are_prepared_by_psycopg_alone(prepares: bool) -> None:
     assert set(names) <= set(connection.connection._prepared._names.values())
 
 
-@pytest.mark.parametrize("binding", [False, True])
-def test_it_is_prepared_as_late_as_the_project_says(binding: bool, reconnect: Reconnect) -> None:
+@pytest.mark.parametrize(("binding", "threshold"), [(False, 2), (True, None), (True, 2)])
+def test_it_is_prepared_as_late_as_the_project_says(binding: bool, threshold: int | None, reconnect: Reconnect) -> None:
     """Until then a cursor counts; one that puts the values into the text prepares nothing."""
-    reconnect(server_side_binding=binding, prepare_threshold=2)
+    reconnect(server_side_binding=binding, prepare_threshold=threshold)
     answers = []
     for _ in range(5):
         answers.append(is_taken())
         if not answers[-1]:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT %s::int", [1])
-    assert answers == ([False] * 3 + [True] * 2 if binding else [True] * 5)
+    assert answers == ([False] * 3 + [True] * 2 if binding and threshold else [True] * 5)
 
 
 @pytest.mark.parametrize(
@@ -389,6 +399,74 @@ def test_whoever_waits_can_be_interrupted(known: bool) -> None:
     assert TaskRecord.objects.count() == 1
     assert insert().id
     assert is_taken() is not known
+
+
+def test_a_coroutine_may_not_wait_for_the_database(prepares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Django has it, unless the project says that it may."""
+
+    async def enter() -> UUID:
+        return insert().id
+
+    insert()
+    insert()
+    with pytest.raises(SynchronousOnlyOperation):
+        asyncio.run(enter())
+    assert TaskRecord.objects.count() == 2
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+    assert asyncio.run(enter())
+
+
+def test_the_connection_of_another_thread_is_refused(reconnect: Reconnect) -> None:
+    """As Django has it, unless the connection may be shared."""
+    reconnect()
+    assert is_taken()
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            is_taken()
+        except DatabaseError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join(30)
+    assert [str(error)[:40] for error in errors] == ["DatabaseWrapper objects created in a thr"]
+
+
+def test_another_thread_waits_until_the_connection_is_free(reconnect: Reconnect) -> None:
+    """Where a project lets threads share one."""
+    reconnect()
+    assert is_taken()
+    connection.inc_thread_sharing()
+    thread = threading.Thread(target=is_taken)
+    try:
+        with connection.connection.lock:
+            thread.start()
+            thread.join(0.2)
+            assert thread.is_alive()
+        thread.join(30)
+        assert not thread.is_alive()
+    finally:
+        connection.dec_thread_sharing()
+
+
+def test_what_was_read_is_not_kept(reconnect: Reconnect) -> None:
+    """A row may have arguments of any size, and the next may come tomorrow."""
+    reconnect()
+    [row] = read_rows([str(insert().id)], "default")
+    assert row.name == "x"
+    assert direct._known[connection].adapter.pgresult is None
+
+
+def test_a_connection_that_is_looked_at_is_known_still(reconnect: Reconnect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With CONN_HEALTH_CHECKS, which is before the first statement after a request or a task."""
+    monkeypatch.setitem(connection.settings_dict, "CONN_HEALTH_CHECKS", True)
+    reconnect()
+    insert()
+    before = direct._known[connection]
+    insert()
+    assert direct._known[connection] is before
 
 
 def test_a_connection_that_is_new_is_known_anew(prepares: bool) -> None:

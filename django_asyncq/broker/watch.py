@@ -15,6 +15,7 @@ import logging
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Protocol
@@ -32,6 +33,8 @@ LISTEN_SECONDS = 1.0
 STOP_SECONDS = 2.0
 # Until another process has taken what was pushed, mostly: two thread switches and a script call.
 DEFERENCE_SECONDS = 0.003
+# No longer than a worker's shortest (`worker.turns`).
+REST_SECONDS = 0.0025
 
 
 class Settable(Protocol):
@@ -183,6 +186,8 @@ class Watch:
                 armed.clear()
                 self._has_told = True
                 self.event.set()
+                # Who begins what has come needs the interpreter, and the worker does not ask again any sooner.
+                time.sleep(REST_SECONDS)
 
     def _is_gone(self, size: Callable[[], int]) -> bool:
         """Whether, after a moment, others have taken what was pushed."""
