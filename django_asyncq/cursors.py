@@ -30,15 +30,21 @@ def cursor_for(connection: BaseDatabaseWrapper, rows: int) -> AbstractContextMan
 
 
 def kept_cursor(connection: BaseDatabaseWrapper) -> Any:
-    """Return the driver's cursor that is kept for this connection; connect where that is to be done."""
-    connection.close_if_health_check_failed()
-    connection.ensure_connection()
-    connection.validate_thread_sharing()
+    """Return the driver's cursor that is kept for this connection, which may be made for it."""
+    open_connection(connection)
     cursor = _kept.get(connection)
     if cursor is None or cursor.connection is not connection.connection:
         with connection.wrap_database_errors:
             cursor = _kept[connection] = connection.create_cursor()
     return cursor
+
+
+def open_connection(connection: BaseDatabaseWrapper) -> None:
+    """Do what `connection.cursor()` does before it makes one: see whether it may be used, and connect if need be."""
+    if connection.health_check_enabled:  # type: ignore[attr-defined]
+        connection.close_if_health_check_failed()
+    connection.ensure_connection()
+    connection.validate_thread_sharing()
 
 
 def is_replaced(connection: BaseDatabaseWrapper) -> bool:

@@ -15,10 +15,9 @@ from weakref import WeakKeyDictionary
 
 import django.db.backends.utils
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.utils.asyncio import async_unsafe
 
 from . import conf
-from .cursors import is_replaced, kept_cursor
+from .cursors import is_replaced, kept_cursor, open_connection
 from .wrapping import is_unwrapped
 
 try:
@@ -77,18 +76,16 @@ def run(connection: BaseDatabaseWrapper, sql: str, parameters: Sequence[Any]) ->
         return _rows_of(result, adapter) if result.ntuples else []
 
 
-@async_unsafe
 def _ready(connection: BaseDatabaseWrapper) -> Known | None:
     """Return what is known of the connection when a statement is a transaction by itself, and no one listens."""
     if connection.vendor != "postgresql" or not (HAS_WAY and conf.current().direct_statements):
         return None
     if not connection.autocommit or _has_listeners(connection):
         return None
-    connection.validate_thread_sharing()
+    open_connection(connection)
     known = _known.get(connection, NOTHING)
-    has_checks = connection.health_check_enabled  # type: ignore[attr-defined]
-    if known.driver is None or known.driver is not connection.connection or has_checks:
-        known = _look_at(connection)
+    if known.driver is not connection.connection:
+        known = _known[connection] = _look_at(connection)
     if known.adapter is None:
         return None
     pgconn = known.driver.pgconn
@@ -97,16 +94,12 @@ def _ready(connection: BaseDatabaseWrapper) -> Known | None:
 
 
 def _look_at(connection: BaseDatabaseWrapper) -> Known:
-    """Have the connection checked, or made, as Django does before it gives a cursor; return what is known of it."""
-    cursor = kept_cursor(connection)
     driver: Any = connection.connection
-    known = _known.get(connection, NOTHING)
-    if known.driver is not driver:
-        adapter = Transformer.from_context(cursor) if type(cursor).__module__ == HOME else None
-        # A cursor that puts the values into the text prepares nothing, whatever the threshold.
-        prepares = driver.prepare_threshold is not None and not isinstance(cursor, psycopg.ClientCursor)
-        known = _known[connection] = Known(driver, adapter, prepares)
-    return known
+    cursor = kept_cursor(connection)
+    adapter = Transformer.from_context(cursor) if type(cursor).__module__ == HOME else None
+    # A cursor that puts the values into the text prepares nothing, whatever the threshold.
+    prepares = driver.prepare_threshold is not None and not isinstance(cursor, psycopg.ClientCursor)
+    return Known(driver, adapter, prepares)
 
 
 def _has_listeners(connection: BaseDatabaseWrapper) -> bool:

@@ -416,6 +416,15 @@ def test_a_coroutine_may_not_wait_for_the_database(prepares: bool, monkeypatch: 
     assert asyncio.run(enter())
 
 
+def test_a_test_that_may_not_use_the_database_does_not(prepares: bool, django_db_blocker: Any) -> None:
+    """pytest-django says so where Django connects, though a connection may be open from the test before."""
+    insert()
+    insert()
+    with django_db_blocker.block(), pytest.raises(RuntimeError, match="Database access not allowed"):
+        insert()
+    assert TaskRecord.objects.count() == 2
+
+
 def test_the_connection_of_another_thread_is_refused(reconnect: Reconnect) -> None:
     """As Django has it, unless the connection may be shared."""
     reconnect()
