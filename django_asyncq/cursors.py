@@ -7,10 +7,16 @@ what it last sent and got, so a statement of many rows has one of its own.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import django.utils.asyncio
 from django.db.backends.base.base import BaseDatabaseWrapper
+
+# Where Django's methods are defined that make cursors, and what it puts around some of them.
+HOMES = ("django.db.backends.base.base", "django.db.backends.postgresql.base")
+ASYNC_UNSAFE = vars(django.utils.asyncio)
 
 # Django's connection → a cursor of the driver's connection that it had then.
 _kept: WeakKeyDictionary[BaseDatabaseWrapper, Any] = WeakKeyDictionary()
@@ -48,9 +54,15 @@ def open_connection(connection: BaseDatabaseWrapper) -> None:
 
 
 def is_replaced(connection: BaseDatabaseWrapper) -> bool:
-    """Whether somebody stands before this connection's cursors: a tracing tool, a test that may not use a database."""
-    own = type(connection)
-    return (
-        getattr(connection.cursor, "__func__", None) is not own.cursor
-        or getattr(connection.create_cursor, "__func__", None) is not own.create_cursor
-    )
+    """Whether this connection's cursors are not made as Django makes them.
+
+    By a tracing tool, by a test that may not use a database, by a backend that first chooses a schema, and so on.
+    """
+    makers: Any = connection
+    for method in (makers.cursor, makers._cursor, makers.create_cursor):
+        function: Any = getattr(method, "__func__", None)
+        if getattr(function, "__globals__", None) is ASYNC_UNSAFE:
+            function = function.__wrapped__
+        if type(function) is not FunctionType or function.__globals__["__name__"] not in HOMES:
+            return True
+    return False

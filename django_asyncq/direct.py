@@ -17,6 +17,7 @@ import django.db.backends.utils
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from . import conf
+from .ahead import HOME
 from .cursors import is_replaced, kept_cursor, open_connection
 from .wrapping import is_unwrapped
 
@@ -30,9 +31,6 @@ except ImportError:
     HAS_WAY = False
 else:
     HAS_WAY = True
-
-# The module of Django's own cursors on PostgreSQL.
-HOME = "django.db.backends.postgresql.base"
 
 
 class Known(NamedTuple):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from functools import wraps
 from threading import Thread
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, OperationalError, close_old_connections, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import SimpleTestCase
 from django.test.testcases import DatabaseOperationForbidden
 from django.test.utils import CaptureQueriesContext
@@ -137,6 +139,50 @@ def test_listeners_hear_of_each_statement(ask: Callable[[], None]) -> None:
         ask()
     ask()
     assert len(heard) == len(captured) == 2
+
+
+@pytest.mark.parametrize("method", ["cursor", "_cursor", "create_cursor"])
+@both
+@only_postgresql
+def test_a_backend_of_the_projects_own_makes_its_cursors(ask: Callable[[], None], method: str) -> None:
+    """As that of django-tenants, which first sets the schema of whoever is served now."""
+    made: list[str] = []
+
+    def make(self: Any, *given: Any, **more: Any) -> Any:
+        made.append(self.alias)
+        return getattr(super(own, self), method)(*given, **more)
+
+    own = type("DatabaseWrapper", (type(connection),), {method: make})
+    ask()
+    connection.__class__, before = own, connection.__class__
+    try:
+        ask()
+        ask()
+    finally:
+        connection.__class__ = before
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("method", ["cursor", "_cursor"])
+@both
+@only_postgresql
+def test_a_tool_around_every_connections_cursors_hears_of_each(
+    ask: Callable[[], None], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it has taken on the name of what it stands around."""
+    made: list[str] = []
+    inner = getattr(BaseDatabaseWrapper, method)
+
+    @wraps(inner)
+    def make(self: Any, *given: Any, **more: Any) -> Any:
+        made.append(self.alias)
+        return inner(self, *given, **more)
+
+    ask()
+    monkeypatch.setattr(BaseDatabaseWrapper, method, make)
+    ask()
+    ask()
+    assert len(made) == 2
 
 
 @both
