@@ -84,7 +84,8 @@ def _ready(connection: BaseDatabaseWrapper) -> Known | None:
     known = _known.get(connection, NOTHING)
     if known.driver is not connection.connection:
         known = _known[connection] = _look_at(connection)
-    if known.adapter is None:
+    # Once more: the connection may have been made just now.
+    if known.adapter is None or not connection.autocommit:
         return None
     pgconn = known.driver.pgconn
     is_idle = pgconn.transaction_status == TransactionStatus.IDLE and not pgconn.pipeline_status

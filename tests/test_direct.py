@@ -460,6 +460,18 @@ def test_another_thread_waits_until_the_connection_is_free(reconnect: Reconnect)
         connection.dec_thread_sharing()
 
 
+def test_a_new_connection_without_autocommit_is_not_taken_for_the_old(
+    reconnect: Reconnect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Django tells of the old one until the new one is there."""
+    reconnect()
+    monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
+    assert is_taken()
+    connection.close()
+    assert not is_taken()
+    assert not connection.get_autocommit()
+
+
 def test_what_was_read_is_not_kept(reconnect: Reconnect) -> None:
     """A row may have arguments of any size, and the next may come tomorrow."""
     reconnect()
