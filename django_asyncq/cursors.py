@@ -7,12 +7,13 @@ what it last sent and got, so a statement of many rows has one of its own.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import django.utils.asyncio
 from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .wrapping import are_unwrapped
 
 # Where Django's methods are defined that make cursors, and what it puts around some of them.
 HOMES = ("django.db.backends.base.base", "django.db.backends.postgresql.base")
@@ -59,10 +60,9 @@ def is_replaced(connection: BaseDatabaseWrapper) -> bool:
     By a tracing tool, by a test that may not use a database, by a backend that first chooses a schema, and so on.
     """
     makers: Any = connection
+    functions = []
     for method in (makers.cursor, makers._cursor, makers.create_cursor):
         function: Any = getattr(method, "__func__", None)
-        if getattr(function, "__globals__", None) is ASYNC_UNSAFE:
-            function = function.__wrapped__
-        if type(function) is not FunctionType or function.__globals__["__name__"] not in HOMES:
-            return True
-    return False
+        is_guarded = getattr(function, "__globals__", None) is ASYNC_UNSAFE
+        functions.append(function.__wrapped__ if is_guarded else function)
+    return not are_unwrapped(functions, HOMES)

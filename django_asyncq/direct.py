@@ -13,13 +13,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-import django.db.backends.utils
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
 
 from . import conf
 from .ahead import HOME
 from .cursors import is_replaced, kept_cursor, open_connection
-from .wrapping import is_unwrapped
+from .wrapping import are_unwrapped
 
 try:
     import psycopg
@@ -31,6 +31,9 @@ except ImportError:
     HAS_WAY = False
 else:
     HAS_WAY = True
+
+# Where Django's cursor and psycopg's define how a statement is executed.
+EXECUTE_HOMES = ("django.db.backends.utils", "psycopg.cursor")
 
 
 class Known(NamedTuple):
@@ -107,8 +110,7 @@ def _has_listeners(connection: BaseDatabaseWrapper) -> bool:
         bool(connection.execute_wrappers)
         or connection.queries_logged
         or is_replaced(connection)
-        or not is_unwrapped(django.db.backends.utils.CursorWrapper.execute, vars(django.db.backends.utils))
-        or not is_unwrapped(psycopg.Cursor.execute, vars(psycopg.cursor))
+        or not are_unwrapped((CursorWrapper.execute, psycopg.Cursor.execute), EXECUTE_HOMES)
     )
 
 

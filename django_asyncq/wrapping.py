@@ -1,15 +1,18 @@
-"""Whether a tool has put itself around a function, to trace its calls or to change what they do."""
+"""Whether a tool has put itself around functions, to trace their calls or to change what they do."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable
 from types import FunctionType
 from typing import Any
 
 
-def is_unwrapped(function: Any, home: Mapping[str, Any]) -> bool:
-    """Whether this is the very function that a module defines. home: the module's `vars`.
+def are_unwrapped(functions: Iterable[Any], homes: Container[str]) -> bool:
+    """Whether each of these is the very function that one of its home modules defines. homes: their names.
 
     By its globals, for wrappers take on names; by its type, for proxies take on all else.
     """
-    return type(function) is FunctionType and function.__globals__ is home
+    for function in functions:
+        if type(function) is not FunctionType or function.__globals__["__name__"] not in homes:
+            return False
+    return True

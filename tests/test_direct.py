@@ -491,11 +491,12 @@ def test_a_connection_that_is_looked_at_is_known_still(reconnect: Reconnect, mon
 
 
 def test_a_connection_that_is_new_is_known_anew(prepares: bool) -> None:
-    """Nothing of the old one is used, nor kept by it."""
+    """Nothing of the old one is used."""
     insert()
     before = connection.connection
     connection.close()
     record = insert()
     assert connection.connection is not before
+    assert direct._known[connection].driver is connection.connection
     assert [row.id for row in read_rows([str(record.id)], "default")] == [record.id]
     assert read_rows([str(uuid7())], "default") == []

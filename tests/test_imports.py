@@ -12,7 +12,8 @@ PACKAGE = Path(__file__).parent.parent / "django_asyncq"
 
 # Lowest first; a module imports only from ranks below its own, or from its own package.
 RANKS = [
-    {"exceptions", "conf", "compat", "failpoints", "cursors", "ahead", "wrapping"},
+    {"exceptions", "conf", "compat", "failpoints", "wrapping"},
+    {"cursors", "ahead"},
     {"direct", "names", "payload", "message", "retrying", "redaction", "timing", "context", "keeping", "sweep"},
     {"declaration"},
     {"broker", "models", "signals"},

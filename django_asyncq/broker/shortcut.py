@@ -13,10 +13,9 @@ from contextlib import suppress
 from typing import Any
 
 import redis.client
-import redis.commands.core
 from redis.exceptions import RedisError, ResponseError
 
-from ..wrapping import is_unwrapped
+from ..wrapping import are_unwrapped
 
 try:
     from redis.observability.recorder import is_enabled as has_metrics
@@ -27,8 +26,8 @@ except ImportError:  # redis-py before 7.2
         return False
 
 
-# What a command comes through in a client that nobody has changed, and the module that it is of.
-WAY = (("evalsha", vars(redis.commands.core)), ("execute_command", vars(redis.client)))
+# Where redis-py defines what a command comes through.
+HOMES = ("redis.client", "redis.commands.core")
 
 UNKNOWN: Any = object()
 _shortcuts: weakref.WeakKeyDictionary[Any, Shortcut | None] = weakref.WeakKeyDictionary()
@@ -122,4 +121,5 @@ def _is_unchanged(client: redis.client.Redis) -> bool:
     """Whether a command's way through the client is redis-py's own: no tool has put itself around it."""
     if "execute_command" in vars(client) or "evalsha" in vars(client):
         return False
-    return all(is_unwrapped(getattr(type(client), name), home) for name, home in WAY)
+    kind = type(client)
+    return are_unwrapped((kind.execute_command, kind.evalsha), HOMES)

@@ -7,6 +7,7 @@ only wakes: who comes late, or for nothing, finds nothing and waits again.
 
 A push ends the waiting of every idle process of the fleet. So that not all of them ask for one task, whoever came for
 nothing the last time leaves the next push to the others for a moment, and only then looks whether it is still there.
+Whoever has told of a push rests as long as its worker does.
 """
 
 from __future__ import annotations
