@@ -60,8 +60,16 @@ def run(connection: BaseDatabaseWrapper, sql: str, parameters: Sequence[Any]) ->
     known = _ready(connection)
     if known is None:
         return None
+    try:
+        return _run(known, sql, parameters)
+    except psycopg.Error:
+        with connection.wrap_database_errors:
+            raise
+
+
+def _run(known: Known, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]] | None:
     driver, pgconn, adapter = known.driver, known.driver.pgconn, known.adapter
-    with connection.wrap_database_errors, driver.lock:
+    with driver.lock:
         values = adapter.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
         types, formats = adapter.types, adapter.formats
         if not known.prepares:

@@ -91,6 +91,17 @@ def test_what_follows_closely_is_pushed_at_once_by_the_thread(gather: Callable[[
     assert has_thread()
 
 
+def test_a_signals_handler_may_enqueue_in_the_middle_of_it(gather: Callable[[float], None]) -> None:
+    """It runs in the same thread, which would wait for itself."""
+    gather(LONG)
+    gatherer = gathering.add.__self__  # type: ignore[attr-defined]
+    with gatherer._lock:
+        tasks.add.enqueue(1)
+        tasks.add.enqueue(2)
+    gathering.push_now()
+    assert len(pending()) == 2
+
+
 def test_a_stream_is_pushed_with_one_call(gather: Callable[[float], None], redis_client: Any) -> None:
     """What comes as the last of so many waits for the rest of the time, and is pushed together and in order."""
     gather(SOON)

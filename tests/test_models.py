@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
+from uuid import RFC_4122, UUID
 
 import pytest
 from django.core.exceptions import ValidationError
@@ -38,6 +41,16 @@ def test_the_database_refuses_rows_that_cannot_be(fields: dict[str, Any]) -> Non
     """Final (2, or 3 without retry_at) if and only if finished_at; states 0 to 3; priorities -100 to 100."""
     with pytest.raises(IntegrityError), transaction.atomic():
         TaskRecord.objects.create(name="x", **fields)
+
+
+def test_an_id_is_as_any_uuid() -> None:
+    """Though it is made past the constructor: equal, hashed, ordered, and carried over like one."""
+    first, second = uuid7(), uuid7()
+    same = UUID(str(first))
+    assert (first, hash(first), repr(first), first.is_safe) == (same, hash(same), repr(same), same.is_safe)
+    assert pickle.loads(pickle.dumps(first)) == copy.deepcopy(first) == first
+    assert (first.version, first.variant) == (7, RFC_4122)
+    assert first < second
 
 
 def test_states_by_name() -> None:

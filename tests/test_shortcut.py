@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -98,6 +99,31 @@ def test_connection_that_was_closed_while_nobody_used_it_is_not_noticed(client: 
     """By the server's `timeout`, by a restart, by a firewall that says so."""
     digest = load(client)
     shortcut.evalsha(client, digest, [], ["one"])
+    client.client_kill_filter(_type="normal", skipme=True)
+    assert shortcut.evalsha(client, digest, [], ["two"]) == b"two"
+
+
+def test_socket_that_is_more_than_one_is_looked_at_by_redis_py(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as TLS: what was decrypted already is not to be seen from outside. A plain one is looked at here."""
+
+    class Other(socket.socket):
+        pass
+
+    asked: list[Any] = []
+    real = redis.Connection.can_read
+    monkeypatch.setattr(redis.Connection, "can_read", lambda self, *args: (asked.append(self), real(self, *args))[1])
+    digest = load(client)
+    shortcut.evalsha(client, digest, [], ["one"])
+    (connection,) = kept(client)
+    asked.clear()  # the pool has looked, too, when it lent the connection
+    shortcut.renew(connection)
+    assert not asked
+    plain = connection._sock
+    connection._sock = connection._parser._sock = Other(fileno=plain.detach())
+    shortcut.renew(connection)
+    assert asked == [connection]
     client.client_kill_filter(_type="normal", skipme=True)
     assert shortcut.evalsha(client, digest, [], ["two"]) == b"two"
 

@@ -8,6 +8,7 @@ before a connection is lent.
 from __future__ import annotations
 
 import threading
+from functools import cache
 from typing import Any, Literal
 
 from django.conf import settings
@@ -158,7 +159,13 @@ def _build(role: Role) -> Client:
 
 def is_cluster(found: Client) -> bool:
     """Whether a client finds the node for each key by itself."""
-    return isinstance(found, RedisCluster)
+    return _is_cluster_kind(found.__class__)
+
+
+@cache
+def _is_cluster_kind(kind: type) -> bool:
+    # Asked for each push, and redis-py's class is a protocol's: Python goes a long way to answer.
+    return issubclass(kind, RedisCluster)
 
 
 def pool_for(found: Client, key: str) -> Any:

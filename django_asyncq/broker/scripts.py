@@ -38,8 +38,11 @@ def run(name: str, client: Client, keys: Sequence[str], arguments: Sequence[Any]
     Raises: BrokerUnavailable.
     """
     text, digest = script(name)
-    with broker_errors():
-        try:
-            return shortcut.evalsha(client, digest, keys, arguments)
-        except NoScriptError:
+    try:
+        return shortcut.evalsha(client, digest, keys, arguments)
+    except NoScriptError:
+        with broker_errors():
             return client.eval(text, len(keys), *keys, *arguments)
+    except Exception:
+        with broker_errors():
+            raise

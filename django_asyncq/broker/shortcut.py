@@ -7,12 +7,15 @@ Who wraps the client's commands to trace them, or has a client of his own, sees 
 from __future__ import annotations
 
 import os
+import select
+import socket
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import redis.client
+import redis.connection
 from redis.exceptions import RedisError, ResponseError
 
 from ..wrapping import are_unwrapped
@@ -25,6 +28,10 @@ except ImportError:  # redis-py before 7.2
         """Whether redis-py takes times and counts connections."""
         return False
 
+
+# What redis-py itself packs commands with where it is installed, and the class of its own that does.
+HIREDIS: Any = getattr(redis.connection, "hiredis", None)
+HIREDIS_PACKER: Any = getattr(redis.connection, "HiredisRespSerializer", None)
 
 # Where redis-py defines what a command comes through.
 HOMES = ("redis.client", "redis.commands.core")
@@ -49,11 +56,30 @@ def drop_idle(client: Any) -> None:
 
 def renew(connection: Any) -> None:
     """Have a connection that was closed while nobody used it connect anew at its next command."""
+    if _is_quiet(connection):
+        return
     has_ended = True
     with suppress(RedisError):
         has_ended = connection.can_read()  # nothing is expected: what there is to read is its end
     if has_ended:
         connection.disconnect()
+
+
+def _is_quiet(connection: Any) -> bool:
+    """Whether a plain socket has nothing to read, not even its end; of any other redis-py knows more."""
+    found = getattr(connection, "_sock", None)
+    if type(found) is not socket.socket or not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(found, select.POLLIN)
+    return not poll.poll(0)
+
+
+def _packed(connection: Any, words: tuple[Any, ...]) -> Any:
+    """Return a command as it is sent: by hiredis where redis-py packs with it, which first copies every word twice."""
+    if HIREDIS is None or type(getattr(connection, "_command_packer", None)) is not HIREDIS_PACKER:
+        return connection.pack_command(*words)
+    return [HIREDIS.pack_command(words)]
 
 
 class Shortcut:
@@ -68,7 +94,7 @@ class Shortcut:
         """Send a command and return its reply."""
         connection = self._take()
         try:
-            connection.send_command(*words)
+            connection.send_packed_command(_packed(connection, words))
             reply = connection.read_response()
         except ResponseError:
             self._idle.append(connection)  # it was read

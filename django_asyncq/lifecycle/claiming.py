@@ -91,13 +91,11 @@ def sort_out(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
     if waiting:
         # asynq's own forwarder has moved a task whose row must first be retried, which takes a gate slot.
         broker.retry(queue, worker_id, waiting, counted=False)
-    return runs + _take_over(broker, worker_id, abandoned)
+    return runs + _take_over(broker, worker_id, abandoned) if abandoned else runs
 
 
 def _take_over(broker: Broker, worker_id: str, runs: Sequence[Run]) -> list[Run]:
     """Close the run that the row still tells of: a foreign recoverer gave the task on without the row."""
-    if not runs:
-        return []
     for run in runs:
         count_crash(run.record, "its lease was given to another worker", timezone.now())
     written = write_fenced([FencedWrite(run.record, run.record.fence) for run in runs], router.db_for_write(TaskRecord))

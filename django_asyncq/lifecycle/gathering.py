@@ -41,7 +41,9 @@ class Gathering:
 
     def begin_anew(self) -> None:
         """Have nothing to push, as the child of a fork: its parent pushes what waits, and has the thread."""
-        self._changed = threading.Condition()
+        # Each call takes it by itself: a condition's own way to it is in Python. A signal's handler may enqueue too.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._waiting: list[TaskRecord] = []
         # Of the monotonic clock: when the last few were committed, and when the thread last took what waited.
         self._came_at: deque[float] = deque(maxlen=DENSE)
@@ -54,7 +56,7 @@ class Gathering:
         seconds = conf.current().gather_seconds
         if seconds <= 0:
             return False
-        with self._changed:
+        with self._lock:
             now = time.monotonic()
             is_lone = not self._came_at or now - self._came_at[-1] >= seconds
             self._came_at.append(now)

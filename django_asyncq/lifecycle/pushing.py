@@ -48,17 +48,13 @@ def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) 
     The script that makes a task pending confirms its slot too, where one can reach both. Only a task that has lost its
     slot, or that waits for its time, costs another call.
     """
-    now = timezone.now()
     confirmed = not broker.reaches_gates
     if confirmed:
         records = _confirmed(list(records))
     pushed = 0
     for queue, group in by_queue(records):
         broker.register_queue(queue)
-        due: list[TaskRecord] = []
-        delayed: list[TaskRecord] = []
-        for record in group:
-            (due if record.run_after is None or record.run_after <= now else delayed).append(record)
+        due, delayed = _by_time(group)
         if due:
             pushed += _make_pending(broker, queue, due, again=again, confirmed=confirmed)
         if delayed := delayed if confirmed else _confirmed(delayed):
@@ -66,6 +62,19 @@ def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) 
             pushed += words.count("scheduled")
         failpoints.reach("dispatch.queue_pushed")
     return pushed
+
+
+def _by_time(records: list[TaskRecord]) -> tuple[list[TaskRecord], list[TaskRecord]]:
+    """Return those that are due, and those that wait for their time."""
+    timed = [record for record in records if record.run_after is not None]
+    if not timed:
+        return records, []
+    now = timezone.now()
+    due: list[TaskRecord] = []
+    delayed: list[TaskRecord] = []
+    for record in records:
+        (due if record.run_after is None or record.run_after <= now else delayed).append(record)
+    return due, delayed
 
 
 def _make_pending(broker: Broker, queue: str, records: list[TaskRecord], *, again: bool, confirmed: bool) -> int:

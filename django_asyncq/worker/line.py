@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -51,5 +50,7 @@ class Line(Generic[T]):
     def _wake_one(self) -> None:
         if self._jobs and not self._has_called:
             self._has_called = True
-            with suppress(RuntimeError):  # it is free: somebody is on his way to look
+            try:  # noqa: SIM105 - who waits for the job waits for each function that comes first
                 self._bell.release()
+            except RuntimeError:
+                pass  # it is free: somebody is on his way to look

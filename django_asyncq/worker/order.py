@@ -41,7 +41,9 @@ class QueueOrder:
         if self.finds_queues and time.monotonic() >= self._refresh_at:
             self.weights = dict.fromkeys(sorted({DEFAULT_QUEUE, *self.broker.queues()}), 1)
             self._refresh_at = time.monotonic() + REFRESH_SECONDS
-        if self.strict or len(self.weights) == 1:
+        if len(self.weights) == 1:
+            return list(self.weights)
+        if self.strict:
             return sorted(self.weights, key=lambda name: -self.weights[name])
         # Each name as often as its weight, shuffled, first occurrences kept: drawn here by exponential clocks.
         return sorted(self.weights, key=lambda name: random.expovariate(self.weights[name]))

@@ -62,6 +62,8 @@ class WorkerProcess:
         """supervisor: a pipe; what this process has to say goes there, and its end is the supervisor's death."""
         self.options = options
         self.supervisor = supervisor
+        # For `select`, which would ask the pipe for it each time.
+        self._supervisor_fd: int = supervisor.fileno()
         self.worker_id = options.worker_id_of(os.getpid())
         self.alarm = Alarm()
         self.broker = Broker("worker")
@@ -90,7 +92,8 @@ class WorkerProcess:
         exit_code = 1
         try:
             while not self._is_to_stop():
-                self._tick()
+                if self.room.occupied:
+                    self._tick()
                 if not self._fetch():
                     self._sleep()
             exit_code = 0
@@ -115,7 +118,7 @@ class WorkerProcess:
         if self.stop_requests:
             return True
         # Not `poll()`, which makes a selector each time, and this is asked before each fetch.
-        if select.select([self.supervisor], [], [], 0)[0]:
+        if select.select([self._supervisor_fd], [], [], 0)[0]:
             try:
                 self.supervisor.recv()
             except (EOFError, ConnectionResetError):
@@ -193,7 +196,7 @@ class WorkerProcess:
         pause = self.turns.pause_seconds(TICK_SECONDS)
         if self.room.occupied or self._uncertain:
             pause = min(pause, TICK_SECONDS)
-        self.alarm.wait(pause, also=[self.supervisor])
+        self.alarm.wait(pause, also=[self._supervisor_fd])
 
     # --- fetching
 
@@ -277,7 +280,8 @@ class WorkerProcess:
             except TaskNotRegistered as error:
                 unknown.append((run, error))
         self.threads.put([job for job in jobs if not job.is_async])
-        self.loop.put([job for job in jobs if job.is_async])
+        if coroutines := [job for job in jobs if job.is_async]:
+            self.loop.put(coroutines)
         if unknown:
             self._put_off(unknown)
 

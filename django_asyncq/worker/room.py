@@ -42,7 +42,10 @@ class Room:
     @property
     def occupied(self) -> int:
         """How many tasks are here, in a slot or in line for one."""
-        return sum(len(slots.busy) + len(slots.waiting) for slots in self.slots)
+        count = 0
+        for slots in self.slots:
+            count += len(slots.busy) + len(slots.waiting)
+        return count
 
     def left(self) -> int:
         """Return how many tasks to take now; where that is 0, `ring` is called when it is more."""
@@ -63,8 +66,8 @@ class Room:
         """Return how many tasks the slots begin within AHEAD_SECONDS, at the pace of the latest; of slow ones none."""
         if self.pace_seconds is None:
             return 0
-        now = time.monotonic()
-        if sum(job.has_run_for(AHEAD_SECONDS, now) for job in self.running) >= self.concurrency:
+        running, now = self.running, time.monotonic()
+        if len([job for job in running if job.has_run_for(AHEAD_SECONDS, now)]) >= self.concurrency:
             return 0  # the short ones would wait for the long ones, while other processes may be idle
         return int(min(MOST_AHEAD, AHEAD_SECONDS * self.concurrency / max(self.pace_seconds, 1e-6)))
 
