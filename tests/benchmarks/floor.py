@@ -1,7 +1,8 @@
 """What one `enqueue` costs beside its own two round trips: `python -m tests.benchmarks.floor --help`.
 
 Starts a Redis and a PostgreSQL (fsync on) of its own. Each line is a call repeated by one process, in microseconds of
-the clock and of this process's CPU; the best of several rounds, which take turns. Below the bare INSERT with its COMMIT
+the clock and of this process's CPU; the best of several rounds, which take turns; then the middle of calls that come
+after a pause, in which all of the processor's caches went to other data. Below the bare INSERT with its COMMIT
 no queue can get that has a row for every task, whatever it is written in. The waiting measures follow the same way,
 without any queue (see `bare`).
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +25,9 @@ from . import bare
 from .servers import PostgresServer, RedisServer
 
 PER_TRANSACTION = 100
+# More than the caches of a processor hold; and longer than pushes are gathered, so that each is a lone one.
+MUCH_BYTES = 64 << 20
+PAUSE_SECONDS = 0.012
 # Larger than any number of tasks that is tried.
 OPEN_LIMIT = 10**9
 
@@ -51,6 +56,9 @@ def main() -> None:
         print(versions({**redis.version, **postgres.version}))
         print("\n| call | µs | of which CPU of the process |\n|---|---:|---:|")
         for name, cost in measure(options.calls, options.rounds).items():
+            print(f"| {name} | {cost.wall:,.0f} | {cost.cpu:,.0f} |")
+        print("\n| after a pause, the caches emptied | µs | of which CPU of the process |\n|---|---:|---:|")
+        for name, cost in measure_cold(options.calls // 5).items():
             print(f"| {name} | {cost.wall:,.0f} | {cost.cpu:,.0f} |")
         print("\n| without a queue | |\n|---|---:|")
         for name, text in wait(dsn, os.environ["ASYNCQ_TEST_REDIS_URL"], options.rounds):
@@ -84,6 +92,26 @@ def measure(calls: int, rounds: int) -> dict[str, Cost]:
             known = best.get(name, cost)
             best[name] = Cost(min(known.wall, cost.wall), min(known.cpu, cost.cpu))
     return best
+
+
+def measure_cold(times: int) -> dict[str, Cost]:
+    """Return the middle of such calls as a web process makes, that has done other things before."""
+    much = os.urandom(1 << 20) * (MUCH_BYTES >> 20)
+    found: dict[str, Cost] = {}
+    for name, (call, size) in kinds().items():
+        if size > 1:
+            continue
+        repeat(call, 10)
+        walls, cpus = [], []
+        for _ in range(times):
+            much.count(b"\0\1\2")
+            time.sleep(PAUSE_SECONDS)
+            wall, cpu = time.perf_counter(), time.thread_time()
+            call()
+            cpus.append((time.thread_time() - cpu) * 1e6)
+            walls.append((time.perf_counter() - wall) * 1e6)
+        found[name] = Cost(statistics.median(walls), statistics.median(cpus))
+    return found
 
 
 def wait(dsn: str, redis_url: str, rounds: int) -> Iterator[tuple[str, str]]:
