@@ -542,6 +542,24 @@ def test_takes_nothing_ahead_while_long_tasks_fill_all_slots() -> None:
     assert room.left() > 1
 
 
+def test_job_on_its_way_from_the_line_to_a_slot_is_counted() -> None:
+    """Else the main thread would not look after it, and sleep for seconds."""
+    slots = Slots(Runner("w", Board(1), lambda outcome: None, lambda: None, lambda job: None))
+    moving = job()
+
+    class Busy(set[Job]):
+        def __len__(self) -> int:
+            size = super().__len__()
+            # A slot has the interpreter now.
+            slots._enters_slot(moving)
+            return size
+
+    slots.put([moving])
+    slots.busy = Busy()
+    assert Room([slots], 1, Bell().ring).occupied
+    assert moving in slots.busy
+
+
 def test_main_thread_is_woken_for_room_only_when_it_waits_for_it() -> None:
     """Not for each slot that becomes free: at half of the line, and at its end."""
     bell = Bell()

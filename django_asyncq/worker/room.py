@@ -44,7 +44,8 @@ class Room:
         """How many tasks are here, in a slot or in line for one."""
         count = 0
         for slots in self.slots:
-            count += len(slots.busy) + len(slots.waiting)
+            # In this order, as in `jobs`: one on its way is counted twice rather than not at all.
+            count += len(slots.waiting) + len(slots.busy)
         return count
 
     def left(self) -> int:
