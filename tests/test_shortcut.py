@@ -325,6 +325,25 @@ def test_tool_around_one_client_sees_its_calls(client: redis.Redis, monkeypatch:
     assert len(seen) == 1
 
 
+def test_connection_that_sends_in_its_own_way_sends_each_command(own_redis: EmbeddedRedis) -> None:
+    """One that the project made, or a tool around `send_command`: with hiredis or without."""
+    sent: list[Any] = []
+
+    class Own(redis.Connection):
+        def send_command(self, *words: Any, **options: Any) -> None:
+            sent.append(words[0])
+            super().send_command(*words, **options)
+
+    pool = redis.ConnectionPool.from_url(own_redis.url, connection_class=Own, protocol=2, socket_timeout=5)
+    with redis.Redis(connection_pool=pool) as client:
+        digest = load(client)
+        sent.clear()
+        for number in range(3):
+            assert shortcut.evalsha(client, digest, [], [number]) == str(number).encode()
+        assert sent == ["EVALSHA"] * 3
+    pool.disconnect()
+
+
 def test_client_of_ones_own_is_asked_itself(own_redis: EmbeddedRedis) -> None:
     """A class that does more than redis-py's, one without a pool, one that has a single connection."""
 

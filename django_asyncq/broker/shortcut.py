@@ -35,6 +35,7 @@ HIREDIS_PACKER: Any = getattr(redis.connection, "HiredisRespSerializer", None)
 
 # Where redis-py defines what a command comes through.
 HOMES = ("redis.client", "redis.commands.core")
+CONNECTION_HOMES = ("redis.connection",)
 
 UNKNOWN: Any = object()
 _shortcuts: weakref.WeakKeyDictionary[Any, Shortcut | None] = weakref.WeakKeyDictionary()
@@ -75,11 +76,13 @@ def _is_quiet(connection: Any) -> bool:
     return not poll.poll(0)
 
 
-def _packed(connection: Any, words: tuple[Any, ...]) -> Any:
-    """Return a command as it is sent: by hiredis where redis-py packs with it, which first copies every word twice."""
-    if HIREDIS is None or type(getattr(connection, "_command_packer", None)) is not HIREDIS_PACKER:
-        return connection.pack_command(*words)
-    return [HIREDIS.pack_command(words)]
+def _send(connection: Any, words: tuple[Any, ...]) -> None:
+    """Send a command as redis-py does, which first copies every word twice where it then has hiredis pack them."""
+    is_packed_by_hiredis = type(getattr(connection, "_command_packer", None)) is HIREDIS_PACKER
+    if is_packed_by_hiredis and are_unwrapped((type(connection).send_command,), CONNECTION_HOMES):
+        connection.send_packed_command([HIREDIS.pack_command(words)])
+    else:
+        connection.send_command(*words)
 
 
 class Shortcut:
@@ -94,7 +97,7 @@ class Shortcut:
         """Send a command and return its reply."""
         connection = self._take()
         try:
-            connection.send_packed_command(_packed(connection, words))
+            _send(connection, words)
             reply = connection.read_response()
         except ResponseError:
             self._idle.append(connection)  # it was read
