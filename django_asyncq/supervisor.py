@@ -234,11 +234,11 @@ class Supervisor:
         alive_since = self.broker.pulse(settings.outage_seconds).alive_since
         # Looked at first: what is begun from now on has a lease, and need not be looked for.
         running = {child.worker_id: {task.id for task in child.board.running()} for child in self.children}
-        workers = list(running)
+        workers, begun = list(running), [id for ids in running.values() for id in ids]
         kept = dict.fromkeys(workers, 0)
         for queue in self._queues() if workers else ():
             for worker_id, extended in zip(
-                workers, self.broker.extend(queue, workers, settings.lease_seconds), strict=True
+                workers, self.broker.extend(queue, workers, settings.lease_seconds, begun), strict=True
             ):
                 kept[worker_id] += extended.kept
             failpoints.reach("beat.lease_renewed")
@@ -272,7 +272,11 @@ class Supervisor:
 
     def _recover(self, child: Child, exit_code: int | None) -> None:
         started = {running.id for running in child.board.running()}
-        for queue in self._queues():
+        # First: Redis may not have noticed yet that nobody waits there any more.
+        self.broker.dismiss(child.worker_id)
+        # Asked anew: the names known were read up to 5 s ago, and it may have taken a task of a queue named since.
+        for queue in self.options.queues or sorted(self.broker.queues()):
+            self.broker.put_back(queue, child.worker_id)
             leases = self.broker.held(queue, child.worker_id)
             if not leases:
                 continue

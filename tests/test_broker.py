@@ -325,11 +325,11 @@ def test_taking_writes_all_in_one(broker: Broker, keys: QueueKeys) -> None:
 
 def test_a_paused_queue_gives_nothing(broker: Broker, keys: QueueKeys, dump: Any) -> None:
     """And says so; an empty one does not."""
-    assert broker.dequeue(QUEUE, WORKER, 5, LEASE_SECONDS) == ([], False)
+    assert broker.dequeue(QUEUE, WORKER, 5, LEASE_SECONDS) == ([], False, True)
     broker.enqueue(QUEUE, [entry("a"), entry("b", priority=1)])
     broker.client.set(keys.paused, 1)
     before = dump()
-    assert broker.dequeue(QUEUE, WORKER, 5, LEASE_SECONDS) == ([], True)
+    assert broker.dequeue(QUEUE, WORKER, 5, LEASE_SECONDS) == ([], True, False)
     assert dump() == before
     broker.client.delete(keys.paused)
     assert len(take(broker, 5)) == 2

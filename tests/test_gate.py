@@ -368,7 +368,7 @@ def test_push_makes_the_slot_last() -> None:
 
 def test_in_a_cluster_the_gate_is_asked_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """No script may name the keys of a queue and of a gate: slot, confirm, push."""
-    monkeypatch.setattr(Broker, "reaches_gates", property(lambda broker: False))
+    monkeypatch.setattr(Broker, "reaches_all", property(lambda broker: False))
     fill("warm", 1)
     before = calls()
     fill("warm", 1)

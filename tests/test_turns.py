@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from django_asyncq.broker.watch import REST_SECONDS
 from django_asyncq.conf import Settings
 from django_asyncq.lifecycle.gathering import DENSE
 from django_asyncq.worker.turns import (
@@ -88,11 +87,6 @@ def test_after_a_group_the_next_of_a_producer_that_gathers_comes_within_the_rest
 def test_what_is_a_group_to_a_worker_is_a_stream_to_a_producer() -> None:
     """Whoever gathers makes groups, whoever does not makes none."""
     assert GROUP == DENSE == STREAM_PER_SECOND * Settings().gather_seconds
-
-
-def test_who_watches_rests_no_longer_than_the_worker() -> None:
-    """What comes in a rest is told before its end, which is when it is asked for."""
-    assert REST_SECONDS <= SHORTEST_REST_SECONDS
 
 
 def test_under_load_rests_grow_to_their_longest_and_nobody_need_tell(clock: Clock) -> None:

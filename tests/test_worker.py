@@ -512,7 +512,7 @@ def test_takes_free_slots_and_the_more_ahead_the_shorter_tasks_are() -> None:
     assert room.left() == 4 + MOST_AHEAD
     slots.put([job() for _ in range(4 + MOST_AHEAD // 2 + 1)])
     assert room.left() == 0
-    slots.take_back(slots.waiting.copy().popitem()[0].taken_at)
+    slots.take_back(slots.waiting.copy().popitem()[0].came_at)
     assert room.left() == 4 + MOST_AHEAD
 
 

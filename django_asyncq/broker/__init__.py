@@ -11,17 +11,17 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from redis.exceptions import ResponseError
 
 from .. import conf, failpoints
-from . import clients, scripts
+from . import clients, scripts, taking
 from .clients import broker_errors
 from .entries import Dequeued, Entry, Expired, Extended, Forwarded, GateKeys, Lease, Pulse, id_bytes, id_text
-from .keys import QueueKeys, alive_key, due_channel, keys_of, names_channel, prefix, pulse_key, queues_key
+from .keys import QueueKeys, alive_key, due_channel, keys_of, names_channel, prefix, pulse_key, queues_key, standby_key
 
 __all__ = ["Broker", "Dequeued", "Entry", "Expired", "Extended", "Forwarded", "GateKeys", "Lease", "Pulse"]
 
@@ -37,6 +37,8 @@ LEASES_LOOKED_AT = 1000
 COUNTER_SECONDS = 90 * 86_400
 LARGEST_COUNTER = 2**63 - 1
 ARCHIVE_SECONDS = 90 * 86_400
+# What is noted of a worker that stands by, when nobody is left to remove it; a wait is shorter.
+STANDBY_SECONDS = 3_600
 # asynq says 10,000 and keeps one less.
 ARCHIVE_SIZE = 9_999
 # A queue is named again each minute: the set may have been lost or the queue removed since.
@@ -66,8 +68,8 @@ class Broker:
         return clients.client(self.role)
 
     @property
-    def reaches_gates(self) -> bool:
-        """Whether one script may name the keys of a queue and of a gate: in a cluster they live apart."""
+    def reaches_all(self) -> bool:
+        """Whether a script may name keys of a queue and of a gate or a worker: in a cluster they live apart."""
         return not clients.is_cluster(self.client)
 
     # --- queues, and whether Redis is there
@@ -195,23 +197,45 @@ class Broker:
 
         Order: priorities above 0, the highest first; then pending, the oldest first; then priorities below 0.
         """
-        keys = keys_of(queue)
-        places = [keys.pending, keys.priority, keys.active, keys.lease, keys.paused, keys.held(worker_id)]
-        arguments = [keys.task_prefix, max(0, min(count, IDS_PER_CALL)), lease_seconds, worker_id]
-        word, *found = scripts.run("dequeue", self.client, places, arguments)
-        return Dequeued(_leases(found), word == b"paused")
+        count = max(0, min(count, IDS_PER_CALL))
+        call = taking.asking(queue, worker_id, count, lease_seconds, reaches_standby=self.reaches_all)
+        return taking.taken(scripts.run("dequeue", self.client, *call), count)
 
     def held(self, queue: str, worker_id: str) -> list[Lease]:
         """Return what Redis believes the worker to have taken and not yet answered for, and no other has since."""
         keys = keys_of(queue)
         flat = scripts.run("held", self.client, [keys.held(worker_id)], [keys.task_prefix, id_bytes(worker_id)])
-        return [Lease(id_text(id), int(fence)) for id, fence in zip(flat[::2], flat[1::2], strict=True)]
+        return taking.leases_of(flat)
 
-    def extend(self, queue: str, worker_ids: Sequence[str], lease_seconds: int) -> list[Extended]:
-        """Renew every lease of each of these workers; what one has lost is not held any more."""
+    def put_back(self, queue: str, worker_id: str) -> int:
+        """Put back what was moved for a worker that stood by, and not taken; return how many, hardly ever any."""
         keys = keys_of(queue)
-        places = [keys.lease, *map(keys.held, worker_ids)]
-        replies = scripts.run("extend", self.client, places, [keys.task_prefix, lease_seconds])
+        return int(scripts.run("put_back", self.client, [keys.pending, keys.handed(worker_id)]))
+
+    def stand_by(self, queue: str, worker_id: str, *, may_be_handed: bool) -> None:
+        """Note that a worker has read what it was handed from the queue, and whether it may be handed a task now."""
+        arguments = [queue, "1" if may_be_handed else "", STANDBY_SECONDS]
+        scripts.run("stand_by", self.client, [standby_key(worker_id)], arguments)
+
+    def dismiss(self, worker_id: str) -> bool:
+        """Have nothing handed any more to a worker that stood by; return whether nothing has been."""
+        with broker_errors():
+            was_ready = self.client.hdel(standby_key(worker_id), "")
+            self.client.delete(standby_key(worker_id))
+        return bool(was_ready)
+
+    def extend(
+        self, queue: str, worker_ids: Sequence[str], lease_seconds: int, begun: Iterable[str] = ()
+    ) -> list[Extended]:
+        """Renew the leases of each of these workers; what one has lost is not held any more.
+
+        begun: ids of what they run. What one was handed, and has neither read nor begun, is not renewed.
+        """
+        keys = keys_of(queue)
+        of_worker = [keys.held, standby_key] if self.reaches_all else [keys.held]
+        places = [keys.lease, *(key(worker_id) for worker_id in worker_ids for key in of_worker)]
+        arguments = [keys.task_prefix, lease_seconds, len(of_worker), *map(id_bytes, begun)]
+        replies = scripts.run("extend", self.client, places, arguments)
         return [Extended(int(kept), [id_text(id) for id in lost]) for kept, *lost in replies]
 
     def reassert(self, queue: str, worker_id: str, entries: Sequence[Entry], lease_seconds: int) -> list[str]:
@@ -378,10 +402,6 @@ def _arguments_of(entry: Entry) -> list[Any]:
 
 def _lease_of(lease: Lease) -> list[Any]:
     return [id_bytes(lease.id), lease.fence]
-
-
-def _leases(flat: Sequence[Any]) -> list[Lease]:
-    return [Lease(id_text(id), int(fence)) for id, fence in zip(flat[::2], flat[1::2], strict=True)]
 
 
 def _taken(keys: QueueKeys, worker_id: str) -> list[str]:

@@ -40,10 +40,14 @@ class Lease(NamedTuple):
 
 
 class Dequeued(NamedTuple):
-    """What a dequeue brought, the next to run first. paused: nothing comes until the queue is resumed."""
+    """What a dequeue brought, the next to run first.
+
+    paused: nothing comes until the queue is resumed. is_drained: nothing was left.
+    """
 
     leases: list[Lease]
     paused: bool
+    is_drained: bool
 
 
 class Forwarded(NamedTuple):

@@ -12,7 +12,14 @@ from functools import lru_cache
 from .. import conf
 
 # What stands after a queue's tag, where it is not the name of the field.
-WORDS = {"base": "", "priority": "prio", "task_prefix": "t:", "group_prefix": "g:", "held_prefix": "held:"}
+WORDS = {
+    "base": "",
+    "priority": "prio",
+    "task_prefix": "t:",
+    "group_prefix": "g:",
+    "held_prefix": "held:",
+    "handed_prefix": "handed:",
+}
 
 
 def prefix() -> str:
@@ -33,6 +40,11 @@ def alive_key() -> str:
 def pulse_key() -> str:
     """Own: the hash that tells when Redis was last asked, and since when without a gap; in the slot of `alive_key`."""
     return f"{{{alive_key()}}}:pulse"
+
+
+def standby_key(worker_id: str) -> str:
+    """Own: the hash of a worker that stands by: "" while it may be handed a task; queue → id it has not read yet."""
+    return f"{prefix()}:standby:{worker_id}"
 
 
 def names_channel() -> str:
@@ -77,8 +89,9 @@ class QueueKeys:
 
     Own: due (zset of those in `scheduled` that are due between two seconds; score = Unix milliseconds), priority
     (zset of waiting tasks with a priority other than 0; score = -priority, member = id), wake (channel on which a push
-    to `priority` is told, for an idle worker blocks on `pending` only), and what begins with `held_prefix`.
-    task_prefix, group_prefix, held_prefix: what stands before a task's id, a group's name, a worker's id.
+    to `priority` is told, for an idle worker blocks on `pending` only), and what begins with `held_prefix` or
+    `handed_prefix`. task_prefix, group_prefix: what stands before a task's id, a group's name; the others: before a
+    worker's id.
     """
 
     queue: str
@@ -97,6 +110,7 @@ class QueueKeys:
     task_prefix: str = field(init=False)
     group_prefix: str = field(init=False)
     held_prefix: str = field(init=False)
+    handed_prefix: str = field(init=False)
     due: str = field(init=False)
     priority: str = field(init=False)
     wake: str = field(init=False)
@@ -130,3 +144,7 @@ class QueueKeys:
     def held(self, worker_id: str) -> str:
         """Own: hash of what one worker process has leased; id → fence."""
         return f"{self.held_prefix}{worker_id}"
+
+    def handed(self, worker_id: str) -> str:
+        """Own: list to which `BLMOVE` moves an id for a worker that stands by, until the next script takes it."""
+        return f"{self.handed_prefix}{worker_id}"

@@ -22,7 +22,7 @@ Nothing else in the project writes `state`, and a test reads the code to see to 
 from __future__ import annotations
 
 from .announcing import announce
-from .claiming import Claimed, claim, sort_out
+from .claiming import Claimed, claim, receive, sort_out
 from .entering import enqueue
 from .gathering import push_now
 from .handing_over import hand_over, take_up
@@ -72,6 +72,7 @@ __all__ = [
     "push_now",
     "put_off",
     "reassert",
+    "receive",
     "record_runs",
     "recorded",
     "recover",

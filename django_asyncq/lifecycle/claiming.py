@@ -10,7 +10,7 @@ from django.db import router
 from django.utils import timezone
 
 from .. import conf, failpoints
-from ..broker import IDS_PER_CALL, Broker, Lease
+from ..broker import Broker, Dequeued, Lease
 from ..models import TaskRecord, TaskState
 from ..statements import FencedWrite, write_fenced
 from .announcing import announce
@@ -39,13 +39,17 @@ def claim(broker: Broker, queue: str, worker_id: str, count: int, backend: str) 
     If we die in between, the leases run out and the reconciler hands the tasks back.
     """
     taken = broker.dequeue(queue, worker_id, count, conf.current().lease_seconds)
+    return receive(broker, queue, worker_id, taken, backend)
+
+
+def receive(broker: Broker, queue: str, worker_id: str, taken: Dequeued, backend: str) -> Claimed:
+    """Make a claim of what was taken, by a worker or for one that stood by. backend: as of `claim`."""
     if taken.leases:
         failpoints.reach("claim.leased")
     runs = sort_out(broker, queue, worker_id, taken.leases, backend)
     if runs:
         failpoints.reach("claim.rows_read")
-    is_drained = not taken.paused and len(taken.leases) < min(count, IDS_PER_CALL)
-    return Claimed(runs, taken.paused, is_drained)
+    return Claimed(runs, taken.paused, taken.is_drained)
 
 
 def sort_out(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease], backend: str) -> list[Run]:

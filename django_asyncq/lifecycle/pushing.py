@@ -48,7 +48,7 @@ def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) 
     The script that makes a task pending confirms its slot too, where one can reach both. Only a task that has lost its
     slot, or that waits for its time, costs another call.
     """
-    confirmed = not broker.reaches_gates
+    confirmed = not broker.reaches_all
     if confirmed:
         records = _confirmed(list(records))
     pushed = 0

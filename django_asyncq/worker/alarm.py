@@ -10,6 +10,19 @@ from typing import Any
 
 # Read at once; fewer than that were all there were.
 MOST_RINGS = 4096
+# What `select` can look at: numbers below.
+FD_SETSIZE = 1024
+
+
+def readable(descriptors: Sequence[int], timeout_seconds: float | None) -> list[int]:
+    """Sleep until one of them is readable; return those that are."""
+    if max(descriptors) < FD_SETSIZE:
+        return select.select(descriptors, [], [], timeout_seconds)[0]
+    # In whole milliseconds, but of any number: a task may have opened a thousand files before Redis was reached anew.
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(None if timeout_seconds is None else timeout_seconds * 1000)]
 
 
 class Alarm:
@@ -42,12 +55,12 @@ class Alarm:
     # The watch on the queues knows an object with a `set` method.
     set = ring
 
-    def wait(self, timeout_seconds: float | None, also: Sequence[Any] = ()) -> bool:
-        """Sleep until somebody rings or one of `also` becomes readable; return whether that happened."""
-        ready, _, _ = select.select([self._read, *also], [], [], timeout_seconds)
+    def wait(self, timeout_seconds: float | None, also: Sequence[Any] = ()) -> list[Any]:
+        """Sleep until somebody rings or one of `also` becomes readable; return what has become so, the pipe too."""
+        ready = readable([self._read, *also], timeout_seconds)
         if self._read in ready:
             self.clear()
-        return bool(ready)
+        return ready
 
     def clear(self) -> None:
         """Forget the rings so far."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -17,15 +18,17 @@ from ..tasks import Task
 class Job:
     """A claimed task with its code.
 
-    taken_at, begun_at: monotonic seconds; taken_at: before Redis was asked, so its lease is no older. stop: the
-    cooperative flag of its context, where it has one. slot: its entry on the board. is_marked: the reporter was asked
-    to write that it runs. is_withheld: its slot writes its row, the reporter may not. is_completed: its success was
-    committed by its slot. is_over: its end was reported. doubtful: its success, when the commit gave no answer.
+    taken_at, came_at, begun_at: monotonic seconds; taken_at: before Redis was asked, or could hand it over; its lease
+    is no older; came_at: when it was here. stop: the cooperative flag of its context, where it has one. slot: its entry
+    on the board. is_marked: the reporter was asked to write that it runs. is_withheld: its slot writes its row, the
+    reporter may not. is_completed: its success was committed by its slot. is_over: its end was reported. doubtful: its
+    success, when the commit gave no answer.
     """
 
     run: Run
     task: Task[Any, Any]
     taken_at: float
+    came_at: float = field(default_factory=time.monotonic)
     begun_at: float | None = None
     stop: threading.Event | None = None
     slot: int = -1

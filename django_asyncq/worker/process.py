@@ -21,7 +21,8 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from .. import conf, lifecycle
-from ..broker import Broker
+from ..broker import Broker, Dequeued
+from ..broker.standby import Standby
 from ..broker.watch import QueueWatch
 from ..exceptions import BrokerUnavailable, TaskNotRegistered
 from ..tasks import registered
@@ -33,7 +34,8 @@ from .order import QueueOrder
 from .reporter import Reporter
 from .room import Room
 from .slots import LoopSlots, Runner, ThreadSlots
-from .turns import Turns
+from .turns import SHORTEST_REST_SECONDS, Turns
+from .waiting import Waiting
 
 logger = logging.getLogger("django_asyncq.worker")
 
@@ -73,6 +75,7 @@ class WorkerProcess:
         self.threads = ThreadSlots(runner, options.concurrency)
         self.loop = LoopSlots(runner, options.concurrency, options.concurrency)
         self.room = Room([self.threads, self.loop], options.concurrency, self.alarm.ring)
+        self.waiting = Waiting(Standby(self.worker_id, conf.current().lease_seconds))
         self.watch: QueueWatch | None = None
         self.stop_requests = 0
         self.finished_tasks = 0
@@ -146,8 +149,8 @@ class WorkerProcess:
             if job.is_overdue(now):
                 job.tell_to_stop()
 
-    def _take_back(self, taken_before: float) -> list[Job]:
-        return self.threads.take_back(taken_before) + self.loop.take_back(taken_before)
+    def _take_back(self, came_before: float) -> list[Job]:
+        return self.threads.take_back(came_before) + self.loop.take_back(came_before)
 
     def hand_back(self, jobs: Sequence[Job]) -> None:
         """Give jobs back to their queues without using an attempt."""
@@ -160,7 +163,7 @@ class WorkerProcess:
 
     def _ended(self, outcome: Outcome) -> None:
         """Called by a slot when its job is over."""
-        self.room.measure(time.monotonic() - (outcome.job.begun_at or outcome.job.taken_at))
+        self.room.measure(time.monotonic() - (outcome.job.begun_at or outcome.job.came_at))
         with self._lock:
             self.finished_tasks += 1
         self.reporter.ended(outcome)
@@ -193,10 +196,17 @@ class WorkerProcess:
 
     def _sleep(self) -> None:
         """Wait for work, for room, or for the next look at the clock."""
+        if (queue := self.waiting.begin(self._may_stand_by)) is not None:
+            self._lose(queue)
         pause = self.turns.pause_seconds(TICK_SECONDS)
         if self.room.occupied or self._uncertain:
             pause = min(pause, TICK_SECONDS)
-        self.alarm.wait(pause, also=[self._supervisor_fd])
+        if (until_waiting := self.waiting.pause_seconds()) is not None:
+            pause = min(pause, until_waiting)
+        sockets = self.waiting.sockets
+        for descriptor in self.alarm.wait(pause, also=[self._supervisor_fd, *sockets]):
+            if queue := sockets.get(descriptor):
+                self._hear(queue)
 
     # --- fetching
 
@@ -212,6 +222,47 @@ class WorkerProcess:
             room = min(room, self.options.max_tasks - self.finished_tasks - self.room.occupied)
         return room
 
+    def _may_stand_by(self) -> bool:
+        """Whether a task may be handed to this process: it runs nothing that could keep it from beginning another."""
+        return not (self.room.occupied or self._uncertain or self.turns.rests()) and self._room() > 0
+
+    def _hear(self, queue: str) -> None:
+        """Take what was handed to this process as it stood by, or take note that there may be work."""
+        try:
+            heard = self.waiting.hear(queue)
+        except BrokerUnavailable:
+            self._lose(queue)
+            return
+        if heard is None:
+            return
+        if heard.taken is not None and heard.taken.leases:
+            self._receive(queue, heard.taken, heard.since)
+        elif heard.is_told:
+            self.turns.told()
+        elif heard.taken is None or not heard.taken.paused:
+            self.waiting.add([queue], rest_seconds=0.0)
+
+    def _lose(self, queue: str) -> None:
+        """Look for what may have been handed in an answer that was lost."""
+        self._uncertain.add(queue)
+        self.turns.told()
+
+    def _receive(self, queue: str, taken: Dequeued, since: float) -> None:
+        """Run what was handed. since: monotonic seconds; no lease is older."""
+        try:
+            claimed = lifecycle.receive(self.broker, queue, self.worker_id, taken, self.options.backend)
+        except (BrokerUnavailable, DatabaseError) as error:
+            self._uncertain.add(queue)
+            self._put_off_fetching(error)
+            return
+        self._start(claimed.runs, since)
+        if not claimed.is_drained:
+            self.turns.told()
+            return
+        # At once, for who begins it needs the interpreter.
+        self.alarm.wait(SHORTEST_REST_SECONDS, also=[self._supervisor_fd])
+        self.waiting.add([queue], rest_seconds=0.0)
+
     def _fetch(self) -> bool:
         """Take tasks from the queues in their order; return whether to ask again at once.
 
@@ -225,7 +276,9 @@ class WorkerProcess:
             self.order.look_again()
         got, empty, is_more_left = 0, [], False
         try:
-            for queue in self.order.next():
+            names = self.order.next()
+            self._listen()
+            for queue in names:
                 asked_at = time.monotonic()
                 claimed = self._claim(queue, room - got)
                 got += len(claimed.runs)
@@ -239,9 +292,12 @@ class WorkerProcess:
         except (BrokerUnavailable, DatabaseError) as error:
             self._put_off_fetching(error)
             return self.turns.is_due()
+        if got:
+            self.waiting.standby.took()
         look_seconds = min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
         if self.turns.end(got, is_more_left=is_more_left or bool(self._uncertain), look_seconds=look_seconds):
-            self._watch(empty, took=got > 0)
+            # Who begins what has come needs the interpreter.
+            self.waiting.add(empty, rest_seconds=SHORTEST_REST_SECONDS if got else 0.0)
         self._tell_reporter()
         return got > 0 and self.turns.is_due()
 
@@ -262,6 +318,7 @@ class WorkerProcess:
 
     def _adopt(self, queue: str) -> bool:
         """Run what Redis gave to this process in a reply that was lost, or whose rows could not be read."""
+        self.broker.put_back(queue, self.worker_id)
         known = {str(job.run.record.id) for job in self.room.jobs}
         if self.reporter.unwritten:
             return False  # what has just ended is still held in Redis; look again later
@@ -298,13 +355,14 @@ class WorkerProcess:
             if age >= patience:
                 lifecycle.refuse(self.broker, run, reason)
 
-    def _watch(self, empty: Sequence[str], *, took: bool) -> None:
-        if self.watch is None or set(self.watch.queues) != set(self.order.names):
-            if self.watch is not None:
-                self.watch.stop()
-            self.watch = QueueWatch(self.order.names, self)
-            self.watch.start()
-        self.watch.arm(empty, took=took)
+    def _listen(self) -> None:
+        """Be told of pushes by priority to the queues known now, and of new ones."""
+        if self.watch is not None and self.watch.queues == self.order.names:
+            return
+        if self.watch is not None:
+            self.watch.stop()
+        self.watch = QueueWatch(self.order.names, self)
+        self.watch.start()
 
     # --- the end
 
@@ -312,6 +370,7 @@ class WorkerProcess:
         """Stop fetching, hand back what has not begun, drain to the deadline, hand back the rest."""
         if self.watch is not None:
             self.watch.stop()
+        self._hand_back_last()
         self.hand_back(self._take_back(time.monotonic()))
         deadline = time.monotonic() + conf.current().shutdown_grace_seconds
         self.room.wait_until_empty()
@@ -330,6 +389,15 @@ class WorkerProcess:
         logger.info("worker %s stopped: %d tasks done, %d handed back", self.worker_id, self.finished_tasks, len(rest))
         # Threads that still run a task cannot be ended otherwise, and its answer would be refused by its fence.
         os._exit(exit_code)
+
+    def _hand_back_last(self) -> None:
+        """Stand by no longer, and give back what was handed at the last moment."""
+        for queue, heard in self.waiting.standby.close().items():
+            if heard.taken is not None and heard.taken.leases:
+                try:
+                    self.broker.requeue(queue, self.worker_id, heard.taken.leases)
+                except BrokerUnavailable as error:
+                    logger.warning("a task of %s not handed back now; the supervisor will: %s", queue, error)
 
     def _hurry(self, deadline: float) -> None:
         """Set the flag of all runs in the last quarter of the grace: time to end."""

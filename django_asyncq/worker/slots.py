@@ -112,11 +112,11 @@ class Slots:
         self.waiting.update(dict.fromkeys(jobs))
         self._line.extend(jobs)
 
-    def take_back(self, taken_before: float) -> list[Job]:
-        """Remove the jobs that have not begun and were taken before a monotonic time; the line is in order of that."""
+    def take_back(self, came_before: float) -> list[Job]:
+        """Remove the jobs that have not begun and came before a monotonic time; the line is in order of that."""
         older = []
         for job in self.waiting.copy():
-            if job.taken_at > taken_before:
+            if job.came_at > came_before:
                 break
             if self._leaves_line(job):
                 older.append(job)

@@ -1,0 +1,200 @@
+"""How an idle worker is woken by a push to `pending`, without polling and without a thread of its own.
+
+It blocks on one connection for each queue. Who runs nothing *stands by*: `BLMOVE` moves the next id aside for it, and
+right behind it, on the same connection, Redis runs the script that takes. So a lone task is in its hands when it wakes,
+and of an idle fleet one process wakes. It is handed the task whatever it does by then, so that is bounded: it is handed
+one, of all its queues; nothing once it has taken any other; and until it says that it has read it, or runs it, its
+supervisor does not renew the lease.
+
+Who runs something is only woken: `BLMOVE pending pending RIGHT RIGHT` returns on anybody's push and changes nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from redis.exceptions import RedisError
+
+from ..exceptions import BrokerUnavailable
+from . import Broker, clients, scripts, shortcut, taking
+from .entries import Dequeued
+from .keys import keys_of
+
+# Longer than a wait takes it, its connection must have been lost without a word.
+PATIENCE_SECONDS = 5.0
+# Until an answer that Redis has given has come over the network.
+LAST_ANSWER_SECONDS = 0.1
+
+
+class Heard(NamedTuple):
+    """What ended a wait.
+
+    is_told: there may be work; who asks will see. taken: what was handed, None when nothing can have been. since:
+    monotonic seconds at which the wait began; no lease is older.
+    """
+
+    is_told: bool
+    taken: Dequeued | None
+    since: float
+
+
+class Wait(NamedTuple):
+    """A wait under way. socket: what to sleep on."""
+
+    socket: Any
+    stands_by: bool
+    since: float
+
+
+class Line:
+    """The connection of one queue, kept from wait to wait."""
+
+    def __init__(self, pool: Any) -> None:
+        self.connection: Any = pool.get_connection()
+        self._pool = pool
+        # Whether its server has the script.
+        self._is_known = False
+
+    def send(self, commands: list[tuple[Any, ...]]) -> None:
+        """Send commands in one go."""
+        self.connection.send_packed_command(self.connection.pack_commands(commands))
+
+    def taking(self, call: taking.Call) -> tuple[Any, ...]:
+        """Return the command that takes; at first with the script's text, for the server may be new."""
+        text, digest = scripts.script("dequeue")
+        how = ("EVALSHA", digest) if self._is_known else ("EVAL", text)
+        self._is_known = True
+        return (*how, len(call.keys), *call.keys, *call.arguments)
+
+    def end(self) -> None:
+        """Close it."""
+        self.connection.disconnect()
+        self._pool.release(self.connection)
+
+
+class Standby:
+    """The waits of one worker process, for its main thread alone."""
+
+    def __init__(self, worker_id: str, lease_seconds: int) -> None:
+        self.broker = Broker("worker")
+        self.worker_id = worker_id
+        self.lease_seconds = lease_seconds
+        # Short beside a lease: who is handed a task knows no more of its age than how long he has waited.
+        self.block_seconds = min(clients.BLOCK_SECONDS, lease_seconds / 4)
+        self._lines: dict[str, Line] = {}
+        self._waits: dict[str, Wait] = {}
+        # Queues whose last task was handed, which Redis still takes for unread.
+        self._unread: set[str] = set()
+        # Whether Redis was told that a task may be handed, and nothing was taken since.
+        self._is_ready = False
+
+    @property
+    def sockets(self) -> dict[int, str]:
+        """What to sleep on: file descriptor → queue."""
+        return {wait.socket.fileno(): queue for queue, wait in self._waits.items() if wait.socket.fileno() >= 0}
+
+    def took(self) -> None:
+        """Take note that the worker has taken tasks itself: nothing is handed to it until it is idle again."""
+        self._is_ready = False
+
+    def wait_for(self, queue: str, *, stands_by: bool) -> None:
+        """Wait for a push, unless it is waited for. stands_by: be handed what is pushed (in a cluster only woken).
+
+        Raises: BrokerUnavailable; then it is not waited for.
+        """
+        wait = self._waits.get(queue)
+        if wait is not None and time.monotonic() - wait.since < self.block_seconds + PATIENCE_SECONDS:
+            return
+        try:
+            if wait is not None:
+                raise TimeoutError("no answer")
+            self._waits[queue] = self._begin(queue, stands_by=stands_by)
+        except Exception as error:
+            raise self._given_up(queue, error) from error
+
+    def hear(self, queue: str) -> Heard | None:
+        """Read what ended a wait; None when it goes on.
+
+        Raises: BrokerUnavailable; then it is over, and what came is lost.
+        """
+        wait = self._waits[queue]
+        connection = self._lines[queue].connection
+        try:
+            # TLS has things to read that are no answer.
+            if type(wait.socket) is not socket.socket and not connection.can_read():
+                return None
+            found = connection.read_response()
+            reply: Any = connection.read_response() if wait.stands_by else None
+        except Exception as error:
+            raise self._given_up(queue, error) from error
+        del self._waits[queue]
+        if not wait.stands_by:
+            return Heard(found is not None, None, wait.since)
+        taken = taking.handed(reply)
+        if taken is None or taken.leases:
+            self._is_ready = False
+        if taken is not None and taken.leases:
+            self._unread.add(queue)
+        is_told = taken is None or not (taken.is_drained or taken.paused)
+        return Heard(is_told, taken, wait.since)
+
+    def close(self) -> dict[str, Heard]:
+        """End every wait; return what was handed at the last moment, by queue."""
+        standing_by = [queue for queue, wait in self._waits.items() if wait.stands_by]
+        handed: dict[str, Heard] = {}
+        with suppress(BrokerUnavailable, RedisError, OSError):
+            if standing_by and not self.broker.dismiss(self.worker_id):
+                for queue in standing_by:
+                    if self._lines[queue].connection.can_read(LAST_ANSWER_SECONDS) and (heard := self.hear(queue)):
+                        handed[queue] = heard
+        for queue in list(self._lines):
+            self._drop(queue)
+        return handed
+
+    def _begin(self, queue: str, *, stands_by: bool) -> Wait:
+        client = clients.client("blocking")
+        stands_by = stands_by and not clients.is_cluster(client)
+        line = self._line(client, queue)
+        keys = keys_of(queue)
+        if queue in self._unread or (stands_by and not self._is_ready):
+            self.broker.stand_by(queue, self.worker_id, may_be_handed=stands_by)
+            self._unread.discard(queue)
+            self._is_ready = stands_by
+        since = time.monotonic()
+        if stands_by:
+            call = taking.standing_by(queue, self.worker_id, self.lease_seconds)
+            moves = "BLMOVE", keys.pending, keys.handed(self.worker_id), "RIGHT", "LEFT", self.block_seconds
+            line.send([moves, line.taking(call)])
+        else:
+            line.send([("BLMOVE", keys.pending, keys.pending, "RIGHT", "RIGHT", self.block_seconds)])
+        return Wait(line.connection._sock, stands_by, since)
+
+    def _line(self, client: Any, queue: str) -> Line:
+        if line := self._lines.get(queue):
+            shortcut.renew(line.connection)
+            if line.connection._sock is not None:
+                return line
+            self._drop(queue)  # it was closed while nobody used it
+        line = self._lines[queue] = Line(clients.pool_for(client, keys_of(queue).pending))
+        return line
+
+    def _given_up(self, queue: str, error: Exception) -> Exception:
+        """Drop the connection of a queue, for it may have answers left; return what is to be raised."""
+        self._drop(queue)
+        if not isinstance(error, RedisError | OSError):
+            return error
+        try:
+            with clients.broker_errors():
+                raise error
+        except BrokerUnavailable as unavailable:
+            return unavailable
+        except (RedisError, OSError):
+            return BrokerUnavailable(f"Redis does not let {queue} be waited for: {str(error)[:200]}")
+
+    def _drop(self, queue: str) -> None:
+        self._waits.pop(queue, None)
+        if line := self._lines.pop(queue, None):
+            line.end()

@@ -1,0 +1,84 @@
+"""Which queues a worker waits for, and since when: those it found empty, after a rest, again after a failure."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+
+from ..broker.standby import Heard, Standby
+from ..exceptions import BrokerUnavailable
+
+logger = logging.getLogger("django_asyncq.worker")
+
+LONGEST_PAUSE_SECONDS = 5.0
+
+
+class Waiting:
+    """The main thread's; it sleeps on `sockets` and then calls `hear`."""
+
+    def __init__(self, standby: Standby) -> None:
+        self.standby = standby
+        self.failures = 0
+        # To be waited for as soon as both times have come.
+        self._queues: set[str] = set()
+        self._rest_until = 0.0
+        self._again_at = 0.0
+
+    @property
+    def sockets(self) -> dict[int, str]:
+        """What to sleep on: file descriptor → queue."""
+        return self.standby.sockets
+
+    def add(self, queues: Iterable[str], *, rest_seconds: float) -> None:
+        """Wait for pushes to queues that were found empty (and not paused), so many seconds from now."""
+        self._queues.update(queues)
+        self._rest_until = time.monotonic() + rest_seconds
+
+    def pause_seconds(self) -> float | None:
+        """Return how long to sleep before `begin`, or None when there is nothing to begin."""
+        return max(self._due_at - time.monotonic(), 0.0) if self._queues else None
+
+    def begin(self, may_stand_by: Callable[[], bool]) -> str | None:
+        """Begin the waits that are due; return the queue with which that failed, and from which a task may be handed.
+
+        may_stand_by: whether a task may be handed to this process; asked when needed.
+        """
+        if not self._queues or time.monotonic() < self._due_at:
+            return None
+        stands_by = may_stand_by()
+        for queue in self._queues.copy():
+            try:
+                self.standby.wait_for(queue, stands_by=stands_by)
+            except BrokerUnavailable as error:
+                self._failed(error)
+                return queue
+            self._queues.discard(queue)
+        return None
+
+    def hear(self, queue: str) -> Heard | None:
+        """Return what ended a wait, None when it goes on. Raises: BrokerUnavailable."""
+        try:
+            heard = self.standby.hear(queue)
+        except BrokerUnavailable as error:
+            self._failed(error)
+            raise
+        if self.failures >= 2:
+            logger.info("worker %s waits for pushes again", self.standby.worker_id)
+        self.failures = 0
+        return heard
+
+    @property
+    def _due_at(self) -> float:
+        return max(self._rest_until, self._again_at)
+
+    def _failed(self, error: BrokerUnavailable) -> None:
+        """Put off what is to be begun; say so once, at the second failure in a row. All waits end at once: one."""
+        if time.monotonic() < self._again_at:
+            return
+        self.failures += 1
+        longest = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(self.failures, 10))
+        self._again_at = time.monotonic() + random.uniform(0, longest)  # noqa: S311
+        if self.failures == 2:
+            logger.warning("worker %s cannot wait for pushes, it looks for them: %s", self.standby.worker_id, error)
