@@ -59,6 +59,12 @@ def until(holds: Callable[[], Any]) -> None:
         pause.wait(0.01)
 
 
+def stand_by(standby: Standby, queue: str) -> None:
+    """Wait for a push to a queue, and be handed a task."""
+    standby.stand_by(may_be_handed=True)
+    standby.wait_for(queue)
+
+
 def waiting(client: redis.Redis, count: int) -> None:
     """Wait until so many clients block."""
     until(lambda: int(client.info("clients")["blocked_clients"]) == count)
@@ -97,7 +103,7 @@ def leases(heard: Heard) -> list[Lease]:
 def test_what_is_pushed_is_handed_as_if_it_were_taken(start: Any, client: redis.Redis, broker: Broker) -> None:
     """Active, leased, held, fenced; in no list that is ours alone."""
     standby = start()
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     waiting(client, 1)
     before = time.monotonic()
     push(broker, "x")
@@ -115,7 +121,7 @@ def test_what_is_pushed_is_handed_as_if_it_were_taken(start: Any, client: redis.
 def test_a_go_producers_push_is_handed_too(start: Any, client: redis.Redis) -> None:
     """It writes the hash and the list, as asynq does."""
     standby = start()
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     waiting(client, 1)
     keys = QueueKeys("a")
     client.hset(keys.task("x"), mapping={"msg": b"m", "state": b"pending", "pending_since": b"1"})
@@ -127,7 +133,7 @@ def test_one_push_wakes_one_of_a_fleet(start: Any, client: redis.Redis, broker: 
     """Who has waited longest; the others sleep on, and are handed what comes next."""
     fleet = [start(f"w-{number}") for number in range(3)]
     for number, standby in enumerate(fleet):
-        standby.wait_for("a", stands_by=True)
+        stand_by(standby, "a")
         waiting(client, number + 1)
     for number, id in enumerate(["x", "y"]):
         push(broker, id)
@@ -140,7 +146,7 @@ def test_of_many_each_is_handed_one_and_told_of_the_rest(start: Any, client: red
     """In their order; what is left is asked for."""
     fleet = [start(f"w-{number}") for number in range(2)]
     for number, standby in enumerate(fleet):
-        standby.wait_for("a", stands_by=True)
+        stand_by(standby, "a")
         waiting(client, number + 1)
     push(broker, "x", "y", "z")
     found = [hear(standby)[1] for standby in fleet]
@@ -152,7 +158,7 @@ def test_of_many_each_is_handed_one_and_told_of_the_rest(start: Any, client: red
 def test_what_has_a_priority_comes_first(start: Any, client: redis.Redis, broker: Broker) -> None:
     """What BLMOVE has moved goes back to its place."""
     standby = start()
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     waiting(client, 1)
     push(broker, "first", priority=1)
     push(broker, "x")
@@ -164,7 +170,7 @@ def test_what_has_a_priority_comes_first(start: Any, client: redis.Redis, broker
 def test_an_id_without_a_message_is_dropped(start: Any, client: redis.Redis) -> None:
     """And nobody is told of it."""
     standby = start()
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     waiting(client, 1)
     client.lpush(QueueKeys("a").pending, "stray")
     _, heard = hear(standby)
@@ -175,7 +181,7 @@ def test_an_id_without_a_message_is_dropped(start: Any, client: redis.Redis) -> 
 def test_a_paused_queue_hands_nothing(start: Any, client: redis.Redis, broker: Broker) -> None:
     """It says so, and what was pushed waits in its place."""
     standby = start()
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     waiting(client, 1)
     client.set(QueueKeys("a").paused, 1)
     push(broker, "x", "y")
@@ -189,25 +195,23 @@ def test_a_wait_ends_by_itself_and_nothing_is_told(start: Any, client: redis.Red
     """So that a connection that died without a word is noticed; the shorter the lease, the sooner."""
     standby = start(lease_seconds=2)
     assert standby.block_seconds == 0.5
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     begun = time.monotonic()
     _, heard = hear(standby)
     assert 0.4 < time.monotonic() - begun < PATIENCE_SECONDS / 2
     assert (leases(heard), heard.is_told) == ([], False)
-    # It may still be handed a task, and Redis need not be told anew.
-    calls = client.info("commandstats")["cmdstat_hset"]["calls"]
-    standby.wait_for("a", stands_by=True)
-    waiting(client, 1)
-    assert client.info("commandstats")["cmdstat_hset"]["calls"] == calls
+    # It may still be handed a task.
+    assert not standby.could_stand_by
 
 
 # --- who is handed nothing
 
 
-def test_who_runs_something_is_only_woken(start: Any, client: redis.Redis, broker: Broker) -> None:
+def test_who_does_not_stand_by_is_only_told(start: Any, client: redis.Redis, broker: Broker) -> None:
     """The list is as it was pushed."""
     standby = start()
-    standby.wait_for("a", stands_by=False)
+    standby.stand_by(may_be_handed=False)
+    standby.wait_for("a")
     waiting(client, 1)
     push(broker, "x", "y")
     _, heard = hear(standby)
@@ -215,12 +219,27 @@ def test_who_runs_something_is_only_woken(start: Any, client: redis.Redis, broke
     assert pending(client) == [b"x", b"y"]
 
 
+def test_who_waits_may_stand_by_later(start: Any, client: redis.Redis, broker: Broker) -> None:
+    """When it has ended what it ran; nothing is said twice."""
+    standby = start()
+    assert not standby.could_stand_by
+    standby.wait_for("a")
+    waiting(client, 1)
+    assert standby.could_stand_by
+    for _ in range(2):
+        standby.stand_by(may_be_handed=True)
+    assert not standby.could_stand_by
+    push(broker, "x")
+    assert leases(hear(standby)[1]) == [Lease("x", 1)]
+    assert client.info("commandstats")["cmdstat_expire"]["calls"] == 1
+
+
 def test_who_has_taken_something_is_handed_nothing(start: Any, client: redis.Redis, broker: Broker) -> None:
     """From another queue, say, which keeps the interpreter: the next of those who stand by has it."""
     busy, idle = start("busy"), start("idle")
-    busy.wait_for("a", stands_by=True)
+    stand_by(busy, "a")
     waiting(client, 1)
-    idle.wait_for("a", stands_by=True)
+    stand_by(idle, "a")
     waiting(client, 2)
     push(broker, "other", queue="b")
     assert broker.dequeue("b", "busy", 1, LEASE_SECONDS).leases
@@ -233,7 +252,7 @@ def test_who_has_taken_something_is_handed_nothing(start: Any, client: redis.Red
 def test_who_asked_in_vain_stands_by_still(start: Any, client: redis.Redis, broker: Broker) -> None:
     """Every idle worker looks from time to time."""
     standby = start()
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     waiting(client, 1)
     assert not broker.dequeue("a", WORKER, 5, LEASE_SECONDS).leases
     push(broker, "x")
@@ -244,7 +263,7 @@ def test_one_task_is_handed_of_all_queues(start: Any, client: redis.Redis, broke
     """Until it says that it can take another: each queue's next goes back to its place, or to others."""
     standby = start()
     for queue in ("a", "b"):
-        standby.wait_for(queue, stands_by=True)
+        stand_by(standby, queue)
     waiting(client, 2)
     push(broker, "x", queue="a")
     push(broker, "y", queue="b")
@@ -253,10 +272,10 @@ def test_one_task_is_handed_of_all_queues(start: Any, client: redis.Redis, broke
     assert (heard["b"].taken, heard["b"].is_told) == (None, True)
     assert pending(client, "b") == [b"y"]
     # It waits for b anew, but what it was handed from a is still unread: nothing.
-    standby.wait_for("b", stands_by=True)
+    standby.wait_for("b")
     assert hear(standby)[1].taken is None
-    standby.wait_for("a", stands_by=True)
-    standby.wait_for("b", stands_by=True)
+    stand_by(standby, "a")
+    standby.wait_for("b")
     queue, again = hear(standby)
     assert (queue, leases(again)) == ("b", [Lease("y", 1)])
 
@@ -264,14 +283,14 @@ def test_one_task_is_handed_of_all_queues(start: Any, client: redis.Redis, broke
 def test_a_forgetful_redis_hands_nothing(start: Any, client: redis.Redis, broker: Broker) -> None:
     """The worker is told, and stands by again the next time."""
     standby = start()
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     waiting(client, 1)
     client.flushall()
     push(broker, "x")
     _, heard = hear(standby)
     assert (heard.taken, heard.is_told) == (None, True)
     assert pending(client) == [b"x"]
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     assert leases(hear(standby)[1]) == [Lease("x", 1)]
 
 
@@ -289,7 +308,7 @@ def test_what_is_handed_is_not_renewed_until_it_is_read_or_begun(
     push(broker, "mine")
     assert broker.dequeue("a", WORKER, 1, LEASE_SECONDS).leases
     standby = start()
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     waiting(client, 1)
     push(broker, "x")
     until(lambda: score(client, "x"))
@@ -305,7 +324,7 @@ def test_what_is_handed_is_not_renewed_until_it_is_read_or_begun(
     assert leases(hear(standby)[1]) == [Lease("x", 1)]
     assert broker.extend("a", [WORKER], LEASE_SECONDS)[0].kept == 1
     # Read, whether or not it may be handed the next.
-    standby.wait_for("a", stands_by=False)
+    standby.stand_by(may_be_handed=False)
     assert broker.extend("a", [WORKER], LEASE_SECONDS)[0].kept == 2
     assert score(client, "x") > 5
     assert not client.exists(standby_key(WORKER))
@@ -328,10 +347,10 @@ def test_what_was_moved_and_not_taken_is_put_back(client: redis.Redis, broker: B
 def test_a_server_without_the_script_is_told_it_anew(start: Any, client: redis.Redis, broker: Broker) -> None:
     """What was moved meanwhile is put back by whoever looks for what it holds."""
     standby = start()
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     push(broker, "w")
     hear(standby)
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     waiting(client, 1)
     client.script_flush()
     push(broker, "x")
@@ -340,21 +359,23 @@ def test_a_server_without_the_script_is_told_it_anew(start: Any, client: redis.R
     assert not standby.sockets
     assert pending(client) == []
     assert broker.put_back("a", WORKER) == 1
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     assert leases(hear(standby)[1]) == [Lease("x", 1)]
 
 
 def test_a_wait_that_is_cut_off_is_over(start: Any, client: redis.Redis, broker: Broker) -> None:
     """Whoever waited is woken, and told; the next wait has a new connection."""
     standby = start()
-    for stands_by in (True, False):
-        standby.wait_for("a", stands_by=stands_by)
+    for _ in range(2):
+        stand_by(standby, "a")
         waiting(client, 1)
         client.client_kill_filter(_type="normal", skipme=True)
         with pytest.raises(BrokerUnavailable):
             hear(standby)
         assert not standby.sockets
-    standby.wait_for("a", stands_by=True)
+    # As if it had been handed something: that is adopted, and no longer unread.
+    client.hset(standby_key(WORKER), "a", "lost")
+    stand_by(standby, "a")
     push(broker, "x")
     assert leases(hear(standby)[1]) == [Lease("x", 1)]
 
@@ -362,12 +383,12 @@ def test_a_wait_that_is_cut_off_is_over(start: Any, client: redis.Redis, broker:
 def test_a_connection_closed_while_nobody_waited_is_no_failure(start: Any, client: redis.Redis, broker: Broker) -> None:
     """Servers close idle clients."""
     standby = start()
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     push(broker, "x")
     hear(standby)
     client.client_kill_filter(_type="normal", skipme=True)
     until(lambda: len(client.client_list()) == 1)
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     push(broker, "y")
     assert leases(hear(standby)[1]) == [Lease("y", 1)]
 
@@ -377,13 +398,13 @@ def test_a_wait_that_lasts_too_long_is_given_up(
 ) -> None:
     """Its connection must have been lost without a word; one that lasts as long as it should is left alone."""
     standby = start()
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     (socket,) = standby.sockets
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     assert list(standby.sockets) == [socket]
     monkeypatch.setattr(standby_module, "PATIENCE_SECONDS", -standby.block_seconds)
     with pytest.raises(BrokerUnavailable):
-        standby.wait_for("a", stands_by=True)
+        standby.wait_for("a")
     assert not standby.sockets
     waiting(client, 0)
 
@@ -393,7 +414,8 @@ def test_being_woken_costs_no_new_connection(start: Any, client: redis.Redis, br
     standby = start()
     connections = []
     for number in range(5):
-        standby.wait_for("a", stands_by=number % 2 == 0)
+        standby.stand_by(may_be_handed=number % 2 == 0)
+        standby.wait_for("a")
         waiting(client, 1)
         push(broker, f"id-{number}")
         hear(standby)
@@ -406,7 +428,7 @@ def test_a_server_that_refuses_says_why(start: Any, client: redis.Redis, monkeyp
     """A list where a list should be, say; the connection is given up, for more answers may follow."""
     client.set(QueueKeys("a").pending, "no list")
     standby = start()
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     with pytest.raises(BrokerUnavailable, match="wrong kind"):
         hear(standby)
     assert not standby.sockets
@@ -416,7 +438,7 @@ def test_a_server_that_refuses_says_why(start: Any, client: redis.Redis, monkeyp
 
     monkeypatch.setattr(scripts, "script", broken)
     with pytest.raises(ZeroDivisionError):
-        standby.wait_for("b", stands_by=True)
+        standby.wait_for("b")
     assert not standby.sockets
 
 
@@ -425,7 +447,7 @@ def test_redis_that_is_away_is_said_to_be(start: Any, own_redis: EmbeddedRedis) 
     standby = start()
     own_redis.kill()
     with pytest.raises(BrokerUnavailable):
-        standby.wait_for("a", stands_by=True)
+        stand_by(standby, "a")
 
 
 # --- the end
@@ -435,7 +457,7 @@ def test_who_stops_is_handed_nothing_any_more(start: Any, client: redis.Redis, b
     """Nothing of it is left in Redis."""
     standby = start()
     for queue in ("a", "b"):
-        standby.wait_for(queue, stands_by=True)
+        stand_by(standby, queue)
     waiting(client, 2)
     assert standby.close() == {}
     waiting(client, 0)
@@ -449,7 +471,7 @@ def test_what_was_handed_at_the_last_moment_is_returned(start: Any, client: redi
     """Whoever stops gives it back."""
     standby = start()
     for queue in ("a", "b"):
-        standby.wait_for(queue, stands_by=True)
+        stand_by(standby, queue)
     waiting(client, 2)
     push(broker, "x", queue="b")
     (heard,) = standby.close().values()
@@ -460,7 +482,7 @@ def test_what_was_handed_at_the_last_moment_is_returned(start: Any, client: redi
 def test_who_stops_while_redis_is_away_goes_on_stopping(start: Any, own_redis: EmbeddedRedis) -> None:
     """What it may have been handed is its supervisor's to give back."""
     standby = start()
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     own_redis.kill()
     assert standby.close() == {}
     assert not standby.sockets
@@ -469,7 +491,7 @@ def test_who_stops_while_redis_is_away_goes_on_stopping(start: Any, own_redis: E
 def test_nothing_is_handed_to_who_was_dismissed(start: Any, client: redis.Redis, broker: Broker) -> None:
     """Its supervisor does that when it is dead, for Redis may not have noticed."""
     standby = start()
-    standby.wait_for("a", stands_by=True)
+    stand_by(standby, "a")
     waiting(client, 1)
     assert broker.dismiss(WORKER)
     assert not broker.dismiss(WORKER)
@@ -486,7 +508,8 @@ def test_in_a_cluster_nobody_stands_by(
     with monkeypatch.context() as in_cluster:
         in_cluster.setattr(clients, "is_cluster", lambda found: True)
         in_cluster.setattr(clients, "pool_for", lambda found, key: found.connection_pool)
-        standby.wait_for("a", stands_by=True)
+        stand_by(standby, "a")
+        assert not standby.could_stand_by
         waiting(client, 1)
         push(broker, "x")
         _, heard = hear(standby)

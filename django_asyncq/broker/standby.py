@@ -1,12 +1,13 @@
 """How an idle worker is woken by a push to `pending`, without polling and without a thread of its own.
 
-It blocks on one connection for each queue. Who runs nothing *stands by*: `BLMOVE` moves the next id aside for it, and
-right behind it, on the same connection, Redis runs the script that takes. So a lone task is in its hands when it wakes,
-and of an idle fleet one process wakes. It is handed the task whatever it does by then, so that is bounded: it is handed
-one, of all its queues; nothing once it has taken any other; and until it says that it has read it, or runs it, its
-supervisor does not renew the lease.
+It blocks on one connection for each queue: `BLMOVE` moves the next id aside for it, and right behind it, on the same
+connection, Redis runs the script that takes. A worker that runs nothing *stands by*, and is handed that task: it is in
+its hands when it wakes, and of an idle fleet one process wakes. For any other the script puts the id back, for the next
+who waits, and the worker is told that there may be work.
 
-Who runs something is only woken: `BLMOVE pending pending RIGHT RIGHT` returns on anybody's push and changes nothing.
+Who stands by is handed the task whatever it does by then, so that is bounded: it is handed one, of all its queues;
+nothing once it has taken any other; and until it says that it has read it, or runs it, its supervisor does not renew
+the lease. In a cluster, where a worker's standby and its queues live apart, all are only woken.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class Heard(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A wait under way. socket: what to sleep on."""
+    """A wait under way. socket: what to sleep on. takes: whether the script that takes comes behind it."""
 
     socket: Any
-    stands_by: bool
+    takes: bool
     since: float
 
 
@@ -86,32 +87,50 @@ class Standby:
         self.block_seconds = min(clients.BLOCK_SECONDS, lease_seconds / 4)
         self._lines: dict[str, Line] = {}
         self._waits: dict[str, Wait] = {}
-        # Queues whose last task was handed, which Redis still takes for unread.
-        self._unread: set[str] = set()
+        # The queue of what was handed, which Redis still takes for unread.
+        self._unread: str | None = None
         # Whether Redis was told that a task may be handed, and nothing was taken since.
-        self._is_ready = False
+        self._stands_by = False
+        # Whether a wait was lost, with what it had brought.
+        self._has_lost = False
 
     @property
     def sockets(self) -> dict[int, str]:
         """What to sleep on: file descriptor → queue."""
         return {wait.socket.fileno(): queue for queue, wait in self._waits.items() if wait.socket.fileno() >= 0}
 
+    @property
+    def could_stand_by(self) -> bool:
+        """Whether a task would be handed, if Redis were told that it may be."""
+        return not self._stands_by and any(wait.takes for wait in self._waits.values())
+
     def took(self) -> None:
-        """Take note that the worker has taken tasks itself: nothing is handed to it until it is idle again."""
-        self._is_ready = False
+        """Take note that the worker has taken tasks itself: nothing is handed to it until it is told to stand by."""
+        self._stands_by = False
 
-    def wait_for(self, queue: str, *, stands_by: bool) -> None:
-        """Wait for a push, unless it is waited for. stands_by: be handed what is pushed (in a cluster only woken).
+    def stand_by(self, *, may_be_handed: bool) -> None:
+        """Tell Redis, if it does not know, that what was handed is read, and whether a task may be handed now.
 
-        Raises: BrokerUnavailable; then it is not waited for.
+        Raises: BrokerUnavailable; then Redis may know or not.
         """
+        if not self.broker.reaches_all:
+            return
+        if self._has_lost:
+            self.broker.dismiss(self.worker_id)
+            self._has_lost = self._stands_by = False
+        if self._unread is not None or (may_be_handed and not self._stands_by):
+            self.broker.stand_by(self._unread or "", self.worker_id, may_be_handed=may_be_handed)
+            self._unread, self._stands_by = None, may_be_handed
+
+    def wait_for(self, queue: str) -> None:
+        """Wait for a push, unless it is waited for. Raises: BrokerUnavailable; then it is not waited for."""
         wait = self._waits.get(queue)
         if wait is not None and time.monotonic() - wait.since < self.block_seconds + PATIENCE_SECONDS:
             return
         try:
             if wait is not None:
                 raise TimeoutError("no answer")
-            self._waits[queue] = self._begin(queue, stands_by=stands_by)
+            self._waits[queue] = self._begin(queue)
         except Exception as error:
             raise self._given_up(queue, error) from error
 
@@ -127,23 +146,23 @@ class Standby:
             if type(wait.socket) is not socket.socket and not connection.can_read():
                 return None
             found = connection.read_response()
-            reply: Any = connection.read_response() if wait.stands_by else None
+            reply: Any = connection.read_response() if wait.takes else None
         except Exception as error:
             raise self._given_up(queue, error) from error
         del self._waits[queue]
-        if not wait.stands_by:
+        if not wait.takes:
             return Heard(found is not None, None, wait.since)
         taken = taking.handed(reply)
         if taken is None or taken.leases:
-            self._is_ready = False
+            self._stands_by = False
         if taken is not None and taken.leases:
-            self._unread.add(queue)
+            self._unread = queue
         is_told = taken is None or not (taken.is_drained or taken.paused)
         return Heard(is_told, taken, wait.since)
 
     def close(self) -> dict[str, Heard]:
         """End every wait; return what was handed at the last moment, by queue."""
-        standing_by = [queue for queue, wait in self._waits.items() if wait.stands_by]
+        standing_by = [queue for queue, wait in self._waits.items() if wait.takes]
         handed: dict[str, Heard] = {}
         with suppress(BrokerUnavailable, RedisError, OSError):
             if standing_by and not self.broker.dismiss(self.worker_id):
@@ -154,23 +173,19 @@ class Standby:
             self._drop(queue)
         return handed
 
-    def _begin(self, queue: str, *, stands_by: bool) -> Wait:
+    def _begin(self, queue: str) -> Wait:
         client = clients.client("blocking")
-        stands_by = stands_by and not clients.is_cluster(client)
+        takes = not clients.is_cluster(client)
         line = self._line(client, queue)
         keys = keys_of(queue)
-        if queue in self._unread or (stands_by and not self._is_ready):
-            self.broker.stand_by(queue, self.worker_id, may_be_handed=stands_by)
-            self._unread.discard(queue)
-            self._is_ready = stands_by
         since = time.monotonic()
-        if stands_by:
+        if takes:
             call = taking.standing_by(queue, self.worker_id, self.lease_seconds)
             moves = "BLMOVE", keys.pending, keys.handed(self.worker_id), "RIGHT", "LEFT", self.block_seconds
             line.send([moves, line.taking(call)])
         else:
             line.send([("BLMOVE", keys.pending, keys.pending, "RIGHT", "RIGHT", self.block_seconds)])
-        return Wait(line.connection._sock, stands_by, since)
+        return Wait(line.connection._sock, takes, since)
 
     def _line(self, client: Any, queue: str) -> Line:
         if line := self._lines.get(queue):
@@ -184,6 +199,7 @@ class Standby:
     def _given_up(self, queue: str, error: Exception) -> Exception:
         """Drop the connection of a queue, for it may have answers left; return what is to be raised."""
         self._drop(queue)
+        self._has_lost = True
         if not isinstance(error, RedisError | OSError):
             return error
         try:

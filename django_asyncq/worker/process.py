@@ -81,6 +81,7 @@ class WorkerProcess:
         self.finished_tasks = 0
         self.turns = Turns()
         self._waits_for_reporter = False
+        self._waits_until_idle = False
         self._uncertain: set[str] = set()
         self._lock = threading.Lock()
 
@@ -172,6 +173,8 @@ class WorkerProcess:
         """Called by a slot after that."""
         if self.room.slot_is_free():
             self._tell_reporter()
+            if self._waits_until_idle:
+                self.alarm.ring()
         if self._is_used_up():
             self.alarm.ring()
 
@@ -196,9 +199,14 @@ class WorkerProcess:
 
     def _sleep(self) -> None:
         """Wait for work, for room, or for the next look at the clock."""
+        # Set before the look: a slot that becomes free in between rings.
+        self._waits_until_idle = True
         if (queue := self.waiting.begin(self._may_stand_by)) is not None:
             self._lose(queue)
+        self._waits_until_idle = self.waiting.standby.could_stand_by
         pause = self.turns.pause_seconds(TICK_SECONDS)
+        if self._waits_until_idle and (rest := self.turns.rest_seconds()):
+            pause = min(pause, rest)
         if self.room.occupied or self._uncertain:
             pause = min(pause, TICK_SECONDS)
         if (until_waiting := self.waiting.pause_seconds()) is not None:
@@ -224,7 +232,7 @@ class WorkerProcess:
 
     def _may_stand_by(self) -> bool:
         """Whether a task may be handed to this process: it runs nothing that could keep it from beginning another."""
-        return not (self.room.occupied or self._uncertain or self.turns.rests()) and self._room() > 0
+        return not (self.room.occupied or self._uncertain or self.turns.rest_seconds()) and self._room() > 0
 
     def _hear(self, queue: str) -> None:
         """Take what was handed to this process as it stood by, or take note that there may be work."""
@@ -260,7 +268,7 @@ class WorkerProcess:
             self.turns.told()
             return
         # At once, for who begins it needs the interpreter.
-        self.alarm.wait(SHORTEST_REST_SECONDS, also=[self._supervisor_fd])
+        time.sleep(SHORTEST_REST_SECONDS)
         self.waiting.add([queue], rest_seconds=0.0)
 
     def _fetch(self) -> bool:

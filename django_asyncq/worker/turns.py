@@ -47,9 +47,9 @@ class Turns:
         now = self._clock()
         return now >= self._not_before and (self._may_have_work or now >= self._look_at)
 
-    def rests(self) -> bool:
-        """Whether it is too early to ask, whatever may be there."""
-        return self._clock() < self._not_before
+    def rest_seconds(self) -> float:
+        """Return how long it is too early to ask, whatever may be there."""
+        return max(self._not_before - self._clock(), 0.0)
 
     def may_bring(self) -> bool:
         """Whether the queues are being asked, or are to be asked now. Called from any thread."""

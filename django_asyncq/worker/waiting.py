@@ -18,8 +18,10 @@ LONGEST_PAUSE_SECONDS = 5.0
 class Waiting:
     """The main thread's; it sleeps on `sockets` and then calls `hear`."""
 
-    def __init__(self, standby: Standby) -> None:
+    def __init__(self, standby: Standby, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: seconds that never fall."""
         self.standby = standby
+        self._clock = clock
         self.failures = 0
         # To be waited for as soon as both times have come.
         self._queues: set[str] = set()
@@ -34,27 +36,28 @@ class Waiting:
     def add(self, queues: Iterable[str], *, rest_seconds: float) -> None:
         """Wait for pushes to queues that were found empty (and not paused), so many seconds from now."""
         self._queues.update(queues)
-        self._rest_until = time.monotonic() + rest_seconds
+        self._rest_until = self._clock() + rest_seconds
 
     def pause_seconds(self) -> float | None:
         """Return how long to sleep before `begin`, or None when there is nothing to begin."""
-        return max(self._due_at - time.monotonic(), 0.0) if self._queues else None
+        return max(self._due_at - self._clock(), 0.0) if self._queues else None
 
     def begin(self, may_stand_by: Callable[[], bool]) -> str | None:
-        """Begin the waits that are due; return the queue with which that failed, and from which a task may be handed.
+        """Begin the waits that are due, and stand by; return the queue with which that failed, if any.
 
-        may_stand_by: whether a task may be handed to this process; asked when needed.
+        may_stand_by: whether a task may be handed to this process; asked when it matters.
         """
-        if not self._queues or time.monotonic() < self._due_at:
+        if self._clock() < self._due_at or not (self._queues or self.standby.could_stand_by):
             return None
-        stands_by = may_stand_by()
-        for queue in self._queues.copy():
-            try:
-                self.standby.wait_for(queue, stands_by=stands_by)
-            except BrokerUnavailable as error:
-                self._failed(error)
-                return queue
-            self._queues.discard(queue)
+        queue = None
+        try:
+            self.standby.stand_by(may_be_handed=may_stand_by())
+            for queue in self._queues.copy():
+                self.standby.wait_for(queue)
+                self._queues.discard(queue)
+        except BrokerUnavailable as error:
+            self._failed(error)
+            return queue
         return None
 
     def hear(self, queue: str) -> Heard | None:
@@ -75,10 +78,10 @@ class Waiting:
 
     def _failed(self, error: BrokerUnavailable) -> None:
         """Put off what is to be begun; say so once, at the second failure in a row. All waits end at once: one."""
-        if time.monotonic() < self._again_at:
+        if self._clock() < self._again_at:
             return
         self.failures += 1
         longest = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(self.failures, 10))
-        self._again_at = time.monotonic() + random.uniform(0, longest)  # noqa: S311
+        self._again_at = self._clock() + random.uniform(0, longest)  # noqa: S311
         if self.failures == 2:
             logger.warning("worker %s cannot wait for pushes, it looks for them: %s", self.standby.worker_id, error)
