@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
+import select
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 
-from django_asyncq import conf
-from django_asyncq.broker import Broker
-from django_asyncq.broker.keys import standby_key
+from django_asyncq import conf, lifecycle
+from django_asyncq.broker import Broker, Dequeued
+from django_asyncq.broker.keys import keys_of, queues_key, standby_key
+from django_asyncq.lifecycle import Run
 from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.supervisor import Supervisor
+from django_asyncq.testing import EmbeddedRedis
+from django_asyncq.worker.board import Board
+from django_asyncq.worker.job import Job
+from django_asyncq.worker.options import WorkerOptions
+from django_asyncq.worker.process import WorkerProcess
 
 from . import tasks
 from .workers import Workers, history, wait_until, workers
@@ -129,3 +141,116 @@ def test_who_is_stopped_as_it_stands_by_leaves_nothing(tmp_path: Path, redis_cli
     tasks.stamp.enqueue()
     left = {key.decode() for key in redis_client.scan_iter(f"{key_prefix}*")}
     assert not [key for key in left if ":standby:" in key or ":handed:" in key or ":held:" in key]
+
+
+def test_a_queue_that_was_removed_is_waited_for_no_longer(tmp_path: Path, own_redis: EmbeddedRedis) -> None:
+    """Queues may come and go."""
+    Broker().register_queue("gone")
+    with workers(tmp_path, "--processes", "1"), redis.Redis.from_url(own_redis.url, protocol=2) as client:
+        wait_until(lambda: client.info("clients")["blocked_clients"] == 2, "a wait for each queue")
+        client.srem(queues_key(), "gone")
+        wait_until(lambda: client.info("clients")["blocked_clients"] == 1, "the end of one of them")
+        tasks.stamp.enqueue()
+        wait_until(lambda: ended(1), "a task")
+
+
+# --- one step of a worker, or of its supervisor
+
+
+@pytest.fixture
+def process() -> Iterator[WorkerProcess]:
+    """A worker process whose main thread is the test's; nothing sleeps but the test."""
+    _ours, theirs = multiprocessing.Pipe()
+    found = WorkerProcess(WorkerOptions(concurrency=1, queues={"default": 1}), Board(2), theirs)
+    yield found
+    found.standby.close()
+    if found.watch is not None:
+        found.watch.stop()
+
+
+def take(process: WorkerProcess) -> Dequeued:
+    """Enqueue a task and take it for the process, as if it had been handed."""
+    tasks.stamp.enqueue()
+    return process.broker.dequeue("default", process.worker_id, 1, conf.current().lease_seconds)
+
+
+def test_what_was_handed_too_long_ago_is_not_begun(process: WorkerProcess, history_path: Path) -> None:
+    """The process stood still after it began to wait: others may have the task by now."""
+    process._receive("default", take(process), time.monotonic() - conf.current().lease_seconds)
+    (job,) = process.threads.waiting
+    assert not job.run.begun
+    process._receive("default", take(process), time.monotonic())
+    wait_until(lambda: len(begun(history_path)) == 1, "the other one's run")
+    assert list(process.threads.waiting) == [job]
+
+
+def test_who_runs_something_may_not_be_handed_a_task_and_is_woken_when_it_has_ended(process: WorkerProcess) -> None:
+    """Its main thread sleeps meanwhile, and would else stand by only when it next looks."""
+    assert process._may_stand_by()
+    taken = take(process)
+    job = Job(Run(lifecycle.load(taken.leases)[taken.leases[0].id], taken.leases[0]), tasks.stamp, time.monotonic())
+    process.threads.busy.add(job)
+    assert not process._may_stand_by()
+    process._waits_until_idle = True
+    process._slot_is_free()
+    assert not process.alarm.wait(0)
+    process.threads.busy.discard(job)
+    process._slot_is_free()
+    assert process.alarm.wait(0)
+    process.turns.fail()
+    process.turns.fail()
+    assert not process._may_stand_by()
+
+
+def test_who_has_taken_tasks_itself_stands_by_anew(process: WorkerProcess, history_path: Path) -> None:
+    """Redis has forgotten that it did."""
+    process.standby.stand_by(may_be_handed=True)
+    process.standby.wait_for("other")
+    assert not process.standby.could_stand_by
+    tasks.stamp.enqueue()
+    process._fetch()
+    assert process.standby.could_stand_by
+    wait_until(lambda: len(begun(history_path)) == 1, "the run")
+
+
+def test_who_looks_for_what_it_holds_puts_back_what_was_moved_for_it(process: WorkerProcess) -> None:
+    """A connection that ended between the two is its own."""
+    keys = keys_of("default")
+    process.broker.client.rpush(keys.handed(process.worker_id), "id")
+    process._adopt("default")
+    assert process.broker.client.lrange(keys.pending, 0, -1) == [b"id"]
+
+
+def test_who_stops_gives_back_what_was_handed_at_the_last_moment(process: WorkerProcess) -> None:
+    """Without its supervisor, which may be gone."""
+    process.standby.stand_by(may_be_handed=True)
+    process.standby.wait_for("default")
+    result = tasks.stamp.enqueue()
+    wait_until(lambda: handed() == [result.id], "the task in its hands")
+    process._hand_back_last()
+    client, keys = process.broker.client, keys_of("default")
+    assert client.lrange(keys.pending, 0, -1) == [result.id.encode()]
+    assert not client.exists(standby_key(process.worker_id), keys.held(process.worker_id), keys.lease)
+
+
+def test_a_queue_that_was_removed_is_left(process: WorkerProcess) -> None:
+    """When its wait has ended; one that is known is waited for again."""
+    for queue in ("default", "gone"):
+        process.standby.wait_for(queue)
+    while sockets := process.standby.sockets:
+        for descriptor in select.select(list(sockets), [], [], 10)[0]:
+            process._hear(sockets[descriptor])
+    assert list(process.standby._links) == ["default"]
+    assert process.waiting.pause_seconds() is not None
+
+
+def test_a_supervisor_takes_back_what_a_dead_worker_was_to_be_handed() -> None:
+    """First of all Redis hands it nothing more."""
+    broker, keys = Broker(), keys_of("default")
+    supervisor = Supervisor(WorkerOptions(queues={"default": 1}))
+    broker.stand_by("", "w", may_be_handed=True)
+    broker.client.rpush(keys.handed("w"), "id")
+    board = SimpleNamespace(running=list)
+    supervisor._recover(SimpleNamespace(worker_id="w", board=board), -9)  # type: ignore[arg-type]
+    assert standing_by() == []
+    assert broker.client.lrange(keys.pending, 0, -1) == [b"id"]

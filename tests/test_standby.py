@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +16,8 @@ from django_asyncq.broker.keys import QueueKeys, standby_key
 from django_asyncq.broker.standby import Heard, Standby
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.testing import EmbeddedRedis
+
+from .workers import wait_until
 
 PATIENCE_SECONDS = 10.0
 LEASE_SECONDS = 60
@@ -50,15 +51,6 @@ def start(client: redis.Redis) -> Iterator[Callable[..., Standby]]:
         each.close()
 
 
-def until(holds: Callable[[], Any]) -> None:
-    """Wait until something holds, looking often."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    pause = threading.Event()
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to hold"
-        pause.wait(0.01)
-
-
 def stand_by(standby: Standby, queue: str) -> None:
     """Wait for a push to a queue, and be handed a task."""
     standby.stand_by(may_be_handed=True)
@@ -67,7 +59,7 @@ def stand_by(standby: Standby, queue: str) -> None:
 
 def waiting(client: redis.Redis, count: int) -> None:
     """Wait until so many clients block."""
-    until(lambda: int(client.info("clients")["blocked_clients"]) == count)
+    wait_until(lambda: int(client.info("clients")["blocked_clients"]) == count, "clients that block")
 
 
 def is_woken(standby: Standby, seconds: float = PATIENCE_SECONDS) -> bool:
@@ -191,7 +183,7 @@ def test_a_paused_queue_hands_nothing(start: Any, client: redis.Redis, broker: B
     assert pending(client) == [b"x", b"y"]
 
 
-def test_a_wait_ends_by_itself_and_nothing_is_told(start: Any, client: redis.Redis) -> None:
+def test_a_wait_ends_by_itself_and_nothing_is_told(start: Any, client: redis.Redis, broker: Broker) -> None:
     """So that a connection that died without a word is noticed; the shorter the lease, the sooner."""
     standby = start(lease_seconds=2)
     assert standby.block_seconds == 0.5
@@ -202,6 +194,10 @@ def test_a_wait_ends_by_itself_and_nothing_is_told(start: Any, client: redis.Red
     assert (leases(heard), heard.is_told) == ([], False)
     # It may still be handed a task.
     assert not standby.could_stand_by
+    standby.took()
+    broker.dismiss(WORKER)
+    standby.wait_for("a")
+    assert hear(standby)[1][:2] == (False, None)
 
 
 # --- who is handed nothing
@@ -311,7 +307,7 @@ def test_what_is_handed_is_not_renewed_until_it_is_read_or_begun(
     stand_by(standby, "a")
     waiting(client, 1)
     push(broker, "x")
-    until(lambda: score(client, "x"))
+    wait_until(lambda: score(client, "x"), "a lease")
     client.zadd(QueueKeys("a").lease, {"mine": 5, "x": 5})
     (extended,) = broker.extend("a", [WORKER], LEASE_SECONDS)
     assert (extended.kept, extended.lost) == (1, [])
@@ -387,7 +383,7 @@ def test_a_connection_closed_while_nobody_waited_is_no_failure(start: Any, clien
     push(broker, "x")
     hear(standby)
     client.client_kill_filter(_type="normal", skipme=True)
-    until(lambda: len(client.client_list()) == 1)
+    wait_until(lambda: len(client.client_list()) == 1, "the end of all others")
     stand_by(standby, "a")
     push(broker, "y")
     assert leases(hear(standby)[1]) == [Lease("y", 1)]
@@ -448,6 +444,21 @@ def test_redis_that_is_away_is_said_to_be(start: Any, own_redis: EmbeddedRedis) 
     own_redis.kill()
     with pytest.raises(BrokerUnavailable):
         stand_by(standby, "a")
+
+
+def test_a_queue_that_is_left_has_no_connection_any_more(start: Any, client: redis.Redis, broker: Broker) -> None:
+    """Nor a wait; another may begin."""
+    standby = start()
+    before = len(client.client_list())
+    standby.wait_for("a")
+    waiting(client, 1)
+    standby.leave("a")
+    wait_until(lambda: len(client.client_list()) == before, "the end of its connection")
+    assert not standby.sockets
+    standby.leave("a")
+    stand_by(standby, "a")
+    push(broker, "x")
+    assert leases(hear(standby)[1]) == [Lease("x", 1)]
 
 
 # --- the end

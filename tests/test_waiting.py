@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from django_asyncq.broker.clients import LONGEST_PAUSE_SECONDS
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.broker.standby import Standby
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.testing import EmbeddedRedis
-from django_asyncq.worker import waiting as waiting_module
 from django_asyncq.worker.alarm import FD_SETSIZE, readable
 from django_asyncq.worker.waiting import Waiting
 
@@ -49,16 +49,16 @@ def test_a_queue_is_waited_for_after_its_rest(waiting: Waiting, clock: Clock) ->
     waiting.add(["a", "b"], rest_seconds=0.5)
     assert waiting.pause_seconds() == pytest.approx(0.5)
     assert waiting.begin(never) is None
-    assert not waiting.sockets
+    assert not waiting.standby.sockets
     clock.now += 0.6
     assert waiting.pause_seconds() == 0
     assert waiting.begin(never) is None
-    sockets = waiting.sockets
+    sockets = waiting.standby.sockets
     assert sorted(sockets.values()) == ["a", "b"]
     assert waiting.pause_seconds() is None
     waiting.add(["a"], rest_seconds=0.0)
     assert waiting.begin(never) is None
-    assert waiting.sockets == sockets
+    assert waiting.standby.sockets == sockets
 
 
 def test_it_is_asked_whether_it_may_stand_by_when_that_matters(waiting: Waiting) -> None:
@@ -95,18 +95,18 @@ def test_an_outage_is_told_once_and_survived(
     waiting.add(["a", "b"], rest_seconds=0.0)
     for failures in range(2, 8):
         assert waiting.begin(never) is None
-        assert 0 < (waiting.pause_seconds() or 0) <= waiting_module.LONGEST_PAUSE_SECONDS
-        clock.now += waiting_module.LONGEST_PAUSE_SECONDS
+        assert 0 < (waiting.pause_seconds() or 0) <= LONGEST_PAUSE_SECONDS
+        clock.now += LONGEST_PAUSE_SECONDS
         waiting.begin(never)
         assert waiting.failures == failures
-        assert not waiting.sockets
+        assert not waiting.standby.sockets
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     own_redis.restart()
-    clock.now += waiting_module.LONGEST_PAUSE_SECONDS
+    clock.now += LONGEST_PAUSE_SECONDS
     assert waiting.begin(never) is None
     with redis.Redis.from_url(own_redis.url, protocol=2) as client:
         client.lpush(QueueKeys("a").pending, "id")
-    assert select.select(list(waiting.sockets), [], [], PATIENCE_SECONDS)[0]
+    assert select.select(list(waiting.standby.sockets), [], [], PATIENCE_SECONDS)[0]
     heard = waiting.hear("a")
     assert heard is not None
     assert heard.is_told

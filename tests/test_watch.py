@@ -115,7 +115,7 @@ def test_an_outage_is_told_once_and_survived(
     start: Any, client: redis.Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line when Redis goes and one when it is back; what was pushed meanwhile is told, and what comes then."""
-    monkeypatch.setattr(watch_module, "LONGEST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(watch_module.clients, "LONGEST_PAUSE_SECONDS", 0.1)
     caplog.set_level(logging.INFO, logger="django_asyncq.broker")
     started = start("a", "b")
 

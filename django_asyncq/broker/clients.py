@@ -7,6 +7,7 @@ before a connection is lent.
 
 from __future__ import annotations
 
+import random
 import threading
 from functools import cache
 from typing import Any, Literal
@@ -45,6 +46,7 @@ TIMEOUTS: dict[Role, tuple[float, float]] = {
     "worker": (1.0, 5.0),
     "blocking": (1.0, BLOCK_SECONDS + 5.0),
 }
+LONGEST_PAUSE_SECONDS = 5.0
 # Threads of a process, not tasks, hold connections; a pool that runs dry would fail an enqueue without need.
 MOST_CONNECTIONS = 1000
 # How Redis says that it will not write now; to a caller that is the same as being away.
@@ -140,6 +142,11 @@ def factory_options(written: dict[str, Any], ours: dict[str, Any]) -> dict[str, 
         timeouts = {name: ours[name] for name in ("socket_connect_timeout", "socket_timeout")}
         options["SENTINEL_KWARGS"] = {**(written.get("SENTINEL_KWARGS") or {}), **timeouts}
     return options
+
+
+def pause_after(failures: int) -> float:
+    """Return how long to wait after so many failures in a row before Redis is tried again: longer, and spread out."""
+    return random.uniform(0, min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(failures, 10)))  # noqa: S311
 
 
 def _build(role: Role) -> Client:

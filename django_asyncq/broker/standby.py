@@ -43,14 +43,13 @@ class Heard(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A wait under way. socket: what to sleep on. takes: whether the script that takes comes behind it."""
+    """A wait under way. socket: what to sleep on. since: monotonic seconds."""
 
     socket: Any
-    takes: bool
     since: float
 
 
-class Line:
+class Link:
     """The connection of one queue, kept from wait to wait."""
 
     def __init__(self, pool: Any) -> None:
@@ -63,7 +62,7 @@ class Line:
         """Send commands in one go."""
         self.connection.send_packed_command(self.connection.pack_commands(commands))
 
-    def taking(self, call: taking.Call) -> tuple[Any, ...]:
+    def dequeue(self, call: taking.Call) -> tuple[Any, ...]:
         """Return the command that takes; at first with the script's text, for the server may be new."""
         text, digest = scripts.script("dequeue")
         how = ("EVALSHA", digest) if self._is_known else ("EVAL", text)
@@ -85,7 +84,7 @@ class Standby:
         self.lease_seconds = lease_seconds
         # Short beside a lease: who is handed a task knows no more of its age than how long he has waited.
         self.block_seconds = min(clients.BLOCK_SECONDS, lease_seconds / 4)
-        self._lines: dict[str, Line] = {}
+        self._links: dict[str, Link] = {}
         self._waits: dict[str, Wait] = {}
         # The queue of what was handed, which Redis still takes for unread.
         self._unread: str | None = None
@@ -102,7 +101,7 @@ class Standby:
     @property
     def could_stand_by(self) -> bool:
         """Whether a task would be handed, if Redis were told that it may be."""
-        return not self._stands_by and any(wait.takes for wait in self._waits.values())
+        return bool(self._waits) and not self._stands_by and self.broker.reaches_all
 
     def took(self) -> None:
         """Take note that the worker has taken tasks itself: nothing is handed to it until it is told to stand by."""
@@ -140,65 +139,70 @@ class Standby:
         Raises: BrokerUnavailable; then it is over, and what came is lost.
         """
         wait = self._waits[queue]
-        connection = self._lines[queue].connection
+        connection, takes = self._links[queue].connection, self.broker.reaches_all
         try:
             # TLS has things to read that are no answer.
             if type(wait.socket) is not socket.socket and not connection.can_read():
                 return None
             found = connection.read_response()
-            reply: Any = connection.read_response() if wait.takes else None
+            reply: Any = connection.read_response() if takes else None
         except Exception as error:
             raise self._given_up(queue, error) from error
         del self._waits[queue]
-        if not wait.takes:
+        if not takes:
             return Heard(found is not None, None, wait.since)
         taken = taking.handed(reply)
         if taken is None or taken.leases:
             self._stands_by = False
         if taken is not None and taken.leases:
             self._unread = queue
-        is_told = taken is None or not (taken.is_drained or taken.paused)
+        is_told = found is not None if taken is None else not (taken.is_drained or taken.paused)
         return Heard(is_told, taken, wait.since)
 
     def close(self) -> dict[str, Heard]:
         """End every wait; return what was handed at the last moment, by queue."""
-        standing_by = [queue for queue, wait in self._waits.items() if wait.takes]
+        stood_by, self._stands_by = self._stands_by, False
         handed: dict[str, Heard] = {}
         with suppress(BrokerUnavailable, RedisError, OSError):
-            if standing_by and not self.broker.dismiss(self.worker_id):
-                for queue in standing_by:
-                    if self._lines[queue].connection.can_read(LAST_ANSWER_SECONDS) and (heard := self.hear(queue)):
+            if not self.broker.dismiss(self.worker_id) and stood_by:
+                for queue in list(self._waits):
+                    if self._links[queue].connection.can_read(LAST_ANSWER_SECONDS) and (heard := self.hear(queue)):
                         handed[queue] = heard
-        for queue in list(self._lines):
-            self._drop(queue)
+        for queue in list(self._links):
+            self.leave(queue)
         return handed
+
+    def leave(self, queue: str) -> None:
+        """Close the connection of a queue, and with it its wait."""
+        self._waits.pop(queue, None)
+        if link := self._links.pop(queue, None):
+            link.end()
 
     def _begin(self, queue: str) -> Wait:
         client = clients.client("blocking")
-        takes = not clients.is_cluster(client)
-        line = self._line(client, queue)
+        link = self._link(client, queue)
         keys = keys_of(queue)
         since = time.monotonic()
-        if takes:
+        if self.broker.reaches_all:
             call = taking.standing_by(queue, self.worker_id, self.lease_seconds)
             moves = "BLMOVE", keys.pending, keys.handed(self.worker_id), "RIGHT", "LEFT", self.block_seconds
-            line.send([moves, line.taking(call)])
+            link.send([moves, link.dequeue(call)])
         else:
-            line.send([("BLMOVE", keys.pending, keys.pending, "RIGHT", "RIGHT", self.block_seconds)])
-        return Wait(line.connection._sock, takes, since)
+            link.send([("BLMOVE", keys.pending, keys.pending, "RIGHT", "RIGHT", self.block_seconds)])
+        return Wait(link.connection._sock, since)
 
-    def _line(self, client: Any, queue: str) -> Line:
-        if line := self._lines.get(queue):
-            shortcut.renew(line.connection)
-            if line.connection._sock is not None:
-                return line
-            self._drop(queue)  # it was closed while nobody used it
-        line = self._lines[queue] = Line(clients.pool_for(client, keys_of(queue).pending))
-        return line
+    def _link(self, client: Any, queue: str) -> Link:
+        if link := self._links.get(queue):
+            shortcut.renew(link.connection)
+            if link.connection._sock is not None:
+                return link
+            self.leave(queue)  # it was closed while nobody used it
+        link = self._links[queue] = Link(clients.pool_for(client, keys_of(queue).pending))
+        return link
 
     def _given_up(self, queue: str, error: Exception) -> Exception:
         """Drop the connection of a queue, for it may have answers left; return what is to be raised."""
-        self._drop(queue)
+        self.leave(queue)
         self._has_lost = True
         if not isinstance(error, RedisError | OSError):
             return error
@@ -209,8 +213,3 @@ class Standby:
             return unavailable
         except (RedisError, OSError):
             return BrokerUnavailable(f"Redis does not let {queue} be waited for: {str(error)[:200]}")
-
-    def _drop(self, queue: str) -> None:
-        self._waits.pop(queue, None)
-        if line := self._lines.pop(queue, None):
-            line.end()

@@ -6,7 +6,6 @@ One thread listens; it only wakes: who comes for nothing waits again. Pushes to 
 from __future__ import annotations
 
 import logging
-import random
 import socket
 import threading
 from collections.abc import Iterable
@@ -21,7 +20,6 @@ from .keys import keys_of, names_channel
 
 logger = logging.getLogger("django_asyncq.broker")
 
-LONGEST_PAUSE_SECONDS = 5.0
 LISTEN_SECONDS = 1.0
 STOP_SECONDS = 2.0
 
@@ -82,8 +80,7 @@ class Watch:
                     self._failures += 1
                     if self._failures == 2:
                         logger.warning("cannot listen to %s: %s", ", ".join(self.channels), error)
-                    longest = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(self._failures, 10))
-                    self._stopped.wait(random.uniform(0, longest))  # noqa: S311
+                    self._stopped.wait(clients.pause_after(self._failures))
 
     def _succeeded(self) -> None:
         if self._failures >= 2:

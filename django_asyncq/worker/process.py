@@ -75,7 +75,8 @@ class WorkerProcess:
         self.threads = ThreadSlots(runner, options.concurrency)
         self.loop = LoopSlots(runner, options.concurrency, options.concurrency)
         self.room = Room([self.threads, self.loop], options.concurrency, self.alarm.ring)
-        self.waiting = Waiting(Standby(self.worker_id, conf.current().lease_seconds))
+        self.standby = Standby(self.worker_id, conf.current().lease_seconds)
+        self.waiting = Waiting(self.standby)
         self.watch: QueueWatch | None = None
         self.stop_requests = 0
         self.finished_tasks = 0
@@ -203,7 +204,7 @@ class WorkerProcess:
         self._waits_until_idle = True
         if (queue := self.waiting.begin(self._may_stand_by)) is not None:
             self._lose(queue)
-        self._waits_until_idle = self.waiting.standby.could_stand_by
+        self._waits_until_idle = self.standby.could_stand_by
         pause = self.turns.pause_seconds(TICK_SECONDS)
         if self._waits_until_idle and (rest := self.turns.rest_seconds()):
             pause = min(pause, rest)
@@ -211,7 +212,7 @@ class WorkerProcess:
             pause = min(pause, TICK_SECONDS)
         if (until_waiting := self.waiting.pause_seconds()) is not None:
             pause = min(pause, until_waiting)
-        sockets = self.waiting.sockets
+        sockets = self.standby.sockets
         for descriptor in self.alarm.wait(pause, also=[self._supervisor_fd, *sockets]):
             if queue := sockets.get(descriptor):
                 self._hear(queue)
@@ -247,6 +248,8 @@ class WorkerProcess:
             self._receive(queue, heard.taken, heard.since)
         elif heard.is_told:
             self.turns.told()
+        elif queue not in self.order.weights:
+            self.standby.leave(queue)  # it was removed
         elif heard.taken is None or not heard.taken.paused:
             self.waiting.add([queue], rest_seconds=0.0)
 
@@ -301,7 +304,7 @@ class WorkerProcess:
             self._put_off_fetching(error)
             return self.turns.is_due()
         if got:
-            self.waiting.standby.took()
+            self.standby.took()
         look_seconds = min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
         if self.turns.end(got, is_more_left=is_more_left or bool(self._uncertain), look_seconds=look_seconds):
             # Who begins what has come needs the interpreter.
@@ -400,7 +403,7 @@ class WorkerProcess:
 
     def _hand_back_last(self) -> None:
         """Stand by no longer, and give back what was handed at the last moment."""
-        for queue, heard in self.waiting.standby.close().items():
+        for queue, heard in self.standby.close().items():
             if heard.taken is not None and heard.taken.leases:
                 try:
                     self.broker.requeue(queue, self.worker_id, heard.taken.leases)

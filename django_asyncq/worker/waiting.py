@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable
 
+from ..broker.clients import pause_after
 from ..broker.standby import Heard, Standby
 from ..exceptions import BrokerUnavailable
 
 logger = logging.getLogger("django_asyncq.worker")
 
-LONGEST_PAUSE_SECONDS = 5.0
-
 
 class Waiting:
-    """The main thread's; it sleeps on `sockets` and then calls `hear`."""
+    """The main thread's; it sleeps on the sockets of `standby` and then calls `hear`."""
 
     def __init__(self, standby: Standby, clock: Callable[[], float] = time.monotonic) -> None:
         """clock: seconds that never fall."""
@@ -27,11 +25,6 @@ class Waiting:
         self._queues: set[str] = set()
         self._rest_until = 0.0
         self._again_at = 0.0
-
-    @property
-    def sockets(self) -> dict[int, str]:
-        """What to sleep on: file descriptor → queue."""
-        return self.standby.sockets
 
     def add(self, queues: Iterable[str], *, rest_seconds: float) -> None:
         """Wait for pushes to queues that were found empty (and not paused), so many seconds from now."""
@@ -81,7 +74,6 @@ class Waiting:
         if self._clock() < self._again_at:
             return
         self.failures += 1
-        longest = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(self.failures, 10))
-        self._again_at = self._clock() + random.uniform(0, longest)  # noqa: S311
+        self._again_at = self._clock() + pause_after(self.failures)
         if self.failures == 2:
             logger.warning("worker %s cannot wait for pushes, it looks for them: %s", self.standby.worker_id, error)
