@@ -161,7 +161,7 @@ def test_a_queue_that_was_removed_is_waited_for_no_longer(tmp_path: Path, own_re
 def process() -> Iterator[WorkerProcess]:
     """A worker process whose main thread is the test's; nothing sleeps but the test."""
     _ours, theirs = multiprocessing.Pipe()
-    found = WorkerProcess(WorkerOptions(concurrency=1, queues={"default": 1}), Board(2), theirs)
+    found = WorkerProcess(WorkerOptions(concurrency=2, queues={"default": 1}), Board(4), theirs)
     yield found
     found.standby.close()
     if found.watch is not None:
@@ -221,13 +221,19 @@ def test_who_looks_for_what_it_holds_puts_back_what_was_moved_for_it(process: Wo
     assert process.broker.client.lrange(keys.pending, 0, -1) == [b"id"]
 
 
-def test_who_stops_gives_back_what_was_handed_at_the_last_moment(process: WorkerProcess) -> None:
+def test_who_stops_gives_back_what_was_handed_at_the_last_moment(
+    process: WorkerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without its supervisor, which may be gone."""
+    exits: list[int] = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    process.reporter.start()
     process.standby.stand_by(may_be_handed=True)
     process.standby.wait_for("default")
     result = tasks.stamp.enqueue()
     wait_until(lambda: handed() == [result.id], "the task in its hands")
-    process._hand_back_last()
+    process._shut_down(0)
+    assert exits == [0]
     client, keys = process.broker.client, keys_of("default")
     assert client.lrange(keys.pending, 0, -1) == [result.id.encode()]
     assert not client.exists(standby_key(process.worker_id), keys.held(process.worker_id), keys.lease)
