@@ -60,6 +60,29 @@ MACHINE = {
     ),
     "dequeue that is never paused": Cut("dequeue", "redis.call('EXISTS', KEYS[5]) == 1", "false"),
     "dequeue without a lease": Cut("dequeue", "redis.call('ZADD', KEYS[4], unpack(leases))", ""),
+    "dequeue of what is another's": Cut("dequeue", " and (known[1] or 'pending') == 'pending'", ""),
+    "dequeue that hands to anybody": Cut("dequeue", "if #noted ~= 1 or noted[1] ~= '' then", "if false then"),
+    "dequeue that hands to who has not read": Cut(
+        "dequeue",
+        "if #noted ~= 1 or noted[1] ~= '' then",
+        "if redis.call('HEXISTS', KEYS[7], '') == 0 then",
+    ),
+    "dequeue that leaves aside what was moved": Cut(
+        "dequeue", "redis.call('RPUSH', KEYS[1], moved)", "return {'taken'}"
+    ),
+    "dequeue that notes nothing unread": Cut("dequeue", "redis.call('HSET', KEYS[7], ARGV[5], taken[1])", ""),
+    "dequeue by who goes on standing by": Cut("dequeue", "if KEYS[7] then", "if false then"),
+    "extend that renews what was not read": Cut("extend", "unread[id] = not begun[id]", ""),
+    "extend that asks not what has begun": Cut("extend", "not begun[id]", "true"),
+    "stand_by that takes all for read": Cut(
+        "stand_by", "redis.call('HDEL', KEYS[1], ARGV[1])", "redis.call('DEL', KEYS[1])"
+    ),
+    "stand_by that is never over": Cut("stand_by", "redis.call('HDEL', KEYS[1], '')", ""),
+    "put_back behind the others": Cut("put_back", "redis.call('RPUSH'", "redis.call('LPUSH'"),
+    "mend_orphans of what stands in a list": Cut(
+        "mend_orphans", "redis.call('LPOS', KEYS[list], id, 'RANK', -1)", "false"
+    ),
+    "mend_orphans of nothing": Cut("mend_orphans", "if not stands then", "if false then"),
     "enqueue that pushes twice": Cut("enqueue", "and 'exists' or 'queued'", "and 'queued' or 'queued'"),
     "enqueue that asks for no slot": Cut("enqueue", "gate and not has_slot(id, gate)", "false"),
     "enqueue whose fence may fall": Cut(

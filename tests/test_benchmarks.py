@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 if not sys.platform.startswith("linux"):
     pytest.skip("the benchmark reads /proc", allow_module_level=True)
 
-from tests.benchmarks import beside, compare, environments, measures, processes, table
+from tests.benchmarks import beside, compare, environments, measures, processes, relay, table
 from tests.benchmarks.costs import Reading, between, foreign_share
 from tests.benchmarks.figures import longest_idle_wait_ms, percentile, ratio_between, ratios, spread
 from tests.benchmarks.inside import layout
@@ -125,6 +126,25 @@ def test_every_measure_is_known_everywhere() -> None:
     """To the command line, to the table, and by its own name."""
     assert set(MEASURES) == set(measures.ALL) == set(table.SHOWN)
     assert set(beside.MEASURES) == set(beside.TAKEN) <= set(MEASURES)
+
+
+@pytest.mark.parametrize("has_page", [False, True], ids=["alone", "disk"])
+def test_relay_hands_its_token_on_and_ends(tmp_path: Path, has_page: bool) -> None:
+    """Each process has had every token, the disk too where it takes part, and none of them is left."""
+    before = {process.pid for process in multiprocessing.active_children()}
+    page = tmp_path / "page" if has_page else None
+    with relay.running(page) as running:
+        times = running.measure(10, 100)
+        assert len({process.pid for process in multiprocessing.active_children()} - before) == 4
+    assert 0 < times.p50 <= times.p95 <= times.p99 == times.longest
+    assert {process.pid for process in multiprocessing.active_children()} == before
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [8192] * has_page
+
+
+def test_relay_says_what_it_cannot_do() -> None:
+    """No token arrives before it was handed on."""
+    with relay.running(None) as running, pytest.raises(ValueError, match="choose more than 0"):
+        running.steps_for(0.001)
 
 
 def test_turns_are_compared_with_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

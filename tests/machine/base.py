@@ -143,6 +143,13 @@ class Base(RuleBasedStateMachine):
         return sorted({e.queue for e in self.model.entries.values() if e.place in ("pending", "priority")})
 
     @property
+    def movable(self) -> list[str]:
+        """Queues whose `BLMOVE` ends. One id is aside at a time: of two the older might be the one that came back."""
+        if any(self.model.moved.values()):
+            return []
+        return sorted(queue for queue, names in self.model.pending.items() if names)
+
+    @property
     def failed(self) -> list[str]:
         return sorted(name for name, row in self.model.rows.items() if row.state == FAILED)
 

@@ -5,27 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .values import QUEUES, WAITING, Entry, Outcome, Row
+from .values import QUEUES, WAITING, WORKERS, Entry, Outcome, Row, Standby
 
 
 @dataclass
 class Entries:
     """Redis, and the rows that its calls are made from. members: id → is its slot provisional.
 
+    pending: from left to right; an id that stands twice is there twice, and may be there when it waits no more.
+    standby: worker → what Redis has noted of one that stands by. moved: what `BLMOVE` has moved aside for a worker.
     retaken: id → fence of the last run that may no more give the slot back. alive: "" after Redis was
-    emptied, "just", "long".
+    emptied, "just", "long". calls: how many have made tasks pending; what one call made is equally old.
     """
 
     rows: dict[str, Row] = field(default_factory=dict)
     entries: dict[str, Entry] = field(default_factory=dict)
     pending: dict[str, list[str]] = field(default_factory=lambda: {queue: [] for queue in QUEUES})
     held: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
+    standby: dict[str, Standby] = field(default_factory=lambda: {worker: Standby() for worker in WORKERS})
+    moved: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     members: dict[str, bool] = field(default_factory=dict)
     retaken: dict[str, int] = field(default_factory=dict)
     counters: dict[str, list[int]] = field(default_factory=lambda: {queue: [0, 0] for queue in QUEUES})
     paused: set[str] = field(default_factory=set)
     built: bool = False
     alive: str = "long"
+    calls: int = 0
 
     def enqueue(self, name: str, *, fence: int = 0, again: bool = False) -> None:
         entry, row = self.entries.get(name), self.rows[name]
@@ -33,7 +38,7 @@ class Entries:
             return
         fence = max(fence, entry.fence if entry else 0)
         place = "priority" if row.priority else "pending"
-        self.entries[name] = Entry(row.queue, place, fence, priority=row.priority)
+        self.entries[name] = Entry(row.queue, place, fence, priority=row.priority, since=self.calls)
         if place == "pending":
             self.pending[row.queue].insert(0, name)
 
@@ -54,15 +59,22 @@ class Entries:
         if queue in self.paused:
             return []
         by_priority = [(-e.priority, n) for n, e in self.entries.items() if (e.queue, e.place) == (queue, "priority")]
-        order = [name for score, name in sorted(by_priority) if score < 0]
-        order += self.pending[queue][::-1]
-        order += [name for score, name in sorted(by_priority) if score > 0]
-        return [(name, self._activate(name, worker)) for name in order[:count]]
+        ids = [name for score, name in sorted(by_priority) if score < 0][:count]
+        while len(ids) < count and self.pending[queue]:
+            ids.append(self.pending[queue].pop())
+        ids += [name for score, name in sorted(by_priority) if score > 0][: count - len(ids)]
+        leases = []
+        for name in ids:
+            entry = self.entries.get(name)
+            if entry and entry.place in ("pending", "priority"):
+                leases.append((name, self._activate(name, worker)))
+        if leases:
+            self.standby[worker].may_be_handed = False
+        return leases
 
     def _activate(self, name: str, worker: str) -> int:
         entry = self.entries[name]
-        self._leave(name)
-        entry.place, entry.worker, entry.lapsed, entry.due = "active", worker, False, ""
+        entry.place, entry.worker, entry.lapsed, entry.due, entry.since = "active", worker, False, "", 0
         entry.fence += 1
         self.held.setdefault((entry.queue, worker), {})[name] = entry.fence
         return entry.fence
@@ -70,7 +82,66 @@ class Entries:
     def _leave(self, name: str) -> None:
         entry = self.entries[name]
         if entry.place == "pending":
-            self.pending[entry.queue].remove(name)
+            self.pending[entry.queue] = [id for id in self.pending[entry.queue] if id != name]
+
+    # --- standing by
+
+    def is_aside(self, name: str) -> bool:
+        """Whether it was moved aside, and stands nowhere else."""
+        entry = self.entries[name]
+        return entry.place == "pending" and name not in self.pending[entry.queue]
+
+    def move(self, queue: str, worker: str) -> None:
+        """`BLMOVE` ends: the next of `pending` goes aside."""
+        self.moved.setdefault((queue, worker), []).insert(0, self.pending[queue].pop())
+
+    def hand(self, queue: str, worker: str) -> list[tuple[str, int]] | None:
+        """The script behind it; None when the worker stands by no longer."""
+        if moved := self.moved.get((queue, worker)):
+            self.pending[queue].append(moved.pop())
+        standby = self.standby[worker]
+        if not standby.may_be_handed or standby.unread:
+            return None
+        leases = self.dequeue(queue, worker, 1)
+        for name, _ in leases:
+            standby.unread[queue] = name
+        return leases
+
+    def put_back(self, queue: str, worker: str) -> int:
+        moved = self.moved.pop((queue, worker), [])
+        self.pending[queue] += reversed(moved)
+        return len(moved)
+
+    def stand_by(self, queue: str, worker: str, *, may_be_handed: bool) -> None:
+        self.standby[worker].unread.pop(queue, None)
+        self.standby[worker].may_be_handed = may_be_handed
+
+    def dismiss(self, worker: str) -> bool:
+        """Return whether it still stood by."""
+        stood_by = self.standby[worker].may_be_handed
+        self.standby[worker] = Standby()
+        return stood_by
+
+    def mend_orphans(self, queue: str) -> int:
+        """What is aside goes back before all others, where its row is known, and its turn has come."""
+        aside = sorted(n for n, e in self.entries.items() if e.queue == queue and self.is_aside(n))
+        found = [name for name in aside if name in self.rows and self._misses_its_turn(name)]
+        self.pending[queue] += found
+        return len(found)
+
+    def _misses_its_turn(self, name: str) -> bool:
+        """Whether Redis sees that it has waited for longer than the next that is left."""
+        entry, turn = self.entries[name], 0
+        for id in self.pending[entry.queue][-10:]:
+            turn = (self.entries[id].since if id in self.entries else 0) or turn
+        return not self.pending[entry.queue] or entry.since == 0 or entry.since < turn
+
+    def drop_strays(self, queue: str) -> int:
+        strays = {name for name in self.pending[queue] if name not in self.entries}
+        self.pending[queue] = [name for name in self.pending[queue] if name in self.entries]
+        return len(strays)
+
+    # --- what is held
 
     def holds(self, name: str, fence: int) -> bool:
         """The guard of every script that ends a run."""
@@ -144,14 +215,16 @@ class Entries:
         self.entries[name].outcome, self.entries[name].lapsed = outcome, True
         return True
 
-    def extend(self, queue: str, worker: str) -> tuple[int, list[str]]:
+    def extend(self, queue: str, worker: str, begun: Iterable[str]) -> tuple[int, list[str]]:
         mine = self.held.get((queue, worker), {})
         lost = [name for name, fence in mine.items() if not self.holds(name, fence)]
         for name in lost:
             del mine[name]
-        for name in mine:
+        unread = set(self.standby[worker].unread.values()) - set(begun)
+        renewed = [name for name in mine if name not in unread]
+        for name in renewed:
             self.entries[name].lapsed = False
-        return len(mine), lost
+        return len(renewed), lost
 
     def remove(self, name: str) -> None:
         if entry := self.entries.get(name):
@@ -176,5 +249,6 @@ class Entries:
     def flush(self) -> None:
         self.entries, self.held, self.members, self.retaken, self.paused = {}, {}, {}, {}, set()
         self.pending = {queue: [] for queue in QUEUES}
+        self.standby, self.moved = {worker: Standby() for worker in WORKERS}, {}
         self.counters = {queue: [0, 0] for queue in QUEUES}
         self.built, self.alive = False, ""

@@ -126,6 +126,10 @@ class Machine(Producers, Workers, People):
         stores.client().delete(*(QueueKeys(queue).paused for queue in QUEUES))
         self.model.paused = set()
         self.change_limit(4)
+        for (queue, worker), names in list(self.model.moved.items()):
+            # What no row knows of, no sweep mends: it may be anybody's.
+            if not self.model.rows.keys() >= set(names):
+                self.put_back(queue, worker)
         for _ in range(20):
             self.remember()
             for name in self.active:

@@ -138,6 +138,7 @@ class Model(Entries):
         return [name for name in names if name not in lost]
 
     def _push(self, names: Sequence[str], *, again: bool) -> int:
+        self.calls += 1
         for name in names:
             fence = self.later_fence(name) if again else 0
             if self.rows[name].run_after == "future":
@@ -225,9 +226,11 @@ class Model(Entries):
     def forward(self) -> tuple[int, int]:
         moved = retried = 0
         for queue in QUEUES:
+            self.calls += 1
             due = sorted(n for n, e in self.entries.items() if e.queue == queue and e.due == "past")
             for name in [name for name in due if self.entries[name].place == "scheduled"]:
                 self._to_pending(name, self.entries[name], head=False)
+                self.entries[name].since = self.calls
                 moved += 1
             retried += self._retry_due([name for name in due if self.entries[name].place == "retry"])
         return moved, retried
@@ -328,12 +331,16 @@ class Model(Entries):
 
     def sweep(self) -> dict[str, int]:
         repairs = {"recovered": self.recover_expired()}
+        repairs["strays"] = sum(self.drop_strays(queue) for queue in QUEUES)
         waiting = [name for name, entry in self.entries.items() if entry.place not in ("active", "archived")]
-        ended = [name for name in waiting if name in self.rows and self.rows[name].is_final]
+        # What is aside stands nowhere: it is put back first, and found by the next sweep.
+        standing = [name for name in waiting if not self.is_aside(name)]
+        ended = [name for name in standing if name in self.rows and self.rows[name].is_final]
         for name in ended:
             self._leave(name)
             del self.entries[name]
-        repairs |= {"ended": len(ended), "held": self.prune_held(), "pushed": self.push_stranded()}
+        repairs |= {"ended": len(ended), "held": self.prune_held()}
+        repairs |= {"orphans": sum(self.mend_orphans(queue) for queue in QUEUES), "pushed": self.push_stranded()}
         waits = self.missing(lambda row: row.state == FAILED and bool(row.retry_at))
         repairs["parked"] = sum(self.park_entry(name, fence=self.later_fence(name)) for name in waits)
         return repairs | {"unleased": self.recover_unleased()} | self.audit()

@@ -15,11 +15,12 @@ from django_asyncq.lifecycle import handing_over, returning
 from django_asyncq.models import TaskRecord
 
 from . import stores
-from .base import LONG, Base, one_of, seldom
+from .base import LONG, one_of, seldom
 from .values import QUEUES, RUNNING, WORKERS
+from .waits import Waits
 
 
-class Repairs(Base):
+class Repairs(Waits):
     """What ends by itself, what breaks, and what is done about it."""
 
     @seldom
@@ -27,9 +28,12 @@ class Repairs(Base):
     def beat(self, worker: str, reasserts: bool) -> None:
         """The supervisor renews; after Redis lost its memory it gives back what runs."""
         self.last = None
+        # What its board shows: of one that is frozen also what is another's by now.
+        begun = [hand.held.name for hand in self.open_hands if hand.held.worker == worker and hand.held.begun]
         for queue in QUEUES:
-            kept, lost = self.model.extend(queue, worker)
-            found = self.broker.extend(queue, [worker], conf.current().lease_seconds)[0]
+            kept, lost = self.model.extend(queue, worker, begun)
+            ids = [str(stores.id_of(name)) for name in begun]
+            found = self.broker.extend(queue, [worker], conf.current().lease_seconds, ids)[0]
             assert found.kept == kept
             self.answer(sorted(map(stores.name_of, found.lost)), sorted(lost))
         if reasserts:
@@ -71,7 +75,9 @@ class Repairs(Base):
         self.hands = [hand for hand in self.hands if hand.held.worker != worker]
         started = [held.name for held in mine if held.begun]
         ids = [str(stores.id_of(name)) for name in started]
+        self.dismiss(worker)
         for queue in QUEUES:
+            self.put_back(queue, worker)
             leases = self.broker.held(queue, worker)
             found = [(stores.name_of(lease.id), lease.fence) for lease in leases]
             assert dict(found) == self.model.listed(queue, worker)

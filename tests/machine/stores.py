@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_asyncq import conf, gate
 from django_asyncq.broker import clients
-from django_asyncq.broker.keys import QueueKeys, prefix
+from django_asyncq.broker.keys import QueueKeys, prefix, standby_key
 from django_asyncq.models import Gate, TaskRecord
 
 from .model import Model
@@ -57,6 +57,8 @@ def expected(model: Model) -> Picture:
         "entries": {name: _entry(entry) for name, entry in sorted(model.entries.items())},
         "pending": model.pending,
         "held": {f"{queue}/{worker}": held for (queue, worker), held in sorted(model.held.items()) if held},
+        "moved": {f"{queue}/{worker}": moved for (queue, worker), moved in sorted(model.moved.items()) if moved},
+        "standby": {worker: (found.may_be_handed, found.unread) for worker, found in model.standby.items()},
         "members": dict(sorted(model.members.items())),
         "counters": model.counters,
         "effects": model.effects,
@@ -79,9 +81,10 @@ def observed() -> Picture:
     entries: dict[str, tuple[Any, ...]] = {}
     pending: dict[str, list[str]] = {}
     held: dict[str, dict[str, int]] = {}
+    moved: dict[str, list[str]] = {}
     counters: dict[str, list[int]] = {}
     for queue in QUEUES:
-        _read_queue(queue, entries, pending, held, counters)
+        _read_queue(queue, entries, pending, held, moved, counters)
     horizon = time.time() + conf.current().provisional_seconds
     now = time.time()
     slots = [slot for slot in gate.slots(GATE) if slot.expires_at > now]
@@ -90,10 +93,17 @@ def observed() -> Picture:
         "entries": dict(sorted(entries.items())),
         "pending": pending,
         "held": held,
+        "moved": moved,
+        "standby": {worker: _standby(worker) for worker in WORKERS},
         "members": dict(sorted((name_of(slot.id), slot.expires_at <= horizon) for slot in slots)),
         "counters": counters,
         "effects": effects.get().limit,
     }
+
+
+def _standby(worker: str) -> tuple[bool, dict[str, str]]:
+    noted = client().hgetall(standby_key(worker))
+    return b"" in noted, {queue.decode(): name_of(id) for queue, id in noted.items() if queue}
 
 
 def _rows() -> dict[str, tuple[Any, ...]]:
@@ -115,6 +125,7 @@ def _read_queue(
     entries: dict[str, tuple[Any, ...]],
     pending: dict[str, list[str]],
     held: dict[str, dict[str, int]],
+    moved: dict[str, list[str]],
     counters: dict[str, list[int]],
 ) -> None:
     keys, now = QueueKeys(queue), time.time()
@@ -125,11 +136,15 @@ def _read_queue(
         pipe.zrange(getattr(keys, word), 0, -1, withscores=True)
     for worker in WORKERS:
         pipe.hgetall(keys.held(worker))
+    for worker in WORKERS:
+        pipe.lrange(keys.handed(worker), 0, -1)
     pipe.mget(keys.processed, keys.failed)
     pipe.keys(f"{keys.base.replace('{', '[{]')}t:*")
-    in_pending, in_active, *zsets, held_a, held_b, counted, hashes = pipe.execute()
+    in_pending, in_active, *zsets, held_a, held_b, moved_a, moved_b, counted, hashes = pipe.execute()
     scores = {word: dict(found) for word, found in zip((*ZSETS, "lease", "due"), zsets, strict=True)}
-    places = [(id, "pending") for id in in_pending] + [(id, "active") for id in in_active]
+    # An id may be left in pending when it does not wait, or stand there twice; its taker drops it.
+    waiting = {id for id in {*in_pending, *moved_a, *moved_b} if _is_pending(keys, id)}
+    places = [(id, "pending") for id in waiting] + [(id, "active") for id in in_active]
     places += [(id, word) for word in ZSETS for id in scores[word]]
     assert len({id for id, _ in places}) == len(places), f"an id is in two places of queue {queue}: {places}"
     assert set(scores["lease"]) == set(in_active), f"leases {scores['lease']} of what is not active: {in_active}"
@@ -148,7 +163,13 @@ def _read_queue(
         left = json.loads(outcome)["fence"] if outcome else None
         entries[name_of(id)] = (queue, place, int(fence or 0), holder, lapsed, when, left)
     pending[queue] = [name_of(id) for id in in_pending]
-    for worker, found in zip(WORKERS, (held_a, held_b), strict=True):
+    for worker, found, aside in zip(WORKERS, (held_a, held_b), (moved_a, moved_b), strict=True):
         if found:
             held[f"{queue}/{worker}"] = {name_of(id): int(fence) for id, fence in found.items()}
+        if aside:
+            moved[f"{queue}/{worker}"] = [name_of(id) for id in aside]
     counters[queue] = [int(count or 0) for count in counted]
+
+
+def _is_pending(keys: QueueKeys, id: bytes) -> bool:
+    return client().hget(keys.task(id.decode()), "state") == b"pending"

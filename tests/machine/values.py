@@ -6,7 +6,7 @@ may change the one without the other. Times are "future" or "past"; to let time 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 QUEUED, RUNNING, SUCCEEDED, FAILED = range(4)
 QUEUES = ("one", "two")
@@ -62,7 +62,8 @@ class Outcome:
 class Entry:
     """What Redis knows of a task. place: pending, priority, scheduled, retry, archived or active.
 
-    outcome: what a worker that could not tell the row has left.
+    outcome: what a worker that could not tell the row has left. since: the call that made it pending, where
+    Redis knows; 0 where not.
     """
 
     queue: str
@@ -73,6 +74,15 @@ class Entry:
     due: str = ""
     lapsed: bool = False
     outcome: Outcome | None = None
+    since: int = 0
+
+
+@dataclass
+class Standby:
+    """A worker that stands by. unread: queue → what it was handed, and has not said that it has read."""
+
+    may_be_handed: bool = False
+    unread: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from django_asyncq import conf, lifecycle
+from django_asyncq.broker import scripts, taking
 
 from . import stores
 from .base import LIKELY_QUEUES, LONG, Hand, one_of, seldom
@@ -36,9 +37,35 @@ class Workers(Repairs):
         self.model.dequeue(queue, worker, count)
         self.broker.dequeue(queue, worker, count, conf.current().lease_seconds)
 
+    @precondition(lambda self: self.movable)
+    @rule(
+        queue=one_of("movable"),
+        worker=st.sampled_from(WORKERS),
+        stands_by=st.sampled_from([True, True, False]),
+        is_heard=st.sampled_from([True, True, False]),
+    )
+    def is_handed(self, queue: str, worker: str, stands_by: bool, is_heard: bool) -> None:
+        """A wait ends with a task. stands_by: it has just said so. is_heard: else the reply is lost."""
+        if stands_by:
+            self.stand_by(worker, True, True)
+        self.model.move(queue, worker)
+        leases = self.model.hand(queue, worker)
+        self.move(queue, worker)
+        call = taking.standing_by(queue, worker, conf.current().lease_seconds)
+        taken = taking.handed(scripts.run("dequeue", stores.client(), *call))
+        self.last = None
+        if taken is None or leases is None:
+            assert taken is None and leases is None, f"{taken} was handed, the model says {leases}"
+            return
+        assert taken.paused == (queue in self.model.paused)
+        if is_heard:
+            claimed = lifecycle.receive(self.broker, queue, worker, taken, "default")
+            self.take(queue, worker, leases, claimed.runs)
+
     @rule(queue=st.sampled_from(LIKELY_QUEUES), worker=st.sampled_from(WORKERS))
     def adopt(self, queue: str, worker: str) -> None:
         """Run what Redis says the worker holds and it does not know."""
+        self.put_back(queue, worker)
         known = {hand.held.name for hand in self.hands if hand.held.worker == worker}
         leases = [lease for lease in self.broker.held(queue, worker) if stores.name_of(lease.id) not in known]
         found = [(stores.name_of(lease.id), lease.fence) for lease in leases]
