@@ -30,6 +30,19 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+def anchors_of(page: Path) -> set[str]:
+    """What GitHub names a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_headings(page: Path) -> None:
+    """A link to a part of a page names a heading of it."""
+    for target, anchor in re.findall(r"\]\(((?!http)[^)#]*)#([^)]+)\)", page.read_text()):
+        assert anchor in anchors_of(page.parent / target if target else page), f"{target}#{anchor}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_in_the_docs_is_python(page: Path) -> None:
     """Examples can be read by Python."""

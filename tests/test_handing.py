@@ -163,9 +163,9 @@ def process() -> Iterator[WorkerProcess]:
     _ours, theirs = multiprocessing.Pipe()
     found = WorkerProcess(WorkerOptions(concurrency=2, queues={"default": 1}), Board(4), theirs)
     yield found
-    found.standby.close()
-    if found.watch is not None:
-        found.watch.stop()
+    found.fetching.standby.close()
+    if found.fetching.watch is not None:
+        found.fetching.watch.stop()
 
 
 def take(process: WorkerProcess) -> Dequeued:
@@ -176,40 +176,40 @@ def take(process: WorkerProcess) -> Dequeued:
 
 def test_what_was_handed_too_long_ago_is_not_begun(process: WorkerProcess, history_path: Path) -> None:
     """The process stood still after it began to wait: others may have the task by now."""
-    process._receive("default", take(process), time.monotonic() - conf.current().lease_seconds)
+    process.fetching._receive("default", take(process), time.monotonic() - conf.current().lease_seconds)
     (job,) = process.threads.waiting
     assert not job.run.begun
-    process._receive("default", take(process), time.monotonic())
+    process.fetching._receive("default", take(process), time.monotonic())
     wait_until(lambda: len(begun(history_path)) == 1, "the other one's run")
     assert list(process.threads.waiting) == [job]
 
 
 def test_who_runs_something_may_not_be_handed_a_task_and_is_woken_when_it_has_ended(process: WorkerProcess) -> None:
     """Its main thread sleeps meanwhile, and would else stand by only when it next looks."""
-    assert process._may_stand_by()
+    assert process.fetching._may_stand_by()
     taken = take(process)
     job = Job(Run(lifecycle.load(taken.leases)[taken.leases[0].id], taken.leases[0]), tasks.stamp, time.monotonic())
     process.threads.busy.add(job)
-    assert not process._may_stand_by()
+    assert not process.fetching._may_stand_by()
     process._waits_until_idle = True
     process._slot_is_free()
     assert not process.alarm.wait(0)
     process.threads.busy.discard(job)
     process._slot_is_free()
     assert process.alarm.wait(0)
-    process.turns.fail()
-    process.turns.fail()
-    assert not process._may_stand_by()
+    process.fetching.turns.fail()
+    process.fetching.turns.fail()
+    assert not process.fetching._may_stand_by()
 
 
 def test_who_has_taken_tasks_itself_stands_by_anew(process: WorkerProcess, history_path: Path) -> None:
     """Redis has forgotten that it did."""
-    process.standby.stand_by(may_be_handed=True)
-    process.standby.wait_for("other")
-    assert not process.standby.could_stand_by
+    process.fetching.standby.stand_by(may_be_handed=True)
+    process.fetching.standby.wait_for("other")
+    assert not process.fetching.standby.could_stand_by
     tasks.stamp.enqueue()
-    process._fetch()
-    assert process.standby.could_stand_by
+    process.fetching.fetch()
+    assert process.fetching.standby.could_stand_by
     wait_until(lambda: len(begun(history_path)) == 1, "the run")
 
 
@@ -217,7 +217,7 @@ def test_who_looks_for_what_it_holds_puts_back_what_was_moved_for_it(process: Wo
     """A connection that ended between the two is its own."""
     keys = keys_of("default")
     process.broker.client.rpush(keys.handed(process.worker_id), "id")
-    process._adopt("default")
+    process.fetching._adopt("default")
     assert process.broker.client.lrange(keys.pending, 0, -1) == [b"id"]
 
 
@@ -228,8 +228,8 @@ def test_who_stops_gives_back_what_was_handed_at_the_last_moment(
     exits: list[int] = []
     monkeypatch.setattr(os, "_exit", exits.append)
     process.reporter.start()
-    process.standby.stand_by(may_be_handed=True)
-    process.standby.wait_for("default")
+    process.fetching.standby.stand_by(may_be_handed=True)
+    process.fetching.standby.wait_for("default")
     result = tasks.stamp.enqueue()
     wait_until(lambda: handed() == [result.id], "the task in its hands")
     process._shut_down(0)
@@ -242,12 +242,12 @@ def test_who_stops_gives_back_what_was_handed_at_the_last_moment(
 def test_a_queue_that_was_removed_is_left(process: WorkerProcess) -> None:
     """When its wait has ended; one that is known is waited for again."""
     for queue in ("default", "gone"):
-        process.standby.wait_for(queue)
-    while sockets := process.standby.sockets:
+        process.fetching.standby.wait_for(queue)
+    while sockets := process.fetching.standby.sockets:
         for descriptor in select.select(list(sockets), [], [], 10)[0]:
-            process._hear(sockets[descriptor])
-    assert list(process.standby._links) == ["default"]
-    assert process.waiting.pause_seconds() is not None
+            process.fetching.hear(sockets[descriptor])
+    assert list(process.fetching.standby._links) == ["default"]
+    assert process.fetching.waiting.pause_seconds() is not None
 
 
 def test_a_supervisor_takes_back_what_a_dead_worker_was_to_be_handed() -> None:

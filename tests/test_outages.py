@@ -22,6 +22,7 @@ from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.lifecycle import handing_over
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.tasks import registered
+from django_asyncq.worker import fetching as fetching_module
 from django_asyncq.worker import process as process_module
 from django_asyncq.worker import reporter as reporter_module
 from django_asyncq.worker.job import Job, Outcome
@@ -271,11 +272,11 @@ def test_redis_away_too_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
 def test_nothing_is_fetched_while_outcomes_cannot_be_written() -> None:
     """Neither while the database is away nor with as many outcomes in memory as it may hold."""
-    worker = object.__new__(process_module.WorkerProcess)
-    worker.reporter = Reporter(Broker(), "w", lambda: None, lambda: True)
-    worker.reporter.database_is_away = True
-    assert worker._room() == 0
-    worker.reporter.database_is_away = False
-    worker.reporter.unwritten = process_module.MOST_UNWRITTEN
-    assert worker._room() == 0
+    fetching = object.__new__(fetching_module.Fetching)
+    fetching.reporter = Reporter(Broker(), "w", lambda: None, lambda: True)
+    fetching.reporter.database_is_away = True
+    assert fetching._room() == 0
+    fetching.reporter.database_is_away = False
+    fetching.reporter.unwritten = fetching_module.MOST_UNWRITTEN
+    assert fetching._room() == 0
     assert reporter_module.GIVE_UP_SECONDS + process_module.REPORT_SECONDS < 8

@@ -301,7 +301,7 @@ def test_worker_whose_main_loop_fails_says_why(monkeypatch: pytest.MonkeyPatch, 
         raise RuntimeError("a mistake of ours")
 
     monkeypatch.setattr(process, "_install_signals", lambda: None)
-    monkeypatch.setattr(process, "_fetch", fail)
+    monkeypatch.setattr(process.fetching, "fetch", fail)
     monkeypatch.setattr(process, "_shut_down", ended.append)
     process.run()
     assert process.reporter.close(5)
@@ -314,10 +314,10 @@ def test_reporter_is_told_when_nothing_runs_and_nothing_is_fetched() -> None:
     _ours, theirs = multiprocessing.Pipe()
     process = WorkerProcess(WorkerOptions(concurrency=1), Board(2), theirs)
     told = process.reporter._last_has_ended
-    process.turns.begin()
+    process.fetching.turns.begin()
     process._slot_is_free()
     assert not told.is_set()
-    process.turns.end(0, is_more_left=False, look_seconds=5)
+    process.fetching.turns.end(0, is_more_left=False, look_seconds=5)
     process._slot_is_free()
     assert told.is_set()
 

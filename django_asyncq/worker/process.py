@@ -12,7 +12,6 @@ import resource
 import select
 import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,34 +20,24 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from .. import conf, lifecycle
-from ..broker import Broker, Dequeued
-from ..broker.standby import Standby
-from ..broker.watch import QueueWatch
-from ..exceptions import BrokerUnavailable, TaskNotRegistered
-from ..tasks import registered
+from ..broker import Broker
+from ..exceptions import BrokerUnavailable
 from .alarm import Alarm
 from .board import Board
+from .fetching import Fetching
 from .job import Job, Outcome
 from .options import READY, WorkerOptions
-from .order import QueueOrder
 from .reporter import Reporter
 from .room import Room
 from .slots import LoopSlots, Runner, ThreadSlots
-from .turns import SHORTEST_REST_SECONDS, Turns
-from .waiting import Waiting
 
 logger = logging.getLogger("django_asyncq.worker")
 
 HAND_BACK_AFTER_SECONDS = 0.15
 MARK_AFTER_SECONDS = 0.05
-IDLE_LOOK_SECONDS = 5.0
 TICK_SECONDS = 0.04
-# So many outcomes may wait to be written, each with a result of up to a megabyte: two groups. Beyond that nothing is
-# taken, for what a killed process had not written runs again.
-MOST_UNWRITTEN = 1_000
 # Together less than the supervisor waits beyond the grace.
 REPORT_SECONDS = 4.0
-PUT_OFF_SECONDS = 15
 
 
 def peak_memory_mb() -> float:
@@ -69,22 +58,22 @@ class WorkerProcess:
         self.worker_id = options.worker_id_of(os.getpid())
         self.alarm = Alarm()
         self.broker = Broker("worker")
-        self.order = QueueOrder(self.broker, options.queues, strict=options.strict)
         self.reporter = Reporter(self.broker, self.worker_id, self._written, self._is_more_to_come)
         runner = Runner(self.worker_id, board, self._ended, self._slot_is_free, self.reporter.withhold)
         self.threads = ThreadSlots(runner, options.concurrency)
         self.loop = LoopSlots(runner, options.concurrency, options.concurrency)
-        self.room = Room([self.threads, self.loop], options.concurrency, self.alarm.ring)
-        self.standby = Standby(self.worker_id, conf.current().lease_seconds)
-        self.waiting = Waiting(self.standby)
-        self.watch: QueueWatch | None = None
+        self.room = Room([self.threads, self.loop], options.concurrency, self.alarm.ring, most=options.max_tasks)
+        self.fetching = Fetching(
+            self.broker,
+            self.worker_id,
+            options,
+            room=self.room,
+            reporter=self.reporter,
+            put=self._put,
+            ring=self.alarm.ring,
+        )
         self.stop_requests = 0
-        self.finished_tasks = 0
-        self.turns = Turns()
-        self._waits_for_reporter = False
         self._waits_until_idle = False
-        self._uncertain: set[str] = set()
-        self._lock = threading.Lock()
 
     # --- from start to end
 
@@ -99,7 +88,8 @@ class WorkerProcess:
             while not self._is_to_stop():
                 if self.room.occupied:
                     self._tick()
-                if not self._fetch():
+                if not self.fetching.fetch():
+                    self._tell_reporter()
                     self._sleep()
             exit_code = 0
         except Exception:
@@ -133,11 +123,11 @@ class WorkerProcess:
         return self._is_used_up()
 
     def _is_used_up(self) -> bool:
-        options = self.options
-        if options.max_tasks and self.finished_tasks >= options.max_tasks:
+        if self.room.is_used_up:
             return True
+        most_mb = self.options.max_memory_mb
         # Only after a task: a limit below what Django itself takes must not keep every task from running.
-        return bool(options.max_memory_mb and self.finished_tasks) and peak_memory_mb() > options.max_memory_mb
+        return bool(most_mb and self.room.finished) and peak_memory_mb() > most_mb
 
     # --- looking after what runs
 
@@ -150,6 +140,12 @@ class WorkerProcess:
         for job in running:
             if job.is_overdue(now):
                 job.tell_to_stop()
+
+    def _put(self, jobs: Sequence[Job]) -> None:
+        """Give jobs to the slots."""
+        self.threads.put([job for job in jobs if not job.is_async])
+        if coroutines := [job for job in jobs if job.is_async]:
+            self.loop.put(coroutines)
 
     def _take_back(self, came_before: float) -> list[Job]:
         return self.threads.take_back(came_before) + self.loop.take_back(came_before)
@@ -165,9 +161,7 @@ class WorkerProcess:
 
     def _ended(self, outcome: Outcome) -> None:
         """Called by a slot when its job is over."""
-        self.room.measure(time.monotonic() - (outcome.job.begun_at or outcome.job.came_at))
-        with self._lock:
-            self.finished_tasks += 1
+        self.room.ended(time.monotonic() - (outcome.job.begun_at or outcome.job.came_at))
         self.reporter.ended(outcome)
 
     def _slot_is_free(self) -> None:
@@ -181,7 +175,7 @@ class WorkerProcess:
 
     def _is_more_to_come(self) -> bool:
         """Whether outcomes follow soon: tasks are here, or are being fetched."""
-        return self.room.occupied > 0 or self.turns.may_bring()
+        return self.room.occupied > 0 or self.fetching.may_bring()
 
     def _tell_reporter(self) -> None:
         """Let outcomes be written that wait for others, when none can follow."""
@@ -190,198 +184,27 @@ class WorkerProcess:
 
     def _written(self) -> None:
         """Called by the reporter when it has written a group."""
-        if self._waits_for_reporter:
-            self.alarm.ring()
-
-    def set(self) -> None:
-        """Called by the watch when a queue may have work."""
-        self.turns.told()
-        self.alarm.ring()
+        self.fetching.written()
 
     def _sleep(self) -> None:
         """Wait for work, for room, or for the next look at the clock."""
         # Set before the look: a slot that becomes free in between rings.
         self._waits_until_idle = True
-        if (queue := self.waiting.begin(self._may_stand_by)) is not None:
-            self._lose(queue)
-        self._waits_until_idle = self.standby.could_stand_by
-        pause = self.turns.pause_seconds(TICK_SECONDS)
-        if self._waits_until_idle and (rest := self.turns.rest_seconds()):
-            pause = min(pause, rest)
-        if self.room.occupied or self._uncertain:
+        self.fetching.begin_waits()
+        self._waits_until_idle = self.fetching.could_stand_by
+        pause = self.fetching.pause_seconds(TICK_SECONDS)
+        if self.room.occupied:
             pause = min(pause, TICK_SECONDS)
-        if (until_waiting := self.waiting.pause_seconds()) is not None:
-            pause = min(pause, until_waiting)
-        sockets = self.standby.sockets
+        sockets = self.fetching.sockets
         for descriptor in self.alarm.wait(pause, also=[self._supervisor_fd, *sockets]):
             if queue := sockets.get(descriptor):
-                self._hear(queue)
-
-    # --- fetching
-
-    def _room(self) -> int:
-        """Return how many tasks may be taken."""
-        # Set before the look: what the reporter writes in between is seen, or told.
-        self._waits_for_reporter = True
-        if self.reporter.database_is_away or self.reporter.unwritten >= MOST_UNWRITTEN:
-            return 0  # what cannot be read or written is not taken from others
-        self._waits_for_reporter = False
-        room = self.room.left()
-        if self.options.max_tasks:
-            room = min(room, self.options.max_tasks - self.finished_tasks - self.room.occupied)
-        return room
-
-    def _may_stand_by(self) -> bool:
-        """Whether a task may be handed to this process: it runs nothing that could keep it from beginning another."""
-        return not (self.room.occupied or self._uncertain or self.turns.rest_seconds()) and self._room() > 0
-
-    def _hear(self, queue: str) -> None:
-        """Take what was handed to this process as it stood by, or take note that there may be work."""
-        try:
-            heard = self.waiting.hear(queue)
-        except BrokerUnavailable:
-            self._lose(queue)
-            return
-        if heard is None:
-            return
-        if heard.taken is not None and heard.taken.leases:
-            self._receive(queue, heard.taken, heard.since)
-        elif heard.is_told:
-            self.turns.told()
-        elif queue not in self.order.weights:
-            self.standby.leave(queue)  # it was removed
-        elif heard.taken is None or not heard.taken.paused:
-            self.waiting.add([queue], rest_seconds=0.0)
-
-    def _lose(self, queue: str) -> None:
-        """Look for what may have been handed in an answer that was lost."""
-        self._uncertain.add(queue)
-        self.turns.told()
-
-    def _receive(self, queue: str, taken: Dequeued, since: float) -> None:
-        """Run what was handed. since: monotonic seconds; no lease is older."""
-        try:
-            claimed = lifecycle.receive(self.broker, queue, self.worker_id, taken, self.options.backend)
-        except (BrokerUnavailable, DatabaseError) as error:
-            self._uncertain.add(queue)
-            self._put_off_fetching(error)
-            return
-        self._start(claimed.runs, since)
-        if not claimed.is_drained:
-            self.turns.told()
-            return
-        # At once, for who begins it needs the interpreter.
-        time.sleep(SHORTEST_REST_SECONDS)
-        self.waiting.add([queue], rest_seconds=0.0)
-
-    def _fetch(self) -> bool:
-        """Take tasks from the queues in their order; return whether to ask again at once.
-
-        Else the main thread sleeps at once: the slots need the interpreter to begin what has come.
-        """
-        room = self._room() if self.turns.is_due() else 0
-        if room <= 0:
-            return False
-        self.turns.begin()
-        if self.watch is not None and self.watch.take_new_names():
-            self.order.look_again()
-        got, empty, is_more_left = 0, [], False
-        try:
-            names = self.order.next()
-            self._listen()
-            for queue in names:
-                asked_at = time.monotonic()
-                claimed = self._claim(queue, room - got)
-                got += len(claimed.runs)
-                self._start(claimed.runs, asked_at)
-                if claimed.is_drained:
-                    empty.append(queue)
-                is_more_left = not (claimed.is_drained or claimed.paused) or is_more_left
-                if got >= room:
-                    is_more_left = True
-                    break
-        except (BrokerUnavailable, DatabaseError) as error:
-            self._put_off_fetching(error)
-            return self.turns.is_due()
-        if got:
-            self.standby.took()
-        look_seconds = min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
-        if self.turns.end(got, is_more_left=is_more_left or bool(self._uncertain), look_seconds=look_seconds):
-            # Who begins what has come needs the interpreter.
-            self.waiting.add(empty, rest_seconds=SHORTEST_REST_SECONDS if got else 0.0)
-        self._tell_reporter()
-        return got > 0 and self.turns.is_due()
-
-    def _put_off_fetching(self, error: Exception) -> None:
-        """Try again on new connections; say so once per outage."""
-        connections.close_all()
-        self.turns.fail()
-        if self.turns.failures == 2:
-            logger.warning("worker %s cannot fetch: %s", self.worker_id, error)
-
-    def _claim(self, queue: str, count: int) -> lifecycle.Claimed:
-        adopted = self._adopt(queue) if queue in self._uncertain else True
-        self._uncertain.add(queue)
-        claimed = lifecycle.claim(self.broker, queue, self.worker_id, count, self.options.backend)
-        if adopted:
-            self._uncertain.discard(queue)
-        return claimed
-
-    def _adopt(self, queue: str) -> bool:
-        """Run what Redis gave to this process in a reply that was lost, or whose rows could not be read."""
-        self.broker.put_back(queue, self.worker_id)
-        known = {str(job.run.record.id) for job in self.room.jobs}
-        if self.reporter.unwritten:
-            return False  # what has just ended is still held in Redis; look again later
-        asked_at = time.monotonic()
-        leases = [lease for lease in self.broker.held(queue, self.worker_id) if lease.id not in known]
-        self._start(lifecycle.sort_out(self.broker, queue, self.worker_id, leases, self.options.backend), asked_at)
-        return True
-
-    def _start(self, runs: Sequence[lifecycle.Run], taken_at: float) -> None:
-        """Find each task's code and give it to the slots; put off what is not registered here."""
-        jobs: list[Job] = []
-        unknown: list[tuple[lifecycle.Run, TaskNotRegistered]] = []
-        for run in runs:
-            try:
-                jobs.append(Job(run, registered(run.record.name), taken_at))
-            except TaskNotRegistered as error:
-                unknown.append((run, error))
-        self.threads.put([job for job in jobs if not job.is_async])
-        if coroutines := [job for job in jobs if job.is_async]:
-            self.loop.put(coroutines)
-        if unknown:
-            self._put_off(unknown)
-
-    def _put_off(self, unknown: Sequence[tuple[lifecycle.Run, TaskNotRegistered]]) -> None:
-        """Leave tasks to a worker with newer code for a while; then fail them, saying why."""
-        patience = conf.current().unregistered_patience_seconds
-        delay = PUT_OFF_SECONDS if patience else 1
-        ages = lifecycle.put_off(self.broker, self.worker_id, [run for run, _ in unknown], delay)
-        for run, reason in unknown:
-            name, age = run.record.name, ages[run.record.id]
-            logger.error(
-                "task %s: no task named %r is registered here; put off (%d s so far)", run.record.id, name, age
-            )
-            if age >= patience:
-                lifecycle.refuse(self.broker, run, reason)
-
-    def _listen(self) -> None:
-        """Be told of pushes by priority to the queues known now, and of new ones."""
-        if self.watch is not None and self.watch.queues == self.order.names:
-            return
-        if self.watch is not None:
-            self.watch.stop()
-        self.watch = QueueWatch(self.order.names, self)
-        self.watch.start()
+                self.fetching.hear(queue)
 
     # --- the end
 
     def _shut_down(self, exit_code: int) -> None:
         """Stop fetching, hand back what has not begun, drain to the deadline, hand back the rest."""
-        if self.watch is not None:
-            self.watch.stop()
-        self._hand_back_last()
+        self.fetching.stop()
         self.hand_back(self._take_back(time.monotonic()))
         deadline = time.monotonic() + conf.current().shutdown_grace_seconds
         self.room.wait_until_empty()
@@ -397,18 +220,9 @@ class WorkerProcess:
         self.hand_back(rest)
         lifecycle.push_now()
         connections.close_all()
-        logger.info("worker %s stopped: %d tasks done, %d handed back", self.worker_id, self.finished_tasks, len(rest))
+        logger.info("worker %s stopped: %d tasks done, %d handed back", self.worker_id, self.room.finished, len(rest))
         # Threads that still run a task cannot be ended otherwise, and its answer would be refused by its fence.
         os._exit(exit_code)
-
-    def _hand_back_last(self) -> None:
-        """Stand by no longer, and give back what was handed at the last moment."""
-        for queue, heard in self.standby.close().items():
-            if heard.taken is not None and heard.taken.leases:
-                try:
-                    self.broker.requeue(queue, self.worker_id, heard.taken.leases)
-                except BrokerUnavailable as error:
-                    logger.warning("a task of %s not handed back now; the supervisor will: %s", queue, error)
 
     def _hurry(self, deadline: float) -> None:
         """Set the flag of all runs in the last quarter of the grace: time to end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -18,14 +19,17 @@ NEVER = -1
 class Room:
     """Free slots, and a line ahead of them: the shorter the tasks, the longer."""
 
-    def __init__(self, slots: Sequence[Slots], concurrency: int, ring: Callable[[], None]) -> None:
-        """ring: wakes the main thread, from any other."""
+    def __init__(self, slots: Sequence[Slots], concurrency: int, ring: Callable[[], None], *, most: int = 0) -> None:
+        """ring: wakes the main thread, from any other. most: tasks of this process's life; 0 for no end."""
         self.slots = slots
+        self.most = most
+        self.finished = 0
         self.concurrency = concurrency
         self.ring = ring
         self.pace_seconds: float | None = None
         # The main thread sleeps until no more tasks than this are here.
         self._enough = NEVER
+        self._counter = threading.Lock()
 
     # --- called by the main thread
 
@@ -57,7 +61,13 @@ class Room:
         if occupied > self._enough:
             return 0
         self._enough = NEVER
-        return self.concurrency + ahead - occupied
+        left = self.concurrency + ahead - occupied
+        return min(left, self.most - self.finished - occupied) if self.most else left
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether this process has had as many tasks as it may."""
+        return bool(self.most) and self.finished >= self.most
 
     def wait_until_empty(self) -> None:
         """Have `ring` called when the last task has ended."""
@@ -74,8 +84,11 @@ class Room:
 
     # --- called by the slots
 
-    def measure(self, seconds: float) -> None:
-        """Take a run into account. A measurement that gets lost between two threads does no harm."""
+    def ended(self, seconds: float) -> None:
+        """Count a run that took so long."""
+        with self._counter:
+            self.finished += 1
+        # Without the lock: a measurement that gets lost between two threads does no harm.
         pace = self.pace_seconds
         self.pace_seconds = seconds if pace is None else 0.9 * pace + 0.1 * seconds
 

@@ -88,9 +88,9 @@ def no_gate_rebuild() -> None:
 
 def no_adoption() -> None:
     """What a lost reply handed out is not looked for."""
-    from django_asyncq.worker.process import WorkerProcess
+    from django_asyncq.worker.fetching import Fetching
 
-    WorkerProcess._adopt = lambda self, queue: True  # type: ignore[method-assign]
+    Fetching._adopt = lambda self, queue: True  # type: ignore[method-assign]
 
 
 def no_fence() -> None:
