@@ -141,10 +141,13 @@ def test_relay_hands_its_token_on_and_ends(tmp_path: Path, has_page: bool) -> No
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [8192] * has_page
 
 
-def test_relay_says_what_it_cannot_do() -> None:
+def test_relay_says_what_it_cannot_do(capsys: pytest.CaptureFixture[str]) -> None:
     """No token arrives before it was handed on."""
     with relay.running(None) as running, pytest.raises(ValueError, match="choose more than 0"):
         running.steps_for(0.001)
+    with pytest.raises(SystemExit):
+        relay.main(["--p50", "0.001"])
+    assert "--p50: handing a token on takes" in capsys.readouterr().err
 
 
 def test_turns_are_compared_with_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """How a worker process comes to its tasks: it asks its queues in turn, or is handed one as it stands by.
 
-For its main thread, which sleeps on what is told here and does nothing else.
+All of it is done by the main thread, which sleeps for as long as is said here, and on the sockets.
 """
 
 from __future__ import annotations

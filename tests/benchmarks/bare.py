@@ -57,7 +57,7 @@ def _times_ideal(nap: Callable[[Barrier, Connection], None]) -> float:
     started = [context.Process(target=nap, args=(barrier, theirs), daemon=True) for _ in range(PROCESSES)]
     for process in started:
         process.start()
-    spans = [_received(ours) for _ in started]
+    spans = [received(ours) for _ in started]
     for process in started:
         process.join(END_SECONDS)
     seconds = max(end for _, end in spans) - min(begin for begin, _ in spans)
@@ -122,7 +122,7 @@ def pick_up(
     ours, theirs = context.Pipe(duplex=False)
     taker = context.Process(target=_take, args=(dsn, redis_url, select, through_django, theirs), daemon=True)
     taker.start()
-    _received(ours)
+    received(ours)
     client = redis.Redis.from_url(redis_url, protocol=2)
     waits, calls = [], []
     with _executing(dsn, through_django=through_django) as execute:
@@ -135,7 +135,7 @@ def pick_up(
             execute(*insert(id))
             client.lpush(PENDING, str(id))
             called = time.monotonic()
-            waits.append(_received(ours) - begun)
+            waits.append(received(ours) - begun)
             calls.append(called - begun)
             if number == 0:  # it connected
                 waits.clear()
@@ -187,7 +187,8 @@ def _executing(dsn: str, *, through_django: bool) -> Iterator[Callable[[str, Any
         yield own.cursor().execute
 
 
-def _received(pipe: Connection) -> Any:
+def received(pipe: Connection) -> Any:
+    """Return what another process says. Raises: TimeoutError."""
     if not pipe.poll(START_SECONDS):
         raise TimeoutError(f"a bare process said nothing for {START_SECONDS:g} s")
     return pipe.recv()

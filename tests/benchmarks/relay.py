@@ -1,10 +1,10 @@
 """What the machine alone makes of a pick-up: `python -m tests.benchmarks.relay --help`.
 
-No queue, no server, no Python but a loop: five processes hand a token on, fifty times a second, the way a task takes
-(producer, database, producer, Redis, worker, database, worker), and each counts for a while before it does. How far
-they count is chosen so that the middle token arrives after --p50 milliseconds, as the middle task of a queue does; what
-the slowest take longer is then what waking processes costs on this machine, and the processor that a hypervisor takes
-away. With --disk the first database also writes 8 KiB and waits until the disk has them, as a COMMIT does.
+No queue and no server, a loop and pipes alone: five processes hand a token on, fifty times a second, the way a task
+takes (producer, database, producer, Redis, worker, database, worker), and each counts for a while before it does. How
+far they count is chosen so that the middle token arrives after --p50 milliseconds, as the middle task of a queue does;
+what the slowest take longer is then what waking processes costs on this machine, and the processor that a hypervisor
+takes away. With --disk the first database also writes 8 KiB and waits until the disk has them, as a COMMIT does.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from .bare import received
 from .figures import percentile
 
 # Who has the token, stage by stage; the first and the third stage are played by who measures.
@@ -56,7 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = []
         for _ in range(options.rounds):
             # Anew, for no machine is as fast as it was a moment ago.
-            steps = relay.steps_for(options.p50)
+            try:
+                steps = relay.steps_for(options.p50)
+            except ValueError as error:
+                parser.error(f"--p50: {error}")
             found.append(relay.measure(COUNT, steps))
     stamp = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     print(f"{stamp}, Python {platform.python_version()}, processors {os.cpu_count()}\n")
@@ -119,10 +123,10 @@ class Relay:
             begun = time.monotonic()
             work(steps)
             _send(self._writers, 1, steps)
-            stage, _ = _received(self._inbox)
+            stage, _ = received(self._inbox)
             work(steps)
             _send(self._writers, stage + 1, steps)
-            found.append((_received(self._arrivals) - begun) * 1e3)
+            found.append((received(self._arrivals) - begun) * 1e3)
         return Times(*(percentile(found, share) for share in (0.5, 0.95, 0.99)), max(found))
 
 
@@ -151,12 +155,6 @@ def work(steps: int) -> int:
 
 def _send(writers: Sequence[Connection], stage: int, steps: int) -> None:
     writers[ROUTE[stage]].send((stage, steps))
-
-
-def _received(pipe: Connection) -> Any:
-    if not pipe.poll(WAIT_SECONDS):
-        raise TimeoutError(f"the token did not come within {WAIT_SECONDS:g} s")
-    return pipe.recv()
 
 
 if __name__ == "__main__":
