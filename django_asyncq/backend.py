@@ -6,35 +6,23 @@ Instantiated while user modules are imported, so models and `lifecycle` are impo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.core import checks
 from django.utils import timezone
 
-from . import compat, conf, payload
+from . import compat, payload
 from .exceptions import InvalidOption
-from .names import QUEUE_NAME, uuid7
-from .results import result_from, result_of
+from .names import QUEUE_NAME
+from .results import result_of
 from .tasks import Arguments, Task, default_of, gate_name
 
 if TYPE_CHECKING:
     from .models import TaskRecord
 
 OPTIONS = ("max_attempts", "timeout")
-# Tasks whose common values are kept; `using()` may make a new one for each call.
-MOST_KEPT = 256
-
-
-class Kept(NamedTuple):
-    """What the rows of a task have in common, and what that was derived from."""
-
-    task: Any
-    settings: conf.Settings
-    values: dict[str, Any]
 
 
 class AsyncqBackend(compat.BaseTaskBackend):
@@ -50,11 +38,6 @@ class AsyncqBackend(compat.BaseTaskBackend):
     supports_get_result = True
     supports_priority = True
 
-    def __init__(self, alias: str, params: dict[str, Any]) -> None:
-        super().__init__(alias, params)
-        # By the task's identity: to hash one costs more than to derive its values.
-        self._kept: dict[int, Kept] = {}
-
     def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Queue one call. Raises: InvalidTask, InvalidOption, EnqueueRefused; nothing has been written then."""
         (result,) = self.enqueue_many(task, [Arguments(tuple(args), dict(kwargs))])
@@ -69,56 +52,23 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
         Raises: as `enqueue`.
         """
-        records = self._records(task, calls)
-        if not records:
-            return []
-        results: dict[int, Any] = {}
+        from . import lifecycle
 
-        def result(record: TaskRecord) -> Any:
-            # Made when first needed: outside a transaction that is after the push.
-            found = results.get(record.id.int)
-            if found is None:
-                found = results[record.id.int] = _result_of_new(record, task)
-            return found
+        records = self._records(task, calls)
 
         def announce_enqueued(committed: list[TaskRecord]) -> None:
             for record in committed:
-                compat.task_enqueued.send_robust(type(self), task_result=result(record))
+                compat.task_enqueued.send_robust(type(self), task_result=result_of(record))
 
-        admitted = _lifecycle().enqueue(records, partial=partial, on_committed=announce_enqueued)
-        if len(admitted) == len(records):
-            return [result(record) for record in records]
-        queued = {record.id for record in admitted}
-        return [result(record) if record.id in queued else None for record in records]
+        admitted = {record.id for record in lifecycle.enqueue(records, partial=partial, on_committed=announce_enqueued)}
+        return [result_of(record) if record.id in admitted else None for record in records]
 
     def _records(self, task: Any, calls: Sequence[Arguments]) -> list[TaskRecord]:
-        """Return a row for each call, not saved."""
-        common = {**self._common_of(task), "enqueued_at": timezone.now()}
-        new_record = _models().TaskRecord.from_values
-        records = []
-        for call in calls:
-            given = payload.of_call(call.args, call.kwargs)
-            values: Any = {
-                **common,
-                "id": uuid7(),
-                "args": given.args,
-                "kwargs": given.kwargs,
-                "gate": gate_name(task, call.args, call.kwargs),
-                "errors": [],
-                "worker_ids": [],
-            }
-            records.append(new_record(values))
-        return records
+        """Return a row for each call, not saved. Raises: InvalidTask, InvalidOption."""
+        from .models import TaskRecord
 
-    def _common_of(self, task: Any) -> dict[str, Any]:
-        """Return what all rows of a valid task have alike; kept, for neither changes. Raises: InvalidTask."""
-        settings = conf.current()
-        kept = self._kept.get(id(task))
-        if kept is not None and kept.settings is settings:
-            return kept.values
         self.validate_task(task)
-        values = {
-            **_defaults_of_rows(),
+        common: dict[str, Any] = {
             "name": task.module_path,
             "backend": self.alias,
             "queue_name": task.queue_name,
@@ -128,11 +78,14 @@ class AsyncqBackend(compat.BaseTaskBackend):
             "timeout_seconds": default_of(task, "timeout", self.options),
             "queue_limit": task.queue_limit,
             "expected_seconds": task.expected_seconds,
+            "enqueued_at": timezone.now(),
         }
-        if len(self._kept) >= MOST_KEPT:
-            self._kept.clear()
-        self._kept[id(task)] = Kept(task, settings, values)
-        return values
+        records = []
+        for call in calls:
+            given = payload.of_call(call.args, call.kwargs)
+            gate = gate_name(task, call.args, call.kwargs)
+            records.append(TaskRecord(**common, args=given.args, kwargs=given.kwargs, gate=gate))
+        return records
 
     def get_result(self, result_id: str) -> Any:
         """Return the result of this id, whatever became of its code. Raises: TaskResultDoesNotExist."""
@@ -183,50 +136,6 @@ class AsyncqBackend(compat.BaseTaskBackend):
                     _check_option(option, self.options[option])
         except InvalidOption as error:
             yield checks.Error(f"{name}['OPTIONS']: {error}", hint="Correct the value.", id="asyncq.E022")
-
-
-@cache
-def _lifecycle() -> Any:
-    """Return the module; an import statement would look it up at each call."""
-    from . import lifecycle
-
-    return lifecycle
-
-
-@cache
-def _models() -> Any:
-    """Return the module, as `_lifecycle` does."""
-    from . import models
-
-    return models
-
-
-@cache
-def _defaults_of_rows() -> dict[str, Any]:
-    """Return the defaults of a row's fields."""
-    row = _models().TaskRecord()
-    return {field.attname: getattr(row, field.attname) for field in row._meta.concrete_fields}
-
-
-def _result_of_new(record: TaskRecord, task: Any) -> Any:
-    """Return what `result_of` makes of a row just written, without looking for its task: here it is."""
-    return result_from(
-        {
-            "task": task if task.backend == record.backend else replace(task, backend=record.backend),
-            "id": str(record.id),
-            "status": compat.TaskResultStatus.READY,
-            "enqueued_at": record.enqueued_at,
-            "started_at": None,
-            "last_attempted_at": None,
-            "finished_at": None,
-            "args": payload.copied(record.args),
-            "kwargs": payload.copied(record.kwargs),
-            "backend": record.backend,
-            "errors": [],
-            "worker_ids": [],
-            "_return_value": None,
-        }
-    )
 
 
 def _check_option(option: str, value: Any) -> None:

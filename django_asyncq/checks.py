@@ -105,8 +105,6 @@ RULES: dict[str, Rule] = {
     "GATHER_SECONDS": Rule(
         "asyncq.E131", lambda value: _is_number(value) and 0 <= value <= 1, "Give seconds from 0 to 1; 0: no gathering."
     ),
-    "SEND_AHEAD": Rule("asyncq.E132", _is_bool, TRUE_OR_FALSE),
-    "DIRECT_STATEMENTS": Rule("asyncq.E133", _is_bool, TRUE_OR_FALSE),
 }
 
 

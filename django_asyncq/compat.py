@@ -6,7 +6,7 @@ touches the framework imports it from here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import django
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING or HAS_DJANGO_TASKS:
     from django.tasks import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_QUEUE_NAME, task_backends
     from django.tasks.backends.base import BaseTaskBackend
     from django.tasks.base import (
-        TASK_MAX_PRIORITY,
-        TASK_MIN_PRIORITY,
-        TASK_REFRESH_ATTRS,
         Task,
         TaskContext,
         TaskError,
@@ -31,9 +28,6 @@ else:
     from django_tasks import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_QUEUE_NAME, task_backends
     from django_tasks.backends.base import BaseTaskBackend
     from django_tasks.base import (
-        TASK_MAX_PRIORITY,
-        TASK_MIN_PRIORITY,
-        TASK_REFRESH_ATTRS,
         Task,
         TaskContext,
         TaskError,
@@ -48,9 +42,6 @@ __all__ = [
     "DEFAULT_TASK_BACKEND_ALIAS",
     "DEFAULT_TASK_QUEUE_NAME",
     "HAS_DJANGO_TASKS",
-    "TASK_MAX_PRIORITY",
-    "TASK_MIN_PRIORITY",
-    "TASK_REFRESH_ATTRS",
     "BaseTaskBackend",
     "InvalidTask",
     "Task",
@@ -64,3 +55,8 @@ __all__ = [
     "task_finished",
     "task_started",
 ]
+
+
+def set_return_value(result: TaskResult[Any, Any], value: Any) -> None:
+    """Store the return value in a result, as the framework's backends do: its constructor takes none."""
+    object.__setattr__(result, "_return_value", value)

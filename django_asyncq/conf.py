@@ -52,10 +52,6 @@ class Settings:
     """Expected seconds of a task at a gate that does not say."""
     gather_seconds: float = 0.01
     """How long what is enqueued right after a push waits to be pushed with more; 0: each `enqueue` pushes at once."""
-    send_ahead: bool = True
-    """Whether an `enqueue` in a transaction only sends its INSERT (PostgreSQL); else it waits until that is done."""
-    direct_statements: bool = True
-    """Whether the statements of a lone task go past Django's and psycopg's cursors, where nobody listens to them."""
     max_arguments_bytes: int = 262_144
     """Largest size of a task's arguments as JSON."""
     max_result_bytes: int = 1_048_576

@@ -19,8 +19,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import CharField, DateTimeField, Field, FloatField, IntegerField, JSONField, UUIDField
 from django.db.models.signals import post_save, pre_save
 
-from . import ahead, conf, direct
-from .cursors import cursor_for
 from .models import TaskRecord
 
 ROWS_PER_STATEMENT = 1000
@@ -46,7 +44,7 @@ _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str)
 
 
 def insert(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> None:
-    """Insert new tasks, all or none, in the caller's transaction where there is one; there it may be only sent.
+    """Insert new tasks, all or none, in the caller's transaction where there is one.
 
     As with Django's `save` and `bulk_create`, `pre_save` and `post_save` tell of a task alone, not of several.
     """
@@ -57,39 +55,20 @@ def insert(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> No
     statements = list(_statements(records, connection))
     if len(statements) == 1:
         # One statement is atomic by itself; BEGIN and COMMIT around it would be two round trips more.
-        _execute(statements, connection, len(records))
+        _execute(statements, connection)
     else:
         with transaction.atomic(database, savepoint=False):
-            _execute(statements, connection, len(records))
+            _execute(statements, connection)
     for record in records:
         record._state.adding, record._state.db = False, database
     for record in told:
         post_save.send(TaskRecord, instance=record, created=True, raw=False, using=database, update_fields=None)
 
 
-def _execute(statements: Sequence[tuple[str, list[Any]]], connection: BaseDatabaseWrapper, rows: int) -> None:
-    if rows == 1 and direct.run(connection, *statements[0]) is not None:
-        return
-    may_be_left = _may_be_left(connection)
-    try:
-        with cursor_for(connection, rows) as cursor:
-            for sql, parameters in statements:
-                if may_be_left:
-                    ahead.send(connection, cursor, sql, parameters)
-                else:
-                    cursor.execute(sql, parameters)
-    except BaseException:
-        # A transaction around it can only be rolled back now.
-        with transaction.mark_for_rollback_on_error(connection.alias):
-            raise
-
-
-def _may_be_left(connection: BaseDatabaseWrapper) -> bool:
-    """Whether the transaction's next statement, or its commit, is soon enough to hear that the INSERT was done.
-
-    Not in a savepoint, which may be rolled back alone, by whoever expects the error within it.
-    """
-    return connection.in_atomic_block and not connection.savepoint_ids and conf.current().send_ahead
+def _execute(statements: Sequence[tuple[str, list[Any]]], connection: BaseDatabaseWrapper) -> None:
+    with transaction.mark_for_rollback_on_error(connection.alias), connection.cursor() as cursor:
+        for sql, parameters in statements:
+            cursor.execute(sql, parameters)
 
 
 def _statements(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> Iterator[tuple[str, list[Any]]]:

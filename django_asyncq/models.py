@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime
-from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
 from django.db import models
 from django.db.models import Q
-from django.db.models.base import ModelState
-from django.db.models.signals import ModelSignal, post_init, pre_init
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -120,22 +117,6 @@ class TaskRecord(models.Model):
     def __str__(self) -> str:
         return f"{self.short_name} {self.short_id}"
 
-    @classmethod
-    def from_values(cls, values: dict[str, Any], database: str | None = None) -> TaskRecord:
-        """Return a row of these values, one for each column, by attribute. database: where it is from; None: new.
-
-        Made as unpickling makes one, in half the time of `__init__`, for those who make many.
-        """
-        if _has_listeners(pre_init, cls) or _has_listeners(post_init, cls):
-            record = cls(**values)
-            state = record._state
-        else:
-            record = cls.__new__(cls)
-            state = ModelState()
-            record.__dict__ = {"_state": state, **values}
-        state.adding, state.db = database is None, database
-        return record
-
     @property
     def short_name(self) -> str:
         """The function's own name, without its module."""
@@ -150,11 +131,6 @@ class TaskRecord(models.Model):
     def is_final(self) -> bool:
         """Whether the task has ended for good: succeeded, or failed without another try to come."""
         return self.state == TaskState.SUCCEEDED or (self.state == TaskState.FAILED and self.retry_at is None)
-
-
-def _has_listeners(signal: ModelSignal, model: type[models.Model]) -> bool:
-    # Mostly nobody listens for any model at all, which is known without asking for this one.
-    return bool(signal.receivers) and signal.has_listeners(model)
 
 
 class Gate(models.Model):

@@ -300,10 +300,6 @@ class Reconciler:
         """Yield, page by page, the rows that wait for a retry and that Redis does not know."""
         return self._missing(TaskRecord.objects.filter(state=TaskState.FAILED, retry_at__isnull=False))
 
-    def park_missing(self) -> int:
-        """Put rows that wait for a retry back into the retry set."""
-        return sum(self._park(page) for page in self.unparked())
-
     def _park(self, page: Sequence[TaskRecord]) -> int:
         parked = 0
         for queue in {row.queue_name for row in page}:
@@ -312,12 +308,8 @@ class Reconciler:
             parked += self.broker.park(queue, entries).count("parked")
         return parked
 
-    def recover_unleased(self) -> int:
-        """Hand back rows in 1 that nobody runs, although their supervisors had time to assert them."""
-        return sum(self._abandoning())
-
     def _abandoning(self) -> Iterator[int]:
-        """Do so page by page, and yield how many.
+        """Requeue RUNNING rows that nobody runs, page by page, and yield how many.
 
         Either Redis does not know them, or a Go server's recoverer has set them aside.
         """

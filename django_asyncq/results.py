@@ -5,15 +5,16 @@ Used while user modules are imported, so models are imported when first needed.
 
 from __future__ import annotations
 
-import types
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from functools import cache, lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from django.core.exceptions import ImproperlyConfigured
+
 from . import compat
-from .exceptions import RetryRequested, TaskNotRegistered, TaskNotRunnable
+from .exceptions import InvalidOption, RetryRequested, TaskNotRegistered, TaskNotRunnable
 from .retrying import ExponentialBackoff
 from .tasks import Task, find
 
@@ -33,36 +34,24 @@ def sender_of(alias: str) -> type:
 
 def result_of(record: TaskRecord) -> compat.TaskResult[Any, Any]:
     """Return the row as a result of Django's framework."""
-    return result_from(
-        {
-            "task": _task_of(record),
-            "id": str(record.id),
-            "status": _status_of(record),
-            "enqueued_at": record.enqueued_at,
-            "started_at": record.started_at,
-            "last_attempted_at": record.last_attempted_at,
-            "finished_at": record.finished_at,
-            "args": record.args,
-            "kwargs": record.kwargs,
-            "backend": record.backend,
-            "errors": [
-                compat.TaskError(exception_class_path=error["exception"], traceback=error["traceback"])
-                for error in record.errors
-            ],
-            "worker_ids": list(record.worker_ids),
-            "_return_value": record.return_value,
-        }
+    result: compat.TaskResult[Any, Any] = compat.TaskResult(
+        task=_task_of(record),
+        id=str(record.id),
+        status=_status_of(record),
+        enqueued_at=record.enqueued_at,
+        started_at=record.started_at,
+        last_attempted_at=record.last_attempted_at,
+        finished_at=record.finished_at,
+        args=record.args,
+        kwargs=record.kwargs,
+        backend=record.backend,
+        errors=[
+            compat.TaskError(exception_class_path=error["exception"], traceback=error["traceback"])
+            for error in record.errors
+        ],
+        worker_ids=list(record.worker_ids),
     )
-
-
-def result_from(values: dict[str, Any]) -> compat.TaskResult[Any, Any]:
-    """Return a result of these values, one for each field.
-
-    The constructor would copy arguments that are plain already: about half of all this, twice for each run.
-    """
-    result: compat.TaskResult[Any, Any] = object.__new__(compat.TaskResult)
-    for name, value in values.items():
-        object.__setattr__(result, name, value)
+    compat.set_return_value(result, record.return_value)
     return result
 
 
@@ -74,17 +63,27 @@ def _status_of(record: TaskRecord) -> compat.TaskResultStatus:
     return statuses.READY if status is statuses.FAILED and record.retry_at is not None else status
 
 
+class StoredTask(Task[Any, Any]):
+    """A task as a row describes it: neither registered nor validated against the settings of today."""
+
+    def __post_init__(self) -> None:
+        """Validate nothing: what the settings say now must not hide a result."""
+
+
 def _task_of(record: TaskRecord) -> Any:
-    """Return the task as it was enqueued. Not validated again: what the settings say now must not hide a result."""
+    """Return the task as it was enqueued."""
     declared = find(record.name) or _gone(record.name)
     if chosen_of(declared) == chosen_of(record):
         return declared
-    task = object.__new__(Task)
-    for field in fields(Task):
-        object.__setattr__(task, field.name, getattr(declared, field.name))
-    for name in CHOSEN:
-        object.__setattr__(task, name, getattr(record, name))
-    return task
+    chosen = {name: getattr(record, name) for name in CHOSEN}
+    try:
+        return replace(declared, **chosen)
+    except (InvalidOption, compat.InvalidTask, ImproperlyConfigured):
+        return StoredTask(**{**_values_of(declared), **chosen})
+
+
+def _values_of(task: Task[Any, Any]) -> dict[str, Any]:
+    return {field.name: getattr(task, field.name) for field in fields(task)}
 
 
 @lru_cache(maxsize=256)
@@ -94,14 +93,15 @@ def _gone(name: str) -> Any:
     def missing(*args: Any, **kwargs: Any) -> NoReturn:
         raise TaskNotRegistered(f"task {name!r} is gone from the code")
 
-    module, _, function_name = name.rpartition(".")
-    function = types.FunctionType(missing.__code__, missing.__globals__, function_name, None, missing.__closure__)
-    function.__module__, function.__qualname__ = module, function_name
-    task = object.__new__(Task)
-    for field in fields(Task):
-        value = function if field.name == "func" else field.default
-        object.__setattr__(task, field.name, value)
-    return task
+    missing.__module__, _, missing.__name__ = name.rpartition(".")
+    missing.__qualname__ = missing.__name__
+    return StoredTask(
+        func=missing,
+        priority=0,
+        backend=compat.DEFAULT_TASK_BACKEND_ALIAS,
+        queue_name=compat.DEFAULT_TASK_QUEUE_NAME,
+        run_after=None,
+    )
 
 
 def next_try(task: Task[Any, Any], record: TaskRecord, exception: BaseException, now: datetime) -> datetime | None:

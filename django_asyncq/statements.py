@@ -20,8 +20,6 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Field, JSONField
 
-from . import direct
-from .cursors import cursor_for
 from .models import TaskRecord
 
 # All that a run may change of its row.
@@ -64,13 +62,10 @@ def read_rows(ids: Sequence[str], database: str) -> list[TaskRecord]:
     connection = connections[database]
     if connection.vendor != "postgresql":
         return list(TaskRecord.objects.using(database).filter(id__in=ids))
-    sql, parameters = _select(database), [f"{{{','.join(ids)}}}"]
-    rows = direct.run(connection, sql, parameters) if len(ids) == 1 else None
-    if rows is None:
-        with cursor_for(connection, len(ids)) as cursor:
-            cursor.execute(sql, parameters)
-            rows = cursor.fetchall()
-    return [TaskRecord.from_values(dict(zip(NAMES, _decoded(row), strict=True)), database) for row in rows]
+    with connection.cursor() as cursor:
+        cursor.execute(_select(database), [f"{{{','.join(ids)}}}"])
+        rows = cursor.fetchall()
+    return [TaskRecord.from_db(database, NAMES, _decoded(row)) for row in rows]
 
 
 @cache

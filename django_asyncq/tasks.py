@@ -111,10 +111,6 @@ class Task(_FrameworkTask[P, R]):
         }
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
-    def get_backend(self) -> Any:
-        """Return the backend of its alias. The framework's own method imports the table of backends at each call."""
-        return compat.task_backends[self.backend]
-
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> Arguments:
         """Return one call's arguments for `enqueue_many`."""
         return Arguments(args, kwargs)

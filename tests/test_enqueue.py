@@ -11,12 +11,11 @@ from uuid import UUID
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_asyncq import GateUnavailable, InvalidArguments, compat
-from django_asyncq.backend import MOST_KEPT
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.compat import InvalidTask, TaskResultDoesNotExist, TaskResultStatus
@@ -159,16 +158,23 @@ def test_options_follow_the_settings_of_the_moment(settings: Any) -> None:
         tasks.add.enqueue(1)
 
 
-def test_tasks_made_for_one_call_do_not_pile_up() -> None:
-    """`using` makes a new one each time: few are kept, and none that is kept gives its identity to another."""
-    backend = tasks.add.get_backend()
-    for priority in range(-100, 101):
-        for run_after in (None, timezone.now()):
-            task = tasks.add.using(priority=priority, run_after=run_after)
-            (record,) = backend._records(task, [task.arguments(1)])
-            assert (record.priority, record.run_after) == (priority, run_after)
-    assert 0 < len(backend._kept) <= MOST_KEPT
-    assert all(id(kept.task) == identity for identity, kept in backend._kept.items())
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="a lock timeout is PostgreSQL's")
+def test_a_failed_insert_raises_where_it_was_called() -> None:
+    """Not at the next statement, where a handler of another error would swallow it and the order with it."""
+    blocker = connection.copy()
+    try:
+        with blocker.cursor() as cursor:
+            blocker.set_autocommit(False)
+            cursor.execute(f"LOCK TABLE {TaskRecord._meta.db_table} IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(OperationalError, match="lock timeout"), transaction.atomic():
+                with connection.cursor() as own:
+                    own.execute("SET LOCAL lock_timeout = '50ms'")
+                with pytest.raises(OperationalError, match="lock timeout") as refused:
+                    tasks.add.enqueue(1)
+                raise refused.value
+    finally:
+        blocker.close()
+    assert not TaskRecord.objects.exists() and pending() == []
 
 
 def test_run_after_takes_instants_and_timedeltas() -> None:

@@ -11,7 +11,6 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.core.management import call_command
 from django.db import DataError, IntegrityError, connection, transaction
-from django.db.models.signals import post_init, pre_init
 from django.utils import timezone
 
 from django_asyncq.models import Gate, TaskRecord, TaskState
@@ -145,40 +144,3 @@ def test_a_fence_that_was_raised_refuses_the_write() -> None:
         record.state, record.fence, record.finished_at = TaskState.SUCCEEDED, 3, NOW
     assert write_fenced([FencedWrite(mine, 3), FencedWrite(theirs, 3)], "default") == {mine.id}
     assert TaskRecord.objects.get(id=theirs.id).state == TaskState.RUNNING
-
-
-def values_of(record: TaskRecord) -> dict[str, Any]:
-    """All columns of a row, by attribute."""
-    return {field.attname: getattr(record, field.attname) for field in TaskRecord._meta.concrete_fields}
-
-
-def test_row_from_values_is_as_django_makes_it() -> None:
-    """New, it can be saved, changed and saved again; from a database, it belongs there."""
-    values = values_of(TaskRecord(name="x", args=[1]))
-    record = TaskRecord.from_values(values)
-    assert record._state.adding and record._state.db is None
-    record.save()
-    assert values_of(TaskRecord.objects.get()) == values
-    loaded = TaskRecord.from_values(values_of(TaskRecord.objects.get()), "default")
-    assert loaded == record and not loaded._state.adding and loaded._state.db == "default"
-    loaded.priority = 5
-    loaded.save()
-    record.refresh_from_db()
-    assert record.priority == 5
-
-
-@pytest.mark.parametrize("signal", [pre_init, post_init])
-def test_who_listens_for_new_rows_hears_of_each(signal: Any) -> None:
-    """The short way is only taken when nobody does."""
-    heard: list[type] = []
-
-    def listen(sender: type, **kwargs: Any) -> None:
-        heard.append(sender)
-
-    signal.connect(listen, sender=TaskRecord)
-    try:
-        record = TaskRecord.from_values(values_of(TaskRecord(name="x")), "default")
-    finally:
-        signal.disconnect(listen, sender=TaskRecord)
-    assert heard == [TaskRecord] * 2
-    assert record.name == "x" and record._state.db == "default"

@@ -109,9 +109,9 @@ def test_running_task_without_lease_is_queued_again(reconciler: Reconciler) -> N
     run = claimed()
     Broker().remove("default", [run.lease.id])
     TaskRecord.objects.update(last_attempted_at=timezone.now() - timedelta(minutes=5))
-    assert reconciler.recover_unleased() == 0  # Redis may have been emptied a moment ago
+    assert reconciler.sweep().unleased == 0  # Redis may have been emptied a moment ago
     Broker().client.set(f"{conf.current().key_prefix}:alive", int(time.time()) - 3600)
-    assert reconciler.recover_unleased() == 1
+    assert reconciler.sweep().unleased == 1
     (again,) = lifecycle.claim(Broker(), "default", "other", 1, "default").runs
     assert again.lease.fence > run.lease.fence
     assert TaskRecord.objects.get().crash_count == 1
@@ -120,7 +120,7 @@ def test_running_task_without_lease_is_queued_again(reconciler: Reconciler) -> N
 def test_waiting_retries_return_to_the_retry_set(reconciler: Reconciler) -> None:
     """A row in 3 with `retry_at` is tried again although Redis forgot it."""
     record = old(state=TaskState.FAILED, retry_at=timezone.now() - timedelta(seconds=1))
-    assert reconciler.park_missing() == 1
+    assert reconciler.sweep().parked == 1
     assert Broker().client.zrange(QueueKeys("default").retry, 0, -1) == [str(record.id).encode()]
     assert lifecycle.retry_due(Broker(), "default", [str(record.id)]) == 1
     record.refresh_from_db()
@@ -198,7 +198,7 @@ def test_tasks_whose_list_was_evicted_are_pushed_from_their_rows(reconciler: Rec
     tasks.add.using(priority=7).enqueue(2)
     tasks.add.using(run_after=timedelta(hours=1)).enqueue(3)
     waits = old(state=TaskState.FAILED, retry_at=timezone.now() + timedelta(hours=1))
-    reconciler.park_missing()
+    reconciler.sweep()
     TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(hours=1))
     keys = QueueKeys("default")
     Broker().client.delete(keys.pending, keys.priority, keys.scheduled, keys.retry)

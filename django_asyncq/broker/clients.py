@@ -34,7 +34,6 @@ from redis.retry import Retry
 
 from .. import conf
 from ..exceptions import BrokerUnavailable
-from . import shortcut
 
 Client = Any  # redis.Redis or redis.cluster.RedisCluster, or what is used like one of them
 Role = Literal["producer", "worker", "blocking"]
@@ -226,7 +225,6 @@ def drop_idle_connections() -> None:
     with _lock:
         found = list(_clients.values())
     for each in found:
-        shortcut.drop_idle(each)
         _disconnect(each, in_use=False)
 
 

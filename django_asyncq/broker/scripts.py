@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError
 
-from . import shortcut
 from .clients import Client, broker_errors
 
 
@@ -38,11 +37,8 @@ def run(name: str, client: Client, keys: Sequence[str], arguments: Sequence[Any]
     Raises: BrokerUnavailable.
     """
     text, digest = script(name)
-    try:
-        return shortcut.evalsha(client, digest, keys, arguments)
-    except NoScriptError:
-        with broker_errors():
+    with broker_errors():
+        try:
+            return client.evalsha(digest, len(keys), *keys, *arguments)
+        except NoScriptError:
             return client.eval(text, len(keys), *keys, *arguments)
-    except Exception:
-        with broker_errors():
-            raise

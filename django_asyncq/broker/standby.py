@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import RedisError
 
 from ..exceptions import BrokerUnavailable
-from . import Broker, clients, scripts, shortcut, taking
+from . import Broker, clients, scripts, taking
 from .entries import Dequeued
 from .keys import keys_of
 
@@ -193,7 +193,7 @@ class Standby:
 
     def _link(self, client: Any, queue: str) -> Link:
         if link := self._links.get(queue):
-            shortcut.renew(link.connection)
+            _renew(link.connection)
             if link.connection._sock is not None:
                 return link
             self.leave(queue)  # it was closed while nobody used it
@@ -213,3 +213,12 @@ class Standby:
             return unavailable
         except (RedisError, OSError):
             return BrokerUnavailable(f"Redis does not let {queue} be waited for: {str(error)[:200]}")
+
+
+def _renew(connection: Any) -> None:
+    """Have a connection that was closed while nobody used it connect anew at its next command."""
+    has_ended = True
+    with suppress(RedisError):
+        has_ended = connection.can_read()  # nothing is expected: what there is to read is its end
+    if has_ended:
+        connection.disconnect()

@@ -23,7 +23,6 @@ from ..results import result_of, sender_of
 from .board import Board
 from .completion import Completion
 from .connections import after_task, before_task
-from .event_loop import new_event_loop
 from .job import Job, Outcome
 from .line import Line
 
@@ -192,7 +191,7 @@ class LoopSlots(Slots):
         super().__init__(runner)
         self._free_slots = deque(range(first_slot, first_slot + count))
         self._coroutines: set[asyncio.Task[None]] = set()
-        self._loop = new_event_loop()
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="loop", daemon=True)
         self._thread.start()
 

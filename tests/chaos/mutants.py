@@ -24,7 +24,7 @@ def no_recovery() -> None:
 
     Supervisor._recover = lambda self, child, exit_code: None  # type: ignore[method-assign]
     Reconciler.recover_expired = lambda self: 0  # type: ignore[method-assign]
-    Reconciler.recover_unleased = lambda self: 0  # type: ignore[method-assign]
+    Reconciler._abandoning = lambda self: iter(())  # type: ignore[method-assign]
 
 
 def late_recovery() -> None:
