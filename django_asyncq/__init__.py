@@ -17,8 +17,8 @@ from .exceptions import (
 
 if TYPE_CHECKING:
     from .context import TaskContext
-    from .declaration import cron, every, startup_task
-    from .keeping import Retention
+    from .definitions.retention_policy import Retention
+    from .definitions.schedules import cron, every, startup_task
     from .tasks import Arguments, task
 
 __version__ = "0.1.0"
@@ -43,11 +43,11 @@ __all__ = [
 # Imported when first asked for: this package is loaded before Django's settings.
 LATER = {
     "Arguments": "tasks",
-    "Retention": "keeping",
+    "Retention": "definitions.retention_policy",
     "TaskContext": "context",
-    "cron": "declaration",
-    "every": "declaration",
-    "startup_task": "declaration",
+    "cron": "definitions.schedules",
+    "every": "definitions.schedules",
+    "startup_task": "definitions.schedules",
     "task": "tasks",
 }
 

@@ -13,9 +13,10 @@ from asgiref.sync import sync_to_async
 from django.core import checks
 from django.utils import timezone
 
-from . import compat, payload
+from . import compat
+from .definitions import payload
+from .definitions.names import QUEUE_NAME
 from .exceptions import InvalidOption
-from .names import QUEUE_NAME
 from .results import result_of
 from .tasks import Arguments, Task, default_of, gate_name
 

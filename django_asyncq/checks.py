@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from django.conf import settings as django_settings
 from django.core import checks
 
-from . import compat, conf, keeping
+from . import compat, conf
+from .definitions import retention_policy
 
 Message = checks.CheckMessage
 
@@ -44,7 +45,7 @@ def _is_prefix(value: Any) -> bool:
 
 
 def _is_keep_seconds(value: Any) -> bool:
-    return keeping.is_keep(value) and not isinstance(value, timedelta)
+    return retention_policy.is_keep(value) and not isinstance(value, timedelta)
 
 
 def _is_pattern(value: Any) -> bool:
@@ -97,12 +98,12 @@ RULES: dict[str, Rule] = {
     "FAILED_RETENTION_SECONDS": Rule("asyncq.E128", _is_keep_seconds, KEEP_SECONDS),
     "RETENTION": Rule(
         "asyncq.E129",
-        lambda value: not any(keeping.faults(value)),
+        lambda value: not any(retention_policy.faults(value)),
         "Give {'queues': {name: {'succeeded': keep, 'failed': keep}}, 'tasks': {name: {…}}}, any part left out; "
-        f"keep: {keeping.KEEP_HINT}.",
+        f"keep: {retention_policy.KEEP_HINT}.",
     ),
     "PRUNE_SECONDS": Rule("asyncq.E130", _is_positive, POSITIVE_SECONDS),
-    "GATHER_SECONDS": Rule(
+    "PUSH_BATCH_SECONDS": Rule(
         "asyncq.E131", lambda value: _is_number(value) and 0 <= value <= 1, "Give seconds from 0 to 1; 0: no gathering."
     ),
 }
@@ -127,7 +128,7 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
                 id="asyncq.E002",
             )
         elif not RULES[key].holds(value):
-            faults = keeping.faults(value) if key == "RETENTION" else [f" = {value!r} is not valid"]
+            faults = retention_policy.faults(value) if key == "RETENTION" else [f" = {value!r} is not valid"]
             for fault in faults:
                 yield checks.Error(f"{conf.NAME}[{key!r}]{fault}.", hint=RULES[key].hint, id=RULES[key].id)
     yield from _check_times(written)

@@ -50,7 +50,7 @@ class Settings:
     """How long a gate slot waits for the commit of the transaction it was taken in."""
     expected_seconds: float = 60
     """Expected seconds of a task at a gate that does not say."""
-    gather_seconds: float = 0.01
+    push_batch_seconds: float = 0.01
     """How long what is enqueued right after a push waits to be pushed with more; 0: each `enqueue` pushes at once."""
     max_arguments_bytes: int = 262_144
     """Largest size of a task's arguments as JSON."""
@@ -86,7 +86,7 @@ class Settings:
     """Regular expression; arguments whose key it matches are masked wherever they are shown."""
 
     @property
-    def again_seconds(self) -> float:
+    def beat_retry_seconds(self) -> float:
         """How soon a supervisor that could not renew its leases tries again."""
         return min(self.beat_seconds, 1)
 
@@ -98,7 +98,7 @@ class Settings:
     @property
     def quiet_seconds(self) -> float:
         """How long after such an outage lapsed leases are left to supervisors that could not renew them."""
-        return 2 * self.again_seconds + 1
+        return 2 * self.beat_retry_seconds + 1
 
     @property
     def unasked_seconds(self) -> int:

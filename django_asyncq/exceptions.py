@@ -9,7 +9,7 @@ AsyncqError
 │   ├── QueueFull          the gate is full
 │   └── GateUnavailable    the gate cannot be asked, so it is closed
 ├── BrokerUnavailable      Redis cannot be reached or refuses to write
-├── TermOver               another process holds the lock by now; nothing was written
+├── LockLost               another process holds the lock by now; nothing was written
 ├── RunEnded               how a run ended when its function did not end it; recorded on the row
 │   ├── TaskTimeout        the run took longer than its timeout
 │   ├── WorkerLost         the process died, or its host did
@@ -98,7 +98,7 @@ class BrokerUnavailable(AsyncqError):
     """Redis cannot be reached, or refuses the command (out of memory, read-only, loading)."""
 
 
-class TermOver(AsyncqError):
+class LockLost(AsyncqError):
     """Another process holds the lock by now; nothing was written.
 
     name: of the lock. term: the number that is over; None when the lock was not held to begin with.

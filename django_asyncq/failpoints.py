@@ -25,8 +25,8 @@ POINTS: Mapping[str, str] = {
     "enqueue.committed": "the transaction is committed; nothing is pushed, no slot confirmed",
     "dispatch.slots_confirmed": "slots are confirmed apart (for later, lost, in a cluster); nothing is pushed",
     "dispatch.queue_pushed": "the tasks of one queue are pushed; those of the next are not",
-    "tell.batch_told": "one call has told Redis of some hundred tasks; the others of the same group are not told",
-    "gather.taken": "tasks that were enqueued one right after the other are taken to be pushed; none of them is",
+    "broker.batch_sent": "one call has told Redis of some hundred tasks; the others of the same group are not told",
+    "batch.taken": "tasks that were enqueued one right after the other are taken to be pushed; none of them is",
     "enqueue.pushed": "all is pushed, or waits to be pushed with more; it is not announced",
     "park.row_written": "the row of a task that lost its slot says 3 with `retry_at`; Redis is not told",
     # Through a worker.
@@ -40,10 +40,10 @@ POINTS: Mapping[str, str] = {
     "report.acknowledged": "Redis is told; it is not announced, gate slots are not given back",
     "complete.row_written": "effects and success are written in one transaction; it is not committed",
     "complete.committed": "the effects and the success are committed; Redis is not told",
-    "hand_over.outcome_left": "the outcomes of one queue are left in Redis; those of the next are not",
-    "take_up.row_written": "an outcome that was left in Redis is in the row; Redis is not told",
+    "spill.outcome_left": "the outcomes of one queue are left in Redis; those of the next are not",
+    "replay.row_written": "an outcome that was left in Redis is in the row; Redis is not told",
     "refuse.row_written": "the row of a task that nobody can run says 3; its entry is still there",
-    "hand_back.row_written": "the row of an unfinished task says 0 again; Redis is not told",
+    "requeue.row_written": "the row of an unfinished task says 0 again; Redis is not told",
     # Back into the queue.
     "retry.slot_taken": "the gate gave a slot again; the row still says 3",
     "retry.committed": "the row says 0 again; nothing is pushed",
@@ -51,7 +51,7 @@ POINTS: Mapping[str, str] = {
     "recover.redis_told": "both stores know that it goes on; it is not announced",
     "abandon.row_written": "the row in 1 that nobody knew of is closed; it is not pushed",
     # Out for good.
-    "forget.committed": "the row is deleted; its slot and its entry are still there",
+    "delete.committed": "the row is deleted; its slot and its entry are still there",
     "prune.rows_deleted": "old rows are deleted; their entries in the archive are still there",
     # What looks after the rest.
     "forward.retry_found": "a retry is found due; its row is not changed",
@@ -60,7 +60,7 @@ POINTS: Mapping[str, str] = {
     "reconcile.leases_mended": "lapsed leases are handed back; the other repairs are not done",
     "beat.lease_renewed": "the leases of one queue are renewed; those of the next are not",
     "reap.death_noticed": "the supervisor knows that a worker process is dead; nothing it held is handed back",
-    "fire.tick_written": "a schedule's tick is written, not committed; its task is not queued",
+    "fire.occurrence_written": "a schedule's tick is written, not committed; its task is not queued",
     "fire.committed": "the tick and its task are committed; nobody looks for the next",
     "start_up.row_written": "a start-up task's run has a row; its process is not started",
 }

@@ -1,4 +1,4 @@
-"""The rows: tasks, gates, schedules and their ticks, start-up runs, terms of locks.
+"""The rows: tasks, gates, schedules and their occurrences, start-up runs, terms of locks.
 
 What is written here is what is true; Redis only dispatches.
 
@@ -18,9 +18,9 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from .definitions.names import check_gate_name, uuid7
+from .definitions.timing import Cron, Interval, Timing
 from .exceptions import InvalidOption
-from .names import check_gate_name, uuid7
-from .timing import Cron, Interval, Timing
 
 
 class TaskState(models.IntegerChoices):
@@ -165,14 +165,14 @@ class Gate(models.Model):
 
 
 class Overlap(models.TextChoices):
-    """What becomes of a tick while a task of an earlier one is queued, running, or waits for a retry."""
+    """What becomes of an occurrence while a task of an earlier one is queued, running, or waits for a retry."""
 
     ALLOW = "allow", _("Queue it all the same")
     SKIP = "skip", _("Leave it out")
 
 
 class Missed(models.TextChoices):
-    """What becomes of ticks that nobody was there to fire."""
+    """What becomes of occurrences that nobody was there to fire."""
 
     SKIP = "skip", _("Leave them out")
     ONCE = "once", _("Queue one task for all of them")
@@ -188,15 +188,15 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
     """The schedules that fire."""
 
     def firing(self) -> ScheduleQuerySet:
-        """Schedules that are enabled, still have ticks to come, and are not gone from the code."""
-        return self.filter(enabled=True, retired_at=None, next_tick_at__isnull=False)
+        """Schedules that are enabled, still have occurrences to come, and are not gone from the code."""
+        return self.filter(enabled=True, retired_at=None, next_occurrence_at__isnull=False)
 
 
 class Schedule(models.Model):
     """When a task is queued by itself: at the times of a cron expression, or at an interval.
 
-    Declared in code (`is_declared`) or made in the admin. next_tick_at: the tick to come; None when there is none.
-    Who saves other values of `TIMING_FIELDS` calls `plan_next`, for the next tick is theirs.
+    Declared in code (`is_declared`) or made in the admin. next_occurrence_at: the occurrence to come; None when there is none.
+    Who saves other values of `TIMING_FIELDS` calls `plan_next`, for the next occurrence is theirs.
     """
 
     TIMING_FIELDS = ("cron", "interval_seconds", "zone", "starts_at", "ends_at")
@@ -214,12 +214,14 @@ class Schedule(models.Model):
     ends_at = models.DateTimeField(_("ends at"), null=True, blank=True)
     enabled = models.BooleanField(_("enabled"), default=True)
     overlap = models.CharField(_("overlap"), max_length=8, choices=Overlap, default=Overlap.ALLOW)
-    missed = models.CharField(_("missed ticks"), max_length=8, choices=Missed, default=Missed.SKIP)
-    missed_cap = models.PositiveIntegerField(_("cap of missed ticks"), default=10)
+    missed = models.CharField(_("missed occurrences"), max_length=8, choices=Missed, default=Missed.SKIP)
+    missed_cap = models.PositiveIntegerField(_("cap of missed occurrences"), default=10)
     jitter_seconds = models.PositiveIntegerField(_("jitter in seconds"), default=0)
     is_declared = models.BooleanField(_("declared in code"), default=False, editable=False)
     retired_at = models.DateTimeField(_("gone from the code since"), null=True, blank=True, editable=False)
-    next_tick_at = models.DateTimeField(_("next tick"), null=True, blank=True, editable=False, db_index=True)
+    next_occurrence_at = models.DateTimeField(
+        _("next occurrence"), null=True, blank=True, editable=False, db_index=True
+    )
     created_at = models.DateTimeField(_("created at"), default=timezone.now, editable=False)
 
     objects = ScheduleQuerySet.as_manager()
@@ -244,17 +246,17 @@ class Schedule(models.Model):
         """When it fires. Raises: InvalidOption when the row's values are no timing."""
         if self.cron:
             return Cron(self.cron, self.zone, self.starts_at, self.ends_at)
-        # Whole seconds, so that every tick is one.
+        # Whole seconds, so that every occurrence is one.
         anchor = (self.starts_at or self.created_at).replace(microsecond=0)
         return Interval(self.interval_seconds or 0, anchor, self.starts_at, self.ends_at)
 
     def plan_next(self, now: datetime) -> None:
-        """Set `next_tick_at` to the first tick after `now`. Raises: InvalidOption."""
-        self.next_tick_at = self.timing.after(now)
+        """Set `next_occurrence_at` to the first occurrence after `now`. Raises: InvalidOption."""
+        self.next_occurrence_at = self.timing.after(now)
 
 
-class TickOutcome(models.TextChoices):
-    """What became of a tick."""
+class OccurrenceOutcome(models.TextChoices):
+    """What became of an occurrence."""
 
     QUEUED = "queued", _("Queued")
     SKIPPED = "skipped", _("Skipped: an earlier one was not over")
@@ -262,15 +264,15 @@ class TickOutcome(models.TextChoices):
     REFUSED = "refused", _("Refused")
 
 
-class Tick(models.Model):
+class Occurrence(models.Model):
     """One time at which a schedule was due; written in one transaction with its task, and only once.
 
-    tick_at: the time it was for. task: kept as a number after its row was pruned. by_person: "run now".
+    occurs_at: the time it was for. task: kept as a number after its row was pruned. by_person: "run now".
     """
 
-    schedule = models.ForeignKey(Schedule, models.CASCADE, verbose_name=_("schedule"), related_name="ticks")
-    tick_at = models.DateTimeField(_("tick"))
-    outcome = models.CharField(_("outcome"), max_length=8, choices=TickOutcome, default=TickOutcome.QUEUED)
+    schedule = models.ForeignKey(Schedule, models.CASCADE, verbose_name=_("schedule"), related_name="occurrences")
+    occurs_at = models.DateTimeField(_("occurrence"))
+    outcome = models.CharField(_("outcome"), max_length=8, choices=OccurrenceOutcome, default=OccurrenceOutcome.QUEUED)
     # No constraint: deleting tasks must cost nothing here.
     task = models.ForeignKey(
         TaskRecord,
@@ -286,13 +288,13 @@ class Tick(models.Model):
     created_at = models.DateTimeField(_("created at"), default=timezone.now)
 
     class Meta:
-        verbose_name = _("tick")
-        verbose_name_plural = _("ticks")
-        ordering = ["-tick_at"]
-        constraints = [models.UniqueConstraint(fields=["schedule", "tick_at"], name="asyncq_one_tick")]
+        verbose_name = _("occurrence")
+        verbose_name_plural = _("occurrences")
+        ordering = ["-occurs_at"]
+        constraints = [models.UniqueConstraint(fields=["schedule", "occurs_at"], name="asyncq_one_occurrence")]
 
     def __str__(self) -> str:
-        return f"{self.schedule_id} {self.tick_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+        return f"{self.schedule_id} {self.occurs_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
 class StartupRun(models.Model):

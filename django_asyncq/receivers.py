@@ -10,9 +10,9 @@ from django.db import transaction
 from django.db.models.signals import post_delete, post_save, pre_save
 from django.dispatch import receiver
 
-from . import gate, lifecycle
+from . import gates, lifecycle
 from .broker import Broker
-from .broker.schedulers import forget_events
+from .broker.scheduler_entries import forget_events
 from .exceptions import BrokerUnavailable
 from .models import Gate, Schedule, TaskRecord, TaskState
 from .signals import task_state_changed, task_state_changing
@@ -25,20 +25,20 @@ def acquire_gate_slots(
     *, records: list[TaskRecord], old: TaskState | None, partial: bool, timed: bool, **kwargs: Any
 ) -> set[UUID]:
     """Take a slot for each task that is about to be queued. Raises: QueueFull, GateUnavailable, UnknownGate."""
-    return gate.acquire(records, partial=partial, again=old is not None, timed=timed)
+    return gates.acquire(records, partial=partial, again=old is not None, timed=timed)
 
 
 @receiver(task_state_changed, dispatch_uid="django_asyncq.release_gate_slots")
 def release_gate_slots(*, records: list[TaskRecord], new: TaskState, **kwargs: Any) -> None:
     """Give the slots of tasks back that are neither queued nor running any more."""
-    if new not in gate.LIVE_STATES:
-        gate.release(records)
+    if new not in gates.LIVE_STATES:
+        gates.release(records)
 
 
 @receiver(post_delete, sender=TaskRecord, dispatch_uid="django_asyncq.forget_deleted_task")
 def forget_deleted_task(*, instance: TaskRecord, **kwargs: Any) -> None:
     """Take a deleted task out of Redis and give its slot back."""
-    lifecycle.forget([instance])
+    lifecycle.follow_deletion([instance])
 
 
 @receiver(pre_save, sender=Gate, dispatch_uid="django_asyncq.remember_gate_name")
@@ -56,7 +56,7 @@ def publish_gate(*, instance: Gate, using: str, **kwargs: Any) -> None:
     def publish() -> None:
         for name in names:
             try:
-                gate.forget_built(name)
+                gates.forget_built(name)
             except BrokerUnavailable as error:
                 logger.warning("gate %s: the new limit takes effect when Redis is back: %s", name, error)
 
@@ -69,7 +69,7 @@ def publish_schedule(*, using: str, **kwargs: Any) -> None:
 
     def publish() -> None:
         try:
-            Broker("producer").ring()
+            Broker("producer").notify_due()
         except BrokerUnavailable as error:
             logger.warning("the changed schedule is noticed within seconds, not at once: %s", error)
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from django.core.exceptions import ImproperlyConfigured
 
 from . import compat
+from .definitions.backoff import ExponentialBackoff
 from .exceptions import InvalidOption, RetryRequested, TaskNotRegistered, TaskNotRunnable
-from .retrying import ExponentialBackoff
-from .tasks import Task, find
+from .registry import find
+from .tasks import Task
 
 if TYPE_CHECKING:
     from .models import TaskRecord

@@ -1,7 +1,7 @@
 """The supervisor: processes started, leases kept alive, the dead replaced, the end in order.
 
 Its main thread must never be held up: it renews the leases, so a task is lost only when the whole host is. What may
-take long (forwarding, reconciling) is done by `upkeep` in a thread of its own.
+take long (forwarding, reconciling) is done by `maintenance` in a thread of its own.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from django.utils import timezone
 from . import conf, failpoints, lifecycle
 from .broker import Broker, Lease
 from .exceptions import BrokerUnavailable, TaskNotRegistered, TaskTimeout
+from .maintenance.service import MaintenanceService
+from .registry import registered
 from .results import next_try
-from .tasks import registered
-from .upkeep import Upkeep
-from .worker.alarm import Alarm
-from .worker.board import Board
 from .worker.bootstrap import start
-from .worker.last_stack import LastStack
+from .worker.crash_stack import CrashStack
 from .worker.options import READY, WorkerOptions
+from .worker.slot_table import SlotTable
+from .worker.wakeup import Wakeup
 
 logger = logging.getLogger("django_asyncq.supervisor")
 
@@ -53,11 +53,11 @@ class Child:
     """One worker process, and what is known of it when it is gone."""
 
     process: Any
-    board: Board
+    board: SlotTable
     pipe: Any
     worker_id: str
     started_at: float
-    last_stack: LastStack
+    crash_stack: CrashStack
     stack: str = ""
     overdue: set[str] = field(default_factory=set)
 
@@ -98,9 +98,9 @@ class Supervisor:
         self.burst = burst
         self.liveness_file = liveness_file
         self.code_changed = code_changed
-        self.alarm = Alarm()
+        self.alarm = Wakeup()
         self.broker = Broker("worker")
-        self.upkeep = Upkeep(list(options.queues), single_instance=single_instance)
+        self.maintenance = MaintenanceService(list(options.queues), single_instance=single_instance)
         self.children: list[Child] = []
         self.lost: list[tuple[Child, int | None]] = []
         self.stop_requests = 0
@@ -123,7 +123,7 @@ class Supervisor:
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
         atexit.register(ignore_signals)
-        self.upkeep.start()
+        self.maintenance.start()
         logger.info("supervisor %d: %d processes, %d slots each", os.getpid(), self.processes, self.options.concurrency)
         try:
             while not self.stop_requests and not (self.burst and self._nothing_left()):
@@ -158,16 +158,16 @@ class Supervisor:
 
     def _start_child(self, now: float) -> Child:
         # Async tasks have entries of their own, behind the threads'.
-        board = Board(2 * self.options.concurrency)
+        board = SlotTable(2 * self.options.concurrency)
         ours, theirs = self._spawn.Pipe()
-        last_stack = LastStack()
-        arguments = (self.options, board, theirs, last_stack.path)
+        crash_stack = CrashStack()
+        arguments = (self.options, board, theirs, crash_stack.path)
         process = self._spawn.Process(target=start, args=arguments, name="asyncq-worker")
         process.start()
         theirs.close()
         pid = process.pid
         assert pid is not None  # noqa: S101 - it has been started
-        return Child(process, board, ours, self.options.worker_id_of(pid), now, last_stack)
+        return Child(process, board, ours, self.options.worker_id_of(pid), now, crash_stack)
 
     def _reap(self, now: float) -> None:
         """Notice processes that have ended; see to what they held."""
@@ -175,7 +175,7 @@ class Supervisor:
             self.children.remove(child)
             was_ready = has_said_ready(child.pipe)
             child.pipe.close()
-            child.stack = child.last_stack.take()
+            child.stack = child.crash_stack.take()
             exit_code = child.process.exitcode
             self.lost.append((child, exit_code))
             self._recover_at = now
@@ -216,7 +216,7 @@ class Supervisor:
             self._renew()
         except (BrokerUnavailable, DatabaseError) as error:
             connections.close_all()
-            self._beat_at = now + conf.current().again_seconds
+            self._beat_at = now + conf.current().beat_retry_seconds
             if not self._is_cut_off:
                 logger.warning("leases cannot be renewed: %s", error)
             self._is_cut_off = True
@@ -297,7 +297,7 @@ class Supervisor:
     def _timed_out(leases: list[Lease], overdue: set[str]) -> dict[str, tuple[BaseException, datetime | None]]:
         """Decide what becomes of the tasks their process was ended for."""
         decided: dict[str, tuple[BaseException, datetime | None]] = {}
-        rows = lifecycle.load([lease for lease in leases if lease.id in overdue])
+        rows = lifecycle.load_rows([lease for lease in leases if lease.id in overdue])
         for id, record in rows.items():
             error = TaskTimeout(
                 f"the task took longer than its timeout of {record.timeout_seconds:g} s and did not stop when told; "
@@ -316,7 +316,7 @@ class Supervisor:
         """Whether a burst is over: twice in a row nothing was queued, running or due."""
         if not self.children or time.monotonic() - self.children[0].started_at < TICK_SECONDS:
             return False
-        self._idle_looks = self._idle_looks + 1 if self.upkeep.nothing_left(self.options.backend) else 0
+        self._idle_looks = self._idle_looks + 1 if self.maintenance.nothing_left(self.options.backend) else 0
         return self._idle_looks > 1
 
     def _shut_down(self) -> None:
@@ -337,7 +337,7 @@ class Supervisor:
             child.process.join(5)
         self._reap(time.monotonic())
         self._recover_lost(time.monotonic())
-        self.upkeep.stop()
+        self.maintenance.stop()
         connections.close_all()
         logger.info("supervisor %d stopped", os.getpid())
 

@@ -1,4 +1,4 @@
-"""Declaring and calling tasks: `@task`, `.using()`, `.enqueue()`, and the table of registered tasks.
+"""Declaring and calling tasks: `@task`, `.using()`, `.enqueue()`.
 
 Imported by user code before the app registry may be ready, so it knows no models.
 """
@@ -13,22 +13,20 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NamedTuple, NoReturn, ParamSpec, TypeVar, overload
 
 from django.utils import timezone
-from django.utils.module_loading import autodiscover_modules
 
-from . import compat, conf, payload
+from . import compat, conf, registry
 from .context import TaskContext
-from .declaration import Declaration
-from .exceptions import InvalidOption, TaskNotRegistered
-from .keeping import Retention
-from .names import TASK_NAME, check_gate_name, check_queue_name
-from .retrying import Backoff
+from .definitions import payload
+from .definitions.backoff import Backoff
+from .definitions.names import TASK_NAME, check_gate_name, check_queue_name
+from .definitions.retention_policy import Retention
+from .definitions.schedules import Declaration
+from .exceptions import InvalidOption
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 GateSource = str | Callable[..., str]
-
-_registry: dict[str, Task[Any, Any]] = {}
 
 if TYPE_CHECKING:
 
@@ -78,9 +76,7 @@ class Task(_FrameworkTask[P, R]):
     def __post_init__(self) -> None:
         _check_options(self)
         super(Task, self).__post_init__()
-        declared = _registry.get(self.module_path)
-        if declared is None or declared.func is not self.func:
-            _registry[self.module_path] = self
+        registry.register(self)
 
     def using(
         self,
@@ -336,48 +332,6 @@ def task(
         )
 
     return declare if function is None else declare(function)
-
-
-# --- the table of registered tasks ---------------------------------------------------------------------------------
-
-
-def registered(name: str) -> Task[Any, Any]:
-    """Return the task declared under this dotted path. Names are looked up, never imported.
-
-    Raises: TaskNotRegistered.
-    """
-    try:
-        return _registry[name]
-    except KeyError:
-        raise TaskNotRegistered(
-            f"no task named {name!r} is registered: is its module imported when the app starts "
-            f"(a tasks.py of an installed app is), and is the worker's code up to date?"
-        ) from None
-
-
-def find(name: str) -> Task[Any, Any] | None:
-    """Return the task declared under this dotted path, or None."""
-    return _registry.get(name)
-
-
-def every_task() -> list[Task[Any, Any]]:
-    """Return all registered tasks, by name."""
-    return [_registry[name] for name in sorted(_registry)]
-
-
-def schedulable_names() -> list[str]:
-    """Return the names of the tasks of which people may make schedules, sorted."""
-    return [task.module_path for task in every_task() if task.schedulable]
-
-
-def load_task_modules() -> None:
-    """Import the `tasks` module of every installed app, so that its tasks are registered."""
-    autodiscover_modules("tasks")
-
-
-def registered_names() -> list[str]:
-    """Return the names of all registered tasks, sorted."""
-    return sorted(_registry)
 
 
 def default_of(task: Task[Any, Any], option: Literal["max_attempts", "timeout"], options: Mapping[str, Any]) -> Any:

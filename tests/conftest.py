@@ -57,21 +57,21 @@ def own_keys(
 ) -> Iterator[None]:
     """Give the test keys of its own, in this process and in those it starts; remove them afterwards.
 
-    A lock's key has no prefix, but its name has: upkeep begins it with KEY_PREFIX, and so do the tests.
+    A lock's key has no prefix, but its name has: maintenance begins it with KEY_PREFIX, and so do the tests.
     """
-    from django_asyncq.lifecycle import pushing
+    from django_asyncq.lifecycle import dispatching
 
     monkeypatch.setenv("ASYNCQ_TEST_PREFIX", key_prefix)
     lock_folder = os.environ.get("ASYNCQ_TEST_LOCK_DIR") or str(tmp_path_factory.getbasetemp() / "locks")
     monkeypatch.setenv("ASYNCQ_TEST_LOCK_DIR", lock_folder)
-    monkeypatch.setattr(pushing, "_breaker_closes_at", 0.0)
+    monkeypatch.setattr(dispatching, "_breaker_closes_at", 0.0)
     settings.ASYNCQ = {
         **django_settings.ASYNCQ,
         "KEY_PREFIX": key_prefix,
         "GATE_PREFIX": f"{key_prefix}:qgate:",
         "TASK_LOCK_DIR": lock_folder,
         # A test looks into Redis right after it has enqueued; processes that it starts gather as in any project.
-        "GATHER_SECONDS": 0,
+        "PUSH_BATCH_SECONDS": 0,
     }
     yield
     for pattern in (f"{key_prefix}*", f"{{{key_prefix}*", f"task_lock:{key_prefix}*"):

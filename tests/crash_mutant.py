@@ -11,8 +11,8 @@ if __name__ == "__main__":
 
     from django.core.management import call_command
 
-    from django_asyncq.reconciler import Reconciler
-    from django_asyncq.sweep import Repairs
+    from django_asyncq.maintenance.reconciler import Reconciler
+    from django_asyncq.maintenance.sweep import Repairs
 
     def repair_nothing(self: Any, now: float) -> Repairs:
         """Stand in for `tick`."""

@@ -15,7 +15,7 @@ from django.db import transaction  # noqa: E402
 from django.test import override_settings  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
-from django_asyncq import gate, lifecycle  # noqa: E402
+from django_asyncq import gates, lifecycle  # noqa: E402
 from django_asyncq.broker import Broker  # noqa: E402
 from django_asyncq.models import TaskRecord, TaskState  # noqa: E402
 from tests import tasks  # noqa: E402
@@ -35,7 +35,7 @@ def enqueue_for_later(name: str) -> None:
 
 def one_after_the_other(name: str) -> None:
     """Three tasks of one gate, of which the second and the third are pushed together, by the thread."""
-    override_settings(ASYNCQ={**settings.ASYNCQ, "GATHER_SECONDS": 1}).enable()
+    override_settings(ASYNCQ={**settings.ASYNCQ, "PUSH_BATCH_SECONDS": 1}).enable()
     tasks.nap.using(queue_name=f"{name}-3", gate=name, queue_limit=5).enqueue(0)
     # In one transaction: the thread dies as soon as it has taken what it is to push.
     enqueue(name)
@@ -50,8 +50,8 @@ def lose_the_slot(name: str) -> None:
     """A task whose slot goes to another before the commit."""
     with transaction.atomic():
         result = tasks.nap.using(gate=name, queue_limit=1).enqueue(0)
-        gate.release([TaskRecord.objects.get(id=result.id)])
-        gate.acquire([TaskRecord(gate=name, queue_limit=1)])
+        gates.release([TaskRecord.objects.get(id=result.id)])
+        gates.acquire([TaskRecord(gate=name, queue_limit=1)])
 
 
 def retry(name: str) -> None:

@@ -17,7 +17,7 @@ django.setup()
 
 from django.utils import timezone  # noqa: E402
 
-from django_asyncq import QueueFull, broker, gate, lifecycle  # noqa: E402
+from django_asyncq import QueueFull, broker, gates, lifecycle  # noqa: E402
 from django_asyncq.models import TaskRecord, TaskState  # noqa: E402
 from django_asyncq.signals import task_state_changing  # noqa: E402
 from tests import tasks  # noqa: E402
@@ -25,21 +25,21 @@ from tests import tasks  # noqa: E402
 
 def naive_admit(
     name: str, records: list[TaskRecord], *, partial: bool, seconds: int, again: bool = False
-) -> gate.Admission:
+) -> gates.Admission:
     """The mutant: look, then add."""
     client = broker.Broker("producer").client
-    key = gate.keys(name)[0]
+    key = gates.keys(name)[0]
     occupancy = client.zcard(key)
     limit = records[0].queue_limit or 0
     if occupancy >= limit and client.zscore(key, str(records[0].id)) is None:
         raise QueueFull(gate=name, limit=limit, occupancy=occupancy, retry_after=1)
     client.zadd(key, {str(record.id): int(time.time()) + 3600 for record in records})
-    return gate.Admission(set(), limit, occupancy, 1.0)
+    return gates.Admission(set(), limit, occupancy, 1.0)
 
 
 def end(record: TaskRecord) -> None:
     """Take the task through 1 to 2, as a worker does: it cannot have what was not pushed yet."""
-    lifecycle.push_now()
+    lifecycle.flush_pushes()
     run = lifecycle.Run(record, broker.Lease(str(record.id), record.fence + 1))
     lifecycle.begin(run, "producer", timezone.now())
     lifecycle.succeed(run, None, timezone.now())
@@ -70,5 +70,5 @@ def main(seconds: float, limit: int) -> None:
 
 if __name__ == "__main__":
     if "--mutant" in sys.argv:
-        gate.admit = naive_admit  # type: ignore[assignment]
+        gates.admit = naive_admit  # type: ignore[assignment]
     main(float(sys.argv[1]), int(sys.argv[2]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from django_asyncq.broker import Broker
+from django_asyncq.broker.inspection import Inspection
 from django_asyncq.broker.keys import QueueKeys
-from django_asyncq.broker.sweeping import Sweeping
 
 
 def pending(queue: str = "default") -> list[str]:
@@ -16,4 +16,4 @@ def pending(queue: str = "default") -> list[str]:
 
 def unknown(ids: Iterable[object], queue: str = "default") -> list[str]:
     """Return the ids of which Redis has no task, in the order given."""
-    return [task.id for task in Sweeping("worker").standings(queue, [str(id) for id in ids]) if not task.state]
+    return [task.id for task in Inspection("worker").entry_states(queue, [str(id) for id in ids]) if not task.state]

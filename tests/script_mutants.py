@@ -79,10 +79,10 @@ MACHINE = {
     ),
     "stand_by that is never over": Cut("stand_by", "redis.call('HDEL', KEYS[1], '')", ""),
     "put_back behind the others": Cut("put_back", "redis.call('RPUSH'", "redis.call('LPUSH'"),
-    "mend_orphans of what stands in a list": Cut(
-        "mend_orphans", "redis.call('LPOS', KEYS[list], id, 'RANK', -1)", "false"
+    "repair_orphans of what stands in a list": Cut(
+        "repair_orphans", "redis.call('LPOS', KEYS[list], id, 'RANK', -1)", "false"
     ),
-    "mend_orphans of nothing": Cut("mend_orphans", "if not stands then", "if false then"),
+    "repair_orphans of nothing": Cut("repair_orphans", "if not stands then", "if false then"),
     "enqueue that pushes twice": Cut("enqueue", "and 'exists' or 'queued'", "and 'queued' or 'queued'"),
     "enqueue that asks for no slot": Cut("enqueue", "gate and not has_slot(id, gate)", "false"),
     "enqueue whose fence may fall": Cut(

@@ -22,7 +22,7 @@ from django.test import Client
 from django.urls import path
 from django.utils import timezone
 
-from django_asyncq import gate, task
+from django_asyncq import gates, task
 from django_asyncq.admin import GateAdmin, TaskRecordAdmin, display
 from django_asyncq.admin.queries import MOST_LISTED, BoundedPaginator
 from django_asyncq.admin.tasks import MASKED_COLUMNS
@@ -251,10 +251,10 @@ def test_deletion_gives_the_gate_slot_back_and_returns_to_the_list(client_of: An
     """A queued task that is deleted holds no slot any more."""
     Gate.objects.create(name="small", limit=1)
     record = make(TaskState.QUEUED, gate="small")
-    gate.acquire([record])
+    gates.acquire([record])
     response = client_of("superuser").post(f"{LIST}{record.pk}/delete/", {"post": "yes"})
     assert (response.status_code, response["Location"]) == (302, LIST)
-    assert gate.slots("small") == []
+    assert gates.slots("small") == []
 
 
 def test_masked_columns_cannot_be_probed_by_address(client_of: Any) -> None:
@@ -327,7 +327,7 @@ def test_full_gate_refuses_and_is_named(operator: Client) -> None:
         "warning",
         f"The gate small is full (limit 2), so this failed task was not queued: {left}.",
     )
-    assert len(gate.slots("small")) == 2
+    assert len(gates.slots("small")) == 2
     assert LogEntry.objects.count() == 2
 
 
@@ -346,7 +346,7 @@ def test_gate_that_cannot_be_asked_changes_nothing(operator: Client, monkeypatch
     def away(*args: Any, **kwargs: Any) -> Any:
         raise GateUnavailable("small")
 
-    monkeypatch.setattr(gate, "acquire", away)
+    monkeypatch.setattr(gates, "acquire", away)
     records = [make(gate="small"), make()]
     response = run_action(operator, *records, confirmed="yes")
     assert said(response) == [("error", "The gate small cannot be asked because Redis is away. Nothing was changed.")]
@@ -756,7 +756,7 @@ def test_gates_tell_their_occupancy(client_of: Any) -> None:
     """Words and a meter; full and open gates say so."""
     for name, limit, holders in (("small", 2, 1), ("full", 1, 1), ("open", 0, 0)):
         Gate.objects.create(name=name, limit=limit)
-        gate.acquire([make(TaskState.QUEUED, gate=name) for _ in range(holders)])
+        gates.acquire([make(TaskState.QUEUED, gate=name) for _ in range(holders)])
     text = client_of("superuser").get("/admin/django_asyncq/gate/").content.decode()
     assert 'aria-valuenow="1" aria-valuemax="2" aria-valuetext="1 of 2"' in text
     assert "1 of 1, full" in text and "0, no limit" in text
@@ -773,7 +773,7 @@ def test_gates_without_redis_say_unknown_and_ask_once(client_of: Any, monkeypatc
         asked.append(name)
         raise BrokerUnavailable("away")
 
-    monkeypatch.setattr(gate, "slots", away)
+    monkeypatch.setattr(gates, "slots", away)
     for name in ("a", "b", "c"):
         Gate.objects.create(name=name, limit=1)
     text = client_of("superuser").get("/admin/django_asyncq/gate/").content.decode()
@@ -785,14 +785,14 @@ def test_gates_without_redis_say_unknown_and_ask_once(client_of: Any, monkeypatc
 def test_changed_limit_is_effective_at_once_and_the_name_stays(client_of: Any) -> None:
     """The next task asks the new limit; a gate is not renamed, for tasks name it."""
     row = Gate.objects.create(name="small", limit=1)
-    gate.acquire([make(TaskState.QUEUED, gate="small")])
-    assert gate.acquire([make(TaskState.QUEUED, gate="small")], partial=True) != set()
+    gates.acquire([make(TaskState.QUEUED, gate="small")])
+    assert gates.acquire([make(TaskState.QUEUED, gate="small")], partial=True) != set()
     client = client_of("superuser")
     page = f"/admin/django_asyncq/gate/{row.pk}/change/"
     assert "1 of 1, full" in client.get(page).content.decode()
     assert client.post(page, {"name": "other", "limit": "5", "expected_seconds": "60"}).status_code == 302
     assert Gate.objects.values_list("name", "limit").get() == ("small", 5)
-    assert gate.acquire([make(TaskState.QUEUED, gate="small")], partial=True) == set()
+    assert gates.acquire([make(TaskState.QUEUED, gate="small")], partial=True) == set()
 
 
 def test_gate_form_refuses_names_that_break_keys(client_of: Any) -> None:

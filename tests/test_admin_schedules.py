@@ -23,13 +23,23 @@ from django.test import Client
 from django.urls import path
 from django.utils import timezone, translation
 
-from django_asyncq import cron, gate, scheduler
+from django_asyncq import cron, gates
 from django_asyncq.admin import ScheduleAdmin, StartupRunAdmin, TaskRecordAdmin, code, schedule_form, schedule_page
 from django_asyncq.admin.schedule_changes import run_once
 from django_asyncq.admin.schedules import MASKED_COLUMNS
+from django_asyncq.definitions.timing import DstKind, DstNote, preview
 from django_asyncq.exceptions import GateUnavailable
-from django_asyncq.models import Gate, LockTerm, Schedule, StartupRun, TaskRecord, TaskState, Tick, TickOutcome
-from django_asyncq.timing import DstKind, DstNote, preview
+from django_asyncq.models import (
+    Gate,
+    LockTerm,
+    Occurrence,
+    OccurrenceOutcome,
+    Schedule,
+    StartupRun,
+    TaskRecord,
+    TaskState,
+)
+from django_asyncq.scheduling import scheduler
 
 from . import tasks
 
@@ -62,7 +72,7 @@ def make(name: str = "report", *, plan: bool = True, **values: Any) -> Schedule:
 
 
 def task_row(state: TaskState = TaskState.SUCCEEDED, **values: Any) -> TaskRecord:
-    """A task's row, as it may be found behind a tick."""
+    """A task's row, as it may be found behind an occurrence."""
     final = state in (TaskState.SUCCEEDED, TaskState.FAILED)
     return TaskRecord.objects.create(
         name=STATEMENT, state=state, finished_at=timezone.now() if final else None, **values
@@ -226,7 +236,7 @@ def test_permissions_of_the_buttons(client_of: Any, who: str, get_code: int, run
     assert client.post(f"{LIST}{row.pk}/run/", {"seen": "0"}).status_code == run_code
     assert client.post(f"{LIST}{row.pk}/switch/", {"enabled": "0"}).status_code == switch_code
     row.refresh_from_db()
-    assert TaskRecord.objects.count() == Tick.objects.count() == int(may_run)
+    assert TaskRecord.objects.count() == Occurrence.objects.count() == int(may_run)
     assert row.enabled is not may_switch
     assert LogEntry.objects.count() == may_run + may_switch
 
@@ -237,7 +247,7 @@ def test_buttons_need_the_csrf_token(client_of: Any) -> None:
     for view in ("run", "switch"):
         assert client.post(f"{LIST}{row.pk}/{view}/", {"seen": "0", "enabled": "0"}).status_code == 403
     page = client.get(page_of(row)).content.decode()
-    assert Tick.objects.count() == 0
+    assert Occurrence.objects.count() == 0
     for view in ("run", "switch"):
         form = page.partition(f'<form id="asyncq-{view}" method="post" action="{LIST}{row.pk}/{view}/">')[2]
         token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', form.partition("</form>")[0])
@@ -297,7 +307,7 @@ def test_view_only_shows_everything_masked_and_nothing_to_press(client_of: Any) 
         ({"starts_at_0": "tomorrow", "starts_at_1": "10:00"}, "starts_at", "valid date"),
         ({"missed_cap": "0"}, "missed_cap", "greater than or equal to 1"),
         ({"missed_cap": "1001"}, "missed_cap", "less than or equal to 1000"),
-        ({"cron": "*/5 * * * *", "jitter_seconds": "300"}, "jitter_seconds", "ticks come 5 min apart"),
+        ({"cron": "*/5 * * * *", "jitter_seconds": "300"}, "jitter_seconds", "occurrences come 5 min apart"),
         ({"cron": "", "interval_seconds": "30", "jitter_seconds": "30"}, "jitter_seconds", "30 s apart"),
         ({"overlap": "maybe"}, "overlap", "not one of the available choices"),
         ({"name": ""}, "name", "required"),
@@ -332,13 +342,13 @@ def test_what_was_typed_is_kept_when_refused(boss: Client) -> None:
 
 
 def test_right_values_are_saved_and_the_page_shows_ten_ticks(boss: Client) -> None:
-    """The next tick is planned, and the person sees when it will fire."""
+    """The next occurrence is planned, and the person sees when it will fire."""
     response = boss.post(LIST + "add/", filled(starts_at_0="2030-01-01", starts_at_1="00:00"))
     row = Schedule.objects.get()
     assert response["Location"] == page_of(row)
     assert (row.args, row.kwargs, row.is_declared) == (["north"], {"to": "ops@example.org"}, False)
     # A Monday, 02:30 in Berlin.
-    assert row.next_tick_at == datetime(2030, 1, 7, 1, 30, tzinfo=UTC)
+    assert row.next_occurrence_at == datetime(2030, 1, 7, 1, 30, tzinfo=UTC)
     page = text_of(boss.get(page_of(row)))
     assert "Mon 2030-01-07 02:30 CET (UTC+01:00)" in page
     assert page.count(" 02:30 CE") == 10
@@ -351,7 +361,7 @@ def test_no_arguments_and_an_interval(boss: Client) -> None:
     boss.post(LIST + "add/", filled(task="tests.tasks.tidy", args="", kwargs=" ", cron="", interval_seconds="90"))
     row = Schedule.objects.get()
     assert (row.args, row.kwargs, row.cron, row.interval_seconds) == ([], {}, "", 90)
-    assert row.next_tick_at == row.created_at.replace(microsecond=0) + timedelta(seconds=90)
+    assert row.next_occurrence_at == row.created_at.replace(microsecond=0) + timedelta(seconds=90)
     page = text_of(boss.get(page_of(row)))
     assert "Every 1 minute 30 seconds" in page and "every 90 s" in page
 
@@ -428,39 +438,39 @@ def test_next_tick_is_planned_anew_when_the_timing_changes(boss: Client, values:
     """And only then: what the scheduler has written meanwhile stays."""
     row = make()
     overdue = timezone.now() - timedelta(hours=1)
-    Schedule.objects.update(next_tick_at=overdue)
+    Schedule.objects.update(next_occurrence_at=overdue)
     assert boss.post(page_of(row), edited(row, **values)).status_code == 302
     row.refresh_from_db()
-    assert (row.next_tick_at != overdue) is planned
-    assert row.next_tick_at is not None
+    assert (row.next_occurrence_at != overdue) is planned
+    assert row.next_occurrence_at is not None
     if planned:
-        assert row.next_tick_at > timezone.now() - timedelta(minutes=1)
+        assert row.next_occurrence_at > timezone.now() - timedelta(minutes=1)
 
 
 def test_saving_writes_only_what_was_changed(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tick that the scheduler fires while the form is saved is not undone."""
+    """An occurrence that the scheduler fires while the form is saved is not undone."""
     row = make()
     later = timezone.now() + timedelta(hours=2)
     plain = ScheduleAdmin.save_model
 
     def save_model(self: Any, request: Any, obj: Schedule, form: Any, change: bool) -> None:
-        Schedule.objects.update(next_tick_at=later)
+        Schedule.objects.update(next_occurrence_at=later)
         plain(self, request, obj, form, change)
 
     monkeypatch.setattr(ScheduleAdmin, "save_model", save_model)
     boss.post(page_of(row), edited(row, name="renamed"))
-    assert Schedule.objects.values_list("name", "next_tick_at").get() == ("renamed", later)
+    assert Schedule.objects.values_list("name", "next_occurrence_at").get() == ("renamed", later)
 
 
 def test_schedule_that_is_over_is_told(boss: Client) -> None:
     """It is saved, with a warning and a mark."""
     response = boss.post(LIST + "add/", filled(ends_at_0="2020-01-01", ends_at_1="00:00"))
     assert said(response)[-1:] == [("success", "The schedule “weekly” was added successfully.")]
-    assert said(response)[0] == ("warning", "weekly has no tick to come, so it will not fire.")
+    assert said(response)[0] == ("warning", "weekly has no occurrence to come, so it will not fire.")
     row = Schedule.objects.get()
-    assert row.next_tick_at is None
+    assert row.next_occurrence_at is None
     page = text_of(boss.get(page_of(row)))
-    assert "does not fire: it has no tick to come any more" in page and "There is none." in page
+    assert "does not fire: it has no occurrence to come any more" in page and "There is none." in page
 
 
 # --- declared in code
@@ -482,11 +492,11 @@ def test_declared_schedule_is_read_only_but_for_its_switch(boss: Client, declare
     }  # fmt: skip
     assert "It is declared in code, so it is changed there" in page
     assert CANARY not in page and "••••••" in page
-    Schedule.objects.update(next_tick_at=timezone.now() - timedelta(hours=1), enabled=False)
+    Schedule.objects.update(next_occurrence_at=timezone.now() - timedelta(hours=1), enabled=False)
     assert boss.post(page_of(declared), filled(enabled="on")).status_code == 302
     fresh = Schedule.objects.get()
     assert (fresh.name, fresh.task, fresh.cron, fresh.enabled) == ("nightly", STATEMENT, "*/5 * * * *", True)
-    assert fresh.next_tick_at is not None and fresh.next_tick_at > timezone.now()
+    assert fresh.next_occurrence_at is not None and fresh.next_occurrence_at > timezone.now()
 
 
 def test_declared_schedule_is_deleted_only_when_it_is_gone_from_the_code(boss: Client, declared: Schedule) -> None:
@@ -518,31 +528,40 @@ def test_deletion_asks_and_takes_the_ticks_along_without_listing_them(
     """However many there are; whoever may not edit comes back to the list."""
     row, client = make(EVIL), client_of("delete")
     now = timezone.now()
-    Tick.objects.bulk_create(Tick(schedule=row, tick_at=now - timedelta(minutes=count)) for count in range(3000))
+    Occurrence.objects.bulk_create(
+        Occurrence(schedule=row, occurs_at=now - timedelta(minutes=count)) for count in range(3000)
+    )
     with django_assert_max_num_queries(12):
         question = client.get(f"{LIST}{row.pk}/delete/")
     assert (
-        "3000 ticks" in text_of(question) and len(question.content) < 20_000 and b"<img src=x" not in question.content
+        "3000 occurrences" in text_of(question)
+        and len(question.content) < 20_000
+        and b"<img src=x" not in question.content
     )
     answer = client.post(f"{LIST}{row.pk}/delete/", {"post": "yes"})
     assert answer["Location"] == LIST
-    assert Tick.objects.count() == Schedule.objects.count() == 0
+    assert Occurrence.objects.count() == Schedule.objects.count() == 0
 
 
 # --- run now
 
 
 def test_run_now_queues_names_the_task_and_logs(client_of: Any) -> None:
-    """At once, whatever the switch says; the tick is marked as a person's."""
+    """At once, whatever the switch says; the occurrence is marked as a person's."""
     row, client = make(enabled=False, jitter_seconds=60), client_of("view_and_run")
     answer = client.post(f"{LIST}{row.pk}/run/", {"seen": token_of(client, row)})
-    record, tick = TaskRecord.objects.get(), Tick.objects.get()
+    record, occurrence = TaskRecord.objects.get(), Occurrence.objects.get()
     assert answer["Location"] == page_of(row)
     assert said(answer) == [("success", f"Queued: {record}.")]
     assert f'href="/admin/django_asyncq/taskrecord/{record.pk}/change/"' in str(
         next(iter(get_messages(answer.wsgi_request)))
     )
-    assert (tick.task_id, tick.by_person, tick.outcome, record.run_after) == (record.pk, True, TickOutcome.QUEUED, None)
+    assert (occurrence.task_id, occurrence.by_person, occurrence.outcome, record.run_after) == (
+        record.pk,
+        True,
+        OccurrenceOutcome.QUEUED,
+        None,
+    )
     entry = LogEntry.objects.get()
     assert (entry.change_message, entry.object_id) == (f"Run now: task {record.pk}.", str(row.pk))
     assert "by hand" in text_of(client.get(page_of(row)))
@@ -590,19 +609,19 @@ def test_run_without_the_pages_number_is_refused(boss: Client, seen: str | None)
     row = make()
     answer = boss.post(f"{LIST}{row.pk}/run/", {} if seen is None else {"seen": seen})
     assert said(answer) == [("error", "This request does not come from the page of the schedule. Nothing was queued.")]
-    assert Tick.objects.count() == 0
+    assert Occurrence.objects.count() == 0
 
 
 def test_full_gate_refuses_and_nothing_is_written(boss: Client) -> None:
-    """The reason is told; there is no tick of it."""
+    """The reason is told; there is no occurrence of it."""
     row = make(task="tests.tasks.gated_tally")
     name = tasks.gated_tally.gate
     Gate.objects.create(name=name, limit=1)
-    gate.acquire([task_row(TaskState.QUEUED, gate=name)])
+    gates.acquire([task_row(TaskState.QUEUED, gate=name)])
     answer = boss.post(f"{LIST}{row.pk}/run/", {"seen": "0"})
     ((level, text),) = said(answer)
     assert level == "error" and f"gate '{name}' is full" in text and text.endswith("Nothing was queued.")
-    assert (Tick.objects.count(), TaskRecord.objects.count(), LogEntry.objects.count()) == (0, 1, 0)
+    assert (Occurrence.objects.count(), TaskRecord.objects.count(), LogEntry.objects.count()) == (0, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -618,7 +637,7 @@ def test_what_cannot_be_run_is_told(boss: Client, values: dict[str, Any], reason
     row = make(**values)
     ((level, text),) = said(boss.post(f"{LIST}{row.pk}/run/", {"seen": "0"}))
     assert level == "error" and reason in text
-    assert Tick.objects.count() == 0
+    assert Occurrence.objects.count() == 0
 
 
 def test_gate_that_cannot_be_asked_is_told(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -627,11 +646,11 @@ def test_gate_that_cannot_be_asked_is_told(boss: Client, monkeypatch: pytest.Mon
     def away(*args: Any, **kwargs: Any) -> Any:
         raise GateUnavailable("reports")
 
-    monkeypatch.setattr(gate, "acquire", away)
+    monkeypatch.setattr(gates, "acquire", away)
     row = make(task="tests.tasks.gated_tally")
     ((level, text),) = said(boss.post(f"{LIST}{row.pk}/run/", {"seen": "0"}))
     assert level == "error" and "cannot be asked" in text
-    assert (Tick.objects.count(), TaskRecord.objects.count()) == (0, 0)
+    assert (Occurrence.objects.count(), TaskRecord.objects.count()) == (0, 0)
 
 
 def test_declared_schedule_can_be_run_and_a_vanished_one_is_no_error_page(boss: Client, declared: Schedule) -> None:
@@ -649,17 +668,17 @@ def test_declared_schedule_can_be_run_and_a_vanished_one_is_no_error_page(boss: 
 
 
 def test_switch_is_told_logged_and_misses_nothing(boss: Client) -> None:
-    """Off and on again: the next tick is one to come; the second click changes nothing."""
+    """Off and on again: the next occurrence is one to come; the second click changes nothing."""
     row = make()
     off, on = {"enabled": "0"}, {"enabled": "1"}
     assert said(boss.post(f"{LIST}{row.pk}/switch/", off)) == [("success", "Disabled: report.")]
     assert said(boss.post(f"{LIST}{row.pk}/switch/", off))[-1] == ("info", "Already disabled: report.")
     assert "There is none while it is off." in text_of(boss.get(page_of(row)))
-    Schedule.objects.update(next_tick_at=timezone.now() - timedelta(days=1))
+    Schedule.objects.update(next_occurrence_at=timezone.now() - timedelta(days=1))
     answer = boss.post(f"{LIST}{row.pk}/switch/", on)
     assert (answer["Location"], said(answer)[-1]) == (page_of(row), ("success", "Enabled: report."))
     row.refresh_from_db()
-    assert row.enabled and row.next_tick_at is not None and row.next_tick_at > timezone.now()
+    assert row.enabled and row.next_occurrence_at is not None and row.next_occurrence_at > timezone.now()
     assert list(LogEntry.objects.order_by("pk").values_list("change_message", flat=True)) == ["Disabled.", "Enabled."]
 
 
@@ -683,7 +702,7 @@ def test_actions_switch_many_and_tell_of_those_that_cannot_fire(boss: Client) ->
     answer = boss.post(LIST, {"action": "enable_selected", "_selected_action": keys})
     (success, warning, error) = said(answer)
     assert success == ("success", "8 schedules enabled: n0, n1, n2, n3, n4, ….")
-    assert warning == ("warning", "over has no tick to come, so it will not fire.")
+    assert warning == ("warning", "over has no occurrence to come, so it will not fire.")
     assert error[0] == "error" and error[1].startswith("Not enabled: broken: cron expression '61 * * * *'")
     assert set(Schedule.objects.filter(enabled=False)) == {broken}
     assert LogEntry.objects.count() == 8
@@ -701,12 +720,12 @@ def row_text(response: Any, row: Schedule) -> str:
 
 
 def test_list_tells_each_schedule_in_words(boss: Client) -> None:
-    """Name, task, origin, switch, words, expression and zone, next ticks, last run."""
+    """Name, task, origin, switch, words, expression and zone, next occurrences, last run."""
     nightly = make("nightly", cron="30 2 * * *", zone="Europe/Berlin", is_declared=True)
     often = make("often", cron="", interval_seconds=90)
     record = task_row()
     for minutes, values in ((9, {}), (2, {"task": record})):
-        Tick.objects.create(schedule=often, tick_at=timezone.now() - timedelta(minutes=minutes), **values)
+        Occurrence.objects.create(schedule=often, occurs_at=timezone.now() - timedelta(minutes=minutes), **values)
     response = boss.get(LIST)
     assert "nightly tidy · code On At 02:30 every day 30 2 * * * Europe/Berlin in " in row_text(response, nightly)
     text = row_text(response, often)
@@ -728,9 +747,9 @@ def test_list_tells_each_schedule_in_words(boss: Client) -> None:
         ({"args": {"no": "list"}, "kwargs": [1]}, "does not fire: its task cannot be called with these "),
         ({"cron": "61 * * * *", "plan": False}, "does not fire: cron expression '61 * * * *': minute '61' is wrong;"),
         ({"zone": "Mars/Olympus", "plan": False}, "does not fire: time zone 'Mars/Olympus' is not known here"),
-        ({"ends_at": datetime(2020, 1, 1, tzinfo=UTC)}, "does not fire: it has no tick to come any more"),
-        ({"plan": False}, "does not fire: its next tick is not planned; save it again"),
-        ({"plan": False, "next_tick_at": datetime(2026, 1, 1, tzinfo=UTC)}, "overdue: is a worker running?"),
+        ({"ends_at": datetime(2020, 1, 1, tzinfo=UTC)}, "does not fire: it has no occurrence to come any more"),
+        ({"plan": False}, "does not fire: its next occurrence is not planned; save it again"),
+        ({"plan": False, "next_occurrence_at": datetime(2026, 1, 1, tzinfo=UTC)}, "overdue: is a worker running?"),
         ({"plan": False, "enabled": False}, ""),
         ({}, ""),
     ],
@@ -749,16 +768,19 @@ def test_marks_say_why_a_schedule_does_not_fire(boss: Client, values: dict[str, 
 @pytest.mark.parametrize(
     ("values", "shown"),
     [
-        ({"outcome": TickOutcome.SKIPPED}, "Skipped an earlier one was not over"),
-        ({"outcome": TickOutcome.MISSED, "note": "this tick and those before it"}, "Missed this tick and those"),
-        ({"outcome": TickOutcome.REFUSED, "note": "gate 'x' is full"}, "Refused gate 'x' is full"),
+        ({"outcome": OccurrenceOutcome.SKIPPED}, "Skipped an earlier one was not over"),
+        (
+            {"outcome": OccurrenceOutcome.MISSED, "note": "this occurrence and those before it"},
+            "Missed this occurrence and those",
+        ),
+        ({"outcome": OccurrenceOutcome.REFUSED, "note": "gate 'x' is full"}, "Refused gate 'x' is full"),
         ({"task_id": uuid4()}, "Queued task pruned"),
     ],
 )
 def test_last_run_tells_what_became_of_the_tick(boss: Client, values: dict[str, Any], shown: str) -> None:
     """Also of one without a task, or whose task's row is gone."""
     row = make()
-    Tick.objects.create(schedule=row, tick_at=timezone.now() - timedelta(seconds=90), **values)
+    Occurrence.objects.create(schedule=row, occurs_at=timezone.now() - timedelta(seconds=90), **values)
     assert f"1 min ago {shown}" in row_text(boss.get(LIST), row)
 
 
@@ -769,8 +791,8 @@ def test_list_of_a_hundred_takes_a_fixed_number_of_queries(boss: Client, django_
         for _ in range(count):
             row = make(f"n{uuid4()}")
             for minutes in range(3):
-                tick_at = timezone.now() - timedelta(minutes=minutes)
-                Tick.objects.create(schedule=row, tick_at=tick_at, task=task_row())
+                occurs_at = timezone.now() - timedelta(minutes=minutes)
+                Occurrence.objects.create(schedule=row, occurs_at=occurs_at, task=task_row())
 
     add(1)
     boss.get(LIST)
@@ -815,15 +837,15 @@ def test_page_tells_the_latest_ticks_and_their_tasks(client_of: Any, django_asse
     records = [task_row(), task_row(TaskState.FAILED), task_row(TaskState.RUNNING)]
     pruned = uuid4()
     values: list[dict[str, Any]] = [{"task": record} for record in records]
-    values += [{"task_id": pruned}, {"outcome": TickOutcome.REFUSED, "note": "password=hunter2 is wrong"}]
+    values += [{"task_id": pruned}, {"outcome": OccurrenceOutcome.REFUSED, "note": "password=hunter2 is wrong"}]
     values += [{"by_person": True} for _ in range(20)]
     for minutes, each in enumerate(values, 1):
-        Tick.objects.create(schedule=row, tick_at=now - timedelta(minutes=minutes), **each)
+        Occurrence.objects.create(schedule=row, occurs_at=now - timedelta(minutes=minutes), **each)
     client = client_of("view_and_run")
     client.get(page_of(row))
     with django_assert_max_num_queries(12):
         page = client.get(page_of(row))
-    text = text_of(page).partition("Latest ticks")[2]
+    text = text_of(page).partition("Latest occurrences")[2]
     assert f"1 min ago Queued {records[0]} Succeeded 2 min ago Queued {records[1]} Failed" in text
     assert f"3 min ago Queued {records[2]} Running 4 min ago Queued …{str(pruned)[-8:]} pruned" in text
     assert "5 min ago Refused password=•••••• is wrong –" in text
@@ -833,8 +855,8 @@ def test_page_tells_the_latest_ticks_and_their_tasks(client_of: Any, django_asse
 
 
 def lines(row: Schedule, now: datetime, count: int = 4) -> list[tuple[str, str, str]]:
-    """The ticks to come as the page would show them at `now`."""
-    shown = [schedule_page.tick_row(each, now) for each in preview(row.timing, now, count, zone=row.zone)]
+    """The occurrences to come as the page would show them at `now`."""
+    shown = [schedule_page.occurrence_row(each, now) for each in preview(row.timing, now, count, zone=row.zone)]
     return [(f"{each.day} {each.clock}", each.zone, each.note) for each in shown]
 
 
@@ -856,7 +878,7 @@ def test_gap_and_repeated_hour_in_new_york() -> None:
     """A job that follows the clock leaves the gap out, and runs in both passes of the hour that comes twice."""
     row = make(cron="*/30 * * * *", zone="America/New_York")
     assert lines(row, datetime(2026, 3, 8, 6, 31, tzinfo=UTC), 2) == [
-        ("Sun 2026-03-08 03:00", "EDT (UTC-04:00)", "02:00, 02:30 do not exist, so there were no ticks then"),
+        ("Sun 2026-03-08 03:00", "EDT (UTC-04:00)", "02:00, 02:30 do not exist, so there were no occurrences then"),
         ("Sun 2026-03-08 03:30", "EDT (UTC-04:00)", ""),
     ]
     assert lines(row, datetime(2026, 11, 1, 5, 1, tzinfo=UTC), 4) == [
@@ -892,7 +914,7 @@ def test_many_times_in_a_gap_are_told_as_a_span_and_other_days_by_date() -> None
     """Sixty minutes are not listed; a whole day that was left out has its date."""
     row = make(cron="* * * * *", zone="America/New_York")
     assert lines(row, datetime(2026, 3, 8, 6, 59, tzinfo=UTC), 1)[0][2] == (
-        "02:00 to 02:59 do not exist, so there were no ticks then"
+        "02:00 to 02:59 do not exist, so there were no occurrences then"
     )
     local = datetime(2011, 12, 31, 0, 0)
     note = DstNote(DstKind.GAP, (datetime(2011, 12, 30, 2, 30),))
@@ -922,7 +944,7 @@ def test_everything_is_escaped(boss: Client) -> None:
     odd = make(f"odd {EVIL}", plan=False, task=f"m.{EVIL}", cron=EVIL[:60], zone=EVIL[:64], kwargs={EVIL: EVIL})
     gone = make(f"gone {EVIL}", is_declared=True, retired_at=timezone.now(), kwargs={EVIL: EVIL})
     for each in (row, odd, gone):
-        Tick.objects.create(schedule=each, tick_at=timezone.now(), outcome=TickOutcome.REFUSED, note=EVIL)
+        Occurrence.objects.create(schedule=each, occurs_at=timezone.now(), outcome=OccurrenceOutcome.REFUSED, note=EVIL)
     run = StartupRun.objects.create(name=EVIL, holder=EVIL, term=1, begun_at=timezone.now(), error=f"{EVIL}\n{EVIL}")
     keys = [str(each.pk) for each in (row, odd, gone)]
     pages = [boss.get(LIST), boss.get(LIST, {"q": EVIL}), *(boss.get(page_of(each)) for each in (row, odd, gone))]
@@ -940,7 +962,9 @@ def test_everything_is_escaped(boss: Client) -> None:
 def test_secrets_are_masked_outside_the_form(client_of: Any) -> None:
     """Only whoever may change a schedule reads them, in the form and nowhere else."""
     row = make(task=STATEMENT, args=["north"], kwargs={"to": "x", "password": CANARY, "more": {"api_key": CANARY}})
-    Tick.objects.create(schedule=row, tick_at=timezone.now(), outcome=TickOutcome.REFUSED, note=f"token={CANARY}")
+    Occurrence.objects.create(
+        schedule=row, occurs_at=timezone.now(), outcome=OccurrenceOutcome.REFUSED, note=f"token={CANARY}"
+    )
     viewer, changer = client_of("view"), client_of("change")
     for client in (viewer, changer):
         assert CANARY not in client.get(LIST).content.decode()
@@ -1028,7 +1052,7 @@ def test_works_on_a_site_of_ones_own(client_of: Any, settings: Any, has_tasks: b
     settings.ROOT_URLCONF = ModuleType("schedule_office_urls")
     settings.ROOT_URLCONF.urlpatterns = [path("office/", site.urls), path("admin/", admin.site.urls)]
     row, client = make(), client_of("superuser")
-    Tick.objects.create(schedule=row, tick_at=timezone.now(), task=task_row())
+    Occurrence.objects.create(schedule=row, occurs_at=timezone.now(), task=task_row())
     office = f"/office{LIST.removeprefix('/admin')}"
     pages = [client.get(office), client.get(f"{office}{row.pk}/change/")]
     answer = client.post(f"{office}{row.pk}/run/", {"seen": "0"})
@@ -1043,4 +1067,4 @@ def test_admin_passes_the_system_checks_and_locks_are_not_shown() -> None:
     """Nothing is wrong with the classes; the terms of locks are nobody's business."""
     assert ScheduleAdmin(Schedule, admin.site).check() == []
     assert StartupRunAdmin(StartupRun, admin.site).check() == []
-    assert not admin.site.is_registered(LockTerm) and not admin.site.is_registered(Tick)
+    assert not admin.site.is_registered(LockTerm) and not admin.site.is_registered(Occurrence)

@@ -12,10 +12,11 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError
 from django.utils import timezone
 
-from django_asyncq import gate, inspector
+from django_asyncq import gates
 from django_asyncq.broker import Broker
+from django_asyncq.broker.inspection import Inspection
 from django_asyncq.broker.keys import QueueKeys, alive_key
-from django_asyncq.broker.sweeping import Sweeping
+from django_asyncq.maintenance import inspector
 from django_asyncq.management.commands import asyncq
 from django_asyncq.models import Gate, TaskRecord, TaskState
 from django_asyncq.testing import EmbeddedRedis
@@ -74,8 +75,8 @@ def test_rebuild_puts_back_what_waits(forgotten: list[TaskRecord]) -> None:
     ]
     assert "6 rows looked at" in text
     assert "6 put into Redis" in text
-    assert Sweeping().sizes("default") == {"pending": 3, "active": 0, "scheduled": 1, "retry": 1, "archived": 0}
-    assert len(gate.slots("g")) == 1
+    assert Inspection().sizes("default") == {"pending": 3, "active": 0, "scheduled": 1, "retry": 1, "archived": 0}
+    assert len(gates.slots("g")) == 1
     assert Broker().is_alive() is not None
     assert "; 0 put into Redis" in run("rebuild", "--yes")
 

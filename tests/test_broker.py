@@ -601,7 +601,7 @@ def test_what_is_put_off_counts_from_the_first_time(broker: Broker, keys: QueueK
     assert broker.client.hget(keys.task("a"), "parked_at") is None
 
 
-# --- upkeep
+# --- maintenance
 
 
 def test_due_tasks_become_pending_in_order(broker: Broker, keys: QueueKeys) -> None:
@@ -665,7 +665,7 @@ def test_only_a_nearer_time_wakes_who_waits(broker: Broker) -> None:
         heard.get_message(timeout=5)
         for at, id in ((2000, "a"), (3000, "b"), (1000, "c"), (2500.5, "d"), (2600.5, "e")):
             broker.schedule(QUEUE, [entry(id, due_at=9_999_990_000 + at)])
-        broker.ring()
+        broker.notify_due()
         told = [message for _ in range(8) if (message := heard.get_message(timeout=0.2))]
     # "d" is the nearest of those between two seconds: one look for nothing, cheaper than comparing.
     assert len(told) == len("acd") + 1

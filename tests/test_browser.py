@@ -147,8 +147,8 @@ def test_person_makes_a_schedule_runs_it_and_switches_it(person: Person) -> None
     assert person.told() == ["The schedule “Nightly statement” was added successfully."]
     row = Schedule.objects.get()
     assert person.browser.current_url.endswith(f"/schedule/{row.pk}/change/")
-    ticks = [each.text for each in person.all(NEXT)]
-    assert len(ticks) == 10 and all(" 04:30 CE" in tick for tick in ticks)
+    occurrences = [each.text for each in person.all(NEXT)]
+    assert len(occurrences) == 10 and all(" 04:30 CE" in occurrence for occurrence in occurrences)
 
     person.press("button[form=asyncq-run]")
     record = TaskRecord.objects.get()

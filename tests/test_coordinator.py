@@ -27,11 +27,11 @@ from django.utils import timezone
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_asyncq import terms
 from django_asyncq.broker import scripts
-from django_asyncq.coordinator import Owner, StartupTaskCoordinator, files, owner
-from django_asyncq.coordinator.hold import trust_clock
-from django_asyncq.exceptions import BrokerUnavailable, InvalidOption, TermOver
+from django_asyncq.exceptions import BrokerUnavailable, InvalidOption, LockLost
+from django_asyncq.leadership import fencing, lock_files, owner
+from django_asyncq.leadership.coordinator import Owner, StartupTaskCoordinator
+from django_asyncq.leadership.hold import trust_clock
 from django_asyncq.models import StartupRun
 from django_asyncq.testing import EmbeddedRedis
 
@@ -54,7 +54,7 @@ if host := options.pop("host", None):
 if options.pop("orm", False):
     import django
     django.setup()
-from django_asyncq.coordinator import StartupTaskCoordinator
+from django_asyncq.leadership.coordinator import StartupTaskCoordinator
 
 client = redis.Redis.from_url(options.pop("url"), protocol=2, retry=Retry(NoBackoff(), 0), socket_timeout=5)
 coordinator = StartupTaskCoordinator(client, **options)
@@ -70,14 +70,14 @@ def fork(descriptor):
 def write(name, term=None):
     # Write a row, fenced by the hold's term or by one that was remembered.
     from django.utils import timezone
-    from django_asyncq import terms
-    from django_asyncq.exceptions import TermOver
+    from django_asyncq.leadership import fencing
+    from django_asyncq.exceptions import LockLost
     from django_asyncq.models import StartupRun
     try:
         number = coordinator.term(name) if term is None else term
-        with coordinator.fenced(name) if term is None else terms.fenced(name, term):
+        with coordinator.fenced(name) if term is None else fencing.fenced(name, term):
             StartupRun.objects.create(name=name, holder=str(os.getpid()), term=number, begun_at=timezone.now())
-    except TermOver as error:
+    except LockLost as error:
         return type(error).__name__
     return number
 
@@ -92,7 +92,7 @@ import json, multiprocessing, sys
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from django_asyncq.coordinator import StartupTaskCoordinator
+from django_asyncq.leadership.coordinator import StartupTaskCoordinator
 
 def contend(options, name, barrier, winners):
     client = redis.Redis.from_url(options.pop("url"), protocol=2, retry=Retry(NoBackoff(), 0))
@@ -209,7 +209,7 @@ def no_redis() -> Iterator[str]:
 
 def lock_path(folder: Path, name: str) -> Path:
     """The file of a lock."""
-    return folder / files.file_name(name)
+    return folder / lock_files.file_name(name)
 
 
 def open_lock_files(folder: Path) -> int:
@@ -568,8 +568,8 @@ def test_frozen_holder_loses_and_notices(
         assert number > term
     os.kill(holder.pid, signal.SIGCONT)
     assert holder.ask("is_held", name) is False
-    assert holder.ask("write", name, term) == "TermOver"
-    assert holder.ask("write", name) == "TermOver"
+    assert holder.ask("write", name, term) == "LockLost"
+    assert holder.ask("write", name) == "LockLost"
     assert holder.ask("renew", name) is False
     assert holder.ask("acquire", name, ttl) is False
     holder.ask("release", name)
@@ -734,10 +734,10 @@ def test_every_end_of_a_hold_lets_go_of_its_file(redis_client: redis.Redis, name
         redis_client.delete(key)
         assert holder.acquire(name, TTL)
         with pytest.raises(BlockingIOError):
-            files.LockFolder(tmp_path).lock(name, holder._owner)
+            lock_files.LockFolder(tmp_path).lock(name, holder._owner)
         end()
         assert not holder.is_held(name)
-        files.LockFolder(tmp_path).lock(name, holder._owner).unlock()
+        lock_files.LockFolder(tmp_path).lock(name, holder._owner).unlock()
     assert open_lock_files(tmp_path) == before
 
 
@@ -837,7 +837,7 @@ def test_taken_again_with_a_file_that_another_has_signed(
     assert holder.tick() == [name]
     redis_proxy.come_back()
     stranger = Owner.of_this_process()
-    files.LockFolder(tmp_path).lock(name, stranger).unlock()
+    lock_files.LockFolder(tmp_path).lock(name, stranger).unlock()
     assert holder.acquire(name, TTL)
     mine = Owner.read(value_of(redis_client, name))
     assert mine is not None and mine.written == str(lock_path(tmp_path, name).stat().st_ctime_ns)
@@ -897,7 +897,7 @@ def test_folder_that_cannot_be_used_leaves_redis_alone(
     folder = tmp_path / "file" / "locks"
     if why == "platform":
         folder = tmp_path
-        monkeypatch.setattr(files, "fcntl", None)
+        monkeypatch.setattr(lock_files, "fcntl", None)
     holder = StartupTaskCoordinator(None, folder, single_instance=True)
     assert holder.acquire(name, TTL) and holder.acquire(f"{name}2", TTL)
     assert sum("cannot be used" in record.message for record in caplog.records) == 1
@@ -941,10 +941,10 @@ def test_each_hold_has_a_term_of_its_own(redis_client: redis.Redis, name: str) -
     clock.now += TTL / 2
     assert first.tick() == []
     assert first.acquire(name, TTL) and first.term(name) == term
-    with pytest.raises(TermOver):
+    with pytest.raises(LockLost):
         second.term(name)
     first.release(name)
-    with pytest.raises(TermOver):
+    with pytest.raises(LockLost):
         first.term(name)
     assert second.acquire(name, TTL)
     assert second.term(name) == term + 1
@@ -958,7 +958,7 @@ def test_each_hold_has_a_term_of_its_own(redis_client: redis.Redis, name: str) -
 
     assert asyncio.run(ask()) == term + 2
     clock.now += TTL
-    with pytest.raises(TermOver):
+    with pytest.raises(LockLost):
         first.term(name)
     assert first.acquire(name, TTL)
     assert first.term(name) == term + 3, "trust had ended, so another may have held it"
@@ -989,16 +989,16 @@ def test_hold_lost_while_its_term_is_drawn(
     """The number that came too late is nobody's term."""
     holder = StartupTaskCoordinator()
     assert holder.acquire(name, TTL)
-    begin = terms.begin
+    begin = fencing.begin
 
     def begin_slowly(*arguments: Any) -> int:
-        monkeypatch.setattr(terms, "begin", begin)
+        monkeypatch.setattr(fencing, "begin", begin)
         holder.release(name)
         assert not is_taken_again or holder.acquire(name, TTL)
         return begin(*arguments)
 
-    monkeypatch.setattr(terms, "begin", begin_slowly)
-    with pytest.raises(TermOver) as caught:
+    monkeypatch.setattr(fencing, "begin", begin_slowly)
+    with pytest.raises(LockLost) as caught:
         holder.term(name)
     assert (caught.value.name, caught.value.term) == (name, 1)
     assert holder.is_held(name) is is_taken_again
@@ -1040,7 +1040,7 @@ def test_accepted_terms_never_decrease_and_do_without_the_fence(
 ) -> None:
     """Redis forgot the lock and the older holder has not noticed: only the fence keeps its write out."""
     if not is_fenced:
-        monkeypatch.setattr(terms, "fence", lambda name, number: None)
+        monkeypatch.setattr(fencing, "fence", lambda name, number: None)
     older, newer = (StartupTaskCoordinator(None, tmp_path / folder, single_instance=True) for folder in "ab")
     assert older.acquire(name, TTL)
     write_fenced(older, name, "older")
@@ -1049,11 +1049,11 @@ def test_accepted_terms_never_decrease_and_do_without_the_fence(
     write_fenced(newer, name, "newer")
     assert older.is_held(name), "as far as it knows"
     if is_fenced:
-        with pytest.raises(TermOver) as caught:
+        with pytest.raises(LockLost) as caught:
             write_fenced(older, name, "older")
         assert (caught.value.name, caught.value.term) == (name, 1)
         assert not older.is_held(name), "given up"
-        files.LockFolder(tmp_path / "a").lock(name, older._owner).unlock()
+        lock_files.LockFolder(tmp_path / "a").lock(name, older._owner).unlock()
         assert newer.renew(name)
     else:
         write_fenced(older, name, "older")
@@ -1063,10 +1063,10 @@ def test_accepted_terms_never_decrease_and_do_without_the_fence(
 
 @pytest.mark.django_db(transaction=True)
 def test_error_in_the_body_of_a_fenced_write_leaves_the_hold(name: str) -> None:
-    """It rolls back; another lock's TermOver that passes through gives up nothing here either."""
+    """It rolls back; another lock's LockLost that passes through gives up nothing here either."""
     holder = StartupTaskCoordinator()
     assert holder.acquire(name, TTL)
-    for error in (ZeroDivisionError(), TermOver("another", 1)):
+    for error in (ZeroDivisionError(), LockLost("another", 1)):
         with pytest.raises(type(error)), holder.fenced(name):
             StartupRun.objects.create(name=name, holder="", term=1, begun_at=timezone.now())
             raise error
@@ -1088,7 +1088,7 @@ class Writer(threading.Thread):
         try:
             while not self.over.wait(0.01):
                 self.holder.tick()
-                with suppress(TermOver):
+                with suppress(LockLost):
                     if self.holder.is_held(self.lock_name) or self.holder.acquire(self.lock_name, 0.6):
                         write_fenced(self.holder, self.lock_name, self.label)
                         self.written += 1
@@ -1557,14 +1557,14 @@ def test_lock_file_replaced_meanwhile_is_not_trusted(
     """Somebody unlinked the file between its opening and its locking: the one that is there now is locked."""
     holder = StartupTaskCoordinator(connect(no_redis), tmp_path)
     path = lock_path(tmp_path, name)
-    flock = files.fcntl.flock
+    flock = lock_files.fcntl.flock
 
     def unlink_first(descriptor: int, operation: int) -> None:
-        monkeypatch.setattr(files.fcntl, "flock", flock)
+        monkeypatch.setattr(lock_files.fcntl, "flock", flock)
         path.unlink()
         flock(descriptor, operation)
 
-    monkeypatch.setattr(files.fcntl, "flock", unlink_first)
+    monkeypatch.setattr(lock_files.fcntl, "flock", unlink_first)
     assert holder.acquire(name, TTL)
     assert path.exists()
     assert not StartupTaskCoordinator(connect(no_redis), tmp_path).acquire(name, TTL)
@@ -1573,7 +1573,7 @@ def test_lock_file_replaced_meanwhile_is_not_trusted(
 def test_any_name_makes_a_file_of_its_own() -> None:
     """No name leaves the folder, and no two share a file."""
     names = [
-        "upkeep",
+        "maintenance",
         "a/b",
         "a_b",
         "../../etc/passwd",
@@ -1585,10 +1585,10 @@ def test_any_name_makes_a_file_of_its_own() -> None:
         "a\x00b",
         "a\nb",
     ]
-    found = [files.file_name(name) for name in names]
+    found = [lock_files.file_name(name) for name in names]
     assert len(set(found)) == len(names)
     assert all("/" not in file and "\x00" not in file and len(file) < 150 for file in found)
-    assert found[0] == "upkeep.lock"
+    assert found[0] == "maintenance.lock"
 
 
 def test_folder_that_cannot_be_used_is_told_and_chooses_nothing(
@@ -1612,6 +1612,6 @@ def test_platform_without_flock_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On Windows there is no file lock, and the error says so."""
-    monkeypatch.setattr(files, "fcntl", None)
+    monkeypatch.setattr(lock_files, "fcntl", None)
     with pytest.raises(BrokerUnavailable, match="does not support file locks"):
         StartupTaskCoordinator(connect(no_redis), tmp_path).acquire(name, TTL)

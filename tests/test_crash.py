@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_asyncq import conf, failpoints, gate, lifecycle
+from django_asyncq import conf, failpoints, gates, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import alive_key
-from django_asyncq.models import Gate, Schedule, StartupRun, TaskRecord, TaskState, Tick
-from django_asyncq.retention import lowest_id_at
+from django_asyncq.maintenance.pruner import lowest_id_at
+from django_asyncq.models import Gate, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
 from django_asyncq.testing import crash_at
 
 from . import tasks, test_outages
@@ -99,7 +99,7 @@ def executions(history_path: Path) -> Counter[tuple[str, int]]:
 
 def slots_held() -> list[str]:
     """The slots of all gates that have not expired."""
-    return [slot.id for name in gate.occupied() for slot in gate.slots(name) if slot.expires_at > time.time()]
+    return [slot.id for name in gates.occupied() for slot in gates.slots(name) if slot.expires_at > time.time()]
 
 
 def entries() -> set[str]:
@@ -176,7 +176,7 @@ def is_quiet() -> bool:
     """Whether nothing is left to do."""
     if TaskRecord.objects.filter(finished_at=None).exists() or slots_held() or entries() - archived():
         return False
-    if Schedule.objects.filter(next_tick_at__lte=timezone.now()).exists():
+    if Schedule.objects.filter(next_occurrence_at__lte=timezone.now()).exists():
         return False
     done = StartupRun.objects.filter(error="", finished_at__isnull=False)
     return "ASYNCQ_TEST_STARTUP" not in os.environ or done.count() == 2
@@ -199,13 +199,13 @@ PRODUCERS: dict[str, tuple[str, int, int]] = {
     "enqueue.committed": ("enqueue", 1, 2),
     "dispatch.slots_confirmed": ("enqueue_for_later", 1, 2),
     "dispatch.queue_pushed": ("enqueue", 1, 2),
-    "gather.taken": ("one_after_the_other", 1, 3),
+    "batch.taken": ("one_after_the_other", 1, 3),
     "enqueue.pushed": ("enqueue", 1, 2),
-    "tell.batch_told": ("enqueue_many", 1, 250),
+    "broker.batch_sent": ("enqueue_many", 1, 250),
     "park.row_written": ("lose_the_slot", 1, 1),
     "retry.slot_taken": ("retry", 1, 1),
     "retry.committed": ("retry", 1, 1),
-    "forget.committed": ("delete", 1, 0),
+    "delete.committed": ("delete", 1, 0),
     "acknowledge.queue_told": ("work", 1, 2),
 }
 
@@ -237,7 +237,9 @@ def test_producer_killed_at_each_step(turn: int, tmp_path: Path, checked: Callab
     again = TaskRecord.objects.get(gate="retry.slot_taken")
     assert lifecycle.retry([again.id], by_person=True).retried == [again]
     # The stranger that has the slot of the parked task gives it back by itself.
-    wait_until(lambda: not [slot for slot in gate.slots("park.row_written") if slot.expires_at > time.time()], "a slot")
+    wait_until(
+        lambda: not [slot for slot in gates.slots("park.row_written") if slot.expires_at > time.time()], "a slot"
+    )
     recover(tmp_path)
     checked(parked=1)
 
@@ -307,7 +309,7 @@ def test_worker_killed_at_a_step(
 
 def test_worker_killed_while_it_hands_back(turn: int, tmp_path: Path, checked: Callable[..., None]) -> None:
     """At the end of its grace: the row says 0, Redis still that it runs; the supervisor, on its way out, sees to it."""
-    point = "hand_back.row_written"
+    point = "requeue.row_written"
     slow = nap(1.2)
     crash = Crash(point, tmp_path)
     with workers(tmp_path, ASYNCQ_TEST_SHUTDOWN_GRACE="0.2", **crash.variables) as fleet:
@@ -328,7 +330,7 @@ def test_worker_killed_while_it_hands_over(
     turn: int, outage: Outage, tmp_path: Path, history_path: Path, checked: Callable[..., None]
 ) -> None:
     """SIGTERM while the database is away: what was left in Redis by then is recorded, only the rest runs again."""
-    point = "hand_over.outcome_left"
+    point = "spill.outcome_left"
     for queue in ("one", "two"):
         nap(1.0, queue)
     crash = Crash(point, tmp_path)
@@ -342,7 +344,7 @@ def test_worker_killed_while_it_hands_over(
         wait_until(crash.mark.exists, "a death")
         if turn % 2:
             fleet.process.kill()
-        left = {str(id) for id, queue in queues.items() if Broker().outcomes(queue, [str(id)])}
+        left = {str(id) for id, queue in queues.items() if Broker().spilled_outcomes(queue, [str(id)])}
         assert len(left) == 1, "the other's outcome died with the process"
         outage.end()
         assert fleet.stop() == (-signal.SIGKILL if turn % 2 else 0)
@@ -380,7 +382,7 @@ def outcome_left_by_a_lost_host() -> None:
     lifecycle.begin(run, "lost", timezone.now())
     tasks.note("begin", id=run.lease.id)
     lifecycle.succeed(run, "rested", timezone.now())
-    assert lifecycle.hand_over(Broker(), "lost", [run]) == 1
+    assert lifecycle.spill_outcomes(Broker(), "lost", [run]) == 1
 
 
 def unknown_run(redis_client: Any) -> None:
@@ -404,7 +406,7 @@ def overdue_schedule() -> None:
     """A tick that is due since five seconds; the next one comes tomorrow."""
     at = (timezone.now() - timedelta(seconds=5)).replace(microsecond=0)
     Schedule.objects.create(
-        name="crash", task="tests.tasks.stamp", interval_seconds=86_400, starts_at=at, next_tick_at=at
+        name="crash", task="tests.tasks.stamp", interval_seconds=86_400, starts_at=at, next_occurrence_at=at
     )
 
 
@@ -435,9 +437,9 @@ SUPERVISORS: dict[str, tuple[Callable[..., None], int, int]] = {
     "reconcile.marked_alive": (never_pushed, 1, 0),
     "reconcile.page_mended": (lambda: never_pushed(1200), 1, 0),
     "reconcile.leases_mended": (held_by_a_lost_host, 1, 0),
-    "take_up.row_written": (outcome_left_by_a_lost_host, 1, 0),
+    "replay.row_written": (outcome_left_by_a_lost_host, 1, 0),
     "abandon.row_written": (unknown_run, 1, 0),
-    "fire.tick_written": (overdue_schedule, 1, 0),
+    "fire.occurrence_written": (overdue_schedule, 1, 0),
     "fire.committed": (overdue_schedule, 1, 0),
     "start_up.row_written": (lambda: None, 1, 0),
     "prune.rows_deleted": (old_failure, 1, 1),
@@ -467,12 +469,12 @@ def test_supervisor_killed_at_a_step(
     assert crash.pid() == fleet.process.pid
     if point == "start_up.row_written":
         assert not [line for line in history(history_path) if line["event"] == "once"]
-    if point == "fire.tick_written":
-        assert not Tick.objects.exists()
+    if point == "fire.occurrence_written":
+        assert not Occurrence.objects.exists()
     recover(tmp_path)
     checked(parked=parked)
     if point.startswith("fire"):
-        assert Tick.objects.filter(task__isnull=False).count() == Tick.objects.count() == 1
+        assert Occurrence.objects.filter(task__isnull=False).count() == Occurrence.objects.count() == 1
     if point == "start_up.row_written":
         assert Counter(line["event"] for line in history(history_path))["once"] == 1
         ended = [run.finished_at is not None for run in StartupRun.objects.filter(name="once").order_by("id")]
@@ -520,5 +522,5 @@ def test_without_a_reconciler_the_check_fails(
 
 def test_every_point_is_killed_at(turn: int) -> None:
     """No point is only declared."""
-    tried = {*PRODUCERS, *WORKERS, *SUPERVISORS, *AFTER_A_DEATH, "hand_back.row_written", "hand_over.outcome_left"}
+    tried = {*PRODUCERS, *WORKERS, *SUPERVISORS, *AFTER_A_DEATH, "requeue.row_written", "spill.outcome_left"}
     assert tried == set(failpoints.POINTS)

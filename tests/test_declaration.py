@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from django_asyncq import cron, declaration, every, startup_task, task
+from django_asyncq import cron, every, startup_task, task
+from django_asyncq.definitions import schedules
 from django_asyncq.exceptions import InvalidOption
 from django_asyncq.tasks import check_call
 
@@ -44,7 +45,7 @@ NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
     ],
 )
 def test_what_can_never_work_is_refused(make: Callable[[], Any], words: str) -> None:
-    """Where the module is imported, not at the first tick."""
+    """Where the module is imported, not at the first occurrence."""
     with pytest.raises(InvalidOption, match=words.replace("(", r"\(")):
         make()
 
@@ -103,7 +104,7 @@ def test_calls_are_checked_against_the_signature() -> None:
 
 def test_startup_tasks_keep_their_order_and_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A module that is imported twice declares them once; another function may not take the name."""
-    monkeypatch.setattr(declaration, "_startup_tasks", {})
+    monkeypatch.setattr(schedules, "_startup_tasks", {})
 
     def first() -> None: ...
     def second() -> None: ...
@@ -111,7 +112,7 @@ def test_startup_tasks_keep_their_order_and_their_names(monkeypatch: pytest.Monk
     assert startup_task("b", ttl=5)(first) is first
     startup_task("a")(second)
     startup_task("b", ttl=6, every_start=True)(first)
-    found = declaration.startup_tasks()
+    found = schedules.startup_tasks()
     assert [(each.name, each.ttl_seconds, each.every_start) for each in found] == [("b", 6, True), ("a", 60, False)]
     with pytest.raises(InvalidOption, match="second"):
         startup_task("b")(second)

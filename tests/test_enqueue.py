@@ -18,9 +18,9 @@ from django.utils import timezone
 from django_asyncq import GateUnavailable, InvalidArguments, compat
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import QueueKeys
+from django_asyncq.broker.message import TaskMessage
 from django_asyncq.compat import InvalidTask, TaskResultDoesNotExist, TaskResultStatus
 from django_asyncq.exceptions import InvalidOption
-from django_asyncq.message import TaskMessage
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.tasks import task
 

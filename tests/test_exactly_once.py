@@ -97,10 +97,10 @@ def test_commit_that_gave_no_answer_is_looked_up() -> None:
         transaction.set_rollback(True)
     assert completed is not None
     assert run.record.state == TaskState.RUNNING
-    assert lifecycle.recorded([completed]) == []
+    assert lifecycle.already_recorded([completed]) == []
     with transaction.atomic():
         assert lifecycle.complete(run, None, timezone.now()) is not None
-    assert lifecycle.recorded([completed]) == [completed]
+    assert lifecycle.already_recorded([completed]) == [completed]
 
 
 def test_failure_rolls_effects_back_and_is_recorded(history_path: Path) -> None:

@@ -29,7 +29,7 @@ from django.conf import settings as django_settings
 
 from django_asyncq.broker import Broker, Entry, Lease
 from django_asyncq.broker.keys import QueueKeys
-from django_asyncq.message import TaskMessage
+from django_asyncq.broker.message import TaskMessage
 from django_asyncq.testing import EmbeddedRedis
 
 FOLDER = Path(__file__).parent / "fixtures" / "asynq"

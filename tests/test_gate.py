@@ -16,12 +16,12 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from django_asyncq import GateUnavailable, QueueFull, conf, gate, lifecycle
-from django_asyncq.broker import Broker
+from django_asyncq import GateUnavailable, QueueFull, conf, gates, lifecycle
+from django_asyncq.broker import Broker, clients, scripts
 from django_asyncq.exceptions import UnknownGate
-from django_asyncq.forwarder import forward_due
+from django_asyncq.maintenance.forwarder import forward_due
+from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import Gate, TaskRecord, TaskState
-from django_asyncq.reconciler import Reconciler
 from django_asyncq.signals import task_state_changed, task_state_changing
 
 from . import tasks
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def holders(name: str) -> set[str]:
     """Ids that hold a slot."""
-    return {slot.id for slot in gate.slots(name)}
+    return {slot.id for slot in gates.slots(name)}
 
 
 def fill(name: str, count: int) -> list[Any]:
@@ -133,7 +133,7 @@ def test_rollback_gives_the_slot_back_after_its_provisional_time(settings: Any, 
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         fill("g", 5)
         raise ZeroDivisionError
-    assert all(slot.expires_at <= time.time() + 2 for slot in gate.slots("g"))
+    assert all(slot.expires_at <= time.time() + 2 for slot in gates.slots("g"))
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         try:
@@ -148,9 +148,9 @@ def test_commit_makes_the_slot_last() -> None:
     """Confirmed for ten times the expected time, at least an hour."""
     with transaction.atomic():
         fill("g", 1)
-        (slot,) = gate.slots("g")
+        (slot,) = gates.slots("g")
         assert slot.expires_at <= time.time() + 60
-    (slot,) = gate.slots("g")
+    (slot,) = gates.slots("g")
     assert 3500 < slot.expires_at - time.time() <= 3601
 
 
@@ -158,9 +158,9 @@ def test_confirm_that_finds_its_slot_gone_and_the_gate_full_parks_the_task() -> 
     """The task waits in 3 with `retry_at`; the gate is never over its limit."""
     with transaction.atomic():
         result = fill("g", 1)[0]
-        gate.release_ids("g", [result.id])
+        gates.release_ids("g", [result.id])
         others = [TaskRecord(name="tests.tasks.gated", args=["g"], gate="g", queue_limit=5) for _ in range(5)]
-        gate.acquire(others)
+        gates.acquire(others)
     record = TaskRecord.objects.get(id=result.id)
     assert record.state == TaskState.FAILED
     assert record.retry_at is not None
@@ -184,7 +184,7 @@ def test_slot_that_a_retry_has_taken_is_not_given_back_by_the_run_before() -> No
                 assert holders("g") == {str(late.id)}
     lifecycle.announce([late], TaskState.RUNNING, TaskState.FAILED)
     assert holders("g") == set()
-    assert Broker().client.hlen(gate.keys("g")[2]) == 0
+    assert Broker().client.hlen(gates.keys("g")[2]) == 0
 
 
 def test_retry_at_a_gate_that_has_lost_its_limit_goes_on(redis_client: Any, caplog: Any) -> None:
@@ -207,7 +207,7 @@ def test_retry_at_a_gate_that_has_lost_its_limit_goes_on(redis_client: Any, capl
 def test_limit_changed_while_the_gate_is_built_is_the_one_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the read of the old limit and the build: who dies after it leaves no old limit behind."""
     row = Gate.objects.create(name="g", limit=5)
-    read, changed = gate._live, []
+    read, changed = gates._live, []
 
     def read_and_change(name: str) -> QuerySet[TaskRecord]:
         if not changed:
@@ -216,9 +216,9 @@ def test_limit_changed_while_the_gate_is_built_is_the_one_that_counts(monkeypatc
             row.save()
         return read(name)
 
-    monkeypatch.setattr(gate, "_live", read_and_change)
-    gate.build("g")
-    assert Broker().client.hget(gate.keys("g")[1], "built") is None
+    monkeypatch.setattr(gates, "_live", read_and_change)
+    gates.build("g")
+    assert Broker().client.hget(gates.keys("g")[1], "built") is None
     fill("g", 1)
     with pytest.raises(QueueFull, match="1 of 1"):
         fill("g", 1)
@@ -227,8 +227,8 @@ def test_limit_changed_while_the_gate_is_built_is_the_one_that_counts(monkeypatc
 def test_gate_that_nobody_asked_for_long_is_built_anew(settings: Any) -> None:
     """Redis was away for so long that the slots of committed rows ran out before they could be confirmed."""
     result = fill("g", 4)[0]
-    gate.release_ids("g", [result.id])
-    meta = gate.keys("g")[1]
+    gates.release_ids("g", [result.id])
+    meta = gates.keys("g")[1]
     fill("g", 1)
     assert result.id not in holders("g")
     Broker().client.hset(meta, "asked", int(time.time()) - conf.current().unasked_seconds - 1)
@@ -291,19 +291,19 @@ def test_larger_than_one_call_is_still_all_or_nothing() -> None:
 def test_acquiring_twice_is_a_yes_and_never_shortens() -> None:
     """A repeated call after a lost reply keeps the slot and its time, also when full."""
     records = [TaskRecord(name="x", gate="g", queue_limit=1) for _ in range(1)]
-    assert gate.acquire(records) == gate.confirm(records) == set()
-    before = gate.slots("g")
-    assert gate.acquire(records) == set()
-    assert gate.slots("g")[0].expires_at >= before[0].expires_at
+    assert gates.acquire(records) == gates.confirm(records) == set()
+    before = gates.slots("g")
+    assert gates.acquire(records) == set()
+    assert gates.slots("g")[0].expires_at >= before[0].expires_at
 
 
 def test_one_call_tells_apart_who_has_a_slot_who_gets_one_and_who_is_refused() -> None:
     """Each by its place in the call, whatever stands around it; a retry's fence is kept for those admitted alone."""
     records = [TaskRecord(name="x", gate="g", queue_limit=3, fence=number) for number in range(1, 6)]
-    gate.acquire([records[1], records[3]])
-    assert gate.acquire(records, partial=True, again=True) == {records[2].id, records[4].id}
+    gates.acquire([records[1], records[3]])
+    assert gates.acquire(records, partial=True, again=True) == {records[2].id, records[4].id}
     assert holders("g") == {str(records[place].id) for place in (0, 1, 3)}
-    kept = Broker().client.hgetall(gate.keys("g")[2])
+    kept = Broker().client.hgetall(gates.keys("g")[2])
     assert kept == {str(records[place].id).encode(): str(place + 1).encode() for place in (0, 1, 3)}
 
 
@@ -313,14 +313,14 @@ def test_one_push_of_several_gates_extends_each_slot_at_its_own() -> None:
     with transaction.atomic():
         results = [tasks.gated.enqueue(name) for name in ("one", "open", "two", "lost", "one")]
         free = tasks.add.enqueue(1, 2)
-        Broker().client.delete(gate.keys("lost")[1])
+        Broker().client.delete(gates.keys("lost")[1])
     assert {name: len(holders(name)) for name in ("one", "open", "two", "lost")} == {
         "one": 2,
         "open": 0,
         "two": 1,
         "lost": 1,
     }
-    assert all(slot.expires_at - time.time() > 3000 for name in ("one", "two", "lost") for slot in gate.slots(name))
+    assert all(slot.expires_at - time.time() > 3000 for name in ("one", "two", "lost") for slot in gates.slots(name))
     taken = {lease.id for lease in Broker().dequeue("default", "w", 9, 9).leases}
     assert taken == {result.id for result in [*results, free]}
 
@@ -344,7 +344,7 @@ def calls() -> int:
 
 def remaining(name: str) -> float:
     """Seconds that the slot of a gate's one member still lasts."""
-    (slot,) = gate.slots(name)
+    (slot,) = gates.slots(name)
     return slot.expires_at - time.time()
 
 
@@ -356,14 +356,14 @@ def test_push_makes_the_slot_last() -> None:
     # The first use of a gate builds it: refused, built, admitted.
     assert calls() - before == 4
     assert remaining("g") > 3000
-    Broker().client.zrem(gate.keys("g")[0], result.id)
+    Broker().client.zrem(gates.keys("g")[0], result.id)
     before = calls()
     fill("g", 1)
     assert calls() - before == 2
     before = calls()
     tasks.gated.using(run_after=timezone.now() + timedelta(hours=1)).enqueue("warm")
     assert calls() - before == 3
-    assert {slot.expires_at - time.time() > 3000 for slot in gate.slots("warm")} == {True}
+    assert {slot.expires_at - time.time() > 3000 for slot in gates.slots("warm")} == {True}
 
 
 def test_in_a_cluster_the_gate_is_asked_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,13 +373,13 @@ def test_in_a_cluster_the_gate_is_asked_apart(monkeypatch: pytest.MonkeyPatch) -
     before = calls()
     fill("warm", 1)
     assert calls() - before == 3
-    assert {slot.expires_at - time.time() > 3000 for slot in gate.slots("warm")} == {True}
+    assert {slot.expires_at - time.time() > 3000 for slot in gates.slots("warm")} == {True}
 
 
 @pytest.mark.parametrize("lost", ["slot", "expired", "gate", "unasked"])
 def test_push_asks_the_gate_when_the_slot_cannot_be_relied_on(lost: str) -> None:
     """Its slot is gone or over, or Redis was emptied or away, between the slot and the commit: it takes another."""
-    members, meta, _ = gate.keys("g")
+    members, meta, _ = gates.keys("g")
     client = Broker().client
     with transaction.atomic():
         (result,) = fill("g", 1)
@@ -400,8 +400,8 @@ def test_push_of_a_task_whose_slot_others_have_by_now_parks_it() -> None:
     """The gate is full without it: it waits for a retry, and Redis has it nowhere else."""
     with transaction.atomic():
         (result,) = tasks.gated.using(queue_limit=1).enqueue_many([("g",)])
-        Broker().client.zrem(gate.keys("g")[0], result.id)
-        gate.acquire([stranger := TaskRecord(name="x", gate="g", queue_limit=1)])
+        Broker().client.zrem(gates.keys("g")[0], result.id)
+        gates.acquire([stranger := TaskRecord(name="x", gate="g", queue_limit=1)])
     assert holders("g") == {str(stranger.id)}
     assert TaskRecord.objects.get().state == TaskState.FAILED
     assert Broker().dequeue("default", "w", 9, 9).leases == []
@@ -415,7 +415,7 @@ def test_open_gate_and_gate_without_a_limit_hold_no_push_up(caplog: Any) -> None
     with transaction.atomic():
         lifecycle.enqueue([TaskRecord(name=tasks.gated.module_path, gate="gone", args=["gone"])])
         Gate.objects.filter(id=row.id)._raw_delete("default")
-        gate.forget_built("gone")
+        gates.forget_built("gone")
     assert holders("open") == set()
     assert len(Broker().dequeue("default", "w", 9, 9).leases) == 3
     assert "go on without a slot" in caplog.text
@@ -425,28 +425,28 @@ def test_slots_of_a_gate_that_no_task_is_at_are_found() -> None:
     """Whose task's row is gone, or final: the auditor comes there too, but not to gates of other programs."""
     (result,) = fill("left", 1)
     fill("busy", 1)
-    gate.scripts.run("gate_renew", gate.clients.client("producer"), gate.keys("theirs")[:1], [3600, "a"])
+    scripts.run("gate_renew", clients.client("producer"), gates.keys("theirs")[:1], [3600, "a"])
     TaskRecord.objects.filter(id=result.id)._raw_delete("default")
-    assert gate.occupied() == {"left", "busy"}
+    assert gates.occupied() == {"left", "busy"}
     reconciler = Reconciler(Broker())
     reconciler.sweep()
     reconciler.quick()
-    assert gate.occupied() == {"busy"}
+    assert gates.occupied() == {"busy"}
     assert holders("theirs") == {"a"}
 
 
 def test_auditor_mends_both_ways() -> None:
     """A slot without a task goes, a task without a slot gets one, and young slots are left alone."""
     result = fill("g", 1)[0]
-    gate.release_ids("g", [result.id])
+    gates.release_ids("g", [result.id])
     stranger = TaskRecord(name="x", gate="g", queue_limit=5)
-    gate.acquire([stranger])
-    gate.confirm([stranger])
+    gates.acquire([stranger])
+    gates.confirm([stranger])
     uncommitted = TaskRecord(name="x", gate="g", queue_limit=5)
-    gate.acquire([uncommitted])
-    assert gate.audit("g", time.time()) == (1, 1)
+    gates.acquire([uncommitted])
+    assert gates.audit("g", time.time()) == (1, 1)
     assert holders("g") == {result.id, str(uncommitted.id)}
-    assert gate.audit("g", time.time()) == (0, 0)
+    assert gates.audit("g", time.time()) == (0, 0)
 
 
 def test_receivers_may_veto_and_their_veto_gives_slots_back() -> None:

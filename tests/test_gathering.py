@@ -18,13 +18,13 @@ from django.db import connections, transaction
 from django.db.backends.signals import connection_created
 from django.utils import timezone
 
-from django_asyncq import gate, lifecycle
+from django_asyncq import gates, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import QueueKeys
-from django_asyncq.lifecycle import gathering, pushing
-from django_asyncq.lifecycle.gathering import DENSE
+from django_asyncq.lifecycle import dispatching, push_batcher
+from django_asyncq.lifecycle.push_batcher import DENSE
+from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import TaskRecord, TaskState
-from django_asyncq.reconciler import Reconciler
 from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks
@@ -44,12 +44,12 @@ SOON = 2.0
 @pytest.fixture
 def gather(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
     """Switch gathering on, with nothing waiting and no push made yet; leave no thread behind."""
-    own = gathering.Gathering()
-    monkeypatch.setattr(gathering, "add", own.add)
-    monkeypatch.setattr(gathering, "push_now", own.push_now)
+    own = push_batcher.PushBatcher()
+    monkeypatch.setattr(push_batcher, "add", own.add)
+    monkeypatch.setattr(push_batcher, "flush_pushes", own.flush_pushes)
 
     def switch_on(seconds: float) -> None:
-        settings.ASYNCQ = {**settings.ASYNCQ, "GATHER_SECONDS": seconds}
+        settings.ASYNCQ = {**settings.ASYNCQ, "PUSH_BATCH_SECONDS": seconds}
 
     yield switch_on
     switch_on(0)
@@ -94,11 +94,11 @@ def test_what_follows_closely_is_pushed_at_once_by_the_thread(gather: Callable[[
 def test_a_signals_handler_may_enqueue_in_the_middle_of_it(gather: Callable[[float], None]) -> None:
     """It runs in the same thread, which would wait for itself."""
     gather(LONG)
-    gatherer = gathering.add.__self__  # type: ignore[attr-defined]
+    gatherer = push_batcher.add.__self__  # type: ignore[attr-defined]
     with gatherer._lock:
         tasks.add.enqueue(1)
         tasks.add.enqueue(2)
-    gathering.push_now()
+    push_batcher.flush_pushes()
     assert len(pending()) == 2
 
 
@@ -116,7 +116,7 @@ def test_a_stream_is_pushed_with_one_call(gather: Callable[[float], None], redis
 
 
 def test_a_stream_that_lasts_is_pushed_in_groups(gather: Callable[[float], None], redis_client: Any) -> None:
-    """One call for each GATHER_SECONDS."""
+    """One call for each PUSH_BATCH_SECONDS."""
     gather(0.2)
     begin_stream()
     before, begun_at = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"], time.monotonic()
@@ -131,14 +131,14 @@ def test_what_comes_during_a_push_is_pushed_behind_it(
     gather: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though nothing came for so long that it is a lone one."""
-    dispatch, is_pushing, may_go_on = gathering.dispatch, threading.Event(), threading.Event()
+    dispatch, is_pushing, may_go_on = push_batcher.dispatch, threading.Event(), threading.Event()
 
     def wait_and_dispatch(records: Any) -> int:
         is_pushing.set()
         assert may_go_on.wait(30)
         return dispatch(records)
 
-    monkeypatch.setattr(gathering, "dispatch", wait_and_dispatch)
+    monkeypatch.setattr(push_batcher, "dispatch", wait_and_dispatch)
     gather(LONG)
     results = [tasks.add.enqueue(number).id for number in range(2)]
     assert is_pushing.wait(30)
@@ -172,7 +172,7 @@ def test_a_steady_stream_keeps_its_order(gather: Callable[[float], None]) -> Non
         results.append(tasks.add.enqueue(number).id)
         if number % 40 == 0:
             time.sleep(0.012)  # long enough for the thread to end
-    gathering.push_now()
+    push_batcher.flush_pushes()
     assert pending() == results
 
 
@@ -185,7 +185,7 @@ def test_each_queue_gets_its_own(gather: Callable[[float], None]) -> None:
         two = [tasks.add.using(queue_name="two").enqueue(number) for number in range(3)]
     late = tasks.add.using(queue_name="one", run_after=timedelta(hours=1)).enqueue(2)
     assert (pending("one"), pending("two")) == ([], [])
-    gathering.push_now()
+    push_batcher.flush_pushes()
     assert (pending("one"), pending("two")) == ([one.id], [result.id for result in two])
     assert Broker().client.zrange(QueueKeys("one").scheduled, 0, -1) == [late.id.encode()]
 
@@ -195,7 +195,7 @@ def test_an_end_of_the_process_waits_for_its_last_push() -> None:
     script = (
         "import atexit, django; django.setup()\n"
         "from django.conf import settings\n"
-        f"settings.ASYNCQ['GATHER_SECONDS'] = {SOON}\n"
+        f"settings.ASYNCQ['PUSH_BATCH_SECONDS'] = {SOON}\n"
         "from tests import tasks\n"
         "atexit.register(lambda: [tasks.add.enqueue(number) for number in range(5, 8)])\n"
         "[tasks.add.enqueue(number) for number in range(5)]\n"
@@ -212,7 +212,7 @@ def test_a_worker_that_is_stopped_pushes_what_its_tasks_enqueued(tmp_path: Path)
     """Its process ends by `os._exit`, which waits for no thread."""
     count = DENSE + 2
     result = tasks.enqueues_closely.enqueue("elsewhere", count)
-    with workers(tmp_path, "--queues", "default", ASYNCQ_TEST_GATHER="1") as fleet:
+    with workers(tmp_path, "--queues", "default", ASYNCQ_TEST_PUSH_BATCH="1") as fleet:
         wait_until(lambda: TaskRecord.objects.get(id=result.id).state == TaskState.SUCCEEDED, "the end of the task")
         assert fleet.stop() == 0
     by_age = TaskRecord.objects.filter(queue_name="elsewhere").order_by("enqueued_at")
@@ -224,7 +224,7 @@ def test_a_worker_that_is_stopped_pushes_what_its_tasks_enqueued(tmp_path: Path)
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_fork_begins_anew() -> None:
     """The child has neither what its parent is to push nor the lock that the parent's thread may hold."""
-    own = gathering._gathering
+    own = push_batcher._gathering
     held = threading.Event()
     may_end = threading.Event()
 
@@ -256,9 +256,9 @@ def test_what_is_deleted_before_its_push_leaves_nothing(gather: Callable[[float]
     first = begin_stream()
     result = tasks.add.using(gate="gathered", queue_limit=1).enqueue(1)
     TaskRecord.objects.get(id=result.id).delete()
-    assert (pending(), gate.slots("gathered")) == (first, [])
+    assert (pending(), gates.slots("gathered")) == (first, [])
     wait_until(lambda: not has_thread(), "the thread's end")
-    assert (pending(), gate.slots("gathered")) == (first, [])
+    assert (pending(), gates.slots("gathered")) == (first, [])
 
 
 def test_a_lost_slot_is_noticed_by_the_push(gather: Callable[[float], None]) -> None:
@@ -273,8 +273,8 @@ def test_a_lost_slot_is_noticed_by_the_push(gather: Callable[[float], None]) -> 
     try:
         begin_stream()
         result = tasks.add.using(gate="stolen", queue_limit=1).enqueue(1)
-        gate.release([TaskRecord.objects.get(id=result.id)])
-        gate.acquire([TaskRecord(gate="stolen", queue_limit=1)])
+        gates.release([TaskRecord.objects.get(id=result.id)])
+        gates.acquire([TaskRecord(gate="stolen", queue_limit=1)])
         wait_until(lambda: TaskRecord.objects.get(id=result.id).state == TaskState.FAILED, "being parked")
         wait_until(lambda: not has_thread(), "the thread's end")
     finally:
@@ -291,10 +291,10 @@ def test_when_too_much_waits_the_caller_pushes(
     """Nobody gets ahead of Redis for long."""
     gather(LONG)
     first = begin_stream()
-    monkeypatch.setattr(gathering, "MOST_WAITING", 3)
+    monkeypatch.setattr(push_batcher, "MOST_WAITING", 3)
     results = [tasks.add.enqueue(number).id for number in range(6)]
     assert pending() == first + results[3:]
-    gathering.push_now()
+    push_batcher.flush_pushes()
     assert pending() == first + results[3:] + results[:3]
 
 
@@ -302,13 +302,13 @@ def test_a_push_that_fails_in_an_unknown_way_is_logged_and_the_next_goes_on(
     gather: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A defect costs the reconciler's delay, not the thread."""
-    dispatch = gathering.dispatch
+    dispatch = push_batcher.dispatch
 
     def fail_once(records: Any) -> int:
-        monkeypatch.setattr(gathering, "dispatch", dispatch)
+        monkeypatch.setattr(push_batcher, "dispatch", dispatch)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(gathering, "dispatch", fail_once)
+    monkeypatch.setattr(push_batcher, "dispatch", fail_once)
     gather(LONG)
     results = [tasks.add.enqueue(number).id for number in range(2)]
     with caplog.at_level(logging.ERROR, "django_asyncq.lifecycle"):
@@ -328,11 +328,11 @@ def test_a_push_that_fails_does_not_keep_a_deleted_task_its_slot(
 
     gather(LONG)
     begin_stream()
-    monkeypatch.setattr(gathering, "dispatch", fail)
+    monkeypatch.setattr(push_batcher, "dispatch", fail)
     result = tasks.add.using(gate="unpushed", queue_limit=1).enqueue(1)
-    assert len(gate.slots("unpushed")) == 1
+    assert len(gates.slots("unpushed")) == 1
     TaskRecord.objects.get(id=result.id).delete()
-    assert gate.slots("unpushed") == []
+    assert gates.slots("unpushed") == []
     assert "1 tasks not pushed now, the reconciler will" in caplog.text
 
 
@@ -344,7 +344,7 @@ def test_redis_away_costs_a_caller_nothing_and_loses_nothing(
 ) -> None:
     """The thread pays for the time-out; one line is logged; the reconciler pushes."""
     # The next push, too, comes while pushes are skipped.
-    monkeypatch.setattr(pushing, "BREAKER_SECONDS", 60.0)
+    monkeypatch.setattr(dispatching, "BREAKER_SECONDS", 60.0)
     gather(SOON)
     results = begin_stream()
     own_redis.kill()
@@ -361,7 +361,7 @@ def test_redis_away_costs_a_caller_nothing_and_loses_nothing(
 
 
 def test_nothing_is_gathered_where_it_is_switched_off(gather: Callable[[float], None]) -> None:
-    """GATHER_SECONDS = 0: each `enqueue` has pushed when it returns."""
+    """PUSH_BATCH_SECONDS = 0: each `enqueue` has pushed when it returns."""
     gather(0)
     results = []
     for number in range(20):
@@ -371,5 +371,5 @@ def test_nothing_is_gathered_where_it_is_switched_off(gather: Callable[[float], 
 
 
 def test_verbs_outside_use_the_same_gathering() -> None:
-    """`push_now` of the one door is the process's own."""
-    assert lifecycle.push_now.__self__ is gathering._gathering  # type: ignore[attr-defined]
+    """`flush_pushes` of the one door is the process's own."""
+    assert lifecycle.flush_pushes.__self__ is push_batcher._gathering  # type: ignore[attr-defined]

@@ -23,10 +23,10 @@ from django_asyncq.lifecycle import Run
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.supervisor import Supervisor
 from django_asyncq.testing import EmbeddedRedis
-from django_asyncq.worker.board import Board
-from django_asyncq.worker.job import Job
+from django_asyncq.worker.execute.job import Job
 from django_asyncq.worker.options import WorkerOptions
 from django_asyncq.worker.process import WorkerProcess
+from django_asyncq.worker.slot_table import SlotTable
 
 from . import tasks
 from .workers import Workers, history, wait_until, workers
@@ -161,7 +161,7 @@ def test_a_queue_that_was_removed_is_waited_for_no_longer(tmp_path: Path, own_re
 def process() -> Iterator[WorkerProcess]:
     """A worker process whose main thread is the test's; nothing sleeps but the test."""
     _ours, theirs = multiprocessing.Pipe()
-    found = WorkerProcess(WorkerOptions(concurrency=2, queues={"default": 1}), Board(4), theirs)
+    found = WorkerProcess(WorkerOptions(concurrency=2, queues={"default": 1}), SlotTable(4), theirs)
     yield found
     found.fetching.standby.close()
     if found.fetching.watch is not None:
@@ -188,7 +188,9 @@ def test_who_runs_something_may_not_be_handed_a_task_and_is_woken_when_it_has_en
     """Its main thread sleeps meanwhile, and would else stand by only when it next looks."""
     assert process.fetching._may_stand_by()
     taken = take(process)
-    job = Job(Run(lifecycle.load(taken.leases)[taken.leases[0].id], taken.leases[0]), tasks.stamp, time.monotonic())
+    job = Job(
+        Run(lifecycle.load_rows(taken.leases)[taken.leases[0].id], taken.leases[0]), tasks.stamp, time.monotonic()
+    )
     process.threads.busy.add(job)
     assert not process.fetching._may_stand_by()
     process._waits_until_idle = True

@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 from django.db.models import QuerySet
 
-from django_asyncq import gate
+from django_asyncq import gates
 from django_asyncq.models import TaskRecord
 
 pytestmark = pytest.mark.django_db
@@ -17,8 +17,8 @@ LOOKS = {
     "running": (ROWS.running(), "asyncq_state_queue"),
     "failed": (ROWS.failed(), "asyncq_state_queue"),
     "retrying": (ROWS.retrying(), "asyncq_state_queue"),
-    "live at a gate": (ROWS.filter(gate="a", state__in=gate.LIVE_STATES), "asyncq_gate_state"),
-    "live at any gate": (ROWS.filter(state__in=gate.LIVE_STATES).exclude(gate=""), "asyncq_"),
+    "live at a gate": (ROWS.filter(gate="a", state__in=gates.LIVE_STATES), "asyncq_gate_state"),
+    "live at any gate": (ROWS.filter(state__in=gates.LIVE_STATES).exclude(gate=""), "asyncq_"),
     "enqueued lately": (ROWS.filter(enqueued_at__gt="2026-01-01T00:00Z"), "asyncq_enqueued_at"),
 }
 

@@ -10,9 +10,9 @@ from django.db import IntegrityError, connections, transaction
 from django.db.models.signals import post_save, pre_save
 from django.test.utils import CaptureQueriesContext
 
-from django_asyncq import inserting
+from django_asyncq.definitions.names import uuid7
 from django_asyncq.models import TaskRecord
-from django_asyncq.names import uuid7
+from django_asyncq.storage import inserting
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

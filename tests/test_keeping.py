@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.core import checks
 
+from django_asyncq.definitions.retention_policy import INHERIT, KEEP_HINT, Retention, Rule, current_rules, faults
 from django_asyncq.exceptions import InvalidOption
-from django_asyncq.keeping import INHERIT, KEEP_HINT, Retention, Rule, current_rules, faults
 
 DAY = timedelta(days=1)
 

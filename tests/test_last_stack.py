@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from django_asyncq.models import TaskRecord, TaskState
-from django_asyncq.worker.last_stack import LARGEST_BYTES, LastStack
+from django_asyncq.worker.crash_stack import LARGEST_BYTES, CrashStack
 
 from . import tasks
 from .workers import ROOT, run_workers
@@ -44,16 +44,16 @@ def test_task_that_is_killed_has_no_stack(tmp_path: Path) -> None:
 
 def test_what_was_written_is_read_and_bounded() -> None:
     """The process removes the path; the supervisor still reads, as much as fits."""
-    last = LastStack()
+    last = CrashStack()
     code = (
-        "import sys, os, faulthandler; from django_asyncq.worker.last_stack import write_last_stack\n"
-        "write_last_stack(sys.argv[1]); faulthandler._sigabrt()"
+        "import sys, os, faulthandler; from django_asyncq.worker.crash_stack import write_crash_stack\n"
+        "write_crash_stack(sys.argv[1]); faulthandler._sigabrt()"
     )
     ended = subprocess.run([sys.executable, "-c", code, last.path], cwd=ROOT, check=False)
     assert ended.returncode == -6
     assert not Path(last.path).exists()
     assert "Fatal Python error: Aborted" in last.take()
-    long = LastStack()
+    long = CrashStack()
     Path(long.path).write_bytes(b"\xff" * (LARGEST_BYTES + 1))
     assert long.take() == "\ufffd" * LARGEST_BYTES
     assert not Path(long.path).exists()
@@ -68,6 +68,6 @@ def test_without_a_place_for_files_workers_start_all_the_same(
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr("tempfile.mkstemp", full)
-    last = LastStack()
+    last = CrashStack()
     assert (last.path, last.take()) == ("", "")
     assert "No space left" in caplog.text

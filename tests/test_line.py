@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from django_asyncq.worker.line import Line
+from django_asyncq.worker.execute.job_queue import JobQueue
 
 from .workers import wait_until
 
@@ -18,11 +18,11 @@ END = -1
 
 
 @pytest.fixture
-def crew() -> Iterator[Callable[[Line[int], Callable[[int], object]], None]]:
+def crew() -> Iterator[Callable[[JobQueue[int], Callable[[int], object]], None]]:
     """Starts threads that take from a line, each number with a call, and ends them after the test."""
-    started: list[tuple[Line[int], list[threading.Thread]]] = []
+    started: list[tuple[JobQueue[int], list[threading.Thread]]] = []
 
-    def start(line: Line[int], call: Callable[[int], object]) -> None:
+    def start(line: JobQueue[int], call: Callable[[int], object]) -> None:
         def work() -> None:
             while (number := line.take()) != END:
                 call(number)
@@ -42,7 +42,7 @@ def crew() -> Iterator[Callable[[Line[int], Callable[[int], object]], None]]:
 
 def test_first_come_first_served() -> None:
     """And an empty line says so at once, to who does not want to rest."""
-    line: Line[int] = Line()
+    line: JobQueue[int] = JobQueue()
     line.extend([1, 2])
     line.extend([])
     line.extend([3])
@@ -51,7 +51,7 @@ def test_first_come_first_served() -> None:
 
 def test_several_put_and_several_take_and_each_is_taken_once(crew: Callable[..., None]) -> None:
     """With the interpreter changing hands as often as it can."""
-    line: Line[int] = Line()
+    line: JobQueue[int] = JobQueue()
     taken: list[int] = []
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -76,7 +76,7 @@ def test_several_put_and_several_take_and_each_is_taken_once(crew: Callable[...,
 
 def test_who_is_busy_with_one_keeps_nobody_from_the_next(crew: Callable[..., None]) -> None:
     """All that came together are begun while each waits for the others."""
-    line: Line[int] = Line()
+    line: JobQueue[int] = JobQueue()
     met = threading.Barrier(THREADS)
     begun: list[int] = []
 
@@ -107,7 +107,7 @@ class CountedBell:
 
 def test_short_ones_are_left_to_the_first_that_wakes(crew: Callable[..., None]) -> None:
     """Each thread that wakes wants the interpreter: with one for each job they fight for it."""
-    line: Line[int] = Line()
+    line: JobQueue[int] = JobQueue()
     bell = line._bell = CountedBell(line._bell)  # type: ignore[assignment]
     takers: list[str] = []
 

@@ -18,13 +18,14 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import HypothesisException
 from hypothesis.stateful import run_state_machine_as_test
 
-from django_asyncq import gate, lifecycle, statements
+from django_asyncq import gates, lifecycle
 from django_asyncq.broker import Broker, scripts
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.exceptions import QueueFull
-from django_asyncq.forwarder import forward_due
+from django_asyncq.maintenance.forwarder import forward_due
+from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import Gate, TaskRecord, TaskState
-from django_asyncq.reconciler import Reconciler
+from django_asyncq.storage import batches
 
 from . import script_mutants, tasks
 from .machine import stores
@@ -94,7 +95,7 @@ QUICK = {
     "dequeue that notes nothing unread",
     "dequeue by who goes on standing by",
     "put_back behind the others",
-    "mend_orphans of what stands in a list",
+    "repair_orphans of what stands in a list",
     "done leaves what is held",
     "done counts nothing",
     "dequeue without a new fence",
@@ -130,9 +131,9 @@ def test_finds_a_script_without_its_guard(mutant: str, monkeypatch: pytest.Monke
 
 
 def guard_is(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statements, "GUARD", guard)
+    monkeypatch.setattr(batches, "GUARD", guard)
     # What it has made before is not to be used.
-    monkeypatch.setattr(statements, "_update_from_json", statements._update_from_json.__wrapped__)
+    monkeypatch.setattr(batches, "_update_from_json", batches._update_from_json.__wrapped__)
 
 
 def without_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,32 +141,32 @@ def without_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_the_fence_of_running_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    guard_is(statements.GUARD.replace(" AND t.fence = v.held_fence", ""), monkeypatch)
+    guard_is(batches.GUARD.replace(" AND t.fence = v.held_fence", ""), monkeypatch)
 
 
 def without_the_fence_of_queued_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    guard_is(statements.GUARD.replace(" AND t.fence < v.held_fence", ""), monkeypatch)
+    guard_is(batches.GUARD.replace(" AND t.fence < v.held_fence", ""), monkeypatch)
 
 
 def repeated_write_is_a_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statements, "_already_written", lambda writes, database: set())
+    monkeypatch.setattr(batches, "_already_written", lambda writes, database: set())
 
 
 def recovery_keeps_the_fence(monkeypatch: pytest.MonkeyPatch) -> None:
-    from django_asyncq.lifecycle import returning
+    from django_asyncq.lifecycle import recovery
 
-    real = returning._close_run
+    real = recovery._close_run
 
     def close(*arguments: Any) -> Any:
         write = real(*arguments)
         write.record.fence = write.held_fence
         return write
 
-    monkeypatch.setattr(returning, "_close_run", close)
+    monkeypatch.setattr(recovery, "_close_run", close)
 
 
 def confirm_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "confirm", lambda records: set())
+    monkeypatch.setattr(gates, "confirm", lambda records: set())
 
 
 def final_rows_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +177,7 @@ def a_lost_run_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     from django_asyncq.lifecycle import running
 
     def accept(writes: Any, database: str) -> set[Any]:
-        statements.write_fenced(writes, database)
+        batches.write_fenced(writes, database)
         return {write.record.id for write in writes}
 
     monkeypatch.setattr(running, "write_fenced", accept)
@@ -244,13 +245,13 @@ def test_retry_that_died_before_its_push_is_pushed_by_the_reconciler(
     retry_in: timedelta | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """3 → 0 was committed, Redis was not told: the entry still waits in retry or archived."""
-    from django_asyncq.lifecycle import returning
+    from django_asyncq.lifecycle import recovery
 
     tasks.add.enqueue(1)
     run = ended(claimed(), retry_at=timezone.now() + retry_in if retry_in else None)
     lifecycle.acknowledge(Broker(), "w", [run])
     with monkeypatch.context() as patched:
-        patched.setattr(returning, "dispatch", lambda *arguments, **options: 0)
+        patched.setattr(recovery, "dispatch", lambda *arguments, **options: 0)
         lifecycle.retry([run.record.id], by_person=True)
     TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(minutes=1))
     mend()
@@ -275,7 +276,7 @@ def test_end_announced_after_the_retry_leaves_the_slot() -> None:
     lifecycle.acknowledge(Broker(), "w", [run])
     assert forward_due(Broker(), ["default"]).retried == 1
     lifecycle.announce([run.record], TaskState.RUNNING, TaskState.FAILED)
-    assert [slot.id for slot in gate.slots("g")] == [str(run.record.id)]
+    assert [slot.id for slot in gates.slots("g")] == [str(run.record.id)]
 
 
 def test_what_another_runs_by_now_is_not_adopted() -> None:
@@ -310,7 +311,7 @@ def test_end_announced_after_the_gate_was_built_anew_leaves_the_slot(fault: str)
     with pytest.raises(QueueFull):
         tasks.add.using(gate="g").enqueue(2)
     lifecycle.announce([run.record], TaskState.RUNNING, TaskState.FAILED)
-    assert [slot.id for slot in gate.slots("g")] == [str(run.record.id)]
+    assert [slot.id for slot in gates.slots("g")] == [str(run.record.id)]
 
 
 def test_end_announced_after_the_gate_was_built_anew_gives_the_own_slot_back() -> None:
@@ -322,15 +323,15 @@ def test_end_announced_after_the_gate_was_built_anew_gives_the_own_slot_back() -
     second = claimed()
     lifecycle.begin(second, "w", timezone.now())
     lifecycle.mark_running([second])
-    gate.forget_built("g")
+    gates.forget_built("g")
     with pytest.raises(QueueFull):
         tasks.add.using(gate="g", queue_limit=1).enqueue(2)
     lifecycle.announce([first.record], TaskState.RUNNING, TaskState.FAILED)
-    assert len(gate.slots("g")) == 1
+    assert len(gates.slots("g")) == 1
     lifecycle.succeed(second, 1, timezone.now())
     assert lifecycle.record_runs([second]) == []
     lifecycle.announce([second.record], TaskState.RUNNING, TaskState.SUCCEEDED)
-    assert gate.slots("g") == []
+    assert gates.slots("g") == []
 
 
 def test_slot_leaked_at_a_gate_without_rows_is_audited() -> None:
@@ -341,18 +342,18 @@ def test_slot_leaked_at_a_gate_without_rows_is_audited() -> None:
     reconciler = Reconciler(Broker())
     for _ in range(3):
         reconciler.sweep()
-    assert gate.slots("g") == []
+    assert gates.slots("g") == []
 
 
 def test_sweep_does_not_pass_the_limit_for_a_row_that_was_never_pushed() -> None:
     """Its provisional slot expired before the push, others came in: `confirm` would park it."""
     late = record_of(1, gate="g", queue_limit=1)
     client = Broker().client
-    client.hset(gate.keys("g")[1], mapping={"built": 1, "asked": int(time.time())})
+    client.hset(gates.keys("g")[1], mapping={"built": 1, "asked": int(time.time())})
     tasks.add.using(gate="g", queue_limit=1).enqueue(2)
     Reconciler(Broker()).sweep()
     late.refresh_from_db()
-    assert (len(gate.slots("g")), late.state) == (1, TaskState.FAILED)
+    assert (len(gates.slots("g")), late.state) == (1, TaskState.FAILED)
 
 
 def test_what_must_ask_for_its_slot_goes_in_behind_the_rest() -> None:
@@ -364,4 +365,4 @@ def test_what_must_ask_for_its_slot_goes_in_behind_the_rest() -> None:
     Reconciler(Broker()).sweep()
     claimed = lifecycle.claim(Broker(), "default", "w", 2, "default").runs
     assert [run.record.args for run in claimed] == [[2], [1]]
-    assert len(gate.slots("g")) == 1
+    assert len(gates.slots("g")) == 1

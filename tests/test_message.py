@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from django_asyncq.broker.message import DEEPEST_GROUP, FIELDS, Envelope, TaskMessage, UndecodableMessage, clean_text
 from django_asyncq.exceptions import AsyncqError
-from django_asyncq.message import DEEPEST_GROUP, FIELDS, Envelope, TaskMessage, UndecodableMessage, clean_text
 
 # Any code point, lone surrogates too: clean_text is what takes those away.
 text = st.text(st.characters(codec="utf-8"))

@@ -13,9 +13,9 @@ from django.core.management import call_command
 from django.db import DataError, IntegrityError, connection, transaction
 from django.utils import timezone
 
+from django_asyncq.definitions.names import uuid7
 from django_asyncq.models import Gate, TaskRecord, TaskState
-from django_asyncq.names import uuid7
-from django_asyncq.statements import FencedWrite, read_rows, write_fenced
+from django_asyncq.storage.batches import FencedWrite, read_rows, write_fenced
 
 pytestmark = pytest.mark.django_db
 

@@ -19,13 +19,13 @@ from django_asyncq import lifecycle
 from django_asyncq.broker import Broker, Entry, Lease
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.exceptions import BrokerUnavailable
-from django_asyncq.lifecycle import handing_over
+from django_asyncq.lifecycle import outcome_spill
 from django_asyncq.models import TaskRecord, TaskState
-from django_asyncq.tasks import registered
-from django_asyncq.worker import fetching as fetching_module
+from django_asyncq.registry import registered
 from django_asyncq.worker import process as process_module
 from django_asyncq.worker import reporter as reporter_module
-from django_asyncq.worker.job import Job, Outcome
+from django_asyncq.worker.execute.job import Job, Outcome
+from django_asyncq.worker.fetch import fetcher
 from django_asyncq.worker.reporter import Reporter
 
 from . import tasks
@@ -146,7 +146,7 @@ def test_success_that_was_left_is_recorded(state: TaskState) -> None:
     """Whether the row said 1 or still 0; the entry goes, nothing is run."""
     run = taken_run(state)
     lifecycle.succeed(run, {"n": 1}, timezone.now())
-    assert lifecycle.hand_over(Broker(), "w", [run]) == 1
+    assert lifecycle.spill_outcomes(Broker(), "w", [run]) == 1
     assert Broker().held("default", "w") == []
     assert [expired.id for expired in Broker().expired("default")] == [run.lease.id]
     assert recover(run) == 1
@@ -162,7 +162,7 @@ def test_failure_that_was_left_is_recorded_with_its_retry(again: bool, redis_cli
     run = taken_run(errors=[{"exception": "x", "message": "earlier", "traceback": ""}])
     retry_at = timezone.now() + timedelta(hours=1) if again else None
     lifecycle.fail(run, ValueError("no"), "traceback", timezone.now(), retry_at=retry_at)
-    lifecycle.hand_over(Broker(), "w", [run])
+    lifecycle.spill_outcomes(Broker(), "w", [run])
     recover(run)
     row = TaskRecord.objects.get()
     assert (row.state, row.retry_at) == (TaskState.FAILED, retry_at)
@@ -176,7 +176,7 @@ def test_next_taker_records_what_was_left_and_runs_nothing() -> None:
     """Also when a foreign recoverer has put the entry back among the pending."""
     run = taken_run()
     lifecycle.succeed(run, 1, timezone.now())
-    lifecycle.hand_over(Broker(), "w", [run])
+    lifecycle.spill_outcomes(Broker(), "w", [run])
     assert Broker().requeue("default", "w", [run.lease]) == ["requeued"]
     assert lifecycle.claim(Broker(), "default", "v", 1, "default").runs == []
     assert TaskRecord.objects.get().state == TaskState.SUCCEEDED
@@ -188,11 +188,11 @@ def test_outcome_of_a_run_that_was_taken_over_is_void() -> None:
     run = taken_run()
     lifecycle.succeed(run, 1, timezone.now())
     TaskRecord.objects.update(fence=run.lease.fence + 1)
-    lifecycle.hand_over(Broker(), "w", [run])
-    rows = lifecycle.load([run.lease])
-    assert lifecycle.take_up(Broker(), "default", "w", [run.lease], rows) == set()
+    lifecycle.spill_outcomes(Broker(), "w", [run])
+    rows = lifecycle.load_rows([run.lease])
+    assert lifecycle.replay_outcomes(Broker(), "default", "w", [run.lease], rows) == set()
     assert TaskRecord.objects.get().state == TaskState.RUNNING
-    assert lifecycle.hand_over(Broker(), "w", [lifecycle.Run(run.record, Lease(run.lease.id, 99))]) == 0
+    assert lifecycle.spill_outcomes(Broker(), "w", [lifecycle.Run(run.record, Lease(run.lease.id, 99))]) == 0
 
 
 def test_script_changes_nothing_where_it_refuses(redis_client: Any, key_prefix: str) -> None:
@@ -204,24 +204,24 @@ def test_script_changes_nothing_where_it_refuses(redis_client: Any, key_prefix: 
 
     before = dump()
     other = Lease(run.lease.id, run.lease.fence + 1)
-    assert broker.hand_over("default", "w", [(other, b"{}"), (Lease("none", 1), b"{}")]) == ["stale", "gone"]
+    assert broker.spill_outcomes("default", "w", [(other, b"{}"), (Lease("none", 1), b"{}")]) == ["stale", "gone"]
     assert dump() == before
-    assert broker.hand_over("default", "w", [(run.lease, b"{}")]) == ["handed_over"]
-    assert broker.hand_over("default", "w", [(run.lease, b"{}")]) == ["handed_over"]
-    assert broker.outcomes("default", ["none", run.lease.id]) == {run.lease.id: b"{}"}
+    assert broker.spill_outcomes("default", "w", [(run.lease, b"{}")]) == ["spilled"]
+    assert broker.spill_outcomes("default", "w", [(run.lease, b"{}")]) == ["spilled"]
+    assert broker.spilled_outcomes("default", ["none", run.lease.id]) == {run.lease.id: b"{}"}
     assert redis_client.zscore(keys.lease, run.lease.id) <= time.time() + 1
     broker.requeue("default", "w", [run.lease])
     before = dump()
-    assert broker.hand_over("default", "w", [(run.lease, b"{}")]) == ["stale"]
+    assert broker.spill_outcomes("default", "w", [(run.lease, b"{}")]) == ["stale"]
     assert dump() == before
 
 
 def test_result_that_is_too_large_for_redis_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state counts for more; a note says what is missing."""
-    monkeypatch.setattr(handing_over, "LARGEST_BYTES", 1000)
+    monkeypatch.setattr(outcome_spill, "LARGEST_BYTES", 1000)
     run = taken_run()
     lifecycle.succeed(run, "x" * 1001, timezone.now())
-    lifecycle.hand_over(Broker(), "w", [run])
+    lifecycle.spill_outcomes(Broker(), "w", [run])
     recover(run)
     row = TaskRecord.objects.get()
     assert row.state == TaskState.SUCCEEDED
@@ -231,7 +231,7 @@ def test_result_that_is_too_large_for_redis_is_left_out(monkeypatch: pytest.Monk
 def test_what_is_no_outcome_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
     """The task goes the way of any lost run."""
     run = taken_run()
-    Broker().hand_over("default", "w", [(run.lease, b"[]")])
+    Broker().spill_outcomes("default", "w", [(run.lease, b"[]")])
     assert recover(run) == 1
     assert "is no outcome" in caplog.text
     assert TaskRecord.objects.get().state == TaskState.QUEUED
@@ -249,8 +249,8 @@ def test_reporter_leaves_outcomes_it_never_looked_at(caplog: pytest.LogCaptureFi
     reporter.ended(kept)
     reporter.ended(dropped)
     reporter.abandon([dropped.job])
-    reporter.hand_over()
-    assert list(Broker().outcomes("default", [kept.job.run.lease.id, dropped.job.run.lease.id])) == [
+    reporter.spill_outcomes()
+    assert list(Broker().spilled_outcomes("default", [kept.job.run.lease.id, dropped.job.run.lease.id])) == [
         kept.job.run.lease.id
     ]
     assert "1 of 1 outcomes were left in Redis" in caplog.text
@@ -264,19 +264,19 @@ def test_redis_away_too_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
     reporter = Reporter(Broker(), "w", lambda: None, lambda: True)
     reporter.ended(ended(taken_run(), 1))
-    monkeypatch.setattr(Broker, "hand_over", away)
-    reporter.hand_over()
+    monkeypatch.setattr(Broker, "spill_outcomes", away)
+    reporter.spill_outcomes()
     assert ("django_asyncq.worker", logging.ERROR) in [record[:2] for record in caplog.record_tuples]
     assert "their tasks run again" in caplog.text
 
 
 def test_nothing_is_fetched_while_outcomes_cannot_be_written() -> None:
     """Neither while the database is away nor with as many outcomes in memory as it may hold."""
-    fetching = object.__new__(fetching_module.Fetching)
+    fetching = object.__new__(fetcher.Fetcher)
     fetching.reporter = Reporter(Broker(), "w", lambda: None, lambda: True)
     fetching.reporter.database_is_away = True
     assert fetching._room() == 0
     fetching.reporter.database_is_away = False
-    fetching.reporter.unwritten = fetching_module.MOST_UNWRITTEN
+    fetching.reporter.unwritten = fetcher.MOST_UNWRITTEN
     assert fetching._room() == 0
     assert reporter_module.GIVE_UP_SECONDS + process_module.REPORT_SECONDS < 8

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_asyncq import payload
+from django_asyncq.definitions import payload
 from django_asyncq.exceptions import InvalidArguments
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))

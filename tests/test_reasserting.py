@@ -11,10 +11,10 @@ from django.utils import timezone
 
 from django_asyncq import lifecycle
 from django_asyncq.broker import Broker, scripts
+from django_asyncq.broker.inspection import Inspection
 from django_asyncq.broker.keys import QueueKeys, queues_key
-from django_asyncq.broker.sweeping import Sweeping
+from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import TaskRecord
-from django_asyncq.reconciler import Reconciler
 
 from .redis_state import unknown
 from .runs import claimed, taken_by
@@ -82,7 +82,7 @@ def test_what_ends_meanwhile_leaves_nothing(step: int, is_lost: bool) -> None:
     assert ("reassert" in steps) is (is_lost and step > 3)
     assert unknown([run.lease.id]) == [run.lease.id]
     assert Broker().held("default", "w") == []
-    assert not any(Sweeping().sizes("default").values())
+    assert not any(Inspection().sizes("default").values())
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -106,7 +106,7 @@ def test_what_was_closed_meanwhile_is_not_held(step: int) -> None:
     Broker().remove("default", [run.lease.id])
     assert len(reassert("slow", run, step, lambda: lifecycle.abandon(TaskRecord.objects.get(), "unknown"))) >= step
     assert Broker().held("default", "slow") == []
-    assert [task.state for task in Sweeping().standings("default", [run.lease.id])] in (["pending"], [""])
+    assert [task.state for task in Inspection().entry_states("default", [run.lease.id])] in (["pending"], [""])
 
 
 def test_run_of_another_worker_is_not_reasserted() -> None:
@@ -137,5 +137,5 @@ def test_a_running_task_keeps_its_priority_through_a_loss(redis_client: Any) -> 
     run = claimed(priority=7)
     Broker().remove("default", [run.lease.id])
     assert lifecycle.reassert(Broker(), "w", [run.lease.id]) == 1
-    lifecycle.hand_back(Broker(), "w", [run])
+    lifecycle.requeue(Broker(), "w", [run])
     assert Broker().client.zrange(QueueKeys("default").priority, 0, -1) == [run.lease.id.encode()]

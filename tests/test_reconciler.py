@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_asyncq import conf, gate, lifecycle
+from django_asyncq import conf, gates, lifecycle
 from django_asyncq.broker import Broker, Entry, Lease
+from django_asyncq.broker.inspection import Inspection
 from django_asyncq.broker.keys import QueueKeys, alive_key, pulse_key, queues_key
-from django_asyncq.broker.sweeping import Sweeping
+from django_asyncq.definitions.names import uuid7
 from django_asyncq.exceptions import BrokerUnavailable, GateUnavailable
+from django_asyncq.maintenance.reconciler import LEAST_REST, Reconciler
+from django_asyncq.maintenance.sweep import Repairs
 from django_asyncq.models import Gate, TaskRecord, TaskState
-from django_asyncq.names import uuid7
-from django_asyncq.reconciler import LEAST_REST, Reconciler
-from django_asyncq.sweep import Repairs
 
 from . import tasks
 from .redis_state import unknown
@@ -74,7 +74,7 @@ def test_pushing_a_gated_row_takes_its_slot(reconciler: Reconciler) -> None:
     """A pushed task is counted by its gate like any other."""
     record = old(gate="g", queue_limit=1)
     reconciler.push_missing(young=False)
-    assert [slot.id for slot in gate.slots("g")] == [str(record.id)]
+    assert [slot.id for slot in gates.slots("g")] == [str(record.id)]
 
 
 def test_hands_back_what_a_lost_host_held(reconciler: Reconciler, settings: Any) -> None:
@@ -204,7 +204,7 @@ def test_tasks_whose_list_was_evicted_are_pushed_from_their_rows(reconciler: Rec
     Broker().client.delete(keys.pending, keys.priority, keys.scheduled, keys.retry)
     assert reconciler.sweep() == Repairs(orphans=4, pushed=1, parked=1)
     assert reconciler.sweep() == Repairs()
-    sizes = Sweeping().sizes("default")
+    sizes = Inspection().sizes("default")
     assert sizes == {"pending": 2, "active": 0, "scheduled": 1, "retry": 1, "archived": 0}
     assert Broker().client.zrange(keys.retry, 0, -1) == [str(waits.id).encode()]
     (first, _) = lifecycle.claim(Broker(), "default", "w", 9, "default").runs
@@ -243,7 +243,7 @@ def test_entries_of_rows_that_have_ended_are_removed(reconciler: Reconciler) -> 
     assert reconciler.sweep() == Repairs()
     TaskRecord.objects.exclude(args=[4]).update(finished_at=timezone.now() - timedelta(minutes=1))
     assert reconciler.sweep() == Repairs(ended=3)
-    assert Sweeping().sizes("default") == {"pending": 1, "active": 0, "scheduled": 0, "retry": 0, "archived": 0}
+    assert Inspection().sizes("default") == {"pending": 1, "active": 0, "scheduled": 0, "retry": 0, "archived": 0}
     assert len(list(Broker().client.scan_iter(f"{QueueKeys('default').task_prefix}*"))) == 1
 
 
@@ -287,8 +287,8 @@ def test_slots_without_a_task_go_when_they_are_seen_again(reconciler: Reconciler
     """A worker that has written an end gives its slot back a moment later; each gate's drift is logged."""
     stranger = TaskRecord(name="x", gate="g", queue_limit=5)
     Gate.objects.create(name="g", limit=5)
-    gate.acquire([stranger])
-    gate.confirm([stranger])
+    gates.acquire([stranger])
+    gates.confirm([stranger])
     assert reconciler.sweep() == Repairs()
     assert reconciler.quick() == Repairs(slots_removed=1)
     assert reconciler.quick() == Repairs()
@@ -311,7 +311,7 @@ def test_push_that_fails_ends_the_sweep(reconciler: Reconciler, monkeypatch: pyt
         raise GateUnavailable("g")
 
     with monkeypatch.context() as patched:
-        patched.setattr(gate, "confirm", away)
+        patched.setattr(gates, "confirm", away)
         with pytest.raises(BrokerUnavailable):
             reconciler.tick(1000.0 + conf.current().sweep_seconds)
     assert reconciler.tick(1001.0 + conf.current().sweep_seconds).pushed == 1
@@ -329,14 +329,14 @@ def test_long_sweep_is_followed_by_a_longer_rest(reconciler: Reconciler, monkeyp
 
     monkeypatch.setattr(reconciler, "pages", pages)
     with monkeypatch.context() as patched:
-        patched.setattr("django_asyncq.sweep.time", SimpleNamespace(monotonic=lambda: next(clock)))
+        patched.setattr("django_asyncq.maintenance.sweep.time", SimpleNamespace(monotonic=lambda: next(clock)))
         for now in (1000.0, 1000.0 + 1.5 * settings.sweep_seconds, 1000.0 + 2 * settings.sweep_seconds):
             reconciler.tick(now)
     assert sweeps == [1000.0, 1000.0 + 2 * settings.sweep_seconds]
 
 
 @pytest.mark.parametrize(
-    ("known", "pages_of_ticks"),
+    ("known", "pages_by_tick"),
     [
         ("seen", [2] * 11),
         ("marked by another", [8, 8, 4, 2, 2]),
@@ -350,7 +350,7 @@ def test_a_long_sweep_leaves_most_of_the_time_to_others(
     settings: Any,
     monkeypatch: pytest.MonkeyPatch,
     known: str,
-    pages_of_ticks: list[int],
+    pages_by_tick: list[int],
 ) -> None:
     """Of 20 pages, a second each, it sees two in 8 seconds; until one has seen all of this Redis, it sees all it can.
 
@@ -369,26 +369,26 @@ def test_a_long_sweep_leaves_most_of_the_time_to_others(
     def pages(*, is_new: bool = False) -> Iterator[Repairs]:
         for _ in range(20):
             clock.now += 1
-            seen.append(tick_at)
+            seen.append(occurs_at)
             if known == "failed once" and len(seen) == 8:
                 raise BrokerUnavailable("gone for a moment")
             yield Repairs()
 
     monkeypatch.setattr(reconciler, "pages", pages)
     with monkeypatch.context() as patched:
-        patched.setattr("django_asyncq.sweep.time", SimpleNamespace(monotonic=lambda: clock.now))
-        for tick_at in range(1000, 1089, 8):
-            clock.now = tick_at
+        patched.setattr("django_asyncq.maintenance.sweep.time", SimpleNamespace(monotonic=lambda: clock.now))
+        for occurs_at in range(1000, 1089, 8):
+            clock.now = occurs_at
             with suppress(BrokerUnavailable):
-                reconciler.tick(tick_at)
-    assert list(Counter(seen).values()) == pages_of_ticks
+                reconciler.tick(occurs_at)
+    assert list(Counter(seen).values()) == pages_by_tick
 
 
 @pytest.fixture
 def slow(reconciler: Reconciler, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Reconciler:
-    """A reconciler at the begin of a sweep of which a tick brings one page; only the sweep finds the three rows."""
+    """A reconciler at the begin of a sweep of which an occurrence brings one page; only the sweep finds the three rows."""
     settings.ASYNCQ = {**settings.ASYNCQ, "RECONCILE_SECONDS": 1e-9}
-    monkeypatch.setattr("django_asyncq.reconciler.ROWS_PER_PAGE", 1)
+    monkeypatch.setattr("django_asyncq.maintenance.reconciler.ROWS_PER_PAGE", 1)
     for _ in range(3):
         old()
     TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(hours=1))
@@ -398,7 +398,7 @@ def slow(reconciler: Reconciler, settings: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def to_the_end(reconciler: Reconciler, now: float) -> Repairs:
-    """Tick until the sweep is over; return all that was mended."""
+    """Occurrence until the sweep is over; return all that was mended."""
     repairs = Repairs()
     for _ in range(100):
         now += 1
@@ -452,7 +452,7 @@ def test_a_sweep_that_failed_begins_anew(slow: Reconciler, monkeypatch: pytest.M
         raise BrokerUnavailable("gone for a moment")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Sweeping, "standings", away)
+        patched.setattr(Inspection, "entry_states", away)
         with pytest.raises(BrokerUnavailable):
             to_the_end(slow, 1001.0)
     assert not slow.under_way
@@ -541,7 +541,7 @@ def test_a_busy_healthy_fleet_needs_no_repair(tmp_path: Path, settings: Any) -> 
     found += [reconciler.sweep(), reconciler.quick()]
     assert len(results) == 200
     assert set(found) == {Repairs()}
-    assert all(gate.slots(f"g{number}") == [] for number in range(3))
+    assert all(gates.slots(f"g{number}") == [] for number in range(3))
 
 
 def test_rebuild_that_was_interrupted_is_taken_up_at_the_next_tick(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_asyncq.redaction import MASK, is_sensitive, mask, mask_positional, mask_text
+from django_asyncq.admin.redaction import MASK, is_sensitive, mask, mask_positional, mask_text
 
 
 @pytest.mark.parametrize(

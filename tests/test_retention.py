@@ -18,13 +18,14 @@ from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_asyncq import conf, gate, lifecycle, retention
+from django_asyncq import conf, gates, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import QueueKeys
+from django_asyncq.definitions.retention_policy import Retention, current_rules
 from django_asyncq.exceptions import BrokerUnavailable
-from django_asyncq.keeping import Retention, current_rules
-from django_asyncq.models import Schedule, StartupRun, TaskRecord, TaskState, Tick
-from django_asyncq.retention import Pruned, Pruner, lowest_id_at, over_condition
+from django_asyncq.maintenance import pruner as pruner_module
+from django_asyncq.maintenance.pruner import Pruned, Pruner, lowest_id_at, over_condition
+from django_asyncq.models import Occurrence, Schedule, StartupRun, TaskRecord, TaskState
 
 from . import tasks
 from .redis_state import unknown
@@ -43,7 +44,7 @@ def pruner() -> Pruner:
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine must not cut a pass in two."""
-    monkeypatch.setattr(retention, "BUDGET_SECONDS", 3600)
+    monkeypatch.setattr(pruner_module, "BUDGET_SECONDS", 3600)
 
 
 def row(state: TaskState = SUCCEEDED, *, days: float, **fields: Any) -> TaskRecord:
@@ -112,7 +113,7 @@ def test_settings_of_a_task_then_its_code_then_its_queue_then_the_default(
         },
     )
     declared = {"a.set": Retention(succeeded=9 * day, failed=timedelta(days=2)), "a.code": Retention(succeeded=2 * day)}
-    monkeypatch.setattr(retention, "declared_retentions", lambda: declared)
+    monkeypatch.setattr(pruner_module, "declared_retentions", lambda: declared)
     mail = {"queue_name": "mail"}
     goes = saved(
         row(days=1.5, name="a.set"),
@@ -140,9 +141,9 @@ def test_settings_of_a_task_then_its_code_then_its_queue_then_the_default(
 def test_what_a_task_declares_holds_for_its_rows(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is read from the registered tasks; one that declares nothing is left out."""
     declared = {"a.b": SimpleNamespace(retention=Retention(5)), "a.c": SimpleNamespace(retention=None)}
-    monkeypatch.setattr(retention.tasks, "registered_names", lambda: sorted(declared))
-    monkeypatch.setattr(retention.tasks, "registered", declared.__getitem__)
-    assert retention.declared_retentions() == {"a.b": Retention(5)}
+    monkeypatch.setattr(pruner_module.registry, "registered_names", lambda: sorted(declared))
+    monkeypatch.setattr(pruner_module.registry, "registered", declared.__getitem__)
+    assert pruner_module.declared_retentions() == {"a.b": Retention(5)}
     (stays, _) = saved(row(days=1, name="a.c"), row(days=1, name="a.b"))
     assert sum(pruner.prune_tasks()) == 1
     assert left() == {stays.id}
@@ -176,14 +177,14 @@ def test_ids_that_are_not_ours_are_pruned_too(pruner: Pruner) -> None:
 
 
 def test_rows_that_the_project_refers_to_stay(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A foreign key with a constraint keeps its task, whatever its on_delete; one without (that of ticks) does not."""
+    """A foreign key with a constraint keeps its task, whatever its on_delete; one without (that of occurrences) does not."""
     kept, loose = saved(row(days=8), row(days=8))
     schedule = Schedule.objects.create(name="s", task="tests.tasks.add", interval_seconds=60)
     for number, record in enumerate((kept, loose)):
-        Tick.objects.create(schedule=schedule, tick_at=timezone.now() + timedelta(number), task=record)
-    Tick.objects.filter(task=loose).delete()
+        Occurrence.objects.create(schedule=schedule, occurs_at=timezone.now() + timedelta(number), task=record)
+    Occurrence.objects.filter(task=loose).delete()
     with monkeypatch.context() as patched:
-        patched.setattr(Tick._meta.get_field("task"), "db_constraint", True)
+        patched.setattr(Occurrence._meta.get_field("task"), "db_constraint", True)
         assert sum(pruner.prune_tasks()) == 1
         assert left() == {kept.id}
     assert sum(pruner.prune_tasks()) == 1
@@ -256,11 +257,11 @@ def test_redis_away_loses_nothing(own_redis: Any, pruner: Pruner) -> None:
 def test_gate_slots_are_left_alone(pruner: Pruner) -> None:
     """An ended task holds none, and the slot of one that waits is its own."""
     tasks.add.using(gate="g", queue_limit=1).enqueue(1)
-    slots = gate.slots("g")
+    slots = gates.slots("g")
     assert len(slots) == 1
     saved(row(days=8, gate="g"), row(FAILED, days=31, gate="g"))
     assert sum(pruner.prune_tasks()) == 2
-    assert gate.slots("g") == slots
+    assert gates.slots("g") == slots
 
 
 # --- batches, locks, and others who work at the same time
@@ -282,13 +283,13 @@ def test_batches_are_bounded_and_load_no_row(pruner: Pruner) -> None:
 
 def test_pages_are_bounded_by_rows_looked_at(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many rows that stay make many short statements, not one long one; each row is looked at once."""
-    monkeypatch.setattr(retention, "ROWS_PER_PAGE", 10)
+    monkeypatch.setattr(pruner_module, "ROWS_PER_PAGE", 10)
     records = sorted((row(FAILED, days=8 + number / 100) for number in range(34)), key=lambda record: record.id)
     saved(*records, row(days=1))
     now = timezone.now()
     seen = [
         list(page.values_list("id", flat=True))
-        for page in retention.pages(retention.LOWEST_ID, lowest_id_at(now - timedelta(days=7)))
+        for page in pruner_module.pages(pruner_module.LOWEST_ID, lowest_id_at(now - timedelta(days=7)))
     ]
     assert [len(page) for page in seen] == [10, 10, 10, 4]
     assert [id for page in seen for id in page] == [record.id for record in records]
@@ -401,12 +402,12 @@ def test_writers_are_not_locked_out_by_an_open_batch() -> None:
     assert len(left()) == 2
 
 
-# --- ticks and start-up runs
+# --- occurrences and start-up runs
 
 
-def tick(schedule: Schedule, days: float, **fields: Any) -> Tick:
+def tick(schedule: Schedule, days: float, **fields: Any) -> Occurrence:
     then = timezone.now() - timedelta(days=days)
-    return Tick.objects.create(schedule=schedule, tick_at=then, created_at=then, **fields)
+    return Occurrence.objects.create(schedule=schedule, occurs_at=then, created_at=then, **fields)
 
 
 def test_old_ticks_go_but_each_schedules_latest(pruner: Pruner) -> None:
@@ -417,9 +418,9 @@ def test_old_ticks_go_but_each_schedules_latest(pruner: Pruner) -> None:
     live, ended = saved(row(TaskState.QUEUED, days=60), row(days=3))
     goes = [tick(often, 90), tick(often, 80, task=ended), tick(often, 70)]
     stay = [tick(seldom, 65), tick(often, 60, task=live), tick(often, 29), tick(often, 1)]
-    assert sum(pruner.prune_ticks()) == len(goes)
-    assert set(Tick.objects.values_list("id", flat=True)) == {each.id for each in stay}
-    assert sum(pruner.prune_ticks()) == 0
+    assert sum(pruner.prune_occurrences()) == len(goes)
+    assert set(Occurrence.objects.values_list("id", flat=True)) == {each.id for each in stay}
+    assert sum(pruner.prune_occurrences()) == 0
 
 
 def test_old_startup_runs_go_but_each_names_latest(pruner: Pruner) -> None:
@@ -439,12 +440,12 @@ def test_history_is_walked_in_pages_and_no_further_than_it_is_old(
     pruner: Pruner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A young page is the last."""
-    monkeypatch.setattr(retention, "ROWS_PER_BATCH", 10)
+    monkeypatch.setattr(pruner_module, "ROWS_PER_BATCH", 10)
     schedule = Schedule.objects.create(name="s", task="tests.tasks.add", interval_seconds=60)
     for number in range(45):
         tick(schedule, 60.5 - number * 2)
-    assert list(pruner.prune_ticks()) == [10, 6]
-    assert Tick.objects.count() == 29
+    assert list(pruner.prune_occurrences()) == [10, 6]
+    assert Occurrence.objects.count() == 29
 
 
 def test_history_is_kept_as_long_as_failures(pruner: Pruner, settings: Any) -> None:
@@ -452,18 +453,18 @@ def test_history_is_kept_as_long_as_failures(pruner: Pruner, settings: Any) -> N
     keep(settings, FAILED_RETENTION_SECONDS=None)
     schedule = Schedule.objects.create(name="s", task="tests.tasks.add", interval_seconds=60)
     tick(schedule, 4000), tick(schedule, 3999)
-    assert list(pruner.prune_ticks()) == []
+    assert list(pruner.prune_occurrences()) == []
 
 
 # --- the pass
 
 
 def test_pass_is_bounded_resumed_and_followed_by_a_rest(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tick without budget does one batch; the next goes on; then nothing until PRUNE_SECONDS have passed."""
+    """An occurrence without budget does one batch; the next goes on; then nothing until PRUNE_SECONDS have passed."""
     saved(*(row(days=8) for _ in range(700)))
     with monkeypatch.context() as patched:
-        patched.setattr(retention, "BUDGET_SECONDS", 0)
-        patched.setattr(retention, "REST_FACTOR", 0)
+        patched.setattr(pruner_module, "BUDGET_SECONDS", 0)
+        patched.setattr(pruner_module, "REST_FACTOR", 0)
         assert [pruner.tick(1000.0).tasks for _ in range(3)] == [500, 200, 0]
         for _ in range(20):
             pruner.tick(1001.0)
@@ -474,7 +475,7 @@ def test_pass_is_bounded_resumed_and_followed_by_a_rest(pruner: Pruner, monkeypa
 
 def test_long_pass_is_followed_by_a_long_rest(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a table of any size costs a fixed share of one connection."""
-    monkeypatch.setattr(retention, "REST_FACTOR", 1e9)
+    monkeypatch.setattr(pruner_module, "REST_FACTOR", 1e9)
     pruner.tick(1000.0)
     saved(row(days=8))
     assert pruner.tick(1000.0 + 10 * conf.current().prune_seconds) == Pruned()
@@ -526,10 +527,10 @@ def test_history_is_fenced_too() -> None:
         yield
 
     pruner = Pruner(Broker(), fenced=fenced)
-    for prune in (pruner.prune_ticks, pruner.prune_startup_runs):
+    for prune in (pruner.prune_occurrences, pruner.prune_startup_runs):
         with pytest.raises(RuntimeError):
             list(prune())
-    assert (Tick.objects.count(), StartupRun.objects.count()) == (2, 2)
+    assert (Occurrence.objects.count(), StartupRun.objects.count()) == (2, 2)
 
 
 # --- asynq's completed set

@@ -1,4 +1,4 @@
-"""Schedules: each tick becomes one task, whoever fires it, whatever the clock does, and none by itself goes missing."""
+"""Schedules: each occurrence becomes one task, whoever fires it, whatever the clock does, and none by itself goes missing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import pytest
 from django.db import connections, transaction
 from django.utils import timezone
 
-from django_asyncq import cron, every, task
-from django_asyncq import tasks as registry
+from django_asyncq import cron, every, registry, task
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import due_channel
-from django_asyncq.exceptions import InvalidOption, QueueFull, TaskNotRegistered, TermOver
-from django_asyncq.models import Missed, Overlap, Schedule, TaskRecord, TaskState, Tick, TickOutcome
-from django_asyncq.scheduler import DatabaseNow, Scheduler, enqueue, run_now
+from django_asyncq.exceptions import InvalidOption, LockLost, QueueFull, TaskNotRegistered
+from django_asyncq.models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskRecord, TaskState
+from django_asyncq.scheduling.scheduler import DatabaseNow, Scheduler, enqueue, run_now
 from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks
@@ -70,19 +69,19 @@ def schedule(**values: Any) -> Schedule:
     return row
 
 
-def ticks(outcome: TickOutcome = TickOutcome.QUEUED) -> list[str]:
-    """The times of the ticks with this outcome, the oldest first."""
-    found = Tick.objects.filter(outcome=outcome).order_by("tick_at")
-    return [tick.tick_at.strftime("%H:%M") for tick in found]
+def occurrences(outcome: OccurrenceOutcome = OccurrenceOutcome.QUEUED) -> list[str]:
+    """The times of the occurrences with this outcome, the oldest first."""
+    found = Occurrence.objects.filter(outcome=outcome).order_by("occurs_at")
+    return [occurrence.occurs_at.strftime("%H:%M") for occurrence in found]
 
 
 def test_a_tick_becomes_a_task_once(clock: Clock, scheduler: Scheduler) -> None:
-    """The row has the schedule's arguments; the next tick is planned, and told for the next look."""
+    """The row has the schedule's arguments; the next occurrence is planned, and told for the next look."""
     row = schedule()
     assert scheduler.look() == ([], 300)
     clock.step(minutes=5)
     fired, seconds = scheduler.look()
-    assert [(each.schedule.pk, each.tick_at) for each in fired] == [(row.pk, clock.now)]
+    assert [(each.schedule.pk, each.occurs_at) for each in fired] == [(row.pk, clock.now)]
     assert seconds == 300
     record = TaskRecord.objects.get()
     assert (record.pk, record.name, record.args, record.kwargs) == (
@@ -95,13 +94,13 @@ def test_a_tick_becomes_a_task_once(clock: Clock, scheduler: Scheduler) -> None:
     assert Broker().dequeue("default", "w", 9, 30).leases[0].id == str(record.pk)
     assert scheduler.look() == ([], 300)
     row.refresh_from_db()
-    assert row.next_tick_at == NOON + timedelta(minutes=10)
+    assert row.next_occurrence_at == NOON + timedelta(minutes=10)
 
 
 def test_nothing_to_fire_has_no_next(scheduler: Scheduler) -> None:
     """Without schedules, and with those that are disabled, gone from the code, or over."""
     assert scheduler.look() == ([], None)
-    schedule(enabled=False, next_tick_at=NOON)
+    schedule(enabled=False, next_occurrence_at=NOON)
     schedule(name="gone", retired_at=NOON)
     schedule(name="over", ends_at=NOON - timedelta(days=1))
     assert scheduler.look() == ([], None)
@@ -131,7 +130,7 @@ def test_many_at_once_fire_each_tick_once() -> None:
     for thread in threads:
         thread.join(60)
     assert not errors
-    assert TaskRecord.objects.count() == Tick.objects.count() == 40
+    assert TaskRecord.objects.count() == Occurrence.objects.count() == 40
 
 
 def test_a_tick_that_is_written_is_never_fired_again(clock: Clock, scheduler: Scheduler) -> None:
@@ -140,10 +139,10 @@ def test_a_tick_that_is_written_is_never_fired_again(clock: Clock, scheduler: Sc
     for _ in range(3):
         clock.step(minutes=5)
         scheduler.look()
-    Schedule.objects.filter(pk=row.pk).update(next_tick_at=NOON + timedelta(minutes=5), missed=Missed.ALL)
+    Schedule.objects.filter(pk=row.pk).update(next_occurrence_at=NOON + timedelta(minutes=5), missed=Missed.ALL)
     assert scheduler.look().fired == []
     assert TaskRecord.objects.count() == 3
-    assert ticks() == ["12:05", "12:10", "12:15"]
+    assert occurrences() == ["12:05", "12:10", "12:15"]
 
 
 @pytest.mark.parametrize(
@@ -159,16 +158,16 @@ def test_a_tick_that_is_written_is_never_fired_again(clock: Clock, scheduler: Sc
 def test_missed_ticks_go_by_the_policy(
     clock: Clock, scheduler: Scheduler, missed: Missed, late: timedelta, queued: list[str], left_out: list[str]
 ) -> None:
-    """Twelve ticks, nobody there; what is left out is told in one row."""
+    """Twelve occurrences, nobody there; what is left out is told in one row."""
     schedule(missed=missed, missed_cap=3)
     clock.now = NOON + timedelta(hours=1) + late
     fired = scheduler.look().fired
-    assert [each.tick_at.strftime("%H:%M") for each in fired] == ticks() == queued
-    assert ticks(TickOutcome.MISSED) == left_out
-    assert "back to 2026-11-21 12:05:00 UTC" in Tick.objects.get(outcome=TickOutcome.MISSED).note
+    assert [each.occurs_at.strftime("%H:%M") for each in fired] == occurrences() == queued
+    assert occurrences(OccurrenceOutcome.MISSED) == left_out
+    assert "back to 2026-11-21 12:05:00 UTC" in Occurrence.objects.get(outcome=OccurrenceOutcome.MISSED).note
     assert scheduler.look().fired == []
     clock.now = NOON + timedelta(minutes=65)
-    assert [each.tick_at for each in scheduler.look().fired] == [clock.now]
+    assert [each.occurs_at for each in scheduler.look().fired] == [clock.now]
 
 
 def test_a_single_late_tick_is_not_missed_while_a_successor_may_still_come(
@@ -179,7 +178,7 @@ def test_a_single_late_tick_is_not_missed_while_a_successor_may_still_come(
     schedule()
     clock.step(minutes=5, seconds=199)
     assert len(scheduler.look().fired) == 1
-    assert ticks(TickOutcome.MISSED) == []
+    assert occurrences(OccurrenceOutcome.MISSED) == []
 
 
 def test_overlapping_ticks_are_left_out_where_asked(clock: Clock, scheduler: Scheduler) -> None:
@@ -194,33 +193,37 @@ def test_overlapping_ticks_are_left_out_where_asked(clock: Clock, scheduler: Sch
     ]
     clock.step(minutes=5)
     scheduler.look()
-    first = Tick.objects.get(schedule__name="report").task_id
+    first = Occurrence.objects.get(schedule__name="report").task_id
     for state in states:
         TaskRecord.objects.filter(pk=first).update(**{"retry_at": None, "finished_at": None, **state})
         clock.step(minutes=5)
         scheduler.look()
-    outcomes = Tick.objects.filter(schedule__name="report").order_by("tick_at").values_list("outcome", flat=True)
+    outcomes = (
+        Occurrence.objects.filter(schedule__name="report").order_by("occurs_at").values_list("outcome", flat=True)
+    )
     assert list(outcomes) == ["queued", "skipped", "skipped", "skipped", "queued"]
-    assert Tick.objects.filter(schedule__name="allows", outcome="queued").count() == 5
+    assert Occurrence.objects.filter(schedule__name="allows", outcome="queued").count() == 5
 
 
 def test_jitter_delays_the_task_and_is_the_same_everywhere(clock: Clock, scheduler: Scheduler) -> None:
-    """The tick keeps its time; each tick has a delay of its own within the limit."""
+    """The occurrence keeps its time; each occurrence has a delay of its own within the limit."""
     schedule(jitter_seconds=60, missed=Missed.ALL)
     schedule(name="other", jitter_seconds=60, missed=Missed.ALL)
     clock.step(minutes=50)
     scheduler.look()
     starts = dict(TaskRecord.objects.values_list("run_after", "pk"))
     times = {pk: start for start, pk in starts.items()}
-    delays = [(times[tick.task_id] - tick.tick_at).total_seconds() for tick in Tick.objects.all()]
+    delays = [
+        (times[occurrence.task_id] - occurrence.occurs_at).total_seconds() for occurrence in Occurrence.objects.all()
+    ]
     assert len(delays) == len(set(delays)) == 20
     assert all(0 <= delay < 60 for delay in delays)
     assert max(delays) - min(delays) > 20
     TaskRecord.objects.all().delete()
-    Tick.objects.all().delete()
-    Schedule.objects.update(next_tick_at=NOON + timedelta(minutes=5))
+    Occurrence.objects.all().delete()
+    Schedule.objects.update(next_occurrence_at=NOON + timedelta(minutes=5))
     Scheduler(clock=clock).look()
-    again = Tick.objects.filter(schedule__name="report").latest("tick_at")
+    again = Occurrence.objects.filter(schedule__name="report").latest("occurs_at")
     assert TaskRecord.objects.get(pk=again.task_id).run_after in starts
 
 
@@ -244,27 +247,27 @@ def test_a_tick_that_cannot_be_queued_says_why_and_the_next_one_comes(
     schedule(name="well")
     clock.step(minutes=5)
     assert [each.schedule.name for each in scheduler.look().fired] == ["well"]
-    tick = Tick.objects.get(outcome=TickOutcome.REFUSED)
-    assert words in tick.note
+    occurrence = Occurrence.objects.get(outcome=OccurrenceOutcome.REFUSED)
+    assert words in occurrence.note
     assert words in caplog.text
-    assert tick.task_id is None
-    assert Schedule.objects.get(name="report").next_tick_at == NOON + timedelta(minutes=10)
+    assert occurrence.task_id is None
+    assert Schedule.objects.get(name="report").next_occurrence_at == NOON + timedelta(minutes=10)
 
 
 def test_a_full_gate_refuses_the_tick(clock: Clock, scheduler: Scheduler) -> None:
-    """The tick is used up: the limit is strict, for schedules too."""
+    """The occurrence is used up: the limit is strict, for schedules too."""
     schedule(task="tests.tasks.gated_tally", args=[], kwargs={})
     clock.step(minutes=5)
     scheduler.look()
     clock.step(minutes=5)
     assert scheduler.look().fired == []
-    assert "is full: 1 of 1" in Tick.objects.get(outcome=TickOutcome.REFUSED).note
+    assert "is full: 1 of 1" in Occurrence.objects.get(outcome=OccurrenceOutcome.REFUSED).note
 
 
 def test_a_gate_that_cannot_be_asked_lets_the_tick_wait(
     clock: Clock, scheduler: Scheduler, own_redis: EmbeddedRedis
 ) -> None:
-    """Redis is away: that tick stays due, the task without a gate is accepted; when Redis is back it is fired."""
+    """Redis is away: that occurrence stays due, the task without a gate is accepted; when Redis is back it is fired."""
     schedule(name="a", task="tests.tasks.gated_tally", args=[], kwargs={})
     schedule(name="b")
     clock.step(minutes=5)
@@ -274,7 +277,7 @@ def test_a_gate_that_cannot_be_asked_lets_the_tick_wait(
     assert look.next_seconds == 1
     own_redis.start()
     assert [each.schedule.name for each in scheduler.look().fired] == ["a"]
-    assert ticks() == ["12:05", "12:05"]
+    assert occurrences() == ["12:05", "12:05"]
 
 
 def test_a_row_that_is_no_timing_stops_and_says_so(clock: Clock, scheduler: Scheduler) -> None:
@@ -283,17 +286,17 @@ def test_a_row_that_is_no_timing_stops_and_says_so(clock: Clock, scheduler: Sche
     Schedule.objects.filter(pk=row.pk).update(zone="Mars/Olympus")
     clock.step(minutes=5)
     assert scheduler.look() == ([], None)
-    assert "Mars/Olympus" in Tick.objects.get(outcome=TickOutcome.REFUSED).note
-    assert Schedule.objects.get().next_tick_at is None
+    assert "Mars/Olympus" in Occurrence.objects.get(outcome=OccurrenceOutcome.REFUSED).note
+    assert Schedule.objects.get().next_occurrence_at is None
 
 
 def test_a_schedule_ends(clock: Clock, scheduler: Scheduler) -> None:
-    """The last tick is the one at its end."""
+    """The last occurrence is the one at its end."""
     schedule(ends_at=NOON + timedelta(minutes=10))
     for _ in range(4):
         clock.step(minutes=5)
         scheduler.look()
-    assert ticks() == ["12:05", "12:10"]
+    assert occurrences() == ["12:05", "12:10"]
 
 
 def test_a_clock_that_is_set_back_repeats_no_tick(clock: Clock, scheduler: Scheduler) -> None:
@@ -302,19 +305,19 @@ def test_a_clock_that_is_set_back_repeats_no_tick(clock: Clock, scheduler: Sched
     for minutes in (1, 1, 1, 5, -5, 1, 1, 1, 1, 1, 1, -5, 5, 1):
         clock.step(minutes=minutes)
         scheduler.look()
-    assert ticks() == [f"12:{minute:02}" for minute in range(1, 11)]
+    assert occurrences() == [f"12:{minute:02}" for minute in range(1, 11)]
     assert TaskRecord.objects.count() == 10
 
 
 def test_a_clock_that_leaps_ahead_goes_by_the_policy(clock: Clock, scheduler: Scheduler) -> None:
-    """Five minutes ahead with "skip": the latest tick is on time, the four before it are told as missed."""
+    """Five minutes ahead with "skip": the latest occurrence is on time, the four before it are told as missed."""
     schedule(cron="* * * * *")
     clock.step(minutes=1)
     scheduler.look()
     clock.step(minutes=5)
     scheduler.look()
-    assert ticks() == ["12:01", "12:06"]
-    assert ticks(TickOutcome.MISSED) == ["12:05"]
+    assert occurrences() == ["12:01", "12:06"]
+    assert occurrences(OccurrenceOutcome.MISSED) == ["12:05"]
 
 
 @pytest.mark.parametrize("at", ["before", "after"])
@@ -325,42 +328,42 @@ def test_dying_between_tick_and_task_leaves_neither(
     schedule()
     clock.step(minutes=5)
 
-    def dies(row: Schedule, tick_at: datetime) -> None:
+    def dies(row: Schedule, occurs_at: datetime) -> None:
         if at == "after":
-            enqueue(row, tick_at)
+            enqueue(row, occurs_at)
         raise SystemExit
 
     with monkeypatch.context() as patched:
-        patched.setattr("django_asyncq.scheduler.enqueue", dies)
+        patched.setattr("django_asyncq.scheduling.scheduler.enqueue", dies)
         with pytest.raises(SystemExit):
             scheduler.look()
-    assert TaskRecord.objects.count() == Tick.objects.count() == 0
+    assert TaskRecord.objects.count() == Occurrence.objects.count() == 0
     assert Broker().dequeue("default", "w", 9, 30).leases == []
     assert len(scheduler.look().fired) == 1
     assert TaskRecord.objects.count() == 1
 
 
 def test_who_lost_its_term_writes_nothing(clock: Clock) -> None:
-    """Neither tick nor task; its successor fires it."""
+    """Neither occurrence nor task; its successor fires it."""
     schedule()
     clock.step(minutes=5)
 
     @contextmanager
     def over() -> Iterator[None]:
         with transaction.atomic():
-            raise TermOver("upkeep", 1)
+            raise LockLost("maintenance", 1)
         yield
 
-    with pytest.raises(TermOver):
+    with pytest.raises(LockLost):
         Scheduler(over, clock).look()
-    assert Tick.objects.count() == TaskRecord.objects.count() == 0
+    assert Occurrence.objects.count() == TaskRecord.objects.count() == 0
     assert len(Scheduler(clock=clock).look().fired) == 1
 
 
 def test_time_is_the_databases() -> None:
     """By default; whatever the host's clock says."""
     row = schedule()
-    Schedule.objects.filter(pk=row.pk).update(next_tick_at=timezone.now() - timedelta(seconds=1))
+    Schedule.objects.filter(pk=row.pk).update(next_occurrence_at=timezone.now() - timedelta(seconds=1))
     found = Schedule.objects.annotate(found=DatabaseNow()).get()
     assert abs((found.found - timezone.now()).total_seconds()) < 5
     assert Scheduler().look().next_seconds == pytest.approx(150, abs=151)
@@ -386,10 +389,10 @@ def test_run_now_queues_at_once(clock: Clock) -> None:
     """Whatever the overlap policy says, without jitter; the plan stays as it is."""
     row = schedule(overlap=Overlap.SKIP, jitter_seconds=100)
     found = [run_now(row), run_now(row)]
-    assert all(tick.by_person and tick.outcome == TickOutcome.QUEUED for tick in found)
-    assert {tick.task_id for tick in found} == set(TaskRecord.objects.values_list("pk", flat=True))
+    assert all(occurrence.by_person and occurrence.outcome == OccurrenceOutcome.QUEUED for occurrence in found)
+    assert {occurrence.task_id for occurrence in found} == set(TaskRecord.objects.values_list("pk", flat=True))
     assert set(TaskRecord.objects.values_list("run_after", flat=True)) == {None}
-    assert Schedule.objects.get().next_tick_at == NOON + timedelta(minutes=5)
+    assert Schedule.objects.get().next_occurrence_at == NOON + timedelta(minutes=5)
 
 
 @pytest.mark.parametrize(
@@ -405,16 +408,16 @@ def test_run_now_that_is_refused_writes_nothing(values: dict[str, Any], error: t
     row = schedule(**values)
     with pytest.raises(error):
         run_now(row)
-    assert Tick.objects.count() == TaskRecord.objects.count() == 0
+    assert Occurrence.objects.count() == TaskRecord.objects.count() == 0
 
 
 def test_run_now_at_a_full_gate(clock: Clock) -> None:
-    """QueueFull, and no tick."""
+    """QueueFull, and no occurrence."""
     row = schedule(task="tests.tasks.gated_tally", args=[], kwargs={})
     run_now(row)
     with pytest.raises(QueueFull):
         run_now(row)
-    assert Tick.objects.count() == 1
+    assert Occurrence.objects.count() == 1
 
 
 # --- declared in code
@@ -453,7 +456,7 @@ def test_declared_schedules_become_rows(scheduler: Scheduler, declare: Callable[
     )
     assert (often.interval_seconds, often.args, often.kwargs, often.missed_cap) == (300, ["south"], {"pages": 3}, 4)
     assert nightly.is_declared
-    assert often.next_tick_at is not None
+    assert often.next_occurrence_at is not None
 
 
 def test_name_of_the_only_schedule_is_the_tasks(scheduler: Scheduler, declare: Callable[..., Any]) -> None:
@@ -467,25 +470,25 @@ def test_name_of_the_only_schedule_is_the_tasks(scheduler: Scheduler, declare: C
 
 
 def test_changed_declaration_plans_anew(scheduler: Scheduler, declare: Callable[..., Any]) -> None:
-    """Only where its times changed; no tick of the old times is made up for."""
+    """Only where its times changed; no occurrence of the old times is made up for."""
     declare(tasks.tally.func, schedule=every(seconds=30, args=("north",)))
     scheduler.sync()
-    Schedule.objects.update(next_tick_at=NOON)
+    Schedule.objects.update(next_occurrence_at=NOON)
     declare(tasks.tally.func, schedule=every(seconds=30, args=("south",)))
     assert scheduler.sync() == 1
-    assert Schedule.objects.get().next_tick_at == NOON
+    assert Schedule.objects.get().next_occurrence_at == NOON
     declare(tasks.tally.func, schedule=cron("0 3 * * *", args=("south",)))
     assert scheduler.sync() == 1
     row = Schedule.objects.get()
     assert (row.cron, row.interval_seconds) == ("0 3 * * *", None)
-    assert row.next_tick_at is not None
-    assert row.next_tick_at > timezone.now()
+    assert row.next_occurrence_at is not None
+    assert row.next_occurrence_at > timezone.now()
 
 
 def test_schedule_that_is_gone_from_the_code_rests_and_may_come_back(
     clock: Clock, scheduler: Scheduler, declare: Callable[..., Any]
 ) -> None:
-    """Its row and its history stay; ticks meanwhile are not made up for."""
+    """Its row and its history stay; occurrences meanwhile are not made up for."""
     declare(tasks.tally.func, schedule=every(seconds=30, args=("north",), missed="all"))
     scheduler.sync()
     declare()
@@ -497,8 +500,8 @@ def test_schedule_that_is_gone_from_the_code_rests_and_may_come_back(
     scheduler.sync()
     row = Schedule.objects.get()
     assert row.retired_at is None
-    assert row.next_tick_at is not None
-    assert timezone.now() < row.next_tick_at < timezone.now() + timedelta(seconds=31)
+    assert row.next_occurrence_at is not None
+    assert timezone.now() < row.next_occurrence_at < timezone.now() + timedelta(seconds=31)
 
 
 def test_declared_tasks_need_not_be_given_to_people(
@@ -507,7 +510,7 @@ def test_declared_tasks_need_not_be_given_to_people(
     """Code may schedule any task."""
     declare(tasks.add.func, schedule=cron("*/5 * * * *", args=(1, 2)))
     scheduler.sync()
-    clock.now = Schedule.objects.get().next_tick_at or NOON
+    clock.now = Schedule.objects.get().next_occurrence_at or NOON
     assert len(scheduler.look().fired) == 1
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import prefix
+from django_asyncq.broker.message import SchedulerEnqueueEvent, SchedulerEntry
 from django_asyncq.exceptions import BrokerUnavailable
-from django_asyncq.message import SchedulerEnqueueEvent, SchedulerEntry
-from django_asyncq.models import Schedule, Tick
-from django_asyncq.scheduler import Fired, Scheduler
-from django_asyncq.scheduler_entries import SchedulerEntries, entry_of, go_duration
+from django_asyncq.models import Occurrence, Schedule
+from django_asyncq.scheduling.asynq_entries import SchedulerEntries, entry_of, go_duration
+from django_asyncq.scheduling.scheduler import Fired, Scheduler
 from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks  # noqa: F401 - registers them
@@ -126,7 +126,7 @@ def test_a_beat_shows_all_that_fire_until_the_next_is_overdue() -> None:
     assert client.lrange(key, 0, -1) == [entry_of(shown).encode()]
     history = f"{prefix()}:scheduler_history:{row.pk}"
     assert client.zcard(history) == 2  # two times of noting, of one task
-    assert str(Tick.objects.get(outcome="queued").task_id).encode() in client.zrange(history, 0, -1)[0]
+    assert str(Occurrence.objects.get(outcome="queued").task_id).encode() in client.zrange(history, 0, -1)[0]
     entries.clear()
     assert not client.exists(key, f"{prefix()}:schedulers")
     assert client.exists(history)
@@ -137,7 +137,7 @@ def test_a_beat_shows_all_that_fire_until_the_next_is_overdue() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_only_the_latest_events_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand; here three."""
-    monkeypatch.setattr("django_asyncq.broker.schedulers.EVENTS_KEPT", 3)
+    monkeypatch.setattr("django_asyncq.broker.scheduler_entries.EVENTS_KEPT", 3)
     entries = SchedulerEntries()
     for number in range(6):
         entries.board.note("e", b"event %d" % number, number)

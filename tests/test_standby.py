@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import redis
 
-from django_asyncq.broker import Broker, Entry, Lease, clients, scripts
-from django_asyncq.broker import standby as standby_module
+from django_asyncq.broker import Broker, Entry, Lease, clients, handoff, scripts
+from django_asyncq.broker.handoff import Handoff, Heard
 from django_asyncq.broker.keys import QueueKeys, standby_key
-from django_asyncq.broker.standby import Heard, Standby
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.testing import EmbeddedRedis
 
@@ -38,12 +37,12 @@ def broker(client: redis.Redis) -> Broker:
 
 
 @pytest.fixture
-def start(client: redis.Redis) -> Iterator[Callable[..., Standby]]:
+def start(client: redis.Redis) -> Iterator[Callable[..., Handoff]]:
     """A function that makes the standby of a worker."""
-    made: list[Standby] = []
+    made: list[Handoff] = []
 
-    def build(worker: str = WORKER, lease_seconds: int = LEASE_SECONDS) -> Standby:
-        made.append(Standby(worker, lease_seconds))
+    def build(worker: str = WORKER, lease_seconds: int = LEASE_SECONDS) -> Handoff:
+        made.append(Handoff(worker, lease_seconds))
         return made[-1]
 
     yield build
@@ -51,7 +50,7 @@ def start(client: redis.Redis) -> Iterator[Callable[..., Standby]]:
         each.close()
 
 
-def stand_by(standby: Standby, queue: str) -> None:
+def stand_by(standby: Handoff, queue: str) -> None:
     """Wait for a push to a queue, and be handed a task."""
     standby.stand_by(may_be_handed=True)
     standby.wait_for(queue)
@@ -62,11 +61,11 @@ def waiting(client: redis.Redis, count: int) -> None:
     wait_until(lambda: int(client.info("clients")["blocked_clients"]) == count, "clients that block")
 
 
-def is_woken(standby: Standby, seconds: float = PATIENCE_SECONDS) -> bool:
+def is_woken(standby: Handoff, seconds: float = PATIENCE_SECONDS) -> bool:
     return bool(select.select(list(standby.sockets), [], [], seconds)[0])
 
 
-def hear(standby: Standby) -> tuple[str, Heard]:
+def hear(standby: Handoff) -> tuple[str, Heard]:
     """Sleep until a wait ends; return its queue and what was heard."""
     ready, _, _ = select.select(list(standby.sockets), [], [], PATIENCE_SECONDS)
     queue = standby.sockets[ready[0]]
@@ -398,7 +397,7 @@ def test_a_wait_that_lasts_too_long_is_given_up(
     (socket,) = standby.sockets
     stand_by(standby, "a")
     assert list(standby.sockets) == [socket]
-    monkeypatch.setattr(standby_module, "PATIENCE_SECONDS", -standby.block_seconds)
+    monkeypatch.setattr(handoff, "PATIENCE_SECONDS", -standby.block_seconds)
     with pytest.raises(BrokerUnavailable):
         standby.wait_for("a")
     assert not standby.sockets

@@ -34,15 +34,15 @@ def handlers() -> Iterator[None]:
 
 
 def test_burst_that_cannot_start_still_shuts_down_in_order(handlers: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One error, raised once: the upkeep has ended and no process is left, though others failed meanwhile."""
+    """One error, raised once: the maintenance has ended and no process is left, though others failed meanwhile."""
     for name, value in environment(ASYNCQ_TEST_BREAK_WORKERS="1").items():
         monkeypatch.setenv(name, value)
     supervisor = Supervisor(WorkerOptions(concurrency=1), processes=3, burst=True)
-    supervisor.upkeep.nothing_left = lambda backend: False  # type: ignore[method-assign]
+    supervisor.maintenance.nothing_left = lambda backend: False  # type: ignore[method-assign]
     with pytest.raises(WorkersCannotStart):
         supervisor.run()
     assert supervisor.children == []
-    assert not supervisor.upkeep.is_alive()
+    assert not supervisor.maintenance.is_alive()
 
 
 def test_a_process_ended_while_starting_at_shutdown_is_no_failure(
@@ -55,7 +55,7 @@ def test_a_process_ended_while_starting_at_shutdown_is_no_failure(
     supervisor.run()
     assert supervisor.children == []
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
-    wait_until(lambda: not supervisor.upkeep.is_alive(), "the end of the upkeep")
+    wait_until(lambda: not supervisor.maintenance.is_alive(), "the end of the maintenance")
 
 
 def test_only_a_loss_of_memory_has_the_running_asserted(
@@ -116,7 +116,7 @@ def test_a_redis_that_is_away_is_told_once_and_asked_again_soon(
     for _ in range(3):
         supervisor._beat_at = 0.0
         supervisor.beat()
-        assert supervisor._beat_at <= time.monotonic() + conf.current().again_seconds
+        assert supervisor._beat_at <= time.monotonic() + conf.current().beat_retry_seconds
     own_redis.restart()
     supervisor._beat_at = 0.0
     supervisor.beat()

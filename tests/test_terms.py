@@ -12,8 +12,8 @@ from django.db.models import F, QuerySet
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
-from django_asyncq import terms
-from django_asyncq.exceptions import AsyncqError, TermOver
+from django_asyncq.exceptions import AsyncqError, LockLost
+from django_asyncq.leadership import fencing
 from django_asyncq.models import LockTerm, StartupRun
 
 
@@ -56,13 +56,13 @@ def written(name: str) -> list[int]:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("name", ["upkeep", "ä b", "x" * 200, "x" * 5000])
+@pytest.mark.parametrize("name", ["maintenance", "ä b", "x" * 200, "x" * 5000])
 def test_terms_rise_by_one(name: str) -> None:
     """From 1 on, with the latest holder beside the number; any name of a lock will do."""
     before = timezone.now()
-    assert [terms.begin(name, f"host {pid}") for pid in (7, 8)] == [1, 2]
-    assert terms.begin(f"{name}'s other", "h" * 1000) == 1
-    row = LockTerm.objects.get(name=terms._row_name(name))
+    assert [fencing.begin(name, f"host {pid}") for pid in (7, 8)] == [1, 2]
+    assert fencing.begin(f"{name}'s other", "h" * 1000) == 1
+    row = LockTerm.objects.get(name=fencing._row_name(name))
     assert (row.number, row.holder) == (2, "host 8")
     assert row.begun_at >= before
 
@@ -74,7 +74,7 @@ def test_many_begin_a_first_term_at_once() -> None:
 
     def begin_often() -> list[int]:
         together.wait(10)
-        return [terms.begin("race", "holder") for _ in range(5)]
+        return [fencing.begin("race", "holder") for _ in range(5)]
 
     tasks = [Task(begin_often) for _ in range(8)]
     numbers = [task.result() for task in tasks]
@@ -89,89 +89,89 @@ def test_row_that_another_made_meanwhile_is_used(monkeypatch: pytest.MonkeyPatch
 
     def create_late(rows: QuerySet[LockTerm], *arguments: Any, **options: Any) -> list[LockTerm]:
         monkeypatch.setattr(QuerySet, "bulk_create", bulk_create)
-        assert Task(terms.begin, "upkeep", "").result() == 1
+        assert Task(fencing.begin, "maintenance", "").result() == 1
         return bulk_create(rows, *arguments, **options)
 
     monkeypatch.setattr(QuerySet, "bulk_create", create_late)
-    assert terms.begin("upkeep", "") == 2
+    assert fencing.begin("maintenance", "") == 2
 
 
 @pytest.mark.django_db(transaction=True)
 def test_term_cannot_begin_inside_a_transaction() -> None:
     """It could be rolled back, and the number given out twice."""
-    assert terms.begin("upkeep", "") == 1
+    assert fencing.begin("maintenance", "") == 1
     with pytest.raises(RuntimeError), transaction.atomic():
-        terms.begin("upkeep", "")
-    assert terms.begin("upkeep", "") == 2
+        fencing.begin("maintenance", "")
+    assert fencing.begin("maintenance", "") == 2
 
 
 @pytest.mark.django_db(transaction=True)
 def test_fence_needs_a_transaction() -> None:
     """Without one it would prove something about the past."""
-    number = terms.begin("upkeep", "")
+    number = fencing.begin("maintenance", "")
     with pytest.raises(TransactionManagementError):
-        terms.fence("upkeep", number)
+        fencing.fence("maintenance", number)
 
 
 @pytest.mark.django_db(transaction=True)
 def test_fence_refuses_a_term_that_is_over() -> None:
     """What the older holder writes is not written; the newer one's is, and the fence changes nothing itself."""
-    older = terms.begin("upkeep", "a 1")
-    newer = terms.begin("upkeep", "b 2")
-    with terms.fenced("upkeep", newer):
-        write("upkeep", newer)
+    older = fencing.begin("maintenance", "a 1")
+    newer = fencing.begin("maintenance", "b 2")
+    with fencing.fenced("maintenance", newer):
+        write("maintenance", newer)
     for number in (older, newer + 1, 0):
-        with pytest.raises(TermOver) as caught, terms.fenced("upkeep", number):
-            write("upkeep", number)
+        with pytest.raises(LockLost) as caught, fencing.fenced("maintenance", number):
+            write("maintenance", number)
         assert isinstance(caught.value, AsyncqError)
-        assert (caught.value.name, caught.value.term) == ("upkeep", number)
-    with pytest.raises(TermOver), terms.fenced("unknown", 1):
+        assert (caught.value.name, caught.value.term) == ("maintenance", number)
+    with pytest.raises(LockLost), fencing.fenced("unknown", 1):
         write("unknown", 1)
-    assert written("upkeep") == [newer]
-    row = LockTerm.objects.get(name="upkeep")
+    assert written("maintenance") == [newer]
+    row = LockTerm.objects.get(name="maintenance")
     assert (row.number, row.holder) == (newer, "b 2")
 
 
 @pytest.mark.django_db(transaction=True)
 def test_newer_term_waits_for_the_older_ones_transaction() -> None:
     """So whatever an older term writes is there before the newer term begins."""
-    older = terms.begin("upkeep", "")
-    with terms.fenced("upkeep", older):
-        task = Task(terms.begin, "upkeep", "")
+    older = fencing.begin("maintenance", "")
+    with fencing.fenced("maintenance", older):
+        task = Task(fencing.begin, "maintenance", "")
         task.join(0.3)  # one that did not wait would be through by now
         assert task.is_alive()
-        write("upkeep", older)
+        write("maintenance", older)
     newer = task.result()
     assert newer == older + 1
-    with pytest.raises(TermOver), terms.fenced("upkeep", older):
-        write("upkeep", older)
-    with terms.fenced("upkeep", newer):
-        write("upkeep", newer)
-    assert written("upkeep") == [older, newer]
+    with pytest.raises(LockLost), fencing.fenced("maintenance", older):
+        write("maintenance", older)
+    with fencing.fenced("maintenance", newer):
+        write("maintenance", newer)
+    assert written("maintenance") == [older, newer]
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_older_term_waits_for_the_begin_of_a_newer_one(is_kept: bool) -> None:
     """Fenced while a newer term is not committed yet: refused if it is, accepted if it is rolled back."""
-    older = terms.begin("upkeep", "")
+    older = fencing.begin("maintenance", "")
 
     def write_fenced() -> None:
-        with terms.fenced("upkeep", older):
-            write("upkeep", older)
+        with fencing.fenced("maintenance", older):
+            write("maintenance", older)
 
     with transaction.atomic():
-        LockTerm.objects.filter(name="upkeep").update(number=F("number") + 1)
+        LockTerm.objects.filter(name="maintenance").update(number=F("number") + 1)
         task = Task(write_fenced)
         task.join(0.3)
         assert task.is_alive()
         transaction.set_rollback(not is_kept)
     if is_kept:
-        with pytest.raises(TermOver):
+        with pytest.raises(LockLost):
             task.result()
     else:
         task.result()
-    assert written("upkeep") == ([] if is_kept else [older])
+    assert written("maintenance") == ([] if is_kept else [older])
 
 
 @pytest.mark.django_db(transaction=True)
@@ -183,17 +183,17 @@ def test_writers_of_many_terms_are_in_order() -> None:
         together.wait(10)
         refused = 0
         for _ in range(5):
-            number = terms.begin("upkeep", "")
+            number = fencing.begin("maintenance", "")
             for _ in range(3):
                 try:
-                    with terms.fenced("upkeep", number):
-                        write("upkeep", number)
-                except TermOver:
+                    with fencing.fenced("maintenance", number):
+                        write("maintenance", number)
+                except LockLost:
                     refused += 1
         return refused
 
     refused = sum(task.result() for task in [Task(compete) for _ in range(4)])
-    accepted = written("upkeep")
+    accepted = written("maintenance")
     assert accepted == sorted(accepted)
     assert len(accepted) + refused == 60
 
@@ -209,4 +209,4 @@ class Router:
 def test_terms_live_where_the_router_says(settings: Any) -> None:
     """All functions use the database that LockTerm is written to."""
     settings.DATABASE_ROUTERS = [f"{__name__}.Router"]
-    assert terms.database() == "terms"
+    assert fencing.database() == "terms"

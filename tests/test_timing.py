@@ -1,6 +1,6 @@
 """When schedules fire: against a clock that is watched minute by minute, through every change of a dozen zones.
 
-The expected ticks come from the zone data of the host, so new laws change both sides. The few times written out by
+The expected occurrences come from the zone data of the host, so new laws change both sides. The few times written out by
 hand are skipped where the host's data know other rules, or none: then install the package tzdata.
 """
 
@@ -18,10 +18,10 @@ from cronsim import CronSim
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_asyncq import timing
+from django_asyncq.definitions import timing
+from django_asyncq.definitions.timing import Cron, DstKind, Interval, Timing, describe, preview
 from django_asyncq.exceptions import InvalidOption, InvalidTiming
-from django_asyncq.scheduler_entries import spec
-from django_asyncq.timing import Cron, DstKind, Interval, Timing, describe, preview
+from django_asyncq.scheduling.asynq_entries import spec
 
 SECOND, MINUTE, HOUR, DAY = (timedelta(**{unit: 1}) for unit in ("seconds", "minutes", "hours", "days"))
 NOW = datetime(2026, 11, 21, 15, tzinfo=UTC)
@@ -93,8 +93,8 @@ class Clock:
         self.minutes = [self.begin + number * MINUTE for number in range(4 * 24 * 60 + 1)]
         self.walls = [shown(zone, minute) for minute in self.minutes]
 
-    def ticks(self, expression: str) -> list[datetime]:
-        """Return every tick after `begin`, to `end`, of an expression that says nothing about days."""
+    def occurrences(self, expression: str) -> list[datetime]:
+        """Return every occurrence after `begin`, to `end`, of an expression that says nothing about days."""
         minute, hour, *days = expression.split()
         assert days == ["*", "*", "*"]
         due = {(h, m) for h in numbers(hour, 0, 23) for m in numbers(minute, 0, 59)}
@@ -134,21 +134,21 @@ def expressions(name: str, change: datetime) -> list[str]:
 
 @pytest.mark.parametrize("name", ZONES)
 def test_ticks_are_those_of_a_clock_that_is_watched(name: str) -> None:
-    """Four days around every change: no tick lost, none twice, none at another time."""
+    """Four days around every change: no occurrence lost, none twice, none at another time."""
     for change, clock in clocks(name):
         for expression in expressions(name, change):
-            ticks = Cron(expression, name, ends_at=clock.end).ticks(clock.begin)
-            assert list(ticks) == clock.ticks(expression), (expression, change)
+            occurrences = Cron(expression, name, ends_at=clock.end).occurrences(clock.begin)
+            assert list(occurrences) == clock.occurrences(expression), (expression, change)
 
 
 @pytest.mark.parametrize("name", ZONES)
 def test_after_is_right_from_every_minute_around_a_change(name: str) -> None:
-    """From whatever moment it is asked, the next tick is the same."""
+    """From whatever moment it is asked, the next occurrence is the same."""
     for change, clock in clocks(name):
         wall = shown(load(name), change - MINUTE)
         for expression in (f"30 {wall.hour} * * *", f"0,30 {(wall + HOUR).hour} * * *", "*/20 * * * *", "35 * * * *"):
             cron = Cron(expression, name)
-            expected = clock.ticks(expression)
+            expected = clock.occurrences(expression)
             # Through all seconds of the minute, for 37 and 60 have no common factor.
             moment = change - 3 * HOUR
             while moment <= change + 3 * HOUR:
@@ -162,9 +162,9 @@ def test_after_is_right_at_the_very_change(name: str) -> None:
     """A second or a microsecond to either side makes no difference."""
     for change, clock in clocks(name):
         for expression in expressions(name, change):
-            ticks = clock.ticks(expression)
+            occurrences = clock.occurrences(expression)
             for moment in (change - SECOND, change - timedelta.resolution, change, change + timedelta.resolution):
-                following = next((tick for tick in ticks if tick > moment), None)
+                following = next((occurrence for occurrence in occurrences if occurrence > moment), None)
                 if following is not None:
                     assert Cron(expression, name).after(moment) == following, (expression, moment)
 
@@ -207,8 +207,8 @@ def test_well_known_changes(name: str, expression: str, begin: str, expected: li
     longer = 2 if name == "Antarctica/Troll" else -0.5 if name == "Australia/Lord_Howe" else 1
     if offsets != {laws[name] * HOUR, (laws[name] + longer) * HOUR}:
         pytest.skip(f"the host's zone data have other rules for {name}")
-    ticks = islice(Cron(expression, name).ticks(utc(begin)), len(expected))
-    assert list(ticks) == [utc(f"2026-{tick}") for tick in expected]
+    occurrences = islice(Cron(expression, name).occurrences(utc(begin)), len(expected))
+    assert list(occurrences) == [utc(f"2026-{occurrence}") for occurrence in expected]
 
 
 minutes = st.sampled_from(["*", "*/15", "0", "35", "0,30", "7-50/9"])
@@ -227,12 +227,12 @@ def test_latest_is_the_end_of_the_list_of_all(
     """Looking back from the end gives what going forward from the beginning gives."""
     load(name)
     starts_at = None if start_shift is None else since + start_shift
-    cron, until, moment, ticks = Cron(expression, name, starts_at), since + span, since, []
-    while (tick := cron.after(moment)) is not None and tick <= until:
-        assert tick > moment
-        assert tick.tzinfo is UTC
-        ticks.append(moment := tick)
-    assert cron.latest(since, until, limit) == (ticks[-limit:] if limit else [])
+    cron, until, moment, occurrences = Cron(expression, name, starts_at), since + span, since, []
+    while (occurrence := cron.after(moment)) is not None and occurrence <= until:
+        assert occurrence > moment
+        assert occurrence.tzinfo is UTC
+        occurrences.append(moment := occurrence)
+    assert cron.latest(since, until, limit) == (occurrences[-limit:] if limit else [])
 
 
 @given(st.integers(30, 100_000), moments, shifts, st.none() | shifts, st.none() | shifts, shifts, st.integers(1, 20))
@@ -246,18 +246,22 @@ def test_latest_of_intervals(
     span: timedelta,
     limit: int,
 ) -> None:
-    """The same for intervals, whose ticks are whole steps from the anchor, within the bounds."""
+    """The same for intervals, whose occurrences are whole steps from the anchor, within the bounds."""
     if start_shift is not None and end_shift is not None:
         start_shift, end_shift = min(start_shift, end_shift), max(start_shift, end_shift)
     step, anchor, until = seconds * SECOND, since + anchor_shift, since + span
     starts_at = None if start_shift is None else since + start_shift
     ends_at = None if end_shift is None else since + end_shift
-    ticks, number = [], 1 if starts_at is None else 0
-    while (tick := anchor + number * step) <= until:
-        if since < tick and (starts_at is None or starts_at <= tick) and (ends_at is None or tick <= ends_at):
-            ticks.append(tick)
+    occurrences, number = [], 1 if starts_at is None else 0
+    while (occurrence := anchor + number * step) <= until:
+        if (
+            since < occurrence
+            and (starts_at is None or starts_at <= occurrence)
+            and (ends_at is None or occurrence <= ends_at)
+        ):
+            occurrences.append(occurrence)
         number += 1
-    assert Interval(seconds, anchor, starts_at, ends_at).latest(since, until, limit) == ticks[-limit:]
+    assert Interval(seconds, anchor, starts_at, ends_at).latest(since, until, limit) == occurrences[-limit:]
 
 
 def test_latest_of_a_long_time_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,9 +293,9 @@ def test_latest_of_a_long_time_costs_little(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_bounds_hold_both_ends() -> None:
-    """A tick at the very bound counts."""
+    """An occurrence at the very bound counts."""
     cron = Cron("*/10 * * * *", "UTC", NOW + 10 * MINUTE, NOW + 30 * MINUTE)
-    assert list(cron.ticks(NOW - DAY)) == [NOW + number * MINUTE for number in (10, 20, 30)]
+    assert list(cron.occurrences(NOW - DAY)) == [NOW + number * MINUTE for number in (10, 20, 30)]
     assert cron.after(NOW + 29 * MINUTE) == NOW + 30 * MINUTE
     assert cron.after(NOW + 30 * MINUTE) is None
     assert cron.latest(NOW - DAY, NOW + DAY, 2) == [NOW + 20 * MINUTE, NOW + 30 * MINUTE]
@@ -309,7 +313,7 @@ def test_takes_moments_of_any_zone() -> None:
 
 
 def test_an_interval_begins_at_its_start_or_one_step_after_its_anchor() -> None:
-    """With starts_at the anchor itself is a tick; without, the first comes a step later."""
+    """With starts_at the anchor itself is an occurrence; without, the first comes a step later."""
     assert Interval(60, NOW).after(NOW - DAY) == NOW + MINUTE
     assert Interval(60, NOW, starts_at=NOW).after(NOW - DAY) == NOW
     assert Interval(60, NOW, starts_at=NOW).after(NOW) == NOW + MINUTE
@@ -413,7 +417,7 @@ def test_refuses_naive_moments_and_an_end_before_the_start() -> None:
 def test_names_stand_for_expressions(alias: str, expression: str) -> None:
     """A name fires when its expression does."""
     named, written = Cron(alias, "UTC"), Cron(expression, "UTC")
-    assert list(islice(named.ticks(NOW), 5)) == list(islice(written.ticks(NOW), 5))
+    assert list(islice(named.occurrences(NOW), 5)) == list(islice(written.occurrences(NOW), 5))
     assert describe(named) == describe(written)
 
 
@@ -421,7 +425,7 @@ def test_rare_expressions_fire() -> None:
     """Days either of the month or of the week; 29 February on a Monday, also over the year 2100."""
     assert Cron("0 0 31 2 MON", "UTC").after(NOW) == utc("2027-02-01")
     rare = Cron("0 0 * 2 MON#5", "UTC")
-    assert list(islice(rare.ticks(NOW), 3)) == [utc("2044-02-29"), utc("2072-02-29"), utc("2112-02-29")]
+    assert list(islice(rare.occurrences(NOW), 3)) == [utc("2044-02-29"), utc("2072-02-29"), utc("2112-02-29")]
 
 
 def test_utc_needs_no_zone_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,15 +452,15 @@ any_moment = st.datetimes(timezones=st.just(UTC) | offsets)
 @given(st.text() | alphabet | st.lists(fields, min_size=5, max_size=5).map(" ".join), any_moment)
 @settings(max_examples=500, deadline=2000)
 def test_every_text_is_an_expression_or_refused(text: str, moment: datetime) -> None:
-    """No other error, now or at the ticks, and no moment too early or too late to be asked for."""
+    """No other error, now or at the occurrences, and no moment too early or too late to be asked for."""
     load("Europe/Berlin")
     try:
         cron = Cron(text, "Europe/Berlin")
     except InvalidTiming as error:
         assert error.field == "cron"
         return
-    tick = cron.after(moment)
-    assert tick is None or tick > moment
+    occurrence = cron.after(moment)
+    assert occurrence is None or occurrence > moment
     assert describe(cron)
     assert "  " not in spec(cron)
     preview(cron, moment, 2)
@@ -475,27 +479,27 @@ def test_every_text_is_a_zone_or_refused(text: str, part: str) -> None:
 
 @given(st.integers() | st.integers(1, 2**31 - 1), any_moment, any_moment, st.booleans())
 def test_every_interval_ticks_or_is_refused(seconds: int, anchor: datetime, moment: datetime, starts: bool) -> None:
-    """At the ends of the calendar there is just no tick."""
+    """At the ends of the calendar there is just no occurrence."""
     try:
         interval = Interval(seconds, anchor, anchor if starts else None)
     except InvalidTiming:
         assert not 1 <= seconds < 2**31
         return
-    tick = interval.after(moment)
-    assert tick is None or (tick > moment and tick >= anchor)
+    occurrence = interval.after(moment)
+    assert occurrence is None or (occurrence > moment and occurrence >= anchor)
     assert len(interval.latest(moment, datetime.max.replace(tzinfo=UTC), 3)) <= 3
     preview(interval, moment, 2)
 
 
 def test_nothing_comes_after_the_calendar() -> None:
-    """The last days of the year 9999 have no tick, and nothing overflows."""
+    """The last days of the year 9999 have no occurrence, and nothing overflows."""
     end = datetime.max.replace(tzinfo=UTC)
     for one in (Cron("* * * * *", "UTC"), Cron("0 0 1 1 *", "UTC"), Cron("* * * * *", "UTC", end), Interval(1, NOW)):
         assert one.after(end) is None
         assert one.after(end - 5 * HOUR) is None
     assert Cron("0 0 1 1 *", "UTC").after(datetime.min.replace(tzinfo=UTC)) == utc("0002-01-01")
     load("Pacific/Kiritimati")
-    # So that the last ticks can be shown in every zone.
+    # So that the last occurrences can be shown in every zone.
     assert len(preview(Interval(3600, NOW), utc("9999-12-28T12:00"), 50, zone="Pacific/Kiritimati")) == 12
 
 
@@ -530,8 +534,8 @@ def notes(expression: str, name: str, now: str, count: int) -> list[tuple[str, s
     """Return the local time, the kind and the walls of every note of a preview."""
     load(name)
     found: list[Any] = []
-    for tick, local, note in preview(Cron(expression, name), utc(now), count):
-        assert local.astimezone(UTC) == tick
+    for occurrence, local, note in preview(Cron(expression, name), utc(now), count):
+        assert local.astimezone(UTC) == occurrence
         walls = [f"{wall:%d %H:%M}" for wall in note.walls] if note else []
         found.append(note and (f"{local:%d %H:%M}", note.kind.value, walls))
     return found
@@ -545,7 +549,7 @@ def test_preview_notes_a_gap() -> None:
     assert notes("0,30 2,3 * * *", *berlin, 7) == [None, None, None, None, gap, None, None]
     skipped = ("29 03:00", "skipped", ["29 02:00", "29 02:30"])
     assert notes("*/30 * * * *", "Europe/Berlin", "2026-03-29T00:00", 3) == [None, skipped, None]
-    # The next tick may be long after: that day the job does not run at all.
+    # The next occurrence may be long after: that day the job does not run at all.
     assert notes("*/30 2 * * *", *berlin, 4) == [None, None, ("30 02:00", *skipped[1:]), None]
     assert notes("0 1,2,3 * * *", "Europe/Berlin", "2026-03-29T12:00", 5) == [None] * 5
 
@@ -571,7 +575,7 @@ def test_preview_notes_half_an_hour() -> None:
 
 
 def test_preview_of_bounds_and_intervals() -> None:
-    """Only the ticks there are, in the schedule's zone; intervals have no notes and take a zone to be shown in."""
+    """Only the occurrences there are, in the schedule's zone; intervals have no notes and take a zone to be shown in."""
     load("Europe/Berlin")
     shown_in = preview(Interval(1800, utc("2026-10-25")), utc("2026-10-25"), 3, zone="Europe/Berlin")
     assert [f"{local:%H:%M}" for _, local, _ in shown_in] == ["02:30", "02:00", "02:30"]

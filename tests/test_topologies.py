@@ -18,7 +18,7 @@ from django.core.management import call_command
 from django.utils import timezone
 from redis.cluster import RedisCluster
 
-from django_asyncq import GateUnavailable, QueueFull, gate
+from django_asyncq import GateUnavailable, QueueFull, gates
 from django_asyncq.broker import clients
 from django_asyncq.broker.keys import alive_key, keys_of
 from django_asyncq.models import TaskRecord, TaskState
@@ -116,7 +116,7 @@ def test_one_address_is_enough_and_every_node_has_our_options(three: Cluster, us
 def test_queues_and_gates_on_several_nodes(three: Cluster) -> None:
     """Whatever a task asks for, it runs; nothing of it is left, on any node."""
     queues = [three.name_on(node, pending_of) for node in three.nodes]
-    gated = three.name_on(three.nodes[2], lambda name: gate.keys(name)[0])
+    gated = three.name_on(three.nodes[2], lambda name: gates.keys(name)[0])
     for queue in queues:
         tasks.add.using(queue_name=queue).enqueue_many([(n,) for n in range(20)])
         tasks.add_async.using(queue_name=queue, priority=5).enqueue(1)
@@ -130,7 +130,7 @@ def test_queues_and_gates_on_several_nodes(three: Cluster) -> None:
     assert [found["occupancy"] for found in stats["gates"]] == [3]
     run_workers("--queues", ",".join(queues), "--processes", "2")
     assert_all_succeeded(3 * 24)
-    assert gate.slots(gated) == []
+    assert gates.slots(gated) == []
     left = {key for node in three.nodes for key in node.ask("KEYS", "*:t:*") + node.ask("KEYS", "*:held:*")}
     assert left == set()
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from django_asyncq.conf import Settings
-from django_asyncq.lifecycle.gathering import DENSE
-from django_asyncq.worker.turns import (
+from django_asyncq.lifecycle.push_batcher import DENSE
+from django_asyncq.worker.fetch.pacing import (
     GROUP,
     LONGEST_PAUSE_SECONDS,
     LONGEST_REST_SECONDS,
     REST_AFTER_GROUP_SECONDS,
     SHORTEST_REST_SECONDS,
     STREAM_PER_SECOND,
-    Turns,
+    Pacing,
 )
 
 from .clock import Clock
@@ -28,7 +28,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def take(turns: Turns, got: int, *, is_more_left: bool = False) -> bool:
+def take(turns: Pacing, got: int, *, is_more_left: bool = False) -> bool:
     """Ask the queues, which is due, and find so many; return whether the process wants to be told of the next."""
     assert turns.is_due()
     turns.begin()
@@ -37,7 +37,7 @@ def take(turns: Turns, got: int, *, is_more_left: bool = False) -> bool:
 
 def test_asks_at_its_start_and_then_when_told_or_when_it_is_time_to_look(clock: Clock) -> None:
     """Nothing found: no rest, for the next task is taken at once."""
-    turns = Turns(clock)
+    turns = Pacing(clock)
     assert take(turns, 0)
     assert not turns.is_due()
     assert turns.pause_seconds(0.04) == LOOK_SECONDS
@@ -49,14 +49,14 @@ def test_asks_at_its_start_and_then_when_told_or_when_it_is_time_to_look(clock: 
 
 def test_asks_again_at_once_while_more_is_left(clock: Clock) -> None:
     """A backlog knows no rest, and needs nobody to tell of it."""
-    turns = Turns(clock)
+    turns = Pacing(clock)
     for _ in range(10):
         assert not take(turns, 200, is_more_left=True)
 
 
 def test_lone_tasks_are_taken_at_once_and_those_right_behind_after_a_short_rest(clock: Clock) -> None:
     """Who is told within the rest waits for its end, and sleeps so long; who is told later does not wait."""
-    turns = Turns(clock)
+    turns = Pacing(clock)
     assert take(turns, 1)
     clock.now += SHORTEST_REST_SECONDS / 2
     turns.told()
@@ -64,7 +64,7 @@ def test_lone_tasks_are_taken_at_once_and_those_right_behind_after_a_short_rest(
     assert turns.pause_seconds(0.04) == pytest.approx(SHORTEST_REST_SECONDS / 2)
     clock.now += SHORTEST_REST_SECONDS
     assert turns.is_due()
-    turns = Turns(clock)
+    turns = Pacing(clock)
     for _ in range(10):
         assert take(turns, 1)
         assert turns.pause_seconds(0.04) == LOOK_SECONDS, "a rest nobody waits for is no reason to wake"
@@ -74,24 +74,24 @@ def test_lone_tasks_are_taken_at_once_and_those_right_behind_after_a_short_rest(
 
 def test_after_a_group_the_next_of_a_producer_that_gathers_comes_within_the_rest(clock: Clock) -> None:
     """So groups that keep coming are a load, and need nobody to wake the process."""
-    turns = Turns(clock)
+    turns = Pacing(clock)
     assert take(turns, GROUP)
-    clock.now += Settings().gather_seconds
+    clock.now += Settings().push_batch_seconds
     turns.told()
     assert not turns.is_due()
-    assert turns.pause_seconds(0.04) == pytest.approx(REST_AFTER_GROUP_SECONDS - Settings().gather_seconds)
+    assert turns.pause_seconds(0.04) == pytest.approx(REST_AFTER_GROUP_SECONDS - Settings().push_batch_seconds)
     clock.now += turns.pause_seconds(0.04)
     assert not take(turns, GROUP + 1)
 
 
 def test_what_is_a_group_to_a_worker_is_a_stream_to_a_producer() -> None:
     """Whoever gathers makes groups, whoever does not makes none."""
-    assert GROUP == DENSE == STREAM_PER_SECOND * Settings().gather_seconds
+    assert GROUP == DENSE == STREAM_PER_SECOND * Settings().push_batch_seconds
 
 
 def test_under_load_rests_grow_to_their_longest_and_nobody_need_tell(clock: Clock) -> None:
     """Until a rest ends without work: then it waits to be told again, and takes the next at once."""
-    turns = Turns(clock)
+    turns = Pacing(clock)
     take(turns, 1)
     turns.told()
     rests = []
@@ -112,8 +112,8 @@ def test_under_load_rests_grow_to_their_longest_and_nobody_need_tell(clock: Cloc
 def test_a_rest_that_was_not_worth_its_wait_is_the_last(clock: Clock, rest: int, enough: int) -> None:
     """Many came at a time, then few: a process that went on resting would let each wait for nothing."""
 
-    def rested() -> Turns:
-        turns = Turns(clock)
+    def rested() -> Pacing:
+        turns = Pacing(clock)
         take(turns, 1)
         turns.told()
         for _ in range(rest - 1):
@@ -131,7 +131,7 @@ def test_a_rest_that_was_not_worth_its_wait_is_the_last(clock: Clock, rest: int,
 
 def test_a_task_each_few_milliseconds_waits_for_no_rest(clock: Clock) -> None:
     """Fewer than a stream: each is taken as it comes."""
-    turns = Turns(clock)
+    turns = Pacing(clock)
     for _ in range(20):
         assert take(turns, 1)
         clock.now += 1 / STREAM_PER_SECOND + TINY
@@ -141,7 +141,7 @@ def test_a_task_each_few_milliseconds_waits_for_no_rest(clock: Clock) -> None:
 
 def test_after_a_failure_asks_at_once_then_after_growing_pauses_whoever_tells(clock: Clock) -> None:
     """A Redis that comes back is not asked by all at the same instant; the first success forgets the failures."""
-    turns = Turns(clock)
+    turns = Pacing(clock)
     pauses = []
     for _ in range(8):
         turns.begin()
@@ -160,7 +160,7 @@ def test_after_a_failure_asks_at_once_then_after_growing_pauses_whoever_tells(cl
 
 def test_may_bring_tasks_while_it_asks_and_while_more_is_left(clock: Clock) -> None:
     """Not when the queues were empty, nor within a rest; again from the end of the rest for which tasks wait."""
-    turns = Turns(clock)
+    turns = Pacing(clock)
     turns.begin()
     assert turns.may_bring()
     turns.end(200, is_more_left=True, look_seconds=LOOK_SECONDS)

@@ -18,18 +18,19 @@ import pytest
 import redis
 from django.utils import timezone
 
-from django_asyncq import conf, upkeep
-from django_asyncq.coordinator.owner import Owner
+from django_asyncq import conf
 from django_asyncq.exceptions import BrokerUnavailable
-from django_asyncq.models import LockTerm, Missed, Schedule, StartupRun, TaskRecord, TaskState, Tick
-from django_asyncq.reconciler import Reconciler
+from django_asyncq.leadership.owner import Owner
+from django_asyncq.maintenance import service
+from django_asyncq.maintenance.reconciler import Reconciler
+from django_asyncq.models import LockTerm, Missed, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
 
 from . import tasks
 from .workers import ROOT, environment, history, run_workers, wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# Leaders killed at the tick, four seconds each.
+# Leaders killed at the occurrence, four seconds each.
 ROUNDS = int(os.environ.get("ASYNCQ_TEST_ROUNDS", "4"))
 
 UPKEEP = """
@@ -37,21 +38,21 @@ import sys
 import django
 
 django.setup()
-from django_asyncq.tasks import load_task_modules
-from django_asyncq.upkeep import Upkeep
+from django_asyncq.registry import load_task_modules
+from django_asyncq.maintenance.service import MaintenanceService
 
 load_task_modules()
-upkeep = Upkeep([], single_instance=sys.argv[1] == "single")
-upkeep.start()
+maintenance = MaintenanceService([], single_instance=sys.argv[1] == "single")
+service.start()
 print("ready", flush=True)
 sys.stdin.read()
-upkeep.stop()
+service.stop()
 """
 
 
 def every_seconds(seconds: int, **values: Any) -> Schedule:
     """A schedule of `tests.tasks.tally`."""
-    row = Schedule(name="ticks", task="tests.tasks.tally", args=["north"], interval_seconds=seconds, **values)
+    row = Schedule(name="occurrences", task="tests.tasks.tally", args=["north"], interval_seconds=seconds, **values)
     row.plan_next(timezone.now())
     row.save()
     return row
@@ -82,7 +83,7 @@ class Upkeeps:
 
     def leader(self) -> int | None:
         """The pid in the lock, if that process is one of these and alive."""
-        value = self.client.get(f"task_lock:{conf.current().key_prefix}.upkeep")
+        value = self.client.get(f"task_lock:{conf.current().key_prefix}.maintenance")
         owner = Owner.read(value.decode()) if value else None
         return owner.pid if owner is not None and owner.pid in self.processes else None
 
@@ -113,29 +114,29 @@ def upkeeps(request: pytest.FixtureRequest, redis_client: redis.Redis) -> Iterat
 def test_leader_killed_at_the_tick_loses_no_tick_and_doubles_none(
     upkeeps: Upkeeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two at a time, a tick each second; the one that leads is killed around a tick, again and again."""
+    """Two at a time, an occurrence each second; the one that leads is killed around an occurrence, again and again."""
     monkeypatch.setenv("ASYNCQ_TEST_LOCK_TTL", "3")
     spread = random.Random(7)
     every_seconds(1, missed=Missed.ALL, missed_cap=1000)
     upkeeps.start()
     upkeeps.start()
     for _ in range(ROUNDS):
-        seen = Tick.objects.count()
-        wait_until(lambda seen=seen: Tick.objects.count() > seen + 1, "ticks of a new leader")
+        seen = Occurrence.objects.count()
+        wait_until(lambda seen=seen: Occurrence.objects.count() > seen + 1, "occurrences of a new leader")
         leader = wait_until(upkeeps.leader, "a leader")
         upkeeps.start(wait=False)
-        # From just before the tick until its transaction is surely over.
+        # From just before the occurrence until its transaction is surely over.
         now = time.time()
         time.sleep(max(int(now) + 2 + spread.uniform(-0.01, 0.04) - now, 0))
         upkeeps.kill(leader)
-    seen = Tick.objects.count()
-    wait_until(lambda: Tick.objects.count() > seen + 1, "ticks of the last leader")
+    seen = Occurrence.objects.count()
+    wait_until(lambda: Occurrence.objects.count() > seen + 1, "occurrences of the last leader")
     upkeeps.end()
-    found = list(Tick.objects.order_by("tick_at"))
-    times = [tick.tick_at for tick in found]
+    found = list(Occurrence.objects.order_by("occurs_at"))
+    times = [occurrence.occurs_at for occurrence in found]
     assert times == [times[0] + timedelta(seconds=number) for number in range(len(times))]
-    assert {tick.outcome for tick in found} == {"queued"}
-    assert sorted(str(tick.task_id) for tick in found) == sorted(
+    assert {occurrence.outcome for occurrence in found} == {"queued"}
+    assert sorted(str(occurrence.task_id) for occurrence in found) == sorted(
         str(pk) for pk in TaskRecord.objects.values_list("pk", flat=True)
     )
     assert len(found) >= 2 * ROUNDS
@@ -150,7 +151,7 @@ def test_change_takes_effect_without_a_restart(upkeeps: Upkeeps) -> None:
     row.interval_seconds = 1
     row.plan_next(timezone.now())
     row.save()
-    wait_until(lambda: Tick.objects.count() >= 3, "ticks", 6)
+    wait_until(lambda: Occurrence.objects.count() >= 3, "occurrences", 6)
     Schedule.objects.filter(pk=row.pk).update(enabled=False)
     wait_until(lambda: not Schedule.objects.firing().exists(), "the end")
 
@@ -161,14 +162,14 @@ def test_clean_stop_hands_over_at_once(upkeeps: Upkeeps) -> None:
     upkeeps.start()
     first = wait_until(upkeeps.leader, "a leader")
     every_seconds(1)
-    wait_until(Tick.objects.count, "a tick")
+    wait_until(Occurrence.objects.count, "an occurrence")
     term = LockTerm.objects.get().number
     upkeeps.start()
     process = upkeeps.processes.pop(first)
     process.communicate("", timeout=30)
     wait_until(upkeeps.leader, "the other one", 5)
-    seen = Tick.objects.count()
-    wait_until(lambda: Tick.objects.count() > seen, "its ticks")
+    seen = Occurrence.objects.count()
+    wait_until(lambda: Occurrence.objects.count() > seen, "its occurrences")
     assert LockTerm.objects.get().number > term
 
 
@@ -280,7 +281,7 @@ def test_startup_task_is_ended_at_shutdown_and_not_counted(tmp_path: Path, monke
 
 def test_a_loop_tells_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
     """While it is not this process's turn it asks nothing, so it does not say that the stores are back."""
-    caplog.set_level(logging.INFO, logger="django_asyncq.upkeep")
+    caplog.set_level(logging.INFO, logger="django_asyncq.maintenance.service")
     # Leads, fails, fails, leads no more for three rounds, leads again: fails, then works.
     turns = iter([True, True, True, False, False, False, True, True, True])
     answers: Iterator[Exception | None] = iter([*[BrokerUnavailable("away")] * 4, None, None])
@@ -290,7 +291,7 @@ def test_a_loop_tells_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
             raise answer
         return 0.0
 
-    loop = upkeep.Loop("repairs", step, lambda: next(turns))
+    loop = service.Loop("repairs", step, lambda: next(turns))
     for _ in range(9):
         loop.round()
     words = [record.getMessage() for record in caplog.records]
@@ -300,8 +301,8 @@ def test_a_loop_tells_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("hurries", [True, False])
 def test_a_first_sweep_goes_on_at_once_and_any_other_rests(hurries: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be filling a Redis that lost its memory: nobody pauses between its parts."""
-    monkeypatch.setattr(Reconciler, "tick", lambda self, now: None)
+    monkeypatch.setattr(Reconciler, "occurrence", lambda self, now: None)
     monkeypatch.setattr(Reconciler, "hurries", hurries)
-    pause = upkeep.Upkeep([], single_instance=False)._repair()
-    assert pause == (0.0 if hurries else min(upkeep.REPAIR_SECONDS, conf.current().reconcile_seconds))
+    pause = service.MaintenanceService([], single_instance=False)._repair()
+    assert pause == (0.0 if hurries else min(service.REPAIR_SECONDS, conf.current().reconcile_seconds))
     assert (pause > 0) is not hurries

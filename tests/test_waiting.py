@@ -14,12 +14,12 @@ import pytest
 import redis
 
 from django_asyncq.broker.clients import LONGEST_PAUSE_SECONDS
+from django_asyncq.broker.handoff import Handoff
 from django_asyncq.broker.keys import QueueKeys
-from django_asyncq.broker.standby import Standby
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.testing import EmbeddedRedis
-from django_asyncq.worker.alarm import FD_SETSIZE, readable
-from django_asyncq.worker.waiting import Waiting
+from django_asyncq.worker.fetch.waiting import Waiting
+from django_asyncq.worker.wakeup import FD_SETSIZE, readable
 
 from .clock import Clock
 
@@ -34,7 +34,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def waiting(own_redis: EmbeddedRedis, own_keys: None, clock: Clock) -> Iterator[Waiting]:
-    found = Waiting(Standby("w-1", 60), clock)
+    found = Waiting(Handoff("w-1", 60), clock)
     yield found
     found.standby.close()
 

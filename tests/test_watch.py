@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from django_asyncq.broker import Broker, Entry
-from django_asyncq.broker import watch as watch_module
-from django_asyncq.broker.watch import QueueWatch
+from django_asyncq.broker import Broker, Entry, notifications
+from django_asyncq.broker.notifications import QueueListener
 from django_asyncq.testing import EmbeddedRedis
 
 PATIENCE_SECONDS = 10.0
@@ -33,7 +32,7 @@ class Started:
 
     def __init__(self, *queues: str) -> None:
         self.event = threading.Event()
-        self.watch = QueueWatch(queues, self.event)
+        self.watch = QueueListener(queues, self.event)
         self.watch.start()
         # Set once the subscription stands.
         assert self.event.wait(PATIENCE_SECONDS)
@@ -85,7 +84,7 @@ def test_a_queue_named_for_the_first_time_wakes(start: Any) -> None:
 
 def test_the_watch_makes_an_event_of_its_own(own_redis: EmbeddedRedis, own_keys: None) -> None:
     """When it is given none."""
-    watch = QueueWatch(["b", "a"])
+    watch = QueueListener(["b", "a"])
     assert watch.queues == ["a", "b"]
     assert isinstance(watch.event, threading.Event)
     watch.start()
@@ -95,7 +94,7 @@ def test_the_watch_makes_an_event_of_its_own(own_redis: EmbeddedRedis, own_keys:
 
 def test_a_watch_without_queues_listens_to_new_names(own_redis: EmbeddedRedis, own_keys: None) -> None:
     """A worker may not know any queue yet."""
-    watch = QueueWatch([])
+    watch = QueueListener([])
     watch.start()
     assert watch.event.wait(PATIENCE_SECONDS)
     watch.stop()
@@ -115,7 +114,7 @@ def test_an_outage_is_told_once_and_survived(
     start: Any, client: redis.Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line when Redis goes and one when it is back; what was pushed meanwhile is told, and what comes then."""
-    monkeypatch.setattr(watch_module.clients, "LONGEST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(notifications.clients, "LONGEST_PAUSE_SECONDS", 0.1)
     caplog.set_level(logging.INFO, logger="django_asyncq.broker")
     started = start("a", "b")
 
@@ -126,7 +125,7 @@ def test_an_outage_is_told_once_and_survived(
             raise redis.ConnectionError("away")
 
     with monkeypatch.context() as outage:
-        outage.setattr(watch_module.clients, "client", lambda role: Away())
+        outage.setattr(notifications.clients, "client", lambda role: Away())
         client.client_kill_filter(_type="pubsub", skipme=True)
         until(lambda: started.watch._failures > 3)
         assert not started.event.is_set()

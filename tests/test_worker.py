@@ -20,15 +20,15 @@ from django_asyncq import compat, conf, lifecycle
 from django_asyncq.broker import Broker, Entry, Lease
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.registry import registered
 from django_asyncq.results import result_of
-from django_asyncq.tasks import registered
-from django_asyncq.worker.alarm import Alarm
-from django_asyncq.worker.board import Board
-from django_asyncq.worker.job import Job, Outcome
+from django_asyncq.worker.execute.executors import Executor, Runner, ThreadExecutor
+from django_asyncq.worker.execute.job import Job, Outcome
+from django_asyncq.worker.fetch.capacity import MOST_AHEAD, Capacity
 from django_asyncq.worker.options import WorkerOptions
 from django_asyncq.worker.process import WorkerProcess
-from django_asyncq.worker.room import MOST_AHEAD, Room
-from django_asyncq.worker.slots import Runner, Slots, ThreadSlots
+from django_asyncq.worker.slot_table import SlotTable
+from django_asyncq.worker.wakeup import Wakeup
 
 from . import tasks
 from .redis_state import unknown
@@ -294,7 +294,7 @@ def test_children_drain_when_their_supervisor_is_killed(history_path: Path, tmp_
 def test_worker_whose_main_loop_fails_says_why(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """It drains, and its exit code tells the supervisor that this was no orderly end."""
     _ours, theirs = multiprocessing.Pipe()
-    process = WorkerProcess(WorkerOptions(concurrency=1), Board(2), theirs)
+    process = WorkerProcess(WorkerOptions(concurrency=1), SlotTable(2), theirs)
     ended: list[int] = []
 
     def fail() -> bool:
@@ -312,7 +312,7 @@ def test_worker_whose_main_loop_fails_says_why(monkeypatch: pytest.MonkeyPatch, 
 def test_reporter_is_told_when_nothing_runs_and_nothing_is_fetched() -> None:
     """Not while the queues are asked: the next tasks of a backlog are on their way, and end in the same group."""
     _ours, theirs = multiprocessing.Pipe()
-    process = WorkerProcess(WorkerOptions(concurrency=1), Board(2), theirs)
+    process = WorkerProcess(WorkerOptions(concurrency=1), SlotTable(2), theirs)
     told = process.reporter._last_has_ended
     process.fetching.turns.begin()
     process._slot_is_free()
@@ -501,8 +501,8 @@ class Bell:
 
 def test_takes_free_slots_and_the_more_ahead_the_shorter_tasks_are() -> None:
     """Nothing ahead of slow tasks; 50 ms of work ahead of short ones; a line that is half full is not refilled."""
-    slots = Slots(None)  # type: ignore[arg-type]
-    room = Room([slots], 4, Bell().ring)
+    slots = Executor(None)  # type: ignore[arg-type]
+    room = Capacity([slots], 4, Bell().ring)
     assert room.left() == 4
     room.pace_seconds = 1.0
     assert room.left() == 4
@@ -519,9 +519,9 @@ def test_takes_free_slots_and_the_more_ahead_the_shorter_tasks_are() -> None:
 def test_what_was_taken_too_long_ago_is_handed_back_and_not_begun() -> None:
     """The process stood still, and its leases may have run out: others may run these tasks by now."""
     ended: list[Outcome] = []
-    runner = Runner("w", Board(1), ended.append, lambda: None, lambda job: None)
+    runner = Runner("w", SlotTable(1), ended.append, lambda: None, lambda job: None)
     old, fresh = job(seconds_ago=conf.current().lease_seconds / 2 + 1), job()
-    slots = ThreadSlots(runner, 1)
+    slots = ThreadExecutor(runner, 1)
     slots.put([old, fresh])
     wait_until(lambda: bool(ended), "the end of the fresh one")
     assert [outcome.job for outcome in ended] == [fresh]
@@ -531,8 +531,8 @@ def test_what_was_taken_too_long_ago_is_handed_back_and_not_begun() -> None:
 
 def test_takes_nothing_ahead_while_long_tasks_fill_all_slots() -> None:
     """Short ones would wait behind them, while another process may be idle."""
-    slots = Slots(None)  # type: ignore[arg-type]
-    room = Room([slots], 2, Bell().ring)
+    slots = Executor(None)  # type: ignore[arg-type]
+    room = Capacity([slots], 2, Bell().ring)
     room.pace_seconds = 0.001
     for _ in range(2):
         slots.busy.add(long := job())
@@ -544,7 +544,7 @@ def test_takes_nothing_ahead_while_long_tasks_fill_all_slots() -> None:
 
 def test_job_on_its_way_from_the_line_to_a_slot_is_counted() -> None:
     """Else the main thread would not look after it, and sleep for seconds."""
-    slots = Slots(Runner("w", Board(1), lambda outcome: None, lambda: None, lambda job: None))
+    slots = Executor(Runner("w", SlotTable(1), lambda outcome: None, lambda: None, lambda job: None))
     moving = job()
 
     class Busy(set[Job]):
@@ -556,15 +556,15 @@ def test_job_on_its_way_from_the_line_to_a_slot_is_counted() -> None:
 
     slots.put([moving])
     slots.busy = Busy()
-    assert Room([slots], 1, Bell().ring).occupied
+    assert Capacity([slots], 1, Bell().ring).occupied
     assert moving in slots.busy
 
 
 def test_main_thread_is_woken_for_room_only_when_it_waits_for_it() -> None:
     """Not for each slot that becomes free: at half of the line, and at its end."""
     bell = Bell()
-    slots = Slots(None)  # type: ignore[arg-type]
-    room = Room([slots], 1, bell.ring)
+    slots = Executor(None)  # type: ignore[arg-type]
+    room = Capacity([slots], 1, bell.ring)
     slots.put([first := job(), second := job()])
     assert room.left() == 0
     slots.waiting.pop(first)
@@ -580,7 +580,7 @@ def test_main_thread_is_woken_for_room_only_when_it_waits_for_it() -> None:
 
 def test_job_in_line_goes_to_a_slot_or_back_never_both() -> None:
     """Whoever removes it from the line has it, whichever thread comes first."""
-    slots = Slots(Runner("w", Board(1), lambda outcome: None, lambda: None, lambda job: None))
+    slots = Executor(Runner("w", SlotTable(1), lambda outcome: None, lambda: None, lambda job: None))
     jobs = [job() for _ in range(2000)]
     slots.put(jobs)
     begun: list[Job] = []
@@ -595,7 +595,7 @@ def test_job_in_line_goes_to_a_slot_or_back_never_both() -> None:
 
 def test_alarm_wakes_again_after_each_wait() -> None:
     """Many rings are one; a later one is another."""
-    alarm = Alarm()
+    alarm = Wakeup()
     for _ in range(3):
         alarm.ring()
         alarm.ring()

@@ -7,10 +7,10 @@ import logging
 from functools import cache
 from typing import Any
 
-from .. import tasks
+from .. import registry
 from ..exceptions import TaskNotRegistered
-from ..redaction import mask_text
-from ..scheduler import declared_schedules
+from ..scheduling.scheduler import declared_schedules
+from .redaction import mask_text
 
 logger = logging.getLogger("django_asyncq.admin")
 
@@ -21,7 +21,7 @@ def known_task(name: str) -> Any:
     """Return the task registered under this name, or None."""
     _load_once()
     try:
-        return tasks.registered(name)
+        return registry.registered(name)
     except TaskNotRegistered:
         return None
 
@@ -29,13 +29,13 @@ def known_task(name: str) -> Any:
 def known_names() -> list[str]:
     """Return the names of all registered tasks."""
     _load_once()
-    return tasks.registered_names()
+    return registry.registered_names()
 
 
 def schedulable_names() -> list[str]:
     """Return the names of the tasks of which people may make schedules."""
     _load_once()
-    return tasks.schedulable_names()
+    return registry.schedulable_names()
 
 
 def declared_schedule_names() -> set[str]:
@@ -76,6 +76,6 @@ def parameter_names(task: Any) -> list[str]:
 def _load_once() -> None:
     """Import the `tasks` module of every app: a web process may not have needed them until now."""
     try:
-        tasks.load_task_modules()
+        registry.load_task_modules()
     except Exception:
         logger.exception("a tasks module of the project cannot be imported, so some tasks seem to be gone")

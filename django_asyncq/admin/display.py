@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..models import TaskRecord, TaskState
-from ..redaction import mask, mask_text
+from .redaction import mask, mask_text
 
 ERROR_CHARACTERS = 120
 # A page of 100 attempts stays under 2 MB; the end of a traceback tells more than its beginning.

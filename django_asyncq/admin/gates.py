@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from .. import gate as gates
+from .. import gates
 from ..exceptions import BrokerUnavailable
 from ..models import Gate
 

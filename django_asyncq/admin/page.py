@@ -10,9 +10,9 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from ..models import TaskRecord, TaskState
-from ..redaction import mask_positional, mask_text
 from . import display
 from .code import known_task, parameter_names
+from .redaction import mask_positional, mask_text
 
 ATTEMPTS_SHOWN = 50
 

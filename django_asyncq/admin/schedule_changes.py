@@ -15,9 +15,10 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from .. import compat, scheduler
+from .. import compat
 from ..exceptions import AsyncqError, InvalidOption
-from ..models import Schedule, Tick
+from ..models import Occurrence, Schedule
+from ..scheduling import scheduler
 from . import display
 from .schedule_page import TaskLinks
 
@@ -25,21 +26,21 @@ NAMES_IN_MESSAGE = 5
 
 
 class Ran(NamedTuple):
-    """What a click on "Run now" did. is_new: False when it was a second one, and the tick is the first one's."""
+    """What a click on "Run now" did. is_new: False when it was a second one, and the occurrence is the first one's."""
 
-    tick: Tick
+    occurrence: Occurrence
     is_new: bool
 
 
 def run_once(pk: UUID, seen: int) -> Ran:
     """Queue the schedule's task, unless a person did since the page was made.
 
-    seen: the number of the latest tick by a person then. The row is locked meanwhile, so of two clicks at the same
-    time the second sees the tick of the first. Raises: Schedule.DoesNotExist, and what `scheduler.run_now` raises.
+    seen: the number of the latest occurrence by a person then. The row is locked meanwhile, so of two clicks at the same
+    time the second sees the occurrence of the first. Raises: Schedule.DoesNotExist, and what `scheduler.run_now` raises.
     """
     with transaction.atomic():
         row = Schedule.objects.select_for_update().get(pk=pk)
-        newer = Tick.objects.filter(schedule=row, by_person=True, pk__gt=seen).order_by("-pk").first()
+        newer = Occurrence.objects.filter(schedule=row, by_person=True, pk__gt=seen).order_by("-pk").first()
         return Ran(newer, is_new=False) if newer is not None else Ran(scheduler.run_now(row), is_new=True)
 
 
@@ -58,19 +59,19 @@ def run(request: HttpRequest, row: Schedule, links: TaskLinks) -> None:
     except (AsyncqError, compat.InvalidTask) as error:
         messages.error(request, _("Not run: %(reason)s. Nothing was queued.") % {"reason": error})
         return
-    task = links.of_tick(row, ran.tick.task_id)
+    task = links.of_occurrence(row, ran.occurrence.task_id)
     if not ran.is_new:
-        since = display.relative(ran.tick.created_at, timezone.now())
+        since = display.relative(ran.occurrence.created_at, timezone.now())
         text = _("It was run by hand after this page was opened: {}, {}. Nothing more was queued.")
         messages.warning(request, format_html(text, task, since))
         return
-    _log(request, [row], f"Run now: task {ran.tick.task_id}.")
+    _log(request, [row], f"Run now: task {ran.occurrence.task_id}.")
     messages.success(request, format_html(_("Queued: {}."), task))
 
 
 @dataclass
 class Switched:
-    """What a switch did. broken: schedules that cannot be switched on, and why. over: those without a tick to come."""
+    """What a switch did. broken: schedules that cannot be switched on, and why. over: those without an occurrence to come."""
 
     changed: list[Schedule] = field(default_factory=list)
     unchanged: list[Schedule] = field(default_factory=list)
@@ -79,7 +80,7 @@ class Switched:
 
 
 def switch(pks: list[UUID], *, enabled: bool) -> Switched:
-    """Switch schedules on or off. One that is switched on goes on with its next tick: nothing has been missed."""
+    """Switch schedules on or off. One that is switched on goes on with its next occurrence: nothing has been missed."""
     switched = Switched()
     for pk in pks:
         with transaction.atomic():
@@ -96,9 +97,9 @@ def switch(pks: list[UUID], *, enabled: bool) -> Switched:
             except InvalidOption as error:
                 switched.broken.append((row, error))
                 continue
-            row.save(update_fields=["enabled", "next_tick_at"])
+            row.save(update_fields=["enabled", "next_occurrence_at"])
             switched.changed.append(row)
-            if enabled and row.next_tick_at is None:
+            if enabled and row.next_occurrence_at is None:
                 switched.over.append(row)
     return switched
 
@@ -123,7 +124,7 @@ def switch_and_tell(request: HttpRequest, pks: list[UUID], *, enabled: bool) -> 
 
 def tell_it_is_over(request: HttpRequest, row: Schedule) -> None:
     """Say that a schedule was written, but will not fire."""
-    messages.warning(request, _("%(name)s has no tick to come, so it will not fire.") % {"name": row.name})
+    messages.warning(request, _("%(name)s has no occurrence to come, so it will not fire.") % {"name": row.name})
 
 
 def _named(text: str, rows: list[Schedule]) -> str:

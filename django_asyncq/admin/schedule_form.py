@@ -17,10 +17,10 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..definitions.timing import MAX_INTERVAL_SECONDS, Timing, preview
 from ..exceptions import InvalidArguments, InvalidOption
 from ..models import Schedule, default_timezone
 from ..tasks import check_call
-from ..timing import MAX_INTERVAL_SECONDS, Timing, preview
 from . import display
 from .code import declared_schedule_names, known_task, positional_fit, schedulable_names, signature_text
 
@@ -31,8 +31,8 @@ else:
 
 # A slip of the hand in "for each" must not queue a million tasks at once.
 MOST_MISSED = 1_000
-# Among so many ticks to come the shortest time between two is sought.
-TICKS_COMPARED = 10
+# Among so many occurrences to come the shortest time between two is sought.
+OCCURRENCES_COMPARED = 10
 # Names of zoneinfo that are no places: one is of this host, the other a default of makers of clocks.
 NO_PLACES = {"localtime", "Factory"}
 
@@ -46,21 +46,21 @@ HELP = {
         "Every so many seconds, counted from the start below, else from when the schedule was made. "
         "Leave it empty for a cron expression."
     ),
-    "zone": gettext_lazy("The clock that the cron expression is read by, and the ticks are shown in."),
-    "starts_at": gettext_lazy("No tick before this moment, in the time zone of this site; empty: no bound."),
-    "ends_at": gettext_lazy("No tick after this moment, in the time zone of this site; empty: it goes on."),
+    "zone": gettext_lazy("The clock that the cron expression is read by, and the occurrences are shown in."),
+    "starts_at": gettext_lazy("No occurrence before this moment, in the time zone of this site; empty: no bound."),
+    "ends_at": gettext_lazy("No occurrence after this moment, in the time zone of this site; empty: it goes on."),
     "enabled": gettext_lazy(
-        "Switched off it has no ticks. Switched on again it goes on with the next one: what came between is not missed."
+        "Switched off it has no occurrences. Switched on again it goes on with the next one: what came between is not missed."
     ),
     "overlap": gettext_lazy(
-        "If a tick comes while a task of an earlier one is queued, running or waits for a retry: "
-        "queue another, or leave this tick out."
+        "If an occurrence comes while a task of an earlier one is queued, running or waits for a retry: "
+        "queue another, or leave this occurrence out."
     ),
     "missed": gettext_lazy(
-        "If ticks came while no worker was there to see them: leave them out, queue one task for all of them, "
+        "If occurrences came while no worker was there to see them: leave them out, queue one task for all of them, "
         "or one for each of the latest."
     ),
-    "missed_cap": gettext_lazy("How many of the latest missed ticks are queued at most, if each is to be."),
+    "missed_cap": gettext_lazy("How many of the latest missed occurrences are queued at most, if each is to be."),
     "jitter_seconds": gettext_lazy(
         "Each task starts up to so many seconds late, spread evenly, so that not all start at once; 0 is none."
     ),
@@ -141,9 +141,9 @@ def task_choices() -> list[tuple[str, str]]:
 
 
 def shortest_step(timing: Timing) -> timedelta | None:
-    """Return the shortest time between two of the next ticks; None when fewer than two are to come."""
-    ticks = [each.tick for each in preview(timing, timezone.now(), TICKS_COMPARED)]
-    return min((later - earlier for earlier, later in pairwise(ticks)), default=None)
+    """Return the shortest time between two of the next occurrences; None when fewer than two are to come."""
+    occurrences = [each.occurrence for each in preview(timing, timezone.now(), OCCURRENCES_COMPARED)]
+    return min((later - earlier for earlier, later in pairwise(occurrences)), default=None)
 
 
 class ScheduleForm(ScheduleFormBase):
@@ -161,7 +161,7 @@ class ScheduleForm(ScheduleFormBase):
         widget=AdminIntegerFieldWidget,
     )
     missed_cap = forms.IntegerField(
-        label=gettext_lazy("Cap of missed ticks"),
+        label=gettext_lazy("Cap of missed occurrences"),
         min_value=1,
         max_value=MOST_MISSED,
         initial=10,
@@ -262,5 +262,5 @@ class ScheduleForm(ScheduleFormBase):
             return
         step, jitter = shortest_step(timing), values.get("jitter_seconds") or 0
         if jitter and step is not None and jitter >= step.total_seconds():
-            text = _("A task would start after the next tick: ticks come %(step)s apart, so give less.")
+            text = _("A task would start after the next occurrence: occurrences come %(step)s apart, so give less.")
             self.add_error("jitter_seconds", text % {"step": display.whole_duration(step.total_seconds())})

@@ -1,4 +1,4 @@
-"""What the pages show of schedules: when they fire, why one does not, what became of their ticks."""
+"""What the pages show of schedules: when they fire, why one does not, what became of their occurrences."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..definitions.timing import DstKind, DstNote, Upcoming, describe, preview
 from ..exceptions import InvalidOption
-from ..models import Schedule, TaskRecord, Tick, TickOutcome
-from ..redaction import mask_positional, mask_text
+from ..models import Occurrence, OccurrenceOutcome, Schedule, TaskRecord
 from ..tasks import check_call
-from ..timing import DstKind, DstNote, Upcoming, describe, preview
 from . import display
 from .code import declared_schedule_names, known_task, parameter_names
 from .page import Fact
+from .redaction import mask_positional, mask_text
 
-TICKS_SHOWN = 10
+OCCURRENCES_SHOWN = 10
 RUNS_SHOWN = 20
-# A tick is fired within seconds; after so long nobody can be looking.
+# An occurrence is fired within seconds; after so long nobody can be looking.
 OVERDUE_SECONDS = 60
 # More wall times than these are told as a span.
 WALLS_LISTED = 3
 MARK_CHARACTERS = 60
 RECORD_FIELDS = ("id", "name", "state", "run_after", "retry_at", "attempt", "max_attempts")
 OUTCOMES = {
-    TickOutcome.QUEUED: ("queued", gettext_lazy("Queued"), ""),
-    TickOutcome.SKIPPED: ("left-out", gettext_lazy("Skipped"), gettext_lazy("an earlier one was not over")),
-    TickOutcome.MISSED: ("running", gettext_lazy("Missed"), gettext_lazy("no worker was there")),
-    TickOutcome.REFUSED: ("failed", gettext_lazy("Refused"), ""),
+    OccurrenceOutcome.QUEUED: ("queued", gettext_lazy("Queued"), ""),
+    OccurrenceOutcome.SKIPPED: ("left-out", gettext_lazy("Skipped"), gettext_lazy("an earlier one was not over")),
+    OccurrenceOutcome.MISSED: ("running", gettext_lazy("Missed"), gettext_lazy("no worker was there")),
+    OccurrenceOutcome.REFUSED: ("failed", gettext_lazy("Refused"), ""),
 }
 
 
 class Run(NamedTuple):
-    """What became of a tick. record: its task; None when it has none, or the row was pruned."""
+    """What became of an occurrence. record: its task; None when it has none, or the row was pruned."""
 
-    tick: Tick
+    occurrence: Occurrence
     record: TaskRecord | None
 
 
 class RunRow(NamedTuple):
-    """A line of the table of ticks."""
+    """A line of the table of occurrences."""
 
     when: SafeString | str
     by_person: bool
@@ -61,8 +61,8 @@ class RunRow(NamedTuple):
     task: SafeString | str
 
 
-class TickRow(NamedTuple):
-    """A tick to come as it is shown. day, clock: in the schedule's zone. note: what a change of the clocks does."""
+class OccurrenceRow(NamedTuple):
+    """An occurrence to come as it is shown. day, clock: in the schedule's zone. note: what a change of the clocks does."""
 
     iso: str
     day: str
@@ -90,8 +90,8 @@ class TaskLinks:
         )
         return format_html('<a href="{}"><bdi dir="ltr">{}</bdi></a>', url, record)
 
-    def of_tick(self, row: Schedule, task_id: UUID | None) -> SafeString:
-        """Return the same for a tick's task without reading its row."""
+    def of_occurrence(self, row: Schedule, task_id: UUID | None) -> SafeString:
+        """Return the same for an occurrence's task without reading its row."""
         return self.element(TaskRecord(pk=task_id, name=row.task))
 
 
@@ -112,11 +112,11 @@ def as_written(row: Schedule) -> str:
 
 
 def upcoming(row: Schedule, now: datetime, count: int) -> list[Upcoming]:
-    """Return the ticks to come; none of a schedule that does not fire.
+    """Return the occurrences to come; none of a schedule that does not fire.
 
     The first is the one that is planned; an overdue one is left out, for nobody knows when it will be fired.
     """
-    if not row.enabled or row.retired_at is not None or row.next_tick_at is None:
+    if not row.enabled or row.retired_at is not None or row.next_occurrence_at is None:
         return []
     try:
         return preview(row.timing, display.aware(now), count, zone=row.zone)
@@ -131,7 +131,7 @@ def troubles(row: Schedule, now: datetime) -> Iterator[str]:
         return
     if (reason := _task_trouble(row)) or (reason := _timing_trouble(row, now)):
         yield _("does not fire: %(reason)s") % {"reason": reason}
-    elif row.enabled and row.next_tick_at and _late_seconds(row.next_tick_at, now) > OVERDUE_SECONDS:
+    elif row.enabled and row.next_occurrence_at and _late_seconds(row.next_occurrence_at, now) > OVERDUE_SECONDS:
         yield _("overdue: is a worker running?")
 
 
@@ -141,8 +141,8 @@ def marks(row: Schedule, now: datetime) -> SafeString:
     return format_html_join("", '<span class="asyncq-mark" dir="auto" title="{}">{}</span>', cut)
 
 
-def _late_seconds(tick_at: datetime, now: datetime) -> float:
-    return (display.aware(now) - display.aware(tick_at)).total_seconds()
+def _late_seconds(occurs_at: datetime, now: datetime) -> float:
+    return (display.aware(now) - display.aware(occurs_at)).total_seconds()
 
 
 def _task_trouble(row: Schedule) -> str:
@@ -164,18 +164,18 @@ def _timing_trouble(row: Schedule, now: datetime) -> str:
         following = row.timing.after(display.aware(now))
     except InvalidOption as error:
         return str(error)
-    if following is None and (row.next_tick_at is None or not row.enabled):
-        return _("it has no tick to come any more")
-    if following is not None and row.enabled and row.next_tick_at is None:
-        return _("its next tick is not planned; save it again")
+    if following is None and (row.next_occurrence_at is None or not row.enabled):
+        return _("it has no occurrence to come any more")
+    if following is not None and row.enabled and row.next_occurrence_at is None:
+        return _("its next occurrence is not planned; save it again")
     return ""
 
 
-# --- ticks to come
+# --- occurrences to come
 
 
-def tick_row(each: Upcoming, now: datetime) -> TickRow:
-    """Return a tick to come as it is shown."""
+def occurrence_row(each: Upcoming, now: datetime) -> OccurrenceRow:
+    """Return an occurrence to come as it is shown."""
     local = each.local
     # Without the zone: Python writes it as +02:00, or with seconds for times before there were zones.
     offset = f"UTC{local.isoformat()[19:]}"
@@ -183,18 +183,18 @@ def tick_row(each: Upcoming, now: datetime) -> TickRow:
     zone = name if name == "UTC" else f"{name} ({offset})" if name[:1].isalpha() else offset
     clock = f"{local:%H:%M:%S}" if local.second else f"{local:%H:%M}"
     note = "" if each.note is None else note_words(each.note, local)
-    return TickRow(
+    return OccurrenceRow(
         local.isoformat(),
         dateformat.format(local, "D"),
         f"{local:%Y-%m-%d} {clock}",
         zone,
-        display.time_element(each.tick, now),
+        display.time_element(each.occurrence, now),
         note,
     )
 
 
 def note_words(note: DstNote, local: datetime) -> str:
-    """Say what a change of the clocks does to a tick. local: the tick's time in the schedule's zone."""
+    """Say what a change of the clocks does to an occurrence. local: the occurrence's time in the schedule's zone."""
     count = len(note.walls)
     values = {"times": _clock_times(note.walls, local), "time": f"{local:%H:%M}"}
     if note.kind is DstKind.GAP:
@@ -205,8 +205,8 @@ def note_words(note: DstNote, local: datetime) -> str:
         )
     elif note.kind is DstKind.SKIPPED:
         text = ngettext(
-            "%(times)s does not exist, so there was no tick then",
-            "%(times)s do not exist, so there were no ticks then",
+            "%(times)s does not exist, so there was no occurrence then",
+            "%(times)s do not exist, so there were no occurrences then",
             count,
         )
     elif note.kind is DstKind.ONCE:
@@ -219,7 +219,7 @@ def note_words(note: DstNote, local: datetime) -> str:
 
 
 def _clock_times(walls: Sequence[datetime], local: datetime) -> str:
-    """Write wall times, with the day where it is not the tick's; of many the first and the last."""
+    """Write wall times, with the day where it is not the occurrence's; of many the first and the last."""
     same_day = all(wall.date() == local.date() for wall in walls)
     written = [f"{wall:%H:%M}" if same_day else f"{wall:%Y-%m-%d %H:%M}" for wall in walls]
     if len(written) > WALLS_LISTED:
@@ -227,52 +227,54 @@ def _clock_times(walls: Sequence[datetime], local: datetime) -> str:
     return ", ".join(written)
 
 
-# --- ticks that were
+# --- occurrences that were
 
 
 def latest_runs(rows: Iterable[Schedule]) -> dict[UUID, Run]:
-    """Return the latest tick of each schedule, in three queries."""
-    newest = Tick.objects.filter(schedule=OuterRef("pk")).order_by("-tick_at").values("pk")[:1]
+    """Return the latest occurrence of each schedule, in three queries."""
+    newest = Occurrence.objects.filter(schedule=OuterRef("pk")).order_by("-occurs_at").values("pk")[:1]
     found = Schedule.objects.filter(pk__in=[row.pk for row in rows]).values_list(Subquery(newest), flat=True)
-    ticks = Tick.objects.filter(pk__in=[pk for pk in found if pk is not None])
-    return {run.tick.schedule_id: run for run in with_records(ticks)}
+    occurrences = Occurrence.objects.filter(pk__in=[pk for pk in found if pk is not None])
+    return {run.occurrence.schedule_id: run for run in with_records(occurrences)}
 
 
-def with_records(ticks: Iterable[Tick]) -> list[Run]:
-    """Add the tasks to the ticks, in one query."""
-    ticks = list(ticks)
-    ids = [tick.task_id for tick in ticks if tick.task_id is not None]
+def with_records(occurrences: Iterable[Occurrence]) -> list[Run]:
+    """Add the tasks to the occurrences, in one query."""
+    occurrences = list(occurrences)
+    ids = [occurrence.task_id for occurrence in occurrences if occurrence.task_id is not None]
     records = TaskRecord.objects.only(*RECORD_FIELDS).in_bulk(ids) if ids else {}
-    return [Run(tick, records.get(tick.task_id) if tick.task_id else None) for tick in ticks]
+    return [
+        Run(occurrence, records.get(occurrence.task_id) if occurrence.task_id else None) for occurrence in occurrences
+    ]
 
 
 def run_row(run: Run, now: datetime, links: TaskLinks) -> RunRow:
-    """Return a tick and its outcome as they are shown."""
-    tick = run.tick
-    kind, word, explanation = OUTCOMES[TickOutcome(tick.outcome)]
+    """Return an occurrence and its outcome as they are shown."""
+    occurrence = run.occurrence
+    kind, word, explanation = OUTCOMES[OccurrenceOutcome(occurrence.outcome)]
     badge = format_html('<span class="asyncq-state asyncq-state-{}">{}</span>', kind, word)
     task: SafeString | str = ""
     if run.record is not None:
         task = format_html("{} {}", links.element(run.record), display.state_element(run.record, now))
-    elif tick.task_id is not None:
+    elif occurrence.task_id is not None:
         task = format_html(
             '<bdi class="asyncq-id" dir="ltr" title="{}">{}</bdi> <span class="asyncq-note" dir="auto">{}</span>',
-            tick.task_id,
-            TaskRecord(pk=tick.task_id).short_id,
+            occurrence.task_id,
+            TaskRecord(pk=occurrence.task_id).short_id,
             _("pruned"),
         )
-    note = display.excerpt(mask_text(tick.note) or str(explanation))
-    return RunRow(display.time_element(tick.tick_at, now), tick.by_person, badge, note, task)
+    note = display.excerpt(mask_text(occurrence.note) or str(explanation))
+    return RunRow(display.time_element(occurrence.occurs_at, now), occurrence.by_person, badge, note, task)
 
 
 def short_run(run: Run | None, now: datetime, links: TaskLinks) -> SafeString | str:
-    """Return the latest tick for the list: its time, then its task, or what became of it."""
+    """Return the latest occurrence for the list: its time, then its task, or what became of it."""
     if run is None:
         return "–"
     shown = run_row(run, now, links)
     if run.record is not None:
         return format_html('{} <span class="asyncq-second">{}</span>', shown.when, shown.task)
-    note = shown.note.text if run.tick.task_id is None else _("task pruned")
+    note = shown.note.text if run.occurrence.task_id is None else _("task pruned")
     return format_html(
         '{} <span class="asyncq-second" title="{}">{} <span class="asyncq-note" dir="auto">{}</span></span>',
         shown.when,
@@ -291,7 +293,7 @@ class SchedulePage:
         self.may_run = may_run
         self.may_switch = may_switch
         self._links = links
-        self._runs = with_records(Tick.objects.filter(schedule=row).order_by("-tick_at")[:RUNS_SHOWN])
+        self._runs = with_records(Occurrence.objects.filter(schedule=row).order_by("-occurs_at")[:RUNS_SHOWN])
 
     def troubles(self) -> list[str]:
         """Why it does not fire, and what else is wrong."""
@@ -312,18 +314,22 @@ class SchedulePage:
             (_("As written"), f"{as_written(row)} ({row.zone})" if row.cron else as_written(row), True),
             (_("Task"), row.task, True),
             (_("Made in"), origin(row), False),
-            (_("Next tick"), display.time_element(row.next_tick_at, self.now) if row.enabled else "", False),
+            (
+                _("Next occurrence"),
+                display.time_element(row.next_occurrence_at, self.now) if row.enabled else "",
+                False,
+            ),
             (_("Jitter"), self._jitter(), False),
             (_("Gone since"), display.time_element(row.retired_at, self.now), False),
         ]
         return [Fact(*fact) for fact in listed if fact[1]]
 
-    def upcoming(self) -> list[TickRow]:
-        """The next ticks, in the schedule's own zone."""
-        return [tick_row(each, self.now) for each in upcoming(self.row, self.now, TICKS_SHOWN)]
+    def upcoming(self) -> list[OccurrenceRow]:
+        """The next occurrences, in the schedule's own zone."""
+        return [occurrence_row(each, self.now) for each in upcoming(self.row, self.now, OCCURRENCES_SHOWN)]
 
     def runs(self) -> list[RunRow]:
-        """The latest ticks and their tasks, newest first."""
+        """The latest occurrences and their tasks, newest first."""
         return [run_row(run, self.now, self._links) for run in self._runs]
 
     def _jitter(self) -> str:
@@ -332,8 +338,8 @@ class SchedulePage:
 
 
 def latest_by_person(row: Schedule) -> int:
-    """Return the number of the latest tick that a person fired, or 0."""
-    found = Tick.objects.filter(schedule=row, by_person=True).order_by("-pk").values_list("pk", flat=True).first()
+    """Return the number of the latest occurrence that a person fired, or 0."""
+    found = Occurrence.objects.filter(schedule=row, by_person=True).order_by("-pk").values_list("pk", flat=True).first()
     return found or 0
 
 

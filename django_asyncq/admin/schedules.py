@@ -25,7 +25,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import InvalidOption
-from ..models import Schedule, Tick
+from ..models import Occurrence, Schedule
 from . import display, schedule_changes, schedule_page
 from .schedule_form import ScheduleForm
 from .schedule_page import SchedulePage, TaskLinks
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 else:
     ScheduleAdminBase = admin.ModelAdmin
 
-TICKS_LISTED = 3
+OCCURRENCES_LISTED = 3
 WHAT = ("name", "task", "args", "kwargs", "enabled")
 WHAT_READ_ONLY = ("name", "task", "shown_args", "shown_kwargs", "enabled")
 WHEN = ("cron", "interval_seconds", "zone", ("starts_at", "ends_at"))
@@ -49,7 +49,7 @@ class ScheduleAdmin(ScheduleAdminBase):
     """The list of schedules, the page of one, its form, and the buttons."""
 
     form = ScheduleForm
-    list_display = ("name_shown", "switch", "timing_shown", "next_ticks", "last_run")
+    list_display = ("name_shown", "switch", "timing_shown", "next_occurrences", "last_run")
     # The first column has its own: marks stand in it.
     list_display_links = None
     list_filter = ("enabled", "is_declared")
@@ -78,7 +78,7 @@ class ScheduleAdmin(ScheduleAdminBase):
     # --- the list
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
-        """Read the latest tick of each schedule on this page, and note who looks."""
+        """Read the latest occurrence of each schedule on this page, and note who looks."""
         changelist = super().get_changelist_instance(request)
         rows: Any = changelist.result_list
         runs, links = schedule_page.latest_runs(rows), TaskLinks(self.admin_site, request)
@@ -114,22 +114,27 @@ class ScheduleAdmin(ScheduleAdminBase):
             row.zone if row.cron else "",
         )
 
-    @admin.display(description=gettext_lazy("next ticks"), ordering="next_tick_at")
-    def next_ticks(self, row: Schedule) -> SafeString | str:
-        """The next tick, and below those after it."""
+    @admin.display(description=gettext_lazy("next occurrences"), ordering="next_occurrence_at")
+    def next_occurrences(self, row: Schedule) -> SafeString | str:
+        """The next occurrence, and below those after it."""
         now = timezone.now()
-        following = [each.tick for each in schedule_page.upcoming(row, now, TICKS_LISTED)]
-        if row.next_tick_at and row.next_tick_at not in following and row.enabled and row.retired_at is None:
-            following = [row.next_tick_at, *following][:TICKS_LISTED]
+        following = [each.occurrence for each in schedule_page.upcoming(row, now, OCCURRENCES_LISTED)]
+        if (
+            row.next_occurrence_at
+            and row.next_occurrence_at not in following
+            and row.enabled
+            and row.retired_at is None
+        ):
+            following = [row.next_occurrence_at, *following][:OCCURRENCES_LISTED]
         if not following:
             return "–"
-        shown = [display.time_element(tick, now) for tick in following]
+        shown = [display.time_element(occurrence, now) for occurrence in following]
         then = format_html_join(", ", "{}", ((each,) for each in shown[1:]))
         return format_html('{} <span class="asyncq-second asyncq-note">{}</span>', shown[0], then)
 
     @admin.display(description=gettext_lazy("last run"))
     def last_run(self, row: Schedule) -> SafeString | str:
-        """The latest tick and its task."""
+        """The latest occurrence and its task."""
         shown: SafeString | str = getattr(row, "latest_run", "–")
         return shown
 
@@ -230,13 +235,13 @@ class ScheduleAdmin(ScheduleAdminBase):
     # --- saving
 
     def save_model(self, request: HttpRequest, obj: Schedule, form: Any, change: bool) -> None:
-        """Write what was changed, and plan the next tick anew if it may be another.
+        """Write what was changed, and plan the next occurrence anew if it may be another.
 
         Only what was changed: the scheduler may have written meanwhile.
         """
         changed = set(form.changed_data) & {field.name for field in obj._meta.concrete_fields}
         if not change or changed & {*Schedule.TIMING_FIELDS, "enabled"}:
-            changed.add("next_tick_at")
+            changed.add("next_occurrence_at")
             self._plan(request, obj)
         if change:
             obj.save(update_fields=changed)
@@ -245,14 +250,14 @@ class ScheduleAdmin(ScheduleAdminBase):
 
     @staticmethod
     def _plan(request: HttpRequest, obj: Schedule) -> None:
-        """Plan the next tick, and say so when there is none."""
+        """Plan the next occurrence, and say so when there is none."""
         try:
             obj.plan_next(timezone.now())
         except InvalidOption as error:
-            obj.next_tick_at = None
+            obj.next_occurrence_at = None
             messages.error(request, _("%(name)s does not fire: %(reason)s.") % {"name": obj.name, "reason": error})
         else:
-            if obj.enabled and obj.next_tick_at is None:
+            if obj.enabled and obj.next_occurrence_at is None:
                 schedule_changes.tell_it_is_over(request, obj)
 
     def response_post_save_add(self, request: HttpRequest, obj: Schedule) -> HttpResponseRedirect:
@@ -329,14 +334,14 @@ class ScheduleAdmin(ScheduleAdminBase):
         return super().delete_view(request, object_id, extra_context)
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """Count the ticks that go along; there may be too many to list."""
+        """Count the occurrences that go along; there may be too many to list."""
         rows = list(objs)
-        count = Tick.objects.filter(schedule__in=rows).count()
+        count = Occurrence.objects.filter(schedule__in=rows).count()
         names = [self._deleted_line(row) for row in rows]
-        ticks = ngettext("%(count)d tick", "%(count)d ticks", count) % {"count": count}
-        counts = {self.opts.verbose_name_plural: len(rows), Tick._meta.verbose_name_plural: count}
+        occurrences = ngettext("%(count)d occurrence", "%(count)d occurrences", count) % {"count": count}
+        counts = {self.opts.verbose_name_plural: len(rows), Occurrence._meta.verbose_name_plural: count}
         refused = set() if self.has_delete_permission(request) else {self.opts.verbose_name}
-        return ([*names, ticks] if count else names), counts, refused, []
+        return ([*names, occurrences] if count else names), counts, refused, []
 
     def _deleted_line(self, row: Schedule) -> SafeString:
         return format_html('{}: <a href="{}">{}</a>', self.opts.verbose_name, self._url("change", row), row)

@@ -13,9 +13,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..models import StartupRun
-from ..redaction import mask_text
 from . import display
 from .page import Fact
+from .redaction import mask_text
 
 if TYPE_CHECKING:
     StartupRunAdminBase = admin.ModelAdmin[StartupRun]

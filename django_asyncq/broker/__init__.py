@@ -128,7 +128,7 @@ class Broker:
         found = scripts.run("pulse", self.client, [alive_key(), pulse_key()], [round(gap_seconds * 1000)])
         return Pulse(int(found[0]) if found[0] else None, int(found[1]) / 1000)
 
-    def ring(self) -> None:
+    def notify_due(self) -> None:
         """Tell all who wait for what is due that something nearer may be there."""
         with broker_errors():
             self.client.publish(due_channel(), "1")
@@ -308,26 +308,26 @@ class Broker:
             found += [int(age) for age in scripts.run("postpone", self.client, places, arguments)]
         return found
 
-    def hand_over(self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes]]) -> list[str]:
+    def spill_outcomes(self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes]]) -> list[str]:
         """Leave how runs ended with their tasks, for whoever takes them next; give the leases up.
 
-        items: (lease, outcome). Returns, for each: "handed_over", "stale" or "gone".
+        items: (lease, outcome). Returns, for each: "spilled", "stale" or "gone".
         """
         keys = keys_of(queue)
         rows = [[*_lease_of(lease), outcome] for lease, outcome in items]
         places = [keys.lease, keys.held(worker_id)]
-        return self._words("hand_over", places, [keys.task_prefix], rows, size=OUTCOMES_PER_CALL)
+        return self._words("spill_outcomes", places, [keys.task_prefix], rows, size=OUTCOMES_PER_CALL)
 
-    def outcomes(self, queue: str, ids: Sequence[str]) -> dict[str, bytes]:
-        """Return what `hand_over` left with these tasks, by id."""
+    def spilled_outcomes(self, queue: str, ids: Sequence[str]) -> dict[str, bytes]:
+        """Return what `spill_outcomes` left with these tasks, by id."""
         keys = keys_of(queue)
         found: dict[str, bytes] = {}
         for part in _chunks([[id_bytes(id)] for id in ids], IDS_PER_CALL):
-            flat = scripts.run("outcomes", self.client, [keys.pending], [keys.task_prefix, *part])
+            flat = scripts.run("spilled_outcomes", self.client, [keys.pending], [keys.task_prefix, *part])
             found |= {id_text(id): outcome for id, outcome in zip(flat[::2], flat[1::2], strict=True)}
         return found
 
-    # --- upkeep
+    # --- maintenance
 
     def forward(self, queue: str, source: Literal["scheduled", "retry"], limit: int = 100) -> Forwarded:
         """Move what is due to pending, or to its priority or group; our own tasks in retry are only named."""
@@ -374,7 +374,7 @@ class Broker:
         words: list[str] = []
         for part in _chunks(items, size):
             words += [word.decode() for word in scripts.run(name, self.client, keys, [*head, *part])]
-            failpoints.reach("tell.batch_told")
+            failpoints.reach("broker.batch_sent")
         return words
 
 

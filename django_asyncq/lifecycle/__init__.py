@@ -6,13 +6,13 @@
 | 0 → 3, retry_at   | `park`              | `pushing`   |
 | 0 → 1             | `claim`, then `begin`, `mark_running` | `claiming`, `running` |
 | 1 → 2 or 3        | `succeed`, `fail`, then `record_runs`, `acknowledge`, `announce` | `running`   |
-| 1 → 0             | `hand_back`         | `running`   |
+| 1 → 0             | `requeue`         | `running`   |
 | 1 → 2 with its effects | `complete`     | `running`   |
-| 1 → 2 or 3, later | `hand_over`, then `take_up` | `handing_over` |
+| 1 → 2 or 3, later | `spill_outcomes`, then `replay_outcomes` | `handing_over` |
 | 0 → 3             | `refuse`            | `running`   |
 | 3 → 0             | `retry`, `retry_due`| `returning` |
 | 1 → 0 or 3        | `recover`, `abandon` | `returning` |
-| any → gone        | `forget`            | `leaving`   |
+| any → gone        | `follow_deletion`            | `leaving`   |
 | 2 or 3 → gone     | `prune`             | `leaving`   |
 
 Every step between the two stores can be repeated; each verb says who repairs it when the process dies in between.
@@ -21,28 +21,28 @@ Nothing else in the project writes `state`, and a test reads the code to see to 
 
 from __future__ import annotations
 
-from .announcing import announce
-from .claiming import Claimed, claim, receive, sort_out
-from .entering import enqueue
-from .gathering import push_now
-from .handing_over import hand_over, take_up
-from .leaving import forget, prune
-from .pushing import dispatch, park, push
-from .reasserting import reassert
-from .returning import Retried, abandon, describe_exit, recover, retry, retry_due
+from .claiming import Claimed, claim, classify, receive
+from .deletion import follow_deletion, prune
+from .dispatching import dispatch, park, push
+from .enqueueing import enqueue
+from .events import announce
+from .outcome_spill import replay_outcomes, spill_outcomes
+from .push_batcher import flush_pushes
+from .reassertion import reassert
+from .recovery import Retried, abandon, describe_exit, recover, retry, retry_due
 from .running import (
     Run,
     acknowledge,
+    already_recorded,
     begin,
     complete,
     fail,
-    hand_back,
-    load,
+    load_rows,
     mark_running,
-    put_off,
+    postpone,
     record_runs,
-    recorded,
     refuse,
+    requeue,
     strip_result,
     succeed,
 )
@@ -53,34 +53,34 @@ __all__ = [
     "Run",
     "abandon",
     "acknowledge",
+    "already_recorded",
     "announce",
     "begin",
     "claim",
+    "classify",
     "complete",
     "describe_exit",
     "dispatch",
     "enqueue",
     "fail",
-    "forget",
-    "hand_back",
-    "hand_over",
-    "load",
+    "flush_pushes",
+    "follow_deletion",
+    "load_rows",
     "mark_running",
     "park",
+    "postpone",
     "prune",
     "push",
-    "push_now",
-    "put_off",
     "reassert",
     "receive",
     "record_runs",
-    "recorded",
     "recover",
     "refuse",
+    "replay_outcomes",
+    "requeue",
     "retry",
     "retry_due",
-    "sort_out",
+    "spill_outcomes",
     "strip_result",
     "succeed",
-    "take_up",
 ]

@@ -12,12 +12,12 @@ from django.utils import timezone
 from .. import conf, failpoints
 from ..broker import Broker, Dequeued, Lease
 from ..models import TaskRecord, TaskState
-from ..statements import FencedWrite, write_fenced
-from .announcing import announce
-from .handing_over import take_up
+from ..storage.batches import FencedWrite, write_fenced
+from .dispatching import dispatch
+from .events import announce
 from .messages import entry_of, message_of
-from .pushing import dispatch
-from .running import Run, acknowledge, count_crash, load
+from .outcome_spill import replay_outcomes
+from .running import Run, acknowledge, count_crash, load_rows
 
 logger = logging.getLogger("django_asyncq.lifecycle")
 
@@ -46,20 +46,20 @@ def receive(broker: Broker, queue: str, worker_id: str, taken: Dequeued, backend
     """Make a claim of what was taken, by a worker or for one that stood by. backend: as of `claim`."""
     if taken.leases:
         failpoints.reach("claim.leased")
-    runs = sort_out(broker, queue, worker_id, taken.leases, backend)
+    runs = classify(broker, queue, worker_id, taken.leases, backend)
     if runs:
         failpoints.reach("claim.rows_read")
     return Claimed(runs, taken.paused, taken.is_drained)
 
 
-def sort_out(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease], backend: str) -> list[Run]:
+def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease], backend: str) -> list[Run]:
     """Load the rows of leased ids and return what is to be run; see to the rest."""
     if not leases:
         return []
-    rows = load(leases)
+    rows = load_rows(leases)
     # A task's first lease has the fence 1: no earlier run can have left an outcome, so most are not asked about.
     again = [lease for lease in leases if lease.fence > 1]
-    recorded_now = take_up(broker, queue, worker_id, again, rows) if again else set()
+    recorded_now = replay_outcomes(broker, queue, worker_id, again, rows) if again else set()
     runs: list[Run] = []
     abandoned: list[Run] = []
     behind: list[TaskRecord] = []

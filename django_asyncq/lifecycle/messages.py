@@ -6,9 +6,9 @@ import math
 import time
 
 from ..broker import Entry, GateKeys
-from ..message import Envelope, TaskMessage
+from ..broker.message import Envelope, TaskMessage
+from ..definitions.payload import json_bytes
 from ..models import TaskRecord
-from ..payload import json_bytes
 
 
 def message_of(record: TaskRecord) -> bytes:

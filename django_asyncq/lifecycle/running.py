@@ -22,13 +22,13 @@ from django.utils import timezone
 
 from .. import conf, failpoints
 from ..broker import Broker, Lease
+from ..definitions.payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_result, storable_text
 from ..exceptions import WorkerLost
 from ..models import TaskRecord, TaskState
-from ..payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_result, storable_text
-from ..statements import FencedWrite, read_rows, write_fenced
-from .announcing import announce
+from ..storage.batches import FencedWrite, read_rows, write_fenced
+from .dispatching import by_queue
+from .events import announce
 from .messages import message_of
-from .pushing import by_queue
 
 logger = logging.getLogger("django_asyncq.lifecycle")
 
@@ -63,7 +63,7 @@ def count_crash(record: TaskRecord, reason: str, now: datetime, *, stack: str = 
         record.state = TaskState.QUEUED
 
 
-def load(leases: Iterable[Lease]) -> dict[str, TaskRecord]:
+def load_rows(leases: Iterable[Lease]) -> dict[str, TaskRecord]:
     """Load the rows of leased ids, by id; an id that is no UUID has none."""
     ids = [lease.id for lease in leases if UUID_TEXT.fullmatch(lease.id)]
     return {str(row.id): row for row in read_rows(ids, router.db_for_write(TaskRecord))} if ids else {}
@@ -147,7 +147,7 @@ def fail(
     if counted:
         add_error(record, exception, traceback, now)
     else:
-        take_back_attempt(record)
+        undo_attempt(record)
 
 
 def add_error(record: TaskRecord, exception: BaseException, traceback: str, now: datetime) -> None:
@@ -174,7 +174,7 @@ def _message(exception: BaseException) -> str:
         return f"<the message could not be made: {type(error).__qualname__}>"
 
 
-def take_back_attempt(record: TaskRecord) -> None:
+def undo_attempt(record: TaskRecord) -> None:
     """Undo what `begin` counted: this try uses none."""
     record.attempt = max(record.attempt - 1, 0)
     record.worker_ids = record.worker_ids[:-1]
@@ -208,9 +208,9 @@ def record_runs(runs: Sequence[Run]) -> list[Run]:
     return lost
 
 
-def recorded(runs: Sequence[Run]) -> list[Run]:
+def already_recorded(runs: Sequence[Run]) -> list[Run]:
     """Return the runs whose row stands as theirs says: a commit that gave no answer may have been one."""
-    rows = load([run.lease for run in runs])
+    rows = load_rows([run.lease for run in runs])
     found = [(run, rows.get(run.lease.id)) for run in runs]
     return [run for run, row in found if row and (row.fence, row.state) == (run.record.fence, run.record.state)]
 
@@ -245,7 +245,7 @@ def _retry_item(run: Run) -> tuple[Lease, bytes, int]:
     return run.lease, message_of(run.record), math.ceil(retry_at.timestamp())
 
 
-def hand_back(broker: Broker, worker_id: str, runs: Sequence[Run]) -> None:
+def requeue(broker: Broker, worker_id: str, runs: Sequence[Run]) -> None:
     """Give tasks back that have not ended, to the head of their queue; no attempt is used.
 
     | check    | the fence: a run that lost its lease changes nothing             |
@@ -257,18 +257,18 @@ def hand_back(broker: Broker, worker_id: str, runs: Sequence[Run]) -> None:
     """
     for run in runs:
         if run.begun:
-            take_back_attempt(run.record)
+            undo_attempt(run.record)
             run.record.state = TaskState.QUEUED
     begun = [run for run in runs if run.begun]
     lost = record_runs([run for run in begun if run.written])
-    failpoints.reach("hand_back.row_written")
+    failpoints.reach("requeue.row_written")
     for queue, group in by_queue([run.record for run in runs if run not in lost]):
         ids = {record.id for record in group}
         broker.requeue(queue, worker_id, [run.lease for run in runs if run.record.id in ids])
     announce([run.record for run in begun if run.written and run not in lost], TaskState.RUNNING, TaskState.QUEUED)
 
 
-def put_off(broker: Broker, worker_id: str, runs: Sequence[Run], delay_seconds: int) -> Mapping[UUID, int]:
+def postpone(broker: Broker, worker_id: str, runs: Sequence[Run], delay_seconds: int) -> Mapping[UUID, int]:
     """Put tasks aside that cannot run here and now, without using an attempt; the row stays in 0.
 
     Returns: for each id, how many seconds ago it was first put off (-1: its lease was lost).

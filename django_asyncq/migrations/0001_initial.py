@@ -4,7 +4,7 @@ import django.core.validators
 import django.db.models.deletion
 import django.utils.timezone
 import django_asyncq.models
-import django_asyncq.names
+import django_asyncq.definitions.names
 import uuid
 from django.db import migrations, models
 
@@ -76,12 +76,12 @@ class Migration(migrations.Migration):
                 ('ends_at', models.DateTimeField(blank=True, null=True, verbose_name='ends at')),
                 ('enabled', models.BooleanField(default=True, verbose_name='enabled')),
                 ('overlap', models.CharField(choices=[('allow', 'Queue it all the same'), ('skip', 'Leave it out')], default='allow', max_length=8, verbose_name='overlap')),
-                ('missed', models.CharField(choices=[('skip', 'Leave them out'), ('once', 'Queue one task for all of them'), ('all', 'Queue a task for each, up to the cap')], default='skip', max_length=8, verbose_name='missed ticks')),
-                ('missed_cap', models.PositiveIntegerField(default=10, verbose_name='cap of missed ticks')),
+                ('missed', models.CharField(choices=[('skip', 'Leave them out'), ('once', 'Queue one task for all of them'), ('all', 'Queue a task for each, up to the cap')], default='skip', max_length=8, verbose_name='missed occurrences')),
+                ('missed_cap', models.PositiveIntegerField(default=10, verbose_name='cap of missed occurrences')),
                 ('jitter_seconds', models.PositiveIntegerField(default=0, verbose_name='jitter in seconds')),
                 ('is_declared', models.BooleanField(default=False, editable=False, verbose_name='declared in code')),
                 ('retired_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='gone from the code since')),
-                ('next_tick_at', models.DateTimeField(blank=True, db_index=True, editable=False, null=True, verbose_name='next tick')),
+                ('next_occurrence_at', models.DateTimeField(blank=True, db_index=True, editable=False, null=True, verbose_name='next occurrence')),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False, verbose_name='created at')),
             ],
             options={
@@ -95,7 +95,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='TaskRecord',
             fields=[
-                ('id', models.UUIDField(default=django_asyncq.names.uuid7, editable=False, primary_key=True, serialize=False, verbose_name='id')),
+                ('id', models.UUIDField(default=django_asyncq.definitions.names.uuid7, editable=False, primary_key=True, serialize=False, verbose_name='id')),
                 ('name', models.CharField(max_length=200, verbose_name='task')),
                 ('backend', models.CharField(default='default', max_length=64, verbose_name='backend')),
                 ('queue_name', models.CharField(default='default', max_length=64, verbose_name='queue')),
@@ -134,22 +134,22 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='Tick',
+            name='Occurrence',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('tick_at', models.DateTimeField(verbose_name='tick')),
+                ('occurs_at', models.DateTimeField(verbose_name='occurrence')),
                 ('outcome', models.CharField(choices=[('queued', 'Queued'), ('skipped', 'Skipped: an earlier one was not over'), ('missed', 'Missed'), ('refused', 'Refused')], default='queued', max_length=8, verbose_name='outcome')),
                 ('note', models.TextField(blank=True, default='', verbose_name='note')),
                 ('by_person', models.BooleanField(default=False, verbose_name='by a person')),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, verbose_name='created at')),
-                ('schedule', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='ticks', to='django_asyncq.schedule', verbose_name='schedule')),
+                ('schedule', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='occurrences', to='django_asyncq.schedule', verbose_name='schedule')),
                 ('task', models.ForeignKey(blank=True, db_constraint=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='django_asyncq.taskrecord', verbose_name='task')),
             ],
             options={
-                'verbose_name': 'tick',
-                'verbose_name_plural': 'ticks',
-                'ordering': ['-tick_at'],
-                'constraints': [models.UniqueConstraint(fields=('schedule', 'tick_at'), name='asyncq_one_tick')],
+                'verbose_name': 'occurrence',
+                'verbose_name_plural': 'occurrences',
+                'ordering': ['-occurs_at'],
+                'constraints': [models.UniqueConstraint(fields=('schedule', 'occurs_at'), name='asyncq_one_occurrence')],
             },
         ),
     ]

@@ -11,18 +11,18 @@ import threading
 import traceback
 from typing import Any
 
-from .board import Board
-from .last_stack import write_last_stack
+from .crash_stack import write_crash_stack
 from .options import WorkerOptions
+from .slot_table import SlotTable
 
 
-def start(options: WorkerOptions, board: Board, supervisor: Any, stack_file: str) -> None:
+def start(options: WorkerOptions, board: SlotTable, supervisor: Any, stack_file: str) -> None:
     """Set Django up, import the tasks, run the worker.
 
     stack_file: where the stacks of all threads go when a signal such as SIGSEGV ends the process.
     """
     if stack_file:
-        write_last_stack(stack_file)
+        write_crash_stack(stack_file)
     _set_up()
 
     from .process import WorkerProcess
@@ -38,7 +38,7 @@ def run_startup_task(name: str, supervisor: Any) -> None:
 
         from asgiref.sync import async_to_sync, iscoroutinefunction
 
-        from ..declaration import startup_tasks
+        from ..definitions.schedules import startup_tasks
 
         function = next(task.function for task in startup_tasks() if task.name == name)
         if iscoroutinefunction(function):
@@ -58,7 +58,7 @@ def _set_up() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     django.setup()
 
-    from ..tasks import load_task_modules
+    from ..registry import load_task_modules
 
     load_task_modules()
 

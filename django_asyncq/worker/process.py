@@ -22,14 +22,14 @@ from django.db import connections
 from .. import conf, lifecycle
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable
-from .alarm import Alarm
-from .board import Board
-from .fetching import Fetching
-from .job import Job, Outcome
+from .execute.executors import AsyncExecutor, Runner, ThreadExecutor
+from .execute.job import Job, Outcome
+from .fetch.capacity import Capacity
+from .fetch.fetcher import Fetcher
 from .options import READY, WorkerOptions
 from .reporter import Reporter
-from .room import Room
-from .slots import LoopSlots, Runner, ThreadSlots
+from .slot_table import SlotTable
+from .wakeup import Wakeup
 
 logger = logging.getLogger("django_asyncq.worker")
 
@@ -49,21 +49,21 @@ def peak_memory_mb() -> float:
 class WorkerProcess:
     """The main thread of a worker process."""
 
-    def __init__(self, options: WorkerOptions, board: Board, supervisor: Any) -> None:
+    def __init__(self, options: WorkerOptions, board: SlotTable, supervisor: Any) -> None:
         """supervisor: a pipe; what this process has to say goes there, and its end is the supervisor's death."""
         self.options = options
         self.supervisor = supervisor
         # For `select`, which would ask the pipe for it each time.
         self._supervisor_fd: int = supervisor.fileno()
         self.worker_id = options.worker_id_of(os.getpid())
-        self.alarm = Alarm()
+        self.alarm = Wakeup()
         self.broker = Broker("worker")
         self.reporter = Reporter(self.broker, self.worker_id, self._written, self._is_more_to_come)
         runner = Runner(self.worker_id, board, self._ended, self._slot_is_free, self.reporter.withhold)
-        self.threads = ThreadSlots(runner, options.concurrency)
-        self.loop = LoopSlots(runner, options.concurrency, options.concurrency)
-        self.room = Room([self.threads, self.loop], options.concurrency, self.alarm.ring, most=options.max_tasks)
-        self.fetching = Fetching(
+        self.threads = ThreadExecutor(runner, options.concurrency)
+        self.loop = AsyncExecutor(runner, options.concurrency, options.concurrency)
+        self.room = Capacity([self.threads, self.loop], options.concurrency, self.alarm.ring, most=options.max_tasks)
+        self.fetching = Fetcher(
             self.broker,
             self.worker_id,
             options,
@@ -134,7 +134,7 @@ class WorkerProcess:
     def _tick(self) -> None:
         """Hand back what waits here while its turn may come elsewhere; see to what runs."""
         now = time.monotonic()
-        self.hand_back(self._take_back(now - HAND_BACK_AFTER_SECONDS))
+        self.requeue(self._take_back(now - HAND_BACK_AFTER_SECONDS))
         running = self.room.running
         self.reporter.mark([job for job in running if job.is_to_be_marked(MARK_AFTER_SECONDS, now)])
         for job in running:
@@ -150,12 +150,12 @@ class WorkerProcess:
     def _take_back(self, came_before: float) -> list[Job]:
         return self.threads.take_back(came_before) + self.loop.take_back(came_before)
 
-    def hand_back(self, jobs: Sequence[Job]) -> None:
+    def requeue(self, jobs: Sequence[Job]) -> None:
         """Give jobs back to their queues without using an attempt."""
         if not jobs:
             return
         try:
-            lifecycle.hand_back(self.broker, self.worker_id, [job.run for job in jobs])
+            lifecycle.requeue(self.broker, self.worker_id, [job.run for job in jobs])
         except (BrokerUnavailable, DatabaseError) as error:
             logger.warning("%d tasks not handed back now; the supervisor will: %s", len(jobs), error)
 
@@ -205,7 +205,7 @@ class WorkerProcess:
     def _shut_down(self, exit_code: int) -> None:
         """Stop fetching, hand back what has not begun, drain to the deadline, hand back the rest."""
         self.fetching.stop()
-        self.hand_back(self._take_back(time.monotonic()))
+        self.requeue(self._take_back(time.monotonic()))
         deadline = time.monotonic() + conf.current().shutdown_grace_seconds
         self.room.wait_until_empty()
         while self.room.running and time.monotonic() < deadline and self.stop_requests < 2:
@@ -216,9 +216,9 @@ class WorkerProcess:
         rest = [job for job in self.room.running if not job.is_withheld]
         self.reporter.abandon(rest)
         if not self.reporter.close(REPORT_SECONDS):
-            self.reporter.hand_over()
-        self.hand_back(rest)
-        lifecycle.push_now()
+            self.reporter.spill_outcomes()
+        self.requeue(rest)
+        lifecycle.flush_pushes()
         connections.close_all()
         logger.info("worker %s stopped: %d tasks done, %d handed back", self.worker_id, self.room.finished, len(rest))
         # Threads that still run a task cannot be ended otherwise, and its answer would be refused by its fence.

@@ -25,7 +25,7 @@ from ..broker import Broker
 from ..exceptions import BrokerUnavailable, LeaseLost, RetryRequested
 from ..models import TaskState
 from ..results import next_try, result_of, sender_of
-from .job import Job, Outcome
+from .execute.job import Job, Outcome
 
 logger = logging.getLogger("django_asyncq.worker")
 
@@ -111,7 +111,7 @@ class Reporter(threading.Thread):
         self.join(GIVE_UP_SECONDS)
         return not self.is_alive() and not self.unwritten
 
-    def hand_over(self) -> None:
+    def spill_outcomes(self) -> None:
         """Leave with Redis what could not be written. Called after `close`, when the thread is over or stuck."""
         with suppress(queue.Empty):
             while True:
@@ -125,7 +125,7 @@ class Reporter(threading.Thread):
             if outcome.job.run.record.state == TaskState.RUNNING:
                 _apply(outcome)
         try:
-            taken = lifecycle.hand_over(self.broker, self.worker_id, [outcome.job.run for outcome in outcomes])
+            taken = lifecycle.spill_outcomes(self.broker, self.worker_id, [outcome.job.run for outcome in outcomes])
         except BrokerUnavailable as error:
             logger.error("%d outcomes are lost, Redis is away too; their tasks run again: %s", len(outcomes), error)
             return
@@ -220,7 +220,7 @@ class Reporter(threading.Thread):
         """Where a commit gave no answer, the row says whether it was one."""
         doubtful = {outcome.job.doubtful: outcome.job for outcome in outcomes if outcome.job.doubtful}
         if doubtful:
-            for run in self._insist(lambda: lifecycle.recorded(list(doubtful))):
+            for run in self._insist(lambda: lifecycle.already_recorded(list(doubtful))):
                 doubtful[run].run, doubtful[run].is_completed = run, True
 
     def _write_alone(self, outcome: Outcome) -> None:

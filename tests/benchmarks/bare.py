@@ -116,7 +116,7 @@ def pick_up(
     """
     import redis
 
-    from django_asyncq.names import uuid7
+    from django_asyncq.definitions.names import uuid7
 
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)

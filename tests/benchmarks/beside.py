@@ -36,7 +36,7 @@ PER_TRANSACTION = 100
 SAY_EVERY = 100
 
 # For each queue, by name: one value a turn, in milliseconds.
-Turns = dict[str, list[float]]
+Pacing = dict[str, list[float]]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -98,9 +98,9 @@ def tree_named(name: str) -> Peer:
     return type("Tree", (DjangoAsyncq,), {"name": name})()
 
 
-def latency(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -> list[tuple[str, Turns]]:
+def latency(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -> list[tuple[str, Pacing]]:
     """From before the call that enqueues to the first line of the body, workers else idle; and of the calls alone."""
-    calls: Turns = {peer.name: [] for peer in peers}
+    calls: Pacing = {peer.name: [] for peer in peers}
     # Where the numbers of each queue's tasks begin.
     first = {peer.name: place * (TIMES // len(peers)) for place, peer in enumerate(peers)}
     with ExitStack() as stack:
@@ -129,26 +129,26 @@ def latency(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -
     return [("pick-up, ms", waits), ("of which the call, ms", calls)]
 
 
-def enqueue(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -> list[tuple[str, Turns]]:
+def enqueue(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -> list[tuple[str, Pacing]]:
     """One by one, a few of each queue in a turn; nobody runs them."""
     return [("enqueue, ms", _entering(rig, peers, turns, CALLS_IN_TURN))]
 
 
-def transaction(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -> list[tuple[str, Turns]]:
+def transaction(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -> list[tuple[str, Pacing]]:
     """The same in a transaction, one of each queue in a turn."""
     more = {"per_transaction": PER_TRANSACTION}
     return [("enqueue in a transaction of 100, ms", _entering(rig, peers, turns, PER_TRANSACTION, **more))]
 
 
-TAKEN: dict[str, Callable[[Rig, Sequence[Peer], int, float], list[tuple[str, Turns]]]] = {
+TAKEN: dict[str, Callable[[Rig, Sequence[Peer], int, float], list[tuple[str, Pacing]]]] = {
     "latency": latency,
     "enqueue": enqueue,
     "transaction": transaction,
 }
 
 
-def _entering(rig: Rig, peers: Sequence[Peer], turns: int, count: int, **more: int) -> Turns:
-    taken: Turns = {peer.name: [] for peer in peers}
+def _entering(rig: Rig, peers: Sequence[Peer], turns: int, count: int, **more: int) -> Pacing:
+    taken: Pacing = {peer.name: [] for peer in peers}
     with ExitStack() as stack:
         producers = {peer.name: stack.enter_context(rig.producer(peer)) for peer in peers}
         for producer in producers.values():
@@ -172,7 +172,7 @@ def in_turns(turns: int, producers: dict[str, Producer], call: Callable[[int, st
             call(turn, name, producers[name])
 
 
-def table(what: str, turns: Turns) -> str:
+def table(what: str, turns: Pacing) -> str:
     """Return a table of one measure; the first queue is what the others are compared with."""
     ours = next(iter(turns.values()))
     head = f"| {what} | p10 | p50 | mean | p90 | p99 | the first to this, of p50 (95 %) |"

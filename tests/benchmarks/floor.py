@@ -144,12 +144,12 @@ def wait(dsn: str, redis_url: str, rounds: int) -> Iterator[tuple[str, str]]:
 
 def repeat(call: Callable[[], Any], times: int) -> Cost:
     """Return what one call costs, with all that it has left to be done behind its back."""
-    from django_asyncq.lifecycle import push_now
+    from django_asyncq.lifecycle import flush_pushes
 
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(times):
         call()
-    push_now()
+    flush_pushes()
     return Cost((time.perf_counter() - wall) / times * 1e6, (time.process_time() - cpu) / times * 1e6)
 
 
@@ -158,7 +158,7 @@ def kinds() -> dict[str, tuple[Callable[[], Any], int]]:
     from django.db import connection, transaction
 
     from django_asyncq.broker import Broker, scripts
-    from django_asyncq.names import uuid7
+    from django_asyncq.definitions.names import uuid7
     from tests import tasks
 
     connection.ensure_connection()
@@ -216,8 +216,8 @@ def insertion() -> tuple[str, list[Any]]:
     from django.db import connection
     from django.utils import timezone
 
-    from django_asyncq.inserting import _statements
     from django_asyncq.models import TaskRecord
+    from django_asyncq.storage.inserting import _statements
 
     row = TaskRecord(name="tests.tasks.add", args=[1], enqueued_at=timezone.now())
     sql, (_, *values) = next(iter(_statements([row], connection)))

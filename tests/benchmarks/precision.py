@@ -51,7 +51,7 @@ def measure(folder: Path, seconds: int, rate: float) -> None:
     from django.db import connection
     from django.utils import timezone
 
-    from django_asyncq.models import Schedule, TaskRecord, Tick
+    from django_asyncq.models import Occurrence, Schedule, TaskRecord
     from tests import tasks
 
     call_command("migrate", verbosity=0)
@@ -72,7 +72,7 @@ def measure(folder: Path, seconds: int, rate: float) -> None:
             workers.terminate()
             workers.wait(60)
     started = read_history(folder)
-    ticks = {str(tick.task_id): tick.tick_at.timestamp() for tick in Tick.objects.all()}
+    ticks = {str(tick.task_id): tick.occurs_at.timestamp() for tick in Occurrence.objects.all()}
     server = redis.Redis.from_url(os.environ["ASYNCQ_TEST_REDIS_URL"]).info("server")
     redis_version = f"Valkey {server['valkey_version']}" if "valkey_version" in server else server["redis_version"]
     versions = [f"Python {platform.python_version()}", f"Django {django.__version__}", connection.vendor, redis_version]

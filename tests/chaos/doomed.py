@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from django_asyncq import GateUnavailable, QueueFull, failpoints, gate
+from django_asyncq import GateUnavailable, QueueFull, failpoints, gates
 from django_asyncq.broker import clients
 from django_asyncq.models import TaskRecord
 from tests.tasks import note
@@ -55,8 +55,8 @@ def lose_the_slot(name: str, chance: random.Random) -> None:
     """A task whose slot goes to a stranger before the commit."""
     with transaction.atomic():
         result = tasks.gated.using(queue_limit=1).enqueue(name)
-        gate.release([TaskRecord.objects.get(id=result.id)])
-        gate.acquire([TaskRecord(gate=name, queue_limit=1)])
+        gates.release([TaskRecord.objects.get(id=result.id)])
+        gates.acquire([TaskRecord(gate=name, queue_limit=1)])
     _note_committed(result.id)
 
 
@@ -75,14 +75,14 @@ SCENES: dict[str, Scene] = {
     "enqueue.committed": two_queues,
     "dispatch.slots_confirmed": for_later,
     "dispatch.queue_pushed": two_queues,
-    "gather.taken": one_after_the_other,
+    "batch.taken": one_after_the_other,
     "enqueue.pushed": two_queues,
-    "tell.batch_told": many,
+    "broker.batch_sent": many,
     "park.row_written": lose_the_slot,
-    "forget.committed": delete,
+    "delete.committed": delete,
 }
 # More of these in one child would leave more than the fleets get done.
-ONCE = {"tell.batch_told", "park.row_written"}
+ONCE = {"broker.batch_sent", "park.row_written"}
 
 
 def doomed(times: str, pause_ms: str, seed: str) -> None:

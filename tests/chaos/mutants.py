@@ -19,7 +19,7 @@ def apply(name: str) -> None:
 
 def no_recovery() -> None:
     """Nobody hands back what a dead worker held."""
-    from django_asyncq.reconciler import Reconciler
+    from django_asyncq.maintenance.reconciler import Reconciler
     from django_asyncq.supervisor import Supervisor
 
     Supervisor._recover = lambda self, child, exit_code: None  # type: ignore[method-assign]
@@ -30,7 +30,7 @@ def no_recovery() -> None:
 def late_recovery() -> None:
     """What a dead worker held is handed back LATE_SECONDS after somebody could have."""
     from django_asyncq.exceptions import BrokerUnavailable
-    from django_asyncq.reconciler import Reconciler
+    from django_asyncq.maintenance.reconciler import Reconciler
     from django_asyncq.supervisor import Supervisor
 
     noticed: dict[str, float] = {}
@@ -54,25 +54,25 @@ def late_recovery() -> None:
 
 def no_way_back() -> None:
     """Who could not reach Redis once looks again minutes later."""
-    from django_asyncq.worker.turns import Turns
+    from django_asyncq.worker.fetch.pacing import Pacing
 
     def give_up(self: Any) -> None:
         self._not_before = time.monotonic() + 150
 
-    Turns.fail = give_up  # type: ignore[method-assign]
+    Pacing.fail = give_up  # type: ignore[method-assign]
 
 
 def eager_pushes() -> None:
     """Tasks are pushed before their transaction is over, and an id without a row is run all the same."""
-    from django_asyncq.lifecycle import entering
+    from django_asyncq.lifecycle import enqueueing
 
     trusts_messages()
-    entering.CommitHook.register = lambda self, database: self()  # type: ignore[method-assign]
+    enqueueing.CommitHook.register = lambda self, database: self()  # type: ignore[method-assign]
 
 
 def no_rebuild() -> None:
     """What Redis forgot is not pushed again."""
-    from django_asyncq.reconciler import Reconciler
+    from django_asyncq.maintenance.reconciler import Reconciler
 
     Reconciler._pushing = lambda self, *, young, is_new=False: iter(())  # type: ignore[method-assign]
 
@@ -80,41 +80,41 @@ def no_rebuild() -> None:
 def no_gate_rebuild() -> None:
     """A gate that was never built since Redis lost its memory admits."""
     _cut_scripts("no-gate-rebuild")
-    from django_asyncq.gate import Drift
-    from django_asyncq.reconciler import Reconciler
+    from django_asyncq.gates.slots import Drift
+    from django_asyncq.maintenance.reconciler import Reconciler
 
     Reconciler.audit_gates = lambda self, names: Drift(0, 0)  # type: ignore[method-assign]
 
 
 def no_adoption() -> None:
     """What a lost reply handed out is not looked for."""
-    from django_asyncq.worker.fetching import Fetching
+    from django_asyncq.worker.fetch.fetcher import Fetcher
 
-    Fetching._adopt = lambda self, queue: True  # type: ignore[method-assign]
+    Fetcher._adopt = lambda self, queue: True  # type: ignore[method-assign]
 
 
 def no_fence() -> None:
     """Whoever answers last wins, in both stores."""
-    from django_asyncq import statements
+    from django_asyncq.storage import batches
 
-    statements.GUARD = "(t.state = t.state)"
+    batches.GUARD = "(t.state = t.state)"
     _cut_scripts("no-fence")
 
 
 def check_then_add() -> None:
     """The gate looks, then adds."""
-    from django_asyncq import QueueFull, broker, gate
+    from django_asyncq import QueueFull, broker, gates
 
-    def admit(name: str, records: Any, *, partial: bool, seconds: int, again: bool) -> gate.Admission:
-        client, key = broker.Broker("producer").client, gate.keys(name)[0]
-        limit = int(client.hget(gate.keys(name)[1], "limit") or records[0].queue_limit)
+    def admit(name: str, records: Any, *, partial: bool, seconds: int, again: bool) -> gates.Admission:
+        client, key = broker.Broker("producer").client, gates.keys(name)[0]
+        limit = int(client.hget(gates.keys(name)[1], "limit") or records[0].queue_limit)
         occupancy = client.zcard(key)
         if occupancy >= limit:
             raise QueueFull(gate=name, limit=limit, occupancy=occupancy, retry_after=1)
         client.zadd(key, {str(record.id): int(time.time()) + seconds for record in records})
-        return gate.Admission(set(), limit, occupancy, 1.0)
+        return gates.Admission(set(), limit, occupancy, 1.0)
 
-    gate.admit = admit
+    gates.admit = admit
 
 
 def deaf_gates() -> None:
@@ -129,22 +129,22 @@ def shrinking_ttl() -> None:
 
 def lasting_slots() -> None:
     """A slot lasts from the start, not from the commit, and nobody audits."""
-    from django_asyncq import gate
-    from django_asyncq.reconciler import Reconciler
+    from django_asyncq import gates
+    from django_asyncq.maintenance.reconciler import Reconciler
 
-    Reconciler.audit_gates = lambda self, names: gate.Drift(0, 0)  # type: ignore[method-assign]
+    Reconciler.audit_gates = lambda self, names: gates.Drift(0, 0)  # type: ignore[method-assign]
 
-    admit = gate.admit
-    gate.admit = lambda name, records, *, partial, seconds, again: admit(
+    admit = gates.admit
+    gates.admit = lambda name, records, *, partial, seconds, again: admit(
         name, records, partial=partial, seconds=0, again=again
     )
 
 
 def no_breaker() -> None:
     """Every request waits for Redis, however long it has been silent."""
-    from django_asyncq.lifecycle import pushing
+    from django_asyncq.lifecycle import dispatching
 
-    pushing.BREAKER_SECONDS = 0.0
+    dispatching.BREAKER_SECONDS = 0.0
 
 
 def attempts_stay_used() -> None:
@@ -152,7 +152,7 @@ def attempts_stay_used() -> None:
     from django_asyncq import lifecycle
 
     # Where the verb has it from, for it may have been imported there.
-    sys.modules[lifecycle.hand_back.__module__].take_back_attempt = lambda record: None  # type: ignore[attr-defined]
+    sys.modules[lifecycle.requeue.__module__].undo_attempt = lambda record: None  # type: ignore[attr-defined]
 
 
 def outcomes_dropped() -> None:
@@ -172,14 +172,14 @@ def outcomes_dropped() -> None:
 
 def no_terms() -> None:
     """Who once led goes on leading: no trust that ends, no term that is refused."""
-    from django_asyncq import terms
-    from django_asyncq.coordinator import StartupTaskCoordinator
+    from django_asyncq.leadership import fencing
+    from django_asyncq.leadership.coordinator import StartupTaskCoordinator
     from tests.tasks import note
 
     StartupTaskCoordinator.is_held = lambda self, name: name in self._holds  # type: ignore[method-assign]
     StartupTaskCoordinator._drop = lambda self, name: name in self._holds  # type: ignore[method-assign]
     StartupTaskCoordinator._is_overdue = lambda self, name: True  # type: ignore[method-assign]
-    terms.fence = lambda name, number: note("fenced", lock=name, term=number)
+    fencing.fence = lambda name, number: note("fenced", lock=name, term=number)
 
 
 def leaking_sockets() -> None:
@@ -201,18 +201,18 @@ def no_jitter() -> None:
     """All who failed together come back together."""
     import random
 
-    from django_asyncq import retrying
+    from django_asyncq.definitions import backoff
 
     class Even(random.Random):
         def random(self) -> float:
             return 0.5
 
-    retrying.random = Even()  # type: ignore[attr-defined]
+    backoff.random = Even()  # type: ignore[attr-defined]
 
 
 def no_sweep() -> None:
     """Nobody walks what Redis has."""
-    from django_asyncq.reconciler import Reconciler
+    from django_asyncq.maintenance.reconciler import Reconciler
 
     Reconciler.sweep_places = lambda self: iter(())  # type: ignore[method-assign]
     Reconciler.sweep_hashes = lambda self: iter(())  # type: ignore[method-assign]

@@ -20,8 +20,8 @@ django.setup()
 from django.db import Error as DatabaseError  # noqa: E402
 from django.db import connections, transaction  # noqa: E402
 
-from django_asyncq import GateUnavailable, QueueFull, gate  # noqa: E402
-from django_asyncq.lifecycle import entering  # noqa: E402
+from django_asyncq import GateUnavailable, QueueFull, gates  # noqa: E402
+from django_asyncq.lifecycle import enqueueing  # noqa: E402
 from django_asyncq.models import TaskRecord, TaskState  # noqa: E402
 from tests.tasks import note  # noqa: E402
 
@@ -84,7 +84,7 @@ def _enqueue_and_die(size: int, gated: bool) -> None:
         return 0
 
     clients.reset_clients()
-    entering.dispatch = die
+    enqueueing.dispatch = die
     with transaction.atomic():
         for number in range(size):
             result = tasks.gated.using(queue_limit=10_000).enqueue("crashed") if gated else tasks.work.enqueue(number)
@@ -150,14 +150,14 @@ def hammer(seconds: str, gates: str, limit: str, long_share: str, long_seconds: 
         record = TaskRecord(gate=name, queue_limit=int(limit), expected_seconds=1)
         asked = time.monotonic()
         try:
-            gate.admit(name, [record], partial=False, seconds=int(float(long_seconds)) + 3 if is_long else 2)
+            gates.admit(name, [record], partial=False, seconds=int(float(long_seconds)) + 3 if is_long else 2)
         except (QueueFull, GateUnavailable):
             time.sleep(chance.uniform(0, 0.002))
             continue
         note("in", gate=name, id=str(record.id), asked=asked)
         time.sleep(chance.uniform(0.8, 1.0) * float(long_seconds) if is_long else chance.uniform(0, 0.005))
         note("out", gate=name, id=str(record.id))
-        gate.release([record])
+        gates.release([record])
 
 
 def occupy(seconds: str, gates: str, limit: str, longest_ms: str, seed: str) -> None:
@@ -202,7 +202,7 @@ def sparse(seconds: str, limit: str) -> None:
 def _enter(name: str, limit: int, *, hold: int) -> TaskRecord | None:
     record = TaskRecord(gate=name, queue_limit=limit, expected_seconds=1)
     try:
-        gate.admit(name, [record], partial=False, seconds=hold)
+        gates.admit(name, [record], partial=False, seconds=hold)
     except (QueueFull, GateUnavailable):
         return None
     note("in", gate=name, id=str(record.id))
@@ -212,7 +212,7 @@ def _enter(name: str, limit: int, *, hold: int) -> TaskRecord | None:
 def _leave(name: str, records: list[TaskRecord | None]) -> None:
     for record in filter(None, records):
         note("out", gate=name, id=str(record.id))
-        gate.release([record])
+        gates.release([record])
 
 
 KINDS = {

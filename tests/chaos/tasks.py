@@ -11,9 +11,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from django_asyncq import task, terms
+from django_asyncq import task
 from django_asyncq.broker import scripts
 from django_asyncq.context import TaskContext
+from django_asyncq.leadership import fencing
 from tests.tasks import Glitch, note
 
 from . import arming, mutants
@@ -80,7 +81,7 @@ def ticked(context: TaskContext) -> None:
 
 
 _run = scripts.run
-_fence = terms.fence
+_fence = fencing.fence
 
 
 def witnessed_run(name: str, client: Any, keys: Sequence[str], arguments: Sequence[Any] = ()) -> Any:
@@ -109,7 +110,7 @@ def _text(value: Any) -> str:
 
 if os.environ.get("ASYNCQ_CHAOS"):
     scripts.run = witnessed_run
-    terms.fence = witnessed_fence
+    fencing.fence = witnessed_fence
     mutants.apply(os.environ.get("ASYNCQ_CHAOS_MUTANT", ""))
     if folder := os.environ.get(arming.VARIABLE):
         arming.watch(folder)

@@ -18,7 +18,7 @@ import redis
 from django.conf import settings as django_settings
 
 from django_asyncq import lifecycle
-from django_asyncq.lifecycle import pushing
+from django_asyncq.lifecycle import dispatching
 from django_asyncq.models import TaskRecord, TaskState
 from tests import tasks
 from tests.workers import Workers, history, start_workers, wait_until, workers
@@ -159,7 +159,7 @@ def test_refusing_server_costs_no_request_and_no_run(
             assert time.monotonic() - began < 1.1
             assert TaskRecord.objects.get(id=late.id).state == TaskState.QUEUED
             time.sleep(REFUSES_SECONDS)
-        pushing._breaker_closes_at = 0.0
+        dispatching._breaker_closes_at = 0.0
         wait_until(lambda: TaskRecord.objects.succeeded().count() == 3, "three tasks that succeeded")
         assert "Traceback" not in fleet.output()
         assert max(complaints(fleet).values(), default=0) <= 4
@@ -215,7 +215,7 @@ def test_server_that_is_loading_is_waited_for(server: Server, history_path: Path
         began = time.monotonic()
         late = tasks.nap.enqueue(0)
         assert time.monotonic() - began < 1.1
-        pushing._breaker_closes_at = 0.0
+        dispatching._breaker_closes_at = 0.0
         wait_until(lambda: TaskRecord.objects.get(id=late.id).state == TaskState.SUCCEEDED, "the late task")
         assert "Traceback" not in fleet.output()
 

@@ -12,13 +12,14 @@ from unittest import mock
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition
 
-from django_asyncq import lifecycle, reconciler
+from django_asyncq import lifecycle
 from django_asyncq.broker import Broker, scripts
 from django_asyncq.broker.keys import alive_key, queues_key
 from django_asyncq.exceptions import BrokerUnavailable
-from django_asyncq.lifecycle import pushing, returning
+from django_asyncq.lifecycle import dispatching, recovery
+from django_asyncq.maintenance import reconciler
+from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import Gate, TaskRecord
-from django_asyncq.reconciler import Reconciler
 
 from . import stores
 from .model import Model
@@ -89,9 +90,9 @@ class Base(RuleBasedStateMachine):
         self.patches = [
             mock.patch.object(scripts, "run", self._run_script(scripts.run)),
             mock.patch.object(reconciler, "GRACE_SECONDS", 0),
-            *(mock.patch.object(module, "later_fence", self._later) for module in (pushing, returning, reconciler)),
-            mock.patch.object(pushing, "GATE_RETRY_SECONDS", 7200),
-            mock.patch.object(returning, "GATE_RETRY_SECONDS", 7200),
+            *(mock.patch.object(module, "later_fence", self._later) for module in (dispatching, recovery, reconciler)),
+            mock.patch.object(dispatching, "GATE_RETRY_SECONDS", 7200),
+            mock.patch.object(recovery, "GATE_RETRY_SECONDS", 7200),
         ]
         for patch in self.patches:
             patch.start()

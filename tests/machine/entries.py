@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .values import QUEUES, WAITING, WORKERS, Entry, Outcome, Row, Standby
+from .values import QUEUES, WAITING, WORKERS, Entry, Handoff, Outcome, Row
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Entries:
     entries: dict[str, Entry] = field(default_factory=dict)
     pending: dict[str, list[str]] = field(default_factory=lambda: {queue: [] for queue in QUEUES})
     held: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
-    standby: dict[str, Standby] = field(default_factory=lambda: {worker: Standby() for worker in WORKERS})
+    standby: dict[str, Handoff] = field(default_factory=lambda: {worker: Handoff() for worker in WORKERS})
     moved: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     members: dict[str, bool] = field(default_factory=dict)
     retaken: dict[str, int] = field(default_factory=dict)
@@ -119,10 +119,10 @@ class Entries:
     def dismiss(self, worker: str) -> bool:
         """Return whether it still stood by."""
         stood_by = self.standby[worker].may_be_handed
-        self.standby[worker] = Standby()
+        self.standby[worker] = Handoff()
         return stood_by
 
-    def mend_orphans(self, queue: str) -> int:
+    def repair_orphans(self, queue: str) -> int:
         """What is aside goes back before all others, where its row is known, and its turn has come."""
         aside = sorted(n for n, e in self.entries.items() if e.queue == queue and self.is_aside(n))
         found = [name for name in aside if name in self.rows and self._misses_its_turn(name)]
@@ -207,7 +207,7 @@ class Entries:
             entry.place, entry.due = "scheduled", "future"
         return entry is not None
 
-    def hand_over(self, queue: str, name: str, worker: str, fence: int, outcome: Outcome) -> bool:
+    def spill_outcomes(self, queue: str, name: str, worker: str, fence: int, outcome: Outcome) -> bool:
         """The entry stays active with its fence; its lease is over, and nobody renews it."""
         if not self.holds(name, fence):
             return False
@@ -249,6 +249,6 @@ class Entries:
     def flush(self) -> None:
         self.entries, self.held, self.members, self.retaken, self.paused = {}, {}, {}, {}, set()
         self.pending = {queue: [] for queue in QUEUES}
-        self.standby, self.moved = {worker: Standby() for worker in WORKERS}, {}
+        self.standby, self.moved = {worker: Handoff() for worker in WORKERS}, {}
         self.counters = {queue: [0, 0] for queue in QUEUES}
         self.built, self.alive = False, ""

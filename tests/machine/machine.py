@@ -59,7 +59,7 @@ class Machine(Producers, Workers, People):
     def frozen_worker_wakes_up(self, hand: Hand, how: str) -> None:
         """Its lease is another's by now, or nobody's."""
         if how == "is handed back":
-            self.hand_back(hand)
+            self.requeue(hand)
         else:
             self.end(hand, how, "announced")
 
@@ -71,7 +71,7 @@ class Machine(Producers, Workers, People):
         if hand.stage == "recorded":
             self.goes_on(hand)
         elif how == "is handed back":
-            self.hand_back(hand)
+            self.requeue(hand)
         else:
             self.end(hand, how, "announced")
 

@@ -149,7 +149,7 @@ class Model(Entries):
 
     def sort_out(self, queue: str, worker: str, leases: Sequence[tuple[str, int]]) -> list[Held]:
         """Return what is to be run; see to the rest."""
-        taken_up, runs, behind = self.take_up(queue, worker, leases), [], []
+        taken_up, runs, behind = self.replay_outcomes(queue, worker, leases), [], []
         leases = [lease for lease in leases if lease[0] not in taken_up]
         for name, fence in leases:
             row = self.rows.get(name)
@@ -175,7 +175,9 @@ class Model(Entries):
         ]
         return runs + [run for name, fence in running if (run := self._take_over(queue, worker, name, fence))]
 
-    def take_up(self, queue: str, worker: str, leases: Sequence[tuple[str, int]], *, cut: bool = False) -> set[str]:
+    def replay_outcomes(
+        self, queue: str, worker: str, leases: Sequence[tuple[str, int]], *, cut: bool = False
+    ) -> set[str]:
         """Write what was left in Redis into rows that still tell of that run. cut: it dies between rows and Redis."""
         found = []
         for name, fence in leases:
@@ -266,7 +268,7 @@ class Model(Entries):
         for name, fence in final:
             self.done(queue, name, worker, fence)
         rest = [lease for lease in leases if lease not in final]
-        taken_up = self.take_up(queue, worker, rest, cut=cut)
+        taken_up = self.replay_outcomes(queue, worker, rest, cut=cut)
         if cut and taken_up:
             return 0
         live, over = [lease for lease in rest if lease[0] not in taken_up], []
@@ -280,7 +282,7 @@ class Model(Entries):
                     self.count_crash(new)
                 elif new.state == RUNNING:
                     new.state = QUEUED
-                    new.take_back_attempt()
+                    new.undo_attempt()
                 if self.write(name, fence, new) and new.state == FAILED:
                     over.append((name, fence))
         if cut:
@@ -340,7 +342,7 @@ class Model(Entries):
             self._leave(name)
             del self.entries[name]
         repairs |= {"ended": len(ended), "held": self.prune_held()}
-        repairs |= {"orphans": sum(self.mend_orphans(queue) for queue in QUEUES), "pushed": self.push_stranded()}
+        repairs |= {"orphans": sum(self.repair_orphans(queue) for queue in QUEUES), "pushed": self.push_stranded()}
         waits = self.missing(lambda row: row.state == FAILED and bool(row.retry_at))
         repairs["parked"] = sum(self.park_entry(name, fence=self.later_fence(name)) for name in waits)
         return repairs | {"unleased": self.recover_unleased()} | self.audit()

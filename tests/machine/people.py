@@ -9,7 +9,7 @@ from hypothesis.stateful import precondition, rule
 
 from django_asyncq import lifecycle
 from django_asyncq.broker.keys import QueueKeys
-from django_asyncq.lifecycle import leaving
+from django_asyncq.lifecycle import deletion
 from django_asyncq.models import Gate, TaskRecord
 
 from . import stores
@@ -39,12 +39,12 @@ class People(Base):
         """dies: after the commit, so that neither Redis nor the gate is told."""
         row = self.model.rows.pop(name)
         record = TaskRecord.objects.get(id=stores.id_of(name))
-        with self.dies_before(leaving.Removal, "__call__", dies=dies):
+        with self.dies_before(deletion.Removal, "__call__", dies=dies):
             copy(record).delete()
         if not dies:
             self.model.remove(name)
             self.model.free_slots([name] if row.gate else [])
-            self.last = lambda: lifecycle.forget([record])
+            self.last = lambda: lifecycle.follow_deletion([record])
 
     @seldom
     @rule(queue=st.sampled_from(LIKELY_QUEUES))

@@ -11,9 +11,9 @@ from django.utils import timezone
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from django_asyncq import gate, lifecycle
+from django_asyncq import gates, lifecycle
 from django_asyncq.exceptions import QueueFull
-from django_asyncq.lifecycle import entering
+from django_asyncq.lifecycle import enqueueing
 from django_asyncq.models import TaskRecord
 
 from . import stores
@@ -43,7 +43,7 @@ class Producers(Base):
         groups = [records] if ends == "at once" else [[record] for record in records]
         admitted: list[str] = []
         try:
-            with self.dies_before(entering, "dispatch", dies=ends.startswith("dies")), transaction.atomic():
+            with self.dies_before(enqueueing, "dispatch", dies=ends.startswith("dies")), transaction.atomic():
                 for group in groups:
                     admitted += self.enter(group, row)
                 if ends == "rolls back":
@@ -89,13 +89,13 @@ class Producers(Base):
         self.born += 1
         record = self.record(name := f"t{self.born:02}", Row(QUEUES[0], GATE))
         refused = self.model.admit([name], provisional=True, partial=True)
-        self.answer({stores.name_of(str(id)) for id in gate.acquire([record], partial=True)}, set(refused or []))
+        self.answer({stores.name_of(str(id)) for id in gates.acquire([record], partial=True)}, set(refused or []))
 
     @seldom
     @precondition(lambda self: self.provisional)
     @rule(name=one_of("provisional"))
     def provisional_slot_expires(self, name: str) -> None:
-        stores.client().zadd(gate.keys(GATE)[0], {str(stores.id_of(name)): 1})
+        stores.client().zadd(gates.keys(GATE)[0], {str(stores.id_of(name)): 1})
         del self.model.members[name]
 
     @seldom

@@ -6,12 +6,13 @@ from django.utils import timezone
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from django_asyncq import conf, lifecycle, reconciler
+from django_asyncq import conf, lifecycle
 from django_asyncq.broker import Broker, Lease
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.exceptions import BrokerUnavailable
-from django_asyncq.forwarder import forward_due
-from django_asyncq.lifecycle import handing_over, returning
+from django_asyncq.lifecycle import outcome_spill, recovery
+from django_asyncq.maintenance import reconciler
+from django_asyncq.maintenance.forwarder import forward_due
 from django_asyncq.models import TaskRecord
 
 from . import stores
@@ -58,8 +59,8 @@ class Repairs(Waits):
         """dies: when the rows are written, before Redis is told of them."""
         wanted = self.model.recover_expired(cut=bool(dies))
         with (
-            self.dies_before(returning, "_give_on", dies=bool(dies)),
-            self.dies_before(handing_over, "acknowledge", dies=bool(dies)),
+            self.dies_before(recovery, "_give_on", dies=bool(dies)),
+            self.dies_before(outcome_spill, "acknowledge", dies=bool(dies)),
         ):
             try:
                 self.answer(self.reconciler.recover_expired(), wanted)

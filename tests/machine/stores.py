@@ -11,7 +11,7 @@ from uuid import UUID
 import redis
 from django.utils import timezone
 
-from django_asyncq import conf, gate
+from django_asyncq import conf, gates
 from django_asyncq.broker import clients
 from django_asyncq.broker.keys import QueueKeys, prefix, standby_key
 from django_asyncq.models import Gate, TaskRecord
@@ -87,7 +87,7 @@ def observed() -> Picture:
         _read_queue(queue, entries, pending, held, moved, counters)
     horizon = time.time() + conf.current().provisional_seconds
     now = time.time()
-    slots = [slot for slot in gate.slots(GATE) if slot.expires_at > now]
+    slots = [slot for slot in gates.slots(GATE) if slot.expires_at > now]
     return {
         "rows": _rows(),
         "entries": dict(sorted(entries.items())),

@@ -42,7 +42,7 @@ class Row:
     def begin(self, worker: str) -> None:
         self.state, self.attempt, self.workers = RUNNING, self.attempt + 1, (*self.workers, worker)
 
-    def take_back_attempt(self) -> None:
+    def undo_attempt(self) -> None:
         self.attempt, self.workers = max(self.attempt - 1, 0), self.workers[:-1]
 
     @property
@@ -78,7 +78,7 @@ class Entry:
 
 
 @dataclass
-class Standby:
+class Handoff:
     """A worker that stands by. unread: queue → what it was handed, and has not said that it has read."""
 
     may_be_handed: bool = False

@@ -71,7 +71,7 @@ class Workers(Repairs):
         found = [(stores.name_of(lease.id), lease.fence) for lease in leases]
         held = self.model.listed(queue, worker)
         assert dict(found) == {name: fence for name, fence in held.items() if name not in known}
-        self.take(queue, worker, found, lifecycle.sort_out(self.broker, queue, worker, leases, "default"))
+        self.take(queue, worker, found, lifecycle.classify(self.broker, queue, worker, leases, "default"))
 
     def take(self, queue: str, worker: str, leases: list[tuple[str, int]], runs: list[lifecycle.Run]) -> None:
         """Put what was claimed into the worker's hands."""
@@ -130,7 +130,7 @@ class Workers(Repairs):
             lifecycle.fail(run, ValueError("no"), "", now, retry_at=retry_at, counted=counted)
             held.row.state, held.row.retry_at, held.counted = FAILED, "future" if retry_at else "", counted
             if not counted:
-                held.row.take_back_attempt()
+                held.row.undo_attempt()
 
     def tell(self, hand: Hand, until: str) -> None:
         """Redis, and whoever listens, of an end that the row knows."""
@@ -198,7 +198,7 @@ class Workers(Repairs):
         self.last = None
         if completed is None:
             return
-        is_recorded = lifecycle.recorded([completed]) == [completed]
+        is_recorded = lifecycle.already_recorded([completed]) == [completed]
         assert is_recorded == commits, f"a commit of {hand} that gave no answer is looked up: {is_recorded}"
         if not commits:
             return
@@ -227,18 +227,18 @@ class Workers(Repairs):
         how=st.sampled_from(["succeeds", "succeeds", "fails, retried", "fails", "asks for a retry"]),
         in_doubt=st.sampled_from([False, False, True]),
     )
-    def hand_over(self, hand: Hand, how: str, in_doubt: bool) -> None:
+    def spill_outcomes(self, hand: Hand, how: str, in_doubt: bool) -> None:
         """It must stop while the database is away. in_doubt: its last commit gave no answer, and was one."""
         held = hand.held
         self.decide(hand, how)
         if in_doubt:
             self.record_end(hand)
-        taken = self.model.hand_over(
+        taken = self.model.spill_outcomes(
             held.row.queue, held.name, held.worker, held.fence, Outcome(replace(held.row), held.counted)
         )
         for _ in range(2):
-            got = lifecycle.hand_over(self.broker, held.worker, [hand.run])
-            assert got == taken, f"hand_over of {hand}: the model says {taken}"
+            got = lifecycle.spill_outcomes(self.broker, held.worker, [hand.run])
+            assert got == taken, f"spill_outcomes of {hand}: the model says {taken}"
         self.last = None
         if taken:
             # As every lapsed lease of the machine, or the order in which they are found would depend on the clock.
@@ -262,27 +262,27 @@ class Workers(Repairs):
 
     @precondition(lambda self: self.open_hands)
     @rule(hand=one_of("open_hands"))
-    def hand_back(self, hand: Hand) -> None:
+    def requeue(self, hand: Hand) -> None:
         held = hand.held
         accepted = True
         if held.begun:
-            held.row.take_back_attempt()
+            held.row.undo_attempt()
             held.row.state = QUEUED
             accepted = not held.written or self.model.write(held.name, held.fence, held.row)
         if accepted:
             self.model.requeue(held.row.queue, [(held.name, held.fence)], held.worker)
-        self.last = lambda: lifecycle.hand_back(self.broker, held.worker, [hand.run])
+        self.last = lambda: lifecycle.requeue(self.broker, held.worker, [hand.run])
         self.last()
         self.hands.remove(hand)
 
     @seldom
     @precondition(lambda self: self.fresh_hands)
     @rule(hand=one_of("fresh_hands"), refused=st.booleans())
-    def put_off(self, hand: Hand, refused: bool) -> None:
+    def postpone(self, hand: Hand, refused: bool) -> None:
         """No code for it here. refused: for too long already, so it fails."""
         held = hand.held
         wanted = self.model.postpone(held.row.queue, held.name, held.worker, held.fence)
-        ages = lifecycle.put_off(self.broker, held.worker, [hand.run], 7200)
+        ages = lifecycle.postpone(self.broker, held.worker, [hand.run], 7200)
         self.answer(ages[hand.run.record.id] >= 0, wanted)
         self.last = None
         self.hands.remove(hand)

@@ -17,10 +17,10 @@ from django.utils import timezone
 
 from ...broker import Broker
 from ...exceptions import BrokerUnavailable, GateUnavailable
-from ...inspector import gate_stats, queue_stats
+from ...maintenance.inspector import gate_stats, queue_stats
+from ...maintenance.pruner import Pruner, ended_condition
+from ...maintenance.reconciler import Reconciler
 from ...models import TaskRecord, TaskState
-from ...reconciler import Reconciler
-from ...retention import Pruner, ended_condition
 from .runworkers import whole_number
 
 STATES = {"succeeded": TaskState.SUCCEEDED, "failed": TaskState.FAILED}

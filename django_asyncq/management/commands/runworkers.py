@@ -12,10 +12,10 @@ from django.utils import autoreload
 
 from ... import compat, conf
 from ...broker import Broker
+from ...definitions.names import QUEUE_NAME, check_queue_name
 from ...exceptions import BrokerUnavailable, InvalidOption
-from ...names import QUEUE_NAME, check_queue_name
+from ...registry import load_task_modules, registered_names
 from ...supervisor import Supervisor, WorkersCannotStart
-from ...tasks import load_task_modules, registered_names
 from ...worker.options import WorkerOptions
 
 

@@ -33,7 +33,7 @@ WORKER = (
     "complete.row_written",
     "complete.committed",
     "refuse.row_written",
-    "hand_back.row_written",
+    "requeue.row_written",
 )
 PRODUCER = (
     "build.gate_built",
@@ -42,14 +42,14 @@ PRODUCER = (
     "enqueue.committed",
     "dispatch.slots_confirmed",
     "dispatch.queue_pushed",
-    "gather.taken",
+    "batch.taken",
     "enqueue.pushed",
-    "tell.batch_told",
+    "broker.batch_sent",
     "park.row_written",
-    "forget.committed",
+    "delete.committed",
 )
 # They are passed only while the database is away, and here it is not: `test_crash.py` kills there.
-ELSEWHERE = ("hand_over.outcome_left", "take_up.row_written")
+ELSEWHERE = ("spill.outcome_left", "replay.row_written")
 POINTS = tuple(point for point in failpoints.POINTS if point not in ELSEWHERE)
 SUPERVISOR = tuple(point for point in POINTS if point not in WORKER and point not in PRODUCER)
 # How often a process may pass before it dies; the others are brought about one by one, and die at the first.
@@ -142,7 +142,7 @@ class Killing:
     def _provoke_worker(self, point: str) -> None:
         if point == "refuse.row_written":
             self._unknown_task()
-        elif point == "hand_back.row_written":
+        elif point == "requeue.row_written":
             # Who is told to go ends by itself what is short, and hands the rest back: no fault that repeats anything.
             victim = self.chance["worker"].choice(self._busy() or self._ready() or [0])
             if victim:
@@ -283,14 +283,16 @@ class Killing:
 
     def _old_rows(self) -> None:
         """Rows older than such are kept, and a new leader, which prunes at once."""
+        from django_asyncq.maintenance.pruner import lowest_id_at
         from django_asyncq.models import TaskRecord, TaskState
-        from django_asyncq.retention import lowest_id_at
 
         then = timezone.now() - timedelta(days=40, seconds=self.chance["supervisor"].randrange(10**6))
         rows = _rows([TaskRecord(id=lowest_id_at(then), name="gone", state=TaskState.FAILED, finished_at=then)])
         self.rig.note("deleted", ids=[str(row.id) for row in rows])
         for fleet in self.fleets:
-            if f" {fleet.pid} INFO django_asyncq.upkeep: this process leads" in fleet.log.read_text(errors="replace"):
+            if f" {fleet.pid} INFO django_asyncq.maintenance.service: this process leads" in fleet.log.read_text(
+                errors="replace"
+            ):
                 self._lose(fleet)
 
     def _start_anew(self) -> None:

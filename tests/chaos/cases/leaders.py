@@ -17,7 +17,7 @@ LOCK_TTL_SECONDS = 3
 
 def flapping(rig: Rig, report: Report, scale: float) -> None:
     """For a minute Redis is 1 s there and 1 s away; then ten times the leader alone is cut off until another leads."""
-    from django_asyncq.models import Tick
+    from django_asyncq.models import Occurrence
 
     flaps, cuts = max(3, round(30 * scale)), max(2, round(10 * scale))
     rig.more["ASYNCQ_TEST_LOCK_TTL"] = str(LOCK_TTL_SECONDS)
@@ -51,8 +51,8 @@ def flapping(rig: Rig, report: Report, scale: float) -> None:
     report.goal("terms", len({line["term"] for line in fenced}), at_least=2 if rig.mutant else cuts)
     report.goal("terms that fell", len(checker.falling_terms(fenced)), at_most=0)
     report.timing("slowest s until another led", slowest, at_most=LOCK_TTL_SECONDS + 2.0)
-    ticks = list(Tick.objects.values_list("tick_at", flat=True))
-    report.goal("ticks twice", len(ticks) - len(set(ticks)), at_most=0)
+    occurrences = list(Occurrence.objects.values_list("occurs_at", flat=True))
+    report.goal("occurrences twice", len(occurrences) - len(set(occurrences)), at_most=0)
 
 
 def _leads_since(fleet: Fleet) -> int:

@@ -16,7 +16,7 @@ def open() -> None:
     global settle, tasks, transaction
     from django.db.transaction import atomic as transaction
 
-    from django_asyncq.lifecycle import push_now as settle
+    from django_asyncq.lifecycle import flush_pushes as settle
 
     from . import tasks
 

@@ -1,0 +1,58 @@
+"""Names that become part of Redis keys, and task ids. Nothing here talks to a store."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import uuid
+
+from ..exceptions import InvalidOption
+
+QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+GATE_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,200}")
+TASK_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+
+_lock = threading.Lock()
+_last_instant = 0
+
+
+def check_queue_name(name: object) -> None:
+    """Refuse a queue name that would break keys; a brace would move the queue to another cluster slot.
+
+    Raises: InvalidOption.
+    """
+    if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
+        raise InvalidOption(
+            f"queue name {name!r} is not valid: use 1 to 64 letters, digits, '_', '.' and '-' (no spaces or braces)"
+        )
+
+
+def check_gate_name(name: object) -> None:
+    """Refuse a gate name that would break keys.
+
+    Raises: InvalidOption.
+    """
+    if not isinstance(name, str) or not GATE_NAME.fullmatch(name):
+        raise InvalidOption(
+            f"gate name {name!r} is not valid: use 1 to 200 letters, digits, '_', '.', ':', '/' and '-' "
+            f"(no spaces or braces)"
+        )
+
+
+def uuid7() -> uuid.UUID:
+    """Return a new UUIDv7; within a process each is greater than the one before.
+
+    48 bits of Unix milliseconds, 12 bits of the fraction of the millisecond, 62 random bits.
+    Source: RFC 9562, section 5.7 and method 3 of section 6.2.
+    """
+    global _last_instant
+    nanoseconds = time.time_ns()
+    instant = (nanoseconds // 1_000_000) << 12 | (nanoseconds % 1_000_000) * 4096 // 1_000_000
+    with _lock:
+        # Two ids of one quarter of a microsecond, or a clock that was set back.
+        instant = _last_instant = max(instant, _last_instant + 1)
+    random_bits = int.from_bytes(os.urandom(8)) & (1 << 62) - 1
+    value = (instant >> 12) << 80 | 0x7 << 76 | (instant & 0xFFF) << 64 | 0b10 << 62 | random_bits
+    return uuid.UUID(int=value)

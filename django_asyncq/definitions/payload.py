@@ -1,0 +1,205 @@
+"""What JSON can carry exactly: arguments on the way in, return values on the way out.
+
+Mappings and sequences are copied into dict and list and UTF-8 bytes into text, as Django's own `normalize_json` does.
+All else that would come back changed, or that one of the supported databases cannot store, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .. import conf
+from ..exceptions import InvalidArguments
+
+# MySQL keeps whole numbers exact only while they fit 64 bits; beyond, JSON turns them into doubles.
+SMALLEST_INTEGER = -(2**63)
+LARGEST_INTEGER = 2**64 - 1
+# As JSON: `{"args":[],"kwargs":{}}`; a control character as \u001f; quotes, comma and colon; -1.7976931348623157e+308.
+ENVELOPE_BYTES = 24
+LONGEST_CHARACTER_BYTES = 6
+PUNCTUATION_BYTES = 4
+LONGEST_NUMBER_BYTES = 28
+TRACEBACK_CHARACTERS = 65_536
+MESSAGE_CHARACTERS = 4_096
+
+# Kept, for `json.dumps` with options makes a new one at each call.
+_compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+class Payload(NamedTuple):
+    """A call's arguments as plain JSON values."""
+
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+
+def of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Payload:
+    """Copy the arguments into plain JSON values.
+
+    Raises: InvalidArguments, naming the place, when JSON cannot carry them exactly or they are too large.
+    """
+    settings = conf.current()
+    plain_args = [
+        value if _is_plain(value) else plain(value, f"args[{index}]", settings.max_depth)
+        for index, value in enumerate(args)
+    ]
+    plain_kwargs = _plain_mapping(kwargs, "kwargs", settings.max_depth + 1)
+    found = Payload(plain_args, plain_kwargs)
+    if not _is_surely_within(settings.max_arguments_bytes, found):
+        size = len(json_bytes(found._asdict()))
+        if size > settings.max_arguments_bytes:
+            raise InvalidArguments(
+                f"arguments take {size:,} bytes as JSON, more than ASYNCQ['MAX_ARGUMENTS_BYTES'] = "
+                f"{settings.max_arguments_bytes:,}: store the data and pass its key",
+                path="args",
+            )
+    return found
+
+
+def _is_surely_within(largest_bytes: int, found: Payload) -> bool:
+    """Whether arguments need not be encoded to know that they fit: a few numbers and short texts, as most are."""
+    size = ENVELOPE_BYTES
+    for value in (*found.args, *found.kwargs, *found.kwargs.values()):
+        if type(value) is str:
+            size += LONGEST_CHARACTER_BYTES * len(value) + PUNCTUATION_BYTES
+        elif isinstance(value, list | dict):
+            return False
+        else:
+            size += LONGEST_NUMBER_BYTES
+    return size <= largest_bytes
+
+
+def json_bytes(value: Any) -> bytes:
+    """Encode plain values as compact JSON in UTF-8."""
+    return _compact.encode(value).encode()
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of plain values, for somebody who may change it."""
+    if isinstance(value, list):
+        return [copied(item) if isinstance(item, list | dict) else item for item in value]
+    if isinstance(value, dict):
+        return {key: copied(item) if isinstance(item, list | dict) else item for key, item in value.items()}
+    return value
+
+
+def plain(value: Any, path: str, depth_left: int) -> Any:
+    """Return a copy of `value` made of dict, list, str, int, float, bool and None only.
+
+    path: where the value stands, for the error. Raises: InvalidArguments.
+    """
+    if _is_plain(value):
+        return value
+    if isinstance(value, str):
+        return _plain_text(value, path)
+    if isinstance(value, int):
+        return _plain_integer(value, path)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidArguments(f"{path} is {value!r}, which JSON does not have", path=path)
+        return float(value)
+    if isinstance(value, bytes):
+        return _plain_bytes(value, path)
+    if depth_left <= 0:
+        raise InvalidArguments(
+            f"{path} is nested deeper than ASYNCQ['MAX_DEPTH'] = {conf.current().max_depth}", path=path
+        )
+    if isinstance(value, dict) or isinstance(value, Mapping):  # noqa: SIM101 - the first is a tenth of the second
+        return _plain_mapping(value, path, depth_left)
+    if isinstance(value, Sequence):
+        return [
+            item if _is_plain(item) else plain(item, f"{path}[{index}]", depth_left - 1)
+            for index, item in enumerate(value)
+        ]
+    raise InvalidArguments(
+        f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which JSON cannot carry: "
+        f"pass a key, a string or a number in its place",
+        path=path,
+    )
+
+
+def _plain_mapping(value: Mapping[Any, Any], path: str, depth_left: int) -> dict[str, Any]:
+    return {
+        _plain_key(key, path): item if _is_plain(item) else plain(item, f"{path}[{key!r}]", depth_left - 1)
+        for key, item in value.items()
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is one of the usual values that stay as they are; asked before their place is put into words."""
+    kind = type(value)
+    return (
+        (kind is str and value.isascii() and "\x00" not in value)
+        or (kind is int and SMALLEST_INTEGER <= value <= LARGEST_INTEGER)
+        or kind is bool
+        or value is None
+    )
+
+
+def _plain_text(value: str, path: str) -> str:
+    if "\x00" in value:
+        raise InvalidArguments(f"{path} holds a NUL character, which PostgreSQL cannot store", path=path)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArguments(f"{path} holds a lone surrogate, which is not valid text", path=path) from error
+    return str.__str__(value)
+
+
+def _plain_integer(value: int, path: str) -> int:
+    if not SMALLEST_INTEGER <= value <= LARGEST_INTEGER:
+        raise InvalidArguments(
+            f"{path} is a whole number beyond 64 bits, which JSON databases round: pass it as a string", path=path
+        )
+    return int(value)
+
+
+def _plain_bytes(value: bytes, path: str) -> str:
+    try:
+        return _plain_text(value.decode(), path)
+    except UnicodeDecodeError as error:
+        raise InvalidArguments(
+            f"{path} holds bytes that are not UTF-8: encode them as base64 text", path=path
+        ) from error
+
+
+def _plain_key(key: object, path: str) -> str:
+    if type(key) is str and _is_plain(key):
+        return key
+    if not isinstance(key, str):
+        raise InvalidArguments(
+            f"{path} has the key {key!r} of type {type(key).__qualname__}; JSON keys are text, so it would come back "
+            f"as another key",
+            path=path,
+        )
+    return _plain_text(key, f"{path} (a key)")
+
+
+def storable_result(value: Any) -> Any:
+    """Return the return value as it can be stored, or a note in its place: a task that ran has succeeded."""
+    settings = conf.current()
+    try:
+        result = plain(value, "return value", settings.max_depth)
+        size = len(json_bytes(result))
+    except InvalidArguments as error:
+        return {"result_not_stored": str(error)}
+    except Exception as error:  # noqa: BLE001 - an object that poses as a mapping may raise anything
+        return {"result_not_stored": f"return value could not be read: {type(error).__qualname__}"}
+    if size > settings.max_result_bytes:
+        return {
+            "result_not_stored": f"return value takes {size:,} bytes as JSON, more than "
+            f"ASYNCQ['MAX_RESULT_BYTES'] = {settings.max_result_bytes:,}"
+        }
+    return result
+
+
+def storable_text(text: str, characters: int) -> str:
+    """Return text that every database and a protobuf can store, its middle cut out beyond `characters`."""
+    clean = text.encode("utf-8", "replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    if len(clean) <= characters:
+        return clean
+    half = characters // 2
+    return f"{clean[:half]}\n… {len(clean) - 2 * half:,} characters cut …\n{clean[-half:]}"

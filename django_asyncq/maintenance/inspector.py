@@ -1,0 +1,90 @@
+"""How the queues and gates stand, by both stores, for the operator's command line. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from django.db.models import Count, Max, Min, Q
+from django.db.models.functions import Coalesce
+from django.utils import timezone
+
+from .. import gates
+from ..broker import Broker
+from ..broker.inspection import Inspection
+from ..models import Gate, TaskRecord, TaskState
+
+
+class QueueStats(NamedTuple):
+    """One queue. The first five: rows; `failed` without those that will be tried again. The next five: Redis.
+
+    oldest_waiting_seconds: since when the oldest row that is due waits; None when none does.
+    """
+
+    queue: str
+    queued: int
+    running: int
+    succeeded: int
+    failed: int
+    retrying: int
+    pending: int
+    active: int
+    scheduled: int
+    retry: int
+    archived: int
+    oldest_waiting_seconds: float | None
+
+
+class GateStats(NamedTuple):
+    """One gate. limit: None when only tasks say it, and none is there; 0 or less: no limit. live: rows in 0 and 1."""
+
+    gate: str
+    limit: int | None
+    occupancy: int
+    live: int
+
+
+def queue_stats(broker: Broker) -> list[QueueStats]:
+    """Return every queue that one of the stores knows. Raises: BrokerUnavailable, django.db.Error."""
+    now = timezone.now()
+    rows: dict[str, Mapping[str, object]] = {
+        row["queue_name"]: row for row in TaskRecord.objects.order_by().values("queue_name").annotate(**_counts(now))
+    }
+    sweeping = Inspection(broker.role)
+    return [
+        _of_queue(queue, rows.get(queue, {}), sweeping.sizes(queue), now) for queue in sorted({*rows, *broker.queues()})
+    ]
+
+
+def _counts(now: datetime) -> dict[str, Count | Min]:
+    due = Q(state=TaskState.QUEUED) & (Q(run_after=None) | Q(run_after__lte=now))
+    return {
+        "queued": Count("id", filter=Q(state=TaskState.QUEUED)),
+        "running": Count("id", filter=Q(state=TaskState.RUNNING)),
+        "succeeded": Count("id", filter=Q(state=TaskState.SUCCEEDED)),
+        "failed": Count("id", filter=Q(state=TaskState.FAILED, retry_at=None)),
+        "retrying": Count("id", filter=Q(state=TaskState.FAILED, retry_at__isnull=False)),
+        "oldest": Min(Coalesce("run_after", "enqueued_at"), filter=due),
+    }
+
+
+def _of_queue(queue: str, row: Mapping[str, object], sizes: dict[str, int], now: datetime) -> QueueStats:
+    rows = {name: int(str(row.get(name, 0))) for name in ("queued", "running", "succeeded", "failed", "retrying")}
+    oldest = row.get("oldest")
+    waiting = max((now - oldest).total_seconds(), 0.0) if isinstance(oldest, datetime) else None
+    return QueueStats(queue=queue, **rows, **sizes, oldest_waiting_seconds=waiting)
+
+
+def gate_stats() -> list[GateStats]:
+    """Return every gate that has a row or a live task. Raises: BrokerUnavailable, django.db.Error."""
+    limits: dict[str, int | None] = dict(Gate.objects.values_list("name", "limit"))
+    live = TaskRecord.objects.filter(state__in=gates.LIVE_STATES).exclude(gate="").order_by()
+    found = {
+        name: (count, own) for name, count, own in live.values_list("gate").annotate(Count("id"), Max("queue_limit"))
+    }
+    stats = []
+    for name in sorted({*limits, *found}):
+        count, own = found.get(name, (0, None))
+        stats.append(GateStats(name, limits.get(name, own), len(gates.slots(name)), count))
+    return stats

@@ -1,0 +1,190 @@
+"""One statement for a batch of tasks, on each database: to read their rows, and to write them, fenced.
+
+Django's `bulk_update` cannot say which rows it changed and has no guard for each row, so the statement is written here
+from the model's own fields. It only writes what `lifecycle` gives it.
+
+PostgreSQL gets a batch as one parameter. With a parameter for each value, 500 rows take the client 75 µs each and the
+server 29, against 10 and 19 as one JSON text. Reading 200 rows takes 35 µs each through the ORM, 15 to 20 so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from operator import attrgetter
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Field, JSONField
+
+from ..models import TaskRecord
+
+# All that a run may change of its row.
+COLUMNS = (
+    "state",
+    "fence",
+    "attempt",
+    "crash_count",
+    "started_at",
+    "last_attempted_at",
+    "finished_at",
+    "retry_at",
+    "return_value",
+    "errors",
+    "worker_ids",
+)
+WRITTEN = ("id", *COLUMNS, "held_fence")
+_values_of = attrgetter("id", *COLUMNS)
+# 13 values a row; SQLite allows 32,766 in a statement.
+ROWS_PER_STATEMENT = 500
+
+FIELDS: tuple[Field[Any, Any], ...] = tuple(TaskRecord._meta.concrete_fields)
+NAMES = [field.attname for field in FIELDS]
+DOCUMENTS = [index for index, field in enumerate(FIELDS) if isinstance(field, JSONField)]
+EMPTY: dict[str, Callable[[], Any]] = {"[]": list, "{}": dict}
+
+# The run that holds the row, or one that was taken before the row said so.
+GUARD = "(t.state = 1 AND t.fence = v.held_fence) OR (t.state = 0 AND t.fence < v.held_fence)"
+
+
+class FencedWrite(NamedTuple):
+    """A record as it shall stand, and the fence its run holds now (the record's may already be raised)."""
+
+    record: TaskRecord
+    held_fence: int
+
+
+def read_rows(ids: Sequence[str], database: str) -> list[TaskRecord]:
+    """Return the rows that there are of these ids, each a UUID in its usual form."""
+    connection = connections[database]
+    if connection.vendor != "postgresql":
+        return list(TaskRecord.objects.using(database).filter(id__in=ids))
+    with connection.cursor() as cursor:
+        cursor.execute(_select(database), [f"{{{','.join(ids)}}}"])
+        rows = cursor.fetchall()
+    return [TaskRecord.from_db(database, NAMES, _decoded(row)) for row in rows]
+
+
+@cache
+def _select(database: str) -> str:
+    """Return PostgreSQL's SELECT of the rows whose ids come as one array."""
+    quoted = connections[database].ops.quote_name
+    names = ", ".join(quoted(str(field.column)) for field in FIELDS)
+    return (
+        f"SELECT {names} FROM {quoted(TaskRecord._meta.db_table)} WHERE id = ANY(%s::uuid[])"  # the model's own names
+    )
+
+
+def _decoded(row: Sequence[Any]) -> list[Any]:
+    """Decode the JSON among the values of a row, of which most is empty."""
+    values = list(row)
+    for index in DOCUMENTS:
+        text = values[index]
+        if text is not None:
+            empty = EMPTY.get(text)
+            values[index] = empty() if empty else json.loads(text)
+    return values
+
+
+def write_fenced(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
+    """Write the records whose run still holds its row; return their ids.
+
+    A write that had already been done by the same run (its reply was lost) counts as done.
+    """
+    accepted: set[UUID] = set()
+    for start in range(0, len(writes), ROWS_PER_STATEMENT):
+        accepted |= _write_chunk(writes[start : start + ROWS_PER_STATEMENT], database)
+    return accepted
+
+
+def _write_chunk(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
+    connection = connections[database]
+    if connection.vendor == "mysql":
+        sql, parameters = _joined_update(writes, connection)
+        with connection.cursor() as cursor:
+            cursor.execute(sql, parameters)
+        return _already_written(writes, database)
+    sql, parameters = _returning_update(writes, connection)
+    identity = TaskRecord._meta.get_field("id")
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters)
+        accepted = {identity.to_python(row[0]) for row in cursor.fetchall()}
+    refused = [write for write in writes if write.record.id not in accepted]
+    return accepted | _already_written(refused, database) if refused else accepted
+
+
+def _already_written(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
+    """Return the ids of rows that stand as their write wanted, fence and state."""
+    wanted = {write.record.id: (write.record.fence, write.record.state) for write in writes}
+    rows = TaskRecord.objects.using(database).filter(id__in=wanted).values_list("id", "fence", "state")
+    return {id for id, fence, state in rows if wanted[id] == (fence, state)}
+
+
+@cache
+def _fields() -> tuple[Field[Any, Any], ...]:
+    meta = TaskRecord._meta
+    return (meta.get_field("id"), *(meta.get_field(name) for name in COLUMNS))  # type: ignore[arg-type]
+
+
+def _returning_update(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+    """PostgreSQL and SQLite 3.35: UPDATE … FROM a list of rows, RETURNING what was changed."""
+    if connection.vendor == "postgresql":
+        return _update_from_json(connection.alias), [_json_of(writes)]
+    rows, parameters = _values(writes, connection)
+    return _update_from(rows, connection), parameters
+
+
+@cache
+def _update_from_json(database: str) -> str:
+    """Return the statement whose rows come as one JSON text, which PostgreSQL reads with the columns' own types."""
+    connection = connections[database]
+    types = [field.db_type(connection) for field in _fields()] + ["bigint"]
+    columns = ", ".join(f"{name} {type}" for name, type in zip(WRITTEN, types, strict=True))
+    return _update_from(f"SELECT * FROM json_to_recordset(%s) AS r ({columns})", connection)
+
+
+def _update_from(rows: str, connection: BaseDatabaseWrapper) -> str:
+    assignments = ", ".join(f"{column} = v.{column}" for column in COLUMNS)
+    return (  # only names of the model's own; every value is a parameter
+        f"WITH v (task_id, {', '.join(COLUMNS)}, held_fence) AS ({rows}) "
+        f"UPDATE {connection.ops.quote_name(TaskRecord._meta.db_table)} AS t SET {assignments} "
+        f"FROM v WHERE t.id = v.task_id AND ({GUARD}) RETURNING id"
+    )
+
+
+def _json_of(writes: Sequence[FencedWrite]) -> str:
+    rows = [dict(zip(WRITTEN, (*_values_of(write.record), write.held_fence), strict=True)) for write in writes]
+    return json.dumps(rows, default=str, check_circular=False)
+
+
+def _values(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+    rows = list(_rows(writes, connection))
+    row = f"({', '.join(['%s'] * len(rows[0]))})"
+    return f"VALUES {', '.join([row] * len(rows))}", [value for row in rows for value in row]
+
+
+def _joined_update(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+    """MySQL and MariaDB: UPDATE … JOIN a derived table; neither can return what was changed."""
+    rows = list(_rows(writes, connection))
+    first_row = "SELECT " + ", ".join(f"%s AS {name}" for name in WRITTEN)
+    plain_row = "SELECT " + ", ".join(["%s"] * len(WRITTEN))
+    assignments = ", ".join(f"t.{column} = v.{column}" for column in COLUMNS)
+    sql = (
+        f"UPDATE {connection.ops.quote_name(TaskRecord._meta.db_table)} AS t "
+        f"JOIN ({' UNION ALL '.join([first_row] + [plain_row] * (len(rows) - 1))}) AS v ON t.id = v.id "
+        f"SET {assignments} WHERE {GUARD}"
+    )
+    return sql, [value for row in rows for value in row]
+
+
+def _rows(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> Iterator[list[Any]]:
+    """Yield each row's values as the database's driver takes them."""
+    fields = _fields()
+    for write in writes:
+        values = [
+            field.get_db_prep_save(getattr(write.record, field.attname), connection=connection) for field in fields
+        ]
+        yield [*values, write.held_fence]
