@@ -1,4 +1,4 @@
-"""What a task that asks for it gets as its first argument. Knows no registry and no stores."""
+"""The context that a task with `takes_context=True` gets as its first argument. Knows no registry and no stores."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Ending:
-    """What the block of `complete_on_commit` gets. result: the task's return value; it may be set until the end."""
+    """The value of the `complete_on_commit` block. result: the task's return value; the block may set it."""
 
     result: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
-    """What a task declared with `takes_context=True` gets as its first argument.
+    """The first argument of a task declared with `takes_context=True`.
 
-    record: the row. stop: set when the run shall end (timeout passed, or the worker is shutting down).
+    record: the row. stop: an event, set when the run must stop (see `should_stop`).
     completion: the worker's part of `complete_on_commit`.
     """
 
@@ -36,32 +36,34 @@ class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
 
     @property
     def attempt(self) -> int:
-        """Which try this is, from 1. Runs that were handed back or whose worker was lost do not count."""
+        """The number of this attempt, from 1. Runs that were requeued or whose worker was lost do not count."""
         return self.record.attempt
 
     @property
     def should_stop(self) -> bool:
-        """Whether the run shall end soon: its timeout has passed or the worker is shutting down."""
+        """Whether the run must stop soon: its timeout has passed or the worker is shutting down."""
         return self.stop is not None and self.stop.is_set()
 
     def retry(self, *, in_: float | timedelta | None = None, counted: bool = True) -> NoReturn:
-        """End this run and have the task tried again, after `in_` (seconds; default: the task's backoff).
+        """Stop this run and retry the task after `in_` (seconds; default: the task's backoff).
 
-        counted: whether this run uses up an attempt; one that does and was the last fails the task.
+        counted: whether this run uses up an attempt. The task fails when it uses up the last one.
+        Raises: RetryRequested, always; InvalidOption for a negative time.
         """
         seconds = in_.total_seconds() if isinstance(in_, timedelta) else in_
         if seconds is not None and not seconds >= 0:
-            raise InvalidOption(f"retry(in_={in_!r}): a time to wait of at least 0")
+            raise InvalidOption(f"retry(in_={in_!r}): give a time to wait of at least 0 seconds")
         raise RetryRequested(delay_seconds=seconds, counted=counted)
 
     def complete_on_commit(self, result: Any = None) -> AbstractContextManager[Ending]:
-        """Open the transaction that ends the task: what is written in the block and its success are one commit.
+        """Open a transaction that commits the effects of the block together with the success of the task.
 
-        result: the task's return value; the block may set `result` of what it gets instead.
-        After the block the task is over: what still comes is run, but neither its value nor its error counts.
-        Raises: InvalidOption outside a worker, in a task that is atomic, and for a second use, unless the block before
-        raised. The block's end raises LeaseLost or TaskTimeout, its effects rolled back, when the run may not end so.
+        result: the task's return value; the block may set the attribute `result` of its value instead.
+        After the block the task has succeeded. The rest of the function runs, but its value and its errors are ignored.
+        Raises: InvalidOption outside a worker, in a task that is atomic, and for a second use, unless the first block
+        raised. Leaving the block raises LeaseLost or TaskTimeout, with its effects rolled back, when another run holds
+        the task or its timeout has passed.
         """
         if self.completion is None:
-            raise InvalidOption("complete_on_commit() ends a run in a worker; here is none")
+            raise InvalidOption("complete_on_commit() works only in a worker")
         return self.completion(result)

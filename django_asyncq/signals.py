@@ -1,19 +1,19 @@
-"""The two signals of a task's state. Django's own three are sent as well, by `tasks`.
+"""The two signals of a task's state. `tasks` also sends Django's own three.
 
-task_state_changing: sent before a task becomes queued, new or again; nothing has been written. A receiver that
-    raises vetoes it: the error reaches whoever called, and no task of the call is queued. When `partial` is true it
-    may instead return the ids (a set of UUID) it refuses, and the others go on. `timed` is true for a retry whose time
-    has come: nobody waits for the answer.
-task_state_changed: sent after a change is committed. A receiver that raises is logged and changes nothing.
+task_state_changing: sent before a task becomes QUEUED, new or again; nothing has been written yet. A receiver may raise
+    to veto: the caller gets the error, and no task of the call is queued. When `partial` is true it may instead return
+    the ids (a set of UUID) that it refuses; the other tasks are queued. `timed` is true for a retry whose time has
+    come: no caller waits for the answer.
+task_state_changed: sent after a change was committed. An error of a receiver is logged and changes nothing.
 
-Both carry `sender` (TaskRecord), `records` (a list of TaskRecord, never empty), `old` (the TaskState they had, None
-for new ones) and `new` (TaskState).
+Both carry `sender` (TaskRecord), `records` (a list of TaskRecord, never empty), `old` (the TaskState before, None for
+new tasks) and `new` (the TaskState after).
 """
 
 from __future__ import annotations
 
 from django.dispatch import Signal
 
-# Who listens is looked up once, not with each task.
+# With caching the receivers are looked up once, not for each task.
 task_state_changing = Signal(use_caching=True)
 task_state_changed = Signal(use_caching=True)

@@ -1,7 +1,8 @@
-"""One of the producers of `test_gate`: enqueues at one gate for some seconds and ends each task after a moment.
+"""One of the producers of `test_gate`: enqueues at one gate for some seconds and finishes each task after a moment.
 
-"in" is written between taking the slot and writing the row, "out" between the row's end and giving the slot back: the
-history covers every instant at which the row is in 0 or 1, and none at which the slot is not held.
+"in" is written after the slot is acquired and before the row; "out" after the outcome of the row and before the slot is
+released. So the history covers every instant at which the row is QUEUED or RUNNING, and only instants at which the slot
+is held.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tests import tasks  # noqa: E402
 def naive_admit(
     name: str, records: list[TaskRecord], *, partial: bool, seconds: int, again: bool = False
 ) -> gates.Admission:
-    """The mutant: look, then add."""
+    """Stand in for `admit`, as the mutant: check first, then add."""
     client = broker.Broker("producer").client
     key = gates.keys(name)[0]
     occupancy = client.zcard(key)
@@ -37,8 +38,8 @@ def naive_admit(
     return gates.Admission(set(), limit, occupancy, 1.0)
 
 
-def end(record: TaskRecord) -> None:
-    """Take the task through 1 to 2, as a worker does: it cannot have what was not pushed yet."""
+def finish(record: TaskRecord) -> None:
+    """Take the task through RUNNING to SUCCEEDED as a worker does, which can claim it only after the push."""
     lifecycle.flush_pushes()
     run = lifecycle.Run(record, broker.Lease(str(record.id), record.fence + 1))
     lifecycle.begin(run, "producer", timezone.now())
@@ -50,12 +51,12 @@ def end(record: TaskRecord) -> None:
 
 
 def note_entry(**kwargs: Any) -> None:
-    """Called once the gate's receiver has taken the slot."""
+    """Note that the task is in: called after the gate's receiver has acquired the slot."""
     tasks.note("in")
 
 
 def main(seconds: float, limit: int) -> None:
-    """Enqueue until the time is over."""
+    """Enqueue for this many seconds."""
     task_state_changing.connect(note_entry)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -65,10 +66,10 @@ def main(seconds: float, limit: int) -> None:
             time.sleep(random.uniform(0, 0.002))
             continue
         time.sleep(random.uniform(0, 0.01))
-        end(TaskRecord.objects.get(id=result.id))
+        finish(TaskRecord.objects.get(id=result.id))
 
 
 if __name__ == "__main__":
     if "--mutant" in sys.argv:
-        gates.admit = naive_admit  # type: ignore[assignment]
+        gates.admission.admit = naive_admit  # type: ignore[assignment]
     main(float(sys.argv[1]), int(sys.argv[2]))

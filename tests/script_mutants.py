@@ -98,7 +98,7 @@ MACHINE = {
     "gate without a limit": Cut("gate_acquire", "math.max(limit - alive, 0)", "1000"),
     "gate that admits some when all were asked": Cut("gate_acquire", "ARGV[4] == 'all' and", "false and"),
     "gate that is not built": Cut("gate_build", "for i = 5, #ARGV, 2 do", "for i = 5, 4 do"),
-    "gate that keeps its slots": Cut("gate_release", "redis.call('ZREM', KEYS[1], unpack(going))", "#going"),
+    "gate that keeps its slots": Cut("gate_release", "redis.call('ZREM', KEYS[1], unpack(released))", "#released"),
     "gate that lets an earlier run release": Cut("gate_release", "tonumber(fence) > tonumber(retaken)", "true"),
 }
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import OperationalError, connection, transaction
+from django.db import DatabaseError, OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -21,7 +23,7 @@ from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.broker.message import TaskMessage
 from django_asyncq.compat import InvalidTask, TaskResultDoesNotExist, TaskResultStatus
 from django_asyncq.exceptions import InvalidOption
-from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.models import Gate, TaskRecord, TaskState
 from django_asyncq.tasks import task
 
 from . import tasks
@@ -30,13 +32,13 @@ from .redis_state import pending, unknown
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_writes_row_and_message() -> None:
-    """One row in state 0, one message asynq can read."""
+def test_enqueue_writes_a_row_and_a_message() -> None:
+    """One QUEUED row, and one message that asynq can read."""
     result = tasks.fail_until.using(priority=0).enqueue(2)
     record = TaskRecord.objects.get()
     assert str(record.id) == result.id
     assert (record.state, record.name, record.args, record.max_attempts) == (
-        0,
+        TaskState.QUEUED,
         "tests.tasks.fail_until",
         [2],
         3,
@@ -49,8 +51,8 @@ def test_writes_row_and_message() -> None:
     assert message.payload == b'{"args":[2],"kwargs":{}}'
 
 
-def test_inside_atomic_is_pushed_after_the_commit() -> None:
-    """Nothing is in Redis before the outermost commit; then all of it, in order."""
+def test_tasks_enqueued_inside_atomic_are_pushed_after_the_commit() -> None:
+    """Redis has nothing before the outermost commit, and all tasks in order after it."""
     with transaction.atomic():
         first = tasks.add.enqueue(1)
         with transaction.atomic():
@@ -61,7 +63,7 @@ def test_inside_atomic_is_pushed_after_the_commit() -> None:
 
 
 def test_rollback_leaves_nothing() -> None:
-    """Neither row nor entry, for the whole transaction or for a savepoint of it."""
+    """Neither a row nor an entry, for a whole transaction and for a savepoint."""
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         tasks.add.enqueue(1)
         raise ZeroDivisionError
@@ -75,8 +77,8 @@ def test_rollback_leaves_nothing() -> None:
     assert TaskRecord.objects.count() == 2
 
 
-def test_transaction_is_pushed_with_one_script_call(redis_client: Any) -> None:
-    """A hundred enqueues of a transaction cost one call."""
+def test_all_tasks_of_a_transaction_are_pushed_with_one_script_call(redis_client: Any) -> None:
+    """A hundred calls of `enqueue` in one transaction cost one script call."""
     tasks.add.enqueue(0)
     before = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
     with transaction.atomic():
@@ -129,7 +131,7 @@ def test_enqueue_many_inserts_with_one_statement() -> None:
 def test_bad_input_is_refused_before_anything_is_written(
     change: dict[str, Any], call: tuple[Any, ...], error: type[Exception], redis_client: Any, key_prefix: str
 ) -> None:
-    """A clear error; no row, no key but a gate's own mark."""
+    """A clear error, no row, and no key except the meta of a gate."""
     with pytest.raises(error):
         tasks.add.using(**change).enqueue(*call)
     assert TaskRecord.objects.count() == 0
@@ -137,15 +139,15 @@ def test_bad_input_is_refused_before_anything_is_written(
 
 
 def test_unknown_queue_is_refused(settings: Any) -> None:
-    """QUEUES names what there is; an empty one allows every valid name."""
+    """QUEUES lists the allowed names; an empty list allows every valid name."""
     settings.TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES": ["default"]}}
     with pytest.raises(InvalidTask, match="other"):
         tasks.add.using(queue_name="other").enqueue(1)
     assert TaskRecord.objects.count() == 0
 
 
-def test_options_follow_the_settings_of_the_moment(settings: Any) -> None:
-    """What a task's rows have in common is kept from call to call, but not beyond a change of the settings."""
+def test_options_follow_changed_settings(settings: Any) -> None:
+    """The common values of a task's rows are cached between calls, and a change of the settings clears the cache."""
     first = tasks.add.enqueue(1)
     settings.ASYNCQ = {**settings.ASYNCQ, "MAX_ATTEMPTS": 7}
     second = tasks.add.enqueue(1)
@@ -159,26 +161,56 @@ def test_options_follow_the_settings_of_the_moment(settings: Any) -> None:
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="a lock timeout is PostgreSQL's")
-def test_a_failed_insert_raises_where_it_was_called() -> None:
-    """Not at the next statement, where a handler of another error would swallow it and the order with it."""
-    blocker = connection.copy()
-    try:
-        with blocker.cursor() as cursor:
-            blocker.set_autocommit(False)
-            cursor.execute(f"LOCK TABLE {TaskRecord._meta.db_table} IN ACCESS EXCLUSIVE MODE")
-            with pytest.raises(OperationalError, match="lock timeout"), transaction.atomic():
-                with connection.cursor() as own:
-                    own.execute("SET LOCAL lock_timeout = '50ms'")
-                with pytest.raises(OperationalError, match="lock timeout") as refused:
-                    tasks.add.enqueue(1)
-                raise refused.value
-    finally:
-        blocker.close()
+def test_failed_insert_raises_from_enqueue_itself() -> None:
+    """The call raises, not a later statement, where a handler of another error would swallow it."""
+    with locked_task_table(), pytest.raises(OperationalError, match="lock timeout"), transaction.atomic():
+        set_lock_timeout()
+        with pytest.raises(OperationalError, match="lock timeout") as refused:
+            tasks.add.enqueue(1)
+        raise refused.value
     assert not TaskRecord.objects.exists() and pending() == []
 
 
-def test_run_after_takes_instants_and_timedeltas() -> None:
-    """A delayed task waits in asynq's scheduled set, never before its time."""
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="a lock timeout is PostgreSQL's")
+def test_handler_around_a_savepoint_catches_a_failed_insert() -> None:
+    """The savepoint is rolled back, the outer transaction commits its own row, and nothing is queued."""
+    caught: list[DatabaseError] = []
+    with locked_task_table(), transaction.atomic():
+        set_lock_timeout()
+        Gate.objects.create(name="of-the-caller", limit=1)
+        try:
+            with transaction.atomic():
+                Gate.objects.create(name="of-the-savepoint", limit=1)
+                tasks.add.enqueue(1)
+                pytest.fail("enqueue raised nothing")
+        except DatabaseError as error:
+            caught.append(error)
+    assert [type(error) for error in caught] == [OperationalError]
+    assert list(Gate.objects.values_list("name", flat=True)) == ["of-the-caller"]
+    assert not TaskRecord.objects.exists() and pending() == []
+
+
+@contextmanager
+def locked_task_table() -> Iterator[None]:
+    """Lock the table of tasks from another connection, so that an INSERT waits."""
+    blocker = connection.copy()
+    try:
+        blocker.set_autocommit(False)
+        with blocker.cursor() as cursor:
+            cursor.execute(f"LOCK TABLE {TaskRecord._meta.db_table} IN ACCESS EXCLUSIVE MODE")
+        yield
+    finally:
+        blocker.close()
+
+
+def set_lock_timeout() -> None:
+    """Let statements of this transaction wait for a lock for 50 ms only."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL lock_timeout = '50ms'")
+
+
+def test_run_after_takes_datetimes_and_timedeltas() -> None:
+    """A delayed task waits in asynq's scheduled set, and a time in the past makes it pending at once."""
     at = timezone.now() + timedelta(hours=1)
     by_time, by_delay = (
         tasks.add.using(run_after=at).enqueue(1),
@@ -192,7 +224,7 @@ def test_run_after_takes_instants_and_timedeltas() -> None:
 
 
 def test_aenqueue_and_aget_result() -> None:
-    """The async twins do the same."""
+    """The async methods do the same as the plain ones."""
 
     async def both() -> Any:
         result = await tasks.add_async.aenqueue(1, 2)
@@ -204,8 +236,8 @@ def test_aenqueue_and_aget_result() -> None:
     assert result.id == again.id == pending()[0]
 
 
-def test_get_result_of_another_task_or_of_rubbish() -> None:
-    """Any text that is no id of ours gives TaskResultDoesNotExist."""
+def test_get_result_with_a_wrong_id() -> None:
+    """The id of another task raises a mismatch; text that is no id raises TaskResultDoesNotExist."""
     result = tasks.add.enqueue(1)
     assert tasks.add.get_result(result.id).args == [1]
     with pytest.raises(Exception, match="does not match"):
@@ -216,7 +248,7 @@ def test_get_result_of_another_task_or_of_rubbish() -> None:
 
 
 def test_result_of_another_alias_is_found_there(settings: Any) -> None:
-    """A backend called directly answers for itself, whatever alias the task names."""
+    """A backend that is called directly uses its own alias, whatever alias the task names."""
     settings.TASKS = dict.fromkeys(("default", "other"), settings.TASKS["default"])
     result = compat.task_backends["other"].enqueue(tasks.add, [1], {})
     assert (result.backend, result.task.backend, result.task.func) == ("other", "other", tasks.add.func)
@@ -224,8 +256,8 @@ def test_result_of_another_alias_is_found_there(settings: Any) -> None:
     assert result.status == TaskResultStatus.READY
 
 
-def test_arguments_are_the_callers_no_more() -> None:
-    """What the caller, a receiver or the holder of the result changes later is not what runs."""
+def test_later_changes_of_arguments_have_no_effect() -> None:
+    """Neither the caller nor the holder of the result can change the arguments after `enqueue`."""
     listed = [1, {"a": [1]}]
     with transaction.atomic():
         result = tasks.add.enqueue(listed)
@@ -238,15 +270,15 @@ def test_arguments_are_the_callers_no_more() -> None:
     assert TaskMessage.decode(raw).payload == b'{"args":[[1,{"a":[1]}]],"kwargs":{}}'
 
 
-def test_result_of_a_task_that_is_gone_from_the_code() -> None:
-    """The row can still be read; its name stays."""
+def test_result_of_a_task_that_was_removed_from_the_code() -> None:
+    """The row can still be read, and it keeps the name."""
     record = TaskRecord.objects.create(name="gone.tasks.away", args=[1])
     result = compat.task_backends["default"].get_result(str(record.id))
     assert (result.task.module_path, result.task.name, result.args) == ("gone.tasks.away", "away", [1])
 
 
-def test_redis_away_at_enqueue_accepts_within_a_second(own_redis: Any, caplog: Any) -> None:
-    """The row is there, the request is quick, later ones skip the dead server; one line is logged."""
+def test_enqueue_without_redis_succeeds_within_a_second(own_redis: Any, caplog: Any) -> None:
+    """The row is written, the call is quick, later calls skip the dead server, and one line is logged."""
     own_redis.kill()
     began = time.monotonic()
     tasks.add.enqueue(1)
@@ -256,11 +288,11 @@ def test_redis_away_at_enqueue_accepts_within_a_second(own_redis: Any, caplog: A
         tasks.add.enqueue(number)
     assert time.monotonic() - began < 1
     assert TaskRecord.objects.queued().count() == 21
-    assert sum("not pushed" in record.message for record in caplog.records) == 1
+    assert sum("push of 1 task failed" in record.message for record in caplog.records) == 1
 
 
-def test_framework_signals_are_sent_on_commit_only() -> None:
-    """`task_enqueued` carries the result, once, after the commit; never after a rollback."""
+def test_framework_signals_are_sent_only_after_the_commit() -> None:
+    """`task_enqueued` is sent once with the result after the commit, and never after a rollback."""
     seen: list[Any] = []
 
     def receiver(sender: Any, task_result: Any, **kwargs: Any) -> None:
@@ -280,7 +312,7 @@ def test_framework_signals_are_sent_on_commit_only() -> None:
 
 
 def test_stock_decorator_takes_our_options() -> None:
-    """On 6.1 and the backport the framework's own `task` passes them on; on 6.0 it cannot."""
+    """The framework's own `task` passes them on, on Django 6.1 and with the backport; Django 6.0 cannot."""
     import django
 
     if (6, 0) <= django.VERSION < (6, 1):
@@ -294,23 +326,23 @@ def test_stock_decorator_takes_our_options() -> None:
 
 
 def test_options_are_dropped_for_another_backend(settings: Any) -> None:
-    """Tests that swap in Django's immediate backend still import."""
+    """A test suite that uses Django's immediate backend can still import the tasks."""
     module = "django.tasks" if compat.HAS_DJANGO_TASKS else "django_tasks"
     settings.TASKS = {"default": {"BACKEND": f"{module}.backends.immediate.ImmediateBackend"}}
     declared = task(max_attempts=3, gate="x")(tasks.add.func)
     assert declared.enqueue(1, 2).return_value == 3
 
 
-def test_deleting_a_row_takes_it_out_of_redis() -> None:
-    """No entry is left for a row that is gone."""
-    kept, gone = tasks.add.enqueue(1), tasks.add.enqueue(2)
-    TaskRecord.objects.filter(id=gone.id).delete()
+def test_deleting_a_row_removes_its_entry_from_redis() -> None:
+    """A deleted row leaves nothing in Redis."""
+    kept, deleted = tasks.add.enqueue(1), tasks.add.enqueue(2)
+    TaskRecord.objects.filter(id=deleted.id).delete()
     assert pending() == [kept.id]
-    assert unknown([gone.id]) == [gone.id]
+    assert unknown([deleted.id]) == [deleted.id]
 
 
-def test_states_read_as_the_framework_says() -> None:
-    """3 with `retry_at` is READY to Django."""
+def test_status_of_a_failed_task_in_django() -> None:
+    """RETRYING (FAILED with `retry_at`) is READY for Django, FAILED is FAILED."""
     record = TaskRecord(name="tests.tasks.add", state=TaskState.FAILED, retry_at=timezone.now())
     from django_asyncq.results import result_of
 
@@ -319,8 +351,8 @@ def test_states_read_as_the_framework_says() -> None:
     assert result_of(record).status == TaskResultStatus.FAILED
 
 
-def test_redis_that_is_silent_at_enqueue_accepts_within_a_second(own_redis: Any) -> None:
-    """A server that takes connections and never answers costs one time-out, then nothing."""
+def test_enqueue_with_a_silent_redis_succeeds_within_a_second(own_redis: Any) -> None:
+    """A server that accepts connections and never answers costs one timeout, then nothing."""
     os.kill(own_redis.pid, signal.SIGSTOP)
     try:
         began = time.monotonic()

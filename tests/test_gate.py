@@ -1,4 +1,4 @@
-"""The gate: never more than its limit queued or running, whoever enqueues and whatever crashes."""
+"""Gates: never more tasks QUEUED or RUNNING than the limit, for any number of producers and after any crash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from django.db import transaction
-from django.db.models import QuerySet
 from django.utils import timezone
 
 from django_asyncq import GateUnavailable, QueueFull, conf, gates, lifecycle
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def holders(name: str) -> set[str]:
-    """Ids that hold a slot."""
+    """Return the ids that hold a slot."""
     return {slot.id for slot in gates.slots(name)}
 
 
@@ -40,8 +39,8 @@ def fill(name: str, count: int) -> list[Any]:
     return [tasks.gated.enqueue(name) for _ in range(count)]
 
 
-def test_admits_up_to_the_limit_and_says_why_not_more() -> None:
-    """The sixth is refused with gate, limit, occupancy and a time; nothing of it is written."""
+def test_gate_admits_up_to_its_limit() -> None:
+    """The sixth task is refused with gate, limit, occupancy and a time to retry; nothing of it is written."""
     results = fill("g", 5)
     with pytest.raises(QueueFull) as caught:
         tasks.gated.enqueue("g")
@@ -52,8 +51,8 @@ def test_admits_up_to_the_limit_and_says_why_not_more() -> None:
     tasks.gated.enqueue("another")
 
 
-def test_the_limit_of_a_gate_row_wins_and_takes_effect_at_once() -> None:
-    """Raised, lowered below the occupancy, opened and closed again, without a restart."""
+def test_limit_of_a_gate_row_takes_precedence_and_takes_effect_at_once() -> None:
+    """Raised, lowered below the occupancy, opened and closed again, all without a restart."""
     fill("g", 5)
     row = Gate.objects.create(name="g", limit=6, expected_seconds=30)
     fill("g", 1)
@@ -79,7 +78,7 @@ def test_the_limit_of_a_gate_row_wins_and_takes_effect_at_once() -> None:
     assert caught.value.limit == 5
 
 
-def test_renaming_a_gate_ends_the_limit_of_its_old_name() -> None:
+def test_renaming_a_gate_row_removes_the_limit_of_the_old_name() -> None:
     """The old name falls back to the task's own limit at once."""
     row = Gate.objects.create(name="g", limit=1)
     fill("g", 1)
@@ -92,8 +91,8 @@ def test_renaming_a_gate_ends_the_limit_of_its_old_name() -> None:
     assert caught.value.limit == 1
 
 
-def test_gate_may_be_named_outright_by_callable_and_by_using() -> None:
-    """Four ways to say which gate."""
+def test_gate_may_be_a_name_or_a_callable() -> None:
+    """Both can be given with `using`."""
     named = tasks.gated.using(gate="fixed", queue_limit=1)
     named.enqueue("x")
     with pytest.raises(QueueFull, match="fixed"):
@@ -102,8 +101,8 @@ def test_gate_may_be_named_outright_by_callable_and_by_using() -> None:
     assert TaskRecord.objects.filter(gate="made-7").count() == 1
 
 
-def test_slot_is_released_by_every_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Success, failure for good and between tries: no slot is left."""
+def test_slot_is_released_by_every_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Success, final failure, and failure with a retry to come all release it."""
     monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(tmp_path / "history"))
     options = {"gate": "ends", "queue_limit": 3}
     tasks.add.using(**options).enqueue(1)
@@ -116,7 +115,7 @@ def test_slot_is_released_by_every_ending(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_deleting_a_row_releases_its_slot() -> None:
-    """Deleted in the admin, one by one or by queryset."""
+    """After the commit, for single rows and for a queryset."""
     fill("g", 5)
     with transaction.atomic():
         for record in TaskRecord.objects.all()[:2]:
@@ -127,8 +126,8 @@ def test_deleting_a_row_releases_its_slot() -> None:
     assert holders("g") == set()
 
 
-def test_rollback_gives_the_slot_back_after_its_provisional_time(settings: Any, redis_client: Any) -> None:
-    """A slot taken in a transaction lasts for a minute, not for an hour, until the commit."""
+def test_slot_of_a_rolled_back_task_expires_after_its_provisional_time(settings: Any, redis_client: Any) -> None:
+    """Until the commit a slot lasts PROVISIONAL_SECONDS, not an hour."""
     settings.ASYNCQ = {**settings.ASYNCQ, "PROVISIONAL_SECONDS": 1}
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         fill("g", 5)
@@ -145,7 +144,7 @@ def test_rollback_gives_the_slot_back_after_its_provisional_time(settings: Any, 
 
 
 def test_commit_makes_the_slot_last() -> None:
-    """Confirmed for ten times the expected time, at least an hour."""
+    """A confirmed slot lasts ten times the expected time, at least an hour."""
     with transaction.atomic():
         fill("g", 1)
         (slot,) = gates.slots("g")
@@ -154,8 +153,8 @@ def test_commit_makes_the_slot_last() -> None:
     assert 3500 < slot.expires_at - time.time() <= 3601
 
 
-def test_confirm_that_finds_its_slot_gone_and_the_gate_full_parks_the_task() -> None:
-    """The task waits in 3 with `retry_at`; the gate is never over its limit."""
+def test_task_that_lost_its_slot_at_a_full_gate_is_parked() -> None:
+    """The task is RETRYING, and the gate never exceeds its limit."""
     with transaction.atomic():
         result = fill("g", 1)[0]
         gates.release_ids("g", [result.id])
@@ -167,8 +166,8 @@ def test_confirm_that_finds_its_slot_gone_and_the_gate_full_parks_the_task() -> 
     assert result.id not in holders("g")
 
 
-def test_slot_that_a_retry_has_taken_is_not_given_back_by_the_run_before() -> None:
-    """Its end may be announced late, and more than once; the end of the run after the retry gives the slot back."""
+def test_slot_that_a_retry_acquired_is_not_released_by_the_run_before() -> None:
+    """An outcome may be announced late and more than once; only the run after the retry releases the slot."""
     tasks.gated.using(queue_limit=1).enqueue("g")
     for number in (1, 2):
         (run,) = lifecycle.claim(Broker(), "default", "w", 1, "default").runs
@@ -187,8 +186,8 @@ def test_slot_that_a_retry_has_taken_is_not_given_back_by_the_run_before() -> No
     assert Broker().client.hlen(gates.keys("g")[2]) == 0
 
 
-def test_retry_at_a_gate_that_has_lost_its_limit_goes_on(redis_client: Any, caplog: Any) -> None:
-    """Its row was deleted; one such task must not hold up the others that are due."""
+def test_due_retry_at_a_gate_without_a_limit_is_admitted(redis_client: Any, caplog: Any) -> None:
+    """The Gate row was deleted; such a task must not block other due retries."""
     Gate.objects.create(name="g", limit=1)
     tasks.fail_until.using(gate="g").enqueue(9)
     (run,) = lifecycle.claim(Broker(), "default", "w", 1, "default").runs
@@ -199,33 +198,34 @@ def test_retry_at_a_gate_that_has_lost_its_limit_goes_on(redis_client: Any, capl
     Gate.objects.all().delete()
     wait_until(lambda: forward_due(Broker(), ["default"]).retried == 1, "the retry")
     assert TaskRecord.objects.get().state == TaskState.QUEUED
-    assert "go on without a slot" in caplog.text
+    assert "1 task admitted without a slot" in caplog.text
     with pytest.raises(UnknownGate):
         tasks.fail_until.using(gate="g").enqueue(9)
 
 
-def test_limit_changed_while_the_gate_is_built_is_the_one_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the read of the old limit and the build: who dies after it leaves no old limit behind."""
+def test_limit_changed_during_a_build_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that has read the old limit writes nothing, and the next one reads the new limit."""
     row = Gate.objects.create(name="g", limit=5)
-    read, changed = gates._live, []
+    run, changed = scripts.run, []
 
-    def read_and_change(name: str) -> QuerySet[TaskRecord]:
-        if not changed:
+    def change_and_run(name: str, *arguments: Any) -> Any:
+        if name == "gate_build" and not changed:
             changed.append(name)
             row.limit = 1
             row.save()
-        return read(name)
+        return run(name, *arguments)
 
-    monkeypatch.setattr(gates, "_live", read_and_change)
+    monkeypatch.setattr(scripts, "run", change_and_run)
     gates.build("g")
+    assert changed
     assert Broker().client.hget(gates.keys("g")[1], "built") is None
     fill("g", 1)
     with pytest.raises(QueueFull, match="1 of 1"):
         fill("g", 1)
 
 
-def test_gate_that_nobody_asked_for_long_is_built_anew(settings: Any) -> None:
-    """Redis was away for so long that the slots of committed rows ran out before they could be confirmed."""
+def test_gate_that_was_not_asked_for_long_is_rebuilt(settings: Any) -> None:
+    """Redis may have been unreachable until the slots of committed rows expired before they were confirmed."""
     result = fill("g", 4)[0]
     gates.release_ids("g", [result.id])
     meta = gates.keys("g")[1]
@@ -237,8 +237,8 @@ def test_gate_that_nobody_asked_for_long_is_built_anew(settings: Any) -> None:
     assert len(holders("g")) == 5
 
 
-def test_retry_acquires_again_and_stays_when_full() -> None:
-    """3 → 0 needs a slot; without room the task stays 3 and the caller is told which."""
+def test_retry_acquires_a_slot_again() -> None:
+    """At a full gate the task stays FAILED and is returned as such; with a free slot it is queued."""
     failed = TaskRecord.objects.create(
         name="tests.tasks.gated",
         args=["g"],
@@ -256,8 +256,8 @@ def test_retry_acquires_again_and_stays_when_full() -> None:
     assert lifecycle.retry([failed.id], by_person=True).not_failed == [failed.id]
 
 
-def test_is_rebuilt_from_rows_after_redis_lost_its_memory(own_redis: Any) -> None:
-    """The limit holds across a kill of Redis: what is queued or running counts."""
+def test_gate_is_rebuilt_from_rows_after_redis_lost_its_memory(own_redis: Any) -> None:
+    """The limit holds after Redis was killed: tasks that are queued or running count."""
     fill("g", 5)
     own_redis.kill()
     with pytest.raises(GateUnavailable):
@@ -269,8 +269,8 @@ def test_is_rebuilt_from_rows_after_redis_lost_its_memory(own_redis: Any) -> Non
     assert TaskRecord.objects.count() == 5
 
 
-def test_many_are_all_or_nothing_or_partial() -> None:
-    """`enqueue_many` at a gate with room for some."""
+def test_enqueue_many_is_all_or_nothing_unless_partial() -> None:
+    """At a gate that has free slots for some of the tasks."""
     fill("g", 2)
     with pytest.raises(QueueFull):
         tasks.gated.enqueue_many([("g",)] * 4)
@@ -280,16 +280,16 @@ def test_many_are_all_or_nothing_or_partial() -> None:
     assert len(holders("g")) == 5
 
 
-def test_larger_than_one_call_is_still_all_or_nothing() -> None:
-    """Chunks of one gate that do not all fit leave no slot behind."""
+def test_enqueue_many_in_several_script_calls_is_all_or_nothing() -> None:
+    """When the last chunk of a gate is refused, the slots of the first chunks are released."""
     with pytest.raises(QueueFull):
         tasks.gated.using(queue_limit=300).enqueue_many([("big",)] * 450)
     assert holders("big") == set()
     assert len(tasks.gated.using(queue_limit=450).enqueue_many([("big",)] * 450)) == 450
 
 
-def test_acquiring_twice_is_a_yes_and_never_shortens() -> None:
-    """A repeated call after a lost reply keeps the slot and its time, also when full."""
+def test_acquiring_twice_succeeds_and_never_shortens_the_slot() -> None:
+    """A call that is repeated after a lost reply keeps the slot and its time, also at a full gate."""
     records = [TaskRecord(name="x", gate="g", queue_limit=1) for _ in range(1)]
     assert gates.acquire(records) == gates.confirm(records) == set()
     before = gates.slots("g")
@@ -297,18 +297,18 @@ def test_acquiring_twice_is_a_yes_and_never_shortens() -> None:
     assert gates.slots("g")[0].expires_at >= before[0].expires_at
 
 
-def test_one_call_tells_apart_who_has_a_slot_who_gets_one_and_who_is_refused() -> None:
-    """Each by its place in the call, whatever stands around it; a retry's fence is kept for those admitted alone."""
+def test_one_call_keeps_grants_and_refuses_slots() -> None:
+    """In any order within the call; the fence of a retry is stored only for tasks that are admitted."""
     records = [TaskRecord(name="x", gate="g", queue_limit=3, fence=number) for number in range(1, 6)]
     gates.acquire([records[1], records[3]])
     assert gates.acquire(records, partial=True, again=True) == {records[2].id, records[4].id}
-    assert holders("g") == {str(records[place].id) for place in (0, 1, 3)}
+    assert holders("g") == {str(records[index].id) for index in (0, 1, 3)}
     kept = Broker().client.hgetall(gates.keys("g")[2])
-    assert kept == {str(records[place].id).encode(): str(place + 1).encode() for place in (0, 1, 3)}
+    assert kept == {str(records[index].id).encode(): str(index + 1).encode() for index in (0, 1, 3)}
 
 
-def test_one_push_of_several_gates_extends_each_slot_at_its_own() -> None:
-    """One gate open, one that cannot be relied on and is asked apart, two with limits; a task at none between them."""
+def test_one_push_confirms_the_slots_of_several_gates() -> None:
+    """Two gates with limits, an open one, one whose meta was lost and that needs a call of its own, and no gate."""
     Gate.objects.create(name="open", limit=0)
     with transaction.atomic():
         results = [tasks.gated.enqueue(name) for name in ("one", "open", "two", "lost", "one")]
@@ -325,8 +325,8 @@ def test_one_push_of_several_gates_extends_each_slot_at_its_own() -> None:
     assert taken == {result.id for result in [*results, free]}
 
 
-def test_a_gate_is_looked_at_once_a_call_not_once_a_task(redis_client: Any) -> None:
-    """Its limit is read by the script that admits and by the one that pushes, for fifty tasks as for one."""
+def test_limit_is_read_once_per_script_call(redis_client: Any) -> None:
+    """By the script that admits and by the script that pushes, for fifty tasks as for one."""
     fill("warm", 1)
     counts = []
     for count in (1, 50):
@@ -337,19 +337,19 @@ def test_a_gate_is_looked_at_once_a_call_not_once_a_task(redis_client: Any) -> N
 
 
 def calls() -> int:
-    """How many scripts Redis was asked to run by now."""
+    """Return how many scripts Redis has run."""
     count: int = Broker().client.info("commandstats")["cmdstat_evalsha"]["calls"]
     return count
 
 
 def remaining(name: str) -> float:
-    """Seconds that the slot of a gate's one member still lasts."""
+    """Return how many seconds the only slot of a gate still lasts."""
     (slot,) = gates.slots(name)
     return slot.expires_at - time.time()
 
 
-def test_push_makes_the_slot_last() -> None:
-    """Two calls, slot and push, of which the second extends what the first has taken; for later it takes three."""
+def test_push_confirms_the_slot() -> None:
+    """Two script calls: the first acquires the slot, the second pushes and confirms. A delayed task takes three."""
     fill("warm", 1)
     before = calls()
     (result,) = fill("g", 1)
@@ -366,8 +366,8 @@ def test_push_makes_the_slot_last() -> None:
     assert {slot.expires_at - time.time() > 3000 for slot in gates.slots("warm")} == {True}
 
 
-def test_in_a_cluster_the_gate_is_asked_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No script may name the keys of a queue and of a gate: slot, confirm, push."""
+def test_cluster_confirms_the_slot_with_its_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No script may name the keys of a queue and of a gate: acquire, confirm, push."""
     monkeypatch.setattr(Broker, "reaches_all", property(lambda broker: False))
     fill("warm", 1)
     before = calls()
@@ -377,8 +377,8 @@ def test_in_a_cluster_the_gate_is_asked_apart(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("lost", ["slot", "expired", "gate", "unasked"])
-def test_push_asks_the_gate_when_the_slot_cannot_be_relied_on(lost: str) -> None:
-    """Its slot is gone or over, or Redis was emptied or away, between the slot and the commit: it takes another."""
+def test_push_acquires_another_slot_when_the_first_is_lost(lost: str) -> None:
+    """Between slot and commit the slot was removed or expired, or Redis was emptied or unreachable."""
     members, meta, _ = gates.keys("g")
     client = Broker().client
     with transaction.atomic():
@@ -396,8 +396,8 @@ def test_push_asks_the_gate_when_the_slot_cannot_be_relied_on(lost: str) -> None
     assert [lease.id for lease in Broker().dequeue("default", "w", 9, 9).leases] == [result.id]
 
 
-def test_push_of_a_task_whose_slot_others_have_by_now_parks_it() -> None:
-    """The gate is full without it: it waits for a retry, and Redis has it nowhere else."""
+def test_push_parks_a_task_whose_slot_another_task_holds() -> None:
+    """The gate is full without it: the task waits for a retry, and no queue has it."""
     with transaction.atomic():
         (result,) = tasks.gated.using(queue_limit=1).enqueue_many([("g",)])
         Broker().client.zrem(gates.keys("g")[0], result.id)
@@ -407,22 +407,22 @@ def test_push_of_a_task_whose_slot_others_have_by_now_parks_it() -> None:
     assert Broker().dequeue("default", "w", 9, 9).leases == []
 
 
-def test_open_gate_and_gate_without_a_limit_hold_no_push_up(caplog: Any) -> None:
-    """Nobody has a slot there, and nobody needs one."""
+def test_open_gate_and_gate_without_a_limit_delay_no_push(caplog: Any) -> None:
+    """No task needs a slot there."""
     Gate.objects.create(name="open", limit=0)
     fill("open", 2)
     row = Gate.objects.create(name="gone", limit=5)
     with transaction.atomic():
         lifecycle.enqueue([TaskRecord(name=tasks.gated.module_path, gate="gone", args=["gone"])])
-        Gate.objects.filter(id=row.id)._raw_delete("default")
+        Gate.objects.filter(id=row.id)._raw_delete("default")  # no signal: the gate keeps its limit
         gates.forget_built("gone")
     assert holders("open") == set()
     assert len(Broker().dequeue("default", "w", 9, 9).leases) == 3
-    assert "go on without a slot" in caplog.text
+    assert "1 task admitted without a slot" in caplog.text
 
 
-def test_slots_of_a_gate_that_no_task_is_at_are_found() -> None:
-    """Whose task's row is gone, or final: the auditor comes there too, but not to gates of other programs."""
+def test_audit_finds_slots_of_a_gate_without_live_tasks() -> None:
+    """The row of the task was deleted; the audit releases its slot and leaves gates of other programs alone."""
     (result,) = fill("left", 1)
     fill("busy", 1)
     scripts.run("gate_renew", clients.client("producer"), gates.keys("theirs")[:1], [3600, "a"])
@@ -435,8 +435,8 @@ def test_slots_of_a_gate_that_no_task_is_at_are_found() -> None:
     assert holders("theirs") == {"a"}
 
 
-def test_auditor_mends_both_ways() -> None:
-    """A slot without a task goes, a task without a slot gets one, and young slots are left alone."""
+def test_audit_adds_missing_slots_and_removes_stale_ones() -> None:
+    """Provisional slots are left alone, and a second audit changes nothing."""
     result = fill("g", 1)[0]
     gates.release_ids("g", [result.id])
     stranger = TaskRecord(name="x", gate="g", queue_limit=5)
@@ -449,8 +449,8 @@ def test_auditor_mends_both_ways() -> None:
     assert gates.audit("g", time.time()) == (0, 0)
 
 
-def test_receivers_may_veto_and_their_veto_gives_slots_back() -> None:
-    """A receiver of the user's that raises stops the enqueue; the slot the gate took is returned."""
+def test_veto_of_a_receiver_releases_the_slot() -> None:
+    """A receiver of the project that raises stops the enqueue; the slot acquired before is released."""
 
     def veto(**kwargs: Any) -> None:
         raise PermissionError("not now")
@@ -465,8 +465,8 @@ def test_receivers_may_veto_and_their_veto_gives_slots_back() -> None:
     assert TaskRecord.objects.count() == 0
 
 
-def test_receiver_of_changed_that_raises_is_logged_and_changes_nothing(caplog: Any) -> None:
-    """The outcome is settled before anybody is told."""
+def test_error_in_a_receiver_of_task_state_changed_is_logged_and_changes_nothing(caplog: Any) -> None:
+    """The change is committed before the signal is sent."""
 
     def broken(**kwargs: Any) -> None:
         raise RuntimeError("receiver is broken")
@@ -488,7 +488,7 @@ LIMIT = 5
 
 
 def produce(folder: Path, mutant: bool) -> list[dict[str, Any]]:
-    """Let twelve processes enqueue at one gate, ending each task after a moment; return the history, in order."""
+    """Let twelve processes enqueue at one gate and finish each task after a moment; return the history in order."""
     command = [
         sys.executable,
         "-m",
@@ -515,7 +515,7 @@ def produce(folder: Path, mutant: bool) -> list[dict[str, Any]]:
 
 
 def most_at_once(lines: list[dict[str, Any]]) -> int:
-    """Replay a history: the most tasks that were in 0 or 1 at one instant."""
+    """Replay a history; return the largest number of tasks that were QUEUED or RUNNING at one instant."""
     inside = most = 0
     for line in lines:
         inside += 1 if line["event"] == "in" else -1
@@ -523,8 +523,8 @@ def most_at_once(lines: list[dict[str, Any]]) -> int:
     return most
 
 
-def test_twelve_producers_never_pass_the_limit(tmp_path: Path) -> None:
-    """At no instant more than five; the gate is used, and empty at the end."""
+def test_twelve_producers_never_exceed_the_limit(tmp_path: Path) -> None:
+    """Never more than five at one instant; the gate is well used, and empty afterwards."""
     lines = produce(tmp_path, mutant=False)
     admitted = sum(line["event"] == "in" for line in lines)
     assert admitted > 100
@@ -533,6 +533,6 @@ def test_twelve_producers_never_pass_the_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
-def test_naive_check_then_add_passes_the_limit(tmp_path: Path) -> None:
-    """The same load with the guard taken out must fail, or the test above proves nothing."""
+def test_naive_check_then_add_exceeds_the_limit(tmp_path: Path) -> None:
+    """The same load without the guard must fail, or the test above proves nothing."""
     assert most_at_once(produce(tmp_path, mutant=True)) > LIMIT

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "django_asyncq"
 
 # Lowest first; a module imports only from ranks below its own, or from its own folder.
 RANKS = [
-    {"exceptions", "compat", "failpoints", "conf"},
+    {"exceptions", "compat", "django_internals", "failpoints", "conf"},
     {"definitions"},
     {"context", "models", "signals"},
     {"broker", "storage"},

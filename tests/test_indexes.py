@@ -1,4 +1,4 @@
-"""The indexes of the table of tasks: who looks for tasks in a state, at a gate or of an hour reads no more of it."""
+"""The indexes of the task table: a query by state, by gate or by time need not read the whole table."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_who_looks_for_tasks_may_use_an_index(look: str) -> None:
-    """On every database."""
+def test_query_can_use_an_index(look: str) -> None:
+    """On every database, for every common query."""
     rows, index = LOOKS[look]
     assert index in plan_of(rows)
 
 
 def plan_of(rows: QuerySet[TaskRecord]) -> str:
-    """Return how the database would go about it, were it to read no whole table."""
+    """Return the plan of the database; PostgreSQL is kept from scanning a table that is small."""
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("SET LOCAL enable_seqscan = off")

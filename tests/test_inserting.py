@@ -1,4 +1,4 @@
-"""The INSERT of new tasks: what Django's own would write, whatever the fields say."""
+"""The INSERT of new tasks writes what Django's `save` would write, for any values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django_asyncq.storage import inserting
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# Not the proxy: `insert` is given what belongs to the thread.
+# Not the proxy: `insert` gets the connection of the thread.
 connection = connections["default"]
 NOON = datetime(2026, 5, 4, 12, 30, 15, 123456, tzinfo=UTC)
 FULL: dict[str, Any] = {
@@ -54,8 +54,8 @@ def stored(record: TaskRecord) -> dict[str, Any]:
 
 @pytest.mark.parametrize("given", [{"name": "a"}, FULL], ids=["defaults", "everything"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_writes_what_save_writes(given: dict[str, Any], count: int) -> None:
-    """Each field of each row comes back as from a row that Django has saved."""
+def test_insert_writes_what_save_writes(given: dict[str, Any], count: int) -> None:
+    """Each field of each row reads as in a row that Django has saved."""
     given = {"enqueued_at": NOON, **given}
     saved = TaskRecord(**given)
     saved.save()
@@ -66,11 +66,11 @@ def test_writes_what_save_writes(given: dict[str, Any], count: int) -> None:
 
 
 def test_rows_of_one_statement_may_differ_in_every_field() -> None:
-    """A default, even NULL, beside a value: each row keeps its own."""
+    """One row has a default, even NULL, where another has a value: each row keeps its own."""
     records = [TaskRecord(name="a", enqueued_at=NOON), TaskRecord(**FULL, enqueued_at=NOON), TaskRecord(name="c")]
     with CaptureQueriesContext(connection) as queries:
         inserting.insert(records, connection)
-    assert len(queries) == 1
+    assert sum(query["sql"].startswith("INSERT") for query in queries.captured_queries) == 1
     first, second, third = (TaskRecord.objects.get(id=record.id) for record in records)
     assert {name: getattr(second, name) for name in FULL} == FULL
     assert (first.args, first.return_value, first.timeout_seconds, first.run_after) == ([], None, None, None)
@@ -78,15 +78,15 @@ def test_rows_of_one_statement_may_differ_in_every_field() -> None:
     assert not TaskRecord.objects.filter(id=first.id, return_value__isnull=False).exists()
 
 
-def test_arguments_are_found_by_value() -> None:
-    """As with Django's own INSERT: SQLite compares the text of JSON."""
+def test_rows_can_be_filtered_by_arguments() -> None:
+    """As after Django's own INSERT, although SQLite compares JSON as text."""
     for records in ([TaskRecord(name="a", args=["é", 1])], [TaskRecord(name="b", args=["é", 1]) for _ in "ab"]):
         inserting.insert(records, connection)
     assert TaskRecord.objects.filter(args=["é", 1]).count() == 3
 
 
-def test_save_signals_tell_of_a_task_alone() -> None:
-    """Both, around the INSERT; of several at once neither, as with `bulk_create`."""
+def test_save_signals_are_sent_for_a_single_task() -> None:
+    """Both, around the INSERT; for several tasks neither, as with `bulk_create`."""
     seen: list[tuple[str, Any, bool]] = []
 
     def before(instance: TaskRecord, **kwargs: Any) -> None:
@@ -110,8 +110,8 @@ def test_save_signals_tell_of_a_task_alone() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_several_statements_are_all_or_none(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error in the last statement leaves nothing of the ones before."""
+def test_several_statements_are_all_or_nothing(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in the last statement leaves no row of the ones before."""
     monkeypatch.setattr(inserting, "ROWS_PER_STATEMENT", 2)
     there = TaskRecord.objects.create(name="there")
     records = [*(TaskRecord(name="new") for _ in range(count)), TaskRecord(id=there.id, name="again")]
@@ -122,8 +122,8 @@ def test_several_statements_are_all_or_none(count: int, monkeypatch: pytest.Monk
     assert TaskRecord.objects.filter(name="later").count() == 5
 
 
-def test_an_error_ends_the_transaction_around_it() -> None:
-    """As with `save`: nothing more is asked of a transaction that cannot be committed."""
+def test_error_marks_the_surrounding_transaction_for_rollback() -> None:
+    """As with `save`: a transaction that cannot be committed refuses further queries."""
     there = TaskRecord.objects.create(name="there")
     with transaction.atomic():
         with pytest.raises(IntegrityError):
@@ -135,17 +135,17 @@ def test_an_error_ends_the_transaction_around_it() -> None:
         inserting.insert([TaskRecord(id=uuid7(), name="a", priority=101)], connection)
 
 
-def test_a_name_that_is_too_long_is_not_cut(settings: Any) -> None:
-    """Where the database knows lengths, it refuses; SQLite does not."""
+def test_name_that_is_too_long_is_refused(settings: Any) -> None:
+    """The database refuses it and does not cut it; SQLite has no lengths."""
     if connection.vendor == "sqlite":
-        pytest.skip("SQLite knows no lengths")
+        pytest.skip("SQLite has no lengths")
     for count in (1, 2):
         with pytest.raises(Exception, match=r"(?i)too long"):
             inserting.insert([TaskRecord(name="x" * 201) for _ in range(count)], connection)
 
 
 class TracedCursor:
-    """A tracing tool's, which must see what is executed."""
+    """The cursor of a tracing tool, which must see every statement."""
 
     def __init__(self, cursor: Any) -> None:
         self.cursor = cursor
@@ -160,7 +160,7 @@ class TracedCursor:
 
 
 def test_other_tools_see_the_statements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Django's log, `execute_wrapper`s, and a cursor that is not Django's own is used as it is."""
+    """Django's query log, an `execute_wrapper`, and a cursor that is not Django's own."""
     seen: list[str] = []
 
     def wrapper(execute: Any, sql: str, *more: Any) -> Any:
@@ -182,3 +182,19 @@ def test_other_tools_see_the_statements(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(connection, "create_cursor", create_traced)
     inserting.insert([TaskRecord(name="b")], connection)
     assert any(sql.startswith("INSERT") for cursor in traced for sql in cursor.executed)
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="JSON is PostgreSQL's form")
+def test_postgresql_gets_many_rows_as_one_parameter() -> None:
+    """One row has a parameter for each column; several rows are one JSON text."""
+    counts: list[int] = []
+
+    def count_parameters(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.startswith("INSERT"):
+            counts.append(len(params))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(count_parameters):
+        inserting.insert([TaskRecord(name="a")], connection)
+        inserting.insert([TaskRecord(name="b"), TaskRecord(name="c")], connection)
+    assert counts == [len(inserting.FIELDS), 1]

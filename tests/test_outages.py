@@ -1,4 +1,4 @@
-"""The database is away while tasks end: nothing that ran is run again, whether the worker waits or must stop."""
+"""The database is unreachable while tasks finish: none of them runs again, whether the worker waits or must stop."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Outage(NamedTuple):
 
 @pytest.fixture
 def outage() -> Iterator[Outage]:
-    """PostgreSQL behind a relay that breaks every connection; SQLite's file locked by somebody else."""
+    """PostgreSQL behind a proxy that breaks every connection; SQLite's file locked by another connection."""
     url = environment()["DATABASE_URL"]
     if connection.vendor == "sqlite":
         other = sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None, timeout=30)
@@ -71,31 +71,31 @@ def outage() -> Iterator[Outage]:
 
 
 def count_of(path: Path, event: str) -> int:
-    """How many lines of the history say so."""
+    """Return how many lines of the history have this event."""
     return sum(line["event"] == event for line in history(path))
 
 
-def end_without_database(outage: Outage, path: Path, seconds: float) -> list[Any]:
-    """Have 20 tasks begin, take the database away, wait until all have ended."""
+def finish_without_database(outage: Outage, path: Path, seconds: float) -> list[Any]:
+    """Have 20 tasks begin, make the database unreachable, and wait until all functions have returned."""
     results = [tasks.gated.using(queue_limit=TASKS).enqueue("g", seconds) for _ in range(TASKS)]
-    wait_until(lambda: count_of(path, "begin") == TASKS, "20 tasks begun")
+    wait_until(lambda: count_of(path, "begin") == TASKS, "20 tasks that have begun")
     outage.begin()
-    wait_until(lambda: count_of(path, "end") == TASKS, "20 tasks ended")
+    wait_until(lambda: count_of(path, "end") == TASKS, "20 tasks that have returned")
     return results
 
 
 def assert_all_ran_once(path: Path) -> None:
-    """All have succeeded at their first and only run, and the gate is empty."""
+    """Assert that all tasks succeeded in their first and only run, and that the gate is empty."""
     rows = TaskRecord.objects.values_list("state", "attempt", "crash_count")
     assert list(rows) == [(TaskState.SUCCEEDED, 1, 0)] * TASKS
     assert count_of(path, "begin") == TASKS
     assert holders("g") == set()
 
 
-def test_outcomes_wait_while_the_database_is_away(outage: Outage, history_path: Path, tmp_path: Path) -> None:
-    """20 tasks end, the database is away for 5 s: each is begun once and recorded."""
+def test_outcomes_wait_while_the_database_is_unreachable(outage: Outage, history_path: Path, tmp_path: Path) -> None:
+    """20 tasks finish during an outage of 5 s: each runs once and is recorded."""
     with workers(tmp_path, "--concurrency", str(TASKS), DATABASE_URL=outage.url):
-        end_without_database(outage, history_path, 2.0)
+        finish_without_database(outage, history_path, 2.0)
         time.sleep(5)  # the outage itself
         outage.end()
         wait_until(lambda: TaskRecord.objects.succeeded().count() == TASKS, "20 recorded successes")
@@ -103,12 +103,12 @@ def test_outcomes_wait_while_the_database_is_away(outage: Outage, history_path: 
     assert_all_ran_once(history_path)
 
 
-def test_sigterm_while_the_database_is_away_runs_nothing_again(
+def test_sigterm_while_the_database_is_unreachable_runs_nothing_again(
     outage: Outage, history_path: Path, tmp_path: Path
 ) -> None:
-    """What could not be written is left in Redis; the next workers record it and give the gate's slots back."""
+    """The outcomes are spilled to Redis; the next workers record them and release the gate slots."""
     with workers(tmp_path, "--concurrency", str(TASKS), DATABASE_URL=outage.url) as fleet:
-        end_without_database(outage, history_path, 2.0)
+        finish_without_database(outage, history_path, 2.0)
         assert fleet.stop() == 0
         assert f"{TASKS} of {TASKS} outcomes were left in Redis" in fleet.output()
     outage.end()
@@ -123,7 +123,7 @@ def test_sigterm_while_the_database_is_away_runs_nothing_again(
 
 
 def taken_run(state: TaskState = TaskState.RUNNING, **values: Any) -> lifecycle.Run:
-    """A task that worker `w` has taken and begun; its row says so if `state` is 1."""
+    """Return a run that worker `w` has claimed and begun. state: what the row says."""
     record = TaskRecord.objects.create(name="tests.tasks.add", **values)
     broker = Broker()
     broker.register_queue("default")
@@ -137,13 +137,13 @@ def taken_run(state: TaskState = TaskState.RUNNING, **values: Any) -> lifecycle.
 
 
 def recover(run: lifecycle.Run) -> int:
-    """What the reconciler does with a lapsed lease."""
+    """Do what the reconciler does with an expired lease."""
     return lifecycle.recover(Broker(), "default", "w", [run.lease], reason="gone")
 
 
 @pytest.mark.parametrize("state", [TaskState.QUEUED, TaskState.RUNNING])
-def test_success_that_was_left_is_recorded(state: TaskState) -> None:
-    """Whether the row said 1 or still 0; the entry goes, nothing is run."""
+def test_spilled_success_is_recorded(state: TaskState) -> None:
+    """Whether the row says RUNNING or still QUEUED; the entry is removed, and nothing runs."""
     run = taken_run(state)
     lifecycle.succeed(run, {"n": 1}, timezone.now())
     assert lifecycle.spill_outcomes(Broker(), "w", [run]) == 1
@@ -157,8 +157,8 @@ def test_success_that_was_left_is_recorded(state: TaskState) -> None:
 
 
 @pytest.mark.parametrize("again", [True, False])
-def test_failure_that_was_left_is_recorded_with_its_retry(again: bool, redis_client: Any) -> None:
-    """The error is added to those of the row; the entry waits for its retry, or is archived, without the outcome."""
+def test_spilled_failure_is_recorded_with_its_retry(again: bool, redis_client: Any) -> None:
+    """The error is added to those of the row; the entry goes to retry or archived, without the outcome."""
     run = taken_run(errors=[{"exception": "x", "message": "earlier", "traceback": ""}])
     retry_at = timezone.now() + timedelta(hours=1) if again else None
     lifecycle.fail(run, ValueError("no"), "traceback", timezone.now(), retry_at=retry_at)
@@ -172,8 +172,8 @@ def test_failure_that_was_left_is_recorded_with_its_retry(again: bool, redis_cli
     assert not redis_client.hexists(keys.task(run.lease.id), "outcome")
 
 
-def test_next_taker_records_what_was_left_and_runs_nothing() -> None:
-    """Also when a foreign recoverer has put the entry back among the pending."""
+def test_next_worker_records_a_spilled_outcome_and_runs_nothing() -> None:
+    """Also when asynq's own recoverer has made the entry pending again."""
     run = taken_run()
     lifecycle.succeed(run, 1, timezone.now())
     lifecycle.spill_outcomes(Broker(), "w", [run])
@@ -183,8 +183,8 @@ def test_next_taker_records_what_was_left_and_runs_nothing() -> None:
     assert Broker().held("default", "v") == []
 
 
-def test_outcome_of_a_run_that_was_taken_over_is_void() -> None:
-    """The row tells of a later run: what the earlier one left changes nothing, and Redis refuses it too."""
+def test_spilled_outcome_is_void_when_another_run_has_begun() -> None:
+    """The row has the fence of a later run: the outcome changes nothing, and Redis refuses a wrong fence too."""
     run = taken_run()
     lifecycle.succeed(run, 1, timezone.now())
     TaskRecord.objects.update(fence=run.lease.fence + 1)
@@ -196,7 +196,7 @@ def test_outcome_of_a_run_that_was_taken_over_is_void() -> None:
 
 
 def test_script_changes_nothing_where_it_refuses(redis_client: Any, key_prefix: str) -> None:
-    """Every word: another fence, a task that is not active, one that Redis does not know."""
+    """For every word: another fence, a task that is not active, a task that Redis does not know."""
     run, broker, keys = taken_run(), Broker(), QueueKeys("default")
 
     def dump() -> dict[bytes, bytes]:
@@ -216,8 +216,8 @@ def test_script_changes_nothing_where_it_refuses(redis_client: Any, key_prefix: 
     assert dump() == before
 
 
-def test_result_that_is_too_large_for_redis_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state counts for more; a note says what is missing."""
+def test_result_that_is_too_large_for_redis_is_not_spilled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state is recorded all the same, with a note about the result."""
     monkeypatch.setattr(outcome_spill, "LARGEST_BYTES", 1000)
     run = taken_run()
     lifecycle.succeed(run, "x" * 1001, timezone.now())
@@ -225,27 +225,33 @@ def test_result_that_is_too_large_for_redis_is_left_out(monkeypatch: pytest.Monk
     recover(run)
     row = TaskRecord.objects.get()
     assert row.state == TaskState.SUCCEEDED
-    assert "too many to be left in Redis" in row.return_value["result_not_stored"]
+    assert "too many to spill to Redis" in row.return_value["result_not_stored"]
 
 
-def test_what_is_no_outcome_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    """The task goes the way of any lost run."""
+def test_unreadable_outcome_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    """The task is recovered like any lost run, and the log line names it."""
     run = taken_run()
     Broker().spill_outcomes("default", "w", [(run.lease, b"[]")])
     assert recover(run) == 1
-    assert "is no outcome" in caplog.text
+    (line,) = [record for record in caplog.records if "its outcome in Redis is unreadable" in record.message]
+    assert (line.task_id, line.task, line.queue, line.attempt) == (  # type: ignore[attr-defined]
+        run.lease.id,
+        "tests.tasks.add",
+        "default",
+        1,
+    )
     assert TaskRecord.objects.get().state == TaskState.QUEUED
 
 
-def ended(run: lifecycle.Run, value: object) -> Outcome:
-    """The outcome of a run as a slot reports it."""
+def finished(run: lifecycle.Run, value: object) -> Outcome:
+    """Return the outcome of a run as a slot reports it."""
     return Outcome(Job(run, registered("tests.tasks.add"), time.monotonic()), timezone.now(), value)
 
 
-def test_reporter_leaves_outcomes_it_never_looked_at(caplog: pytest.LogCaptureFixture) -> None:
-    """Those still in line when the process must end are not forgotten; those being handed back are."""
+def test_reporter_spills_outcomes_that_it_had_not_begun_to_write(caplog: pytest.LogCaptureFixture) -> None:
+    """Those still queued when the process must exit; not those of tasks that are requeued."""
     reporter = Reporter(Broker(), "w", lambda: None, lambda: True)
-    kept, dropped = ended(taken_run(), 1), ended(taken_run(), 2)
+    kept, dropped = finished(taken_run(), 1), finished(taken_run(), 2)
     reporter.ended(kept)
     reporter.ended(dropped)
     reporter.abandon([dropped.job])
@@ -256,14 +262,14 @@ def test_reporter_leaves_outcomes_it_never_looked_at(caplog: pytest.LogCaptureFi
     assert "1 of 1 outcomes were left in Redis" in caplog.text
 
 
-def test_redis_away_too_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """As before: the tasks run again."""
+def test_failed_spill_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """When Redis is unreachable too, the tasks run again."""
 
     def away(*arguments: Any) -> list[str]:
         raise BrokerUnavailable("away")
 
     reporter = Reporter(Broker(), "w", lambda: None, lambda: True)
-    reporter.ended(ended(taken_run(), 1))
+    reporter.ended(finished(taken_run(), 1))
     monkeypatch.setattr(Broker, "spill_outcomes", away)
     reporter.spill_outcomes()
     assert ("django_asyncq.worker", logging.ERROR) in [record[:2] for record in caplog.record_tuples]
@@ -271,7 +277,7 @@ def test_redis_away_too_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
 
 def test_nothing_is_fetched_while_outcomes_cannot_be_written() -> None:
-    """Neither while the database is away nor with as many outcomes in memory as it may hold."""
+    """Neither while the database is unreachable nor with MOST_UNWRITTEN outcomes in memory."""
     fetching = object.__new__(fetcher.Fetcher)
     fetching.reporter = Reporter(Broker(), "w", lambda: None, lambda: True)
     fetching.reporter.database_is_away = True

@@ -1,9 +1,10 @@
-"""Pushes that follow each other closely are made together, and nothing is lost or out of order by that."""
+"""Pushes of a dense stream are batched, and no task is lost or out of order."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -34,16 +35,16 @@ from .workers import environment, wait_until, workers
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ROOT = Path(__file__).parent.parent
-THREAD = "asyncq-gathering"
+THREAD = "asyncq-push-batcher"
 # Longer than a test may wait for anything.
 LONG = 3600.0
-# Longer than a test takes to enqueue what it looks at, also on a machine that stands still at times.
+# Longer than a test takes to enqueue its tasks, also on a machine that freezes at times.
 SOON = 2.0
 
 
 @pytest.fixture
-def gather(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
-    """Switch gathering on, with nothing waiting and no push made yet; leave no thread behind."""
+def batching(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
+    """Switch the batcher on, empty; leave no thread behind."""
     own = push_batcher.PushBatcher()
     monkeypatch.setattr(push_batcher, "add", own.add)
     monkeypatch.setattr(push_batcher, "flush_pushes", own.flush_pushes)
@@ -53,8 +54,8 @@ def gather(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
     yield switch_on
     switch_on(0)
-    with own._changed:
-        own._changed.notify_all()
+    # Wakes the thread, which then finishes.
+    own.flush_pushes()
     for thread in threading.enumerate():
         if thread.name == THREAD:
             thread.join(10)
@@ -62,13 +63,13 @@ def gather(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 
 def has_thread() -> bool:
-    """Whether somebody gathers."""
+    """Whether the thread of the batcher runs."""
     return any(thread.name == THREAD for thread in threading.enumerate())
 
 
-def test_a_lone_push_is_made_by_the_caller(gather: Callable[[float], None]) -> None:
-    """When `enqueue` returns, Redis has it, and no thread was started."""
-    gather(0.001)
+def test_lone_task_is_pushed_by_its_caller(batching: Callable[[float], None]) -> None:
+    """When `enqueue` returns, Redis has the task, and no thread was started."""
+    batching(0.001)
     for _ in range(3):
         result = tasks.add.enqueue(1)
         assert pending()[-1] == result.id
@@ -77,34 +78,49 @@ def test_a_lone_push_is_made_by_the_caller(gather: Callable[[float], None]) -> N
 
 
 def begin_stream() -> list[str]:
-    """Enqueue so many that what follows closely is gathered; return the ids of these, which are pushed."""
+    """Enqueue enough tasks that the next ones are batched; return the ids of these, which are pushed."""
     ids = [tasks.add.enqueue(number).id for number in range(DENSE - 1)]
     wait_until(lambda: pending() == ids, "their pushes")
     return ids
 
 
-def test_what_follows_closely_is_pushed_at_once_by_the_thread(gather: Callable[[float], None]) -> None:
-    """As long as they are few: the caller goes on, and nobody waits for more."""
-    gather(LONG)
+def test_few_close_tasks_are_pushed_at_once_by_the_thread(batching: Callable[[float], None]) -> None:
+    """The caller need not wait for Redis, and the thread does not wait for more tasks."""
+    batching(LONG)
     assert not has_thread()
     assert len(begin_stream()) > 1
     assert has_thread()
 
 
-def test_a_signals_handler_may_enqueue_in_the_middle_of_it(gather: Callable[[float], None]) -> None:
-    """It runs in the same thread, which would wait for itself."""
-    gather(LONG)
-    gatherer = push_batcher.add.__self__  # type: ignore[attr-defined]
-    with gatherer._lock:
-        tasks.add.enqueue(1)
-        tasks.add.enqueue(2)
+class Clock:
+    """The batcher's clock, which it reads while it holds its lock. interrupt: called at the next reading."""
+
+    def __init__(self) -> None:
+        self.interrupt: Callable[[], object] | None = None
+
+    def monotonic(self) -> float:
+        interrupt, self.interrupt = self.interrupt, None
+        if interrupt:
+            interrupt()
+        return time.monotonic()
+
+
+def test_signal_handler_may_enqueue_while_the_batcher_is_locked(
+    batching: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler runs in the thread that holds the lock, and must not wait for it."""
+    batching(LONG)
+    clock = Clock()
+    monkeypatch.setattr(push_batcher, "time", clock)
+    clock.interrupt = lambda: tasks.add.enqueue(1)
+    tasks.add.enqueue(2)
     push_batcher.flush_pushes()
     assert len(pending()) == 2
 
 
-def test_a_stream_is_pushed_with_one_call(gather: Callable[[float], None], redis_client: Any) -> None:
-    """What comes as the last of so many waits for the rest of the time, and is pushed together and in order."""
-    gather(SOON)
+def test_dense_stream_is_pushed_with_one_call(batching: Callable[[float], None], redis_client: Any) -> None:
+    """The tasks wait for the rest of PUSH_BATCH_SECONDS, and are pushed together and in order."""
+    batching(SOON)
     first = begin_stream()
     before = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
     results = [tasks.add.enqueue(number).id for number in range(10)]
@@ -112,25 +128,25 @@ def test_a_stream_is_pushed_with_one_call(gather: Callable[[float], None], redis
     wait_until(lambda: len(pending()) > len(first), "the others' push")
     assert pending() == first + results
     assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] - before == 1
-    wait_until(lambda: not has_thread(), "the thread's end")
+    wait_until(lambda: not has_thread(), "the end of the thread")
 
 
-def test_a_stream_that_lasts_is_pushed_in_groups(gather: Callable[[float], None], redis_client: Any) -> None:
-    """One call for each PUSH_BATCH_SECONDS."""
-    gather(0.2)
+def test_long_stream_is_pushed_in_batches(batching: Callable[[float], None], redis_client: Any) -> None:
+    """One script call for each PUSH_BATCH_SECONDS."""
+    batching(0.2)
     begin_stream()
     before, begun_at = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"], time.monotonic()
     while time.monotonic() < begun_at + 1:
         tasks.add.enqueue(0)
-    wait_until(lambda: not has_thread(), "the thread's end")
+    wait_until(lambda: not has_thread(), "the end of the thread")
     calls = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
     assert calls < len(pending()) / 5
 
 
-def test_what_comes_during_a_push_is_pushed_behind_it(
-    gather: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+def test_task_enqueued_during_a_push_is_pushed_after_it(
+    batching: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though nothing came for so long that it is a lone one."""
+    """Even when so much time has passed that it would count as a lone task."""
     dispatch, is_pushing, may_go_on = push_batcher.dispatch, threading.Event(), threading.Event()
 
     def wait_and_dispatch(records: Any) -> int:
@@ -139,10 +155,10 @@ def test_what_comes_during_a_push_is_pushed_behind_it(
         return dispatch(records)
 
     monkeypatch.setattr(push_batcher, "dispatch", wait_and_dispatch)
-    gather(LONG)
+    batching(LONG)
     results = [tasks.add.enqueue(number).id for number in range(2)]
     assert is_pushing.wait(30)
-    gather(0.001)
+    batching(0.001)
     time.sleep(0.002)
     results.append(tasks.add.enqueue(2).id)
     assert pending() == results[:1]
@@ -152,33 +168,33 @@ def test_what_comes_during_a_push_is_pushed_behind_it(
 
 
 @pytest.mark.parametrize("count", [2, DENSE + 2])
-def test_when_nothing_has_come_the_next_push_is_a_lone_one_again(gather: Callable[[float], None], count: int) -> None:
-    """A time in which nothing came ends the gathering: what comes soon after that is pushed by its caller, at once."""
-    gather(0.5)
+def test_task_after_a_pause_is_a_lone_one_again(batching: Callable[[float], None], count: int) -> None:
+    """After PUSH_BATCH_SECONDS without a task the thread finishes, and the next caller pushes at once."""
+    batching(0.5)
     for number in range(count):
         tasks.add.enqueue(number)
     assert has_thread()
-    wait_until(lambda: not has_thread(), "the thread's end")
+    wait_until(lambda: not has_thread(), "the end of the thread")
     result = tasks.add.enqueue(2)
     assert pending()[-1] == result.id
     assert not has_thread()
 
 
-def test_a_steady_stream_keeps_its_order(gather: Callable[[float], None]) -> None:
-    """Whoever pushes, caller or thread: a caller's tasks are pending in the order in which he enqueued them."""
-    gather(0.005)
+def test_steady_stream_keeps_its_order(batching: Callable[[float], None]) -> None:
+    """The tasks of a caller are pending in the order of their `enqueue`, whether the caller or the thread pushes."""
+    batching(0.005)
     results = []
     for number in range(300):
         results.append(tasks.add.enqueue(number).id)
         if number % 40 == 0:
-            time.sleep(0.012)  # long enough for the thread to end
+            time.sleep(0.012)  # long enough for the thread to finish
     push_batcher.flush_pushes()
     assert pending() == results
 
 
-def test_each_queue_gets_its_own(gather: Callable[[float], None]) -> None:
-    """What is gathered may be of several queues, delayed, or a whole transaction."""
-    gather(LONG)
+def test_batch_may_span_several_queues(batching: Callable[[float], None]) -> None:
+    """A batch may hold tasks of several queues, delayed tasks, and whole transactions."""
+    batching(LONG)
     begin_stream()
     one = tasks.add.using(queue_name="one").enqueue(1)
     with transaction.atomic():
@@ -190,8 +206,8 @@ def test_each_queue_gets_its_own(gather: Callable[[float], None]) -> None:
     assert Broker().client.zrange(QueueKeys("one").scheduled, 0, -1) == [late.id.encode()]
 
 
-def test_an_end_of_the_process_waits_for_its_last_push() -> None:
-    """A script that enqueues and ends leaves nothing to the reconciler; nor do its exit handlers."""
+def test_process_exit_waits_for_the_last_push() -> None:
+    """Neither a script that enqueues and exits nor its exit handlers leave a push to the reconciler."""
     script = (
         "import atexit, django; django.setup()\n"
         "from django.conf import settings\n"
@@ -208,12 +224,12 @@ def test_an_end_of_the_process_waits_for_its_last_push() -> None:
     assert pending() == [str(row.id) for row in by_age]
 
 
-def test_a_worker_that_is_stopped_pushes_what_its_tasks_enqueued(tmp_path: Path) -> None:
-    """Its process ends by `os._exit`, which waits for no thread."""
+def test_stopped_worker_pushes_what_its_tasks_enqueued(tmp_path: Path) -> None:
+    """Its process exits with `os._exit`, which waits for no thread."""
     count = DENSE + 2
     result = tasks.enqueues_closely.enqueue("elsewhere", count)
     with workers(tmp_path, "--queues", "default", ASYNCQ_TEST_PUSH_BATCH="1") as fleet:
-        wait_until(lambda: TaskRecord.objects.get(id=result.id).state == TaskState.SUCCEEDED, "the end of the task")
+        wait_until(lambda: TaskRecord.objects.get(id=result.id).state == TaskState.SUCCEEDED, "the success of the task")
         assert fleet.stop() == 0
     by_age = TaskRecord.objects.filter(queue_name="elsewhere").order_by("enqueued_at")
     assert pending("elsewhere") == [str(row.id) for row in by_age]
@@ -222,48 +238,53 @@ def test_a_worker_that_is_stopped_pushes_what_its_tasks_enqueued(tmp_path: Path)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_fork_begins_anew() -> None:
-    """The child has neither what its parent is to push nor the lock that the parent's thread may hold."""
-    own = push_batcher._gathering
-    held = threading.Event()
-    may_end = threading.Event()
-
-    def hold() -> None:
-        with own._changed:
-            held.set()
-            may_end.wait(30)
-
-    holder = threading.Thread(target=hold)
-    own._waiting.append(TaskRecord(name="tests.tasks.add"))
+def test_child_of_a_fork_starts_with_an_empty_batcher(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child has neither the tasks that its parent will push, nor a lock that a thread of the parent holds."""
+    settings.ASYNCQ = {**settings.ASYNCQ, "PUSH_BATCH_SECONDS": LONG}
+    pushed: list[TaskRecord] = []
+    clock, held, may_finish = Clock(), threading.Event(), threading.Event()
+    monkeypatch.setattr(push_batcher, "dispatch", pushed.extend)
+    monkeypatch.setattr(push_batcher, "time", clock)
+    waiting = [TaskRecord(name="tests.tasks.add") for _ in range(DENSE)]
+    for record in waiting:
+        push_batcher.add([record])
+    clock.interrupt = lambda: held.set() or may_finish.wait(30)
+    holder = threading.Thread(target=push_batcher.add, args=[[TaskRecord(name="tests.tasks.add")]])
     try:
         holder.start()
         held.wait(30)
         child = os.fork()
         if child == 0:
-            is_new = own._changed.acquire(timeout=5) and own._waiting == [] and own._thread is None
-            os._exit(0 if is_new else 1)
+            signal.alarm(5)  # a child that waits for the lock is killed
+            pushed.clear()
+            push_batcher.flush_pushes()
+            is_lone = not push_batcher.add([TaskRecord(name="tests.tasks.add")])
+            os._exit(0 if is_lone and not pushed else 1)
         _, status = os.waitpid(child, 0)
     finally:
-        may_end.set()
+        may_finish.set()
         holder.join()
-        own._waiting.clear()
+        settings.ASYNCQ = {**settings.ASYNCQ, "PUSH_BATCH_SECONDS": 0}
+        push_batcher.flush_pushes()
+        wait_until(lambda: not has_thread(), "the end of the thread")
     assert status == 0
+    assert waiting[-1] in pushed
 
 
-def test_what_is_deleted_before_its_push_leaves_nothing(gather: Callable[[float], None]) -> None:
-    """Neither an entry nor a slot."""
-    gather(SOON)
+def test_task_deleted_before_its_push_leaves_nothing(batching: Callable[[float], None]) -> None:
+    """Neither an entry nor a gate slot."""
+    batching(SOON)
     first = begin_stream()
-    result = tasks.add.using(gate="gathered", queue_limit=1).enqueue(1)
+    result = tasks.add.using(gate="batched", queue_limit=1).enqueue(1)
     TaskRecord.objects.get(id=result.id).delete()
-    assert (pending(), gates.slots("gathered")) == (first, [])
-    wait_until(lambda: not has_thread(), "the thread's end")
-    assert (pending(), gates.slots("gathered")) == (first, [])
+    assert (pending(), gates.slots("batched")) == (first, [])
+    wait_until(lambda: not has_thread(), "the end of the thread")
+    assert (pending(), gates.slots("batched")) == (first, [])
 
 
-def test_a_lost_slot_is_noticed_by_the_push(gather: Callable[[float], None]) -> None:
-    """The thread parks the task, and keeps no connection to the database."""
-    gather(SOON)
+def test_thread_parks_a_task_that_lost_its_slot(batching: Callable[[float], None]) -> None:
+    """Afterwards the thread keeps no connection to the database."""
+    batching(SOON)
     opened: list[Any] = []
 
     def note(*, connection: Any, **kwargs: Any) -> None:
@@ -276,7 +297,7 @@ def test_a_lost_slot_is_noticed_by_the_push(gather: Callable[[float], None]) -> 
         gates.release([TaskRecord.objects.get(id=result.id)])
         gates.acquire([TaskRecord(gate="stolen", queue_limit=1)])
         wait_until(lambda: TaskRecord.objects.get(id=result.id).state == TaskState.FAILED, "being parked")
-        wait_until(lambda: not has_thread(), "the thread's end")
+        wait_until(lambda: not has_thread(), "the end of the thread")
     finally:
         connection_created.disconnect(note)
     assert TaskRecord.objects.get(id=result.id).retry_at
@@ -285,11 +306,11 @@ def test_a_lost_slot_is_noticed_by_the_push(gather: Callable[[float], None]) -> 
     assert all(each.connection is None for each in mine)
 
 
-def test_when_too_much_waits_the_caller_pushes(
-    gather: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+def test_caller_pushes_when_too_many_tasks_wait(
+    batching: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody gets ahead of Redis for long."""
-    gather(LONG)
+    """Producers cannot outrun Redis for long."""
+    batching(LONG)
     first = begin_stream()
     monkeypatch.setattr(push_batcher, "MOST_WAITING", 3)
     results = [tasks.add.enqueue(number).id for number in range(6)]
@@ -298,10 +319,10 @@ def test_when_too_much_waits_the_caller_pushes(
     assert pending() == first + results[3:] + results[:3]
 
 
-def test_a_push_that_fails_in_an_unknown_way_is_logged_and_the_next_goes_on(
-    gather: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_unexpected_error_of_a_push_is_logged_and_the_next_push_works(
+    batching: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A defect costs the reconciler's delay, not the thread."""
+    """The reconciler pushes the task later; the thread goes on."""
     dispatch = push_batcher.dispatch
 
     def fail_once(records: Any) -> int:
@@ -309,50 +330,50 @@ def test_a_push_that_fails_in_an_unknown_way_is_logged_and_the_next_goes_on(
         raise ZeroDivisionError
 
     monkeypatch.setattr(push_batcher, "dispatch", fail_once)
-    gather(LONG)
+    batching(LONG)
     results = [tasks.add.enqueue(number).id for number in range(2)]
     with caplog.at_level(logging.ERROR, "django_asyncq.lifecycle"):
-        wait_until(lambda: "1 tasks not pushed now, the reconciler will" in caplog.text, "a line in the log")
+        wait_until(lambda: "push of 1 task failed; the reconciler will retry" in caplog.text, "a line in the log")
     results.append(tasks.add.enqueue(2).id)
     wait_until(lambda: len(pending()) == 2, "the next push")
     assert pending() == [results[0], results[2]]
 
 
-def test_a_push_that_fails_does_not_keep_a_deleted_task_its_slot(
-    gather: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_slot_of_a_deleted_task_is_released_although_its_push_failed(
+    batching: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was to be done after the push is done all the same."""
+    """An error of the push does not stop the removal after it."""
 
     def fail(records: Any) -> int:
         raise ZeroDivisionError
 
-    gather(LONG)
+    batching(LONG)
     begin_stream()
     monkeypatch.setattr(push_batcher, "dispatch", fail)
     result = tasks.add.using(gate="unpushed", queue_limit=1).enqueue(1)
     assert len(gates.slots("unpushed")) == 1
     TaskRecord.objects.get(id=result.id).delete()
     assert gates.slots("unpushed") == []
-    assert "1 tasks not pushed now, the reconciler will" in caplog.text
+    assert "push of 1 task failed; the reconciler will retry" in caplog.text
 
 
-def test_redis_away_costs_a_caller_nothing_and_loses_nothing(
-    gather: Callable[[float], None],
+def test_unreachable_redis_delays_no_caller_and_loses_nothing(
+    batching: Callable[[float], None],
     own_redis: EmbeddedRedis,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The thread pays for the time-out; one line is logged; the reconciler pushes."""
-    # The next push, too, comes while pushes are skipped.
+    """The thread waits for the timeout, one line is logged, and the reconciler pushes."""
+    # The next push comes while pushes are still skipped.
     monkeypatch.setattr(dispatching, "BREAKER_SECONDS", 60.0)
-    gather(SOON)
+    batching(SOON)
     results = begin_stream()
     own_redis.kill()
     with caplog.at_level(logging.WARNING, "django_asyncq.lifecycle"):
         results += [tasks.add.enqueue(number).id for number in range(1, 4)]
-        wait_until(lambda: "3 tasks not pushed now" in caplog.text, "a line in the log")
+        wait_until(lambda: "push of 3 tasks failed" in caplog.text, "a line in the log")
         results.append(tasks.add.enqueue(4).id)
-        wait_until(lambda: not has_thread(), "the thread's end")
+        wait_until(lambda: not has_thread(), "the end of the thread")
     assert len(caplog.records) == 1
     own_redis.restart()
     TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(minutes=1))
@@ -360,9 +381,9 @@ def test_redis_away_costs_a_caller_nothing_and_loses_nothing(
     assert sorted(pending()) == sorted(results)
 
 
-def test_nothing_is_gathered_where_it_is_switched_off(gather: Callable[[float], None]) -> None:
+def test_nothing_is_batched_when_the_setting_is_0(batching: Callable[[float], None]) -> None:
     """PUSH_BATCH_SECONDS = 0: each `enqueue` has pushed when it returns."""
-    gather(0)
+    batching(0)
     results = []
     for number in range(20):
         results.append(tasks.add.enqueue(number).id)
@@ -370,6 +391,6 @@ def test_nothing_is_gathered_where_it_is_switched_off(gather: Callable[[float], 
     assert not has_thread()
 
 
-def test_verbs_outside_use_the_same_gathering() -> None:
-    """`flush_pushes` of the one door is the process's own."""
-    assert lifecycle.flush_pushes.__self__ is push_batcher._gathering  # type: ignore[attr-defined]
+def test_lifecycle_flushes_the_batcher_of_the_process() -> None:
+    """`lifecycle.flush_pushes` and `enqueue` use the same batcher."""
+    assert lifecycle.flush_pushes == push_batcher.flush_pushes

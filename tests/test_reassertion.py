@@ -1,8 +1,7 @@
-"""What a supervisor gives back to a Redis that lost its memory, and what it must not bring back."""
+"""Reassertion: running tasks get their entries again after Redis lost its memory, and finished ones do not."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from django_asyncq import lifecycle
 from django_asyncq.broker import Broker, scripts
 from django_asyncq.broker.inspection import Inspection
 from django_asyncq.broker.keys import QueueKeys, queues_key
+from django_asyncq.lifecycle import reassertion
 from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import TaskRecord
 
@@ -21,39 +21,35 @@ from .runs import claimed, taken_by
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# Rows, Redis, rows again, the script that gives back, rows once more: before each of them something may happen.
+# Rows, Redis, rows again, the script that reasserts, rows once more: before each of them something may happen.
 STEPS = range(1, 6)
 
 
-def end(run: lifecycle.Run, worker_id: str) -> None:
-    """The row first, then Redis."""
+def finish(run: lifecycle.Run, worker_id: str) -> None:
+    """Record success in the row, then in Redis."""
     lifecycle.succeed(run, 1, timezone.now())
     lifecycle.acknowledge(Broker(), worker_id, [run], lifecycle.record_runs([run]))
 
 
 def reassert(worker_id: str, run: lifecycle.Run, step: int, event: Callable[[], object]) -> list[str]:
-    """Re-assert a run, and let something happen before the n-th step; return the steps that there were.
-
-    When there were not so many, it happens afterwards.
-    """
+    """Reassert a run, and call `event` before the n-th step, or afterwards if there were fewer; return the steps."""
     steps: list[str] = []
-    module = sys.modules[lifecycle.reassert.__module__]
 
     def counted(ask: Callable[..., Any], name: str = "") -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             steps.append(name or arguments[0])
             if len(steps) == step:
                 with pytest.MonkeyPatch.context() as unpatch:
-                    unpatch.setattr(module, "load", load)
+                    unpatch.setattr(reassertion, "load_rows", load_rows)
                     unpatch.setattr(scripts, "run", run_script)
                     event()
             return ask(*arguments)
 
         return call
 
-    load, run_script = module.load, scripts.run
+    load_rows, run_script = reassertion.load_rows, scripts.run
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "load", counted(load, "rows"))
+        patch.setattr(reassertion, "load_rows", counted(load_rows, "rows"))
         patch.setattr(scripts, "run", counted(run_script))
         lifecycle.reassert(Broker(), worker_id, [run.lease.id])
     if len(steps) < step:
@@ -61,8 +57,8 @@ def reassert(worker_id: str, run: lifecycle.Run, step: int, event: Callable[[], 
     return steps
 
 
-def test_running_task_is_reasserted_by_its_supervisor(redis_client: Any) -> None:
-    """After Redis was emptied the run keeps its row and its fence, and has its lease back."""
+def test_running_task_gets_its_lease_again_after_redis_was_emptied(redis_client: Any) -> None:
+    """The run keeps its row and its fence, and a second call changes nothing."""
     run = claimed()
     Broker().remove("default", [run.lease.id])
     assert lifecycle.reassert(Broker(), "w", [run.lease.id]) == 1
@@ -73,12 +69,12 @@ def test_running_task_is_reasserted_by_its_supervisor(redis_client: Any) -> None
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["known", "lost"])
 @pytest.mark.parametrize("step", STEPS)
-def test_what_ends_meanwhile_leaves_nothing(step: int, is_lost: bool) -> None:
-    """A live worker's leases are renewed: an entry of a task that has ended would stay for ever."""
+def test_task_that_finishes_during_reassertion_leaves_no_entry(step: int, is_lost: bool) -> None:
+    """The leases of a live worker are renewed, so a stale entry would stay for ever."""
     run = claimed()
     if is_lost:
         Broker().remove("default", [run.lease.id])
-    steps = reassert("w", run, step, lambda: end(run, "w"))
+    steps = reassert("w", run, step, lambda: finish(run, "w"))
     assert ("reassert" in steps) is (is_lost and step > 3)
     assert unknown([run.lease.id]) == [run.lease.id]
     assert Broker().held("default", "w") == []
@@ -86,22 +82,22 @@ def test_what_ends_meanwhile_leaves_nothing(step: int, is_lost: bool) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_what_another_took_over_and_ended_is_not_brought_back(step: int) -> None:
-    """The process stood still until its lease had run out: none of its answers is taken any more."""
+def test_task_that_another_worker_finished_is_not_reasserted(step: int) -> None:
+    """A process was frozen until its lease had expired: its runs belong to another worker."""
     run = claimed("frozen")
 
-    def take_over() -> None:
+    def recover_and_finish() -> None:
         lifecycle.recover(Broker(), "default", "frozen", [run.lease], reason="its lease ran out")
-        end(taken_by("other"), "other")
+        finish(taken_by("other"), "other")
 
-    assert "reassert" not in reassert("frozen", run, step, take_over)
+    assert "reassert" not in reassert("frozen", run, step, recover_and_finish)
     assert Broker().done("default", "frozen", [run.lease]) == ["gone"]
     assert TaskRecord.objects.get().worker_ids == ["frozen", "other"]
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_what_was_closed_meanwhile_is_not_held(step: int) -> None:
-    """Redis lost it, and the reconciler was faster: the task is queued again, and nothing keeps it from being run."""
+def test_run_that_was_abandoned_during_reassertion_holds_no_lease(step: int) -> None:
+    """Redis lost the entry, and the reconciler was faster: the task is queued again and free to be run."""
     run = claimed("slow")
     Broker().remove("default", [run.lease.id])
     assert len(reassert("slow", run, step, lambda: lifecycle.abandon(TaskRecord.objects.get(), "unknown"))) >= step
@@ -110,7 +106,7 @@ def test_what_was_closed_meanwhile_is_not_held(step: int) -> None:
 
 
 def test_run_of_another_worker_is_not_reasserted() -> None:
-    """A frozen worker wakes up after Redis was emptied; its task is another's by now, and stays so."""
+    """A frozen worker wakes up after Redis was emptied: its task stays with the worker that runs it now."""
     run = claimed("frozen")
     lifecycle.recover(Broker(), "default", "frozen", [run.lease], reason="gone")
     again = taken_by("other")
@@ -121,8 +117,8 @@ def test_run_of_another_worker_is_not_reasserted() -> None:
     assert Broker().held("default", "other") == [again.lease]
 
 
-def test_queue_with_nothing_but_reasserted_tasks_is_named_again() -> None:
-    """Redis was emptied, the supervisor gave its tasks back, then its host died: the lease must be found."""
+def test_queue_of_reasserted_tasks_is_registered_again() -> None:
+    """Redis was emptied, the tasks were reasserted, then their host died: the reconciler must find the lease."""
     run = claimed()
     Broker().remove("default", [run.lease.id])
     Broker().client.delete(queues_key())
@@ -132,8 +128,8 @@ def test_queue_with_nothing_but_reasserted_tasks_is_named_again() -> None:
     assert Reconciler(Broker()).recover_expired() == 1
 
 
-def test_a_running_task_keeps_its_priority_through_a_loss(redis_client: Any) -> None:
-    """Re-asserted and handed back, it stands where its priority puts it."""
+def test_reasserted_task_keeps_its_priority(redis_client: Any) -> None:
+    """After a requeue it is where its priority puts it."""
     run = claimed(priority=7)
     Broker().remove("default", [run.lease.id])
     assert lifecycle.reassert(Broker(), "w", [run.lease.id]) == 1

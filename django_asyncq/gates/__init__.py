@@ -1,29 +1,24 @@
-"""Strict admission limits: at most N tasks of a gate are queued or running."""
+"""Gates: strict admission limits. At most N tasks of a gate are queued or running.
+
+A task that names a gate holds a slot of it while it is QUEUED or RUNNING. `receivers` acquires and releases the slots
+when a task changes its state; the other modules know the slots in Redis and never change a task.
+"""
 
 from __future__ import annotations
 
-from .slots import (
-    LIVE_STATES,
+from .admission import (
     Admission,
-    Drift,
-    Slot,
     acquire,
     admit,
-    audit,
-    build,
     by_gate,
     confirm,
-    forget_built,
-    hold_seconds,
-    keys,
-    keys_for,
-    occupied,
     release,
-    release_ids,
+    release_deleted,
     release_uncommitted,
     retry_after,
-    slots,
 )
+from .audit import LIVE_STATES, Drift, audit, build, occupied
+from .members import Slot, forget_built, hold_seconds, keys, keys_for, release_ids, slots
 
 __all__ = [
     "LIVE_STATES",
@@ -42,6 +37,7 @@ __all__ = [
     "keys_for",
     "occupied",
     "release",
+    "release_deleted",
     "release_ids",
     "release_uncommitted",
     "retry_after",

@@ -1,22 +1,25 @@
 """THE ONE DOOR for a task's state: check → row → Redis → announce.
 
-| change            | verb                | module      |
-|-------------------|---------------------|-------------|
-| new → 0           | `enqueue`           | `entering`  |
-| 0 → 3, retry_at   | `park`              | `pushing`   |
-| 0 → 1             | `claim`, then `begin`, `mark_running` | `claiming`, `running` |
-| 1 → 2 or 3        | `succeed`, `fail`, then `record_runs`, `acknowledge`, `announce` | `running`   |
-| 1 → 0             | `requeue`         | `running`   |
-| 1 → 2 with its effects | `complete`     | `running`   |
-| 1 → 2 or 3, later | `spill_outcomes`, then `replay_outcomes` | `handing_over` |
-| 0 → 3             | `refuse`            | `running`   |
-| 3 → 0             | `retry`, `retry_due`| `returning` |
-| 1 → 0 or 3        | `recover`, `abandon` | `returning` |
-| any → gone        | `follow_deletion`            | `leaving`   |
-| 2 or 3 → gone     | `prune`             | `leaving`   |
+RETRYING is FAILED with `retry_at`.
 
-Every step between the two stores can be repeated; each verb says who repairs it when the process dies in between.
-Nothing else in the project writes `state`, and a test reads the code to see to it.
+| change                                | verbs                                                | module                |
+|---------------------------------------|------------------------------------------------------|-----------------------|
+| new → QUEUED                          | `enqueue`                                            | `enqueueing`          |
+| QUEUED → RETRYING                     | `park`                                               | `dispatching`         |
+| QUEUED → RUNNING                      | `claim`, then `begin`, `mark_running`                | `claiming`, `running` |
+| RUNNING → SUCCEEDED, FAILED, RETRYING | `succeed`, `fail`, then `record_runs`, `acknowledge` | `running`             |
+| RUNNING → SUCCEEDED with its effects  | `complete`                                           | `running`             |
+| the same, recorded later              | `spill_outcomes`, then `replay_outcomes`             | `outcome_spill`       |
+| RUNNING → QUEUED                      | `requeue`                                            | `running`             |
+| QUEUED → FAILED                       | `refuse`                                             | `running`             |
+| FAILED or RETRYING → QUEUED           | `retry`, `retry_due`                                 | `retrying`            |
+| RUNNING → QUEUED, FAILED or RETRYING  | `recover`, `abandon`                                 | `recovery`            |
+| any → deleted                         | `follow_deletion`                                    | `deletion`            |
+| SUCCEEDED or FAILED → deleted         | `prune`                                              | `deletion`            |
+
+`dispatch` and `push` bring QUEUED rows to Redis; `reassert` brings RUNNING ones back after Redis lost its memory.
+Every step between the two stores can be repeated, and each verb says who repairs a crash between them.
+Nothing else in the project writes `state`; a test reads the code to make sure.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from .events import announce
 from .outcome_spill import replay_outcomes, spill_outcomes
 from .push_batcher import flush_pushes
 from .reassertion import reassert
-from .recovery import Retried, abandon, describe_exit, recover, retry, retry_due
+from .recovery import abandon, describe_exit, recover
+from .retrying import Retried, retry, retry_due
 from .running import (
     Run,
     acknowledge,

@@ -1,4 +1,4 @@
-"""How a task comes to a worker: claimed with a lease and a fence, its row read, its earlier run closed."""
+"""Claim tasks for a worker: lease and fence in Redis, then the rows; an earlier run that is still open is closed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POSTPONE_SECONDS = 15
 
 
 class Claimed(NamedTuple):
-    """What a claim brought. paused: nothing can come until the queue is resumed. is_drained: nothing was left."""
+    """What a claim returned. paused: the queue is paused. is_drained: the queue is empty now."""
 
     runs: list[Run]
     paused: bool
@@ -33,17 +33,23 @@ class Claimed(NamedTuple):
 
 
 def claim(broker: Broker, queue: str, worker_id: str, count: int, backend: str) -> Claimed:
-    """Take up to `count` tasks of a queue: lease and fence in Redis, then name and arguments from the rows.
+    """Claim up to `count` tasks of a queue.
 
-    backend: the TASKS alias; a task of another alias is put off for its own workers. Ids without a row are parked.
-    If we die in between, the leases run out and the reconciler hands the tasks back.
+    backend: the TASKS alias; a task of another alias is postponed for its own workers.
+
+    | check    | the row: only a QUEUED task is run (`classify`)                     |
+    | row      | read; it says RUNNING only after `mark_running` or with the outcome |
+    | Redis    | the lease, with the fence raised                                    |
+    | announce | nothing yet                                                         |
+
+    If we die in between, the leases expire and the reconciler requeues the tasks.
     """
     taken = broker.dequeue(queue, worker_id, count, conf.current().lease_seconds)
     return receive(broker, queue, worker_id, taken, backend)
 
 
 def receive(broker: Broker, queue: str, worker_id: str, taken: Dequeued, backend: str) -> Claimed:
-    """Make a claim of what was taken, by a worker or for one that stood by. backend: as of `claim`."""
+    """Turn leases into runs, whether the worker dequeued them or was handed them. backend: as of `claim`."""
     if taken.leases:
         failpoints.reach("claim.leased")
     runs = classify(broker, queue, worker_id, taken.leases, backend)
@@ -53,57 +59,60 @@ def receive(broker: Broker, queue: str, worker_id: str, taken: Dequeued, backend
 
 
 def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease], backend: str) -> list[Run]:
-    """Load the rows of leased ids and return what is to be run; see to the rest."""
+    """Load the rows of leased ids and return the runs to start; settle every other lease."""
     if not leases:
         return []
     rows = load_rows(leases)
-    # A task's first lease has the fence 1: no earlier run can have left an outcome, so most are not asked about.
+    # A first lease has the fence 1, so no earlier run can have spilled an outcome: most tasks need no look-up.
     again = [lease for lease in leases if lease.fence > 1]
     recorded_now = replay_outcomes(broker, queue, worker_id, again, rows) if again else set()
     runs: list[Run] = []
-    abandoned: list[Run] = []
-    behind: list[TaskRecord] = []
-    ended, foreign, orphans, waiting = [], [], [], []
+    open_runs: list[Run] = []
+    outdated: list[TaskRecord] = []
+    final, foreign, orphans, retrying = [], [], [], []
     for lease in [lease for lease in leases if lease.id not in recorded_now]:
         record = rows.get(lease.id)
         if record is None:
             orphans.append(lease)
         elif record.is_final:
-            ended.append(lease)
+            final.append(lease)
         elif record.backend != backend:
             foreign.append(lease)
         elif record.state == TaskState.RUNNING and record.fence > lease.fence:
-            # Redis is back with an older memory, and who runs it may live: its end, or the reconciler, settles that.
+            # Redis was restored from an older copy. The run may be alive: its outcome or the reconciler settles it.
             foreign.append(lease)
         elif record.state == TaskState.QUEUED and record.fence >= lease.fence:
-            behind.append(record)
+            outdated.append(record)
         elif record.state == TaskState.FAILED:
-            waiting.append((lease, message_of(record), entry_of(record).due_at or 0))
+            retrying.append((lease, message_of(record), entry_of(record).due_at or 0))
         else:
-            (abandoned if record.state == TaskState.RUNNING else runs).append(Run(record, lease))
+            (open_runs if record.state == TaskState.RUNNING else runs).append(Run(record, lease))
     if orphans:
-        logger.error("queue %s: no row for %s; parked in the archive", queue, [lease.id for lease in orphans])
+        logger.error("queue %s: no row for %s; archived in Redis", queue, [lease.id for lease in orphans])
         broker.archive(queue, worker_id, [(lease, b"") for lease in orphans])
-    if ended:
-        broker.done(queue, worker_id, ended)
+    if final:
+        broker.done(queue, worker_id, final)
     if foreign:
         broker.postpone(queue, worker_id, foreign, POSTPONE_SECONDS)
-    if behind:
-        # No end of a run with such a fence would be accepted: back into the queue with a higher one.
-        broker.remove(queue, [str(record.id) for record in behind])
-        dispatch(behind, again=True)
-    if waiting:
-        # asynq's own forwarder has moved a task whose row must first be retried, which takes a gate slot.
-        broker.retry(queue, worker_id, waiting, counted=False)
-    return runs + _take_over(broker, worker_id, abandoned) if abandoned else runs
+    if outdated:
+        # The row would refuse the outcome of a run with this fence: queue the task again with a higher one.
+        broker.remove(queue, [str(record.id) for record in outdated])
+        dispatch(outdated, again=True)
+    if retrying:
+        # asynq's own forwarder moved a task whose row must first be retried, which acquires a gate slot.
+        broker.retry(queue, worker_id, retrying, counted=False)
+    return runs + _close_open_runs(broker, worker_id, open_runs) if open_runs else runs
 
 
-def _take_over(broker: Broker, worker_id: str, runs: Sequence[Run]) -> list[Run]:
-    """Close the run that the row still tells of: a foreign recoverer gave the task on without the row."""
+def _close_open_runs(broker: Broker, worker_id: str, runs: Sequence[Run]) -> list[Run]:
+    """Close the earlier runs that the rows still show; return the runs to start.
+
+    asynq's own recoverer has queued such a task again in Redis without changing the row.
+    """
     for run in runs:
         count_crash(run.record, "its lease was given to another worker", timezone.now())
     written = write_fenced([FencedWrite(run.record, run.record.fence) for run in runs], router.db_for_write(TaskRecord))
-    over = [run for run in runs if run.record.is_final and run.record.id in written]
-    acknowledge(broker, worker_id, over)
-    announce([run.record for run in over], TaskState.RUNNING, TaskState.FAILED)
-    return [run for run in runs if run not in over and run.record.id in written]
+    final = [run for run in runs if run.record.is_final and run.record.id in written]
+    acknowledge(broker, worker_id, final)
+    announce([run.record for run in final], TaskState.RUNNING, TaskState.FAILED)
+    return [run for run in runs if run not in final and run.record.id in written]

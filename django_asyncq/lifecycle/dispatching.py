@@ -1,4 +1,4 @@
-"""How committed rows get into Redis, and what becomes of those that have lost their gate slot meanwhile."""
+"""Dispatch committed rows to Redis, and park those whose gate slot was lost in the meantime."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
+from django.template.defaultfilters import pluralize
 from django.utils import timezone
 
 from .. import failpoints, gates
@@ -18,7 +19,7 @@ from .messages import entry_of, later_fence
 
 logger = logging.getLogger("django_asyncq.lifecycle")
 
-# After Redis failed a push, pushes are skipped for so long: a request pays for one time-out, not for each.
+# After a failed push, pushes are skipped for this time: a request pays for one timeout, not for each of its pushes.
 BREAKER_SECONDS = 2.0
 GATE_RETRY_SECONDS = 5
 
@@ -26,10 +27,10 @@ _breaker_closes_at = 0.0
 
 
 def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
-    """Confirm the gate slots of committed rows in state 0 and push them to Redis; return how many were pushed.
+    """Confirm the gate slots of committed QUEUED rows and push them to Redis; return how many were pushed.
 
-    again: the rows may have been in Redis before; fences then start above any that can have been handed out.
-    Never raises for Redis: what cannot be pushed now is pushed by the reconciler.
+    again: Redis may have had the rows before; their fences then start above all that were handed out.
+    Never raises for Redis: the reconciler pushes what cannot be pushed now.
     """
     global _breaker_closes_at
     if time.monotonic() < _breaker_closes_at:
@@ -38,15 +39,16 @@ def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
         return push(Broker("producer"), records, again=again)
     except (BrokerUnavailable, GateUnavailable) as error:
         _breaker_closes_at = time.monotonic() + BREAKER_SECONDS
-        logger.warning("%d tasks not pushed now, the reconciler will: %s", len(records), error)
+        count = len(records)
+        logger.warning("push of %d task%s failed; the reconciler will retry: %s", count, pluralize(count), error)
         return 0
 
 
 def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) -> int:
-    """Do what `dispatch` does, but raise BrokerUnavailable or GateUnavailable when it cannot be done.
+    """Do what `dispatch` does, but raise BrokerUnavailable or GateUnavailable when that is impossible.
 
-    The script that makes a task pending confirms its slot too, where one can reach both. Only a task that has lost its
-    slot, or that waits for its time, costs another call.
+    The script that makes a task pending also confirms its slot, where one script can reach both keys. Only a task that
+    is delayed, or has lost its slot, costs a second call.
     """
     confirmed = not broker.reaches_all
     if confirmed:
@@ -65,7 +67,7 @@ def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) 
 
 
 def _by_time(records: list[TaskRecord]) -> tuple[list[TaskRecord], list[TaskRecord]]:
-    """Return those that are due, and those that wait for their time."""
+    """Return the records that are due, and those that are delayed."""
     timed = [record for record in records if record.run_after is not None]
     if not timed:
         return records, []
@@ -78,7 +80,7 @@ def _by_time(records: list[TaskRecord]) -> tuple[list[TaskRecord], list[TaskReco
 
 
 def _make_pending(broker: Broker, queue: str, records: list[TaskRecord], *, again: bool, confirmed: bool) -> int:
-    """Make tasks of one queue pending; return how many. confirmed: their slots last already."""
+    """Make tasks of one queue pending; return how many. confirmed: their slots are confirmed already."""
     entries = [_entry(record, again=again, confirmed=confirmed) for record in records]
     words = broker.enqueue(queue, entries, again=again)
     pushed = words.count("queued")
@@ -89,7 +91,7 @@ def _make_pending(broker: Broker, queue: str, records: list[TaskRecord], *, agai
 
 
 def _confirmed(records: list[TaskRecord]) -> list[TaskRecord]:
-    """Return those whose slots last from now on; who has lost one that others have by now is parked."""
+    """Confirm the slots of the records; park those whose slot is lost at a full gate, and return the others."""
     if not records:
         return records
     lost = gates.confirm(records)
@@ -114,10 +116,10 @@ def by_queue(records: Sequence[TaskRecord]) -> Iterator[tuple[str, list[TaskReco
 
 
 def park(records: Sequence[TaskRecord], delay: timedelta) -> None:
-    """Put queued tasks that lost their gate slot aside, to be looked at again.
+    """Put queued tasks that lost their gate slot aside; they are retried after `delay`.
 
-    | check    | only rows that are still in state 0                          |
-    | row      | 0 → 3 with `retry_at`                                        |
+    | check    | only rows that are still QUEUED                              |
+    | row      | QUEUED → RETRYING (FAILED with `retry_at`)                   |
     | Redis    | asynq's retry set                                            |
     | announce | `task_state_changed`                                         |
 

@@ -1,4 +1,4 @@
-"""The two ends of every change: asking whether it may be, and telling that it was."""
+"""The two signals around every change of a task: one asks whether it may happen, one announces that it did."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ logger = logging.getLogger("django_asyncq.lifecycle")
 def ask(records: Sequence[TaskRecord], old: TaskState | None, *, partial: bool, timed: bool = False) -> set[UUID]:
     """Ask every receiver whether the records may be queued; return the ids refused (only with `partial`).
 
-    timed: their time has come, and nobody waits for the answer.
+    timed: the tasks are retried because their time has come, so no caller could handle a refusal.
 
-    Raises: whatever a receiver vetoes with; the gate slots taken until then are given back first.
+    Raises: what a receiver vetoes with. The gate slots acquired before the veto are released first.
     """
     refused: set[UUID] = set()
     try:
@@ -37,9 +37,20 @@ def ask(records: Sequence[TaskRecord], old: TaskState | None, *, partial: bool, 
 
 
 def announce(records: Sequence[TaskRecord], old: TaskState | None, new: TaskState) -> None:
-    """Tell every receiver what has changed. A receiver that raises is logged and changes nothing."""
+    """Send `task_state_changed` to every receiver. A receiver that raises is logged and changes nothing."""
     if not records:
         return
     for receiver, answer in task_state_changed.send_robust(sender=TaskRecord, records=list(records), old=old, new=new):
         if isinstance(answer, Exception):
-            logger.error("task_state_changed: receiver %r failed", receiver, exc_info=answer)
+            extra = log_extra(records[0]) if len(records) == 1 else None
+            logger.error("task_state_changed: receiver %r failed", receiver, exc_info=answer, extra=extra)
+
+
+def log_extra(record: TaskRecord) -> dict[str, object]:
+    """Return the `extra` of a log line about one task."""
+    return {
+        "task_id": str(record.id),
+        "task": record.name,
+        "queue": record.queue_name,
+        "attempt": record.attempt,
+    }

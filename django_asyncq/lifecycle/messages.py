@@ -1,4 +1,4 @@
-"""What a row looks like as a message of asynq."""
+"""Turn a row into an asynq message and into an entry for the broker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..models import TaskRecord
 
 
 def message_of(record: TaskRecord) -> bytes:
-    """Encode the record as asynq would: counts, last error and arguments, for tools and foreign workers to read."""
+    """Encode the record as asynq does: counts, last error and arguments, for tools and foreign workers to read."""
     most_retries = max(record.max_attempts - 1, 0)
     payload = json_bytes({"args": record.args, "kwargs": record.kwargs})
     timeout = math.ceil(record.timeout_seconds or 0)
@@ -34,9 +34,9 @@ def message_of(record: TaskRecord) -> bytes:
 
 
 def entry_of(record: TaskRecord, *, fence: int = 0, gate: GateKeys | None = None) -> Entry:
-    """Return what the broker needs to queue the record; its due time is that of the next change to come.
+    """Return what the broker needs to queue the record. Its due time is `retry_at`, or else `run_after`.
 
-    gate: where its slot is to be made lasting, if it is.
+    gate: the gate whose slot the script confirms, if any.
     """
     due = record.retry_at or record.run_after
     return Entry(
@@ -50,9 +50,10 @@ def entry_of(record: TaskRecord, *, fence: int = 0, gate: GateKeys | None = None
 
 
 def later_fence(record: TaskRecord) -> int:
-    """Return a fence above any that can have been handed out for it: microseconds since 1970 grow faster.
+    """Return a fence above every one that was handed out for the task: microseconds since 1970.
 
-    Two who give one to the same run mostly give two; Lua keeps it exact until 2255 (2**53). Above the row's own too,
-    for clocks of hosts differ.
+    Fences otherwise grow by one for each run, so they never catch up. Two processes mostly get different values. Lua
+    numbers are exact up to 2**53, which is the year 2255. Because the clocks of hosts differ, the fence is also above
+    the row's.
     """
     return max(time.time_ns() // 1_000, record.fence + 1)

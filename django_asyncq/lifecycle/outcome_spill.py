@@ -1,7 +1,7 @@
-"""How a run ends whose worker must stop while the database is away: its outcome waits in Redis, in its task's hash.
+"""Spill outcomes to Redis when a worker must stop while the database is unreachable, and replay them later.
 
-It is JSON of what the run would have written in its row. Only what it has changed is there, and of the errors only its
-own: the row knows the others.
+An outcome is stored in the hash of its task. It is JSON of what the run would have written to its row: only what the
+run has changed, and only its own error, because the row has the earlier ones.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from django.db import Error as DatabaseError
 from django.db import InterfaceError, OperationalError, router
+from django.template.defaultfilters import pluralize
 
 from .. import failpoints
 from ..broker import Broker, Lease
@@ -22,7 +23,7 @@ from ..definitions.payload import json_bytes
 from ..models import TaskRecord, TaskState
 from ..storage.batches import FencedWrite, write_fenced
 from .dispatching import by_queue
-from .events import announce
+from .events import announce, log_extra
 from .running import Run, acknowledge, strip_result
 
 logger = logging.getLogger("django_asyncq.lifecycle")
@@ -33,14 +34,14 @@ TIMES = ("started_at", "last_attempted_at", "finished_at", "retry_at")
 
 
 class Stored(NamedTuple):
-    """Which run an outcome is of, and whether its end used up an attempt."""
+    """The run of an outcome. counted: whether the run used up an attempt."""
 
     fence: int
     counted: bool
 
 
 def encode(record: TaskRecord, stored: Stored) -> bytes:
-    """Encode what the record's latest run has changed; without its result where that is too much for Redis."""
+    """Encode what the latest run of the record has changed; without its result when that is too large for Redis."""
     outcome: dict[str, Any] = {**stored._asdict(), **{name: getattr(record, name) for name in PLAIN}}
     for name in TIMES:
         at: datetime | None = getattr(record, name)
@@ -49,7 +50,7 @@ def encode(record: TaskRecord, stored: Stored) -> bytes:
     encoded = json_bytes(outcome)
     if len(encoded) <= LARGEST_BYTES:
         return encoded
-    reason = f"the database was away, and {len(encoded):,} bytes are too many to be left in Redis meanwhile"
+    reason = f"the database was unreachable, and {len(encoded):,} bytes are too many to spill to Redis"
     if outcome["error"]:
         outcome["error"] = {**outcome["error"], "message": f"not stored: {reason}", "traceback": ""}
     else:
@@ -58,9 +59,9 @@ def encode(record: TaskRecord, stored: Stored) -> bytes:
 
 
 def apply(record: TaskRecord, encoded: bytes) -> Stored:
-    """Change the record in memory as an encoded outcome says.
+    """Apply an encoded outcome to the record in memory.
 
-    Raises: ValueError, KeyError, TypeError for what is no outcome; the record may be changed in part then.
+    Raises: ValueError, KeyError, TypeError when it is not an outcome; the record may be partly changed then.
     """
     outcome = json.loads(encoded)
     stored = Stored(int(outcome["fence"]), bool(outcome["counted"]))
@@ -75,16 +76,17 @@ def apply(record: TaskRecord, encoded: bytes) -> Stored:
 
 
 def spill_outcomes(broker: Broker, worker_id: str, runs: Sequence[Run]) -> int:
-    """Leave with Redis how runs ended that the database cannot be told now; return how many it took.
+    """Store in Redis the outcomes of runs that cannot be recorded now; return how many Redis accepted.
 
-    | check    | the fence: what another run holds is left alone                    |
-    | row      | nothing yet: whoever gets the entry next writes it (`replay_outcomes`)     |
-    | Redis    | the outcome in the task's hash, its lease over, so that it is found |
-    | announce | nothing yet                                                        |
+    | check    | the fence: an entry that another run holds is left alone                             |
+    | row      | nothing yet: `replay_outcomes` writes it, in the reconciler or the next worker       |
+    | Redis    | the outcome in the hash of the task; the lease expires at once, so that it is found  |
+    | announce | nothing yet                                                                          |
 
-    If we die before, the lease runs out and the task runs again. Raises: BrokerUnavailable, with the same outcome.
+    If we die before, the lease expires and the reconciler requeues the task: it runs again.
+    Raises: BrokerUnavailable; the same holds then.
     """
-    taken = 0
+    spilled = 0
     for queue, group in by_queue([run.record for run in runs]):
         ids = {record.id for record in group}
         items = [
@@ -92,31 +94,31 @@ def spill_outcomes(broker: Broker, worker_id: str, runs: Sequence[Run]) -> int:
             for run in runs
             if run.record.id in ids
         ]
-        taken += broker.spill_outcomes(queue, worker_id, items).count("spilled")
+        spilled += broker.spill_outcomes(queue, worker_id, items).count("spilled")
         failpoints.reach("spill.outcome_left")
-    return taken
+    return spilled
 
 
 def replay_outcomes(
     broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease], rows: Mapping[str, TaskRecord]
 ) -> set[str]:
-    """Record how runs ended whose worker could not; return the ids that are seen to by that.
+    """Record outcomes that a worker spilled to Redis; return the ids of the tasks that this settles.
 
     rows: by id; they are not changed.
 
-    | check    | the fence of the run that ended: once another has begun, what was left is void |
-    | row      | 1 or 0 → 2 or 3, as its worker would have written it                           |
-    | Redis    | done, retry or archive                                                         |
-    | announce | `task_state_changed`                                                           |
+    | check    | the fence of the finished run: an outcome is void when another run has begun |
+    | row      | RUNNING or QUEUED → SUCCEEDED or FAILED, as the worker would have written it |
+    | Redis    | removed, retry or archived                                                   |
+    | announce | `task_state_changed`                                                         |
 
-    If we die in between, the next taker does the same again.
+    If we die in between, the next worker that claims the entry, or the reconciler, does the same again.
     Raises: BrokerUnavailable, django.db.Error.
     """
-    left = broker.spilled_outcomes(queue, [lease.id for lease in leases])
+    spilled = broker.spilled_outcomes(queue, [lease.id for lease in leases])
     found = [
-        _record_left(copy.copy(rows[lease.id]), lease, left[lease.id])
+        _record_outcome(copy.copy(rows[lease.id]), lease, spilled[lease.id])
         for lease in leases
-        if lease.id in left and lease.id in rows
+        if lease.id in spilled and lease.id in rows
     ]
     runs = [run for run in found if run is not None]
     if not runs:
@@ -125,16 +127,17 @@ def replay_outcomes(
     acknowledge(broker, worker_id, runs)
     for state in (TaskState.SUCCEEDED, TaskState.FAILED):
         announce([run.record for run in runs if run.record.state == state], TaskState.RUNNING, state)
-    logger.info("queue %s: recorded %d outcomes that their worker had to leave in Redis", queue, len(runs))
+    count = len(runs)
+    logger.info("queue %s: recorded %d outcome%s that a worker had spilled to Redis", queue, count, pluralize(count))
     return {run.lease.id for run in runs}
 
 
-def _record_left(record: TaskRecord, lease: Lease, encoded: bytes) -> Run | None:
-    """Write one outcome that was left; return its run, or None when it is void."""
+def _record_outcome(record: TaskRecord, lease: Lease, encoded: bytes) -> Run | None:
+    """Write one spilled outcome to its row; return its run, or None when the outcome is void."""
     try:
         stored = apply(record, encoded)
     except (ValueError, KeyError, TypeError):
-        logger.exception("task %s: what was left in Redis is no outcome", lease.id)
+        logger.exception("task %s: its outcome in Redis is unreadable", lease.id, extra=log_extra(record))
         return None
     run = Run(record, lease, counted=stored.counted)
     database = router.db_for_write(TaskRecord)
@@ -143,7 +146,7 @@ def _record_left(record: TaskRecord, lease: Lease, encoded: bytes) -> Run | None
     except (OperationalError, InterfaceError):
         raise
     except DatabaseError as error:
-        logger.exception("task %s: the database refuses its result", lease.id)
+        logger.exception("task %s: the database refuses its result", lease.id, extra=log_extra(record))
         strip_result(run, str(error))
         written = write_fenced([FencedWrite(record, stored.fence)], database)
     return run if written else None

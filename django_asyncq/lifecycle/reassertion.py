@@ -1,4 +1,4 @@
-"""How runs keep their entries when Redis loses its memory: what it lacks, and the row still tells of, is given back."""
+"""Give running tasks their entry and lease again after Redis lost its memory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from .running import load_rows
 
 
 def reassert(broker: Broker, worker_id: str, ids: Collection[str]) -> int:
-    """Give running tasks their entry and lease back after Redis lost its memory; return how many had none.
+    """Give running tasks their entry and lease again after Redis lost its memory; return how many had lost them.
 
-    ids: what the worker runs, by its own knowledge. No state changes.
+    ids: the tasks that the worker believes to run. No state changes.
 
-    Meanwhile tasks end, and a process that stood still finds its runs in other hands. Whoever ends or takes over a run
-    writes the row before its entry goes, hence the order: what Redis lacks *and then* has its row was lost, not ended.
-    What was ended while its entry was on the way is taken back: the worker lives, and would renew its lease for ever.
+    | check    | the row, after Redis: RUNNING, and this worker is the last in `worker_ids`          |
+    | row      | read only                                                                           |
+    | Redis    | the entry and its lease, with the fence of the row                                  |
+    | check    | the row again: a task that finished in the meantime loses its new entry             |
+    | announce | nothing                                                                             |
 
-    If we die in between, the lease runs out and the reconciler finds the row final. Raises: BrokerUnavailable,
-    django.db.Error; raised in between, it leaves such an entry until the worker looks through what it holds, or ends.
+    The order matters. A run may finish, or be recovered from a frozen worker, at any time; the row is always written
+    before the entry is removed. So when Redis lacks an entry *and the row is still RUNNING afterwards*, the entry was
+    lost and not removed. The second check is needed because the worker is alive: it would renew a stale lease for ever.
+
+    If we die in between, the lease expires and the reconciler finds the row final. Raises: BrokerUnavailable,
+    django.db.Error; a stale entry may then stay until the worker checks what it holds, or exits.
     """
     reasserted = 0
     for queue, rows in by_queue(_run_by(worker_id, ids)):
@@ -37,13 +43,13 @@ def reassert(broker: Broker, worker_id: str, ids: Collection[str]) -> int:
         words = broker.reassert(queue, worker_id, entries, conf.current().lease_seconds)
         given = [Lease(str(row.id), row.fence) for row, word in zip(lost, words, strict=True) if word == "reasserted"]
         kept = {(str(row.id), row.fence) for row in _run_by(worker_id, [lease.id for lease in given])}
-        if ended := [lease for lease in given if (lease.id, lease.fence) not in kept]:
-            broker.done(queue, worker_id, ended)
-        reasserted += len(given) - len(ended)
+        if finished := [lease for lease in given if (lease.id, lease.fence) not in kept]:
+            broker.done(queue, worker_id, finished)
+        reasserted += len(given) - len(finished)
     return reasserted
 
 
 def _run_by(worker_id: str, ids: Iterable[str]) -> list[TaskRecord]:
-    """Return the rows of those ids that say the worker runs them; it may believe so of what is another's by now."""
+    """Return the rows that are RUNNING in this worker; a frozen worker may name tasks that another worker runs."""
     rows = load_rows([Lease(id, 0) for id in ids]).values()
     return [row for row in rows if row.state == TaskState.RUNNING and row.worker_ids[-1:] == [worker_id]]

@@ -1,113 +1,24 @@
-"""How a task comes back: retried by time or by a person, or recovered from a lost worker."""
+"""Recover the tasks of lost workers, and close runs that neither Redis nor a worker knows."""
 
 from __future__ import annotations
 
-import logging
 import signal
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import Any, NamedTuple
-from uuid import UUID
+from datetime import datetime
+from typing import NamedTuple
 
-from django.db import connections, router, transaction
+from django.db import router
 from django.utils import timezone
 
 from .. import failpoints
 from ..broker import Broker, Lease
-from ..exceptions import GateUnavailable
 from ..models import TaskRecord, TaskState
 from ..storage.batches import FencedWrite, write_fenced
-from .dispatching import GATE_RETRY_SECONDS, dispatch
-from .enqueueing import CommitHook
-from .events import announce, ask
+from .dispatching import dispatch
+from .events import announce
 from .messages import entry_of, later_fence, message_of
 from .outcome_spill import replay_outcomes
 from .running import Run, begin, count_crash, fail, load_rows, undo_attempt
-
-logger = logging.getLogger("django_asyncq.lifecycle")
-
-
-class Retried(NamedTuple):
-    """What became of a retry. full: their gate had no room; not_failed: they were not in state 3, or are gone."""
-
-    retried: list[TaskRecord]
-    full: list[TaskRecord]
-    not_failed: list[UUID]
-
-
-class Redispatch(CommitHook):
-    """Pushes all that a transaction retried."""
-
-    def __call__(self) -> None:
-        failpoints.reach("retry.committed")
-        dispatch(self.records, again=True)
-        announce(self.records, TaskState.FAILED, TaskState.QUEUED)
-
-
-def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
-    """Queue failed tasks again, as many as their gates admit.
-
-    by_person: also those that have ended for good; lost workers are then forgotten, attempts are not, so a task
-        that has used them up gets one try.
-
-    | check    | `task_state_changing`: the gate's receiver acquires again, and may refuse some |
-    | row      | 3 → 0, the rows locked; two who retry the same task at once: one does          |
-    | Redis    | after the commit: out of retry or archived, into pending                       |
-    | announce | `task_state_changed`                                                           |
-
-    If we die in between, the reconciler pushes the row.
-    Raises: GateUnavailable and what other receivers veto with; nothing is changed then.
-    """
-    database = router.db_for_write(TaskRecord)
-    with transaction.atomic(using=database):
-        rows = TaskRecord.objects.using(database).select_for_update().filter(id__in=ids, state=TaskState.FAILED)
-        records = list(rows if by_person else rows.filter(retry_at__isnull=False))
-        refused = ask(records, TaskState.FAILED, partial=True, timed=not by_person) if records else set()
-        failpoints.reach("retry.slot_taken")
-        admitted = [record for record in records if record.id not in refused]
-        changes: dict[str, Any] = {"state": TaskState.QUEUED, "retry_at": None, "finished_at": None, "run_after": None}
-        if by_person:
-            changes["crash_count"] = 0
-        for record in admitted:
-            for name, value in changes.items():
-                setattr(record, name, value)
-        # Not `bulk_update`: it writes a CASE for each value, though all rows get the same.
-        rows.filter(id__in=[record.id for record in admitted]).update(**changes)
-        if admitted:
-            connection = connections[database]
-            hook = Redispatch.of_transaction(connection)
-            hook.records.extend(admitted)
-            hook.register(connection)
-    found = {record.id for record in records}
-    return Retried(
-        admitted, [record for record in records if record.id in refused], [id for id in ids if id not in found]
-    )
-
-
-def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
-    """Queue tasks again whose `retry_at` has come; those whose gate is full are looked at again later.
-
-    ids: as found due in Redis. Returns how many were queued. Entries that have no row in 3 are removed.
-    """
-    rows = load_rows([Lease(id, 0) for id in ids])
-    stale = [id for id in ids if (row := rows.get(id)) is None or row.is_final]
-    if stale:
-        broker.remove(queue, stale)
-    waiting = [row for row in rows.values() if row.state == TaskState.FAILED and row.retry_at is not None]
-    try:
-        outcome = retry([row.id for row in waiting], by_person=False)
-        full = outcome.full
-        retried = len(outcome.retried)
-    except GateUnavailable:
-        full, retried = waiting, 0
-    if full:
-        retry_at = timezone.now() + timedelta(seconds=GATE_RETRY_SECONDS)
-        unchanged = TaskRecord.objects.filter(id__in=[row.id for row in full], state=TaskState.FAILED)
-        unchanged.filter(retry_at__isnull=False).update(retry_at=retry_at)
-        for row in full:
-            row.retry_at = retry_at
-        broker.park(queue, [entry_of(row) for row in full])
-    return retried
 
 
 def recover(
@@ -122,21 +33,21 @@ def recover(
     timed_out: Mapping[str, tuple[BaseException, datetime | None]] | None = None,
     stack: str = "",
 ) -> int:
-    """Hand back what a lost worker held; return how many tasks go on or were recorded as ended.
+    """Requeue or close the tasks that a lost worker held; return how many were requeued or recorded as finished.
 
-    An outcome that the worker left in Redis is recorded, and its task is not run again.
+    An outcome that the worker spilled to Redis is recorded, and its task does not run again.
 
-    crashed: whether the worker died; each task it was running then costs a crash, though never an attempt.
-    started: ids that are known to have been running; rows in 1 count as such too.
-    timed_out: ids whose process was ended because of them, with the error and the time of the next try if any.
-    stack: the process's last one, for the errors of the tasks it was running.
+    crashed: whether the worker died. Each task that it was running then counts one crash, but no attempt.
+    started: ids of tasks that are known to have been running; rows in RUNNING count as such too.
+    timed_out: ids of the tasks because of which the process was stopped, with the error and `retry_at`, if any.
+    stack: the last stack of the process, for the errors of the tasks that it was running.
 
-    | check    | the fence: a task that another run holds is left alone                              |
-    | row      | 1 → 0 with the fence raised; too many crashes: 3 with `WorkerLost`; timed out: 3    |
-    | Redis    | pending at the head, archived, or retry                                             |
-    | announce | `task_state_changed`                                                                |
+    | check    | the fence: a task that another run holds is left alone                                  |
+    | row      | RUNNING → QUEUED with the fence raised; → FAILED after too many crashes or a timeout    |
+    | Redis    | pending at the head, archived, or retry                                                 |
+    | announce | `task_state_changed`                                                                    |
 
-    If we die in between, the lease runs out and the reconciler does the same.
+    If we die in between, the leases expire and the reconciler does the same.
     """
     rows = load_rows(leases)
     final = [lease for lease in leases if lease.id in rows and rows[lease.id].is_final]
@@ -154,7 +65,7 @@ def recover(
     accepted = write_fenced(writes, router.db_for_write(TaskRecord)) if writes else set()
     failpoints.reach("recover.row_written")
     closed = [write.record for write in writes if write.record.id in accepted]
-    return len(recorded_now) + _give_on(broker, queue, worker_id, live, closed)
+    return len(recorded_now) + _update_redis(broker, queue, worker_id, live, closed)
 
 
 class Loss(NamedTuple):
@@ -168,10 +79,10 @@ class Loss(NamedTuple):
 
 
 def _close_run(run: Run, worker_id: str, loss: Loss) -> FencedWrite:
-    """Change the record of a lost run in memory, its fence raised as Redis will raise its own."""
+    """Change the record of a lost run in memory; raise its fence as the script will raise it in Redis."""
     record, id, now = run.record, str(run.record.id), timezone.now()
     if record.state == TaskState.QUEUED and (id in loss.started or id in loss.timed_out):
-        # It began less than a report ago: the row does not know yet.
+        # The run began after the last report, so the row does not say RUNNING yet.
         begin(run, worker_id, now)
     if id in loss.timed_out:
         exception, retry_at = loss.timed_out[id]
@@ -181,40 +92,42 @@ def _close_run(run: Run, worker_id: str, loss: Loss) -> FencedWrite:
     elif record.state == TaskState.RUNNING:
         undo_attempt(record)
         record.state = TaskState.QUEUED
-    # So that the lost worker's late answers match neither store.
+    # Both stores then refuse late answers of the lost worker.
     record.fence = run.lease.fence + 1
     return FencedWrite(record, run.lease.fence)
 
 
-def _give_on(
+def _update_redis(
     broker: Broker, queue: str, worker_id: str, leases: Mapping[str, Lease], records: Sequence[TaskRecord]
 ) -> int:
-    """Follow the rows in Redis: requeue what is in 0 (and what has no row), retry or archive what is in 3."""
-    ended = {str(record.id): record for record in records if record.state == TaskState.FAILED}
-    onward = [lease for id, lease in leases.items() if id not in ended]
-    words = broker.requeue(queue, worker_id, onward, raise_fence=True) if onward else []
-    if again := [record for record in ended.values() if record.retry_at]:
-        items = [(leases[str(record.id)], message_of(record), entry_of(record).due_at or 0) for record in again]
+    """Make Redis follow the rows: requeue QUEUED tasks and those without a row, retry or archive FAILED ones."""
+    failed = {str(record.id): record for record in records if record.state == TaskState.FAILED}
+    unfinished = [lease for id, lease in leases.items() if id not in failed]
+    words = broker.requeue(queue, worker_id, unfinished, raise_fence=True) if unfinished else []
+    if retrying := [record for record in failed.values() if record.retry_at]:
+        items = [(leases[str(record.id)], message_of(record), entry_of(record).due_at or 0) for record in retrying]
         broker.retry(queue, worker_id, items)
-    if over := [record for record in ended.values() if record.retry_at is None]:
-        broker.archive(queue, worker_id, [(leases[str(record.id)], message_of(record)) for record in over])
+    if final := [record for record in failed.values() if record.retry_at is None]:
+        broker.archive(queue, worker_id, [(leases[str(record.id)], message_of(record)) for record in final])
     failpoints.reach("recover.redis_told")
     announce([record for record in records if record.state == TaskState.QUEUED], TaskState.RUNNING, TaskState.QUEUED)
-    announce(list(ended.values()), TaskState.RUNNING, TaskState.FAILED)
+    announce(list(failed.values()), TaskState.RUNNING, TaskState.FAILED)
     return words.count("requeued")
 
 
 def abandon(record: TaskRecord, reason: str) -> bool:
-    """Close a run that neither Redis nor any worker knows of, and queue the task again; return whether it was so.
+    """Close a run that neither Redis nor any worker knows, and queue the task again; return whether it was open.
 
-    | check    | the fence: the row still tells of that run               |
-    | row      | 1 → 0, or 3 with `WorkerLost` after too many crashes     |
-    | Redis    | pending (`dispatch`), with a fence above all before      |
-    | announce | `task_state_changed`                                     |
+    | check    | the fence: the row still names this run                              |
+    | row      | RUNNING → QUEUED, or FAILED with `WorkerLost` after too many crashes |
+    | Redis    | pending (`dispatch`), with a fence above all earlier ones            |
+    | announce | `task_state_changed`                                                 |
+
+    If we die in between, the reconciler pushes the row.
     """
     held = record.fence
     count_crash(record, reason, timezone.now())
-    # So that of two who abandon the same run at once one does: the other finds another fence.
+    # Of two processes that abandon a run at the same time, one succeeds: the other finds a different fence.
     record.fence = later_fence(record)
     if record.id not in write_fenced([FencedWrite(record, held)], router.db_for_write(TaskRecord)):
         return False
@@ -226,7 +139,7 @@ def abandon(record: TaskRecord, reason: str) -> bool:
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """Say how a worker process ended, for the error on the row."""
+    """Describe how a worker process exited, for the error on the row."""
     if exit_code is not None and exit_code < 0:
         return f"its process was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
-    return f"its process ended with exit code {exit_code}"
+    return f"its process exited with code {exit_code}"

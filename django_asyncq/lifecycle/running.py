@@ -1,7 +1,7 @@
-"""How a task runs: begun, written down, acknowledged, or handed back.
+"""Run tasks: begin, succeed or fail, record, acknowledge; or requeue, postpone and refuse.
 
-A Run is one claim of one task. The verbs change the record in memory at once; `record_runs` writes them for a whole
-batch, and only what still holds its fence is written.
+A Run is one claim of one task. `begin`, `succeed` and `fail` change the record in memory. `record_runs` writes a whole
+batch of records, and only runs that still hold their fence are written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..exceptions import WorkerLost
 from ..models import TaskRecord, TaskState
 from ..storage.batches import FencedWrite, read_rows, write_fenced
 from .dispatching import by_queue
-from .events import announce
+from .events import announce, log_extra
 from .messages import message_of
 
 logger = logging.getLogger("django_asyncq.lifecycle")
@@ -37,7 +37,11 @@ UUID_TEXT = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One claim of a task. counted: whether its end uses up an attempt. written: whether the row says it runs."""
+    """One claim of a task.
+
+    counted: whether the run uses up an attempt. begun: whether `begin` was called. written: whether the row says
+    RUNNING.
+    """
 
     record: TaskRecord
     lease: Lease
@@ -47,13 +51,13 @@ class Run:
 
 
 def count_crash(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") -> None:
-    """1 → 0 in memory after its worker was lost, or 1 → 3 when that has happened too often.
+    """RUNNING → QUEUED in memory after the worker was lost; → FAILED after too many crashes.
 
-    stack: the last one of the process, where it could still write it.
+    stack: the last stack of the process, if it could still write one.
     """
     record.crash_count += 1
     add_error(record, WorkerLost(reason), stack, now)
-    # A lost worker is counted apart and uses no attempt; its entry in `worker_ids` stays, with the error.
+    # A crash is counted separately and uses no attempt. The worker stays in `worker_ids`, next to its error.
     record.attempt = max(record.attempt - 1, 0)
     if record.crash_count >= conf.current().max_crashes:
         record.state = TaskState.FAILED
@@ -64,13 +68,16 @@ def count_crash(record: TaskRecord, reason: str, now: datetime, *, stack: str = 
 
 
 def load_rows(leases: Iterable[Lease]) -> dict[str, TaskRecord]:
-    """Load the rows of leased ids, by id; an id that is no UUID has none."""
+    """Load the rows of leased ids, by id; an id that is not a UUID has no row."""
     ids = [lease.id for lease in leases if UUID_TEXT.fullmatch(lease.id)]
     return {str(row.id): row for row in read_rows(ids, router.db_for_write(TaskRecord))} if ids else {}
 
 
 def begin(run: Run, worker_id: str, now: datetime) -> None:
-    """0 → 1 in memory: the function is about to be called. The row follows with `mark_running` or the outcome."""
+    """QUEUED → RUNNING in memory, before the function is called.
+
+    The row is written later, by `mark_running` or with the outcome.
+    """
     record = run.record
     record.state = TaskState.RUNNING
     record.fence = run.lease.fence
@@ -82,7 +89,7 @@ def begin(run: Run, worker_id: str, now: datetime) -> None:
 
 
 def succeed(run: Run, value: Any, now: datetime) -> None:
-    """1 → 2 in memory."""
+    """RUNNING → SUCCEEDED in memory; `record_runs` writes the row."""
     record = run.record
     record.state = TaskState.SUCCEEDED
     record.return_value = None if value is None else storable_result(value)
@@ -90,22 +97,23 @@ def succeed(run: Run, value: Any, now: datetime) -> None:
 
 
 def complete(run: Run, value: Any, now: datetime) -> Run | None:
-    """Write 1 → 2 in the caller's transaction; return the run as it stands after it, or None for a stale fence.
+    """Write the success in the caller's transaction; return the completed run, or None for a stale fence.
 
-    | check    | the fence: when another run has taken over, the caller rolls its effects back |
-    | row      | 1 → 2, or 0 → 2, in the transaction that holds the task's effects             |
-    | Redis    | after the commit: the reporter acknowledges                                   |
-    | announce | after that                                                                    |
+    | check    | the fence: if another run holds it, the caller rolls its effects back                 |
+    | row      | RUNNING or QUEUED → SUCCEEDED, in the transaction that holds the effects of the task |
+    | Redis    | after the commit: the reporter acknowledges                                           |
+    | announce | after the acknowledgement: `task_state_changed`                                       |
 
-    If we die before the commit, nothing of the run stays and it is recovered; after it, the next taker finds the row
-    final. The given run is unchanged: after a rollback it has still to be ended.
+    If we die before the commit, nothing of the run remains and the reconciler recovers it. If we die after it, the
+    next worker that claims the entry finds the row final and acknowledges. The given run is unchanged, because after a
+    rollback it must still be finished.
     """
     database = router.db_for_write(TaskRecord)
     completed = replace(run, record=copy.copy(run.record))
     succeed(completed, value, now)
     write = [FencedWrite(completed.record, run.lease.fence)]
     try:
-        # The savepoint keeps the effects when the database refuses the result; None is never refused.
+        # The savepoint saves the effects when the database refuses the result. It never refuses None.
         with transaction.atomic(using=database, savepoint=value is not None):
             written = write_fenced(write, database)
     except (OperationalError, InterfaceError):
@@ -113,14 +121,14 @@ def complete(run: Run, value: Any, now: datetime) -> Run | None:
     except DatabaseError as error:
         if value is None:
             raise
-        logger.exception("task %s: the database refuses its result", run.record.id)
+        logger.exception("task %s: the database refuses its result", run.record.id, extra=log_extra(run.record))
         strip_result(completed, str(error))
         written = write_fenced(write, database)
     return completed if written else None
 
 
 def strip_result(run: Run, reason: str) -> None:
-    """Put notes in the place of what the database refused: how the task ended counts for more."""
+    """Replace what the database refused by notes, so that at least the outcome can be recorded."""
     record = run.record
     if record.state == TaskState.SUCCEEDED:
         record.return_value = {"result_not_stored": storable_text(reason, MESSAGE_CHARACTERS)}
@@ -138,7 +146,10 @@ def fail(
     retry_at: datetime | None,
     counted: bool = True,
 ) -> None:
-    """1 → 3 in memory; with `retry_at` the task will be tried again. An uncounted try is taken back."""
+    """RUNNING → FAILED in memory, or RETRYING with `retry_at`; `record_runs` writes the row.
+
+    counted: whether the run uses up an attempt.
+    """
     record = run.record
     record.state = TaskState.FAILED
     record.retry_at = retry_at
@@ -151,7 +162,7 @@ def fail(
 
 
 def add_error(record: TaskRecord, exception: BaseException, traceback: str, now: datetime) -> None:
-    """Append the entry of a failed try to the record in memory."""
+    """Append the error of a failed attempt to the record in memory."""
     kind = type(exception)
     record.errors = [
         *record.errors,
@@ -171,19 +182,24 @@ def _message(exception: BaseException) -> str:
     try:
         return str(exception)
     except Exception as error:  # noqa: BLE001 - a user's __str__ may raise anything
-        return f"<the message could not be made: {type(error).__qualname__}>"
+        return f"<no message: its __str__ raised {type(error).__qualname__}>"
 
 
 def undo_attempt(record: TaskRecord) -> None:
-    """Undo what `begin` counted: this try uses none."""
+    """Undo the attempt that `begin` counted."""
     record.attempt = max(record.attempt - 1, 0)
     record.worker_ids = record.worker_ids[:-1]
 
 
 def mark_running(runs: Sequence[Run]) -> list[Run]:
-    """Write 0 → 1 for runs that go on for a while, and announce it; return those that lost their lease meanwhile.
+    """Record that runs are RUNNING, when they have not finished after a while; return those that lost their lease.
 
-    If we die in between, the row says 1 without a lease; the reconciler hands it back.
+    | check    | the fence: a run that lost its lease changes nothing |
+    | row      | QUEUED → RUNNING                                     |
+    | Redis    | nothing: the lease is there since the claim          |
+    | announce | `task_state_changed`                                 |
+
+    If we die in between, the row is RUNNING without a lease, and the reconciler requeues the task.
     """
     lost = record_runs(runs)
     failpoints.reach("mark.row_written")
@@ -194,33 +210,41 @@ def mark_running(runs: Sequence[Run]) -> list[Run]:
 
 
 def record_runs(runs: Sequence[Run]) -> list[Run]:
-    """Write the records of runs, one UPDATE for the batch; return the runs that no longer hold their fence.
+    """Write the records of runs with one UPDATE for the batch; return the runs that no longer hold their fence.
 
-    Raises: django.db.Error; nothing or all has been written then, and the call may be repeated.
+    Raises: django.db.Error; all or nothing was written then, and the call may be repeated.
     """
     database = router.db_for_write(TaskRecord)
     accepted = write_fenced([FencedWrite(run.record, run.lease.fence) for run in runs], database)
     lost = [run for run in runs if run.record.id not in accepted]
     for run in lost:
         logger.warning(
-            "task %s: lost its lease (fence %d); what it did is not recorded", run.record.id, run.lease.fence
+            "task %s: lost its lease (fence %d); its outcome is not recorded",
+            run.record.id,
+            run.lease.fence,
+            extra=log_extra(run.record),
         )
     return lost
 
 
 def already_recorded(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs whose row stands as theirs says: a commit that gave no answer may have been one."""
+    """Return the runs whose outcome the row already has: a commit without an answer may have succeeded."""
     rows = load_rows([run.lease for run in runs])
     found = [(run, rows.get(run.lease.id)) for run in runs]
     return [run for run, row in found if row and (row.fence, row.state) == (run.record.fence, run.record.state)]
 
 
 def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Sequence[Run] = ()) -> None:
-    """Tell Redis how recorded runs ended: done, retry or archive, one script per queue and kind.
+    """Acknowledge recorded runs in Redis: done, retry or archive, one script per queue and kind.
 
-    lost: runs whose row was taken from them; their entry goes, unless another run holds it by now.
+    lost: runs that no longer held their fence. Their entry is removed, unless another run holds it.
 
-    If we die before, the row is final: whoever takes the entry next only acknowledges it.
+    | check    | the fence: an entry that another run holds is left alone |
+    | row      | written before, by `record_runs`                         |
+    | Redis    | removed, retry or archived                               |
+    | announce | afterwards, by the caller                                |
+
+    If we die before, the next worker that claims the entry finds the row final and acknowledges it.
     Raises: BrokerUnavailable; the call may be repeated.
     """
     runs_by_id = {run.record.id: run for run in runs}
@@ -233,9 +257,9 @@ def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Seque
             again = [run for run in of if run.record.retry_at and run.counted is counted]
             if again:
                 broker.retry(queue, worker_id, [_retry_item(run) for run in again], counted=counted)
-        over = [run for run in of if run.record.state == TaskState.FAILED and run.record.retry_at is None]
-        if over:
-            broker.archive(queue, worker_id, [(run.lease, message_of(run.record)) for run in over])
+        final = [run for run in of if run.record.state == TaskState.FAILED and run.record.retry_at is None]
+        if final:
+            broker.archive(queue, worker_id, [(run.lease, message_of(run.record)) for run in final])
         failpoints.reach("acknowledge.queue_told")
 
 
@@ -246,14 +270,14 @@ def _retry_item(run: Run) -> tuple[Lease, bytes, int]:
 
 
 def requeue(broker: Broker, worker_id: str, runs: Sequence[Run]) -> None:
-    """Give tasks back that have not ended, to the head of their queue; no attempt is used.
+    """Put unfinished tasks back at the head of their queue; no attempt is used.
 
-    | check    | the fence: a run that lost its lease changes nothing             |
-    | row      | 1 → 0 for those whose row says 1                                 |
-    | Redis    | pending, at the head                                             |
-    | announce | `task_state_changed` for those whose row said 1                  |
+    | check    | the fence: a run that lost its lease changes nothing |
+    | row      | RUNNING → QUEUED, where the row says RUNNING         |
+    | Redis    | pending, at the head                                 |
+    | announce | `task_state_changed`, where the row said RUNNING     |
 
-    If we die in between, the lease runs out and the reconciler hands the task back.
+    If we die in between, the lease expires and the reconciler requeues the task.
     """
     for run in runs:
         if run.begun:
@@ -269,9 +293,9 @@ def requeue(broker: Broker, worker_id: str, runs: Sequence[Run]) -> None:
 
 
 def postpone(broker: Broker, worker_id: str, runs: Sequence[Run], delay_seconds: int) -> Mapping[UUID, int]:
-    """Put tasks aside that cannot run here and now, without using an attempt; the row stays in 0.
+    """Put tasks aside that cannot run here now; the row stays QUEUED and no attempt is used.
 
-    Returns: for each id, how many seconds ago it was first put off (-1: its lease was lost).
+    Returns: for each id, how many seconds ago the task was first postponed (-1: its lease was lost).
     """
     ages: dict[UUID, int] = {}
     for queue, group in by_queue([run.record for run in runs]):
@@ -283,9 +307,14 @@ def postpone(broker: Broker, worker_id: str, runs: Sequence[Run], delay_seconds:
 
 
 def refuse(broker: Broker, run: Run, exception: BaseException) -> None:
-    """0 → 3 for a task that was put off and can never run here; the row says why.
+    """Fail a task that was postponed and can never run here; the row says why.
 
-    If we die before the entry is removed, its next taker finds the row final and only acknowledges.
+    | check    | the fence: a run that lost its lease changes nothing |
+    | row      | QUEUED → FAILED, with the error                      |
+    | Redis    | the entry is removed                                 |
+    | announce | `task_state_changed`                                 |
+
+    If we die in between, the next worker that claims the entry finds the row final and acknowledges.
     """
     record, now = run.record, timezone.now()
     record.state, record.fence, record.finished_at = TaskState.FAILED, run.lease.fence, now

@@ -1,1 +1,1 @@
-"""The SQL of task rows: one INSERT for many, one fenced UPDATE for many, the database's own time."""
+"""The SQL of task rows: the INSERT of new tasks, the fenced UPDATE of a batch, and the database's own time."""

@@ -59,7 +59,7 @@ class Repairs(Waits):
         """dies: when the rows are written, before Redis is told of them."""
         wanted = self.model.recover_expired(cut=bool(dies))
         with (
-            self.dies_before(recovery, "_give_on", dies=bool(dies)),
+            self.dies_before(recovery, "_update_redis", dies=bool(dies)),
             self.dies_before(outcome_spill, "acknowledge", dies=bool(dies)),
         ):
             try:

@@ -1,12 +1,12 @@
--- Admit tasks to a gate: at most `limit` members, counted together.
+-- Admit tasks to a gate that has at most `limit` members.
 -- KEYS: 1 gate (zset: task id -> expiry, Unix seconds), 2 meta (hash: built, limit, expected_seconds, asked),
 --       3 retaken (hash: task id -> fence)
--- ARGV: 1 seconds to hold a slot (0: the slot's full time), 2 limit if meta has none ("" for none),
---       3 expected seconds if meta has none, 4 "all" or "partial", 5 seconds after which a gate nobody has asked is
---       built anew, then for each task: id, fence of the run that a retry follows ("": none)
--- Returns {word, limit, occupancy, expected seconds, refused id…}; word: "unbuilt", "undefined", "open", "full" or
---       "admitted" ("full" only with "all": then nobody was added)
--- Invariant: never more than `limit` members after an admission; a member is never shortened, nor is the key's TTL.
+-- ARGV: 1 seconds to hold a slot (0: the full time), 2 limit if meta has none ("": none), 3 expected seconds if meta
+--       has none, 4 "all" or "partial", 5 seconds without a request after which the gate must be rebuilt; then for each
+--       task: id, fence of the run before the retry ("": not a retry)
+-- Returns: {word, limit, occupancy, expected seconds, refused id…}. Words: "unbuilt" (build it, then ask again),
+--       "undefined" (no limit), "open" (limit 0 or less), "full" (only with "all": no task was admitted), "admitted".
+-- Invariant: after an admission the gate has at most `limit` members. No slot and no TTL gets shorter.
 local gate, meta = KEYS[1], KEYS[2]
 local known = redis.call('HMGET', meta, 'built', 'limit', 'expected_seconds', 'asked')
 local limit = tonumber(known[2] or ARGV[2])
@@ -16,7 +16,7 @@ if not limit then return {'undefined', 0, 0, '0'} end
 if limit <= 0 then return {'open', limit, 0, expected} end
 local now = tonumber(redis.call('TIME')[1])
 if now - tonumber(known[4] or 0) > tonumber(ARGV[5]) then
-  -- Redis may have been away meanwhile: slots of committed rows can have ended before anybody could confirm them.
+  -- Redis may have been unreachable: slots of committed rows may have expired before they could be confirmed.
   redis.call('HDEL', meta, 'built')
   return {'unbuilt', 0, 0, '0'}
 end

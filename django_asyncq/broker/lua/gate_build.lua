@@ -1,12 +1,12 @@
--- Build a gate from the rows in 0 and 1, after Redis lost its memory or before the first use.
--- KEYS: 1 gate, 2 meta, 3 retaken (hash: task id -> fence)
--- ARGV: 1 the number of changes before the rows were read ("" for none), 2 limit of the Gate row ("" if there is none),
---       3 its expected seconds (or ""), 4 seconds to hold, then for each task: id, fence of its last run that is
---       over (0: none)
--- Returns "built"; "already" when somebody else was first, or "changed" when the limit was changed since: then nothing
---       was written.
--- Invariant: from "built" on, every task in 0 or 1 that was committed by then is a member, and no run that was over by
--- then gives its slot back.
+-- Build a gate from the QUEUED and RUNNING rows, before its first use or after Redis lost its memory.
+-- KEYS: 1 gate (zset: task id -> expiry), 2 meta (hash), 3 retaken (hash: task id -> fence)
+-- ARGV: 1 the value of meta's "changes" before the rows were read ("": none), 2 limit of the Gate row ("": no row),
+--       3 its expected seconds (or ""), 4 seconds to hold a slot; then for each task: id, fence of its last finished
+--       run (0: none)
+-- Returns: "built"; "already" when another process has built it, "changed" when the limit was changed since the rows
+--       were read: then nothing was written.
+-- Invariant: after "built", every task that was QUEUED or RUNNING in a committed row is a member, and a late release by
+--       a finished run leaves its slot alone.
 local gate, meta = KEYS[1], KEYS[2]
 local known = redis.call('HMGET', meta, 'built', 'changes')
 if known[1] then return 'already' end

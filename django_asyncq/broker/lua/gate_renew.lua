@@ -1,6 +1,8 @@
--- Extend the slots of tasks whose row says 0 or 1, and give a slot to those that have none.
--- KEYS: 1 gate   ARGV: 1 seconds to hold, 2… task ids
--- Returns the ids that had no slot. Invariant: what runs is counted, even above a limit that was lowered.
+-- Extend the slots of QUEUED and RUNNING tasks, and add the slots that are missing.
+-- KEYS: 1 gate (zset: task id -> expiry)
+-- ARGV: 1 seconds to hold a slot, then task ids
+-- Returns: the ids that had no slot.
+-- Invariant: every given task has a slot, even above a limit that was lowered. No slot and no TTL gets shorter.
 local now = tonumber(redis.call('TIME')[1])
 local hold = tonumber(ARGV[1])
 local missing = {}

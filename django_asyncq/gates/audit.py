@@ -1,0 +1,124 @@
+"""Make the slots of a gate agree with the rows, which decide who holds one.
+
+`build` makes the slots anew after Redis lost its memory. `audit` repairs small differences. Neither changes a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from django.db.models import QuerySet
+
+from .. import conf, failpoints
+from ..broker import clients, scripts
+from ..models import Gate, TaskRecord, TaskState
+from .members import IDS_PER_CALL, client, forget_built, hold_seconds, keys, release_ids, slots
+
+LIVE_STATES = (TaskState.QUEUED, TaskState.RUNNING)
+KEYS_PER_SCAN = 1000
+
+
+class Drift(NamedTuple):
+    """What an audit repaired. added: tasks without a slot; removed: slots without a task."""
+
+    added: int
+    removed: int
+
+
+def build(gate: str) -> None:
+    """Give a slot to every task that is QUEUED or RUNNING, then let the gate admit.
+
+    Does nothing when the limit of the gate is changed in the meantime. Raises: BrokerUnavailable.
+    """
+    with clients.broker_errors():
+        changes = client().hget(keys(gate)[1], "changes") or b""
+    row = Gate.objects.filter(name=gate).first()
+    holders = list(_live(gate).values_list("id", "state", "fence"))
+    expected = row.expected_seconds if row else conf.current().expected_seconds
+    limit = [row.limit, row.expected_seconds] if row else ["", ""]
+    arguments = [changes, *limit, hold_seconds(expected)]
+    for id, state, fence in holders:
+        # The fence of the last run that has finished. A RUNNING row names the run that holds the slot, so its last
+        # finished run is the one before; a QUEUED row names a finished run.
+        arguments += [str(id), fence if state == TaskState.QUEUED else fence - 1]
+    if scripts.run("gate_build", client(), keys(gate), arguments) != b"built":
+        return
+    failpoints.reach("build.gate_built")
+    # A task that finished after its row was read got a slot that nobody would release.
+    release_ids(gate, sorted({str(id) for id, _, _ in holders}.difference(_holders(gate))))
+
+
+def occupied() -> set[str]:
+    """Return the names of all gates with slots that this project has built, including gates without a live task.
+
+    Scans the keys of the gates in Redis. Raises: BrokerUnavailable.
+    """
+    prefix = conf.current().gate_prefix
+    with clients.broker_errors():
+        found = client().scan_iter(match=f"{prefix}*", count=KEYS_PER_SCAN)
+        names = {key.decode("utf-8", "replace").removeprefix(prefix) for key in found}
+        # A gate without the mark "built" belongs to another program.
+        return {name for name in names if client().hexists(keys(name)[1], "built")}
+
+
+def audit(gate: str, now: float, *, seen: set[str] | None = None, dry_run: bool = False) -> Drift:
+    """Renew the slots of tasks that are QUEUED or RUNNING, add missing slots and remove those without a task.
+
+    now: Unix seconds. Slots younger than a provisional one are skipped: their row may not be committed yet.
+    seen: slots without a live task that the last audit found. Only those are removed, because a worker releases a
+        slot shortly after it has written the outcome. The set is replaced by what this audit finds. None: remove all.
+    dry_run: only count. Raises: BrokerUnavailable.
+    """
+    members = {slot.id: slot.expires_at for slot in slots(gate)}
+    row = Gate.objects.filter(name=gate).first()
+    if not dry_run and _known_limit(gate) != _limit_of(row):
+        forget_built(gate)  # it was changed while Redis was unreachable
+    holders = _holders(gate)
+    provisional_until = now + conf.current().provisional_seconds
+    strangers = {id for id, expires_at in members.items() if expires_at > provisional_until}.difference(holders)
+    lacking = set() if row and row.limit <= 0 else _renew(gate, row, holders, dry_run=dry_run)
+    if lacking or strangers:
+        live = set(_holders(gate))
+        # A task that finished between the read and the renewal has got a slot again.
+        finished = lacking - live
+        if not dry_run:
+            release_ids(gate, sorted(finished))
+        lacking, strangers = lacking - finished, strangers - live
+    if seen is not None:
+        strangers, found = strangers & seen, strangers
+        seen.clear()
+        seen.update(found - strangers)
+    return Drift(len(lacking), len(strangers) if dry_run else release_ids(gate, sorted(strangers)))
+
+
+def _renew(gate: str, row: Gate | None, holders: Sequence[str], *, dry_run: bool) -> set[str]:
+    """Extend the slots of the holders and give one to each that has none; return the ids that had none."""
+    if dry_run:
+        return set(holders) - {slot.id for slot in slots(gate)}
+    hold = hold_seconds(row.expected_seconds if row else conf.current().expected_seconds)
+    lacking: set[str] = set()
+    for start in range(0, len(holders), IDS_PER_CALL):
+        arguments = [hold, *holders[start : start + IDS_PER_CALL]]
+        found = scripts.run("gate_renew", clients.client("worker"), keys(gate)[:1], arguments)
+        lacking |= {id.decode() for id in found}
+    return lacking
+
+
+def _limit_of(row: Gate | None) -> tuple[int, float] | None:
+    return (row.limit, row.expected_seconds) if row else None
+
+
+def _known_limit(gate: str) -> tuple[int, float] | None:
+    """Return the limit and the expected seconds that Redis has of the Gate row."""
+    with clients.broker_errors():
+        limit, expected = client().hmget(keys(gate)[1], "limit", "expected_seconds")
+    return (int(limit), float(expected)) if limit else None
+
+
+def _live(gate: str) -> QuerySet[TaskRecord]:
+    return TaskRecord.objects.filter(gate=gate, state__in=LIVE_STATES).order_by("id")
+
+
+def _holders(gate: str) -> list[str]:
+    return [str(id) for id in _live(gate).values_list("id", flat=True)]

@@ -1,0 +1,88 @@
+"""The members of a gate in Redis: the keys, who holds a slot, and how a slot is released by task id.
+
+Slots have the format of the Go service that first had them: ZSET `asynch:qgate:<name>`, member = task id, score =
+expiry in Unix seconds. This module reads no rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from .. import conf
+from ..broker import GateKeys, clients, scripts
+from ..models import TaskRecord
+
+IDS_PER_CALL = 200
+LONGEST_HOLD_SECONDS = 86_400
+SHORTEST_HOLD_SECONDS = 3_600
+
+
+class Slot(NamedTuple):
+    """A member of a gate. expires_at: Unix seconds."""
+
+    id: str
+    expires_at: int
+
+
+def keys(gate: str) -> tuple[str, str, str]:
+    """Return the gate's keys: members, meta, retaken. The braces keep all three in one slot of a Redis Cluster."""
+    return _keys(conf.current().gate_prefix, gate)
+
+
+@lru_cache(maxsize=1024)
+def _keys(prefix: str, gate: str) -> tuple[str, str, str]:
+    members = f"{prefix}{gate}"
+    return members, f"{{{members}}}:meta", f"{{{members}}}:retaken"
+
+
+def keys_for(record: TaskRecord) -> GateKeys:
+    """Return what the enqueue script needs to confirm the slot of a record."""
+    members, meta, _ = keys(record.gate)
+    expected_seconds = record.expected_seconds or conf.current().expected_seconds
+    return GateKeys(members, meta, record.queue_limit, expected_seconds)
+
+
+def hold_seconds(expected_seconds: float) -> int:
+    """Return how long a slot lasts without renewal: ten times the expected time, between an hour and a day."""
+    return min(max(math.ceil(10 * expected_seconds), SHORTEST_HOLD_SECONDS), LONGEST_HOLD_SECONDS)
+
+
+def slots(gate: str) -> list[Slot]:
+    """Return the gate's slots, the one that expires first in front. Raises: BrokerUnavailable."""
+    with clients.broker_errors():
+        pairs = client().zrange(keys(gate)[0], 0, -1, withscores=True)
+    return [Slot(member.decode(), int(score)) for member, score in pairs]
+
+
+def release_ids(gate: str, ids: Sequence[str]) -> int:
+    """Release the slots of these tasks, whichever run holds them; return how many were held.
+
+    Raises: BrokerUnavailable.
+    """
+    return release_runs(gate, [(id, "") for id in ids])
+
+
+def release_runs(gate: str, runs: Sequence[tuple[str, str]]) -> int:
+    """Release the slots of runs; return how many were held. Raises: BrokerUnavailable.
+
+    runs: task id and fence of the run; a fence of "" releases the slot of any run.
+    """
+    members, _, retaken = keys(gate)
+    released = 0
+    for start in range(0, len(runs), IDS_PER_CALL):
+        words = [word for run in runs[start : start + IDS_PER_CALL] for word in run]
+        released += int(scripts.run("gate_release", client(), [members, retaken], words))
+    return released
+
+
+def forget_built(gate: str) -> None:
+    """Have the gate rebuilt at its next use, because its limit was changed. Raises: BrokerUnavailable."""
+    scripts.run("gate_forget", client(), keys(gate)[1:2])
+
+
+def client() -> clients.Client:
+    """Return the client that gates use, with the short timeouts of a producer."""
+    return clients.client("producer")

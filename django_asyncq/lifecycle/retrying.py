@@ -1,0 +1,105 @@
+"""Retry failed tasks: when their time has come, or because a person asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.db import connections, router, transaction
+from django.utils import timezone
+
+from .. import failpoints
+from ..broker import Broker, Lease
+from ..exceptions import GateUnavailable
+from ..models import TaskRecord, TaskState
+from .dispatching import GATE_RETRY_SECONDS, dispatch
+from .events import announce, ask
+from .messages import entry_of
+from .on_commit import CommitHook
+from .running import load_rows
+
+
+class Retried(NamedTuple):
+    """The result of a retry. full: their gate was full. not_failed: not FAILED, or deleted."""
+
+    retried: list[TaskRecord]
+    full: list[TaskRecord]
+    not_failed: list[UUID]
+
+
+class Redispatch(CommitHook):
+    """Dispatches all tasks that a transaction retried."""
+
+    def __call__(self) -> None:
+        failpoints.reach("retry.committed")
+        dispatch(self.records, again=True)
+        announce(self.records, TaskState.FAILED, TaskState.QUEUED)
+
+
+def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
+    """Queue failed tasks again, as many as their gates admit.
+
+    by_person: also tasks that have no attempts left. Their worker crashes are forgotten, their attempts are not, so
+        such a task gets one more attempt.
+
+    | check    | `task_state_changing`: the gate's receiver acquires again, and may refuse some            |
+    | row      | FAILED → QUEUED, the rows locked: of two retries of a task at the same time, one succeeds |
+    | Redis    | after the commit: out of retry or archived, into pending                                  |
+    | announce | `task_state_changed`                                                                      |
+
+    If we die in between, the reconciler pushes the row.
+    Raises: GateUnavailable, and what other receivers veto with; nothing is changed then.
+    """
+    database = router.db_for_write(TaskRecord)
+    with transaction.atomic(using=database):
+        rows = TaskRecord.objects.using(database).select_for_update().filter(id__in=ids, state=TaskState.FAILED)
+        records = list(rows if by_person else rows.filter(retry_at__isnull=False))
+        refused = ask(records, TaskState.FAILED, partial=True, timed=not by_person) if records else set()
+        failpoints.reach("retry.slot_taken")
+        admitted = [record for record in records if record.id not in refused]
+        changes: dict[str, Any] = {"state": TaskState.QUEUED, "retry_at": None, "finished_at": None, "run_after": None}
+        if by_person:
+            changes["crash_count"] = 0
+        for record in admitted:
+            for name, value in changes.items():
+                setattr(record, name, value)
+        # Not `bulk_update`: it writes a CASE for each value, though all rows get the same.
+        rows.filter(id__in=[record.id for record in admitted]).update(**changes)
+        if admitted:
+            connection = connections[database]
+            hook = Redispatch.of_transaction(connection)
+            hook.records.extend(admitted)
+            hook.register(connection)
+    found = {record.id for record in records}
+    return Retried(
+        admitted, [record for record in records if record.id in refused], [id for id in ids if id not in found]
+    )
+
+
+def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
+    """Queue RETRYING tasks again whose `retry_at` has come; return how many were queued.
+
+    ids: as found due in Redis. Entries whose row is final or deleted are removed. Tasks whose gate is full are retried
+    GATE_RETRY_SECONDS later.
+    """
+    rows = load_rows([Lease(id, 0) for id in ids])
+    stale = [id for id in ids if (row := rows.get(id)) is None or row.is_final]
+    if stale:
+        broker.remove(queue, stale)
+    waiting = [row for row in rows.values() if row.state == TaskState.FAILED and row.retry_at is not None]
+    try:
+        outcome = retry([row.id for row in waiting], by_person=False)
+        full = outcome.full
+        retried = len(outcome.retried)
+    except GateUnavailable:
+        full, retried = waiting, 0
+    if full:
+        retry_at = timezone.now() + timedelta(seconds=GATE_RETRY_SECONDS)
+        unchanged = TaskRecord.objects.filter(id__in=[row.id for row in full], state=TaskState.FAILED)
+        unchanged.filter(retry_at__isnull=False).update(retry_at=retry_at)
+        for row in full:
+            row.retry_at = retry_at
+        broker.park(queue, [entry_of(row) for row in full])
+    return retried
