@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from django_asyncq import GateUnavailable, QueueFull, conf, gates, lifecycle
 from django_asyncq.broker import Broker, clients, scripts
+from django_asyncq.django_internals import delete_rows
 from django_asyncq.exceptions import UnknownGate
 from django_asyncq.maintenance.forwarder import forward_due
 from django_asyncq.maintenance.reconciler import Reconciler
@@ -414,7 +415,7 @@ def test_open_gate_and_gate_without_a_limit_delay_no_push(caplog: Any) -> None:
     row = Gate.objects.create(name="gone", limit=5)
     with transaction.atomic():
         lifecycle.enqueue([TaskRecord(name=tasks.gated.module_path, gate="gone", args=["gone"])])
-        Gate.objects.filter(id=row.id)._raw_delete("default")  # no signal: the gate keeps its limit
+        delete_rows(Gate.objects.filter(id=row.id), "default")
         gates.forget_built("gone")
     assert holders("open") == set()
     assert len(Broker().dequeue("default", "w", 9, 9).leases) == 3
@@ -426,7 +427,7 @@ def test_audit_finds_slots_of_a_gate_without_live_tasks() -> None:
     (result,) = fill("left", 1)
     fill("busy", 1)
     scripts.run("gate_renew", clients.client("producer"), gates.keys("theirs")[:1], [3600, "a"])
-    TaskRecord.objects.filter(id=result.id)._raw_delete("default")
+    delete_rows(TaskRecord.objects.filter(id=result.id), "default")
     assert gates.occupied() == {"left", "busy"}
     reconciler = Reconciler(Broker())
     reconciler.sweep()

@@ -245,13 +245,13 @@ def test_retry_that_died_before_its_push_is_pushed_by_the_reconciler(
     retry_in: timedelta | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """3 → 0 was committed, Redis was not told: the entry still waits in retry or archived."""
-    from django_asyncq.lifecycle import recovery
+    from django_asyncq.lifecycle import retrying
 
     tasks.add.enqueue(1)
     run = ended(claimed(), retry_at=timezone.now() + retry_in if retry_in else None)
     lifecycle.acknowledge(Broker(), "w", [run])
     with monkeypatch.context() as patched:
-        patched.setattr(recovery, "dispatch", lambda *arguments, **options: 0)
+        patched.setattr(retrying, "dispatch", lambda *arguments, **options: 0)
         lifecycle.retry([run.record.id], by_person=True)
     TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(minutes=1))
     mend()

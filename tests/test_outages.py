@@ -243,15 +243,15 @@ def test_unreadable_outcome_is_logged_and_ignored(caplog: pytest.LogCaptureFixtu
     assert TaskRecord.objects.get().state == TaskState.QUEUED
 
 
-def finished(run: lifecycle.Run, value: object) -> Outcome:
-    """Return the outcome of a run as a slot reports it."""
+def ended(run: lifecycle.Run, value: object) -> Outcome:
+    """The outcome of a run as a slot reports it."""
     return Outcome(Job(run, registered("tests.tasks.add"), time.monotonic()), timezone.now(), value)
 
 
-def test_reporter_spills_outcomes_that_it_had_not_begun_to_write(caplog: pytest.LogCaptureFixture) -> None:
-    """Those still queued when the process must exit; not those of tasks that are requeued."""
+def test_reporter_leaves_outcomes_it_never_looked_at(caplog: pytest.LogCaptureFixture) -> None:
+    """Those still in line when the process must end are not forgotten; those being handed back are."""
     reporter = Reporter(Broker(), "w", lambda: None, lambda: True)
-    kept, dropped = finished(taken_run(), 1), finished(taken_run(), 2)
+    kept, dropped = ended(taken_run(), 1), ended(taken_run(), 2)
     reporter.ended(kept)
     reporter.ended(dropped)
     reporter.abandon([dropped.job])
@@ -262,14 +262,14 @@ def test_reporter_spills_outcomes_that_it_had_not_begun_to_write(caplog: pytest.
     assert "1 of 1 outcomes were left in Redis" in caplog.text
 
 
-def test_failed_spill_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """When Redis is unreachable too, the tasks run again."""
+def test_redis_away_too_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """As before: the tasks run again."""
 
     def away(*arguments: Any) -> list[str]:
         raise BrokerUnavailable("away")
 
     reporter = Reporter(Broker(), "w", lambda: None, lambda: True)
-    reporter.ended(finished(taken_run(), 1))
+    reporter.ended(ended(taken_run(), 1))
     monkeypatch.setattr(Broker, "spill_outcomes", away)
     reporter.spill_outcomes()
     assert ("django_asyncq.worker", logging.ERROR) in [record[:2] for record in caplog.record_tuples]
@@ -277,7 +277,7 @@ def test_failed_spill_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
 
 def test_nothing_is_fetched_while_outcomes_cannot_be_written() -> None:
-    """Neither while the database is unreachable nor with MOST_UNWRITTEN outcomes in memory."""
+    """Neither while the database is away nor with as many outcomes in memory as it may hold."""
     fetching = object.__new__(fetcher.Fetcher)
     fetching.reporter = Reporter(Broker(), "w", lambda: None, lambda: True)
     fetching.reporter.database_is_away = True

@@ -17,8 +17,7 @@ from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import due_channel
 from django_asyncq.exceptions import InvalidOption, LockLost, QueueFull, TaskNotRegistered
 from django_asyncq.models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskRecord, TaskState
-from django_asyncq.scheduling.scheduler import Scheduler, enqueue, run_now
-from django_asyncq.storage.database_time import DatabaseNow
+from django_asyncq.scheduling.scheduler import DatabaseNow, Scheduler, enqueue, run_now
 from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks

@@ -36,7 +36,7 @@ class Admission(NamedTuple):
 def acquire(
     records: Sequence[TaskRecord], *, partial: bool = False, again: bool = False, timed: bool = False
 ) -> set[UUID]:
-    """Acquire a provisional slot for each record that names a gate; return the ids refused (only with `partial`).
+    """Acquire a provisional slot for each task that names a gate; return the ids refused (only with `partial`).
 
     again: the tasks are retried. A late release by one of their earlier runs then leaves the new slot alone.
     timed: the tasks are retried because their time has come. A gate without a limit then admits them: no caller
@@ -49,9 +49,9 @@ def acquire(
 
 
 def confirm(records: Sequence[TaskRecord]) -> set[UUID]:
-    """Make the slots of committed records last; return the ids whose slot is lost and whose gate is full.
+    """Make the slots of committed tasks last; return the ids whose slot is lost and whose gate is full.
 
-    A record that has lost its slot gets another one while the gate has a free slot. Raises: GateUnavailable.
+    A task that has lost its slot gets another one while the gate has a free slot. Raises: GateUnavailable.
     """
     return _admit_groups(records, partial=True, seconds=0, again=False, must_exist=False)
 
@@ -59,7 +59,7 @@ def confirm(records: Sequence[TaskRecord]) -> set[UUID]:
 def _admit_groups(
     records: Sequence[TaskRecord], *, partial: bool, seconds: int, again: bool, must_exist: bool
 ) -> set[UUID]:
-    """Ask each gate to admit its records. must_exist: whether a gate without a limit is an error."""
+    """Ask each gate to admit its tasks. must_exist: whether a gate without a limit is an error."""
     refused: set[UUID] = set()
     for gate, group in by_gate(records).items():
         try:
@@ -106,7 +106,7 @@ def _release_groups(records: Iterable[TaskRecord], fence_of: Callable[[TaskRecor
 
 
 def by_gate(records: Iterable[TaskRecord]) -> dict[str, list[TaskRecord]]:
-    """Group the records by gate, without those that name none."""
+    """Group tasks by gate, without those that name none."""
     groups: dict[str, list[TaskRecord]] = {}
     for record in records:
         if record.gate:
@@ -117,7 +117,7 @@ def by_gate(records: Iterable[TaskRecord]) -> dict[str, list[TaskRecord]]:
 def admit(gate: str, records: Sequence[TaskRecord], *, partial: bool, seconds: int, again: bool = False) -> Admission:
     """Ask one gate for slots that last `seconds` (0: the full time); build the gate first when needed.
 
-    again: the records are retried. Raises: QueueFull (not with `partial`), UnknownGate, GateUnavailable.
+    again: the tasks are retried. Raises: QueueFull (not with `partial`), UnknownGate, GateUnavailable.
     """
     try:
         admission = _admit_some(gate, records[:IDS_PER_CALL], partial=partial, seconds=seconds, again=again)

@@ -39,7 +39,7 @@ def _keys(prefix: str, gate: str) -> tuple[str, str, str]:
 
 
 def keys_for(record: TaskRecord) -> GateKeys:
-    """Return what the enqueue script needs to confirm the slot of a record."""
+    """Return what the enqueue script needs to confirm the slot of a task."""
     members, meta, _ = keys(record.gate)
     expected_seconds = record.expected_seconds or conf.current().expected_seconds
     return GateKeys(members, meta, record.queue_limit, expected_seconds)

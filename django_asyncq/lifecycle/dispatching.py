@@ -67,7 +67,7 @@ def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) 
 
 
 def _by_time(records: list[TaskRecord]) -> tuple[list[TaskRecord], list[TaskRecord]]:
-    """Return the records that are due, and those that are delayed."""
+    """Return the tasks that are due, and those that are delayed."""
     timed = [record for record in records if record.run_after is not None]
     if not timed:
         return records, []
@@ -91,7 +91,7 @@ def _make_pending(broker: Broker, queue: str, records: list[TaskRecord], *, agai
 
 
 def _confirmed(records: list[TaskRecord]) -> list[TaskRecord]:
-    """Confirm the slots of the records; park those whose slot is lost at a full gate, and return the others."""
+    """Confirm the slots of tasks; park the tasks whose slot is lost at a full gate, and return the others."""
     if not records:
         return records
     lost = gates.confirm(records)
@@ -108,7 +108,7 @@ def _entry(record: TaskRecord, *, again: bool, confirmed: bool = True) -> Entry:
 
 
 def by_queue(records: Sequence[TaskRecord]) -> Iterator[tuple[str, list[TaskRecord]]]:
-    """Group records by queue: one script call each."""
+    """Group tasks by queue: one script call each."""
     groups: dict[str, list[TaskRecord]] = {}
     for record in records:
         groups.setdefault(record.queue_name, []).append(record)

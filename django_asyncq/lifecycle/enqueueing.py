@@ -71,7 +71,7 @@ def _dispatch_after_commit(
     connection: BaseDatabaseWrapper,
     on_committed: Callable[[list[TaskRecord]], None] | None,
 ) -> None:
-    """Have the records dispatched after the commit, together with the transaction's other tasks."""
+    """Have the tasks dispatched after the commit, together with the transaction's others."""
     hook = Dispatch.of_transaction(connection)
     hook.records.extend(records)
     if on_committed is not None:

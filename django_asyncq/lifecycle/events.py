@@ -14,7 +14,7 @@ logger = logging.getLogger("django_asyncq.lifecycle")
 
 
 def ask(records: Sequence[TaskRecord], old: TaskState | None, *, partial: bool, timed: bool = False) -> set[UUID]:
-    """Ask every receiver whether the records may be queued; return the ids refused (only with `partial`).
+    """Ask every receiver whether the tasks may be queued; return the ids refused (only with `partial`).
 
     timed: the tasks are retried because their time has come, so no caller could handle a refusal.
 

@@ -12,7 +12,7 @@ from ..models import TaskRecord
 
 
 def message_of(record: TaskRecord) -> bytes:
-    """Encode the record as asynq does: counts, last error and arguments, for tools and foreign workers to read."""
+    """Encode the row as asynq does: counts, last error and arguments, for tools and foreign workers to read."""
     most_retries = max(record.max_attempts - 1, 0)
     payload = json_bytes({"args": record.args, "kwargs": record.kwargs})
     timeout = math.ceil(record.timeout_seconds or 0)
@@ -34,7 +34,7 @@ def message_of(record: TaskRecord) -> bytes:
 
 
 def entry_of(record: TaskRecord, *, fence: int = 0, gate: GateKeys | None = None) -> Entry:
-    """Return what the broker needs to queue the record. Its due time is `retry_at`, or else `run_after`.
+    """Return what the broker needs to queue the task. Its due time is `retry_at`, or else `run_after`.
 
     gate: the gate whose slot the script confirms, if any.
     """

@@ -12,7 +12,7 @@ from ..models import TaskRecord
 
 
 class CommitHook(ABC):
-    """Collects the records that one transaction changed, and follows up once after its commit."""
+    """Collects the tasks that one transaction changed, and follows up once after its commit."""
 
     def __init__(self) -> None:
         self.records: list[TaskRecord] = []

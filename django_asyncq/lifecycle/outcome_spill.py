@@ -41,7 +41,7 @@ class Stored(NamedTuple):
 
 
 def encode(record: TaskRecord, stored: Stored) -> bytes:
-    """Encode what the latest run of the record has changed; without its result when that is too large for Redis."""
+    """Encode what the latest run of the task has changed; without its result when that is too large for Redis."""
     outcome: dict[str, Any] = {**stored._asdict(), **{name: getattr(record, name) for name in PLAIN}}
     for name in TIMES:
         at: datetime | None = getattr(record, name)
@@ -59,9 +59,9 @@ def encode(record: TaskRecord, stored: Stored) -> bytes:
 
 
 def apply(record: TaskRecord, encoded: bytes) -> Stored:
-    """Apply an encoded outcome to the record in memory.
+    """Apply an encoded outcome to the `TaskRecord` in memory.
 
-    Raises: ValueError, KeyError, TypeError when it is not an outcome; the record may be partly changed then.
+    Raises: ValueError, KeyError, TypeError when it is not an outcome; it may be partly applied then.
     """
     outcome = json.loads(encoded)
     stored = Stored(int(outcome["fence"]), bool(outcome["counted"]))

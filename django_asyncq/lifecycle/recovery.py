@@ -79,7 +79,7 @@ class Loss(NamedTuple):
 
 
 def _close_run(run: Run, worker_id: str, loss: Loss) -> FencedWrite:
-    """Change the record of a lost run in memory; raise its fence as the script will raise it in Redis."""
+    """Change the `TaskRecord` of a lost run in memory; raise its fence as the script will raise it in Redis."""
     record, id, now = run.record, str(run.record.id), timezone.now()
     if record.state == TaskState.QUEUED and (id in loss.started or id in loss.timed_out):
         # The run began after the last report, so the row does not say RUNNING yet.

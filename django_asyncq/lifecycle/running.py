@@ -1,7 +1,7 @@
 """Run tasks: begin, succeed or fail, record, acknowledge; or requeue, postpone and refuse.
 
-A Run is one claim of one task. `begin`, `succeed` and `fail` change the record in memory. `record_runs` writes a whole
-batch of records, and only runs that still hold their fence are written.
+A Run is one claim of one task. `begin`, `succeed` and `fail` change the `TaskRecord` in memory. `record_runs` writes
+the rows of a whole batch, and only those of runs that still hold their fence.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def fail(
 
 
 def add_error(record: TaskRecord, exception: BaseException, traceback: str, now: datetime) -> None:
-    """Append the error of a failed attempt to the record in memory."""
+    """Append the error of a failed attempt, in memory."""
     kind = type(exception)
     record.errors = [
         *record.errors,
@@ -210,7 +210,7 @@ def mark_running(runs: Sequence[Run]) -> list[Run]:
 
 
 def record_runs(runs: Sequence[Run]) -> list[Run]:
-    """Write the records of runs with one UPDATE for the batch; return the runs that no longer hold their fence.
+    """Write the rows of runs with one UPDATE for the batch; return the runs that no longer hold their fence.
 
     Raises: django.db.Error; all or nothing was written then, and the call may be repeated.
     """
@@ -270,7 +270,7 @@ def _retry_item(run: Run) -> tuple[Lease, bytes, int]:
 
 
 def requeue(broker: Broker, worker_id: str, runs: Sequence[Run]) -> None:
-    """Put unfinished tasks back at the head of their queue; no attempt is used.
+    """Return unfinished tasks to the head of their queue; no attempt is used.
 
     | check    | the fence: a run that lost its lease changes nothing |
     | row      | RUNNING → QUEUED, where the row says RUNNING         |

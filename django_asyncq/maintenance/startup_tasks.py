@@ -22,7 +22,7 @@ from ..exceptions import LockLost
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..lifecycle import describe_exit
 from ..models import StartupRun
-from ..storage.database_time import DatabaseNow
+from ..scheduling.scheduler import DatabaseNow
 from ..worker.bootstrap import run_startup_task
 
 logger = logging.getLogger("django_asyncq.maintenance.startup_tasks")

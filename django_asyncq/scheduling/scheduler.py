@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import IntegrityError, InterfaceError, OperationalError, transaction
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from .. import compat, conf, failpoints
@@ -24,7 +25,6 @@ from ..definitions.schedules import Declaration
 from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, RunEnded
 from ..models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskState
 from ..registry import every_task, registered
-from ..storage.database_time import DatabaseNow
 from ..tasks import Task, check_call
 
 logger = logging.getLogger("django_asyncq.scheduling.scheduler")
@@ -53,6 +53,14 @@ DECLARED_FIELDS = (
 
 Clock = Callable[[], datetime]
 Fenced = Callable[[], AbstractContextManager[Any]]
+
+
+class DatabaseNow(Now):
+    """The database's time, in UTC also on a MySQL whose session has another zone."""
+
+    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        """Return the SQL for MySQL and MariaDB."""
+        return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
 
 
 class Fired(NamedTuple):

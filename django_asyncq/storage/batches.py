@@ -51,7 +51,7 @@ GUARD = "(t.state = 1 AND t.fence = v.held_fence) OR (t.state = 0 AND t.fence < 
 
 
 class FencedWrite(NamedTuple):
-    """A record to write, and the fence that its run holds (the record's own fence may be higher already)."""
+    """A row to write, and the fence that its run holds (`record.fence` may be higher already)."""
 
     record: TaskRecord
     held_fence: int
@@ -88,7 +88,7 @@ def _decoded(row: Sequence[Any]) -> list[Any]:
 
 
 def write_fenced(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
-    """Write the records whose run still holds the row; return their ids.
+    """Write the rows that their run still holds; return their ids.
 
     A write that is in the row already, because an earlier reply was lost, counts as done.
     """

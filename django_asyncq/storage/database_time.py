@@ -1,4 +1,4 @@
-"""The current time by the database's own clock."""
+"""The database's own clock, as an expression for queries. Hosts of a fleet may disagree about the time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 
 
 class DatabaseNow(Now):
-    """The database's time, in UTC also on a MySQL whose session has another zone."""
+    """Read the database's time, in UTC even on a MySQL whose session has another time zone."""
 
     def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
         """Return the SQL for MySQL and MariaDB."""

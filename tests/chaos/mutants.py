@@ -80,7 +80,7 @@ def no_rebuild() -> None:
 def no_gate_rebuild() -> None:
     """A gate that was never built since Redis lost its memory admits."""
     _cut_scripts("no-gate-rebuild")
-    from django_asyncq.gates import Drift
+    from django_asyncq.gates.slots import Drift
     from django_asyncq.maintenance.reconciler import Reconciler
 
     Reconciler.audit_gates = lambda self, names: Drift(0, 0)  # type: ignore[method-assign]
@@ -114,7 +114,7 @@ def check_then_add() -> None:
         client.zadd(key, {str(record.id): int(time.time()) + seconds for record in records})
         return gates.Admission(set(), limit, occupancy, 1.0)
 
-    gates.admission.admit = admit
+    gates.admit = admit
 
 
 def deaf_gates() -> None:
@@ -135,7 +135,7 @@ def lasting_slots() -> None:
     Reconciler.audit_gates = lambda self, names: gates.Drift(0, 0)  # type: ignore[method-assign]
 
     admit = gates.admit
-    gates.admission.admit = lambda name, records, *, partial, seconds, again: admit(
+    gates.admit = lambda name, records, *, partial, seconds, again: admit(
         name, records, partial=partial, seconds=0, again=again
     )
 
