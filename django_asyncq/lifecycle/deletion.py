@@ -29,7 +29,7 @@ Fenced = Callable[[], AbstractContextManager[object]]
 
 
 class Removal(CommitHook):
-    """Removes the rows that a transaction deleted from Redis and from their gates."""
+    """Removes the tasks that a transaction deleted from Redis, and releases their gate slots."""
 
     def __call__(self) -> None:
         failpoints.reach("delete.committed")
@@ -53,10 +53,10 @@ class Removal(CommitHook):
 def follow_deletion(records: Sequence[TaskRecord]) -> None:
     """Remove deleted tasks from Redis and release their gate slots, after the commit.
 
-    | check    | none: the rows are deleted                          |
-    | row      | deleted by the caller                               |
-    | Redis    | after the commit: entries removed, slots released   |
-    | announce | nothing: Django's `post_delete` has announced it    |
+    | check    | none: the rows are deleted                        |
+    | row      | deleted by the caller                             |
+    | Redis    | after the commit: entries removed, slots released |
+    | announce | nothing: Django's `post_delete` has announced it  |
 
     If we die in between, a worker that claims the entry finds no row and archives it, and the audit releases the slots.
     """

@@ -78,10 +78,10 @@ def apply(record: TaskRecord, encoded: bytes) -> Stored:
 def spill_outcomes(broker: Broker, worker_id: str, runs: Sequence[Run]) -> int:
     """Store in Redis the outcomes of runs that cannot be recorded now; return how many Redis accepted.
 
-    | check    | the fence: an entry that another run holds is left alone                             |
-    | row      | nothing yet: `replay_outcomes` writes it, in the reconciler or the next worker       |
-    | Redis    | the outcome in the hash of the task; the lease expires at once, so that it is found  |
-    | announce | nothing yet                                                                          |
+    | check    | the fence: an entry that another run holds is left alone                            |
+    | row      | nothing yet: `replay_outcomes` writes it, in the reconciler or the next worker      |
+    | Redis    | the outcome in the hash of the task; the lease expires at once, so that it is found |
+    | announce | nothing yet                                                                         |
 
     If we die before, the lease expires and the reconciler requeues the task: it runs again.
     Raises: BrokerUnavailable; the same holds then.

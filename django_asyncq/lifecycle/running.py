@@ -100,7 +100,7 @@ def complete(run: Run, value: Any, now: datetime) -> Run | None:
     """Write the success in the caller's transaction; return the completed run, or None for a stale fence.
 
     | check    | the fence: if another run holds it, the caller rolls its effects back                 |
-    | row      | RUNNING or QUEUED → SUCCEEDED, in the transaction that holds the effects of the task |
+    | row      | RUNNING or QUEUED → SUCCEEDED, in the transaction that holds the effects of the task  |
     | Redis    | after the commit: the reporter acknowledges                                           |
     | announce | after the acknowledgement: `task_state_changed`                                       |
 
