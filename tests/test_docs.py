@@ -17,6 +17,7 @@ from django.core.management import get_commands
 from django.utils.module_loading import import_string
 
 from django_asyncq import checks, compat, conf, exceptions
+from django_asyncq.broker import keys
 from django_asyncq.management.commands.asyncq import Command as AsyncqCommand
 from django_asyncq.management.commands.runworkers import Command as RunworkersCommand
 from django_asyncq.tasks import Task
@@ -291,6 +292,19 @@ def test_every_error_and_check_is_documented() -> None:
     sources = (ROOT / "django_asyncq" / "checks.py").read_text() + (ROOT / "django_asyncq" / "backend.py").read_text()
     for id in set(re.findall(r"asyncq\.[EW]\d+", sources)):
         assert id in read("reference/checks.md"), id
+
+
+def test_redis_keys_named_in_the_docs_exist() -> None:
+    """Each key in the page on asynq is one of `broker/keys.py`."""
+    own = keys.keys_of("q")
+    found = {getattr(own, field.name) for field in fields(own)} - {own.base, own.queue}
+    makers = [maker for name, maker in vars(keys).items() if name.endswith(("_key", "_channel"))]
+    found |= {maker(*["<"] * maker.__code__.co_argcount) for maker in makers}
+    # The tests have a prefix of their own; a part in angle brackets stands for any text.
+    known = tuple(key.replace(keys.prefix(), "asynq", 1).split("<")[0] for key in found)
+    for span in spans_of(ROOT / "docs" / "explanation" / "asynq.md"):
+        if span.startswith(("asynq:", "{asynq:")):
+            assert span.startswith(known), span
 
 
 # --- words that a newcomer does not know
