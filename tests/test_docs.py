@@ -29,8 +29,6 @@ READ_BY_DEVELOPERS = ROOT / "tests" / "benchmarks" / "README.md"
 GUIDES = [page for page in PAGES if page.parent.name == "guides"]
 # What has the form of a setting in the docs and is another's: of Django's databases and caches, or of the environment.
 OTHERS_SETTINGS = {
-    "ASYNCQ_CHAOS_LONG",
-    "ASYNCQ_TEST_CRASH_REPEATS",
     "ASYNCQ_TEST_REDIS_URL",
     "CONN_HEALTH_CHECKS",
     "CONN_MAX_AGE",
