@@ -29,6 +29,8 @@ READ_BY_DEVELOPERS = ROOT / "tests" / "benchmarks" / "README.md"
 GUIDES = [page for page in PAGES if page.parent.name == "guides"]
 # What has the form of a setting in the docs and is another's: of Django's databases and caches, or of the environment.
 OTHERS_SETTINGS = {
+    "ASYNCQ_CRASH",
+    "ASYNCQ_CRASH_MARK",
     "ASYNCQ_TEST_REDIS_URL",
     "CONN_HEALTH_CHECKS",
     "CONN_MAX_AGE",

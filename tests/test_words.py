@@ -19,9 +19,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "django_asyncq"
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
+EXAMPLE = ROOT / "example_project"
+MODULES = sorted(
+    path for folder in (PACKAGE, EXAMPLE) for path in folder.rglob("*.py") if "migrations" not in path.parts
+)
 SCRIPTS = sorted(PACKAGE.rglob("*.lua"))
-TEMPLATES = sorted(PACKAGE.rglob("*.html"))
+TEMPLATES = sorted([*PACKAGE.rglob("*.html"), *EXAMPLE.rglob("*.html")])
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 
 
