@@ -161,6 +161,7 @@ ALLOWED = [
 NAMES_ALLOWED = {
     "tick": "the method that does one round of a loop",
     "TICK_SECONDS": "the seconds between two rounds of a loop",
+    "rest": "what remains of a list",
     "CodeWatch": "it watches files, as each reloader does; it is no listener",
 }
 JOBS_ALLOWED = "django_asyncq/worker/*"
