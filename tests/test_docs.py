@@ -295,7 +295,7 @@ def test_every_error_and_check_is_documented() -> None:
 
 
 def test_redis_keys_named_in_the_docs_exist() -> None:
-    """Each key in the page on asynq is one of `broker/keys.py`."""
+    """Each key in the page on asynq is one of `broker/keys.py`, except two of asynq's that are not written."""
     own = keys.keys_of("q")
     found = {getattr(own, field.name) for field in fields(own)} - {own.base, own.queue}
     makers = [maker for name, maker in vars(keys).items() if name.endswith(("_key", "_channel"))]
@@ -303,7 +303,7 @@ def test_redis_keys_named_in_the_docs_exist() -> None:
     # The tests have a prefix of their own; a part in angle brackets stands for any text.
     known = tuple(key.replace(keys.prefix(), "asynq", 1).split("<")[0] for key in found)
     for span in spans_of(ROOT / "docs" / "explanation" / "asynq.md"):
-        if span.startswith(("asynq:", "{asynq:")):
+        if span.startswith(("asynq:", "{asynq:")) and span not in ("asynq:servers", "asynq:workers"):
             assert span.startswith(known), span
 
 
