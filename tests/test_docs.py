@@ -1,53 +1,167 @@
-"""The docs say what the code does: settings, options, errors, checks, links, commands."""
+"""The docs say what the code does: settings, options, errors, checks, links, commands, files."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shlex
+import tomllib
 from argparse import ArgumentParser
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from django.conf import global_settings
+from django.core.management import get_commands
+from django.utils.module_loading import import_string
 
-from django_asyncq import checks, conf, exceptions
+from django_asyncq import checks, compat, conf, exceptions
+from django_asyncq.broker import keys
 from django_asyncq.management.commands.asyncq import Command as AsyncqCommand
-from django_asyncq.management.commands.runworkers import Command
+from django_asyncq.management.commands.runworkers import Command as RunworkersCommand
+from django_asyncq.tasks import Task
 
 ROOT = Path(__file__).parent.parent
+INDEX = ROOT / "docs" / "README.md"
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+READ_BY_DEVELOPERS = ROOT / "tests" / "benchmarks" / "README.md"
+GUIDES = [page for page in PAGES if page.parent.name == "guides"]
+# What has the form of a setting in the docs and is another's: of Django's databases and caches, or of the environment.
+OTHERS_SETTINGS = {
+    "ASYNCQ_CRASH",
+    "ASYNCQ_CRASH_MARK",
+    "ASYNCQ_TEST_REDIS_URL",
+    "CONN_HEALTH_CHECKS",
+    "CONN_MAX_AGE",
+    "DATABASE_URL",
+}
+ALL_PAGES = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
 def read(page: str) -> str:
-    """A page of the docs."""
+    """Return a page of the docs."""
     return (ROOT / "docs" / page).read_text()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def links_of(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield the relative links of a page: the file ("" for the page itself) and the heading ("" for none)."""
+    yield from re.findall(r"\]\(((?!https?:)[^)#]*)(?:#([^)]*))?\)", page.read_text())
+
+
+def blocks_of(page: Path, *languages: str) -> Iterator[str]:
+    """Yield the code blocks of some languages, without their indentation."""
+    for indent, language, code in re.findall(r"^( *)```(\w+)\n(.*?)```", page.read_text(), re.DOTALL | re.MULTILINE):
+        if language in languages:
+            yield "\n".join(line.removeprefix(indent) for line in code.splitlines())
+
+
+def spans_of(page: Path) -> list[str]:
+    """Return what stands between backticks in the prose of a page."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+
+
+def command_lines(page: Path) -> Iterator[str]:
+    """Yield what a reader would type, from blocks and from the prose."""
+    for block in blocks_of(page, "sh", "ini"):
+        yield from block.replace("\\\n", " ").splitlines()
+    yield from spans_of(page)
+
+
+# --- links
+
+
+@ALL_PAGES
 def test_links_lead_somewhere(page: Path) -> None:
     """Every relative link and picture is there."""
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+    for target, _ in links_of(page):
+        assert (page.parent / target).exists(), target
 
 
 def anchors_of(page: Path) -> set[str]:
-    """What GitHub names a page's headings."""
+    """Return what GitHub names a page's headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@ALL_PAGES
 def test_links_lead_to_headings(page: Path) -> None:
     """A link to a part of a page names a heading of it."""
-    for target, anchor in re.findall(r"\]\(((?!http)[^)#]*)#([^)]+)\)", page.read_text()):
-        assert anchor in anchors_of(page.parent / target if target else page), f"{target}#{anchor}"
+    for target, anchor in links_of(page):
+        if anchor:
+            assert anchor in anchors_of(page.parent / target if target else page), f"{target}#{anchor}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_index_lists_every_page() -> None:
+    """The index of the docs links to each page, and the README to the index."""
+    linked = {(INDEX.parent / target).resolve() for target, _ in links_of(INDEX)}
+    assert {page for page in PAGES if (ROOT / "docs") in page.parents and page != INDEX} - linked == set()
+    assert "docs/README.md" in {target for target, _ in links_of(ROOT / "README.md")}
+
+
+def test_no_page_cites_a_paper_that_is_not_here() -> None:
+    """What a reader needs stands in the docs."""
+    for page in [*PAGES, READ_BY_DEVELOPERS]:
+        assert not re.search(r"DESIGN|asynq-wire|capabilities\.md|wire-plan|crash-blame|\bpaper\b", page.read_text()), (
+            page
+        )
+
+
+def test_a_package_index_shows_the_readme_without_broken_links() -> None:
+    """The long description has no relative link or picture, and all of the README's sections."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    hook = project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    shown = readme = (ROOT / "README.md").read_text()
+    for each in hook["substitutions"]:
+        shown = re.sub(each["pattern"], each["replacement"], shown)
+    assert re.search(r"\]\((?!https?:)", readme)
+    assert not re.search(r"\]\((?!https?:)", shown)
+    assert re.findall(r"^#+ .*", shown, re.MULTILINE) == re.findall(r"^#+ .*", readme, re.MULTILINE)
+
+
+# --- code
+
+
+@ALL_PAGES
 def test_python_in_the_docs_is_python(page: Path) -> None:
-    """Examples can be read by Python."""
-    for block in re.findall(r"^( *)```python\n(.*?)```", page.read_text(), re.DOTALL | re.MULTILINE):
-        ast.parse("\n".join(line.removeprefix(block[0]) for line in block[1].splitlines()))
+    """Examples can be read by Python, and what they import from this package exists."""
+    for block in blocks_of(page, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "django_asyncq":
+                for alias in node.names:
+                    import_string(f"{node.module}.{alias.name}")
+
+
+@ALL_PAGES
+def test_files_named_in_the_docs_exist(page: Path) -> None:
+    """A path or a file name of this repository is there, by its end."""
+    files = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if ".git" not in path.parts]
+    own = ("django_asyncq/", "tests/", "docs/", "example_project/", "lifecycle/", "broker/", "worker/", "maintenance/")
+    for span in spans_of(page):
+        is_file = re.fullmatch(r"[\w./-]+\.(?:py|lua|md)", span) and (page.parent.name == "explanation" or "/" in span)
+        if (is_file and not span.startswith("shop/")) or (re.fullmatch(r"[\w/-]+/", span) and span.startswith(own)):
+            name = span.rstrip("/")
+            assert any(file == name or file.endswith(f"/{name}") for file in files), span
+
+
+@ALL_PAGES
+def test_dotted_names_in_the_docs_exist(page: Path) -> None:
+    """A name of this package can be imported; a logger's is that of a package or a module."""
+    for span in spans_of(page):
+        if re.fullmatch(r"django_asyncq(?:\.\w+)+", span) and span.split(".")[1] not in PERMISSIONS:
+            module = ROOT / span.replace(".", "/")
+            if not (module.is_dir() or module.with_suffix(".py").exists()):
+                import_string(span)
+
+
+PERMISSIONS = {
+    f"{verb}_{model}"
+    for verb in ("add", "change", "delete", "view", "retry", "run")
+    for model in ("taskrecord", "task", "gate", "schedule", "startuprun")
+}
+
+
+# --- commands
 
 
 def test_readme_commands_are_what_ci_runs() -> None:
@@ -60,6 +174,72 @@ def test_readme_commands_are_what_ci_runs() -> None:
         assert (ROOT / command.split()[1]).exists()
 
 
+def options_of(command: RunworkersCommand | AsyncqCommand) -> dict[str, set[str]]:
+    """Return the options of a command by sub-command; those of a command without any under ""."""
+    parser = ArgumentParser()
+    command.add_arguments(parser)
+    found = {"": {option for action in parser._actions for option in action.option_strings}}
+    for action in parser._actions:
+        for name, sub in (action.choices or {}).items() if isinstance(action.choices, dict) else ():
+            found[name] = {option for inner in sub._actions for option in inner.option_strings}
+    return found
+
+
+RUNWORKERS = options_of(RunworkersCommand())
+ASYNCQ = options_of(AsyncqCommand())
+
+
+@pytest.mark.parametrize("page", [*PAGES, READ_BY_DEVELOPERS], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_in_the_docs_exist(page: Path) -> None:
+    """Commands of `manage.py`, their sub-commands and options, and modules that are run, are there."""
+    own = {"runworkers": RUNWORKERS, "asyncq": ASYNCQ}
+    for line in command_lines(page):
+        words = line.split("#")[0].split()
+        for options in (words[index + 1 :] for index, word in enumerate(words) if word.endswith("manage.py")):
+            if not options or not re.fullmatch(r"\w+", options[0]):
+                continue
+            name, *rest = options
+            assert name in own or name in get_commands() or name == "demo", line
+            if name in own:
+                sub = rest[0] if name == "asyncq" and rest else ""
+                assert sub in own[name], line
+                assert {word for word in rest if word.startswith("--")} <= own[name][sub], line
+        for module in re.findall(r"python -m (tests[\w.]*)", line):
+            path = ROOT / module.replace(".", "/")
+            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), line
+            sources = [path.with_suffix(".py")] if path.with_suffix(".py").exists() else path.glob("*.py")
+            text = "".join(source.read_text() for source in sources)
+            for option in re.findall(r"--[a-z][a-z0-9-]+", line):
+                assert f'"{option}"' in text, line
+
+
+def test_the_commands_of_a_process_manager_can_be_read() -> None:
+    """Commands in lists, as of containers, have options that exist."""
+    for page in PAGES:
+        for words in re.findall(r'\["python", "manage.py", "runworkers", (.*?)\]', page.read_text()):
+            options = {word for word in shlex.split(words.replace(",", " ")) if word.startswith("--")}
+            assert options <= RUNWORKERS[""], words
+
+
+def test_every_option_of_runworkers_is_documented() -> None:
+    """And no other."""
+    documented = set(re.findall(r"--[a-z][a-z-]+", read("reference/runworkers.md")))
+    assert documented == RUNWORKERS[""] - {"-h", "--help"}
+
+
+def test_every_sub_command_and_option_of_asyncq_is_documented() -> None:
+    """Each in the chapter of its sub-command, and no other."""
+    _, *chapters = re.split(r"^## ", read("reference/asyncq.md"), flags=re.MULTILINE)
+    documented = {chapter.split()[0]: chapter for chapter in chapters}
+    assert documented.keys() == ASYNCQ.keys() - {""}
+    for name, chapter in documented.items():
+        rows = "".join(line for line in chapter.splitlines() if line.startswith("| `--"))
+        assert set(re.findall(r"--[a-z][a-z-]+", rows)) == ASYNCQ[name] - {"-h", "--help"}, name
+
+
+# --- settings, options, errors
+
+
 def test_every_setting_is_documented_with_its_default() -> None:
     """Name, default and check stand in one row."""
     page, defaults = read("reference/settings.md"), conf.Settings()
@@ -69,26 +249,39 @@ def test_every_setting_is_documented_with_its_default() -> None:
         assert repr(getattr(defaults, name)) in row.replace("\\|", "|")
 
 
-def test_every_option_of_runworkers_is_documented() -> None:
-    """And no other."""
-    parser = ArgumentParser()
-    Command().add_arguments(parser)
-    options = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
-    assert set(re.findall(r"--[a-z][a-z-]+", read("reference/runworkers.md"))) == options
+@ALL_PAGES
+def test_settings_named_in_the_docs_exist(page: Path) -> None:
+    """What looks like a setting is one: of this package, of Django, or one of the few others."""
+    text = page.read_text()
+    named = {span for span in spans_of(page) if re.fullmatch(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+", span)}
+    for name in named - OTHERS_SETTINGS:
+        assert name in conf.FIELD_NAMES or hasattr(global_settings, name), name
+    for key in re.findall(r"ASYNCQ\[['\"](\w+)['\"]\]", text):
+        assert key in conf.FIELD_NAMES, key
+    for block in [*blocks_of(page, "python"), *spans_of(page)]:
+        if re.search(r"\bASYNCQ = \{", block):
+            (assigned,) = (node for node in ast.walk(ast.parse(block)) if is_assigned_to(node, "ASYNCQ"))
+            assert isinstance(assigned.value, ast.Dict)
+            keys = {key.value for key in assigned.value.keys if isinstance(key, ast.Constant)}
+            assert keys <= conf.FIELD_NAMES.keys(), keys
 
 
-def test_every_sub_command_and_option_of_asyncq_is_documented() -> None:
-    """Each in the chapter of its sub-command, and no other."""
-    parser = ArgumentParser()
-    AsyncqCommand().add_arguments(parser)
-    (commands,) = (action.choices for action in parser._actions if isinstance(action.choices, dict))
-    _, *chapters = re.split(r"^## ", read("reference/asyncq.md"), flags=re.MULTILINE)
-    documented = {chapter.split()[0]: chapter for chapter in chapters}
-    assert documented.keys() == commands.keys()
-    for name, command in commands.items():
-        options = {option for action in command._actions for option in action.option_strings} - {"-h", "--help"}
-        rows = "".join(line for line in documented[name].splitlines() if line.startswith("| `--"))
-        assert set(re.findall(r"--[a-z][a-z-]+", rows)) == options, name
+def is_assigned_to(node: ast.AST, name: str) -> bool:
+    """Whether a statement assigns to this name."""
+    return isinstance(node, ast.Assign) and any(isinstance(each, ast.Name) and each.id == name for each in node.targets)
+
+
+def test_every_option_of_a_task_is_documented() -> None:
+    """The table of options has each option of `@task` that is not Django's own name for a function or an alias."""
+    table = read("guides/tasks.md").split("## Options")[1].split("## Retries")[0]
+    documented = {name for row in table.splitlines() if row.startswith("| `") for name in spans_in(row.split("|")[1])}
+    own = {field.name for field in fields(Task)} - {field.name for field in fields(compat.Task)}
+    assert documented == own | {"priority", "takes_context"}
+
+
+def spans_in(text: str) -> list[str]:
+    """Return what stands between backticks in a piece of a page."""
+    return re.findall(r"`(\w+)`", text)
 
 
 def test_every_error_and_check_is_documented() -> None:
@@ -99,3 +292,36 @@ def test_every_error_and_check_is_documented() -> None:
     sources = (ROOT / "django_asyncq" / "checks.py").read_text() + (ROOT / "django_asyncq" / "backend.py").read_text()
     for id in set(re.findall(r"asyncq\.[EW]\d+", sources)):
         assert id in read("reference/checks.md"), id
+
+
+def test_redis_keys_named_in_the_docs_exist() -> None:
+    """Each key in the page on asynq is one of `broker/keys.py`, except two of asynq's that are not written."""
+    own = keys.keys_of("q")
+    found = {getattr(own, field.name) for field in fields(own)} - {own.base, own.queue}
+    makers = [maker for name, maker in vars(keys).items() if name.endswith(("_key", "_channel"))]
+    found |= {maker(*["<"] * maker.__code__.co_argcount) for maker in makers}
+    # The tests have a prefix of their own; a part in angle brackets stands for any text.
+    known = tuple(key.replace(keys.prefix(), "asynq", 1).split("<")[0] for key in found)
+    for span in spans_of(ROOT / "docs" / "explanation" / "asynq.md"):
+        if span.startswith(("asynq:", "{asynq:")) and span not in ("asynq:servers", "asynq:workers"):
+            assert span.startswith(known), span
+
+
+# --- words that a newcomer does not know
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_a_guide_explains_a_gate_where_it_first_names_one(page: Path) -> None:
+    """A gate is an admission limit; who has not read the guide to gates learns it there."""
+    prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", page.read_text(), flags=re.DOTALL)
+    if first := re.search(r"\bgates?\b", prose, re.IGNORECASE):
+        around = prose[max(first.start() - 300, 0) : first.end() + 300]
+        assert "admission" in around, around
+
+
+def test_architecture_can_be_read_in_one_sitting() -> None:
+    """At most 250 lines with one diagram; what a task costs has about two pages."""
+    page = read("explanation/architecture.md")
+    assert len(page.splitlines()) <= 250
+    assert page.count("```") == 2
+    assert len(read("explanation/performance.md").splitlines()) <= 110
