@@ -1,4 +1,7 @@
-"""The app in the Django admin. A site of one's own registers the classes itself; they name no site."""
+"""Register the models with the default admin site.
+
+The classes name no site, so a custom admin site can register them too.
+"""
 
 from __future__ import annotations
 
