@@ -30,8 +30,8 @@ class TaskState(models.IntegerChoices):
     | QUEUED    | 0      | null        | any      | waits for a worker, or until `run_after` |
     | RUNNING   | 1      | null        | any      | a worker runs it |
     | SUCCEEDED | 2      | set         | any      | final |
-    | FAILED    | 3      | set         | null     | final: no attempt follows |
-    | RETRYING  | 3      | null        | set      | the name of FAILED with `retry_at`: another attempt follows |
+    | FAILED    | 3      | set         | null     | final: it is not queued again by itself |
+    | RETRYING  | 3      | null        | set      | the name of FAILED with `retry_at`: queued again at `retry_at` |
 
     The constraint `asyncq_final_has_finished_at` enforces the table.
     """
@@ -58,11 +58,11 @@ class TaskRecordQuerySet(models.QuerySet["TaskRecord"]):
         return self.filter(state=TaskState.SUCCEEDED)
 
     def failed(self) -> TaskRecordQuerySet:
-        """Return the tasks that failed and have no attempt left."""
+        """Return the tasks that failed and are not queued again by themselves."""
         return self.filter(state=TaskState.FAILED, retry_at=None)
 
     def retrying(self) -> TaskRecordQuerySet:
-        """Return the tasks whose last attempt failed and whose next attempt is due at `retry_at`."""
+        """Return the FAILED tasks that are queued again at `retry_at`."""
         return self.filter(state=TaskState.FAILED, retry_at__isnull=False)
 
 
@@ -182,7 +182,7 @@ class Gate(models.Model):
 class Overlap(models.TextChoices):
     """What to do with an occurrence when the task of an earlier one is queued, running or retrying."""
 
-    ALLOW = "allow", _("Queue it anyway")
+    ALLOW = "allow", _("Run anyway")
     SKIP = "skip", _("Skip it")
 
 

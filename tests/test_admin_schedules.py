@@ -410,7 +410,7 @@ def test_name_of_a_declared_schedule_is_refused(boss: Client, monkeypatch: pytes
         older = make("nightly tidy")
         # One that was here first can still be edited, and says what is wrong.
         assert boss.post(page_of(older), edited(older, missed_cap="5")).status_code == 302
-        assert "the code declares a schedule with this name" in text_of(boss.get(page_of(older)))
+        assert "The code declares a schedule with this name" in text_of(boss.get(page_of(older)))
     finally:
         object.__setattr__(tasks.tidy, "schedule", None)
 
@@ -420,7 +420,7 @@ def test_task_that_is_no_longer_schedulable_must_be_replaced(boss: Client) -> No
     row = make(task="tests.tasks.add", args=[1])
     page = boss.get(page_of(row)).content.decode()
     assert 'value="tests.tasks.add"' not in page
-    assert "does not fire: its task is no longer declared with schedulable=True" in unescape(page)
+    assert "Does not fire: its task is no longer declared with schedulable=True" in unescape(page)
     assert list(errors_of(boss.post(page_of(row), edited(row)))) == ["task"]
 
 
@@ -474,7 +474,7 @@ def test_schedule_without_occurrences_left_is_saved_with_a_warning(boss: Client)
     row = Schedule.objects.get()
     assert row.next_occurrence_at is None
     page = text_of(boss.get(page_of(row)))
-    assert "does not fire: it has no more occurrences" in page and "None." in page
+    assert "Does not fire: it has no more occurrences" in page and "None." in page
 
 
 # --- declared in code
@@ -743,16 +743,16 @@ def test_list_describes_each_schedule(boss: Client) -> None:
 @pytest.mark.parametrize(
     ("values", "mark"),
     [
-        ({"retired_at": datetime(2026, 1, 1, tzinfo=UTC), "is_declared": True}, "removed from code"),
-        ({"task": "shop.tasks.removed"}, "does not fire: the code has no task shop.tasks.removed"),
-        ({"task": "tests.tasks.add", "args": [1]}, "does not fire: its task is no longer declared with "),
-        ({"kwargs": {"day": 1}}, "does not fire: its task can no longer be called with these "),
-        ({"args": {"no": "list"}, "kwargs": [1]}, "does not fire: its task can no longer be called with these "),
-        ({"cron": "61 * * * *", "plan": False}, "does not fire: cron expression '61 * * * *': minute '61' is wrong;"),
-        ({"zone": "Mars/Olympus", "plan": False}, "does not fire: time zone 'Mars/Olympus' is not known here"),
-        ({"ends_at": datetime(2020, 1, 1, tzinfo=UTC)}, "does not fire: it has no more occurrences"),
-        ({"plan": False}, "does not fire: its next occurrence is not planned; save the schedule again"),
-        ({"plan": False, "next_occurrence_at": datetime(2026, 1, 1, tzinfo=UTC)}, "overdue: is a worker running?"),
+        ({"retired_at": datetime(2026, 1, 1, tzinfo=UTC), "is_declared": True}, "Removed from code"),
+        ({"task": "shop.tasks.removed"}, "Does not fire: the code has no task shop.tasks.removed"),
+        ({"task": "tests.tasks.add", "args": [1]}, "Does not fire: its task is no longer declared with "),
+        ({"kwargs": {"day": 1}}, "Does not fire: its task can no longer be called with these "),
+        ({"args": {"no": "list"}, "kwargs": [1]}, "Does not fire: its task can no longer be called with these "),
+        ({"cron": "61 * * * *", "plan": False}, "Does not fire: cron expression '61 * * * *': minute '61' is wrong;"),
+        ({"zone": "Mars/Olympus", "plan": False}, "Does not fire: time zone 'Mars/Olympus' is not known here"),
+        ({"ends_at": datetime(2020, 1, 1, tzinfo=UTC)}, "Does not fire: it has no more occurrences"),
+        ({"plan": False}, "Does not fire: its next occurrence is not planned; save the schedule again"),
+        ({"plan": False, "next_occurrence_at": datetime(2026, 1, 1, tzinfo=UTC)}, "Overdue: is a worker running?"),
         ({"plan": False, "enabled": False}, ""),
         ({}, ""),
     ],

@@ -55,7 +55,7 @@ HELP = {
     ),
     "overlap": gettext_lazy(
         "What to do when an occurrence is due while the task of an earlier one is queued, running or retrying: "
-        "queue another task, or skip this occurrence."
+        "run another task anyway, or skip this occurrence."
     ),
     "missed": gettext_lazy(
         "What to do with occurrences that passed while no worker was running: skip them, queue one task for all of "
@@ -63,7 +63,7 @@ HELP = {
     ),
     "missed_cap": gettext_lazy("The maximum number of missed occurrences to queue when one task is queued for each."),
     "jitter_seconds": gettext_lazy(
-        "Each task is delayed by a random time of up to this many seconds, so that not all start at once. 0 for none."
+        "Each task is delayed by up to this many seconds, spread evenly, so that not all start at once. 0 for none."
     ),
 }
 

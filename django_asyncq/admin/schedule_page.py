@@ -130,12 +130,12 @@ def upcoming(row: Schedule, now: datetime, count: int) -> list[Upcoming]:
 def problems(row: Schedule, now: datetime) -> Iterator[str]:
     """Say why a schedule does not work, each reason as a sentence without a full stop."""
     if row.retired_at is not None:
-        yield _("removed from code")
+        yield _("Removed from code")
         return
     if (reason := _task_problem(row)) or (reason := _timing_problem(row, now)):
-        yield _("does not fire: %(reason)s") % {"reason": reason}
+        yield _("Does not fire: %(reason)s") % {"reason": reason}
     elif row.enabled and row.next_occurrence_at and _late_seconds(row.next_occurrence_at, now) > OVERDUE_SECONDS:
-        yield _("overdue: is a worker running?")
+        yield _("Overdue: is a worker running?")
 
 
 def problem_marks(row: Schedule, now: datetime) -> SafeString:
@@ -303,7 +303,7 @@ class SchedulePage:
         found = list(problems(self.row, self.now))
         if not self.row.is_declared and self.row.name in declared_schedule_names():
             found.append(
-                _("the code declares a schedule with this name, which does not fire until this one is renamed")
+                _("The code declares a schedule with this name, which does not fire until this one is renamed")
             )
         return found
 
@@ -339,7 +339,9 @@ class SchedulePage:
 
     def _jitter(self) -> str:
         seconds = self.row.jitter_seconds
-        return _("each task starts up to %(span)s later") % {"span": display.whole_duration(seconds)} if seconds else ""
+        return (
+            _("each task is delayed by up to %(span)s") % {"span": display.whole_duration(seconds)} if seconds else ""
+        )
 
 
 def latest_by_person(row: Schedule) -> int:

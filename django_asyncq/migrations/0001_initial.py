@@ -75,7 +75,7 @@ class Migration(migrations.Migration):
                 ('starts_at', models.DateTimeField(blank=True, null=True, verbose_name='starts at')),
                 ('ends_at', models.DateTimeField(blank=True, null=True, verbose_name='ends at')),
                 ('enabled', models.BooleanField(default=True, verbose_name='enabled')),
-                ('overlap', models.CharField(choices=[('allow', 'Queue it anyway'), ('skip', 'Skip it')], default='allow', max_length=8, verbose_name='overlap')),
+                ('overlap', models.CharField(choices=[('allow', 'Run anyway'), ('skip', 'Skip it')], default='allow', max_length=8, verbose_name='overlap')),
                 ('missed', models.CharField(choices=[('skip', 'Skip them'), ('once', 'Queue one task for all of them'), ('all', 'Queue one task for each, up to the maximum')], default='skip', max_length=8, verbose_name='missed occurrences')),
                 ('missed_cap', models.PositiveIntegerField(default=10, verbose_name='maximum missed occurrences')),
                 ('jitter_seconds', models.PositiveIntegerField(default=0, verbose_name='jitter in seconds')),
