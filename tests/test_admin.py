@@ -25,7 +25,7 @@ from django.utils import timezone
 from django_asyncq import gates, task
 from django_asyncq.admin import GateAdmin, TaskRecordAdmin, display
 from django_asyncq.admin.queries import MAX_LISTED, BoundedPaginator
-from django_asyncq.admin.tasks import MASKED_COLUMNS
+from django_asyncq.admin.task_admin import MASKED_COLUMNS
 from django_asyncq.broker.clients import Client as RedisClient
 from django_asyncq.exceptions import GateUnavailable
 from django_asyncq.models import Gate, TaskRecord, TaskState
@@ -433,10 +433,10 @@ def test_action_on_all_matches_retries_exactly_the_failed_tasks_of_the_filter(op
 
 def test_action_is_bounded(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """One request retries a limited number of the newest tasks, in chunks; the confirmation says that more match."""
-    from django_asyncq.admin import retrying
+    from django_asyncq.admin import retry_action
 
-    monkeypatch.setattr(retrying, "MAX_AT_ONCE", 5)
-    monkeypatch.setattr(retrying, "IDS_PER_RETRY", 2)
+    monkeypatch.setattr(retry_action, "MAX_AT_ONCE", 5)
+    monkeypatch.setattr(retry_action, "IDS_PER_RETRY", 2)
     records = [make() for _ in range(7)]
     question = run_action(operator, records[0], index="0", select_across="1")
     assert question.context["title"] == "Retry 5 failed tasks?"

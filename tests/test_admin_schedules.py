@@ -25,8 +25,8 @@ from django.utils import timezone, translation
 
 from django_asyncq import cron, gates
 from django_asyncq.admin import ScheduleAdmin, StartupRunAdmin, TaskRecordAdmin, code, schedule_form, schedule_page
-from django_asyncq.admin.schedule_changes import run_once
-from django_asyncq.admin.schedules import MASKED_COLUMNS
+from django_asyncq.admin.schedule_actions import run_once
+from django_asyncq.admin.schedule_admin import MASKED_COLUMNS
 from django_asyncq.definitions.timing import DstKind, DstNote, preview
 from django_asyncq.exceptions import GateUnavailable
 from django_asyncq.models import (

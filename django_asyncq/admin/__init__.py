@@ -8,10 +8,10 @@ from __future__ import annotations
 from django.contrib import admin
 
 from ..models import Gate, Schedule, StartupRun, TaskRecord
-from .gates import GateAdmin
-from .schedules import ScheduleAdmin
-from .startup_runs import StartupRunAdmin
-from .tasks import TaskRecordAdmin
+from .gate_admin import GateAdmin
+from .schedule_admin import ScheduleAdmin
+from .startup_run_admin import StartupRunAdmin
+from .task_admin import TaskRecordAdmin
 
 admin.site.register(TaskRecord, TaskRecordAdmin)
 admin.site.register(Gate, GateAdmin)

@@ -25,8 +25,8 @@ from ..models import Occurrence, OccurrenceOutcome, Schedule, TaskRecord
 from ..tasks import check_call
 from . import display
 from .code import declared_schedule_names, known_task, parameter_names
-from .page import Fact
 from .redaction import mask_positional, mask_text
+from .task_page import Fact
 
 OCCURRENCES_SHOWN = 10
 RUNS_SHOWN = 20
@@ -355,11 +355,11 @@ def origin(row: Schedule) -> str:
     return _("code") if row.is_declared else _("admin")
 
 
-def shown_args(row: Schedule) -> str:
+def masked_args(row: Schedule) -> str:
     """Return the positional arguments as JSON, with secrets masked."""
     return display.json_text(mask_positional(row.args, parameter_names(known_task(row.task))))
 
 
-def shown_kwargs(row: Schedule) -> str:
+def masked_kwargs(row: Schedule) -> str:
     """Return the keyword arguments as JSON, with secrets masked."""
     return display.json_text(row.kwargs)

@@ -14,8 +14,8 @@ from django.utils.translation import gettext_lazy
 
 from ..models import StartupRun
 from . import display
-from .page import Fact
 from .redaction import mask_text
+from .task_page import Fact
 
 if TYPE_CHECKING:
     StartupRunAdminBase = admin.ModelAdmin[StartupRun]
@@ -38,15 +38,15 @@ class StartupRunAdmin(StartupRunAdminBase):
         css = {"all": ["django_asyncq/admin.css"]}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Nobody adds a run by hand: a row is a log entry."""
+        """Allow nobody to add a run by hand, because the row says what happened."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: StartupRun | None = None) -> bool:
-        """Nobody edits a run."""
+        """Allow nobody to edit a run by hand, because the row says what happened."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: StartupRun | None = None) -> bool:
-        """Nobody deletes a run: old ones are pruned automatically."""
+        """Allow nobody to delete a run, because old runs are pruned automatically."""
         return False
 
     def get_fields(self, request: HttpRequest, obj: StartupRun | None = None) -> Any:

@@ -25,10 +25,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..models import TaskRecord, TaskState
-from . import display, retrying
+from . import display, retry_action
 from .filters import EnqueuedFilter, GateFilter, NameFilter, QueueFilter, StateFilter
-from .page import TaskPage
 from .queries import BoundedPaginator, TaskChangeList, as_listed, search
+from .task_page import TaskPage
 
 if TYPE_CHECKING:
     TaskAdminBase = admin.ModelAdmin[TaskRecord]
@@ -55,7 +55,7 @@ if django.VERSION >= (6, 1):
 class TaskRecordAdmin(TaskAdminBase):
     """The list of tasks, the page of one, and the retry of failed ones."""
 
-    list_display = ("task", "state_shown", "queue_name", "gate", "attempts", "enqueued", "run")
+    list_display = ("task", "state_and_error", "queue_name", "gate", "attempts", "enqueued", "run")
     list_display_links = ("task",)
     list_filter = (StateFilter, QueueFilter, NameFilter, GateFilter, EnqueuedFilter)
     list_per_page = 50
@@ -76,11 +76,11 @@ class TaskRecordAdmin(TaskAdminBase):
     # --- permissions
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Nobody adds a task by hand."""
+        """Allow nobody to add a task by hand."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: TaskRecord | None = None) -> bool:
-        """Nobody edits a task by hand, because the row says what happened."""
+        """Allow nobody to edit a task by hand, because the row says what happened."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: TaskRecord | None = None) -> bool:
@@ -123,7 +123,7 @@ class TaskRecordAdmin(TaskAdminBase):
         )
 
     @admin.display(description=gettext_lazy("state"))
-    def state_shown(self, record: TaskRecord) -> SafeString:
+    def state_and_error(self, record: TaskRecord) -> SafeString:
         """Show the state as a badge, and the error of a failed task."""
         state = display.state_element(record, timezone.now())
         exception = getattr(record, "last_exception", None)
@@ -207,12 +207,12 @@ class TaskRecordAdmin(TaskAdminBase):
         across = request.POST.get("select_across") == "1"
         if across:
             rows = queryset.filter(state=TaskState.FAILED)
-            ids = list(rows.order_by("-id").values_list("pk", flat=True)[: retrying.MAX_AT_ONCE + 1])
+            ids = list(rows.order_by("-id").values_list("pk", flat=True)[: retry_action.MAX_AT_ONCE + 1])
         else:
             # Not from `queryset`: a task that no longer matches the list's filter must appear in the messages too.
             ids = [UUID(id) for id in request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)]
-        is_cut = len(ids) > retrying.MAX_AT_ONCE
-        ids = ids[: retrying.MAX_AT_ONCE]
+        is_cut = len(ids) > retry_action.MAX_AT_ONCE
+        ids = ids[: retry_action.MAX_AT_ONCE]
         if request.POST.get("confirmed") != "yes" and request.path == self._url("changelist"):
             return self._confirm_retry(request, ids, across=across, is_cut=is_cut)
         self._retry(request, ids)
@@ -233,10 +233,10 @@ class TaskRecordAdmin(TaskAdminBase):
             **self.admin_site.each_context(request),
             "title": title % {"count": count},
             "opts": self.opts,
-            "rows": [(record, self._url("change", record), self.state_shown(record)) for record in records],
+            "rows": [(record, self._url("change", record), self.state_and_error(record)) for record in records],
             "count": count,
             "not_listed": count - len(records),
-            "max_at_once": retrying.MAX_AT_ONCE if is_cut else None,
+            "max_at_once": retry_action.MAX_AT_ONCE if is_cut else None,
             "not_failed": len(ids) - count,
             "selected": request.POST.getlist(helpers.ACTION_CHECKBOX_NAME),
             "action": RETRY_ACTION,
@@ -258,10 +258,10 @@ class TaskRecordAdmin(TaskAdminBase):
             )
             messages.warning(request, text % {"count": running})
         rows = queryset.exclude(state=TaskState.RUNNING)
-        count = rows.values("pk").order_by()[: retrying.MAX_AT_ONCE + 1].count()
-        if count > retrying.MAX_AT_ONCE:
+        count = rows.values("pk").order_by()[: retry_action.MAX_AT_ONCE + 1].count()
+        if count > retry_action.MAX_AT_ONCE:
             text = _("No more than %(count)d tasks can be deleted at once. Nothing was deleted.")
-            messages.error(request, text % {"count": retrying.MAX_AT_ONCE})
+            messages.error(request, text % {"count": retry_action.MAX_AT_ONCE})
             return None
         if not count:
             return None
@@ -275,9 +275,9 @@ class TaskRecordAdmin(TaskAdminBase):
         return response
 
     def _retry(self, request: HttpRequest, ids: list[UUID]) -> None:
-        outcome = retrying.retry(self.get_queryset(request), ids)
-        retrying.write_log(request, outcome)
-        retrying.add_messages(request, outcome, lambda record: self._url("change", record))
+        outcome = retry_action.retry(self.get_queryset(request), ids)
+        retry_action.write_log(request, outcome)
+        retry_action.add_messages(request, outcome, lambda record: self._url("change", record))
 
     def _url(self, view: str, record: TaskRecord | None = None) -> str:
         return reverse(

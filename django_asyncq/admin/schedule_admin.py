@@ -26,7 +26,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import InvalidOption
 from ..models import Occurrence, Schedule
-from . import display, schedule_changes, schedule_page
+from . import display, schedule_actions, schedule_page
 from .schedule_form import ScheduleForm
 from .schedule_page import SchedulePage, TaskLinks
 
@@ -37,9 +37,9 @@ else:
 
 OCCURRENCES_LISTED = 3
 WHAT = ("name", "task", "args", "kwargs", "enabled")
-WHAT_READ_ONLY = ("name", "task", "shown_args", "shown_kwargs", "enabled")
+WHAT_READ_ONLY = ("name", "task", "masked_args", "masked_kwargs", "enabled")
 WHEN = ("cron", "interval_seconds", "zone", ("starts_at", "ends_at"))
-WHEN_READ_ONLY = ("shown_cron", *WHEN[1:])
+WHEN_READ_ONLY = ("cron_left_to_right", *WHEN[1:])
 OTHERWISE = ("overlap", "missed", "missed_cap", "jitter_seconds")
 # A lookup in the URL would reveal masked values letter by letter.
 MASKED_COLUMNS = {"args", "kwargs"}
@@ -49,7 +49,7 @@ class ScheduleAdmin(ScheduleAdminBase):
     """The list of schedules, the page of one, its form, and the buttons."""
 
     form = ScheduleForm
-    list_display = ("name_shown", "switch", "timing_shown", "next_occurrences", "last_run")
+    list_display = ("name_and_task", "switch", "timing", "next_occurrences", "last_run")
     # The first column renders its own link, because it also shows marks.
     list_display_links = None
     list_filter = ("enabled", "is_declared")
@@ -91,7 +91,7 @@ class ScheduleAdmin(ScheduleAdminBase):
         return changelist
 
     @admin.display(description=gettext_lazy("schedule"), ordering="name")
-    def name_shown(self, row: Schedule) -> SafeString:
+    def name_and_task(self, row: Schedule) -> SafeString:
         """Show the name, the task, where it was made, and what is wrong."""
         return format_html(
             '<a href="{}">{}</a> <span class="asyncq-second"><bdi class="asyncq-id" dir="ltr" title="{}">{}</bdi> '
@@ -105,7 +105,7 @@ class ScheduleAdmin(ScheduleAdminBase):
         )
 
     @admin.display(description=gettext_lazy("fires"))
-    def timing_shown(self, row: Schedule) -> SafeString:
+    def timing(self, row: Schedule) -> SafeString:
         """Show the timing in words, and as it was entered."""
         return format_html(
             '{} <span class="asyncq-second asyncq-id"><bdi dir="ltr">{}</bdi> {}</span>',
@@ -194,19 +194,19 @@ class ScheduleAdmin(ScheduleAdminBase):
         return super().get_form(request, obj, change, **options)
 
     @admin.display(description=gettext_lazy("cron expression"))
-    def shown_cron(self, row: Schedule) -> SafeString:
+    def cron_left_to_right(self, row: Schedule) -> SafeString:
         """Show the expression, left to right in every language."""
         return format_html('<bdi dir="ltr">{}</bdi>', row.cron or "–")
 
     @admin.display(description=gettext_lazy("positional arguments"))
-    def shown_args(self, row: Schedule) -> SafeString:
+    def masked_args(self, row: Schedule) -> SafeString:
         """Show the arguments with secrets masked."""
-        return format_html('<pre class="asyncq-pre" dir="ltr" tabindex="0">{}</pre>', schedule_page.shown_args(row))
+        return format_html('<pre class="asyncq-pre" dir="ltr" tabindex="0">{}</pre>', schedule_page.masked_args(row))
 
     @admin.display(description=gettext_lazy("keyword arguments"))
-    def shown_kwargs(self, row: Schedule) -> SafeString:
+    def masked_kwargs(self, row: Schedule) -> SafeString:
         """Show the arguments with secrets masked."""
-        return format_html('<pre class="asyncq-pre" dir="ltr" tabindex="0">{}</pre>', schedule_page.shown_kwargs(row))
+        return format_html('<pre class="asyncq-pre" dir="ltr" tabindex="0">{}</pre>', schedule_page.masked_kwargs(row))
 
     def render_change_form(
         self,
@@ -258,7 +258,7 @@ class ScheduleAdmin(ScheduleAdminBase):
             messages.error(request, _("%(name)s will not fire: %(reason)s.") % {"name": obj.name, "reason": error})
         else:
             if obj.enabled and obj.next_occurrence_at is None:
-                schedule_changes.warn_never_fires(request, obj)
+                schedule_actions.warn_never_fires(request, obj)
 
     def response_post_save_add(self, request: HttpRequest, obj: Schedule) -> HttpResponseRedirect:
         """Go to the page of the new schedule, which shows when it will fire."""
@@ -277,7 +277,7 @@ class ScheduleAdmin(ScheduleAdminBase):
         row = self.get_object(request, unquote(object_id))
         if row is None:
             return self._missing(request)
-        schedule_changes.run(request, row, TaskLinks(self.admin_site, request))
+        schedule_actions.run(request, row, TaskLinks(self.admin_site, request))
         return HttpResponseRedirect(self._url("change", row))
 
     def switch_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -291,7 +291,7 @@ class ScheduleAdmin(ScheduleAdminBase):
             return self._missing(request)
         if not self.has_change_permission(request, row):
             raise PermissionDenied
-        schedule_changes.switch_and_report(request, [row.pk], enabled=request.POST.get("enabled") == "1")
+        schedule_actions.switch_and_report(request, [row.pk], enabled=request.POST.get("enabled") == "1")
         if "list" in request.GET:
             filters: Any = {"preserved_filters": self.get_preserved_filters(request), "opts": self.opts}
             return HttpResponseRedirect(add_preserved_filters(filters, self._url("changelist")))
@@ -306,12 +306,12 @@ class ScheduleAdmin(ScheduleAdminBase):
     @admin.action(permissions=["change"], description=gettext_lazy("Enable selected %(verbose_name_plural)s"))
     def enable_selected(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
         """Enable the selected schedules."""
-        schedule_changes.switch_and_report(request, _keys(queryset), enabled=True)
+        schedule_actions.switch_and_report(request, _keys(queryset), enabled=True)
 
     @admin.action(permissions=["change"], description=gettext_lazy("Disable selected %(verbose_name_plural)s"))
     def disable_selected(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
         """Disable the selected schedules."""
-        schedule_changes.switch_and_report(request, _keys(queryset), enabled=False)
+        schedule_actions.switch_and_report(request, _keys(queryset), enabled=False)
 
     @admin.action(permissions=["delete"], description=gettext_lazy("Delete selected %(verbose_name_plural)s"))
     def delete_selected(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> HttpResponse | None:
