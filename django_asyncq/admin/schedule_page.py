@@ -30,7 +30,7 @@ from .task_page import Fact
 
 OCCURRENCES_SHOWN = 10
 RUNS_SHOWN = 20
-# A running scheduler fires an occurrence within seconds, so after this time none can be running.
+# A running scheduler fires an occurrence within seconds, so after this time no scheduler can be running.
 OVERDUE_SECONDS = 60
 # More wall times than this are shown as a range.
 WALLS_LISTED = 3

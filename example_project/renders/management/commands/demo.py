@@ -69,7 +69,7 @@ class Command(BaseCommand):
         finally:
             self._tidy(folder, keep=options["keep"] or not (all_passed or interrupted))
         if interrupted:
-            self.stderr.write("Stopped. The site, the workers and Valkey have exited.")
+            self.stderr.write("Stopped. Every process that the demo started has exited.")
             raise SystemExit(INTERRUPTED)
         if not all_passed:
             raise SystemExit(1)
