@@ -1,8 +1,7 @@
-"""The rows: tasks, gates, schedules and their occurrences, start-up runs, terms of locks.
+"""The models: tasks, gates, schedules and their occurrences, start-up runs, leadership terms.
 
-What is written here is what is true; Redis only dispatches.
-
-Only `lifecycle` changes a task's state, so no method here does.
+The database is the source of truth; Redis only dispatches. Only `lifecycle` changes a task's state, so no method here
+does.
 """
 
 from __future__ import annotations
@@ -24,7 +23,18 @@ from .exceptions import InvalidOption
 
 
 class TaskState(models.IntegerChoices):
-    """The four states of a task; nothing else is a state."""
+    """The four states of a task.
+
+    | state     | number | finished_at | retry_at | meaning |
+    |-----------|--------|-------------|----------|---------|
+    | QUEUED    | 0      | null        | any      | waits for a worker, or until `run_after` |
+    | RUNNING   | 1      | null        | any      | a worker runs it |
+    | SUCCEEDED | 2      | set         | any      | final |
+    | FAILED    | 3      | set         | null     | final: it is not queued again by itself |
+    | RETRYING  | 3      | null        | set      | the name of FAILED with `retry_at`: queued again at `retry_at` |
+
+    The constraint `asyncq_final_has_finished_at` enforces the table.
+    """
 
     QUEUED = 0, _("Queued")
     RUNNING = 1, _("Running")
@@ -33,31 +43,36 @@ class TaskState(models.IntegerChoices):
 
 
 class TaskRecordQuerySet(models.QuerySet["TaskRecord"]):
-    """The states by name."""
+    """Filters that name the states."""
 
     def queued(self) -> TaskRecordQuerySet:
-        """Tasks that wait: now, until `run_after`, or handed back by a worker."""
+        """Return the tasks that wait for a worker or until `run_after`."""
         return self.filter(state=TaskState.QUEUED)
 
     def running(self) -> TaskRecordQuerySet:
-        """Tasks a worker has taken."""
+        """Return the tasks that a worker has claimed."""
         return self.filter(state=TaskState.RUNNING)
 
     def succeeded(self) -> TaskRecordQuerySet:
-        """Tasks that ended well."""
+        """Return the tasks that succeeded."""
         return self.filter(state=TaskState.SUCCEEDED)
 
     def failed(self) -> TaskRecordQuerySet:
-        """Tasks that failed and will not be tried again by themselves."""
+        """Return the tasks that failed and are not queued again by themselves."""
         return self.filter(state=TaskState.FAILED, retry_at=None)
 
     def retrying(self) -> TaskRecordQuerySet:
-        """Tasks that failed and will be tried again at `retry_at`."""
+        """Return the FAILED tasks that are queued again at `retry_at`."""
         return self.filter(state=TaskState.FAILED, retry_at__isnull=False)
 
 
 class TaskRecord(models.Model):
-    """One task: what to run, in which state it is, and all that came of it."""
+    """One task: what to run, its state, and its outcome.
+
+    attempt: number of counted runs so far; a run that a worker crash cut short is counted in `crash_count` instead.
+    fence: rises with each claim; a worker may write only with the fence of its own claim.
+    errors: one entry per failed attempt, oldest first. worker_ids: the workers that claimed it, oldest first.
+    """
 
     id = models.UUIDField(_("id"), primary_key=True, default=uuid7, editable=False)
     name = models.CharField(_("task"), max_length=200)
@@ -70,12 +85,12 @@ class TaskRecord(models.Model):
     run_after = models.DateTimeField(_("run after"), null=True, blank=True)
     retry_at = models.DateTimeField(_("retry at"), null=True, blank=True)
     attempt = models.PositiveIntegerField(_("attempt"), default=0)
-    max_attempts = models.PositiveIntegerField(_("most attempts"), default=1)
-    crash_count = models.PositiveIntegerField(_("lost workers"), default=0)
+    max_attempts = models.PositiveIntegerField(_("maximum attempts"), default=1)
+    crash_count = models.PositiveIntegerField(_("worker crashes"), default=0)
     fence = models.BigIntegerField(_("fence"), default=0)
     timeout_seconds = models.FloatField(_("timeout in seconds"), null=True, blank=True)
     gate = models.CharField(_("gate"), max_length=200, blank=True, default="")
-    queue_limit = models.IntegerField(_("the task's own limit for the gate"), null=True, blank=True)
+    queue_limit = models.IntegerField(_("gate limit set by the task"), null=True, blank=True)
     expected_seconds = models.FloatField(_("expected seconds"), null=True, blank=True)
     unique_key = models.CharField(_("unique key"), max_length=250, blank=True, default="")
     group = models.CharField(_("group"), max_length=200, blank=True, default="")
@@ -119,33 +134,33 @@ class TaskRecord(models.Model):
 
     @property
     def short_name(self) -> str:
-        """The function's own name, without its module."""
+        """The function's name without its module."""
         return self.name.rpartition(".")[2]
 
     @property
     def short_id(self) -> str:
-        """The end of the id: its beginning is the time, the same for all tasks of a minute."""
+        """The last eight characters of the id; the first ones encode the time and are alike for tasks of one minute."""
         return f"…{str(self.id)[-8:]}"
 
     @property
     def is_final(self) -> bool:
-        """Whether the task has ended for good: succeeded, or failed without another try to come."""
+        """Whether the task has succeeded, or has failed and no attempt follows."""
         return self.state == TaskState.SUCCEEDED or (self.state == TaskState.FAILED and self.retry_at is None)
 
 
 class Gate(models.Model):
-    """A strict limit: at most `limit` tasks of this gate are queued or running at once."""
+    """A strict admission limit: at most `limit` tasks of this gate are queued or running at once."""
 
-    # Names the row had before it was saved last; whose limits must be read anew.
+    # Names the row had before its last save. Their cached limits are dropped too.
     former_names: frozenset[str] | set[str] = frozenset()
 
     name = models.CharField(_("name"), max_length=200, unique=True)
-    limit = models.IntegerField(_("limit"), help_text=_("Most tasks queued or running; 0 or less means no limit."))
+    limit = models.IntegerField(_("limit"), help_text=_("Maximum tasks queued or running; 0 or less means no limit."))
     expected_seconds = models.FloatField(
         _("expected seconds"),
         default=60,
         validators=[MinValueValidator(0.001)],
-        help_text=_("How long a task of this gate usually takes; used to estimate when a slot is free."),
+        help_text=_("How long a task of this gate usually takes. It is used to estimate when a slot becomes free."),
     )
 
     class Meta:
@@ -157,7 +172,7 @@ class Gate(models.Model):
         return self.name
 
     def clean(self) -> None:
-        """Refuse a name that would break the gate's key."""
+        """Refuse a name that cannot be part of a Redis key."""
         try:
             check_gate_name(self.name)
         except InvalidOption as error:
@@ -165,18 +180,18 @@ class Gate(models.Model):
 
 
 class Overlap(models.TextChoices):
-    """What becomes of an occurrence while a task of an earlier one is queued, running, or waits for a retry."""
+    """What to do with an occurrence when the task of an earlier one is queued, running or retrying."""
 
-    ALLOW = "allow", _("Queue it all the same")
-    SKIP = "skip", _("Leave it out")
+    ALLOW = "allow", _("Run anyway")
+    SKIP = "skip", _("Skip it")
 
 
 class Missed(models.TextChoices):
-    """What becomes of occurrences that nobody was there to fire."""
+    """What to do with occurrences that passed while no worker was running."""
 
-    SKIP = "skip", _("Leave them out")
+    SKIP = "skip", _("Skip them")
     ONCE = "once", _("Queue one task for all of them")
-    ALL = "all", _("Queue a task for each, up to the cap")
+    ALL = "all", _("Queue one task for each, up to the maximum")
 
 
 def default_timezone() -> str:
@@ -185,23 +200,23 @@ def default_timezone() -> str:
 
 
 class ScheduleQuerySet(models.QuerySet["Schedule"]):
-    """The schedules that fire."""
+    """A filter for the schedules that fire."""
 
     def firing(self) -> ScheduleQuerySet:
-        """Schedules that are enabled, still have occurrences to come, and are not gone from the code."""
+        """Return the schedules that are enabled, have a next occurrence, and are not removed from the code."""
         return self.filter(enabled=True, retired_at=None, next_occurrence_at__isnull=False)
 
 
 class Schedule(models.Model):
-    """When a task is queued by itself: at the times of a cron expression, or at an interval.
+    """A rule that queues a task at the times of a cron expression or at an interval.
 
-    Declared in code (`is_declared`) or made in the admin. next_occurrence_at: the occurrence to come; None when there is none.
-    Who saves other values of `TIMING_FIELDS` calls `plan_next`, for the next occurrence is theirs.
+    It is declared in code (`is_declared`) or made in the admin. next_occurrence_at: None when no occurrence is left.
+    Call `plan_next` before you save a change to one of `TIMING_FIELDS`.
     """
 
     TIMING_FIELDS = ("cron", "interval_seconds", "zone", "starts_at", "ends_at")
 
-    # Also the entry's id for asynq's tools.
+    # asynq's tools show it as the id of the scheduler entry.
     id = models.UUIDField(_("id"), primary_key=True, default=uuid.uuid4, editable=False)
     name = models.CharField(_("name"), max_length=200, unique=True)
     task = models.CharField(_("task"), max_length=200)
@@ -215,10 +230,10 @@ class Schedule(models.Model):
     enabled = models.BooleanField(_("enabled"), default=True)
     overlap = models.CharField(_("overlap"), max_length=8, choices=Overlap, default=Overlap.ALLOW)
     missed = models.CharField(_("missed occurrences"), max_length=8, choices=Missed, default=Missed.SKIP)
-    missed_cap = models.PositiveIntegerField(_("cap of missed occurrences"), default=10)
+    missed_cap = models.PositiveIntegerField(_("maximum missed occurrences"), default=10)
     jitter_seconds = models.PositiveIntegerField(_("jitter in seconds"), default=0)
     is_declared = models.BooleanField(_("declared in code"), default=False, editable=False)
-    retired_at = models.DateTimeField(_("gone from the code since"), null=True, blank=True, editable=False)
+    retired_at = models.DateTimeField(_("removed from code since"), null=True, blank=True, editable=False)
     next_occurrence_at = models.DateTimeField(
         _("next occurrence"), null=True, blank=True, editable=False, db_index=True
     )
@@ -243,10 +258,10 @@ class Schedule(models.Model):
 
     @property
     def timing(self) -> Timing:
-        """When it fires. Raises: InvalidOption when the row's values are no timing."""
+        """When it fires. Raises: InvalidOption when the row's values do not make a valid timing."""
         if self.cron:
             return Cron(self.cron, self.zone, self.starts_at, self.ends_at)
-        # Whole seconds, so that every occurrence is one.
+        # Without fractions of a second, so that every occurrence falls on a whole second.
         anchor = (self.starts_at or self.created_at).replace(microsecond=0)
         return Interval(self.interval_seconds or 0, anchor, self.starts_at, self.ends_at)
 
@@ -256,24 +271,25 @@ class Schedule(models.Model):
 
 
 class OccurrenceOutcome(models.TextChoices):
-    """What became of an occurrence."""
+    """The result of an occurrence."""
 
     QUEUED = "queued", _("Queued")
-    SKIPPED = "skipped", _("Skipped: an earlier one was not over")
+    SKIPPED = "skipped", _("Skipped: an earlier task had not finished")
     MISSED = "missed", _("Missed")
     REFUSED = "refused", _("Refused")
 
 
 class Occurrence(models.Model):
-    """One time at which a schedule was due; written in one transaction with its task, and only once.
+    """One firing of a schedule. It is written once, in the same transaction as its task.
 
-    occurs_at: the time it was for. task: kept as a number after its row was pruned. by_person: "run now".
+    occurs_at: the time the schedule was due. task: the id stays after the task's row is pruned or deleted.
+    by_person: whether a person pressed "Run now".
     """
 
     schedule = models.ForeignKey(Schedule, models.CASCADE, verbose_name=_("schedule"), related_name="occurrences")
-    occurs_at = models.DateTimeField(_("occurrence"))
+    occurs_at = models.DateTimeField(_("occurs at"))
     outcome = models.CharField(_("outcome"), max_length=8, choices=OccurrenceOutcome, default=OccurrenceOutcome.QUEUED)
-    # No constraint: deleting tasks must cost nothing here.
+    # No database constraint, so that deleting tasks costs nothing here.
     task = models.ForeignKey(
         TaskRecord,
         models.DO_NOTHING,
@@ -284,7 +300,7 @@ class Occurrence(models.Model):
         db_constraint=False,
     )
     note = models.TextField(_("note"), blank=True, default="")
-    by_person = models.BooleanField(_("by a person"), default=False)
+    by_person = models.BooleanField(_("run by a person"), default=False)
     created_at = models.DateTimeField(_("created at"), default=timezone.now)
 
     class Meta:
@@ -298,12 +314,15 @@ class Occurrence(models.Model):
 
 
 class StartupRun(models.Model):
-    """One run of a start-up task. finished_at: None while it runs, or when its process died. term: of its lock."""
+    """One run of a start-up task.
+
+    finished_at: None while it runs, and when its process died. term: fencing token of its lock.
+    """
 
     name = models.CharField(_("name"), max_length=200, db_index=True)
-    holder = models.CharField(_("holder"), max_length=200)
-    term = models.BigIntegerField(_("term"))
-    begun_at = models.DateTimeField(_("begun at"))
+    holder = models.CharField(_("lock holder"), max_length=200)
+    term = models.BigIntegerField(_("fencing token"))
+    begun_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
     error = models.TextField(_("error"), blank=True, default="")
 
@@ -317,16 +336,19 @@ class StartupRun(models.Model):
 
 
 class LockTerm(models.Model):
-    """The number of a lock's latest term: it rises with each holder, so what an older one writes can be refused."""
+    """The latest leadership term of a lock.
+
+    number: the fencing token. It rises with each new holder, so a write of an older holder can be refused.
+    """
 
     name = models.CharField(_("name"), max_length=200, primary_key=True)
-    number = models.BigIntegerField(_("number"), default=0)
-    holder = models.CharField(_("holder"), max_length=200, default="")
-    begun_at = models.DateTimeField(_("begun at"), default=timezone.now)
+    number = models.BigIntegerField(_("fencing token"), default=0)
+    holder = models.CharField(_("lock holder"), max_length=200, default="")
+    begun_at = models.DateTimeField(_("started at"), default=timezone.now)
 
     class Meta:
-        verbose_name = _("term of a lock")
-        verbose_name_plural = _("terms of locks")
+        verbose_name = _("leadership term")
+        verbose_name_plural = _("leadership terms")
 
     def __str__(self) -> str:
         return f"{self.name} {self.number}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Django's command line for Render Studio; `python example_project/manage.py demo` shows all of it."""
+"""Django's command line for Render Studio. `python example_project/manage.py demo` shows all of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main() -> None:
     try:
         from django.core.management import execute_from_command_line
 
-        import django_asyncq  # noqa: F401 - only whether it is there
+        import django_asyncq  # noqa: F401 - only checks that it is installed
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except ModuleNotFoundError as error:
@@ -27,6 +27,6 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-# Worker processes import this file again under another name; they must not run the command again.
+# Worker processes import this file again under another name and must not run the command again.
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""The admin, seen as an operator sees it: pages, filters, search, retry, and what is refused."""
+"""The admin pages of tasks and gates: pages, filters, search, retry, and what is refused."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from django.utils import timezone
 
 from django_asyncq import gates, task
 from django_asyncq.admin import GateAdmin, TaskRecordAdmin, display
-from django_asyncq.admin.queries import MOST_LISTED, BoundedPaginator
-from django_asyncq.admin.tasks import MASKED_COLUMNS
+from django_asyncq.admin.queries import MAX_LISTED, BoundedPaginator
+from django_asyncq.admin.task_admin import MASKED_COLUMNS
 from django_asyncq.broker.clients import Client as RedisClient
 from django_asyncq.exceptions import GateUnavailable
 from django_asyncq.models import Gate, TaskRecord, TaskState
@@ -49,11 +49,11 @@ PERMISSIONS = {
 
 @task
 def login(user: str, password: str) -> None:
-    """Stand for a task with a secret parameter."""
+    """Stand in for a task with a secret parameter."""
 
 
 def make(state: TaskState = TaskState.FAILED, *, name: str = "tests.tasks.add", **values: Any) -> TaskRecord:
-    """A row in any state, with what belongs to it."""
+    """Create a task in any state, with the values that state requires."""
     now = timezone.now()
     if state == TaskState.SUCCEEDED or (state == TaskState.FAILED and not values.get("retry_at")):
         values.setdefault("finished_at", now)
@@ -64,7 +64,7 @@ def make(state: TaskState = TaskState.FAILED, *, name: str = "tests.tasks.add", 
 
 
 def error(message: str = "no luck", **values: Any) -> dict[str, Any]:
-    """An entry of a failed try, as `lifecycle` writes it."""
+    """An error entry of a failed attempt, as `lifecycle` writes it."""
     now = timezone.now()
     return {
         "exception": "tests.tasks.Glitch",
@@ -79,22 +79,22 @@ def error(message: str = "no luck", **values: Any) -> dict[str, Any]:
 
 
 def page_of(record: TaskRecord) -> str:
-    """The address of a task's page."""
+    """The URL of a task's page."""
     return f"{LIST}{record.pk}/change/"
 
 
 def retry_of(record: TaskRecord) -> str:
-    """The address the Retry button posts to."""
+    """The URL that the Retry button posts to."""
     return f"{LIST}{record.pk}/retry/"
 
 
 def state_of(record: TaskRecord) -> int:
-    """The state the row has now."""
+    """The current state of the row."""
     return TaskRecord.objects.get(pk=record.pk).state
 
 
 def listed(response: Any) -> set[UUID]:
-    """The ids of the rows a list shows."""
+    """The ids of the rows that a list shows."""
     return {record.pk for record in response.context["cl"].result_list}
 
 
@@ -114,7 +114,7 @@ def run_action(client: Client, *records: TaskRecord, query: str = "", **data: st
 
 @pytest.fixture
 def client_of() -> Callable[..., Client]:
-    """Clients logged in as somebody with the permissions of that name."""
+    """Clients logged in with the permissions of that name."""
 
     def build(who: str, **options: Any) -> Client:
         client = Client(**options)
@@ -130,11 +130,11 @@ def client_of() -> Callable[..., Client]:
 
 @pytest.fixture
 def operator(client_of: Callable[..., Client]) -> Client:
-    """Somebody who may view and retry, and nothing else."""
+    """A client that may view and retry, and nothing else."""
     return client_of("view_and_retry")
 
 
-# --- who may do what
+# --- permissions
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_permissions_of_page_and_button(
     ],
 )
 def test_permissions_of_the_action(client_of: Any, who: str, retried: bool) -> None:
-    """The action is offered to, and obeys, only those who may."""
+    """The action is offered to and works for permitted users only."""
     record, client = make(), client_of(who)
     page = client.get(LIST)
     if page.status_code == 200:
@@ -190,7 +190,7 @@ def test_permissions_of_the_action(client_of: Any, who: str, retried: bool) -> N
 @pytest.mark.skipif(django.VERSION < (6, 1), reason="actions on the page of one object came with Django 6.1")
 @pytest.mark.parametrize(("who", "retried"), [("view", False), ("view_and_retry", True)])
 def test_action_works_from_the_page_of_one_task(client_of: Any, who: str, retried: bool) -> None:
-    """Django's own place for actions obeys the same permission; our button is the only control shown."""
+    """Django's action on the object's page requires the same permission; only our button is shown."""
     record, client = make(), client_of(who)
     assert b"CHANGE_FORM-action" not in client.get(page_of(record)).content
     data = {"CHANGE_FORM-action": "retry_selected", "action": "retry_selected", "_selected_action": str(record.pk)}
@@ -199,7 +199,7 @@ def test_action_works_from_the_page_of_one_task(client_of: Any, who: str, retrie
 
 
 def test_retry_needs_the_csrf_token(client_of: Any) -> None:
-    """Button, action and confirmation refuse a POST without it, and carry it in their forms."""
+    """Button, action and confirmation refuse a POST without the token, and their forms contain it."""
     record, client = make(), client_of("view_and_retry", enforce_csrf_checks=True)
     assert client.post(retry_of(record)).status_code == 403
     assert run_action(client, record, confirmed="yes").status_code == 403
@@ -218,7 +218,7 @@ def test_retry_needs_the_csrf_token(client_of: Any) -> None:
 
 @pytest.mark.parametrize("who", ["view", "change", "view_and_retry", "superuser"])
 def test_nobody_adds_or_edits(client_of: Any, who: str) -> None:
-    """A row says what happened: not even a superuser writes it by hand."""
+    """Not even a superuser edits a task by hand, because the row says what happened."""
     record, client = make(), client_of(who)
     assert client.get(LIST + "add/").status_code == 403
     assert client.post(LIST + "add/", {"name": "x"}).status_code == 403
@@ -229,7 +229,7 @@ def test_nobody_adds_or_edits(client_of: Any, who: str) -> None:
 
 
 def test_deletes_only_with_permission_and_never_a_running_task(client_of: Any, operator: Client) -> None:
-    """A running task stays, from its page and from the list, and the person is told."""
+    """A running task cannot be deleted from its page or from the list, and a message says so."""
     running, done = make(TaskState.RUNNING), make(TaskState.SUCCEEDED)
     assert operator.post(f"{LIST}{done.pk}/delete/", {"post": "yes"}).status_code == 403
     admin = client_of("superuser")
@@ -240,15 +240,15 @@ def test_deletes_only_with_permission_and_never_a_running_task(client_of: Any, o
     assert question.status_code == 200 and str(running.pk) not in question.content.decode()
     answer = admin.post(LIST, {**data, "post": "yes"})
     assert said(answer) == [
-        ("warning", "1 running task is not deleted."),
+        ("warning", "1 running task cannot be deleted."),
         ("success", "Successfully deleted 1 task."),
     ]
     assert list(TaskRecord.objects.values_list("pk", flat=True)) == [running.pk]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_deletion_gives_the_gate_slot_back_and_returns_to_the_list(client_of: Any) -> None:
-    """A queued task that is deleted holds no slot any more."""
+def test_deletion_releases_the_gate_slot_and_returns_to_the_list(client_of: Any) -> None:
+    """A deleted task no longer holds a slot."""
     Gate.objects.create(name="small", limit=1)
     record = make(TaskState.QUEUED, gate="small")
     gates.acquire([record])
@@ -257,8 +257,8 @@ def test_deletion_gives_the_gate_slot_back_and_returns_to_the_list(client_of: An
     assert gates.slots("small") == []
 
 
-def test_masked_columns_cannot_be_probed_by_address(client_of: Any) -> None:
-    """A lookup into arguments would tell a secret letter by letter, so it is refused."""
+def test_masked_columns_cannot_be_probed_by_url(client_of: Any) -> None:
+    """A lookup into arguments would reveal a secret letter by letter, so it is refused."""
     make(kwargs={"password": "hunter2"})
     client = client_of("superuser")
     for lookup in ("kwargs__password__startswith", "args__0", "return_value", "errors__icontains", "progress"):
@@ -269,7 +269,7 @@ def test_masked_columns_cannot_be_probed_by_address(client_of: Any) -> None:
 
 
 def test_button_retries_names_the_task_and_logs(operator: Client) -> None:
-    """The task is queued again, in Redis too; the page then says so, and the history who did it."""
+    """The task is queued again, a message says so, and the history says who did it."""
     record = make(max_attempts=1, crash_count=2)
     response = operator.post(retry_of(record))
     assert (response.status_code, response["Location"]) == (302, page_of(record))
@@ -287,34 +287,34 @@ def test_button_retries_names_the_task_and_logs(operator: Client) -> None:
 
 
 def test_second_click_changes_nothing_and_says_so(operator: Client) -> None:
-    """Of two clicks the second finds the task queued."""
+    """The second of two clicks finds the task queued."""
     record = make()
     operator.post(retry_of(record))
     response = operator.post(retry_of(record))
-    assert said(response)[-1] == ("warning", f"Not failed (Queued), so nothing was changed: {record}.")
+    assert said(response)[-1] == ("warning", f"Not retried, because the state is Queued: {record}.")
     assert LogEntry.objects.count() == 1
 
 
 @pytest.mark.parametrize("state", [TaskState.QUEUED, TaskState.RUNNING, TaskState.SUCCEEDED])
 def test_task_that_has_not_failed_is_refused(operator: Client, state: TaskState) -> None:
-    """No button, and a POST warns and changes nothing."""
+    """The page has no button, and a POST shows a warning and changes nothing."""
     record = make(state)
     before = TaskRecord.objects.values().get()
     assert b"formaction" not in operator.get(page_of(record)).content
     response = operator.post(retry_of(record))
-    assert said(response) == [("warning", f"Not failed ({state.label}), so nothing was changed: {record}.")]
+    assert said(response) == [("warning", f"Not retried, because the state is {state.label}: {record}.")]
     assert TaskRecord.objects.values().get() == before
 
 
 def test_task_between_attempts_can_be_retried_now(operator: Client) -> None:
-    """A person need not wait for `retry_at`."""
+    """A person can retry before `retry_at`."""
     record = make(retry_at=timezone.now() + timedelta(hours=1))
     operator.post(retry_of(record))
     assert TaskRecord.objects.values_list("state", "retry_at").get() == (TaskState.QUEUED, None)
 
 
 def test_full_gate_refuses_and_is_named(operator: Client) -> None:
-    """As many as the gate has room for; the others stay failed, and the gate is named with its limit."""
+    """As many tasks are queued as the gate admits; the others stay failed, and the message names the gate and limit."""
     Gate.objects.create(name="small", limit=2)
     records = [make(gate="small") for _ in range(3)]
     response = run_action(operator, *records, confirmed="yes")
@@ -325,36 +325,38 @@ def test_full_gate_refuses_and_is_named(operator: Client) -> None:
     assert success[0] == "success" and success[1].startswith("2 tasks queued again: ")
     assert refused == (
         "warning",
-        f"The gate small is full (limit 2), so this failed task was not queued: {left}.",
+        f"Gate small is full (limit 2), so this failed task was not queued: {left}.",
     )
     assert len(gates.slots("small")) == 2
     assert LogEntry.objects.count() == 2
 
 
-def test_full_gate_without_a_row_tells_the_tasks_own_limit(operator: Client) -> None:
-    """`queue_limit` is the limit where no Gate row has one."""
+def test_full_gate_without_a_row_shows_the_limit_set_by_the_task(operator: Client) -> None:
+    """`queue_limit` is the limit when the gate has no row."""
     make(TaskState.QUEUED, gate="own", queue_limit=1)
     record = make(gate="own", queue_limit=1)
     response = operator.post(retry_of(record))
-    expected = f"The gate own is full (limit 1), so this failed task was not queued: {record}."
+    expected = f"Gate own is full (limit 1), so this failed task was not queued: {record}."
     assert said(response) == [("warning", expected)]
 
 
-def test_gate_that_cannot_be_asked_changes_nothing(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis away: an error that says so; all stay failed."""
+def test_retry_without_redis_changes_nothing(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When Redis is unreachable, an error says so and all tasks stay failed."""
 
-    def away(*args: Any, **kwargs: Any) -> Any:
+    def unreachable(*args: Any, **kwargs: Any) -> Any:
         raise GateUnavailable("small")
 
-    monkeypatch.setattr(gates, "acquire", away)
+    monkeypatch.setattr(gates, "acquire", unreachable)
     records = [make(gate="small"), make()]
     response = run_action(operator, *records, confirmed="yes")
-    assert said(response) == [("error", "The gate small cannot be asked because Redis is away. Nothing was changed.")]
+    assert said(response) == [
+        ("error", "Gate small cannot be checked because Redis is unreachable. Nothing was changed.")
+    ]
     assert [state_of(record) for record in records] == [TaskState.FAILED] * 2
 
 
 def test_gate_without_a_limit_is_an_error_not_a_crash(operator: Client) -> None:
-    """The reason is told as it is."""
+    """The message gives the reason."""
     record = make(gate="nobody-knows")
     response = operator.post(retry_of(record))
     ((level, text),) = said(response)
@@ -362,21 +364,21 @@ def test_gate_without_a_limit_is_an_error_not_a_crash(operator: Client) -> None:
     assert state_of(record) == TaskState.FAILED
 
 
-def test_task_whose_code_is_gone_stays_failed_and_its_path_is_told(operator: Client) -> None:
-    """The other selected ones are retried."""
-    gone, fine = make(name="shop.tasks.removed"), make()
-    page = operator.get(page_of(gone)).content.decode()
-    assert "formaction" not in page and "so this one cannot be retried" in page
-    response = run_action(operator, gone, fine, confirmed="yes")
+def test_task_removed_from_code_stays_failed_and_the_message_names_it(operator: Client) -> None:
+    """The other selected tasks are retried."""
+    removed, fine = make(name="shop.tasks.removed"), make()
+    page = operator.get(page_of(removed)).content.decode()
+    assert "formaction" not in page and "so it cannot be retried" in page
+    response = run_action(operator, removed, fine, confirmed="yes")
     assert said(response) == [
         ("success", f"Queued again: {fine}."),
-        ("error", f"The code has no task shop.tasks.removed, so this stays failed: {gone}. Is it deployed?"),
+        ("error", f"The code has no task shop.tasks.removed, so it was not retried: {removed}. Is the code deployed?"),
     ]
-    assert [state_of(gone), state_of(fine)] == [TaskState.FAILED, TaskState.QUEUED]
+    assert [state_of(removed), state_of(fine)] == [TaskState.FAILED, TaskState.QUEUED]
 
 
-def test_task_that_is_gone_is_no_error_page(operator: Client) -> None:
-    """Deleted meanwhile, or never there."""
+def test_retry_of_a_task_that_does_not_exist_shows_a_warning(operator: Client) -> None:
+    """The task was deleted in the meantime, or never existed."""
     response = operator.post(f"{LIST}{uuid4()}/retry/")
     assert (response.status_code, response["Location"]) == (302, LIST)
     assert operator.post(f"{LIST}rubbish/retry/").status_code == 302
@@ -384,7 +386,7 @@ def test_task_that_is_gone_is_no_error_page(operator: Client) -> None:
 
 
 def test_action_asks_first_and_cancel_changes_nothing(operator: Client) -> None:
-    """The confirmation lists the failed ones with their number; a GET of the list afterwards is Cancel."""
+    """The confirmation lists and counts the failed tasks; Cancel is a link to the list."""
     records = [make(name=f"tests.tasks.{name}") for name in ("add", "nap", "gated")]
     queued = make(TaskState.QUEUED)
     response = run_action(operator, *records, queued, query="?within=1h", index="0")
@@ -392,7 +394,7 @@ def test_action_asks_first_and_cancel_changes_nothing(operator: Client) -> None:
     assert response.status_code == 200
     assert response.context["title"] == "Retry 3 failed tasks?"
     assert all(str(record) in text for record in records) and "Retry 3 tasks" in text
-    assert "1 selected task has not failed and is left alone." in text
+    assert "1 selected task has not failed and will not be changed." in text
     assert f'href="{LIST}?within=1h">Cancel' in text
     operator.get(LIST + "?within=1h")
     assert {state_of(record) for record in records} == {TaskState.FAILED}
@@ -400,7 +402,7 @@ def test_action_asks_first_and_cancel_changes_nothing(operator: Client) -> None:
 
 
 def test_confirmed_action_retries_and_returns_to_the_filtered_list(operator: Client) -> None:
-    """Three ticked, three queued, one history entry each."""
+    """Three selected tasks are queued, with one history entry each."""
     records = [make() for _ in range(3)]
     response = run_action(operator, *records, query="?state=failed", confirmed="yes")
     assert response["Location"] == LIST + "?state=failed"
@@ -408,16 +410,16 @@ def test_confirmed_action_retries_and_returns_to_the_filtered_list(operator: Cli
     assert LogEntry.objects.count() == 3
     again = run_action(operator, *records, query="?state=failed", confirmed="yes")
     ((_old, _), (level, text)) = said(again)
-    assert level == "warning" and text.startswith("Not failed (Queued)")
+    assert level == "warning" and text.startswith("Not retried, because the state is Queued")
 
 
 def test_action_on_tasks_that_have_not_failed_warns_at_once(operator: Client) -> None:
     """There is nothing to confirm."""
     response = run_action(operator, make(TaskState.RUNNING), index="0")
-    assert said(response) == [("warning", "None of the selected tasks has failed, so nothing was changed.")]
+    assert said(response) == [("warning", "None of the selected tasks has failed, so nothing was retried.")]
 
 
-def test_action_on_all_that_match_takes_exactly_the_failed_ones_of_the_filter(operator: Client) -> None:
+def test_action_on_all_matches_retries_exactly_the_failed_tasks_of_the_filter(operator: Client) -> None:
     """ "Select all" goes past the page, but not past the filter."""
     inside = [make(queue_name="reports") for _ in range(60)]
     outside, queued = make(queue_name="other"), make(TaskState.QUEUED, queue_name="reports")
@@ -430,15 +432,15 @@ def test_action_on_all_that_match_takes_exactly_the_failed_ones_of_the_filter(op
 
 
 def test_action_is_bounded(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request retries so many at most, the newest, in chunks, and says beforehand that there are more."""
-    from django_asyncq.admin import retrying
+    """One request retries a limited number of the newest tasks, in chunks; the confirmation says that more match."""
+    from django_asyncq.admin import retry_action
 
-    monkeypatch.setattr(retrying, "MOST_AT_ONCE", 5)
-    monkeypatch.setattr(retrying, "IDS_PER_RETRY", 2)
+    monkeypatch.setattr(retry_action, "MAX_AT_ONCE", 5)
+    monkeypatch.setattr(retry_action, "IDS_PER_RETRY", 2)
     records = [make() for _ in range(7)]
     question = run_action(operator, records[0], index="0", select_across="1")
     assert question.context["title"] == "Retry 5 failed tasks?"
-    assert "at most 5 are retried at once" in question.content.decode()
+    assert "No more than 5 are retried at once" in question.content.decode()
     response = run_action(operator, records[0], select_across="1", confirmed="yes")
     assert said(response)[0][1].startswith("5 tasks queued again: ")
     assert [state_of(record) for record in records] == [TaskState.FAILED] * 2 + [TaskState.QUEUED] * 5
@@ -449,7 +451,7 @@ def test_action_is_bounded(operator: Client, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def one_of_each() -> dict[str, TaskRecord]:
-    """A task in every state there is to see."""
+    """A task in each state."""
     now = timezone.now()
     return {
         "queued": make(TaskState.QUEUED, queue_name="mail"),
@@ -467,8 +469,8 @@ def row_of(text: str, record: TaskRecord) -> str:
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", rows[0])).split())
 
 
-def test_list_tells_each_state_in_words(operator: Client, one_of_each: dict[str, TaskRecord]) -> None:
-    """Name, id, state with a class, due times, tries, gate, the error's first line."""
+def test_list_shows_each_state_in_words(operator: Client, one_of_each: dict[str, TaskRecord]) -> None:
+    """A row shows name, id, state, due time, attempts, gate and the first line of the error."""
     text = operator.get(LIST).content.decode()
     assert "Queued , due in 10 min" in row_of(text, one_of_each["deferred"])
     assert "Running" in row_of(text, one_of_each["running"])
@@ -476,8 +478,8 @@ def test_list_tells_each_state_in_words(operator: Client, one_of_each: dict[str,
     assert " small " in row_of(text, one_of_each["retrying"])
     failed = row_of(text, one_of_each["failed"])
     assert failed.startswith(f"gated {one_of_each['failed'].short_id} Failed Glitch: no luck default")
-    assert failed.endswith("default - 1 of 1 2 lost now - now")
-    assert 'title="1 of 1, 2 lost workers"' in text
+    assert failed.endswith("default - 1 of 1 2 crashes now - now")
+    assert 'title="1 of 1, 2 worker crashes"' in text
     for state in ("queued", "running", "succeeded", "failed"):
         assert f'class="asyncq-state asyncq-state-{state}"' in text
     moment = one_of_each["failed"].enqueued_at
@@ -485,8 +487,8 @@ def test_list_tells_each_state_in_words(operator: Client, one_of_each: dict[str,
     assert "3 d ago" in row_of(text, one_of_each["succeeded"])
 
 
-def test_error_in_the_list_is_one_line_cut_with_the_whole_in_its_title(operator: Client) -> None:
-    """120 characters, however long the message."""
+def test_error_in_the_list_is_one_truncated_line_with_the_whole_text_as_title(operator: Client) -> None:
+    """The line has at most 120 characters."""
     record = make(errors=[error("old"), error("x" * 200 + "\nsecond line")])
     text = operator.get(LIST).content.decode()
     assert "Glitch: " + "x" * 111 + "…" in row_of(text, record)
@@ -522,15 +524,15 @@ def test_error_in_the_list_is_one_line_cut_with_the_whole_in_its_title(operator:
 def test_filters_and_search(
     operator: Client, one_of_each: dict[str, TaskRecord], query: str, expected: set[str]
 ) -> None:
-    """Each narrows the list; what matches nothing gives an empty list and no error page."""
+    """Each narrows the list; a query without matches gives an empty list and no error page."""
     response = operator.get(f"{LIST}?{query}")
     assert response.status_code == 200
     assert listed(response) == {one_of_each[name].pk for name in expected}
 
 
 @pytest.mark.parametrize("query", ["state=rubbish", "within=1y", "nonsense=1", "p=99999", "state__exact=x"])
-def test_rubbish_in_the_address_is_no_error_page(operator: Client, query: str) -> None:
-    """Django's answer to a wrong filter: back to the list."""
+def test_invalid_url_parameters_are_no_error_page(operator: Client, query: str) -> None:
+    """Django redirects an invalid filter to the list."""
     make()
     response = operator.get(f"{LIST}?{query}", follow=True)
     assert response.status_code == 200
@@ -538,7 +540,7 @@ def test_rubbish_in_the_address_is_no_error_page(operator: Client, query: str) -
 
 
 def test_search_finds_by_id_and_its_beginning(operator: Client) -> None:
-    """Full id, with dashes or without, any case; a beginning of any length."""
+    """The id may have dashes or not, in any case; its beginning may have any length."""
     low, high = UUID("01a2b3c4-0000-7000-8000-000000000000"), UUID("01a2b3c4-ffff-7fff-bfff-ffffffffffff")
     other = UUID("01a2b3c5-0000-7000-8000-000000000000")
     for pk in (low, high, other):
@@ -558,7 +560,7 @@ def test_search_finds_by_id_and_its_beginning(operator: Client) -> None:
 def test_list_reads_a_bounded_number_of_rows_and_no_large_column(
     operator: Client, django_assert_max_num_queries: Any
 ) -> None:
-    """As many queries for fifty rows as for one; no traceback, argument or result is fetched; the count is bounded."""
+    """Fifty rows take no more queries than one; no traceback, argument or result is fetched; the count is bounded."""
     Gate.objects.create(name="small", limit=1)
     with django_assert_max_num_queries(15) as few:
         make()
@@ -571,29 +573,29 @@ def test_list_reads_a_bounded_number_of_rows_and_no_large_column(
     statements = [query["sql"] for query in many.captured_queries if "taskrecord" in query["sql"].lower()]
     assert len(statements) == 2
     assert all("LIMIT" in statement and "DISTINCT" not in statement for statement in statements)
-    left_out = response.context["cl"].result_list[0].get_deferred_fields()
-    assert left_out >= {"args", "kwargs", "return_value", "progress", "errors", "worker_ids"}
+    deferred = response.context["cl"].result_list[0].get_deferred_fields()
+    assert deferred >= {"args", "kwargs", "return_value", "progress", "errors", "worker_ids"}
 
 
 def test_list_shows_the_first_rows_of_a_large_table_and_says_so(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The paginator counts no further than it lists."""
+    """The paginator counts no more rows than it lists."""
     from django_asyncq.admin import queries
 
-    monkeypatch.setattr(queries, "MOST_LISTED", 3)
+    monkeypatch.setattr(queries, "MAX_LISTED", 3)
     for _ in range(5):
         make()
     assert BoundedPaginator(TaskRecord.objects.all(), 2).count == 3
     text = operator.get(LIST).content.decode()
-    assert f"Only the first {MOST_LISTED} are listed." in text.replace(",", "")
+    assert f"Only the first {MAX_LISTED} tasks are listed." in text.replace(",", "")
 
 
 # --- the page of a task
 
 
-def test_page_tells_everything_in_order(operator: Client) -> None:
-    """State, button, error, attempts, arguments, times, the rest."""
+def test_page_shows_its_sections_in_order(operator: Client) -> None:
+    """State, button, error, attempts, arguments, times, details."""
     started = timezone.now() - timedelta(seconds=90)
     record = make(
         args=[1],
@@ -619,7 +621,7 @@ def test_page_tells_everything_in_order(operator: Client) -> None:
         "&quot;b&quot;: 2",
         ">Times<",
         "First started",
-        ">The rest<",
+        ">Details<",
         f'<bdi dir="ltr">{record.pk}',
         "tests.tasks.add",
         "2 min",
@@ -631,7 +633,7 @@ def test_page_tells_everything_in_order(operator: Client) -> None:
 
 
 def test_page_of_a_running_and_of_a_succeeded_task(operator: Client) -> None:
-    """The try that has no error entry is shown too, with its worker; the result as JSON."""
+    """The attempt without an error entry is shown too, with its worker; the return value is shown as JSON."""
     now = timezone.now()
     running = make(TaskState.RUNNING, attempt=2, worker_ids=["host-9"], last_attempted_at=now, errors=[error()])
     text = operator.get(page_of(running)).content.decode()
@@ -642,8 +644,8 @@ def test_page_of_a_running_and_of_a_succeeded_task(operator: Client) -> None:
     assert "&quot;sum&quot;: 3" in text and "&quot;at&quot;: 1" in text
 
 
-def test_long_texts_are_cut_and_shown_whole_on_request(operator: Client) -> None:
-    """A megabyte of traceback neither fills nor widens the page."""
+def test_long_texts_are_shortened_and_shown_whole_on_request(operator: Client) -> None:
+    """A traceback of one megabyte is shortened, and a link shows the whole."""
     record = make(errors=[error(traceback="first line\n" + "x" * 1_000_000 + "\nlast line")])
     short = operator.get(page_of(record)).content.decode()
     assert len(short) < 100_000
@@ -651,8 +653,8 @@ def test_long_texts_are_cut_and_shown_whole_on_request(operator: Client) -> None
     assert "x" * 1_000_000 in operator.get(page_of(record) + "?full").content.decode()
 
 
-def test_many_attempts_are_cut_too(operator: Client) -> None:
-    """The latest fifty, and a link to all."""
+def test_only_the_latest_attempts_are_shown(operator: Client) -> None:
+    """The page shows the latest fifty attempts, and a link shows all."""
     record = make(errors=[error(attempt=number) for number in range(1, 61)], attempt=60, max_attempts=60)
     text = operator.get(page_of(record)).content.decode()
     assert "10 earlier attempts are not shown." in text
@@ -671,20 +673,20 @@ def test_many_attempts_are_cut_too(operator: Client) -> None:
         [{"started_at": "not a time", "failed_at": "2026-01-01T00:00:00"}],
     ],
 )
-def test_columns_written_by_others_do_not_break_the_pages(operator: Client, errors: Any) -> None:
-    """A row that was changed by hand or made by another program can still be looked at."""
+def test_unexpected_column_values_do_not_break_the_pages(operator: Client, errors: Any) -> None:
+    """A row that was written by another program can still be viewed."""
     record = make(errors=errors, args={"not": "a list"}, kwargs=[1], worker_ids={"a": 1}, progress="half")
     assert operator.get(LIST).status_code == 200
     assert operator.get(page_of(record)).status_code == 200
 
 
-def test_text_that_no_page_can_carry_is_replaced() -> None:
-    """SQLite stores a lone surrogate; shown as it is, it would be an error page."""
+def test_lone_surrogates_are_replaced() -> None:
+    """SQLite stores a lone surrogate, which cannot be encoded as UTF-8."""
     assert display.excerpt("a\ud800b") == ("a?b", 0)
 
 
 def test_everything_is_escaped(operator: Client) -> None:
-    """Markup in any field is shown as text: in the list, on the page, when asked, in messages."""
+    """Markup in any field is shown as text: in the list, on the page, in the confirmation, in messages."""
     record = make(
         name=f"m.{EVIL}"[:200],
         args=[EVIL],
@@ -716,7 +718,7 @@ def test_everything_is_escaped(operator: Client) -> None:
 
 
 def test_secrets_are_masked_everywhere(operator: Client) -> None:
-    """Keyword and positional arguments, nested values, results, progress, messages, tracebacks: list and page."""
+    """Secrets in arguments, nested values, results, progress, messages and tracebacks are masked on every page."""
     canary = "hunter2canary"
     values = {"password": canary, "nested": [{"api_key": canary}], "user": "ann"}
     record = make(
@@ -737,7 +739,7 @@ def test_secrets_are_masked_everywhere(operator: Client) -> None:
 
 
 def test_pages_obey_a_strict_content_security_policy(operator: Client, one_of_each: dict[str, TaskRecord]) -> None:
-    """No script, style or handler stands in the markup of ours; all is loaded from the site itself."""
+    """The markup contains no inline script, style or handler, and everything is loaded from the site itself."""
     Gate.objects.create(name="small", limit=1)
     pages = [operator.get(page_of(record)) for record in one_of_each.values()]
     pages += [operator.get(LIST), run_action(operator, one_of_each["failed"], index="0")]
@@ -752,8 +754,8 @@ def test_pages_obey_a_strict_content_security_policy(operator: Client, one_of_ea
 # --- gates
 
 
-def test_gates_tell_their_occupancy(client_of: Any) -> None:
-    """Words and a meter; full and open gates say so."""
+def test_gates_show_their_occupancy(client_of: Any) -> None:
+    """Occupancy is shown in words and as a meter, also for a full gate and for one without a limit."""
     for name, limit, holders in (("small", 2, 1), ("full", 1, 1), ("open", 0, 0)):
         Gate.objects.create(name=name, limit=limit)
         gates.acquire([make(TaskState.QUEUED, gate=name) for _ in range(holders)])
@@ -764,26 +766,26 @@ def test_gates_tell_their_occupancy(client_of: Any) -> None:
 
 
 def test_gates_without_redis_say_unknown_and_ask_once(client_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One time-out for the page, not one for each row."""
+    """The page waits for one timeout, not for one per row."""
     from django_asyncq.exceptions import BrokerUnavailable
 
     asked = []
 
-    def away(name: str) -> Any:
+    def unreachable(name: str) -> Any:
         asked.append(name)
-        raise BrokerUnavailable("away")
+        raise BrokerUnavailable("unreachable")
 
-    monkeypatch.setattr(gates, "slots", away)
+    monkeypatch.setattr(gates, "slots", unreachable)
     for name in ("a", "b", "c"):
         Gate.objects.create(name=name, limit=1)
     text = client_of("superuser").get("/admin/django_asyncq/gate/").content.decode()
-    assert text.count("unknown: Redis is away") == 3
+    assert text.count("unknown: Redis is unreachable") == 3
     assert asked == ["a"]
 
 
 @pytest.mark.django_db(transaction=True)
 def test_changed_limit_is_effective_at_once_and_the_name_stays(client_of: Any) -> None:
-    """The next task asks the new limit; a gate is not renamed, for tasks name it."""
+    """The next task is checked against the new limit; the name is read-only, because tasks refer to it."""
     row = Gate.objects.create(name="small", limit=1)
     gates.acquire([make(TaskState.QUEUED, gate="small")])
     assert gates.acquire([make(TaskState.QUEUED, gate="small")], partial=True) != set()
@@ -796,7 +798,7 @@ def test_changed_limit_is_effective_at_once_and_the_name_stays(client_of: Any) -
 
 
 def test_gate_form_refuses_names_that_break_keys(client_of: Any) -> None:
-    """The error stands beside the field."""
+    """The error is shown at the field."""
     client = client_of("superuser")
     response = client.post("/admin/django_asyncq/gate/add/", {"name": "a {b}", "limit": "1", "expected_seconds": "1"})
     assert response.status_code == 200 and not Gate.objects.exists()
@@ -806,8 +808,8 @@ def test_gate_form_refuses_names_that_break_keys(client_of: Any) -> None:
 # --- the site
 
 
-def test_works_on_a_site_of_ones_own(client_of: Any, settings: Any) -> None:
-    """Addresses follow the site that shows the pages, not the default one."""
+def test_works_on_a_custom_admin_site(client_of: Any, settings: Any) -> None:
+    """URLs are those of the site that shows the page, not of the default site."""
     site = AdminSite("office")
     site.register(TaskRecord, TaskRecordAdmin)
     settings.ROOT_URLCONF = ModuleType("office_urls")
@@ -825,27 +827,27 @@ def test_works_on_a_site_of_ones_own(client_of: Any, settings: Any) -> None:
 
 
 def test_admin_passes_the_system_checks() -> None:
-    """Nothing is wrong with the two classes."""
+    """Django finds no error in the two classes."""
     assert TaskRecordAdmin(TaskRecord, admin.site).check() == []
     assert GateAdmin(Gate, admin.site).check() == []
 
 
-def test_columns_that_are_masked_are_those_that_hold_values() -> None:
-    """Every JSON column of a task is shut to lookups, but for the ids of workers."""
+def test_every_json_column_with_values_is_masked() -> None:
+    """Every JSON column of a task refuses lookups, except the ids of workers."""
     json_columns = {field.name for field in TaskRecord._meta.fields if isinstance(field, JSONField)}
     assert json_columns - {"worker_ids"} == MASKED_COLUMNS
 
 
-def test_redis_client_is_not_needed_to_look(
+def test_tasks_can_be_viewed_without_redis(
     operator: Client, one_of_each: dict[str, TaskRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """List and pages come from the rows; without Redis only the list of queues is shorter."""
+    """List and pages read the database; without Redis only the choice of queues is shorter."""
     from django_asyncq.broker import Broker
     from django_asyncq.exceptions import BrokerUnavailable
 
-    def away(self: Broker) -> RedisClient:
-        raise BrokerUnavailable("away")
+    def unreachable(self: Broker) -> RedisClient:
+        raise BrokerUnavailable("unreachable")
 
-    monkeypatch.setattr(Broker, "client", property(away))
+    monkeypatch.setattr(Broker, "client", property(unreachable))
     assert operator.get(LIST).status_code == 200
     assert all(operator.get(page_of(record)).status_code == 200 for record in one_of_each.values())

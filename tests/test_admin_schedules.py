@@ -1,4 +1,4 @@
-"""Schedules and start-up runs in the admin: what is shown, what a form refuses and where, what the buttons do."""
+"""The admin pages of schedules and start-up runs: what they show, what the form refuses, what the buttons do."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from django.utils import timezone, translation
 
 from django_asyncq import cron, gates
 from django_asyncq.admin import ScheduleAdmin, StartupRunAdmin, TaskRecordAdmin, code, schedule_form, schedule_page
-from django_asyncq.admin.schedule_changes import run_once
-from django_asyncq.admin.schedules import MASKED_COLUMNS
+from django_asyncq.admin.schedule_actions import run_once
+from django_asyncq.admin.schedule_admin import MASKED_COLUMNS
 from django_asyncq.definitions.timing import DstKind, DstNote, preview
 from django_asyncq.exceptions import GateUnavailable
 from django_asyncq.models import (
@@ -63,7 +63,7 @@ PERMISSIONS = {
 
 
 def make(name: str = "report", *, plan: bool = True, **values: Any) -> Schedule:
-    """A schedule that fires, with other values."""
+    """Create a schedule that fires, with these values."""
     row = Schedule(**{"name": name, "task": "tests.tasks.tidy", "cron": "*/5 * * * *", "zone": "UTC", **values})
     if plan:
         row.plan_next(timezone.now())
@@ -72,7 +72,7 @@ def make(name: str = "report", *, plan: bool = True, **values: Any) -> Schedule:
 
 
 def task_row(state: TaskState = TaskState.SUCCEEDED, **values: Any) -> TaskRecord:
-    """A task's row, as it may be found behind an occurrence."""
+    """Create a task, as an occurrence may refer to it."""
     final = state in (TaskState.SUCCEEDED, TaskState.FAILED)
     return TaskRecord.objects.create(
         name=STATEMENT, state=state, finished_at=timezone.now() if final else None, **values
@@ -80,12 +80,12 @@ def task_row(state: TaskState = TaskState.SUCCEEDED, **values: Any) -> TaskRecor
 
 
 def page_of(row: Schedule) -> str:
-    """The address of a schedule's page."""
+    """The URL of a schedule's page."""
     return f"{LIST}{row.pk}/change/"
 
 
 def filled(**values: Any) -> dict[str, Any]:
-    """What a person types into the form; None leaves a field out."""
+    """The data of the form as a person fills it in; None omits a field."""
     fields = {
         "name": "weekly",
         "task": STATEMENT,
@@ -109,7 +109,7 @@ def filled(**values: Any) -> dict[str, Any]:
 
 
 def edited(row: Schedule, **values: Any) -> dict[str, Any]:
-    """The form of a row as its page would send it back, with other values."""
+    """The data that the page of a schedule would post, with these values changed."""
     import json
 
     same = {
@@ -130,7 +130,7 @@ def edited(row: Schedule, **values: Any) -> dict[str, Any]:
 
 
 def errors_of(response: Any) -> dict[str, list[str]]:
-    """What the form refused, by field."""
+    """The errors of the form by field."""
     return {name: list(texts) for name, texts in response.context["adminform"].form.errors.items()}
 
 
@@ -143,13 +143,13 @@ def said(response: Any) -> list[tuple[str, str]]:
 
 
 def text_of(response: Any) -> str:
-    """A page without its tags."""
+    """The text of a page without its tags."""
     content = response.content.decode()
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", content)).split())
 
 
 def token_of(client: Client, row: Schedule) -> str:
-    """The number that the page's "Run now" sends along."""
+    """The value of the hidden field `seen` of the "Run now" form."""
     found = re.search(r'name="seen" value="(\d+)"', client.get(page_of(row)).content.decode())
     assert found is not None
     return found[1]
@@ -157,7 +157,7 @@ def token_of(client: Client, row: Schedule) -> str:
 
 @pytest.fixture
 def client_of() -> Callable[..., Client]:
-    """Clients logged in as somebody with the permissions of that name."""
+    """Clients logged in with the permissions of that name."""
 
     def build(who: str, **options: Any) -> Client:
         client = Client(**options)
@@ -172,7 +172,7 @@ def client_of() -> Callable[..., Client]:
 
 @pytest.fixture
 def boss(client_of: Callable[..., Client]) -> Client:
-    """Somebody who may do everything."""
+    """A client that may do everything."""
     return client_of("superuser")
 
 
@@ -196,7 +196,7 @@ def boss(client_of: Callable[..., Client]) -> Client:
 def test_permissions(
     client_of: Any, who: str, list_code: int, page_code: int, add_code: int, edit_code: int, delete_code: int
 ) -> None:
-    """Each act needs its own; a forged POST without it gets 403 and changes nothing."""
+    """Each operation needs its own permission; a forged POST without it gets 403 and changes nothing."""
     row, client = make(), client_of(who)
     assert client.get(LIST).status_code == list_code
     page = client.get(page_of(row))
@@ -224,7 +224,7 @@ def test_permissions(
     ],
 )
 def test_permissions_of_the_buttons(client_of: Any, who: str, get_code: int, run_code: int, switch_code: int) -> None:
-    """A button is shown to whom it obeys; GET never changes anything; a forged POST gets 403."""
+    """A button is shown to permitted users only; GET changes nothing; a forged POST gets 403."""
     row, client = make(), client_of(who)
     page, listing = client.get(page_of(row)).content, client.get(LIST).content
     may_run, may_switch = run_code == 302 != get_code, switch_code == 302 != get_code
@@ -242,7 +242,7 @@ def test_permissions_of_the_buttons(client_of: Any, who: str, get_code: int, run
 
 
 def test_buttons_need_the_csrf_token(client_of: Any) -> None:
-    """Each of the two forms carries it."""
+    """Each of the two forms contains the token."""
     row, client = make(), client_of("superuser", enforce_csrf_checks=True)
     for view in ("run", "switch"):
         assert client.post(f"{LIST}{row.pk}/{view}/", {"seen": "0", "enabled": "0"}).status_code == 403
@@ -256,8 +256,8 @@ def test_buttons_need_the_csrf_token(client_of: Any) -> None:
         assert client.post(f"{LIST}{row.pk}/{view}/", data).status_code == 302
 
 
-def test_view_only_shows_everything_masked_and_nothing_to_press(client_of: Any) -> None:
-    """No field, no button but Close; secrets are masked."""
+def test_viewer_sees_masked_values_and_no_buttons(client_of: Any) -> None:
+    """The page has no field and no button except Close; secrets are masked."""
     row = make(task=STATEMENT, args=["north"], kwargs={"to": "x", "password": CANARY})
     page = client_of("view").get(page_of(row)).content.decode()
     main = page.partition('id="content-main"')[2]
@@ -274,16 +274,16 @@ def test_view_only_shows_everything_masked_and_nothing_to_press(client_of: Any) 
         ({"task": "tests.tasks.add"}, "task", "declared with @task(schedulable=True)"),
         ({"task": "os.system"}, "task", "the code has no task of this name"),
         ({"task": ""}, "task", "required"),
-        ({"args": "[1,"}, "args", "This is not JSON: line 1, column 4"),
-        ({"args": "\n{'a': 1}"}, "args", "This is not JSON: line 2, column 2"),
-        ({"args": '{"a": 1}'}, "args", 'give a list, such as [1, "two"]'),
-        ({"args": '"text"'}, "args", "give a list"),
+        ({"args": "[1,"}, "args", "This is not valid JSON: line 1, column 4"),
+        ({"args": "\n{'a': 1}"}, "args", "This is not valid JSON: line 2, column 2"),
+        ({"args": '{"a": 1}'}, "args", 'Enter a list, such as [1, "two"]'),
+        ({"args": '"text"'}, "args", "Enter a list"),
         ({"args": "[" * 100_000}, "args", "nested too deeply"),
-        ({"args": f"[{'1' * 5000}]"}, "args", "nested too deeply, or has a number that is too long"),
+        ({"args": f"[{'1' * 5000}]"}, "args", "nested too deeply or contains a number that is too long"),
         ({"args": "[NaN]"}, "args", "args[0] is nan, which JSON does not have"),
         ({"args": '["\\u0000"]'}, "args", "NUL"),
-        ({"kwargs": "{"}, "kwargs", "This is not JSON"),
-        ({"kwargs": "[1]"}, "kwargs", 'give an object, such as {"days": 7}'),
+        ({"kwargs": "{"}, "kwargs", "This is not valid JSON"),
+        ({"kwargs": "[1]"}, "kwargs", 'Enter an object, such as {"days": 7}'),
         ({"kwargs": '{"to": 1e999}'}, "kwargs", "inf"),
         ({"kwargs": f'{{"to": "{"x" * 300_000}"}}', "args": ""}, "kwargs", "MAX_ARGUMENTS_BYTES"),
         ({"args": ""}, "kwargs", "missing a required"),
@@ -294,7 +294,7 @@ def test_view_only_shows_everything_masked_and_nothing_to_press(client_of: Any) 
         ({"cron": "61 * * * *"}, "cron", "minute '61' is wrong"),
         ({"cron": "every day"}, "cron", "fields instead of five"),
         ({"cron": "0 0 30 2 *"}, "cron", "never fires"),
-        ({"cron": ""}, "cron", "Give a cron expression here or an interval below."),
+        ({"cron": ""}, "cron", "Enter a cron expression here or an interval below."),
         ({"interval_seconds": "60"}, "interval_seconds", "not both"),
         ({"cron": "", "interval_seconds": "0"}, "interval_seconds", "greater than or equal to 1"),
         ({"cron": "", "interval_seconds": "-5"}, "interval_seconds", "greater than or equal to 1"),
@@ -303,20 +303,20 @@ def test_view_only_shows_everything_masked_and_nothing_to_press(client_of: Any) 
         ({"zone": "Mars/Olympus"}, "zone", "not one of the available choices"),
         ({"zone": "localtime"}, "zone", "not one of the available choices"),
         ({"starts_at_0": "2026-10-02", "starts_at_1": "10:00", "ends_at_0": "2026-10-02", "ends_at_1": "10:00"},
-         "ends_at", "This is not after the start."),
+         "ends_at", "The end must be after the start."),
         ({"starts_at_0": "tomorrow", "starts_at_1": "10:00"}, "starts_at", "valid date"),
         ({"missed_cap": "0"}, "missed_cap", "greater than or equal to 1"),
         ({"missed_cap": "1001"}, "missed_cap", "less than or equal to 1000"),
-        ({"cron": "*/5 * * * *", "jitter_seconds": "300"}, "jitter_seconds", "occurrences come 5 min apart"),
-        ({"cron": "", "interval_seconds": "30", "jitter_seconds": "30"}, "jitter_seconds", "30 s apart"),
+        ({"cron": "*/5 * * * *", "jitter_seconds": "300"}, "jitter_seconds", "which is 5 min"),
+        ({"cron": "", "interval_seconds": "30", "jitter_seconds": "30"}, "jitter_seconds", "which is 30 s"),
         ({"overlap": "maybe"}, "overlap", "not one of the available choices"),
         ({"name": ""}, "name", "required"),
         ({"name": "taken"}, "name", "already exists"),
         ({"name": "x" * 201}, "name", "at most 200"),
     ],
 )  # fmt: skip
-def test_refusal_stands_at_its_field(boss: Client, values: dict[str, str], field: str, text: str) -> None:
-    """One error, at the field it is about, on the page; nothing is written."""
+def test_error_is_shown_at_its_field(boss: Client, values: dict[str, str], field: str, text: str) -> None:
+    """An invalid value gives one error, at its field, and nothing is saved."""
     make("taken")
     response = boss.post(LIST + "add/", filled(**values))
     assert response.status_code == 200
@@ -327,22 +327,22 @@ def test_refusal_stands_at_its_field(boss: Client, values: dict[str, str], field
     assert Schedule.objects.count() == 1
 
 
-def test_everything_that_is_wrong_is_told_at_once(boss: Client) -> None:
-    """A wrong date or zone does not hide a wrong expression."""
+def test_all_errors_are_shown_at_once(boss: Client) -> None:
+    """An invalid date or time zone does not hide an invalid expression."""
     wrong = {"cron": "61 * * * *", "zone": "Mars", "ends_at_0": "x", "ends_at_1": "y", "args": "[", "missed_cap": "0"}
     response = boss.post(LIST + "add/", filled(**wrong))
     assert set(errors_of(response)) == {"cron", "zone", "ends_at", "args", "missed_cap"}
 
 
-def test_what_was_typed_is_kept_when_refused(boss: Client) -> None:
-    """Wrong JSON, however deep, comes back as it was."""
+def test_invalid_input_is_kept_in_the_form(boss: Client) -> None:
+    """Invalid JSON is shown again as it was typed, even when it is nested deeply."""
     for typed in ('{"to": ', "[" * 100_000):
         response = boss.post(LIST + "add/", filled(kwargs=typed))
         assert f">\n{typed}</textarea>" in unescape(response.content.decode())
 
 
-def test_right_values_are_saved_and_the_page_shows_ten_ticks(boss: Client) -> None:
-    """The next occurrence is planned, and the person sees when it will fire."""
+def test_valid_schedule_is_saved_and_its_page_shows_ten_occurrences(boss: Client) -> None:
+    """The next occurrence is planned, and the page shows when the schedule will fire."""
     response = boss.post(LIST + "add/", filled(starts_at_0="2030-01-01", starts_at_1="00:00"))
     row = Schedule.objects.get()
     assert response["Location"] == page_of(row)
@@ -356,8 +356,8 @@ def test_right_values_are_saved_and_the_page_shows_ten_ticks(boss: Client) -> No
     assert LogEntry.objects.get().is_addition()
 
 
-def test_no_arguments_and_an_interval(boss: Client) -> None:
-    """Empty texts are no arguments; an interval counts from when it was made."""
+def test_schedule_without_arguments_at_an_interval_is_saved(boss: Client) -> None:
+    """Empty texts mean no arguments; an interval counts from the creation of the schedule."""
     boss.post(LIST + "add/", filled(task="tests.tasks.tidy", args="", kwargs=" ", cron="", interval_seconds="90"))
     row = Schedule.objects.get()
     assert (row.args, row.kwargs, row.cron, row.interval_seconds) == ([], {}, "", 90)
@@ -366,31 +366,33 @@ def test_no_arguments_and_an_interval(boss: Client) -> None:
     assert "Every 1 minute 30 seconds" in page and "every 90 s" in page
 
 
-def test_tasks_to_choose_from_are_the_exposed_ones_with_what_they_take(boss: Client) -> None:
-    """And no other; a default that may be a secret is masked."""
+def test_choices_are_the_schedulable_tasks_with_their_parameters(boss: Client) -> None:
+    """No other task is a choice; a default value that may be a secret is masked."""
     page = unescape(boss.get(LIST + "add/").content.decode())
     select = page.partition('<select name="task"')[2].partition("</select>")[0]
     assert "tests.tasks.statement (region, /, days=7, *pages, to, password=••••••, **more)</option>" in select
     assert "tests.tasks.add" not in select
-    assert "Tasks that the code declares with @task(schedulable=True)." in page
+    assert "The tasks that the code declares with @task(schedulable=True)." in page
 
 
-def test_without_exposed_tasks_the_form_says_how_to_expose_one(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hint stands at the field."""
-    monkeypatch.setattr(code.tasks, "schedulable_names", list)
+def test_form_without_schedulable_tasks_explains_how_to_declare_one(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hint is shown at the field."""
+    monkeypatch.setattr(code.registry, "schedulable_names", list)
     page = unescape(boss.get(LIST + "add/").content.decode())
-    assert "No task may be scheduled here yet. Declare one with @task(schedulable=True) in a tasks.py" in page
+    assert "No task can be scheduled here yet. Declare one with @task(schedulable=True) in a tasks.py" in page
 
 
 def test_each_policy_is_explained(boss: Client) -> None:
-    """One sentence at each field."""
+    """Each field has a help text."""
     page = unescape(boss.get(LIST + "add/").content.decode())
     for text in schedule_form.HELP.values():
         assert str(text) in page
 
 
-def test_zones_begin_with_the_projects_and_utc(settings: Any) -> None:
-    """Then all others in order; names that are no places are left out."""
+def test_time_zones_start_with_that_of_the_project_and_utc(settings: Any) -> None:
+    """The others follow in order, without the names that are not zones of a place."""
     settings.TIME_ZONE = "Asia/Kathmandu"
     names = [name for name, _label in schedule_form.zone_choices()]
     assert names[:2] == ["Asia/Kathmandu", "UTC"] and names[2:] == sorted(names[2:])
@@ -398,8 +400,8 @@ def test_zones_begin_with_the_projects_and_utc(settings: Any) -> None:
     assert not set(names) & {"localtime", "Factory", "posixrules"}
 
 
-def test_name_of_a_declared_schedule_is_not_to_be_had(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while no worker has made its row yet."""
+def test_name_of_a_declared_schedule_is_refused(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name is refused even before a worker has created the row."""
     monkeypatch.setattr(scheduler, "every_task", lambda: [tasks.tidy])
     object.__setattr__(tasks.tidy, "schedule", cron("0 4 * * *", name="nightly tidy"))
     try:
@@ -408,17 +410,17 @@ def test_name_of_a_declared_schedule_is_not_to_be_had(boss: Client, monkeypatch:
         older = make("nightly tidy")
         # One that was here first can still be edited, and says what is wrong.
         assert boss.post(page_of(older), edited(older, missed_cap="5")).status_code == 302
-        assert "the code declares a schedule of this name" in text_of(boss.get(page_of(older)))
+        assert "The code declares a schedule with this name" in text_of(boss.get(page_of(older)))
     finally:
         object.__setattr__(tasks.tidy, "schedule", None)
 
 
-def test_task_that_is_exposed_no_more_must_be_chosen_anew(boss: Client) -> None:
-    """The form does not keep a name that may not be posted."""
+def test_task_that_is_no_longer_schedulable_must_be_replaced(boss: Client) -> None:
+    """The form does not offer the name of a task that it would refuse."""
     row = make(task="tests.tasks.add", args=[1])
     page = boss.get(page_of(row)).content.decode()
     assert 'value="tests.tasks.add"' not in page
-    assert "does not fire: its task is not declared with schedulable=True any more" in unescape(page)
+    assert "Does not fire: its task is no longer declared with schedulable=True" in unescape(page)
     assert list(errors_of(boss.post(page_of(row), edited(row)))) == ["task"]
 
 
@@ -434,8 +436,10 @@ def test_task_that_is_exposed_no_more_must_be_chosen_anew(boss: Client) -> None:
         ({}, False),
     ],
 )
-def test_next_tick_is_planned_anew_when_the_timing_changes(boss: Client, values: dict[str, Any], planned: bool) -> None:
-    """And only then: what the scheduler has written meanwhile stays."""
+def test_next_occurrence_is_planned_again_when_the_timing_changes(
+    boss: Client, values: dict[str, Any], planned: bool
+) -> None:
+    """Other changes keep the next occurrence that the scheduler wrote in the meantime."""
     row = make()
     overdue = timezone.now() - timedelta(hours=1)
     Schedule.objects.update(next_occurrence_at=overdue)
@@ -447,7 +451,7 @@ def test_next_tick_is_planned_anew_when_the_timing_changes(boss: Client, values:
         assert row.next_occurrence_at > timezone.now() - timedelta(minutes=1)
 
 
-def test_saving_writes_only_what_was_changed(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_writes_only_the_changed_fields(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """An occurrence that the scheduler fires while the form is saved is not undone."""
     row = make()
     later = timezone.now() + timedelta(hours=2)
@@ -462,15 +466,15 @@ def test_saving_writes_only_what_was_changed(boss: Client, monkeypatch: pytest.M
     assert Schedule.objects.values_list("name", "next_occurrence_at").get() == ("renamed", later)
 
 
-def test_schedule_that_is_over_is_told(boss: Client) -> None:
-    """It is saved, with a warning and a mark."""
+def test_schedule_without_occurrences_left_is_saved_with_a_warning(boss: Client) -> None:
+    """A message warns, and the page says that it does not fire."""
     response = boss.post(LIST + "add/", filled(ends_at_0="2020-01-01", ends_at_1="00:00"))
     assert said(response)[-1:] == [("success", "The schedule “weekly” was added successfully.")]
-    assert said(response)[0] == ("warning", "weekly has no occurrence to come, so it will not fire.")
+    assert said(response)[0] == ("warning", "weekly has no more occurrences, so it will not fire.")
     row = Schedule.objects.get()
     assert row.next_occurrence_at is None
     page = text_of(boss.get(page_of(row)))
-    assert "does not fire: it has no occurrence to come any more" in page and "There is none." in page
+    assert "Does not fire: it has no more occurrences" in page and "None." in page
 
 
 # --- declared in code
@@ -478,19 +482,19 @@ def test_schedule_that_is_over_is_told(boss: Client) -> None:
 
 @pytest.fixture
 def declared() -> Schedule:
-    """A schedule that code declares."""
+    """A schedule that is declared in code."""
     return make("nightly", is_declared=True, task=STATEMENT, args=["n"], kwargs={"to": "x", "password": CANARY})
 
 
-def test_declared_schedule_is_read_only_but_for_its_switch(boss: Client, declared: Schedule) -> None:
-    """The page says where it comes from; other fields that are posted are not taken; secrets are masked."""
+def test_declared_schedule_is_read_only_except_for_its_switch(boss: Client, declared: Schedule) -> None:
+    """The page says that it is declared in code; other posted fields are ignored; secrets are masked."""
     page = boss.get(page_of(declared)).content.decode()
     form = page.partition('id="schedule_form"')[2].partition("</form>")[0]
     fields = set(re.findall(r'<(?:input|select|textarea)[^>]* name="(\w+)"', form))
     assert {name for name in fields if name not in ("csrfmiddlewaretoken", "action", "_selected_action")} == {
         "enabled", "_save", "_continue",
     }  # fmt: skip
-    assert "It is declared in code, so it is changed there" in page
+    assert "This schedule is declared in code." in page
     assert CANARY not in page and "••••••" in page
     Schedule.objects.update(next_occurrence_at=timezone.now() - timedelta(hours=1), enabled=False)
     assert boss.post(page_of(declared), filled(enabled="on")).status_code == 302
@@ -499,21 +503,22 @@ def test_declared_schedule_is_read_only_but_for_its_switch(boss: Client, declare
     assert fresh.next_occurrence_at is not None and fresh.next_occurrence_at > timezone.now()
 
 
-def test_declared_schedule_is_deleted_only_when_it_is_gone_from_the_code(boss: Client, declared: Schedule) -> None:
-    """Else it would come back; the reason is told, from its page and from the list."""
-    own, gone = make("own"), make("gone", is_declared=True, retired_at=timezone.now(), task="shop.tasks.gone")
-    reason = "Not deleted, for the code declares it and would make it again: nightly. Disable it instead, or take it"
+def test_declared_schedule_is_deleted_only_after_removal_from_the_code(boss: Client, declared: Schedule) -> None:
+    """The code would create it again. A message says so, on its page and in the list."""
+    own = make("own")
+    removed = make("removed", is_declared=True, retired_at=timezone.now(), task="shop.tasks.removed")
+    reason = "Not deleted, because the code declares it and would create it again: nightly. Disable it instead"
     assert b"deletelink" not in boss.get(page_of(declared)).content
-    assert b"deletelink" in boss.get(page_of(gone)).content
+    assert b"deletelink" in boss.get(page_of(removed)).content
     for answer in (
         boss.get(f"{LIST}{declared.pk}/delete/"),
         boss.post(f"{LIST}{declared.pk}/delete/", {"post": "yes"}),
     ):
         assert answer["Location"] == page_of(declared)
         assert said(answer)[-1][0] == "error" and said(answer)[-1][1].startswith(reason)
-    data = {"action": "delete_selected", "_selected_action": [str(row.pk) for row in (declared, own, gone)]}
+    data = {"action": "delete_selected", "_selected_action": [str(row.pk) for row in (declared, own, removed)]}
     question = boss.post(LIST, data)
-    assert page_of(declared) not in question.content.decode() and page_of(gone) in question.content.decode()
+    assert page_of(declared) not in question.content.decode() and page_of(removed) in question.content.decode()
     answer = boss.post(LIST, {**data, "post": "yes"})
     assert [level for level, _text in said(answer)][-2:] == ["error", "success"]
     assert list(Schedule.objects.values_list("name", flat=True)) == ["nightly"]
@@ -522,10 +527,8 @@ def test_declared_schedule_is_deleted_only_when_it_is_gone_from_the_code(boss: C
     )
 
 
-def test_deletion_asks_and_takes_the_ticks_along_without_listing_them(
-    client_of: Any, django_assert_max_num_queries: Any
-) -> None:
-    """However many there are; whoever may not edit comes back to the list."""
+def test_deletion_asks_first_and_counts_the_occurrences(client_of: Any, django_assert_max_num_queries: Any) -> None:
+    """The occurrences are deleted too, but not listed; a user without change permission returns to the list."""
     row, client = make(EVIL), client_of("delete")
     now = timezone.now()
     Occurrence.objects.bulk_create(
@@ -546,8 +549,8 @@ def test_deletion_asks_and_takes_the_ticks_along_without_listing_them(
 # --- run now
 
 
-def test_run_now_queues_names_the_task_and_logs(client_of: Any) -> None:
-    """At once, whatever the switch says; the occurrence is marked as a person's."""
+def test_run_now_queues_the_task_names_it_and_logs(client_of: Any) -> None:
+    """The task is queued at once, even when the schedule is off; the occurrence is marked as run by a person."""
     row, client = make(enabled=False, jitter_seconds=60), client_of("view_and_run")
     answer = client.post(f"{LIST}{row.pk}/run/", {"seen": token_of(client, row)})
     record, occurrence = TaskRecord.objects.get(), Occurrence.objects.get()
@@ -564,11 +567,11 @@ def test_run_now_queues_names_the_task_and_logs(client_of: Any) -> None:
     )
     entry = LogEntry.objects.get()
     assert (entry.change_message, entry.object_id) == (f"Run now: task {record.pk}.", str(row.pk))
-    assert "by hand" in text_of(client.get(page_of(row)))
+    assert "manual" in text_of(client.get(page_of(row)))
 
 
 def test_second_click_queues_nothing(client_of: Any) -> None:
-    """The same page sent twice; a page that was opened since then may run it again."""
+    """The same page posted twice queues one task; a page opened later can run the schedule again."""
     row, client = make(), client_of("view_and_run")
     token = token_of(client, row)
     client.post(f"{LIST}{row.pk}/run/", {"seen": token})
@@ -576,15 +579,15 @@ def test_second_click_queues_nothing(client_of: Any) -> None:
     first = TaskRecord.objects.get()
     level, text = said(answer)[-1]
     assert level == "warning"
-    assert text.startswith(f"It was run by hand after this page was opened: {first}, ")
-    assert text.endswith("Nothing more was queued.")
+    assert text.startswith(f"Somebody has run it since this page was opened: {first}, ")
+    assert text.endswith("No other task was queued.")
     client.post(f"{LIST}{row.pk}/run/", {"seen": token_of(client, row)})
     assert TaskRecord.objects.count() == LogEntry.objects.count() == 2
 
 
 @pytest.mark.django_db(transaction=True)
 def test_two_clicks_at_the_same_time_queue_one_task() -> None:
-    """The row is locked between the look and the write."""
+    """The row is locked between the check and the write."""
     row, found, barrier = make(), [], threading.Barrier(2)
 
     def click() -> None:
@@ -604,16 +607,16 @@ def test_two_clicks_at_the_same_time_queue_one_task() -> None:
 
 
 @pytest.mark.parametrize("seen", [None, "", "x", "1" * 5000, "0; DROP TABLE"])
-def test_run_without_the_pages_number_is_refused(boss: Client, seen: str | None) -> None:
-    """What did not come from the page cannot be told from a second click."""
+def test_run_without_the_hidden_field_is_refused(boss: Client, seen: str | None) -> None:
+    """Without the field a second click cannot be recognised."""
     row = make()
     answer = boss.post(f"{LIST}{row.pk}/run/", {} if seen is None else {"seen": seen})
-    assert said(answer) == [("error", "This request does not come from the page of the schedule. Nothing was queued.")]
+    assert said(answer) == [("error", "This request did not come from the page of the schedule. Nothing was queued.")]
     assert Occurrence.objects.count() == 0
 
 
-def test_full_gate_refuses_and_nothing_is_written(boss: Client) -> None:
-    """The reason is told; there is no occurrence of it."""
+def test_full_gate_refuses_the_run_and_nothing_is_written(boss: Client) -> None:
+    """The message gives the reason, and no occurrence is written."""
     row = make(task="tests.tasks.gated_tally")
     name = tasks.gated_tally.gate
     Gate.objects.create(name=name, limit=1)
@@ -627,53 +630,53 @@ def test_full_gate_refuses_and_nothing_is_written(boss: Client) -> None:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"task": "shop.tasks.gone"}, "no task named 'shop.tasks.gone' is registered"),
+        ({"task": "shop.tasks.removed"}, "no task named 'shop.tasks.removed' is registered"),
         ({"task": "tests.tasks.add", "args": [1]}, "may not be scheduled by people"),
         ({"kwargs": {"day": 1}}, "cannot be called so"),
     ],
 )
-def test_what_cannot_be_run_is_told(boss: Client, values: dict[str, Any], reason: str) -> None:
-    """Code that is gone or changed, arguments that do not fit any more."""
+def test_schedule_that_cannot_run_gives_the_reason(boss: Client, values: dict[str, Any], reason: str) -> None:
+    """The task was removed or changed, or its arguments no longer fit."""
     row = make(**values)
     ((level, text),) = said(boss.post(f"{LIST}{row.pk}/run/", {"seen": "0"}))
     assert level == "error" and reason in text
     assert Occurrence.objects.count() == 0
 
 
-def test_gate_that_cannot_be_asked_is_told(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis away: nothing was written."""
+def test_run_without_redis_gives_the_reason(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When Redis is unreachable, nothing is written."""
 
-    def away(*args: Any, **kwargs: Any) -> Any:
+    def unreachable(*args: Any, **kwargs: Any) -> Any:
         raise GateUnavailable("reports")
 
-    monkeypatch.setattr(gates, "acquire", away)
+    monkeypatch.setattr(gates, "acquire", unreachable)
     row = make(task="tests.tasks.gated_tally")
     ((level, text),) = said(boss.post(f"{LIST}{row.pk}/run/", {"seen": "0"}))
     assert level == "error" and "cannot be asked" in text
     assert (Occurrence.objects.count(), TaskRecord.objects.count()) == (0, 0)
 
 
-def test_declared_schedule_can_be_run_and_a_vanished_one_is_no_error_page(boss: Client, declared: Schedule) -> None:
-    """Its task need not be exposed; an address of nothing leads back to the list."""
+def test_declared_schedule_can_be_run_and_a_missing_one_shows_a_warning(boss: Client, declared: Schedule) -> None:
+    """The task of a declared schedule need not be schedulable; the URL of a missing row redirects to the list."""
     own = make("sums", is_declared=True, task="tests.tasks.add", args=[1])
     assert said(boss.post(f"{LIST}{own.pk}/run/", {"seen": "0"}))[0][0] == "success"
     for view in ("run", "switch"):
         for pk in (uuid4(), "rubbish"):
             answer = boss.post(f"{LIST}{pk}/{view}/", {"seen": "0", "enabled": "1"})
             assert answer["Location"] == LIST
-            assert said(answer)[-1] == ("warning", "This schedule does not exist any more.")
+            assert said(answer)[-1] == ("warning", "This schedule no longer exists.")
 
 
 # --- on and off
 
 
-def test_switch_is_told_logged_and_misses_nothing(boss: Client) -> None:
-    """Off and on again: the next occurrence is one to come; the second click changes nothing."""
+def test_switch_shows_a_message_logs_and_misses_nothing(boss: Client) -> None:
+    """After off and on the next occurrence is in the future; a second click changes nothing."""
     row = make()
     off, on = {"enabled": "0"}, {"enabled": "1"}
     assert said(boss.post(f"{LIST}{row.pk}/switch/", off)) == [("success", "Disabled: report.")]
     assert said(boss.post(f"{LIST}{row.pk}/switch/", off))[-1] == ("info", "Already disabled: report.")
-    assert "There is none while it is off." in text_of(boss.get(page_of(row)))
+    assert "None while the schedule is off." in text_of(boss.get(page_of(row)))
     Schedule.objects.update(next_occurrence_at=timezone.now() - timedelta(days=1))
     answer = boss.post(f"{LIST}{row.pk}/switch/", on)
     assert (answer["Location"], said(answer)[-1]) == (page_of(row), ("success", "Enabled: report."))
@@ -682,8 +685,8 @@ def test_switch_is_told_logged_and_misses_nothing(boss: Client) -> None:
     assert list(LogEntry.objects.order_by("pk").values_list("change_message", flat=True)) == ["Disabled.", "Enabled."]
 
 
-def test_switch_of_the_list_returns_to_its_filter(boss: Client) -> None:
-    """The button's address carries it."""
+def test_switch_in_the_list_returns_to_the_filtered_list(boss: Client) -> None:
+    """The URL of the button contains the filter."""
     row = make("nightly")
     page = unescape(boss.get(LIST + "?q=night&enabled__exact=1").content.decode())
     found = re.search(r'role="switch" aria-checked="true" aria-label="nightly" formaction="([^"]+)"', page)
@@ -693,16 +696,16 @@ def test_switch_of_the_list_returns_to_its_filter(boss: Client) -> None:
     assert f'href="{page_of(row)}?_changelist_filters=q%3Dnight%26enabled__exact%3D1"' in page
 
 
-def test_actions_switch_many_and_tell_of_those_that_cannot_fire(boss: Client) -> None:
-    """Broken ones stay off with the reason; those that are over are told."""
+def test_actions_switch_many_schedules_and_report_those_that_cannot_fire(boss: Client) -> None:
+    """Broken schedules stay off, with the reason; those without occurrences left give a warning."""
     rows = [make(f"n{count}", enabled=False) for count in range(7)]
-    over = make("over", enabled=False, ends_at=timezone.now() - timedelta(days=1))
+    past = make("past", enabled=False, ends_at=timezone.now() - timedelta(days=1))
     broken = make("broken", enabled=False, plan=False, cron="61 * * * *")
-    keys = [str(row.pk) for row in (*rows, over, broken)]
+    keys = [str(row.pk) for row in (*rows, past, broken)]
     answer = boss.post(LIST, {"action": "enable_selected", "_selected_action": keys})
     (success, warning, error) = said(answer)
     assert success == ("success", "8 schedules enabled: n0, n1, n2, n3, n4, ….")
-    assert warning == ("warning", "over has no occurrence to come, so it will not fire.")
+    assert warning == ("warning", "past has no more occurrences, so it will not fire.")
     assert error[0] == "error" and error[1].startswith("Not enabled: broken: cron expression '61 * * * *'")
     assert set(Schedule.objects.filter(enabled=False)) == {broken}
     assert LogEntry.objects.count() == 8
@@ -719,8 +722,8 @@ def row_text(response: Any, row: Schedule) -> str:
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", rows[0])).split())
 
 
-def test_list_tells_each_schedule_in_words(boss: Client) -> None:
-    """Name, task, origin, switch, words, expression and zone, next occurrences, last run."""
+def test_list_describes_each_schedule(boss: Client) -> None:
+    """A row shows name, task, origin, switch, timing, time zone, next occurrences and last run."""
     nightly = make("nightly", cron="30 2 * * *", zone="Europe/Berlin", is_declared=True)
     often = make("often", cron="", interval_seconds=90)
     record = task_row()
@@ -740,22 +743,22 @@ def test_list_tells_each_schedule_in_words(boss: Client) -> None:
 @pytest.mark.parametrize(
     ("values", "mark"),
     [
-        ({"retired_at": datetime(2026, 1, 1, tzinfo=UTC), "is_declared": True}, "gone from the code"),
-        ({"task": "shop.tasks.gone"}, "does not fire: the code has no task shop.tasks.gone"),
-        ({"task": "tests.tasks.add", "args": [1]}, "does not fire: its task is not declared with "),
-        ({"kwargs": {"day": 1}}, "does not fire: its task cannot be called with these "),
-        ({"args": {"no": "list"}, "kwargs": [1]}, "does not fire: its task cannot be called with these "),
-        ({"cron": "61 * * * *", "plan": False}, "does not fire: cron expression '61 * * * *': minute '61' is wrong;"),
-        ({"zone": "Mars/Olympus", "plan": False}, "does not fire: time zone 'Mars/Olympus' is not known here"),
-        ({"ends_at": datetime(2020, 1, 1, tzinfo=UTC)}, "does not fire: it has no occurrence to come any more"),
-        ({"plan": False}, "does not fire: its next occurrence is not planned; save it again"),
-        ({"plan": False, "next_occurrence_at": datetime(2026, 1, 1, tzinfo=UTC)}, "overdue: is a worker running?"),
+        ({"retired_at": datetime(2026, 1, 1, tzinfo=UTC), "is_declared": True}, "Removed from code"),
+        ({"task": "shop.tasks.removed"}, "Does not fire: the code has no task shop.tasks.removed"),
+        ({"task": "tests.tasks.add", "args": [1]}, "Does not fire: its task is no longer declared with "),
+        ({"kwargs": {"day": 1}}, "Does not fire: its task can no longer be called with these "),
+        ({"args": {"no": "list"}, "kwargs": [1]}, "Does not fire: its task can no longer be called with these "),
+        ({"cron": "61 * * * *", "plan": False}, "Does not fire: cron expression '61 * * * *': minute '61' is wrong;"),
+        ({"zone": "Mars/Olympus", "plan": False}, "Does not fire: time zone 'Mars/Olympus' is not known here"),
+        ({"ends_at": datetime(2020, 1, 1, tzinfo=UTC)}, "Does not fire: it has no more occurrences"),
+        ({"plan": False}, "Does not fire: its next occurrence is not planned; save the schedule again"),
+        ({"plan": False, "next_occurrence_at": datetime(2026, 1, 1, tzinfo=UTC)}, "Overdue: is a worker running?"),
         ({"plan": False, "enabled": False}, ""),
         ({}, ""),
     ],
 )  # fmt: skip
 def test_marks_say_why_a_schedule_does_not_fire(boss: Client, values: dict[str, Any], mark: str) -> None:
-    """On the page, and in the list with the whole in a title."""
+    """The reason is shown on the page, and in the list with the whole text as title."""
     row = make(**values)
     listing, page = boss.get(LIST), boss.get(page_of(row))
     for response in (listing, page):
@@ -768,7 +771,7 @@ def test_marks_say_why_a_schedule_does_not_fire(boss: Client, values: dict[str, 
 @pytest.mark.parametrize(
     ("values", "shown"),
     [
-        ({"outcome": OccurrenceOutcome.SKIPPED}, "Skipped an earlier one was not over"),
+        ({"outcome": OccurrenceOutcome.SKIPPED}, "Skipped an earlier task had not finished"),
         (
             {"outcome": OccurrenceOutcome.MISSED, "note": "this occurrence and those before it"},
             "Missed this occurrence and those",
@@ -777,15 +780,15 @@ def test_marks_say_why_a_schedule_does_not_fire(boss: Client, values: dict[str, 
         ({"task_id": uuid4()}, "Queued task pruned"),
     ],
 )
-def test_last_run_tells_what_became_of_the_tick(boss: Client, values: dict[str, Any], shown: str) -> None:
-    """Also of one without a task, or whose task's row is gone."""
+def test_last_run_shows_the_outcome_of_the_occurrence(boss: Client, values: dict[str, Any], shown: str) -> None:
+    """It does so too for an occurrence without a task, and for one whose task was pruned."""
     row = make()
     Occurrence.objects.create(schedule=row, occurs_at=timezone.now() - timedelta(seconds=90), **values)
     assert f"1 min ago {shown}" in row_text(boss.get(LIST), row)
 
 
 def test_list_of_a_hundred_takes_a_fixed_number_of_queries(boss: Client, django_assert_max_num_queries: Any) -> None:
-    """As many as for one."""
+    """A hundred schedules take no more queries than one."""
 
     def add(count: int) -> None:
         for _ in range(count):
@@ -815,13 +818,13 @@ def test_list_of_a_hundred_takes_a_fixed_number_of_queries(boss: Client, django_
     ],
 )
 def test_filters_and_search(boss: Client, query: str, names: set[str]) -> None:
-    """By switch and origin; by name and task."""
+    """The list is filtered by switch and origin, and searched by name and task."""
     make("a"), make("b", enabled=False, task="tests.tasks.tally", args=["x"]), make("c", is_declared=True)
     assert {row.name for row in boss.get(LIST + query).context["cl"].result_list} == names
 
 
-def test_masked_columns_cannot_be_probed_by_address(boss: Client) -> None:
-    """A lookup into arguments would tell a secret letter by letter."""
+def test_masked_columns_cannot_be_probed_by_url(boss: Client) -> None:
+    """A lookup into arguments would reveal a secret letter by letter."""
     make(kwargs={"password": CANARY})
     for column in MASKED_COLUMNS:
         for lookup in (column, f"{column}__password__startswith"):
@@ -831,8 +834,8 @@ def test_masked_columns_cannot_be_probed_by_address(boss: Client) -> None:
 # --- the page
 
 
-def test_page_tells_the_latest_ticks_and_their_tasks(client_of: Any, django_assert_max_num_queries: Any) -> None:
-    """Twenty, newest first, the tasks in one query; a pruned task keeps its id; no link for whom it does not open."""
+def test_page_shows_the_latest_occurrences_and_their_tasks(client_of: Any, django_assert_max_num_queries: Any) -> None:
+    """Twenty are shown, newest first, with their tasks in one query; a user who may not view tasks gets no link."""
     row, now = make(), timezone.now()
     records = [task_row(), task_row(TaskState.FAILED), task_row(TaskState.RUNNING)]
     pruned = uuid4()
@@ -849,19 +852,19 @@ def test_page_tells_the_latest_ticks_and_their_tasks(client_of: Any, django_asse
     assert f"1 min ago Queued {records[0]} Succeeded 2 min ago Queued {records[1]} Failed" in text
     assert f"3 min ago Queued {records[2]} Running 4 min ago Queued …{str(pruned)[-8:]} pruned" in text
     assert "5 min ago Refused password=•••••• is wrong –" in text
-    assert text.count("by hand") == 15
+    assert text.count("manual") == 15
     assert page.content.decode().count("/taskrecord/0") == 3
     assert "/taskrecord/0" not in client_of("view").get(page_of(row)).content.decode()
 
 
 def lines(row: Schedule, now: datetime, count: int = 4) -> list[tuple[str, str, str]]:
-    """The occurrences to come as the page would show them at `now`."""
+    """The next occurrences as the page would show them at `now`."""
     shown = [schedule_page.occurrence_row(each, now) for each in preview(row.timing, now, count, zone=row.zone)]
     return [(f"{each.day} {each.clock}", each.zone, each.note) for each in shown]
 
 
 def test_gap_and_repeated_hour_in_berlin() -> None:
-    """A job at a fixed time runs after the gap, and once in the hour that comes twice."""
+    """A schedule at a fixed time fires after the gap, and once in the repeated hour."""
     row = make(cron="30 2 * * *", zone="Europe/Berlin")
     assert lines(row, datetime(2026, 3, 28, 0, 0, tzinfo=UTC), 3) == [
         ("Sat 2026-03-28 02:30", "CET (UTC+01:00)", ""),
@@ -869,22 +872,22 @@ def test_gap_and_repeated_hour_in_berlin() -> None:
         ("Mon 2026-03-30 02:30", "CEST (UTC+02:00)", ""),
     ]
     assert lines(row, datetime(2026, 10, 24, 12, 0, tzinfo=UTC), 2) == [
-        ("Sun 2026-10-25 02:30", "CEST (UTC+02:00)", "02:30 comes twice on this day; runs the first time only"),
+        ("Sun 2026-10-25 02:30", "CEST (UTC+02:00)", "02:30 occurs twice on this day; runs only the first time"),
         ("Mon 2026-10-26 02:30", "CET (UTC+01:00)", ""),
     ]
 
 
 def test_gap_and_repeated_hour_in_new_york() -> None:
-    """A job that follows the clock leaves the gap out, and runs in both passes of the hour that comes twice."""
+    """An hourly schedule skips the gap, and fires in both passes of the repeated hour."""
     row = make(cron="*/30 * * * *", zone="America/New_York")
     assert lines(row, datetime(2026, 3, 8, 6, 31, tzinfo=UTC), 2) == [
         ("Sun 2026-03-08 03:00", "EDT (UTC-04:00)", "02:00, 02:30 do not exist, so there were no occurrences then"),
         ("Sun 2026-03-08 03:30", "EDT (UTC-04:00)", ""),
     ]
     assert lines(row, datetime(2026, 11, 1, 5, 1, tzinfo=UTC), 4) == [
-        ("Sun 2026-11-01 01:30", "EDT (UTC-04:00)", "01:30 comes twice on this day; this is the first"),
-        ("Sun 2026-11-01 01:00", "EST (UTC-05:00)", "01:00 comes twice on this day; this is the second"),
-        ("Sun 2026-11-01 01:30", "EST (UTC-05:00)", "01:30 comes twice on this day; this is the second"),
+        ("Sun 2026-11-01 01:30", "EDT (UTC-04:00)", "01:30 occurs twice on this day; this is the first"),
+        ("Sun 2026-11-01 01:00", "EST (UTC-05:00)", "01:00 occurs twice on this day; this is the second"),
+        ("Sun 2026-11-01 01:30", "EST (UTC-05:00)", "01:30 occurs twice on this day; this is the second"),
         ("Sun 2026-11-01 02:00", "EST (UTC-05:00)", ""),
     ]
 
@@ -894,11 +897,11 @@ def test_gap_and_repeated_hour_in_new_york() -> None:
     [
         ("Europe/Berlin", datetime(2026, 3, 28, 12, 0, tzinfo=UTC), "02:30 does not exist on this day; runs at 03:00"),
         ("America/New_York", datetime(2026, 10, 31, 12, 0, tzinfo=UTC), ""),
-        ("Europe/Berlin", datetime(2026, 10, 24, 12, 0, tzinfo=UTC), "02:30 comes twice on this day"),
+        ("Europe/Berlin", datetime(2026, 10, 24, 12, 0, tzinfo=UTC), "02:30 occurs twice on this day"),
     ],
 )
-def test_page_marks_the_tick_of_the_day(rf: Any, zone: str, now: datetime, shown: str) -> None:
-    """And no other; 02:30 is not in the hour that comes twice in New York."""
+def test_page_marks_the_occurrence_of_the_clock_change(rf: Any, zone: str, now: datetime, shown: str) -> None:
+    """No other occurrence is marked; 02:30 is not in the repeated hour of New York."""
     row = make(cron="30 2 * * *", zone=zone)
     request = rf.get("/")
     request.user = User(is_superuser=True, is_active=True, is_staff=True)
@@ -910,8 +913,8 @@ def test_page_marks_the_tick_of_the_day(rf: Any, zone: str, now: datetime, shown
     assert html.count("<time datetime=") == 10 and f"Time in {zone}" in html
 
 
-def test_many_times_in_a_gap_are_told_as_a_span_and_other_days_by_date() -> None:
-    """Sixty minutes are not listed; a whole day that was left out has its date."""
+def test_many_times_in_a_gap_are_shown_as_a_range_and_other_days_with_their_date() -> None:
+    """Sixty minutes are not listed one by one; a skipped day is shown with its date."""
     row = make(cron="* * * * *", zone="America/New_York")
     assert lines(row, datetime(2026, 3, 8, 6, 59, tzinfo=UTC), 1)[0][2] == (
         "02:00 to 02:59 do not exist, so there were no occurrences then"
@@ -924,7 +927,7 @@ def test_many_times_in_a_gap_are_told_as_a_span_and_other_days_by_date() -> None
 @pytest.mark.parametrize(
     ("zone", "shown"), [("UTC", "UTC"), ("Asia/Kathmandu", "UTC+05:45"), ("Asia/Tokyo", "JST (UTC+09:00)")]
 )
-def test_offset_is_told_with_its_name_where_it_has_one(zone: str, shown: str) -> None:
+def test_offset_is_shown_with_the_name_of_the_zone_if_it_has_one(zone: str, shown: str) -> None:
     """Many zones have no abbreviation."""
     row = make(cron="", interval_seconds=90, zone=zone, starts_at=datetime(2026, 1, 1, tzinfo=UTC))
     assert lines(row, datetime(2026, 1, 1, 0, 0, 1, tzinfo=UTC), 1)[0][1] == shown
@@ -932,25 +935,25 @@ def test_offset_is_told_with_its_name_where_it_has_one(zone: str, shown: str) ->
 
 
 def test_weekdays_follow_the_language() -> None:
-    """The rest of the text falls back whole."""
+    """Other texts fall back to English."""
     row = make(cron="30 2 * * *")
     with translation.override("de"):
         assert lines(row, datetime(2026, 3, 28, 0, 0, tzinfo=UTC), 1)[0][0].startswith("Sa 2026")
 
 
 def test_everything_is_escaped(boss: Client) -> None:
-    """Markup in any field is shown as text: list, page, form, questions, messages."""
+    """Markup in any field is shown as text: in list, page, form, confirmations and messages."""
     row = make(EVIL, args=[], kwargs={"days": EVIL})
     odd = make(f"odd {EVIL}", plan=False, task=f"m.{EVIL}", cron=EVIL[:60], zone=EVIL[:64], kwargs={EVIL: EVIL})
-    gone = make(f"gone {EVIL}", is_declared=True, retired_at=timezone.now(), kwargs={EVIL: EVIL})
-    for each in (row, odd, gone):
+    removed = make(f"removed {EVIL}", is_declared=True, retired_at=timezone.now(), kwargs={EVIL: EVIL})
+    for each in (row, odd, removed):
         Occurrence.objects.create(schedule=each, occurs_at=timezone.now(), outcome=OccurrenceOutcome.REFUSED, note=EVIL)
     run = StartupRun.objects.create(name=EVIL, holder=EVIL, term=1, begun_at=timezone.now(), error=f"{EVIL}\n{EVIL}")
-    keys = [str(each.pk) for each in (row, odd, gone)]
-    pages = [boss.get(LIST), boss.get(LIST, {"q": EVIL}), *(boss.get(page_of(each)) for each in (row, odd, gone))]
+    keys = [str(each.pk) for each in (row, odd, removed)]
+    pages = [boss.get(LIST), boss.get(LIST, {"q": EVIL}), *(boss.get(page_of(each)) for each in (row, odd, removed))]
     pages += [boss.post(LIST, {"action": action, "_selected_action": keys}, follow=True)
               for action in ("disable_selected", "enable_selected", "delete_selected")]  # fmt: skip
-    pages += [boss.post(f"{LIST}{each.pk}/run/", {"seen": "0"}, follow=True) for each in (row, odd, gone)]
+    pages += [boss.post(f"{LIST}{each.pk}/run/", {"seen": "0"}, follow=True) for each in (row, odd, removed)]
     pages += [boss.post(page_of(row), edited(row, **{name: EVIL})) for name in filled() if name != "enabled"]
     pages += [boss.get(f"{LIST}{row.pk}/history/"), boss.get(RUNS), boss.get(f"{RUNS}{run.pk}/change/")]
     for page in pages:
@@ -960,7 +963,7 @@ def test_everything_is_escaped(boss: Client) -> None:
 
 
 def test_secrets_are_masked_outside_the_form(client_of: Any) -> None:
-    """Only whoever may change a schedule reads them, in the form and nowhere else."""
+    """Only a user who may change the schedule sees them, and only in the form."""
     row = make(task=STATEMENT, args=["north"], kwargs={"to": "x", "password": CANARY, "more": {"api_key": CANARY}})
     Occurrence.objects.create(
         schedule=row, occurs_at=timezone.now(), outcome=OccurrenceOutcome.REFUSED, note=f"token={CANARY}"
@@ -976,7 +979,7 @@ def test_secrets_are_masked_outside_the_form(client_of: Any) -> None:
 
 
 def test_positional_secrets_are_masked_by_the_name_of_their_parameter(client_of: Any) -> None:
-    """As on the page of a task."""
+    """They are masked as on the page of a task."""
     row = make(task="tests.test_admin.login", args=["ann", CANARY], is_declared=True)
     from . import test_admin  # noqa: F401 - registers the task
 
@@ -985,7 +988,7 @@ def test_positional_secrets_are_masked_by_the_name_of_their_parameter(client_of:
 
 
 def test_pages_obey_a_strict_content_security_policy(boss: Client) -> None:
-    """No script, style or handler stands in the markup of ours; all is loaded from the site itself."""
+    """The markup contains no inline script, style or handler, and everything is loaded from the site itself."""
     row, run = make(task=STATEMENT, args=["n"], kwargs={"to": "x"}), StartupRun.objects.create(
         name="warm", holder="host 1", term=1, begun_at=timezone.now(), error="no"
     )  # fmt: skip
@@ -1003,7 +1006,7 @@ def test_pages_obey_a_strict_content_security_policy(boss: Client) -> None:
 
 
 def test_startup_runs_are_shown_and_never_edited(boss: Client) -> None:
-    """Name, begun, took, outcome, holder; the error masked, long ones cut; nobody adds, edits or deletes."""
+    """Errors are masked, long ones shortened; nobody adds, edits or deletes a run."""
     begun = timezone.now() - timedelta(hours=2)
     long = f"Traceback\nfirst line\n{'x' * 100_000}\npassword={CANARY}"
     rows = [
@@ -1025,7 +1028,7 @@ def test_startup_runs_are_shown_and_never_edited(boss: Client) -> None:
     assert "first line" in page and "Show all" in page and len(page) < 60_000
     whole = boss.get(f"{RUNS}{rows[1].pk}/change/?full").content.decode()
     assert "x" * 100_000 in whole
-    assert "It still runs, or its process died." in boss.get(f"{RUNS}{rows[2].pk}/change/").content.decode()
+    assert "It is still running, or its process died." in boss.get(f"{RUNS}{rows[2].pk}/change/").content.decode()
     for each in (listing.content.decode(), page, whole):
         assert CANARY not in each
     assert boss.get(RUNS + "add/").status_code == 403
@@ -1035,7 +1038,7 @@ def test_startup_runs_are_shown_and_never_edited(boss: Client) -> None:
 
 
 def test_startup_runs_need_their_permission(client_of: Any) -> None:
-    """That to view schedules is another."""
+    """The permission to view schedules is not enough."""
     assert client_of("view").get(RUNS).status_code == 403
 
 
@@ -1043,8 +1046,8 @@ def test_startup_runs_need_their_permission(client_of: Any) -> None:
 
 
 @pytest.mark.parametrize("has_tasks", [False, True])
-def test_works_on_a_site_of_ones_own(client_of: Any, settings: Any, has_tasks: bool) -> None:
-    """Addresses follow the site; one without tasks has no links to them."""
+def test_works_on_a_custom_admin_site(client_of: Any, settings: Any, has_tasks: bool) -> None:
+    """URLs are those of the site; a site without tasks has no links to them."""
     site = AdminSite("office")
     site.register(Schedule, ScheduleAdmin)
     if has_tasks:
@@ -1064,7 +1067,7 @@ def test_works_on_a_site_of_ones_own(client_of: Any, settings: Any, has_tasks: b
 
 
 def test_admin_passes_the_system_checks_and_locks_are_not_shown() -> None:
-    """Nothing is wrong with the classes; the terms of locks are nobody's business."""
+    """Django finds no error in the classes, and leadership terms have no admin page."""
     assert ScheduleAdmin(Schedule, admin.site).check() == []
     assert StartupRunAdmin(StartupRun, admin.site).check() == []
     assert not admin.site.is_registered(LockTerm) and not admin.site.is_registered(Occurrence)

@@ -1,6 +1,6 @@
-"""The admin in a real browser: a person logs in, makes a schedule against resistance, runs it, switches it off and on.
+"""The admin in a real browser: a person logs in, makes a schedule, corrects errors, runs it, disables and enables it.
 
-Needs chromium and chromedriver; without them it is skipped, unless ASYNCQ_REQUIRE_BROWSER is 1.
+The tests need chromium and chromedriver. Without them they are skipped, unless ASYNCQ_REQUIRE_BROWSER is 1.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from django_asyncq.models import Schedule, TaskRecord
 from . import tasks  # noqa: F401 - registers them
 
 PAGE_SECONDS = 30
-DESKTOP, TELEPHONE = 1440, 390
+DESKTOP, PHONE = 1440, 390
 NEXT = "table[aria-labelledby=asyncq-upcoming] tbody tr"
 LATEST = "table[aria-labelledby=asyncq-runs] tbody tr"
 
 
 def find(*names: str) -> str | None:
-    """The first of the programs that is there."""
+    """The path of the first of these programs that is installed."""
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
@@ -48,7 +48,7 @@ pytestmark = [
 
 @pytest.fixture
 def browser() -> Iterator[Chrome]:
-    """A browser of its own, without a window."""
+    """A headless browser for one test."""
     assert BROWSER and DRIVER, "ASYNCQ_REQUIRE_BROWSER is 1, but chromium or chromedriver is missing"
     options = ChromeOptions()
     options.binary_location = BROWSER
@@ -63,7 +63,7 @@ def browser() -> Iterator[Chrome]:
 
 
 class Person:
-    """Somebody at the browser."""
+    """A person who uses the browser."""
 
     def __init__(self, browser: Chrome, site: str) -> None:
         self.browser = browser
@@ -71,62 +71,62 @@ class Person:
         self.wait = WebDriverWait(browser, PAGE_SECONDS)
 
     def log_in(self, name: str, password: str) -> None:
-        """Log in as a person does."""
+        """Log in with the form."""
         self.browser.get(f"{self.site}/admin/login/")
         self.type("username", name)
         self.type("password", password)
         self.press("input[type=submit]")
 
     def width(self, pixels: int) -> None:
-        """Make the window so wide."""
-        metrics = {"width": pixels, "height": 900, "deviceScaleFactor": 1, "mobile": pixels == TELEPHONE}
+        """Set the width of the window in pixels."""
+        metrics = {"width": pixels, "height": 900, "deviceScaleFactor": 1, "mobile": pixels == PHONE}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def open(self, path: str) -> None:
-        """Go to a page of the app."""
+        """Open a page of the app."""
         self.browser.get(f"{self.site}/admin/django_asyncq/{path}")
 
     def one(self, selector: str) -> WebElement:
-        """The element, as soon as it is there."""
+        """The element, as soon as it exists."""
         return self.wait.until(lambda browser: browser.find_element(By.CSS_SELECTOR, selector))
 
     def all(self, selector: str) -> list[WebElement]:
-        """Every such element of the page as it is now."""
+        """Every such element that exists now."""
         return self.browser.find_elements(By.CSS_SELECTOR, selector)
 
     def type(self, name: str, text: str) -> None:
-        """Put a text into a field in place of what is there."""
+        """Replace the text of a field."""
         field = self.one(f"[name={name}]")
         field.clear()
         field.send_keys(text)
 
     def choose(self, name: str, value: str) -> None:
-        """Choose from a select."""
+        """Choose an option of a select."""
         Select(self.one(f"[name={name}]")).select_by_value(value)
 
     def press(self, selector: str) -> None:
-        """Click, and wait until the page that it leads to is there."""
+        """Click, and wait until the next page has loaded."""
         before = self.one("html")
         self.one(selector).click()
         self.wait.until(expected_conditions.staleness_of(before))
         self.wait.until(lambda browser: browser.execute_script("return document.readyState") == "complete")
 
     def refused(self) -> dict[str, str]:
-        """Save, and return what the page says at which field."""
+        """Save, and return the errors that the page shows by field."""
         self.press("[name=_save]")
         assert self.one(".errornote").is_displayed()
         found = {each.get_attribute("id") or "": each for each in self.all("ul.errorlist")}
         assert all(each.is_displayed() for each in found.values())
         return {re.sub(r"^id_|_error$", "", id): each.text for id, each in found.items()}
 
-    def told(self) -> list[str]:
-        """The messages of the page."""
+    def messages(self) -> list[str]:
+        """The messages that the page shows."""
         return [each.text for each in self.all("ul.messagelist li")]
 
 
 @pytest.fixture
 def person(browser: Chrome, live_server: Any) -> Person:
-    """Ann, who has logged in and may do everything."""
+    """A superuser who has logged in."""
     User.objects.create_superuser("ann", password="secret words")
     person = Person(browser, live_server.url)
     person.width(DESKTOP)
@@ -134,8 +134,8 @@ def person(browser: Chrome, live_server: Any) -> Person:
     return person
 
 
-def test_person_makes_a_schedule_runs_it_and_switches_it(person: Person) -> None:
-    """Right values are saved, and the page shows what will come; run now, off and on are told."""
+def test_person_makes_runs_disables_and_enables_a_schedule(person: Person) -> None:
+    """A valid schedule is saved, its page shows the next occurrences, and each button shows a message."""
     person.open("schedule/add/")
     person.type("name", "Nightly statement")
     person.choose("task", "tests.tasks.statement")
@@ -144,7 +144,7 @@ def test_person_makes_a_schedule_runs_it_and_switches_it(person: Person) -> None
     person.type("cron", "30 4 * * *")
     person.choose("zone", "Europe/Berlin")
     person.press("[name=_save]")
-    assert person.told() == ["The schedule “Nightly statement” was added successfully."]
+    assert person.messages() == ["The schedule “Nightly statement” was added successfully."]
     row = Schedule.objects.get()
     assert person.browser.current_url.endswith(f"/schedule/{row.pk}/change/")
     occurrences = [each.text for each in person.all(NEXT)]
@@ -152,23 +152,23 @@ def test_person_makes_a_schedule_runs_it_and_switches_it(person: Person) -> None
 
     person.press("button[form=asyncq-run]")
     record = TaskRecord.objects.get()
-    assert person.told() == [f"Queued: {record}."]
+    assert person.messages() == [f"Queued: {record}."]
     (latest,) = [each.text for each in person.all(LATEST)]
-    assert "by hand" in latest and f"{record} Queued" in " ".join(latest.split())
+    assert "manual" in latest and f"{record} Queued" in " ".join(latest.split())
 
     person.press("button[form=asyncq-switch]")
-    assert person.told() == ["Disabled: Nightly statement."]
+    assert person.messages() == ["Disabled: Nightly statement."]
     row.refresh_from_db()
     assert not row.enabled and person.all(NEXT) == []
     person.open("schedule/")
     person.press("button[role=switch][aria-checked=false]")
-    assert person.told() == ["Enabled: Nightly statement."]
+    assert person.messages() == ["Enabled: Nightly statement."]
     row.refresh_from_db()
     assert row.enabled and person.one("button[role=switch]").get_attribute("aria-checked") == "true"
 
 
-def test_what_is_wrong_is_told_at_its_field(person: Person) -> None:
-    """A wrong expression, arguments that do not fit, no JSON, a task that is not exposed; then all is right."""
+def test_each_error_is_shown_at_its_field(person: Person) -> None:
+    """An invalid expression, wrong arguments, invalid JSON and a task that is not schedulable are refused in turn."""
     person.open("schedule/add/")
     person.type("name", "Nightly statement")
     person.choose("task", "tests.tasks.statement")
@@ -186,7 +186,7 @@ def test_what_is_wrong_is_told_at_its_field(person: Person) -> None:
     person.type("kwargs", '{"to": "ops@example.org"}')
     person.type("args", '["north", 7')
     found = person.refused()
-    assert list(found) == ["args"] and "This is not JSON: line 1, column 12" in found["args"]
+    assert list(found) == ["args"] and "This is not valid JSON: line 1, column 12" in found["args"]
 
     person.type("args", '["north", 7]')
     option = person.one("[name=task] option[value='tests.tasks.tidy']")
@@ -201,8 +201,8 @@ def test_what_is_wrong_is_told_at_its_field(person: Person) -> None:
     assert Schedule.objects.get().args == ["north", 7]
 
 
-def test_run_now_on_a_page_that_is_out_of_date_queues_nothing(person: Person) -> None:
-    """Opened in two windows, pressed in both: the second says what the first did."""
+def test_run_now_on_an_outdated_page_queues_nothing(person: Person) -> None:
+    """With the page open in two tabs, the button of the second tab only reports what the first did."""
     row = Schedule.objects.create(name="tidy", task="tests.tasks.tidy", cron="0 4 * * *", zone="UTC")
     person.open(f"schedule/{row.pk}/change/")
     first = person.browser.current_window_handle
@@ -212,16 +212,16 @@ def test_run_now_on_a_page_that_is_out_of_date_queues_nothing(person: Person) ->
     record = TaskRecord.objects.get()
     person.browser.switch_to.window(first)
     person.press("button[form=asyncq-run]")
-    (told,) = person.told()
-    assert told.startswith(f"It was run by hand after this page was opened: {record}, ")
+    (message,) = person.messages()
+    assert message.startswith(f"Somebody has run it since this page was opened: {record}, ")
     assert len(person.all(LATEST)) == TaskRecord.objects.count() == 1
 
 
-@pytest.mark.parametrize("width", [DESKTOP, TELEPHONE])
-def test_pages_fit_the_window_and_ask_nobody_else(person: Person, width: int) -> None:
-    """No page scrolls sideways; what is pressed is large enough for a finger; the browser finds nothing wrong."""
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+def test_pages_fit_the_window_and_load_nothing_from_other_sites(person: Person, width: int) -> None:
+    """No page scrolls sideways, buttons are large enough for touch, and the browser logs no error."""
     row = Schedule.objects.create(
-        name="A name that is long enough to need a second line on a telephone",
+        name="A name that is long enough to need a second line on a phone",
         task="tests.tasks.statement",
         args=["north"],
         kwargs={"to": "x" * 300},
@@ -235,6 +235,6 @@ def test_pages_fit_the_window_and_ask_nobody_else(person: Person, width: int) ->
         assert person.browser.execute_script("return document.documentElement.scrollWidth") <= width, page
         for each in person.all(".asyncq-button, .asyncq-switch"):
             assert min(each.size["height"], each.size["width"]) >= 24
-        asked = person.browser.execute_script("return performance.getEntriesByType('resource').map(each => each.name)")
-        assert asked and all(each.startswith(person.site) for each in asked)
+        loaded = person.browser.execute_script("return performance.getEntriesByType('resource').map(each => each.name)")
+        assert loaded and all(each.startswith(person.site) for each in loaded)
     assert [entry for entry in person.browser.get_log("browser") if "favicon" not in entry["message"]] == []

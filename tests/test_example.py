@@ -1,4 +1,4 @@
-"""Render Studio: its own tests, and its demo run for real, to its end and interrupted."""
+"""Render Studio: its own tests, and its demo, run to completion and interrupted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture
 def environment(tmp_path: Path, key_prefix: str) -> dict[str, str]:
-    """The environment of a studio of this test alone: without the suite's settings, with a folder of its own."""
+    """The environment of a studio for one test: without the suite's settings, with its own folder and keys."""
     kept = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     return {
         **kept,
@@ -33,27 +33,27 @@ def environment(tmp_path: Path, key_prefix: str) -> dict[str, str]:
 
 
 def manage(environment: dict[str, str], *command: str, seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run one management command of the studio to its end."""
+    """Run one management command of the studio."""
     line = [sys.executable, str(MANAGE), *command]
     return subprocess.run(line, env=environment, text=True, capture_output=True, timeout=seconds, check=False)
 
 
-def test_its_own_tests_pass(environment: dict[str, str]) -> None:
-    """The studio's painters, views and commands do what their tests say."""
+def test_tests_of_the_studio_pass(environment: dict[str, str]) -> None:
+    """The tests of its painters, views and commands pass."""
     done = manage(environment, "test", "renders", seconds=200)
     assert done.returncode == 0, done.stderr[-6000:]
     assert "OK" in done.stderr
 
 
-def test_nothing_is_left_to_migrate_or_to_check(environment: dict[str, str]) -> None:
-    """The system checks find nothing, and the models have all their migrations."""
+def test_studio_passes_system_checks_and_has_all_migrations(environment: dict[str, str]) -> None:
+    """The system checks find no problem, and no migration is missing."""
     for command in (("check", "--fail-level", "WARNING"), ("makemigrations", "--check", "--dry-run")):
         done = manage(environment, *command, seconds=60)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_demo_ends_well_and_says_what_happened(environment: dict[str, str], tmp_path: Path) -> None:
-    """A small demo holds all it states, counts what it says it counts, and leaves only its contact sheet."""
+def test_demo_succeeds_and_reports_what_happened(environment: dict[str, str], tmp_path: Path) -> None:
+    """A small demo passes every check, its counts add up, and it leaves only its contact sheet."""
     del environment["STUDIO_KEY_PREFIX"], environment["STUDIO_REDIS_URL"]
     done = manage(environment, "demo", "--count", "14", "--seed", "3", seconds=200)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
@@ -76,7 +76,7 @@ def number_after(name: str, text: str) -> int:
 
 @pytest.fixture
 def running_demo(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A demo that has killed its worker and goes on."""
+    """A demo that keeps running after its checks."""
     del environment["STUDIO_KEY_PREFIX"], environment["STUDIO_REDIS_URL"]
     line = [sys.executable, "-u", str(MANAGE), "demo", "--count", "14", "--serve"]
     demo = subprocess.Popen(line, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -90,17 +90,17 @@ def running_demo(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]
 def test_interrupted_demo_leaves_nothing_behind(
     running_demo: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Ctrl-C and SIGTERM end Valkey, the site and the workers, and remove the demo's folder."""
-    heard = ""
+    """Ctrl-C and SIGTERM stop Valkey, the site and the workers, and remove the demo's folder."""
+    output = ""
     for line in running_demo.stdout:
-        heard += line
+        output += line
         if "SIGKILL" in line:
             break
     running_demo.send_signal(number)
-    heard += running_demo.stdout.read()
-    assert running_demo.wait(60) == 130, heard
-    ports = [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)/", heard)]
-    supervisor = int(re.search(r"\(pid (\d+)\)", heard)[1])
+    output += running_demo.stdout.read()
+    assert running_demo.wait(60) == 130, output
+    ports = [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)/", output)]
+    supervisor = int(re.search(r"\(supervisor pid (\d+)\)", output)[1])
     assert len(ports) == 2
     assert [port for port in ports if is_open(port)] == []
     assert not is_alive(supervisor)
@@ -108,13 +108,13 @@ def test_interrupted_demo_leaves_nothing_behind(
 
 
 def is_open(port: int) -> bool:
-    """Return whether somebody listens there."""
+    """Whether a server listens on the port."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether the process, or one of those it started, is still there after a moment."""
+    """Whether the process or one of its children still exists after a moment."""
     for _ in range(20):
         try:
             os.killpg(pid, 0)

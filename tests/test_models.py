@@ -1,4 +1,4 @@
-"""The rows: what the database itself refuses, and the states by name."""
+"""The models: constraints of the database, named states, ids, and rows read and written without the ORM."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ NOW = timezone.now()
         {"state": 3, "retry_at": NOW, "finished_at": NOW},
     ],
 )
-def test_the_database_refuses_rows_that_cannot_be(fields: dict[str, Any]) -> None:
-    """Final (2, or 3 without retry_at) if and only if finished_at; states 0 to 3; priorities -100 to 100."""
+def test_database_refuses_invalid_rows(fields: dict[str, Any]) -> None:
+    """`finished_at` is set exactly when the state is final; states are 0 to 3; priorities are -100 to 100."""
     with pytest.raises(IntegrityError), transaction.atomic():
         TaskRecord.objects.create(name="x", **fields)
 
 
-def test_an_id_is_as_any_uuid() -> None:
-    """Though it is made past the constructor: equal, hashed, ordered, and carried over like one."""
+def test_id_behaves_like_any_uuid() -> None:
+    """It is compared, hashed, ordered, pickled and copied like one, although it is made without the constructor."""
     first, second = uuid7(), uuid7()
     same = UUID(str(first))
     assert (first, hash(first), repr(first), first.is_safe) == (same, hash(same), repr(same), same.is_safe)
@@ -52,8 +52,8 @@ def test_an_id_is_as_any_uuid() -> None:
     assert first < second
 
 
-def test_states_by_name() -> None:
-    """Each row is in one of five sets; a failed one that waits for its retry is not `failed`."""
+def test_each_state_has_a_named_filter() -> None:
+    """Each row matches one of five filters; FAILED with `retry_at` matches `retrying` and not `failed`."""
     rows = {
         "queued": TaskRecord.objects.create(name="x"),
         "running": TaskRecord.objects.create(name="x", state=TaskState.RUNNING),
@@ -66,46 +66,46 @@ def test_states_by_name() -> None:
         assert row.is_final == (name in ("succeeded", "failed"))
 
 
-def test_ids_are_in_order_of_their_making() -> None:
-    """UUIDv7, also within one millisecond; its text sorts as it was made."""
+def test_ids_sort_in_order_of_creation() -> None:
+    """Ids are UUIDv7, and their texts sort in order of creation even within one millisecond."""
     ids = [str(TaskRecord(name="x").id) for _ in range(5000)]
     assert ids == sorted(ids)
     assert len(set(ids)) == 5000
     assert all(id[14] == "7" and id[19] in "89ab" for id in ids)
 
 
-def test_the_migration_is_up_to_date() -> None:
-    """The models say nothing that the one initial migration does not."""
+def test_migration_is_up_to_date() -> None:
+    """The models need no other migration than the initial one."""
     call_command("makemigrations", "django_asyncq", check=True, dry_run=True, verbosity=0)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "{x}", "x" * 201, "a\nb"])
-def test_gate_names_that_would_break_a_key_are_refused(name: str) -> None:
-    """At the field, in the admin's form."""
+def test_gate_names_that_would_break_a_redis_key_are_refused(name: str) -> None:
+    """The error is at the field `name`."""
     with pytest.raises(ValidationError) as caught:
         Gate(name=name, limit=1).full_clean()
     assert "name" in caught.value.message_dict
 
 
-# What a statement written by hand could spoil on its way: quotes, a backslash, digits, nesting, nothing at all.
-SPITEFUL = {"text": "%s '\"\\ {}[] \u00e9\U0001f600", "number": 2**63, "deep": [{"a": [None, 1.5, True]}], "": ""}
+# Values that a handwritten SQL statement could corrupt: quotes, a backslash, large numbers, nesting, an empty key.
+AWKWARD = {"text": "%s '\"\\ {}[] \u00e9\U0001f600", "number": 2**63, "deep": [{"a": [None, 1.5, True]}], "": ""}
 
 
 def stored(record: TaskRecord) -> dict[str, object]:
-    """All values of a record."""
+    """All column values of a row."""
     return {field.attname: getattr(record, field.attname) for field in TaskRecord._meta.concrete_fields}
 
 
-def test_rows_are_read_as_django_reads_them() -> None:
-    """Every column, documents decoded; an id without a row has none."""
+def test_read_rows_returns_what_the_orm_returns() -> None:
+    """Every column is equal, JSON is decoded, and an id without a row gives nothing."""
     plain = TaskRecord.objects.create(name="x")
     full = TaskRecord.objects.create(
         name="y",
-        args=[SPITEFUL],
+        args=[AWKWARD],
         kwargs={"a": []},
         group="g",
         state=TaskState.SUCCEEDED,
-        return_value=SPITEFUL,
+        return_value=AWKWARD,
         progress=0,
         worker_ids=["w"],
         finished_at=NOW,
@@ -118,16 +118,16 @@ def test_rows_are_read_as_django_reads_them() -> None:
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="elsewhere Django reads the rows")
-def test_an_error_of_the_database_is_djangos() -> None:
-    """Whatever the driver calls it: a worker that cannot read its rows goes by that."""
+def test_read_rows_raises_the_database_errors_of_django() -> None:
+    """An error of the driver is raised as Django's, because the worker handles only those."""
     with pytest.raises(DataError), transaction.atomic():
         read_rows(["no uuid"], "default")
 
 
-def test_what_is_written_is_what_is_read() -> None:
-    """Every column of a fenced write, whatever its values hold; other columns stay."""
+def test_fenced_write_stores_every_value_unchanged() -> None:
+    """Every written column reads back equal, whatever its value; other columns do not change."""
     records = [TaskRecord.objects.create(name="x", args=[n]) for n in range(3)]
-    for record, value in zip(records, (SPITEFUL, None, "null"), strict=True):
+    for record, value in zip(records, (AWKWARD, None, "null"), strict=True):
         record.state, record.fence, record.attempt, record.crash_count = TaskState.SUCCEEDED, 7, 2, 1
         record.started_at = record.last_attempted_at = record.finished_at = NOW
         record.return_value, record.worker_ids = value, ["h:1:2:é"]
@@ -137,8 +137,8 @@ def test_what_is_written_is_what_is_read() -> None:
         assert stored(TaskRecord.objects.get(id=record.id)) == stored(record)
 
 
-def test_a_fence_that_was_raised_refuses_the_write() -> None:
-    """Of a batch, only the rows whose run still holds them are written."""
+def test_fenced_write_refuses_a_row_with_a_newer_fence() -> None:
+    """Of a batch, only the rows whose fence is unchanged are written."""
     mine, theirs = (TaskRecord.objects.create(name="x", state=TaskState.RUNNING, fence=fence) for fence in (3, 4))
     for record in (mine, theirs):
         record.state, record.fence, record.finished_at = TaskState.SUCCEEDED, 3, NOW

@@ -1,4 +1,4 @@
-"""Secrets are masked by their key, in values and in free text; nothing else is touched."""
+"""Secrets are masked by their key, in values and in free text; nothing else is changed."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from django_asyncq.admin.redaction import MASK, is_sensitive, mask, mask_positio
         ("", False),
     ],
 )
-def test_key_is_secret_wherever_the_setting_matches(key: str, secret: bool) -> None:
-    """Anywhere in the key, upper and lower case alike."""
+def test_key_is_secret_when_the_setting_matches_any_part(key: str, secret: bool) -> None:
+    """The setting matches any part of the key, in any case."""
     assert is_sensitive(key) is secret
 
 
 def test_masks_values_under_secret_keys_at_any_depth() -> None:
-    """The whole value goes, whatever it is; the rest stays as it was."""
+    """The whole value of a secret key is masked, whatever its type; other values do not change."""
     value: Any = {
         "user": "ann",
         "password": "hunter2",
@@ -50,7 +50,7 @@ def test_masks_values_under_secret_keys_at_any_depth() -> None:
 
 @pytest.mark.parametrize("value", [None, 0, "token", [], {}, [1, "x"], 1.5])
 def test_leaves_values_without_keys_alone(value: Any) -> None:
-    """A word is not a key."""
+    """A value that only looks like a key is not masked."""
     assert mask(value) == value
 
 
@@ -65,7 +65,7 @@ def test_leaves_values_without_keys_alone(value: Any) -> None:
     ],
 )
 def test_masks_positional_arguments_by_their_parameters(values: Any, names: list[str], shown: Any) -> None:
-    """The parameter's name is the key; arguments beyond the names have none."""
+    """The key of an argument is the name of its parameter; arguments beyond the names have none."""
     assert mask_positional(values, names) == shown
 
 
@@ -87,7 +87,7 @@ def test_masks_positional_arguments_by_their_parameters(values: Any, names: list
     ],
 )
 def test_masks_secrets_in_text(text: str, shown: str) -> None:
-    """Assignments, JSON, Python reprs, headers, query strings and addresses."""
+    """Secrets are found in assignments, JSON, Python reprs, headers, query strings and URLs."""
     assert mask_text(text) == shown
 
 
@@ -104,7 +104,7 @@ def test_masks_secrets_in_text(text: str, shown: str) -> None:
     ],
 )
 def test_leaves_other_text_alone(text: str) -> None:
-    """A secret word without a value is only a word."""
+    """A secret key without a value is not masked."""
     assert mask_text(text) == text
 
 
@@ -120,13 +120,13 @@ def test_leaves_other_text_alone(text: str) -> None:
     ],
 )
 def test_hostile_text_takes_linear_time(text: str) -> None:
-    """A megabyte made to provoke backtracking is read in seconds at most, also on a slow machine."""
+    """A megabyte of text made to provoke backtracking takes seconds at most, even on a slow machine."""
     began = time.monotonic()
     mask_text(text)
     assert time.monotonic() - began < 5
 
 
-def test_keys_are_a_setting(settings: Any) -> None:
-    """The expression replaces the default, and takes effect at once."""
+def test_setting_replaces_the_default_keys(settings: Any) -> None:
+    """The regular expression of the setting replaces the default and takes effect at once."""
     settings.ASYNCQ = {**settings.ASYNCQ, "SENSITIVE_KEYS": r"^iban$"}
     assert mask({"iban": "DE1", "my_iban": "DE2", "token": "t"}) == {"iban": MASK, "my_iban": "DE2", "token": "t"}

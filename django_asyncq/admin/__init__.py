@@ -1,14 +1,17 @@
-"""The app in the Django admin. A site of one's own registers the classes itself; they name no site."""
+"""Register the models with the default admin site.
+
+The classes name no site, so a custom admin site can register them too.
+"""
 
 from __future__ import annotations
 
 from django.contrib import admin
 
 from ..models import Gate, Schedule, StartupRun, TaskRecord
-from .gates import GateAdmin
-from .schedules import ScheduleAdmin
-from .startup_runs import StartupRunAdmin
-from .tasks import TaskRecordAdmin
+from .gate_admin import GateAdmin
+from .schedule_admin import ScheduleAdmin
+from .startup_run_admin import StartupRunAdmin
+from .task_admin import TaskRecordAdmin
 
 admin.site.register(TaskRecord, TaskRecordAdmin)
 admin.site.register(Gate, GateAdmin)

@@ -1,4 +1,7 @@
-"""What the project's code declares, as far as the web process can tell."""
+"""Look up what the project's code declares: tasks, their parameters, and schedules.
+
+The answers are those of this web process; a worker may run newer code.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def known_names() -> list[str]:
 
 
 def schedulable_names() -> list[str]:
-    """Return the names of the tasks of which people may make schedules."""
+    """Return the names of the tasks that people may schedule in the admin."""
     _load_once()
     return registry.schedulable_names()
 
@@ -45,15 +48,15 @@ def declared_schedule_names() -> set[str]:
 
 
 def signature_text(task: Any) -> str:
-    """Return what a task is called with, such as `(region, *, days=7)`, cut, with secrets masked."""
+    """Return a task's parameters, such as `(region, *, days=7)`, truncated, with secrets masked."""
     parameters = list(inspect.signature(task.func).parameters.values())[1 if task.takes_context else 0 :]
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
     text = mask_text(str(inspect.Signature(bare)))
     return text if len(text) <= SIGNATURE_CHARACTERS else text[: SIGNATURE_CHARACTERS - 1] + "…"
 
 
-def positional_fit(task: Any, args: list[Any]) -> bool:
-    """Whether the function takes so many positional arguments, whatever is given by keyword."""
+def accepts_positional(task: Any, args: list[Any]) -> bool:
+    """Whether the function accepts this number of positional arguments, regardless of keyword arguments."""
     context = [None] if task.takes_context else []
     try:
         inspect.signature(task.func).bind_partial(*context, *args)
@@ -63,7 +66,7 @@ def positional_fit(task: Any, args: list[Any]) -> bool:
 
 
 def parameter_names(task: Any) -> list[str]:
-    """Return the names of a task's parameters in the order of `args`; none for a task that is gone."""
+    """Return the names of a task's positional parameters in order; an empty list when task is None."""
     if task is None:
         return []
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -74,8 +77,10 @@ def parameter_names(task: Any) -> list[str]:
 
 @cache
 def _load_once() -> None:
-    """Import the `tasks` module of every app: a web process may not have needed them until now."""
+    """Import the `tasks` module of every app, because a web process may not have imported them yet."""
     try:
         registry.load_task_modules()
     except Exception:
-        logger.exception("a tasks module of the project cannot be imported, so some tasks seem to be gone")
+        logger.exception(
+            "cannot import a tasks module of the project, so some tasks will appear to be removed from the code"
+        )

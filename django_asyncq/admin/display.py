@@ -1,6 +1,6 @@
-"""How single values are shown: states, times, texts, JSON.
+"""Format single values for the pages: states, times, texts, JSON.
 
-`format_html` escapes everything; there are no queries here.
+`format_html` escapes everything. No function here queries the database.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..models import TaskRecord, TaskState
 from .redaction import mask, mask_text
 
 ERROR_CHARACTERS = 120
-# A page of 100 attempts stays under 2 MB; the end of a traceback tells more than its beginning.
+# A page of 100 attempts stays under 2 MB. The end of a traceback says more than its beginning.
 HEAD_CHARACTERS, TAIL_CHARACTERS = 4_000, 12_000
 STATE_CLASSES = {
     TaskState.QUEUED: "queued",
@@ -30,16 +30,16 @@ STATE_CLASSES = {
 
 
 class Excerpt(NamedTuple):
-    """A text as it is shown. cut: how many characters were left out of its middle."""
+    """A text as the page shows it. cut: number of characters removed from its middle."""
 
     text: str
     cut: int
 
 
 def excerpt(text: str, *, whole: bool = False) -> Excerpt:
-    """Return a long text without its middle, or all of it.
+    """Shorten a long text by its middle. whole: return all of it.
 
-    Lone surrogates, which no page can carry, are replaced.
+    Lone surrogates are replaced, because no page can be encoded with them.
     """
     text = text.encode("utf-8", "replace").decode()
     cut = len(text) - HEAD_CHARACTERS - TAIL_CHARACTERS
@@ -49,17 +49,17 @@ def excerpt(text: str, *, whole: bool = False) -> Excerpt:
 
 
 def json_text(value: Any) -> str:
-    """Return a JSON value indented, with its secrets masked."""
+    """Return a value as indented JSON with secrets masked."""
     return json.dumps(mask(value), indent=2, ensure_ascii=False)
 
 
 def aware(value: datetime) -> datetime:
-    """Return the time with a zone, also in a project without USE_TZ."""
+    """Return the time with a time zone, even in a project without USE_TZ."""
     return value if timezone.is_aware(value) else timezone.make_aware(value)
 
 
 def duration(seconds: float) -> str:
-    """Say how long something took, in the largest unit that fits."""
+    """Format a duration in the largest unit that fits."""
     if seconds < 1:
         return _("%(number)d ms") % {"number": max(0, round(seconds * 1000))}
     if seconds < 10:
@@ -68,7 +68,7 @@ def duration(seconds: float) -> str:
 
 
 def whole_duration(seconds: float) -> str:
-    """Say a time span in whole seconds, minutes, hours or days."""
+    """Format a duration in whole seconds, minutes, hours or days."""
     number = int(seconds)
     for size, text in ((86_400, _("%(number)d d")), (3_600, _("%(number)d h")), (60, _("%(number)d min"))):
         if number >= size:
@@ -77,7 +77,7 @@ def whole_duration(seconds: float) -> str:
 
 
 def relative(value: datetime, now: datetime) -> str:
-    """Say how far a time is from now: "7 h ago", "in 3 min"."""
+    """Format a time relative to now: "7 h ago", "in 3 min"."""
     seconds = (aware(value) - aware(now)).total_seconds()
     if -1 < seconds < 1:
         return _("now")
@@ -86,7 +86,7 @@ def relative(value: datetime, now: datetime) -> str:
 
 
 def time_element(value: datetime | None, now: datetime) -> SafeString | str:
-    """Return a time element: relative text, the absolute time in its title; "" for no time."""
+    """Return a time element with relative text and the absolute time as its title; "" for None."""
     if value is None:
         return ""
     local = timezone.localtime(aware(value))
@@ -99,7 +99,7 @@ def time_element(value: datetime | None, now: datetime) -> SafeString | str:
 
 
 def parse_time(text: Any) -> datetime | None:
-    """Return the time written in an error entry, or None: the entry may have been made by anybody."""
+    """Parse a time of an error entry; None if it is not a time, because another program may have written the entry."""
     try:
         found = datetime.fromisoformat(text)
     except (TypeError, ValueError):
@@ -108,20 +108,20 @@ def parse_time(text: Any) -> datetime | None:
 
 
 def state_badge(state: int) -> SafeString:
-    """Return the state as a word with a class for its colour."""
+    """Return the name of the state as a coloured badge."""
     known = TaskState(state)
     template = '<span class="asyncq-state asyncq-state-{}">{}</span>'
     return format_html(template, STATE_CLASSES[known], known.label)
 
 
 def state_element(record: TaskRecord, now: datetime) -> SafeString:
-    """Return the state and what goes with it: when it is due, when it is tried again."""
+    """Return the state badge, followed by when the task is due or when its retry is due."""
     badge, note = state_badge(record.state), state_note(record, now)
     return format_html('{}<span class="asyncq-note" dir="auto">, {}</span>', badge, note) if note else badge
 
 
 def state_note(record: TaskRecord, now: datetime) -> SafeString | str:
-    """Say when a deferred task is due, or when a failed one is tried again; "" for the others."""
+    """Say when a deferred task or a retry is due; "" for other tasks."""
     run_after, retry_at = record.run_after, record.retry_at
     if record.state == TaskState.QUEUED and run_after is not None and aware(run_after) > aware(now):
         return format_html(_("due {}"), time_element(run_after, now))
@@ -136,41 +136,47 @@ def state_note(record: TaskRecord, now: datetime) -> SafeString | str:
     return ""
 
 
-def short_tries(record: TaskRecord) -> SafeString:
-    """Say the same in little room: "3 + 1" is one more by hand; the whole is in the title."""
-    by_hand = record.attempt - record.max_attempts
-    counts = {"attempt": record.attempt, "most": record.max_attempts, "by_hand": by_hand}
-    text = ("%(most)d + %(by_hand)d" if by_hand > 0 else _("%(attempt)d of %(most)d")) % counts
-    lost = _("%(count)d lost") % {"count": record.crash_count} if record.crash_count else ""
+def short_attempt_count(record: TaskRecord) -> SafeString:
+    """Return the attempts in short form, such as "2 of 3" or "3 + 1", with the long form as the title.
+
+    "3 + 1" means three attempts and one more by a manual retry.
+    """
+    manual = record.attempt - record.max_attempts
+    counts = {"attempt": record.attempt, "maximum": record.max_attempts, "manual": manual}
+    text = ("%(maximum)d + %(manual)d" if manual > 0 else _("%(attempt)d of %(maximum)d")) % counts
+    crashes = ""
+    if record.crash_count:
+        crashes = ngettext("%(count)d crash", "%(count)d crashes", record.crash_count) % {"count": record.crash_count}
     return format_html(
         '<span dir="auto" title="{}">{}</span> <span class="asyncq-note" dir="auto">{}</span>',
-        tries(record),
+        attempt_count(record),
         text,
-        lost,
+        crashes,
     )
 
 
-def tries(record: TaskRecord) -> str:
-    """Say how many tries were made of how many; lost workers use none and are told apart."""
-    by_hand = record.attempt - record.max_attempts
-    counts = {"attempt": record.attempt, "most": record.max_attempts, "by_hand": by_hand}
-    text = _("%(attempt)d (%(most)d + %(by_hand)d by hand)") if by_hand > 0 else _("%(attempt)d of %(most)d")
+def attempt_count(record: TaskRecord) -> str:
+    """Say how many attempts were made of how many, and count the worker crashes apart: they use no attempt."""
+    manual = record.attempt - record.max_attempts
+    counts = {"attempt": record.attempt, "maximum": record.max_attempts, "manual": manual}
+    text = _("%(attempt)d (%(maximum)d + %(manual)d manual)") if manual > 0 else _("%(attempt)d of %(maximum)d")
     text %= counts
     if record.crash_count:
-        lost = ngettext("%(count)d lost worker", "%(count)d lost workers", record.crash_count)
-        text = _("%(tries)s, %(lost)s") % {"tries": text, "lost": lost % {"count": record.crash_count}}
+        crashes = ngettext("%(count)d worker crash", "%(count)d worker crashes", record.crash_count)
+        crashes %= {"count": record.crash_count}
+        text = _("%(attempts)s, %(crashes)s") % {"attempts": text, "crashes": crashes}
     return text
 
 
 def error_line(exception: str, message: str) -> str:
-    """Return the exception's class and message in one text, with secrets masked."""
+    """Return the class and message of an exception as one text, with secrets masked."""
     kind = exception.rpartition(".")[2]
     message = mask_text(message)
     return f"{kind}: {message}" if message else kind
 
 
 def short_error(exception: str, message: str) -> SafeString:
-    """Return class and first line of the message, cut; the whole is in the title."""
+    """Return the exception's class and the first line of its message, truncated, with the whole text as the title."""
     whole = excerpt(error_line(exception, message)).text
     first = whole.partition("\n")[0]
     text = first if len(first) <= ERROR_CHARACTERS else first[: ERROR_CHARACTERS - 1] + "…"

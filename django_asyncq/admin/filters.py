@@ -1,4 +1,7 @@
-"""The filters of the task list. None asks the table which values there are: that would read all of it."""
+"""The filters of the task list.
+
+No filter queries the task table for its choices, because that would read the whole table.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ from .code import known_names, known_task
 if TYPE_CHECKING:
     from django.utils.functional import _StrOrPromise
 
-MOST_CHOICES = 100
+MAX_CHOICES = 100
 
 
 class StateFilter(admin.SimpleListFilter):
-    """The states; failed tasks that will be tried again are a choice of their own."""
+    """Filter by state. RETRYING is a choice of its own."""
 
     title = _("state")
     parameter_name = "state"
@@ -38,12 +41,12 @@ class StateFilter(admin.SimpleListFilter):
             ("queued", TaskState.QUEUED.label),
             ("running", TaskState.RUNNING.label),
             ("succeeded", TaskState.SUCCEEDED.label),
-            ("retrying", _("Failed, retrying")),
-            ("failed", _("Failed for good")),
+            ("retrying", _("Retrying")),
+            ("failed", _("Failed (final)")),
         ]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
-        """Return the rows in the state chosen."""
+        """Return the rows in the chosen state."""
         chosen = self.value()
         if chosen is None:
             return queryset
@@ -54,7 +57,7 @@ class StateFilter(admin.SimpleListFilter):
 
 
 class ValueFilter(admin.SimpleListFilter, ABC):
-    """A column and the values known for it; one in the address is a choice even if nobody knows it."""
+    """Filter a column by known values. The value in the URL is always a choice, known or not."""
 
     column: str
 
@@ -63,32 +66,32 @@ class ValueFilter(admin.SimpleListFilter, ABC):
         """Return the values to choose from."""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, _StrOrPromise]]:
-        """Return the choices, at most `MOST_CHOICES`."""
+        """Return at most `MAX_CHOICES` choices."""
         known = set(self.known())
         chosen = self.value()
-        listed = sorted(known)[:MOST_CHOICES]
+        listed = sorted(known)[:MAX_CHOICES]
         if chosen and chosen not in listed:
             listed.insert(0, chosen)
         return [(value, value) for value in listed]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
-        """Return the rows that have the value chosen."""
+        """Return the rows with the chosen value."""
         chosen = self.value()
         if not chosen:
             return queryset
-        # PostgreSQL refuses to compare with a NUL, and no row has one.
+        # PostgreSQL raises an error for a NUL character, and no row contains one.
         return queryset.none() if "\x00" in chosen else queryset.filter(**{self.column: chosen})
 
 
 class QueueFilter(ValueFilter):
-    """The queues of TASKS, of the registered tasks, and those Redis knows."""
+    """Filter by queue. The choices are the queues of `TASKS`, of the registered tasks, and of Redis."""
 
     title = _("queue")
     parameter_name = "queue"
     column = "queue_name"
 
     def known(self) -> Iterable[str]:
-        """Return the names of queues; without Redis, those of the settings and the code."""
+        """Return the names of queues; only those of the settings and the code when Redis is unreachable."""
         aliases = getattr(settings, "TASKS", {})
         declared = {queue for options in aliases.values() for queue in options.get("QUEUES", ())}
         declared |= {known_task(name).queue_name for name in known_names()}
@@ -99,7 +102,7 @@ class QueueFilter(ValueFilter):
 
 
 class NameFilter(ValueFilter):
-    """The registered tasks."""
+    """Filter by task. The choices are the registered tasks."""
 
     title = _("task")
     parameter_name = "name"
@@ -111,19 +114,19 @@ class NameFilter(ValueFilter):
 
 
 class GateFilter(ValueFilter):
-    """The gates that have a row."""
+    """Filter by gate. The choices are the gates that have a row."""
 
-    title = _("gate")
+    title = _("gate (admission limit)")
     parameter_name = "gate"
     column = "gate"
 
     def known(self) -> Iterable[str]:
         """Return the names of gates."""
-        return Gate.objects.order_by("name").values_list("name", flat=True)[:MOST_CHOICES]
+        return Gate.objects.order_by("name").values_list("name", flat=True)[:MAX_CHOICES]
 
 
 class EnqueuedFilter(admin.SimpleListFilter):
-    """How long ago the task was enqueued, at most."""
+    """Filter by how recently a task was enqueued."""
 
     title = _("enqueued within")
     parameter_name = "within"
@@ -139,7 +142,7 @@ class EnqueuedFilter(admin.SimpleListFilter):
         return [(name, label) for name, (_span, label) in self.spans.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
-        """Return the rows enqueued since."""
+        """Return the rows enqueued within the chosen time."""
         chosen = self.value()
         if chosen is None:
             return queryset

@@ -1,4 +1,4 @@
-"""How the task list reads the table: only what it shows, never all of a large one."""
+"""Queries of the task list: they read only what the list shows, and never all of a large table."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 else:
     PaginatorBase = Paginator
 
-# Counting five million rows takes PostgreSQL a second, ten thousand a millisecond; nobody turns 200 pages.
-MOST_LISTED = 10_000
-# Shorter texts of the letters a to f may as well be part of a task's name, such as "add".
+# PostgreSQL counts five million rows in a second and ten thousand in a millisecond. Nobody turns 200 pages.
+MAX_LISTED = 10_000
+# A shorter text of hexadecimal digits may also be part of a task's name, such as "add".
 CERTAIN_ID_DIGITS = 8
 SHOWN_IN_LIST = (
     "id",
@@ -43,7 +43,7 @@ SHOWN_IN_LIST = (
 
 
 class LastError(Func):
-    """One text of the last entry of `errors`, taken out by the database: tracebacks stay where they are."""
+    """Extract one text of the last entry of `errors` in the database, so that no traceback is fetched."""
 
     output_field = TextField()
 
@@ -52,59 +52,59 @@ class LastError(Func):
         self.key = key
 
     def as_sqlite(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra: Any) -> Any:
-        """SQLite: `#-1` is the last one."""
+        """Use `#-1`, the last element in SQLite."""
         template = f"JSON_EXTRACT(%(expressions)s, '$[#-1].{self.key}')"
         return self.as_sql(compiler, connection, template=template)
 
     def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra: Any) -> Any:
-        """PostgreSQL: -1 is the last one."""
+        """Use -1, the last element in PostgreSQL."""
         return self.as_sql(compiler, connection, template=f"(%(expressions)s #>> '{{-1,{self.key}}}')")
 
     def as_mysql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra: Any) -> Any:
-        """MySQL has `last`, MariaDB -1; both can count. A path with -1 is an error in MySQL."""
+        """Compute the index of the last element: MySQL refuses a path with -1, and MariaDB does not know `last`."""
         sql, params = compiler.compile(self.source_expressions[0])
         path = f"CONCAT('$[', GREATEST(JSON_LENGTH({sql}), 1) - 1, '].{self.key}')"
         return f"JSON_UNQUOTE(JSON_EXTRACT({sql}, {path}))", (*params, *params)
 
 
 def as_listed(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
-    """Read the rows without arguments, results and tracebacks, but with the last error of each."""
+    """Fetch the rows without arguments, results and tracebacks, but with the last error of each."""
     return rows.only(*SHOWN_IN_LIST).annotate(last_exception=LastError("exception"), last_message=LastError("message"))
 
 
 class TaskChangeList(ChangeList):
-    """The list of tasks."""
+    """The change list of tasks."""
 
-    most_listed = MOST_LISTED
+    max_listed = MAX_LISTED
 
     @property
     def is_cut(self) -> bool:
-        """Whether there may be more tasks than are listed."""
-        return self.result_count >= MOST_LISTED
+        """Whether there may be more tasks than the list shows."""
+        return self.result_count >= MAX_LISTED
 
     def get_queryset(
         self, request: HttpRequest, exclude_parameters: list[str | None] | None = None
     ) -> QuerySet[TaskRecord]:
-        """Return the filtered rows with the columns that the list shows."""
+        """Return the filtered rows with only the columns that the list shows."""
         return as_listed(super().get_queryset(request, exclude_parameters))
 
 
 class BoundedPaginator(PaginatorBase):
-    """Pages over the first `MOST_LISTED` rows: counts no further."""
+    """Paginate the first `MAX_LISTED` rows, and count no further."""
 
     @cached_property
     def count(self) -> int:
-        """How many rows are listed."""
+        """The number of rows that are listed."""
         rows: Any = self.object_list
-        found: int = rows.order_by().values("pk")[:MOST_LISTED].count()
+        found: int = rows.order_by().values("pk")[:MAX_LISTED].count()
         return found
 
 
 def search(term: str) -> Q:
-    """Return the condition for a search: an id, its beginning, or a part of the task's name.
+    """Return the condition for a search by id, by the beginning of an id, or by a part of the task's name.
 
-    An id is found by a range over the primary key: PostgreSQL compares UUIDs, SQLite and MySQL their 32
-    hexadecimal digits, in the same order.
+    The beginning of an id becomes a range over the primary key. PostgreSQL compares UUIDs, SQLite and MySQL their 32
+    hexadecimal digits; the order is the same.
     """
     term = term.strip()
     digits = term.replace("-", "").lower()

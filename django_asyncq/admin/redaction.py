@@ -1,6 +1,6 @@
-"""What is secret is masked wherever it is shown: admin pages and log lines. What is stored is never changed.
+"""Mask secrets in what is shown: admin pages and log lines. Never change what is stored.
 
-A key is secret when `ASYNCQ["SENSITIVE_KEYS"]` matches it anywhere, upper and lower case alike.
+A key is secret when the regular expression `ASYNCQ["SENSITIVE_KEYS"]` matches any part of it, in any case.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .. import conf
 
 MASK = "••••••"
 
-# Nothing below can match in two ways (possessive quantifiers), so a hostile text is read in linear time:
-# 1 MB of "token=" takes 0.3 s.
+# Possessive quantifiers allow one way to match only, so a hostile text is scanned in linear time: 1 MB of "token="
+# takes 0.3 s.
 _PAIR = re.compile(r"(?<![\w.-])(?P<key>[\w.-]++)[\"']?[ \t]{0,3}(?:=>|=(?!=)|:(?!//))[ \t]{0,3}")
 _VALUE = re.compile(
     r"""
-    b?"(?:[^"\\\n]|\\.)*+"?                                # a quoted text, or what is left of one
+    b?"(?:[^"\\\n]|\\.)*+"?                                # a quoted text, or a truncated one
     | b?'(?:[^'\\\n]|\\.)*+'?
     | (?:(?:basic|bearer|digest|negotiate|token)[ ]+)?[^\s,;&"'()\[\]{}<>]++
     """,
@@ -29,12 +29,12 @@ _CREDENTIALS = re.compile(r"(?<=://)(?P<user>[^\s/:@\"']{0,100}+):[^\s/@\"']{1,5
 
 
 def is_sensitive(key: str) -> bool:
-    """Say whether what stands under this key is a secret."""
+    """Whether the value of this key is a secret."""
     return _pattern(conf.current().sensitive_keys).search(key) is not None
 
 
 def mask(value: Any) -> Any:
-    """Return a copy of a JSON value in which whatever stands under a secret key is replaced by `MASK`."""
+    """Return a copy of a JSON value with the value of each secret key replaced by `MASK`."""
     if isinstance(value, dict):
         return {key: MASK if is_sensitive(str(key)) else mask(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -43,9 +43,9 @@ def mask(value: Any) -> Any:
 
 
 def mask_positional(values: Any, names: Sequence[str]) -> Any:
-    """Mask positional arguments: those whose parameter has a secret name, and what is inside the others.
+    """Mask the arguments whose parameter has a secret name, and the secrets inside the others.
 
-    names: of the function's parameters, in order; it may be shorter than `values`.
+    names: the function's parameters in order; the list may be shorter than `values`.
     """
     if not isinstance(values, list):
         return mask(values)
@@ -56,7 +56,7 @@ def mask_positional(values: Any, names: Sequence[str]) -> Any:
 def mask_text(text: str) -> str:
     """Mask secrets in free text, such as a traceback or a log line: `token=…`, `"password": "…"`, `://user:…@`.
 
-    A text is no data structure, so this is a net with holes: a secret that stands alone is not recognised.
+    This cannot find every secret, because a text has no structure: a secret without a key beside it is not recognised.
     """
     text = _CREDENTIALS.sub(lambda found: f"{found['user']}:{MASK}@", text)
     pieces: list[str] = []

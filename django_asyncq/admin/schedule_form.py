@@ -1,4 +1,4 @@
-"""The form of a schedule that a person makes: what is wrong is told at the field it is in."""
+"""The form for schedules made in the admin. Each error is shown at its field."""
 
 from __future__ import annotations
 
@@ -22,53 +22,54 @@ from ..exceptions import InvalidArguments, InvalidOption
 from ..models import Schedule, default_timezone
 from ..tasks import check_call
 from . import display
-from .code import declared_schedule_names, known_task, positional_fit, schedulable_names, signature_text
+from .code import accepts_positional, declared_schedule_names, known_task, schedulable_names, signature_text
 
 if TYPE_CHECKING:
     ScheduleFormBase = forms.ModelForm[Schedule]
 else:
     ScheduleFormBase = forms.ModelForm
 
-# A slip of the hand in "for each" must not queue a million tasks at once.
-MOST_MISSED = 1_000
-# Among so many occurrences to come the shortest time between two is sought.
+# A typing error must not queue a million tasks at once.
+MAX_MISSED = 1_000
+# The shortest time between two occurrences is the minimum over this many of the next ones.
 OCCURRENCES_COMPARED = 10
-# Names of zoneinfo that are no places: one is of this host, the other a default of makers of clocks.
-NO_PLACES = {"localtime", "Factory"}
+# Names in zoneinfo that are not time zones of places: `localtime` depends on the host, `Factory` is a placeholder.
+NOT_ZONES = {"localtime", "Factory"}
 
 HELP = {
-    "name": gettext_lazy("What the list and the log call it."),
+    "name": gettext_lazy("Shown in the list and in the log."),
     "cron": gettext_lazy(
-        "Minute, hour, day of month, month, day of week: 30 2 * * 1-5 is 02:30 from Monday to Friday. "
-        "Leave it empty for an interval."
+        "Minute, hour, day of month, month, day of week: 30 2 * * 1-5 means 02:30 from Monday to Friday. "
+        "Leave empty to use an interval."
     ),
     "interval_seconds": gettext_lazy(
-        "Every so many seconds, counted from the start below, else from when the schedule was made. "
-        "Leave it empty for a cron expression."
+        "The number of seconds between occurrences, counted from the start below, or else from when the schedule "
+        "was created. Leave empty to use a cron expression."
     ),
-    "zone": gettext_lazy("The clock that the cron expression is read by, and the occurrences are shown in."),
-    "starts_at": gettext_lazy("No occurrence before this moment, in the time zone of this site; empty: no bound."),
-    "ends_at": gettext_lazy("No occurrence after this moment, in the time zone of this site; empty: it goes on."),
+    "zone": gettext_lazy("The cron expression is read, and occurrences are shown, in this time zone."),
+    "starts_at": gettext_lazy("No occurrence before this time, in the time zone of this site. Empty for no limit."),
+    "ends_at": gettext_lazy("No occurrence after this time, in the time zone of this site. Empty for no limit."),
     "enabled": gettext_lazy(
-        "Switched off it has no occurrences. Switched on again it goes on with the next one: what came between is not missed."
+        "A disabled schedule does not fire. When it is enabled again, it continues with the next occurrence; "
+        "those in between do not count as missed."
     ),
     "overlap": gettext_lazy(
-        "If an occurrence comes while a task of an earlier one is queued, running or waits for a retry: "
-        "queue another, or leave this occurrence out."
+        "What to do when an occurrence is due while the task of an earlier one is queued, running or retrying: "
+        "run another task anyway, or skip this occurrence."
     ),
     "missed": gettext_lazy(
-        "If occurrences came while no worker was there to see them: leave them out, queue one task for all of them, "
-        "or one for each of the latest."
+        "What to do with occurrences that passed while no worker was running: skip them, queue one task for all of "
+        "them, or queue one task for each of the latest."
     ),
-    "missed_cap": gettext_lazy("How many of the latest missed occurrences are queued at most, if each is to be."),
+    "missed_cap": gettext_lazy("The maximum number of missed occurrences to queue when one task is queued for each."),
     "jitter_seconds": gettext_lazy(
-        "Each task starts up to so many seconds late, spread evenly, so that not all start at once; 0 is none."
+        "Each task is delayed by up to this many seconds, spread evenly, so that not all start at once. 0 for none."
     ),
 }
 
 
 class ArgumentsField(forms.JSONField):
-    """JSON of one kind; what is not JSON is told with the place. kind: list or dict."""
+    """A JSON field for a list or an object. A syntax error is reported with line and column. kind: list or dict."""
 
     def __init__(self, kind: type, **options: Any) -> None:
         attributes = {"rows": 3, "class": "vLargeTextField asyncq-json", "dir": "ltr", "spellcheck": "false"}
@@ -76,29 +77,28 @@ class ArgumentsField(forms.JSONField):
         self.kind = kind
 
     def to_python(self, value: Any) -> Any:
-        """Return the list or the object; an empty one for no text."""
+        """Return the list or object; an empty one for an empty text."""
         if isinstance(value, str) and not value.strip():
             return self.kind()
         try:
             found = super().to_python(value)
         except ValidationError as error:
-            raise ValidationError(self._what_is_wrong(value), code="invalid") from error
-        # Far too deeply nested, or a number of thousands of digits: Python has no error of JSON for these.
+            raise ValidationError(self._syntax_error(value), code="invalid") from error
+        # For too deep nesting, and for numbers of thousands of digits, Python raises no JSONDecodeError.
         except (RecursionError, ValueError) as error:
             raise ValidationError(
-                _("This JSON is nested too deeply, or has a number that is too long."), code="invalid"
+                _("This JSON is nested too deeply or contains a number that is too long."), code="invalid"
             ) from error
         if found is None:
             return self.kind()
         if not isinstance(found, self.kind):
-            wanted = _('a list, such as [1, "two"]') if self.kind is list else _('an object, such as {"days": 7}')
-            raise ValidationError(
-                _("This is no list or object as it is needed here: give %(wanted)s.") % {"wanted": wanted}, code="kind"
-            )
+            is_list = self.kind is list
+            text = _('Enter a list, such as [1, "two"].') if is_list else _('Enter an object, such as {"days": 7}.')
+            raise ValidationError(text, code="kind")
         return found
 
     def bound_data(self, data: Any, initial: Any) -> Any:
-        """Return what was typed, also when it cannot be read."""
+        """Return what the person typed, even when it cannot be parsed."""
         try:
             return super().bound_data(data, initial)
         except (RecursionError, ValueError):
@@ -111,43 +111,43 @@ class ArgumentsField(forms.JSONField):
         return json.dumps(value, ensure_ascii=False)
 
     @staticmethod
-    def _what_is_wrong(value: Any) -> str:
+    def _syntax_error(value: Any) -> str:
         try:
             json.loads(value)
         except json.JSONDecodeError as error:
-            return _("This is not JSON: line %(line)d, column %(column)d: %(reason)s.") % {
+            return _("This is not valid JSON: line %(line)d, column %(column)d: %(reason)s.") % {
                 "line": error.lineno,
                 "column": error.colno,
                 "reason": error.msg,
             }
-        return _("This is not JSON.")
+        return _("This is not valid JSON.")
 
 
 @cache
 def zone_names() -> list[str]:
     """Return the names of all time zones, sorted."""
-    return sorted(available_timezones() - NO_PLACES)
+    return sorted(available_timezones() - NOT_ZONES)
 
 
 def zone_choices() -> list[tuple[str, str]]:
-    """Return the time zones to choose from, the project's and UTC first."""
+    """Return the choices of time zones, with the project's and UTC first."""
     first = list(dict.fromkeys((default_timezone(), "UTC")))
     return [(name, name) for name in [*first, *(name for name in zone_names() if name not in first)]]
 
 
 def task_choices() -> list[tuple[str, str]]:
-    """Return the tasks that may be chosen, each with what it is called with."""
+    """Return the choices of tasks, each with its parameters."""
     return [("", "---------"), *((name, f"{name} {signature_text(known_task(name))}") for name in schedulable_names())]
 
 
 def shortest_step(timing: Timing) -> timedelta | None:
-    """Return the shortest time between two of the next occurrences; None when fewer than two are to come."""
+    """Return the shortest time between two of the next occurrences; None when fewer than two are left."""
     occurrences = [each.occurrence for each in preview(timing, timezone.now(), OCCURRENCES_COMPARED)]
     return min((later - earlier for earlier, later in pairwise(occurrences)), default=None)
 
 
 class ScheduleForm(ScheduleFormBase):
-    """A schedule of a task that may be scheduled by people."""
+    """The form of a schedule whose task people may schedule."""
 
     task = forms.ChoiceField(label=gettext_lazy("Task"), choices=task_choices)
     args = ArgumentsField(list, label=gettext_lazy("Positional arguments"))
@@ -161,9 +161,9 @@ class ScheduleForm(ScheduleFormBase):
         widget=AdminIntegerFieldWidget,
     )
     missed_cap = forms.IntegerField(
-        label=gettext_lazy("Cap of missed occurrences"),
+        label=gettext_lazy("Maximum missed occurrences"),
         min_value=1,
-        max_value=MOST_MISSED,
+        max_value=MAX_MISSED,
         initial=10,
         widget=AdminIntegerFieldWidget,
     )
@@ -193,28 +193,28 @@ class ScheduleForm(ScheduleFormBase):
             self.fields[name].widget.attrs["dir"] = "ltr"
         for name, text in HELP.items():
             self.fields[name].help_text = text
-        self.fields["task"].help_text = _("Tasks that the code declares with @task(schedulable=True).")
+        self.fields["task"].help_text = _("The tasks that the code declares with @task(schedulable=True).")
         if not schedulable_names():
             self.fields["task"].help_text = _(
-                "No task may be scheduled here yet. Declare one with @task(schedulable=True) in a tasks.py, "
-                "and start the web processes and the workers anew."
+                "No task can be scheduled here yet. Declare one with @task(schedulable=True) in a tasks.py, "
+                "then restart the web processes and the workers."
             )
         self.fields["task"].error_messages["invalid_choice"] = _(
             "%(value)s cannot be scheduled here: the code has no task of this name that is declared with "
-            "@task(schedulable=True). Declare it so, or choose another."
+            "@task(schedulable=True). Declare it that way, or choose another task."
         )
-        self.fields["args"].help_text = _('A JSON list, such as [1, "two"]; empty for none.')
-        self.fields["kwargs"].help_text = _('A JSON object, such as {"days": 7}; empty for none.')
+        self.fields["args"].help_text = _('A JSON list, such as [1, "two"]. Empty for none.')
+        self.fields["kwargs"].help_text = _('A JSON object, such as {"days": 7}. Empty for none.')
 
     def clean_name(self) -> str:
-        """Leave the names of declared schedules to the code."""
+        """Refuse the name of a schedule that the code declares."""
         name: str = self.cleaned_data["name"]
         if name != self.initial.get("name") and name in declared_schedule_names():
             raise ValidationError(_("The code declares a schedule of this name; choose another."), code="declared")
         return name
 
     def clean(self) -> dict[str, Any] | None:
-        """Compare the fields with each other."""
+        """Validate the fields that depend on each other."""
         super().clean()
         self._check_arguments()
         if self._has_one_timing():
@@ -231,27 +231,27 @@ class ScheduleForm(ScheduleFormBase):
         except InvalidArguments as error:
             self.add_error("args" if error.path.startswith("args") and args else "kwargs", str(error))
         except InvalidOption as error:
-            self.add_error("kwargs" if positional_fit(task, args) else "args", str(error))
+            self.add_error("kwargs" if accepts_positional(task, args) else "args", str(error))
 
     def _has_one_timing(self) -> bool:
-        """Refuse both kinds, and none."""
+        """Whether exactly one of cron expression and interval is given; add an error otherwise."""
         values = self.cleaned_data
         if not {"cron", "interval_seconds"} <= values.keys():
             return False
         cron, seconds = values["cron"], values["interval_seconds"]
         starts_at, ends_at = values.get("starts_at"), values.get("ends_at")
         if cron and seconds is not None:
-            self.add_error("interval_seconds", _("Give a cron expression or an interval, not both."))
+            self.add_error("interval_seconds", _("Enter a cron expression or an interval, not both."))
         elif not cron and seconds is None:
-            self.add_error("cron", _("Give a cron expression here or an interval below."))
+            self.add_error("cron", _("Enter a cron expression here or an interval below."))
         elif starts_at and ends_at and ends_at <= starts_at:
-            self.add_error("ends_at", _("This is not after the start."))
+            self.add_error("ends_at", _("The end must be after the start."))
         else:
             return True
         return False
 
     def _check_timing(self) -> None:
-        """Refuse what never fires, and a jitter that is too long; fields that are wrong in themselves are left out."""
+        """Refuse a timing that never fires and a jitter that is too long. Skip fields that have an error already."""
         values = self.cleaned_data
         given = {name: values[name] for name in Schedule.TIMING_FIELDS if name in values}
         try:
@@ -262,5 +262,5 @@ class ScheduleForm(ScheduleFormBase):
             return
         step, jitter = shortest_step(timing), values.get("jitter_seconds") or 0
         if jitter and step is not None and jitter >= step.total_seconds():
-            text = _("A task would start after the next occurrence: occurrences come %(step)s apart, so give less.")
+            text = _("The jitter must be shorter than the time between two occurrences, which is %(step)s.")
             self.add_error("jitter_seconds", text % {"step": display.whole_duration(step.total_seconds())})

@@ -1,4 +1,4 @@
-"""What the pages show of schedules: when they fire, why one does not, what became of their occurrences."""
+"""Build what the pages of schedules show: when they fire, what is wrong, and what happened to their occurrences."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from ..models import Occurrence, OccurrenceOutcome, Schedule, TaskRecord
 from ..tasks import check_call
 from . import display
 from .code import declared_schedule_names, known_task, parameter_names
-from .page import Fact
 from .redaction import mask_positional, mask_text
+from .task_page import Fact
 
 OCCURRENCES_SHOWN = 10
 RUNS_SHOWN = 20
-# An occurrence is fired within seconds; after so long nobody can be looking.
+# A running scheduler fires an occurrence within seconds, so after this time no scheduler can be running.
 OVERDUE_SECONDS = 60
-# More wall times than these are told as a span.
+# More wall times than this are shown as a range.
 WALLS_LISTED = 3
 MARK_CHARACTERS = 60
 RECORD_FIELDS = ("id", "name", "state", "run_after", "retry_at", "attempt", "max_attempts")
 OUTCOMES = {
     OccurrenceOutcome.QUEUED: ("queued", gettext_lazy("Queued"), ""),
-    OccurrenceOutcome.SKIPPED: ("left-out", gettext_lazy("Skipped"), gettext_lazy("an earlier one was not over")),
-    OccurrenceOutcome.MISSED: ("running", gettext_lazy("Missed"), gettext_lazy("no worker was there")),
+    OccurrenceOutcome.SKIPPED: ("skipped", gettext_lazy("Skipped"), gettext_lazy("an earlier task had not finished")),
+    OccurrenceOutcome.MISSED: ("running", gettext_lazy("Missed"), gettext_lazy("no worker was running")),
     OccurrenceOutcome.REFUSED: ("failed", gettext_lazy("Refused"), ""),
 }
 
 
 class Run(NamedTuple):
-    """What became of an occurrence. record: its task; None when it has none, or the row was pruned."""
+    """An occurrence and its task. record: None when it has no task, or when the task was pruned or deleted."""
 
     occurrence: Occurrence
     record: TaskRecord | None
 
 
 class RunRow(NamedTuple):
-    """A line of the table of occurrences."""
+    """A row of the table of past occurrences."""
 
     when: SafeString | str
     by_person: bool
@@ -62,7 +62,10 @@ class RunRow(NamedTuple):
 
 
 class OccurrenceRow(NamedTuple):
-    """An occurrence to come as it is shown. day, clock: in the schedule's zone. note: what a change of the clocks does."""
+    """A row of the table of next occurrences.
+
+    day, clock: in the schedule's time zone. note: the effect of a clock change.
+    """
 
     iso: str
     day: str
@@ -73,7 +76,7 @@ class OccurrenceRow(NamedTuple):
 
 
 class TaskLinks:
-    """Links to the pages of tasks on this site, for a user who may open them; for others plain names."""
+    """Links to the pages of tasks on this site; plain names for a user who may not view tasks."""
 
     def __init__(self, site: AdminSite, request: HttpRequest) -> None:
         self._site = site
@@ -81,7 +84,7 @@ class TaskLinks:
         self._may_open = registered and site.get_model_admin(TaskRecord).has_view_permission(request)
 
     def element(self, record: TaskRecord) -> SafeString:
-        """Return the task's name and the end of its id."""
+        """Return a link with the task's name and the end of its id."""
         if not self._may_open:
             return format_html('<bdi dir="ltr">{}</bdi>', record)
         opts = TaskRecord._meta
@@ -91,15 +94,15 @@ class TaskLinks:
         return format_html('<a href="{}"><bdi dir="ltr">{}</bdi></a>', url, record)
 
     def of_occurrence(self, row: Schedule, task_id: UUID | None) -> SafeString:
-        """Return the same for an occurrence's task without reading its row."""
+        """Return a link to an occurrence's task without reading its row."""
         return self.element(TaskRecord(pk=task_id, name=row.task))
 
 
-# --- what a schedule says of itself
+# --- timing and problems
 
 
-def words(row: Schedule) -> str:
-    """Say when it fires; "" when its timing is wrong."""
+def timing_in_words(row: Schedule) -> str:
+    """Describe when the schedule fires; "" when its timing is invalid."""
     try:
         return describe(row.timing)
     except InvalidOption:
@@ -107,14 +110,14 @@ def words(row: Schedule) -> str:
 
 
 def as_written(row: Schedule) -> str:
-    """Return the cron expression, or the interval."""
+    """Return the cron expression or the interval as it was entered."""
     return row.cron or _("every %(seconds)s s") % {"seconds": row.interval_seconds}
 
 
 def upcoming(row: Schedule, now: datetime, count: int) -> list[Upcoming]:
-    """Return the occurrences to come; none of a schedule that does not fire.
+    """Return the next occurrences; an empty list for a schedule that does not fire.
 
-    The first is the one that is planned; an overdue one is left out, for nobody knows when it will be fired.
+    An overdue occurrence is not among them, because nobody knows when it will fire.
     """
     if not row.enabled or row.retired_at is not None or row.next_occurrence_at is None:
         return []
@@ -124,20 +127,20 @@ def upcoming(row: Schedule, now: datetime, count: int) -> list[Upcoming]:
         return []
 
 
-def troubles(row: Schedule, now: datetime) -> Iterator[str]:
-    """Say why a schedule does not do what it is there for, each reason in a sentence without its full stop."""
+def problems(row: Schedule, now: datetime) -> Iterator[str]:
+    """Say why a schedule does not work, each reason as a sentence without a full stop."""
     if row.retired_at is not None:
-        yield _("gone from the code")
+        yield _("Removed from code")
         return
-    if (reason := _task_trouble(row)) or (reason := _timing_trouble(row, now)):
-        yield _("does not fire: %(reason)s") % {"reason": reason}
+    if (reason := _task_problem(row)) or (reason := _timing_problem(row, now)):
+        yield _("Does not fire: %(reason)s") % {"reason": reason}
     elif row.enabled and row.next_occurrence_at and _late_seconds(row.next_occurrence_at, now) > OVERDUE_SECONDS:
-        yield _("overdue: is a worker running?")
+        yield _("Overdue: is a worker running?")
 
 
-def marks(row: Schedule, now: datetime) -> SafeString:
-    """Return the same for the list, each cut, with the whole in its title."""
-    cut = [(each, Truncator(each).chars(MARK_CHARACTERS)) for each in troubles(row, now)]
+def problem_marks(row: Schedule, now: datetime) -> SafeString:
+    """Return the problems for the list, each truncated, with the whole text as its title."""
+    cut = [(each, Truncator(each).chars(MARK_CHARACTERS)) for each in problems(row, now)]
     return format_html_join("", '<span class="asyncq-mark" dir="auto" title="{}">{}</span>', cut)
 
 
@@ -145,39 +148,39 @@ def _late_seconds(occurs_at: datetime, now: datetime) -> float:
     return (display.aware(now) - display.aware(occurs_at)).total_seconds()
 
 
-def _task_trouble(row: Schedule) -> str:
+def _task_problem(row: Schedule) -> str:
     task = known_task(row.task)
     if task is None:
         return _("the code has no task %(task)s") % {"task": row.task}
     if not row.is_declared and not task.schedulable:
-        return _("its task is not declared with schedulable=True any more")
+        return _("its task is no longer declared with schedulable=True")
     try:
         fits = isinstance(row.args, list) and isinstance(row.kwargs, dict)
         check_call(task, row.args if fits else [], row.kwargs if fits else {})
     except InvalidOption:
         fits = False
-    return "" if fits else _("its task cannot be called with these arguments any more")
+    return "" if fits else _("its task can no longer be called with these arguments")
 
 
-def _timing_trouble(row: Schedule, now: datetime) -> str:
+def _timing_problem(row: Schedule, now: datetime) -> str:
     try:
         following = row.timing.after(display.aware(now))
     except InvalidOption as error:
         return str(error)
     if following is None and (row.next_occurrence_at is None or not row.enabled):
-        return _("it has no occurrence to come any more")
+        return _("it has no more occurrences")
     if following is not None and row.enabled and row.next_occurrence_at is None:
-        return _("its next occurrence is not planned; save it again")
+        return _("its next occurrence is not planned; save the schedule again")
     return ""
 
 
-# --- occurrences to come
+# --- next occurrences
 
 
 def occurrence_row(each: Upcoming, now: datetime) -> OccurrenceRow:
-    """Return an occurrence to come as it is shown."""
+    """Return a row of the table of next occurrences."""
     local = each.local
-    # Without the zone: Python writes it as +02:00, or with seconds for times before there were zones.
+    # The end of the ISO text is the offset: +02:00, or with seconds for times before there were time zones.
     offset = f"UTC{local.isoformat()[19:]}"
     name = local.tzname() or ""
     zone = name if name == "UTC" else f"{name} ({offset})" if name[:1].isalpha() else offset
@@ -194,7 +197,7 @@ def occurrence_row(each: Upcoming, now: datetime) -> OccurrenceRow:
 
 
 def note_words(note: DstNote, local: datetime) -> str:
-    """Say what a change of the clocks does to an occurrence. local: the occurrence's time in the schedule's zone."""
+    """Say how a clock change affects an occurrence. local: the occurrence's time in the schedule's time zone."""
     count = len(note.walls)
     values = {"times": _clock_times(note.walls, local), "time": f"{local:%H:%M}"}
     if note.kind is DstKind.GAP:
@@ -210,16 +213,16 @@ def note_words(note: DstNote, local: datetime) -> str:
             count,
         )
     elif note.kind is DstKind.ONCE:
-        text = _("%(times)s comes twice on this day; runs the first time only")
+        text = _("%(times)s occurs twice on this day; runs only the first time")
     elif note.kind is DstKind.FIRST:
-        text = _("%(times)s comes twice on this day; this is the first")
+        text = _("%(times)s occurs twice on this day; this is the first")
     else:
-        text = _("%(times)s comes twice on this day; this is the second")
+        text = _("%(times)s occurs twice on this day; this is the second")
     return text % values
 
 
 def _clock_times(walls: Sequence[datetime], local: datetime) -> str:
-    """Write wall times, with the day where it is not the occurrence's; of many the first and the last."""
+    """Format wall times, with the date if one is on another day. Many are shown as a range from first to last."""
     same_day = all(wall.date() == local.date() for wall in walls)
     written = [f"{wall:%H:%M}" if same_day else f"{wall:%Y-%m-%d %H:%M}" for wall in walls]
     if len(written) > WALLS_LISTED:
@@ -227,7 +230,7 @@ def _clock_times(walls: Sequence[datetime], local: datetime) -> str:
     return ", ".join(written)
 
 
-# --- occurrences that were
+# --- past occurrences
 
 
 def latest_runs(rows: Iterable[Schedule]) -> dict[UUID, Run]:
@@ -239,7 +242,7 @@ def latest_runs(rows: Iterable[Schedule]) -> dict[UUID, Run]:
 
 
 def with_records(occurrences: Iterable[Occurrence]) -> list[Run]:
-    """Add the tasks to the occurrences, in one query."""
+    """Pair the occurrences with their tasks, in one query."""
     occurrences = list(occurrences)
     ids = [occurrence.task_id for occurrence in occurrences if occurrence.task_id is not None]
     records = TaskRecord.objects.only(*RECORD_FIELDS).in_bulk(ids) if ids else {}
@@ -249,7 +252,7 @@ def with_records(occurrences: Iterable[Occurrence]) -> list[Run]:
 
 
 def run_row(run: Run, now: datetime, links: TaskLinks) -> RunRow:
-    """Return an occurrence and its outcome as they are shown."""
+    """Return a row of the table of past occurrences."""
     occurrence = run.occurrence
     kind, word, explanation = OUTCOMES[OccurrenceOutcome(occurrence.outcome)]
     badge = format_html('<span class="asyncq-state asyncq-state-{}">{}</span>', kind, word)
@@ -267,8 +270,8 @@ def run_row(run: Run, now: datetime, links: TaskLinks) -> RunRow:
     return RunRow(display.time_element(occurrence.occurs_at, now), occurrence.by_person, badge, note, task)
 
 
-def short_run(run: Run | None, now: datetime, links: TaskLinks) -> SafeString | str:
-    """Return the latest occurrence for the list: its time, then its task, or what became of it."""
+def run_summary(run: Run | None, now: datetime, links: TaskLinks) -> SafeString | str:
+    """Summarise the latest occurrence for the list: its time, then its task or its outcome."""
     if run is None:
         return "–"
     shown = run_row(run, now, links)
@@ -285,7 +288,7 @@ def short_run(run: Run | None, now: datetime, links: TaskLinks) -> SafeString | 
 
 
 class SchedulePage:
-    """All that the page of one schedule shows besides its form, made when the template asks for it."""
+    """The content of the page of one schedule besides its form. The template calls the methods it needs."""
 
     def __init__(self, row: Schedule, now: datetime, links: TaskLinks, *, may_run: bool, may_switch: bool) -> None:
         self.row = row
@@ -295,22 +298,24 @@ class SchedulePage:
         self._links = links
         self._runs = with_records(Occurrence.objects.filter(schedule=row).order_by("-occurs_at")[:RUNS_SHOWN])
 
-    def troubles(self) -> list[str]:
-        """Why it does not fire, and what else is wrong."""
-        found = list(troubles(self.row, self.now))
+    def problems(self) -> list[str]:
+        """Return why it does not fire, and what else is wrong."""
+        found = list(problems(self.row, self.now))
         if not self.row.is_declared and self.row.name in declared_schedule_names():
-            found.append(_("the code declares a schedule of this name, which does not fire until this one is renamed"))
+            found.append(
+                _("The code declares a schedule with this name, which does not fire until this one is renamed")
+            )
         return found
 
     def seen(self) -> int:
-        """The number of the latest run by a person; sent along with the button, so that a second click is known."""
+        """Return the key of the latest run by a person. The button posts it, so that a second click is recognised."""
         return latest_by_person(self.row)
 
     def facts(self) -> list[Fact]:
-        """What it is, in a few lines."""
+        """Return what the schedule is, in a few lines."""
         row = self.row
         listed = [
-            (_("Fires"), words(row), False),
+            (_("Fires"), timing_in_words(row), False),
             (_("As written"), f"{as_written(row)} ({row.zone})" if row.cron else as_written(row), True),
             (_("Task"), row.task, True),
             (_("Made in"), origin(row), False),
@@ -320,39 +325,41 @@ class SchedulePage:
                 False,
             ),
             (_("Jitter"), self._jitter(), False),
-            (_("Gone since"), display.time_element(row.retired_at, self.now), False),
+            (_("Removed from code"), display.time_element(row.retired_at, self.now), False),
         ]
         return [Fact(*fact) for fact in listed if fact[1]]
 
     def upcoming(self) -> list[OccurrenceRow]:
-        """The next occurrences, in the schedule's own zone."""
+        """Return the next occurrences, in the schedule's time zone."""
         return [occurrence_row(each, self.now) for each in upcoming(self.row, self.now, OCCURRENCES_SHOWN)]
 
     def runs(self) -> list[RunRow]:
-        """The latest occurrences and their tasks, newest first."""
+        """Return the latest occurrences and their tasks, newest first."""
         return [run_row(run, self.now, self._links) for run in self._runs]
 
     def _jitter(self) -> str:
         seconds = self.row.jitter_seconds
-        return _("each task starts up to %(span)s later") % {"span": display.whole_duration(seconds)} if seconds else ""
+        return (
+            _("each task is delayed by up to %(span)s") % {"span": display.whole_duration(seconds)} if seconds else ""
+        )
 
 
 def latest_by_person(row: Schedule) -> int:
-    """Return the number of the latest occurrence that a person fired, or 0."""
+    """Return the primary key of the latest occurrence that a person fired, or 0."""
     found = Occurrence.objects.filter(schedule=row, by_person=True).order_by("-pk").values_list("pk", flat=True).first()
     return found or 0
 
 
 def origin(row: Schedule) -> str:
-    """Say where the schedule comes from."""
+    """Say where the schedule was made."""
     return _("code") if row.is_declared else _("admin")
 
 
-def shown_args(row: Schedule) -> str:
+def masked_args(row: Schedule) -> str:
     """Return the positional arguments as JSON, with secrets masked."""
     return display.json_text(mask_positional(row.args, parameter_names(known_task(row.task))))
 
 
-def shown_kwargs(row: Schedule) -> str:
+def masked_kwargs(row: Schedule) -> str:
     """Return the keyword arguments as JSON, with secrets masked."""
     return display.json_text(row.kwargs)

@@ -1,1 +1,1 @@
-"""Render Studio: fractals and their kin, painted by tasks behind gates."""
+"""Render Studio: fractals and other pictures, painted by tasks with admission limits."""

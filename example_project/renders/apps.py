@@ -1,4 +1,4 @@
-"""The Django app of the studio. It has no models of its own: a render is a TaskRecord."""
+"""The Django app of the studio. It has no models: a render is a TaskRecord."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.apps import AppConfig
 
 
 class RendersConfig(AppConfig):
-    """Configuration of the studio."""
+    """Configure the studio."""
 
     name = "renders"
     verbose_name = "Render Studio"

@@ -1,4 +1,4 @@
-"""What the studio offers: one entry per model, with its gate limit, its expected seconds and its painter."""
+"""The models of the studio: each has a painter, a gate limit and an expected duration."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .painters import Painter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """One kind of picture. Its name is also its gate.
+    """One kind of picture. Its name is also the name of its gate, the admission limit.
 
-    limit: most renders queued or running at once, until the Gate row is changed in the admin.
-    expected_seconds: of one render at the default size. palette: the one used when none is asked for.
-    is_flaky: loses some attempts at random. is_impossible: fails for good.
+    limit: maximum renders queued or running at once, until somebody changes the Gate row in the admin.
+    expected_seconds: for one render at the default size. palette: used when the order names none.
+    is_flaky: some attempts fail at random. is_impossible: the first attempt fails and is not retried.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Model:
     is_impossible: bool = False
 
     def paint(self, *, seed: int, size: int, palette: str = "") -> Image:
-        """Return the picture, the same for the same arguments. Raises: ValueError if there cannot be one."""
+        """Paint the picture. The same arguments give the same picture. Raises: ValueError if it is impossible."""
         return self.painter(np.random.default_rng(seed), size, palette or self.palette)
 
 
@@ -104,7 +104,7 @@ MODELS: dict[str, Model] = {
         Model(
             name="nebula",
             title="Nebula",
-            about="Clouds bent by clouds. Loses some attempts at random, then succeeds.",
+            about="Clouds bent by clouds. Some attempts fail at random, then one succeeds.",
             limit=4,
             expected_seconds=1,
             palette="dusk",
@@ -114,7 +114,7 @@ MODELS: dict[str, Model] = {
         Model(
             name="staircase",
             title="Endless staircase",
-            about="Cannot be built. Fails for good, to show how that looks.",
+            about="Cannot be built. It fails and is not retried, to show how that looks.",
             limit=2,
             expected_seconds=0.5,
             palette="frost",

@@ -1,4 +1,4 @@
-"""The gates of the catalogue as rows, and how full each is."""
+"""Create the gates of the catalogue, and read how full each is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .catalogue import MODELS, Model
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """How full a model's gate is. limit 0 or less: it has none."""
+    """How full a model's gate is. limit: 0 or less means no limit."""
 
     model: Model
     limit: int
@@ -21,20 +21,20 @@ class Meter:
 
     @property
     def text(self) -> str:
-        """The meter in words."""
+        """Describe the meter in words."""
         if self.limit <= 0:
-            return f"{self.occupancy} under way, no limit"
+            return f"{self.occupancy} queued or running, no limit"
         full = ", full" if self.is_full else ""
         return f"{self.occupancy} of {self.limit} slots{full}"
 
     @property
     def is_full(self) -> bool:
-        """Whether the gate would refuse now."""
+        """Whether the gate would refuse a render now."""
         return 0 < self.limit <= self.occupancy
 
 
 def ensure_gates() -> int:
-    """Add the Gate rows that are missing and return how many; those that exist keep what a person has set."""
+    """Create the missing Gate rows and return how many. Existing rows keep the limits that a person has set."""
     added = 0
     for model in MODELS.values():
         defaults = {"limit": model.limit, "expected_seconds": model.expected_seconds}
@@ -43,13 +43,13 @@ def ensure_gates() -> int:
 
 
 def occupancies() -> dict[str, int]:
-    """Return how many tasks of each gate are queued or running, by the rows."""
+    """Return how many tasks of each gate are queued or running, according to the database."""
     live = TaskRecord.objects.filter(state__in=(TaskState.QUEUED, TaskState.RUNNING)).exclude(gate="")
     return dict(live.order_by().values_list("gate").annotate(Count("id")))
 
 
 def meters() -> list[Meter]:
-    """Return a meter per model, in the order of the catalogue."""
+    """Return one meter per model, in the order of the catalogue."""
     limits = dict(Gate.objects.values_list("name", "limit"))
     held = occupancies()
     return [Meter(model, limits.get(model.name, model.limit), held.get(model.name, 0)) for model in MODELS.values()]

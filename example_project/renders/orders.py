@@ -1,4 +1,4 @@
-"""An order for a render, as it comes from outside, and what is wrong with it."""
+"""Validate an order for a render that comes from a client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIELDS = ("model", "seed", "size", "palette", "priority")
 
 
 class BadOrder(Exception):
-    """The order cannot be carried out. errors: field → what is expected of it."""
+    """An order is invalid. errors: dict of field → what is expected of it."""
 
     def __init__(self, errors: dict[str, str]) -> None:
         super().__init__("; ".join(f"{field}: {message}" for field, message in errors.items()))
@@ -25,7 +25,7 @@ class BadOrder(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A render as it can be queued."""
+    """A valid order."""
 
     model: str
     seed: int
@@ -40,18 +40,18 @@ class Order:
 
 
 def read_order(data: Any) -> Order:
-    """Check an order and fill in what it leaves out: the seed by chance, the palette by model.
+    """Validate an order and fill in missing fields: a random seed, the palette of the model.
 
-    data: what the JSON body held. Raises: BadOrder, naming every field that is wrong.
+    data: the parsed JSON body. Raises: BadOrder, which names every invalid field.
     """
     if not isinstance(data, Mapping):
         raise BadOrder({"body": 'a JSON object, such as {"model": "fern"}'})
-    errors = {field: f"unknown; known are {', '.join(FIELDS)}" for field in data if field not in FIELDS}
+    errors = {field: f"unknown field; the fields are {', '.join(FIELDS)}" for field in data if field not in FIELDS}
     model, palette = data.get("model"), data.get("palette", "")
     if not isinstance(model, str) or model not in MODELS:
         errors["model"] = f"one of {', '.join(MODELS)}"
     if not isinstance(palette, str) or (palette and palette not in PALETTES):
-        errors["palette"] = f"one of {', '.join(PALETTES)}, or left out"
+        errors["palette"] = f"one of {', '.join(PALETTES)}, or omitted"
     numbers = {
         "seed": _whole(data, "seed", 0, LARGEST_SEED, random.randint(0, LARGEST_SEED), errors),
         "size": _whole(data, "size", SMALLEST, LARGEST, DEFAULT_SIZE, errors),

@@ -1,7 +1,7 @@
 """The painters: pure functions from (random generator, size, palette) to a picture.
 
-All chance comes from the generator, so the same seed gives the same picture: a render that is tried again, or
-whose worker was killed, ends in the very image it would have given at once.
+All randomness comes from the generator, so the same seed gives the same picture. A render that is retried, or whose
+worker was killed, therefore gives the picture that its first attempt would have given.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .palettes import Floats, Pixels, colourise, colours_of, equalise, shade
 Painter = Callable[[Generator, int, str], Image.Image]
 Complexes = NDArray[np.complexfloating]
 
-# Centre and half width of places worth looking at.
-MANDELBROT_PLACES = (
+# Centre and half width of interesting regions.
+MANDELBROT_REGIONS = (
     (-0.743643887 + 0.131825904j, 0.0035),
     (-0.7463 + 0.1102j, 0.006),
     (-1.25066 + 0.02012j, 0.0022),
@@ -60,18 +60,18 @@ FERNS = (
 )
 # Feed and kill rates at which spots, worms and corals grow. Source: Pearson, Science 261, 1993.
 GRAY_SCOTT = ((0.0367, 0.0649), (0.0545, 0.062), (0.029, 0.057), (0.039, 0.058))
-# Two to five seconds of one core: long enough to be interrupted in the middle.
+# These steps take two to five seconds on one core, long enough to be interrupted in the middle.
 REACTION_STEPS = 7_000
 
 
 def plane(size: int, centre: complex, half_width: float, turn: float = 0.0) -> Complexes:
-    """Return the complex number of each pixel of a square picture, turned by an angle."""
+    """Return the complex number of each pixel of a square picture, rotated by an angle."""
     axis = np.linspace(-half_width, half_width, size)
     return centre + (axis[None, :] + 1j * axis[::-1, None]) * np.exp(1j * turn)
 
 
 def to_image(pixels: Pixels, size: int) -> Image.Image:
-    """Return the pixels as a square picture; made smaller from a larger grid, its edges are smooth."""
+    """Return the pixels as a square picture. A larger grid is scaled down, which smooths its edges."""
     image = Image.fromarray(pixels)
     return image if image.size == (size, size) else image.resize((size, size), Image.Resampling.LANCZOS)
 
@@ -79,7 +79,7 @@ def to_image(pixels: Pixels, size: int) -> Image.Image:
 def escape_times(start: Complexes, step: Complexes | complex, most: int) -> tuple[Floats, NDArray[np.bool_]]:
     """Iterate z² + c; return the smooth escape time of each point and whether it escaped.
 
-    Points that have escaped leave the arrays, so the work shrinks with what is left.
+    Points that have escaped are removed from the arrays, so later iterations do less work.
     """
     times = np.zeros(start.size)
     escaped = np.zeros(start.size, dtype=bool)
@@ -91,9 +91,9 @@ def escape_times(start: Complexes, step: Complexes | complex, most: int) -> tupl
         size_squared = z.real**2 + z.imag**2
         out = size_squared > 256.0
         if out.any():
-            gone = alive[out]
-            times[gone] = count + 1 - np.log2(np.log2(size_squared[out]) / 2)
-            escaped[gone] = True
+            outside = alive[out]
+            times[outside] = count + 1 - np.log2(np.log2(size_squared[out]) / 2)
+            escaped[outside] = True
             keep = ~out
             alive, z, c = alive[keep], z[keep], c[keep]
             if alive.size == 0:
@@ -102,8 +102,8 @@ def escape_times(start: Complexes, step: Complexes | complex, most: int) -> tupl
 
 
 def mandelbrot(random: Generator, size: int, palette: str) -> Image.Image:
-    """Paint a place of the Mandelbrot set by smooth escape time."""
-    centre, half_width = MANDELBROT_PLACES[random.integers(len(MANDELBROT_PLACES))]
+    """Paint a region of the Mandelbrot set by smooth escape time."""
+    centre, half_width = MANDELBROT_REGIONS[random.integers(len(MANDELBROT_REGIONS))]
     half_width *= random.uniform(0.6, 1.5)
     points = plane(size * 3 // 2, centre, half_width, random.uniform(0, 2 * np.pi))
     times, escaped = escape_times(np.zeros_like(points), points, 420)
@@ -111,7 +111,7 @@ def mandelbrot(random: Generator, size: int, palette: str) -> Image.Image:
 
 
 def julia(random: Generator, size: int, palette: str) -> Image.Image:
-    """Paint a Julia set, its constant a little off a well-known one."""
+    """Paint a Julia set whose constant is close to a well-known one."""
     constant = JULIA_SEEDS[random.integers(len(JULIA_SEEDS))]
     constant += complex(*random.normal(0, 0.002, 2))
     points = plane(size * 3 // 2, 0, random.uniform(1.1, 1.45), random.uniform(0, 2 * np.pi))
@@ -120,7 +120,7 @@ def julia(random: Generator, size: int, palette: str) -> Image.Image:
 
 
 def newton(random: Generator, size: int, palette: str) -> Image.Image:
-    """Paint which root Newton's method finds from each point, darker where it takes long."""
+    """Paint which root Newton's method finds from each point, darker where it converges slowly."""
     count = int(random.integers(3, 7))
     angles = 2 * np.pi * (np.arange(count) + random.uniform(-0.18, 0.18, count)) / count
     roots = random.uniform(0.7, 1.25, count) * np.exp(1j * angles)
@@ -129,7 +129,7 @@ def newton(random: Generator, size: int, palette: str) -> Image.Image:
     speed = np.zeros(z.shape)
     with np.errstate(all="ignore"):
         for _ in range(34):
-            # f'/f is the sum of 1 / (z - root): no polynomial needs to be expanded.
+            # f'/f is the sum of 1 / (z - root), so no polynomial needs to be expanded.
             change = np.nan_to_num(relaxation / sum(1 / (z - root) for root in roots))
             z = z - change
             speed += np.exp(-np.abs(change) * 60)
@@ -224,7 +224,7 @@ def noise(random: Generator, size: int, roughness: float) -> Floats:
 
 
 def flow(random: Generator, size: int, palette: str) -> Image.Image:
-    """Let particles drift along a field of noise and paint their traces."""
+    """Paint the traces of particles that drift along a field of noise."""
     grid = size * 3 // 2
     angle = noise(random, grid, 2.1) * 2 * np.pi * random.uniform(1.4, 2.4)
     push_x, push_y = np.cos(angle), np.sin(angle)
@@ -235,16 +235,16 @@ def flow(random: Generator, size: int, palette: str) -> Image.Image:
     weight = np.zeros(grid * grid)
     for _ in range(240):
         column, row = x.astype(int) % grid, y.astype(int) % grid
-        place = row * grid + column
-        ink += np.bincount(place, tone, grid * grid)
-        weight += np.bincount(place, minlength=grid * grid)
+        cell = row * grid + column
+        ink += np.bincount(cell, tone, grid * grid)
+        weight += np.bincount(cell, minlength=grid * grid)
         x, y = x + push_x[row, column], y + push_y[row, column]
     traces = np.where(weight > 0, ink / np.maximum(weight, 1), 0) * (1 - np.exp(-weight / 3))
     return to_image(colourise(0.06 + traces.reshape(grid, grid), palette), size)
 
 
 def nebula(random: Generator, size: int, palette: str) -> Image.Image:
-    """Paint clouds of noise bent by noise, with stars before and behind them."""
+    """Paint clouds of noise bent by noise, with stars in front of and behind them."""
     grid = size * 3 // 2
     warp_x, warp_y, cloud, veil = (noise(random, grid, roughness) for roughness in (1.9, 1.9, 1.7, 1.5))
     rows, columns = np.indices((grid, grid))
@@ -263,6 +263,6 @@ def nebula(random: Generator, size: int, palette: str) -> Image.Image:
 
 
 def staircase(random: Generator, size: int, palette: str) -> Image.Image:
-    """Refuse: an endless staircase cannot be built. Raises: ValueError, whatever is asked."""
+    """Refuse to paint, because an endless staircase cannot be built. Raises: ValueError always."""
     steps = int(random.integers(12, 40))
-    raise ValueError(f"a staircase of {steps} steps that only goes up cannot end where it began")
+    raise ValueError(f"a staircase of {steps} steps that only goes up cannot return to its start")

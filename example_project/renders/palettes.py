@@ -25,18 +25,18 @@ def colours_of(name: str) -> Floats:
 
 
 def colourise(values: Floats, name: str) -> Pixels:
-    """Return the RGB pixels of values from 0 to 1; what lies outside takes the nearest end."""
+    """Return the RGB pixels of values from 0 to 1; values outside are clipped."""
     colours = colours_of(name)
-    places = np.linspace(0, 1, len(colours))
+    positions = np.linspace(0, 1, len(colours))
     clipped = np.nan_to_num(np.clip(values, 0, 1))
-    channels = [np.interp(clipped, places, colours[:, channel]) for channel in range(3)]
+    channels = [np.interp(clipped, positions, colours[:, channel]) for channel in range(3)]
     return np.stack(channels, axis=-1).astype(np.uint8)
 
 
 def equalise(values: Floats, mask: NDArray[np.bool_] | None = None) -> Floats:
     """Spread values evenly over 0 to 1 by their rank; where the mask is false the result is 0.
 
-    Escape times crowd at one end; ranks give each colour the same area.
+    Escape times are concentrated at one end; ranks give each colour the same area.
     """
     chosen = values if mask is None else values[mask]
     result = np.zeros(values.shape)
@@ -53,5 +53,5 @@ def equalise(values: Floats, mask: NDArray[np.bool_] | None = None) -> Floats:
 
 
 def shade(pixels: Pixels, light: Floats) -> Pixels:
-    """Return the pixels made darker or lighter by a factor per pixel."""
+    """Return the pixels darkened or lightened by a factor per pixel."""
     return np.clip(pixels * light[..., None], 0, 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""The tasks of the studio: paint a picture where the site finds it, and sweep up what killed painters left."""
+"""The tasks of the studio: paint a picture, and remove unfinished files that killed workers left behind."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .catalogue import MODELS
 logger = logging.getLogger("renders")
 
 MAX_ATTEMPTS = 4
-# No picture takes so long: the time-out is far below.
+# Far longer than the timeout of a render, so no file of a running render is this old.
 UNFINISHED_SECONDS = 3600
-# Chance that a flaky model loses its first, second and third attempt; it never loses its last.
+# Chance that the first, second and third attempt of a flaky model fails; its last attempt never does.
 GLITCH_CHANCES = (0.8, 0.5, 0.3)
 
 
 class RenderGlitch(Exception):
-    """The picture was lost on the way; the next attempt may bring it."""
+    """A flaky render lost its picture. The next attempt may succeed."""
 
 
 @task(
@@ -43,10 +43,11 @@ class RenderGlitch(Exception):
     schedulable=True,
 )
 def render(context: TaskContext, model: str, **params: Any) -> dict[str, Any]:
-    """Paint one picture. Safe to repeat: the seed decides the picture, and the file is replaced as a whole.
+    """Paint one picture and save it.
 
-    params: seed, size and palette. Returns: the file's name and the seconds it took.
-    Raises: RenderGlitch now and then for a flaky model; ValueError, for good, when it cannot be painted.
+    It is safe to repeat: the seed decides the picture, and the file is replaced in one step.
+    params: seed, size and palette. Returns: the file's name and the duration in seconds.
+    Raises: RenderGlitch at random for a flaky model; ValueError, which is not retried, for an impossible model.
     """
     begun = time.perf_counter()
     id = context.task_result.id
@@ -61,7 +62,7 @@ def render(context: TaskContext, model: str, **params: Any) -> dict[str, Any]:
 
 
 def glitches(id: str, attempt: int) -> bool:
-    """Decide whether a flaky model loses this attempt; the same answer whenever it is asked."""
+    """Whether this attempt of a flaky model fails. The answer depends on id and attempt only."""
     if attempt > len(GLITCH_CHANCES):
         return False
     draw = int.from_bytes(hashlib.sha256(f"{id}:{attempt}".encode()).digest()[:4])
@@ -69,20 +70,20 @@ def glitches(id: str, attempt: int) -> bool:
 
 
 def image_path(id: uuid.UUID | str) -> Path:
-    """Return where the picture of a task is, or will be. id: a UUID, never text from outside."""
+    """Return the path of a task's picture. id: a UUID, never unchecked input."""
     return images_folder() / f"{id}.png"
 
 
 def images_folder() -> Path:
-    """Return the folder of all pictures."""
+    """Return the folder of the pictures."""
     return settings.STUDIO_VAR / "images"
 
 
 def save(image: Image, id: str) -> Path:
-    """Write the picture under its name in one step, so that nobody ever reads half of it."""
+    """Write the picture and rename it in one step, so that nobody reads a partial file."""
     path = image_path(id)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own: after a lost lease two processes may write the same picture.
+    # The name is unique, because after a lost lease two processes may write the same picture.
     unfinished = path.with_name(f".{path.stem}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
     try:
         image.save(unfinished, "PNG")
@@ -93,8 +94,8 @@ def save(image: Image, id: str) -> Path:
 
 
 @task(queue_name="renders", schedule=every(minutes=5, overlap="skip"))
-def sweep() -> int:
-    """Remove pictures that were left unfinished because their process was killed. Returns: how many."""
+def remove_unfinished_pictures() -> int:
+    """Remove the temporary files of processes that were killed. Returns: how many."""
     removed = 0
     for path in images_folder().glob(".*.tmp"):
         if time.time() - path.stat().st_mtime > UNFINISHED_SECONDS:
@@ -105,5 +106,5 @@ def sweep() -> int:
 
 @startup_task("images folder")
 def make_images_folder() -> None:
-    """Let the first picture find its place."""
+    """Create the folder of the pictures."""
     images_folder().mkdir(parents=True, exist_ok=True)

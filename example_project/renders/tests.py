@@ -1,4 +1,4 @@
-"""Tests of the studio's own code: `manage.py test renders`, with a Redis server at STUDIO_REDIS_URL."""
+"""Tests of the studio: `manage.py test renders`, with a Redis server at STUDIO_REDIS_URL."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from .catalogue import MODELS
 from .gates import ensure_gates, meters
 from .orders import BadOrder, read_order
 from .palettes import PALETTES
+from .presentation import state_counts
 from .showcase.processes import Stage, StageError
 from .showcase.traffic import FEWEST, plan
-from .showing import state_counts
 from .tasks import MAX_ATTEMPTS, RenderGlitch, glitches, image_path, render, save
 
-NOBODY_LISTENS = "redis://127.0.0.1:1/0"
+UNREACHABLE_REDIS_URL = "redis://127.0.0.1:1/0"
 
 
 @mock.patch.object(painters, "REACTION_STEPS", 300)
 class PainterTests(SimpleTestCase):
-    """The painters; the slow one with fewer steps."""
+    """The painters, the slow one with fewer steps."""
 
     def test_each_paints_a_picture_of_the_size_asked_for(self) -> None:
-        """Every possible model gives an RGB picture with more than one colour."""
+        """Every possible model gives an RGB picture with many colours."""
         for model in self.possible():
             with self.subTest(model.name):
                 image = model.paint(seed=7, size=64)
@@ -44,7 +44,7 @@ class PainterTests(SimpleTestCase):
                 self.assertGreater(len(image.getcolors(64 * 64)), 16)
 
     def test_the_seed_decides_the_picture(self) -> None:
-        """The same seed gives the same bytes, another seed others."""
+        """The same seed gives the same bytes; another seed gives others."""
         for model in self.possible():
             with self.subTest(model.name):
                 first, again, other = (model.paint(seed=seed, size=64).tobytes() for seed in (1, 1, 2))
@@ -58,7 +58,7 @@ class PainterTests(SimpleTestCase):
 
     def test_the_staircase_cannot_be_painted(self) -> None:
         """The impossible model raises ValueError, whatever the seed."""
-        with self.assertRaisesMessage(ValueError, "cannot end where it began"):
+        with self.assertRaisesMessage(ValueError, "cannot return to its start"):
             MODELS["staircase"].paint(seed=3, size=64)
 
     def possible(self) -> list[Any]:
@@ -67,28 +67,28 @@ class PainterTests(SimpleTestCase):
 
 
 class OrderTests(SimpleTestCase):
-    """What may be ordered."""
+    """Validation of orders."""
 
-    def test_what_is_left_out_is_filled_in(self) -> None:
-        """Only the model is needed."""
+    def test_missing_fields_are_filled_in(self) -> None:
+        """Only the model is required."""
         order = read_order({"model": "fern"})
         self.assertEqual((order.palette, order.size, order.priority), ("moss", 384, 0))
 
-    def test_every_wrong_field_is_named(self) -> None:
-        """All errors are told at once, each beside its field."""
+    def test_every_invalid_field_is_named(self) -> None:
+        """All errors are returned at once, each with its field."""
         bad = {"model": "x", "seed": -1, "size": 10**9, "palette": "mud", "priority": True, "name": "y"}
         with self.assertRaises(BadOrder) as caught:
             read_order(bad)
         self.assertEqual(set(caught.exception.errors), set(bad))
 
-    def test_only_objects_are_orders(self) -> None:
-        """Other JSON values are refused, and values of a wrong type are no crash."""
+    def test_an_order_must_be_an_object(self) -> None:
+        """Other JSON values and fields of a wrong type are refused."""
         wrong_types = ({"model": ["fern"]}, {"model": "fern", "palette": {}}, {"model": "fern", "seed": 1.0})
         for data in (None, [], "fern", 1, *wrong_types):
             with self.subTest(data=data), self.assertRaises(BadOrder):
                 read_order(data)
 
-    def test_a_plan_has_every_model_and_overflows_the_slow_gate(self) -> None:
+    def test_a_plan_has_every_model_and_fills_the_slow_gate(self) -> None:
         """The smallest demo orders each model, and more of the slow one than its gate admits."""
         names = [request.body["model"] for request in plan(FEWEST, seed=1)]
         self.assertEqual((len(names), set(names)), (FEWEST, set(MODELS)))
@@ -98,7 +98,7 @@ class OrderTests(SimpleTestCase):
 
 
 class StudioTestCase(TestCase):
-    """Each test has keys and a folder of its own."""
+    """A test with its own Redis keys and folder."""
 
     def setUp(self) -> None:
         """Change the settings for one test."""
@@ -119,7 +119,7 @@ class ApiTests(StudioTestCase):
     """The JSON API."""
 
     def test_an_order_is_accepted_with_202(self) -> None:
-        """The answer names the task and where to look; the row says what was ordered."""
+        """The answer names the task and its URL; the row contains the order."""
         response = self.order({"model": "fern", "seed": 5, "size": 128})
         answer = response.json()
         self.assertEqual(response.status_code, 202)
@@ -130,30 +130,30 @@ class ApiTests(StudioTestCase):
         self.assertEqual(self.client.get(answer["status_url"]).json()["state"], "queued")
 
     def test_a_full_gate_answers_429_with_retry_after(self) -> None:
-        """The limit of the Gate row holds, nothing is written, and other gates are not concerned."""
+        """The limit of the Gate row is enforced, nothing is written, and other gates are not affected."""
         Gate.objects.filter(name="fern").update(limit=2)
         answers = [self.order({"model": "fern"}).status_code for _ in range(3)]
         self.assertEqual(answers, [202, 202, 429])
         response = self.order({"model": "fern"})
         seconds = int(response["Retry-After"])
         self.assertGreaterEqual(seconds, 1)
-        told = response.json()
-        self.assertEqual((told["gate"], told["limit"], told["occupancy"]), ("fern", 2, 2))
-        self.assertEqual(told["retry_after"], seconds)
+        answer = response.json()
+        self.assertEqual((answer["gate"], answer["limit"], answer["occupancy"]), ("fern", 2, 2))
+        self.assertEqual(answer["retry_after"], seconds)
         self.assertEqual(TaskRecord.objects.count(), 2)
         self.assertEqual(self.order({"model": "julia"}).status_code, 202)
 
-    def test_without_redis_the_gate_is_closed_with_503(self) -> None:
-        """A gate that cannot be asked admits nobody, and says when to come back."""
-        caches = {"default": {**settings.CACHES["default"], "LOCATION": NOBODY_LISTENS}}
+    def test_without_redis_an_order_is_refused_with_503(self) -> None:
+        """A gate that cannot be checked admits nothing, and the answer has `Retry-After`."""
+        caches = {"default": {**settings.CACHES["default"], "LOCATION": UNREACHABLE_REDIS_URL}}
         with self.settings(CACHES=caches):
             response = self.order({"model": "fern"})
         self.assertEqual((response.status_code, response["Retry-After"]), (503, "5"))
         self.assertEqual(response.json()["gate"], "fern")
         self.assertEqual(TaskRecord.objects.count(), 0)
 
-    def test_what_cannot_be_read_is_refused_clearly(self) -> None:
-        """Bad JSON and bad fields are 400, form data is 415, too much is 413; each with a sentence."""
+    def test_invalid_requests_are_refused_with_a_reason(self) -> None:
+        """Invalid JSON and fields give 400, form data 415, a long body 413, each with an error message."""
         cases = [
             (self.order({"model": "fern", "size": "big"}), 400),
             (self.order(b"{"), 400),
@@ -170,7 +170,7 @@ class ApiTests(StudioTestCase):
         self.assertEqual(TaskRecord.objects.count(), 0)
 
     def test_the_list_shows_the_newest_renders_the_gates_and_the_counts(self) -> None:
-        """One request tells all that the page shows."""
+        """One request returns everything that the page shows."""
         ids = [self.order({"model": "julia"}).json()["id"] for _ in range(3)]
         found = self.client.get("/api/renders").json()
         self.assertEqual([render["id"] for render in found["renders"]], ids[::-1])
@@ -185,23 +185,23 @@ class ApiTests(StudioTestCase):
         self.assertEqual(self.client.get("/api/renders/7").status_code, 404)
         self.assertEqual(self.client.delete("/api/renders").status_code, 405)
 
-    def test_every_state_is_told_apart(self) -> None:
-        """A failed task that will be tried again is no failed one."""
+    def test_retrying_is_not_failed(self) -> None:
+        """FAILED with `retry_at` is shown as retrying."""
         retrying = TaskRecord.objects.get(id=self.order({"model": "nebula"}).json()["id"])
         retrying.state, retrying.attempt, retrying.retry_at = TaskState.FAILED, 1, retrying.enqueued_at
         retrying.errors = [{"exception": "renders.tasks.RenderGlitch", "message": "lost\nmore"}]
         retrying.save()
         self.assertEqual(state_counts()["retrying"], 1)
-        told = self.client.get(f"/api/renders/{retrying.id}").json()
-        self.assertEqual((told["state"], told["error"]), ("retrying", "RenderGlitch: lost"))
-        self.assertIn("attempt 2 of 4", told["note"])
+        answer = self.client.get(f"/api/renders/{retrying.id}").json()
+        self.assertEqual((answer["state"], answer["error"]), ("retrying", "RenderGlitch: lost"))
+        self.assertIn("attempt 2 of 4", answer["note"])
 
 
 class ImageTests(StudioTestCase):
-    """The pictures' addresses."""
+    """The URLs of the pictures."""
 
     def test_a_picture_is_sent(self) -> None:
-        """What was saved under the id is what comes, as PNG."""
+        """The answer is the PNG that was saved under the id."""
         id = str(uuid.uuid4())
         save(Image.new("RGB", (8, 8), "red"), id)
         response = self.client.get(f"/images/{id}.png")
@@ -209,8 +209,8 @@ class ImageTests(StudioTestCase):
         self.assertEqual(Image.open(BytesIO(response.getvalue())).size, (8, 8))
         self.assertEqual([path.name for path in image_path(id).parent.iterdir()], [f"{id}.png"])
 
-    def test_no_other_file_can_be_named(self) -> None:
-        """Missing pictures and paths out of the folder are 404."""
+    def test_no_other_file_can_be_requested(self) -> None:
+        """Missing pictures and paths outside the folder give 404."""
         (settings.STUDIO_VAR / "secret.png").write_text("secret")
         names = (f"{uuid.uuid4()}", "../secret", "..%2fsecret", "%2e%2e/secret", "/etc/passwd", "secret", "x" * 300)
         for name in names:
@@ -221,8 +221,8 @@ class ImageTests(StudioTestCase):
 class PageTests(StudioTestCase):
     """The page, and its form without JavaScript."""
 
-    def test_the_page_shows_models_and_renders_and_asks_nobody_else(self) -> None:
-        """All of it is in the HTML; nothing inline, nothing from another site."""
+    def test_the_page_shows_models_and_renders_and_loads_nothing_from_other_sites(self) -> None:
+        """Everything is in the HTML, with nothing inline and nothing from another site."""
         id = self.order({"model": "fern"}).json()["id"]
         response = self.client.get("/")
         self.assertContains(response, f'data-id="{id}"')
@@ -232,30 +232,30 @@ class PageTests(StudioTestCase):
         self.assertIn("default-src 'self'", response["Content-Security-Policy"])
 
     def test_the_form_needs_its_token(self) -> None:
-        """Without the token 403; with it the render is queued and the page says so."""
+        """Without the token the answer is 403; with it the render is queued and the page says so."""
         strict = Client(enforce_csrf_checks=True)
         self.assertEqual(strict.post("/submit", {"model": "fern"}).status_code, 403)
         strict.get("/")
         token = strict.cookies["csrftoken"].value
         data = {"model": "fern", "copies": "5", "csrfmiddlewaretoken": token}
         response = strict.post("/submit", data, follow=True)
-        self.assertContains(response, "3 accepted; the gate is full, try again in 1 s.")
+        self.assertContains(response, "3 accepted. The gate is full; try again in 1 s.")
         self.assertEqual(TaskRecord.objects.count(), 3)
 
     def test_the_api_needs_no_token(self) -> None:
-        """A program without cookies may order; a form of another site cannot send JSON."""
+        """A client without cookies may order; a form of another site cannot send JSON."""
         strict = Client(enforce_csrf_checks=True)
         self.assertEqual(self.order({"model": "fern"}, strict).status_code, 202)
         self.assertEqual(strict.post("/api/renders", {"model": "fern"}).status_code, 415)
 
-    def test_a_wrong_form_is_a_message(self) -> None:
-        """A model that is not there queues nothing."""
+    def test_an_invalid_form_shows_a_message(self) -> None:
+        """An unknown model queues nothing."""
         response = self.client.post("/submit", {"model": "<b>"}, follow=True)
         self.assertContains(response, "model: one of mandelbrot")
 
 
 class TaskTests(StudioTestCase):
-    """The task's function, called as a worker does."""
+    """The function of the task, called as a worker calls it."""
 
     def run_render(self, model: str, id: str, attempt: int = 1) -> dict[str, Any]:
         """Call the function with a context like the worker's."""
@@ -263,7 +263,7 @@ class TaskTests(StudioTestCase):
         return render.func(context, model, seed=1, size=64, palette="")
 
     def test_a_render_leaves_its_picture(self) -> None:
-        """The result names the file, and again gives the same bytes."""
+        """The result names the file; a second run gives the same bytes."""
         id = str(uuid.uuid4())
         self.assertEqual(self.run_render("julia", id)["image"], f"{id}.png")
         first = image_path(id).read_bytes()
@@ -271,7 +271,7 @@ class TaskTests(StudioTestCase):
         self.assertEqual(image_path(id).read_bytes(), first)
 
     def test_a_flaky_model_succeeds_in_the_end(self) -> None:
-        """Whether an attempt is lost depends on id and attempt alone; the last never is."""
+        """Whether an attempt fails depends only on id and attempt; the last attempt never fails."""
         ids = [str(uuid.UUID(int=number)) for number in range(40)]
         self.assertFalse(any(glitches(id, MAX_ATTEMPTS) for id in ids))
         lost = next(id for id in ids if glitches(id, 1))
@@ -281,8 +281,8 @@ class TaskTests(StudioTestCase):
         self.run_render("nebula", lost, MAX_ATTEMPTS)
         self.assertTrue(image_path(lost).exists())
 
-    def test_an_unfinished_picture_is_never_left_behind(self) -> None:
-        """When the disk refuses, neither a half picture nor a temporary file stays."""
+    def test_a_failed_save_leaves_no_file_behind(self) -> None:
+        """When the disk is full, neither a partial picture nor a temporary file remains."""
         id = str(uuid.uuid4())
         image = mock.Mock(save=mock.Mock(side_effect=OSError("disk full")))
         with self.assertRaises(OSError):
@@ -291,31 +291,31 @@ class TaskTests(StudioTestCase):
 
 
 class CommandTests(StudioTestCase):
-    """The commands, as far as they need no processes; `tests/test_example.py` runs the demo itself."""
+    """The commands that need no processes; `tests/test_example.py` runs the demo itself."""
 
-    def test_gates_are_added_once_and_kept(self) -> None:
-        """A limit set by hand survives; a model whose gate is open has no meter to fill."""
+    def test_gates_are_created_once_and_kept(self) -> None:
+        """A limit set by a person is kept; a gate without a limit says so."""
         Gate.objects.filter(name="fern").update(limit=0)
         Gate.objects.filter(name="julia").delete()
         self.assertEqual((ensure_gates(), ensure_gates()), (1, 0))
         texts = {meter.model.name: meter.text for meter in meters()}
-        self.assertEqual(texts["fern"], "0 under way, no limit")
+        self.assertEqual(texts["fern"], "0 queued or running, no limit")
 
-    def test_the_demo_says_what_is_missing(self) -> None:
-        """A missing package is named with the command that brings it."""
+    def test_the_demo_names_a_missing_package(self) -> None:
+        """The error names the package and the command that installs it."""
         with (
             mock.patch("importlib.util.find_spec", return_value=None),
             self.assertRaisesMessage(CommandError, 'pip install -e ".[demo]"'),
         ):
             call_command("demo")
 
-    def test_a_demo_is_not_too_small(self) -> None:
-        """Fewer orders could not fill a gate."""
+    def test_a_demo_with_too_few_orders_is_refused(self) -> None:
+        """Fewer orders would not fill a gate."""
         with self.assertRaisesMessage(CommandError, "at least 12"):
             call_command("demo", count=5)
 
-    def test_a_process_that_ends_is_noticed_and_its_log_shown(self) -> None:
-        """A command that does not exist stops the demo with the reason."""
+    def test_a_process_that_exits_stops_the_demo_with_its_log(self) -> None:
+        """The error contains the end of the log of the process."""
         with Stage(settings.STUDIO_VAR, {}) as stage:
             stage.start("site", "no_such_command")
             with self.assertRaisesMessage(StageError, "Unknown command: 'no_such_command'"):

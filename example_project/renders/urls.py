@@ -1,4 +1,4 @@
-"""The studio's addresses."""
+"""The URLs of the studio."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The page, and the JSON API that it and other clients use.
+"""The page, and the JSON API that the page and other clients use.
 
-The API takes no cookie into account and knows no user: whoever reaches the address may order. It demands
-`Content-Type: application/json`, which a browser sends to another origin only after a preflight that is never
-answered with permission; together with ALLOWED_HOSTS that is what CSRF tokens would give. The page's own
-form, used when JavaScript is off, is an ordinary form with a token.
+The API ignores cookies and has no users: every client that can reach the URL may order. It requires
+`Content-Type: application/json`. A browser sends that to another origin only after a preflight request, which the site
+never allows. Together with ALLOWED_HOSTS this protects as CSRF tokens would. The form of the page, which is used when
+JavaScript is off, is an ordinary form with a CSRF token.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .catalogue import MODELS
 from .gates import meters
 from .orders import BadOrder, Order, read_order
 from .palettes import PALETTES
-from .showing import describe, describe_meter, renders, state_counts
+from .presentation import describe, describe_meter, renders, state_counts
 from .tasks import image_path, render
 
 SHOWN = 60
-MOST_COPIES = 5
+MAX_COPIES = 5
 SECONDS_UNTIL_REDIS_IS_BACK = 5
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 
@@ -41,20 +41,20 @@ View = Callable[..., HttpResponseBase]
 
 
 def queue_render(order: Order) -> Any:
-    """Queue one render. Raises: QueueFull, GateUnavailable."""
+    """Enqueue one render. Raises: QueueFull, GateUnavailable."""
     model = MODELS[order.model]
-    # The limit and the seconds count only while nobody has made a Gate row of that name.
+    # The limit and the seconds apply only while no Gate row of that name exists.
     task = render.using(priority=order.priority, queue_limit=model.limit, expected_seconds=model.expected_seconds)
     return task.enqueue(order.model, **order.params)
 
 
 def error_answer(status: int, error: str, **more: Any) -> JsonResponse:
-    """Return an error as JSON: `error` is one sentence for a person, the rest is for programs."""
+    """Return an error as JSON: `error` is one sentence for a person, the other keys are for programs."""
     return JsonResponse({"error": error, **more}, status=status)
 
 
 def answers_in_json(view: View) -> View:
-    """Turn what stands against an order into 400, 429 or 503, the latter two with `Retry-After`."""
+    """Turn the errors of an order into 400, 429 and 503; the last two have `Retry-After`."""
 
     @wraps(view)
     def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -76,7 +76,7 @@ def answers_in_json(view: View) -> View:
         except GateUnavailable as error:
             response = error_answer(
                 503,
-                f"The gate {error.gate} cannot be asked just now.",
+                f"The gate {error.gate} cannot be checked, because Redis is unreachable.",
                 gate=error.gate,
                 retry_after=SECONDS_UNTIL_REDIS_IS_BACK,
             )
@@ -88,13 +88,13 @@ def answers_in_json(view: View) -> View:
 
 @require_GET
 def index(request: HttpRequest) -> HttpResponse:
-    """Show the models with their gates, and the gallery."""
+    """Show the models with their gates and the gallery."""
     context = {
         "meters": [describe_meter(meter) for meter in meters()],
         "palettes": list(PALETTES),
         "cards": [describe(record) for record in renders()[:SHOWN]],
         "counts": state_counts(),
-        "copies": MOST_COPIES,
+        "copies": MAX_COPIES,
     }
     response = render_template(request, "renders/index.html", context)
     response["Content-Security-Policy"] = POLICY
@@ -103,21 +103,21 @@ def index(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def submit(request: HttpRequest) -> HttpResponse:
-    """Take an order from the page's form when JavaScript is off; the answer is a message on the page."""
-    copies = {"1": 1, str(MOST_COPIES): MOST_COPIES}.get(request.POST.get("copies", "1"), 1)
+    """Accept an order from the form of the page when JavaScript is off, and show a message."""
+    copies = {"1": 1, str(MAX_COPIES): MAX_COPIES}.get(request.POST.get("copies", "1"), 1)
     accepted = 0
     try:
         for _ in range(copies):
-            # An order of its own for each copy: another seed, another picture.
+            # Each copy is an order with another seed, and so another picture.
             order = read_order({"model": request.POST.get("model"), "palette": request.POST.get("palette", "")})
             queue_render(order)
             accepted += 1
     except BadOrder as error:
         messages.error(request, str(error))
     except QueueFull as error:
-        messages.warning(request, f"{accepted} accepted; the gate is full, try again in {error.retry_after} s.")
+        messages.warning(request, f"{accepted} accepted. The gate is full; try again in {error.retry_after} s.")
     except GateUnavailable:
-        messages.error(request, f"{accepted} accepted; the gate cannot be asked just now.")
+        messages.error(request, f"{accepted} accepted. The gate cannot be checked, because Redis is unreachable.")
     else:
         messages.success(request, f"{accepted} accepted.")
     return redirect("index")
@@ -125,7 +125,7 @@ def submit(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def models(request: HttpRequest) -> JsonResponse:
-    """List the models: what they are, their limits and how full their gates are."""
+    """List the models, their limits and the occupancy of their gates."""
     return JsonResponse({"models": [describe_meter(meter) for meter in meters()]})
 
 
@@ -133,12 +133,11 @@ def models(request: HttpRequest) -> JsonResponse:
 @require_http_methods(["GET", "POST"])
 @answers_in_json
 def render_list(request: HttpRequest) -> HttpResponseBase:
-    """GET: the newest renders, the gates and the counts. POST: order a render.
+    """List the newest renders, the gates and the counts (GET), or order a render (POST).
 
-    POST answers 202 with the id and `Location`; 400, 413 or 415 for what cannot be read; 429 with
-    `Retry-After` when the gate is full; 503 with it when Redis is away, since a gate that cannot be asked is
-    closed.
-    Exempt from the CSRF token for the reason given at the top of this module.
+    POST answers 202 with the id and `Location`, or 400, 413 or 415 for an invalid request. It answers 429 with
+    `Retry-After` when the gate is full, and 503 with `Retry-After` when Redis is unreachable: a gate that cannot be
+    checked admits nothing. The view needs no CSRF token for the reason given at the top of this module.
     """
     if request.method == "POST":
         return take_order(request)
@@ -152,13 +151,13 @@ def render_list(request: HttpRequest) -> HttpResponseBase:
 
 
 def take_order(request: HttpRequest) -> JsonResponse:
-    """Read the body, queue the render, say where to look. Raises: BadOrder, QueueFull, GateUnavailable."""
+    """Read the order, enqueue the render, answer with its URLs. Raises: BadOrder, QueueFull, GateUnavailable."""
     if request.content_type != "application/json":
         return error_answer(415, "Send the order as JSON, with Content-Type: application/json.")
     try:
         data = json.loads(request.body)
     except RequestDataTooBig:
-        return error_answer(413, "The order is far too long.")
+        return error_answer(413, "The order is too long.")
     except (ValueError, RecursionError):
         return error_answer(400, "The body is not valid JSON.", errors={"body": 'such as {"model": "fern"}'})
     order = read_order(data)
@@ -177,19 +176,19 @@ def take_order(request: HttpRequest) -> JsonResponse:
 
 @require_GET
 def render_detail(request: HttpRequest, id: UUID) -> JsonResponse:
-    """Say how a render stands; 404 when there is none of this id."""
+    """Return the status of a render; 404 when no render has this id."""
     record = renders().filter(id=id).first()
     if record is None:
-        return error_answer(404, f"There is no render {id}.")
+        return error_answer(404, f"Render {id} does not exist.")
     return JsonResponse(describe(record))
 
 
 @require_GET
 def image(request: HttpRequest, id: UUID) -> HttpResponseBase:
-    """Send a picture. The address holds a UUID and nothing else, so no other file can be named."""
+    """Send a picture. The URL contains only a UUID, so no other file can be requested."""
     try:
         file = image_path(id).open("rb")
     except FileNotFoundError:
-        return error_answer(404, f"There is no picture {id}, or not yet.")
-    # The same id never gets another picture.
+        return error_answer(404, f"Picture {id} does not exist, or is not finished yet.")
+    # The picture of an id never changes.
     return FileResponse(file, content_type="image/png", headers={"Cache-Control": "private, max-age=86400, immutable"})

@@ -1,1 +1,1 @@
-"""The Django project of Render Studio: settings, addresses and the server entry points."""
+"""The Django project of Render Studio: settings, URLs and server entry points."""

@@ -1,9 +1,10 @@
-"""Settings of Render Studio. The environment chooses the places; the rest is as a small real service has it.
+"""Settings of Render Studio, as a small real service would have them. They read these environment variables:
 
 STUDIO_VAR: folder of the database, the pictures and the logs (default: `var/` beside `manage.py`).
-STUDIO_REDIS_URL: the Redis server (default: the local one; `manage.py demo` starts one of its own).
-STUDIO_KEY_PREFIX: first part of the queue keys; asynq's own tools see only `asynq`, the default.
-STUDIO_SECRET_KEY: without it each process has its own, so sessions end with the web process.
+STUDIO_REDIS_URL: the Redis server (default: the local one; `manage.py demo` starts its own).
+STUDIO_KEY_PREFIX: prefix of the queue keys (default: `asynq`, the only one that asynq's tools can read).
+STUDIO_SECRET_KEY: without it each process generates one, so sessions do not survive a restart of the site.
+STUDIO_DEBUG: 1 turns on DEBUG.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ INSTALLED_APPS = [
     "renders",
 ]
 if django.VERSION < (6, 0):
-    # The tasks framework came with Django 6.0; before that it is a package of its own.
+    # The tasks framework is part of Django from 6.0; for older versions it is a package.
     INSTALLED_APPS.insert(0, "django_tasks")
 
 MIDDLEWARE = [
@@ -71,8 +72,8 @@ DATABASES = {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": STUDIO_VAR / "studio.sqlite3",
         "OPTIONS": {
-            # Readers and the one writer do not wait for each other. Whoever writes asks for the lock at the
-            # start of its transaction: SQLite refuses to turn a read lock into a write lock under contention.
+            # With WAL, readers and the one writer do not block each other. IMMEDIATE takes the write lock at the
+            # start of a transaction, because SQLite refuses to upgrade a read lock under contention.
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
             "transaction_mode": "IMMEDIATE",
             "timeout": 20,
@@ -93,7 +94,7 @@ TASKS = {
         "QUEUES": ["renders", "default"],
     }
 }
-# Livelier than the defaults, so that a retry, a lost worker and a lost lease can be watched.
+# Shorter than the defaults, so that a retry, a worker crash and an expired lease are seen within seconds.
 ASYNCQ = {
     "KEY_PREFIX": STUDIO_KEY_PREFIX,
     "GATE_PREFIX": "asynch:qgate:" if STUDIO_KEY_PREFIX == "asynq" else f"{STUDIO_KEY_PREFIX}:qgate:",
@@ -107,7 +108,7 @@ ASYNCQ = {
     "TASK_LOCK_DIR": str(STUDIO_VAR / "locks"),
 }
 
-# To the standard error stream; `manage.py demo` leads that of its workers into a file.
+# Log to standard error. `manage.py demo` redirects that of its processes to files.
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -117,7 +118,7 @@ LOGGING = {
     "loggers": {
         "django_asyncq": {"level": "INFO"},
         "renders": {"level": "INFO"},
-        # A refusal (429) is an answer here and no cause for a warning.
+        # A refusal (429) is a normal answer here, not a warning.
         "django.request": {"level": "ERROR"},
         "django.server": {"handlers": ["stderr"], "level": "ERROR", "propagate": False},
     },

@@ -1,4 +1,4 @@
-"""The addresses: the studio at the root, the admin beside it."""
+"""The URLs: the studio at the root, and the admin."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 "use strict";
-// Shows the Copy buttons, which do nothing without a script, and copies the text above each.
+// Show the Copy buttons, which are hidden without JavaScript, and copy the text above each on click.
 {
     function copyBySelection(source) {
         // navigator.clipboard is missing where the admin is served without TLS.

@@ -1,6 +1,5 @@
-"""What `manage.py demo` is made of.
+"""The parts of `manage.py demo`.
 
-processes: the site and the workers, started and ended. traffic: orders over HTTP. watching: the database and
-Redis looked at from outside while it runs, and the worker killed. verdict: what must have come true.
-report: all of it on the terminal. sheet: the contact sheet.
+processes: start and stop the site and the workers. traffic: send orders over HTTP. observation: sample the database and
+Redis from outside, and kill a worker. verdict: check the results. report: print them. sheet: make the contact sheet.
 """

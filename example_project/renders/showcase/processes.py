@@ -1,4 +1,4 @@
-"""The demo's own processes: started in a session of their own, ended by pid on every way out."""
+"""Start the processes of the demo, each in a new session, and stop them by pid."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathlib import Path
 from django.conf import settings
 
 START_SECONDS = 30.0
-# The workers' own grace is 8 s (SHUTDOWN_GRACE_SECONDS), and 8 s more to write the last outcomes.
+# The workers get 8 s to finish (SHUTDOWN_GRACE_SECONDS) and 8 s more to write the last outcomes.
 STOP_SECONDS = 18.0
 
 
 class StageError(Exception):
-    """A process of the demo did not start or has ended; the message holds the end of its log."""
+    """A process of the demo did not start or has exited. The message contains the end of its log."""
 
 
 class Stage:
-    """The processes of one demo. folder: where their logs go. environment: added to the demo's own."""
+    """The processes of one demo. folder: for their logs. environment: added to that of the demo."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder = folder
@@ -40,10 +40,10 @@ class Stage:
         """Start `manage.py <command>`, its output in `<name>.log`; return its pid."""
         line = [sys.executable, str(settings.BASE_DIR / "manage.py"), *command]
         if sys.platform.startswith("linux") and shutil.which("setpriv"):
-            # It shall not outlive a demo that was killed. setpriv becomes the command, and keeps its pid.
+            # The process must not outlive a killed demo. setpriv replaces itself with the command, so the pid stays.
             line = ["setpriv", "--pdeathsig", "TERM", *line]
         with self.log_of(name).open("ab") as log:
-            # A session of its own: Ctrl-C reaches the demo alone, which then ends everything in order.
+            # In a new session Ctrl-C reaches only the demo, which then stops everything in order.
             process = subprocess.Popen(
                 line,
                 env=self.environment,
@@ -56,7 +56,7 @@ class Stage:
         return process.pid
 
     def log_of(self, name: str) -> Path:
-        """Return where a process's output is."""
+        """Return the path of a process's log."""
         return self.folder / f"{name}.log"
 
     def wait_for_file(self, name: str, path: Path) -> str:
@@ -70,10 +70,10 @@ class Stage:
         raise StageError(f"{name} did not start within {START_SECONDS:.0f} s:\n{self.log_tail(name)}")
 
     def check(self) -> None:
-        """Raises: StageError when a process has ended by itself."""
+        """Check that every process is running. Raises: StageError when one has exited."""
         for name, process in self._running.items():
             if process.poll() is not None:
-                raise StageError(f"{name} has ended with exit code {process.returncode}:\n{self.log_tail(name)}")
+                raise StageError(f"{name} exited with code {process.returncode}:\n{self.log_tail(name)}")
 
     def log_tail(self, name: str, lines: int = 25) -> str:
         """Return the last lines of a process's log."""
@@ -81,19 +81,19 @@ class Stage:
         return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "(no log)"
 
     def stop(self) -> None:
-        """End every process, the last started first: told, told to hurry, killed. May be repeated."""
-        # An impatient second Ctrl-C must not leave one of them behind.
+        """Stop every process, the last started first: SIGTERM, a second SIGTERM, SIGKILL. It may be called twice."""
+        # A second Ctrl-C must not leave a process behind.
         before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             while self._running:
                 _, process = self._running.popitem()
-                self._end(process)
+                self._stop(process)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
     @staticmethod
-    def _end(process: subprocess.Popen[bytes]) -> None:
+    def _stop(process: subprocess.Popen[bytes]) -> None:
         for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0)):
             if process.poll() is not None:
                 return

@@ -1,4 +1,4 @@
-"""The demo on the terminal: progress while it runs, tables when it is over; plain lines in a pipe."""
+"""Print the demo: progress while it runs, tables when it has finished, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from rich.text import Text
 from django_asyncq.models import Gate
 
 from ..catalogue import MODELS
-from ..showing import STATES, state_counts, state_of
-from .traffic import MOST_TRIES, Tally
+from ..presentation import STATES, state_counts, state_of
+from .observation import Observer
+from .traffic import MAX_SENDS, Tally
 from .verdict import Finding, Outcome
-from .watching import Watch
 
 COLOURS = {"queued": "white", "running": "blue", "retrying": "yellow", "succeeded": "green", "failed": "red"}
 SECONDS_BETWEEN_LINES = 2.0
 
 
 class Progress:
-    """Bars per state on a terminal; elsewhere a line every two seconds, when something has changed."""
+    """Show a bar per state on a terminal; elsewhere print a line every two seconds if something has changed."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
-        self._said = ""
-        self._say_at = 0.0
+        self._printed = ""
+        self._print_at = 0.0
         self._stack = ExitStack()
 
     def __enter__(self) -> Progress:
@@ -45,15 +45,15 @@ class Progress:
         self._stack.close()
 
     def show(self, counts: dict[str, int], tally: Tally, seconds: float, *, last: bool = False) -> None:
-        """Show how it stands."""
+        """Show the current counts."""
         line = f"accepted {len(tally.accepted)}, refused {tally.refused}"
         if self._live is not None:
             self._live.update(Group(self._bars(counts), Text(f"{seconds:5.1f} s   {line}", "dim")))
             return
         line += "".join(f", {STATES[state].lower()} {count}" for state, count in counts.items())
-        if line != self._said and (last or time.monotonic() >= self._say_at):
+        if line != self._printed and (last or time.monotonic() >= self._print_at):
             self._console.print(f"{seconds:5.1f} s  {line}")
-            self._said, self._say_at = line, time.monotonic() + SECONDS_BETWEEN_LINES
+            self._printed, self._print_at = line, time.monotonic() + SECONDS_BETWEEN_LINES
 
     @staticmethod
     def _bars(counts: dict[str, int]) -> Table:
@@ -71,36 +71,41 @@ class Progress:
         return table
 
 
-def figures(tally: Tally, watch: Watch, outcome: Outcome) -> Table:
-    """Return what happened, in numbers."""
+def figures(tally: Tally, observer: Observer, outcome: Outcome) -> Table:
+    """Return a table of what happened, in numbers."""
     table = Table(title="What happened", title_justify="left", show_header=False, box=SIMPLE_HEAD)
-    lost = sum(len(record.errors) for record in outcome.retried)
+    failed = sum(len(record.errors) for record in outcome.retried)
     rows = [
         ("accepted (202)", len(tally.accepted), "orders that became tasks"),
-        ("refused (429)", tally.refused, "a gate was full; the client came back when told"),
-        ("given up", tally.given_up, f"orders no gate admitted after {MOST_TRIES} tries"),
-        ("retried", len(outcome.retried), f"tasks with more than one attempt; {lost} attempts lost"),
-        ("recovered", len(outcome.recovered), "tasks whose worker was killed; another painted them"),
-        ("samples", watch.samples, "looks at rows and gate slots while it ran"),
-        ("seconds", round(watch.seconds), "in all"),
+        ("refused (429)", tally.refused, "a gate was full; the client sent the order again after Retry-After"),
+        ("given up", tally.given_up, f"orders still refused after up to {MAX_SENDS} sends"),
+        ("retried", len(outcome.retried), _retried_text(failed)),
+        ("recovered", len(outcome.recovered), "tasks whose worker was killed; another worker ran them"),
+        ("samples", observer.samples, "times the demo read the rows and the gate slots"),
+        ("seconds", round(observer.seconds), "in total"),
     ]
     for name, number, meaning in rows:
         table.add_row(name, Text(str(number), "bold", justify="right"), meaning)
     return table
 
 
-def gates(watch: Watch, outcome: Outcome) -> Table:
-    """Return what became of each model's renders, with the most slots its gate held at once."""
+def _retried_text(failed: int) -> str:
+    attempts = "1 attempt" if failed == 1 else f"{failed} attempts"
+    return f"tasks with more than one attempt; {attempts} failed"
+
+
+def gates(observer: Observer, outcome: Outcome) -> Table:
+    """Return a table of each model's renders by state, with the maximum of slots that its gate held at once."""
     limits = dict(Gate.objects.values_list("name", "limit"))
     table = Table(title="By gate, from the database", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("Gate")
-    for heading in ("Limit", "Held", *STATES.values()):
+    for heading in ("Limit", "Max held", *STATES.values()):
         table.add_column(heading, justify="right")
     by_model: dict[str, Counter[str]] = {name: Counter() for name in MODELS}
     for record in outcome.records:
         by_model[record.args[0]][state_of(record)] += 1
     for name, counts in by_model.items():
-        most = max(watch.most_rows[name], watch.most_slots[name])
+        most = max(observer.max_rows[name], observer.max_slots[name])
         numbers = (str(counts[state]) if counts[state] else "" for state in STATES)
         table.add_row(name, str(limits[name]), str(most), *numbers)
     table.add_section()
@@ -110,10 +115,10 @@ def gates(watch: Watch, outcome: Outcome) -> Table:
 
 
 def findings(found: Sequence[Finding]) -> Group:
-    """Return the statements, each with what speaks against it."""
+    """Return the checks, each with the reasons why it failed."""
     lines = []
     for finding in found:
-        mark, colour = ("ok", "green") if finding.held else ("NO", "bold red")
+        mark, colour = ("ok", "green") if finding.passed else ("NO", "bold red")
         lines.append(Text.assemble((f"  {mark}  ", colour), finding.statement))
-        lines += [Text(f"        {what}", "red") for what in finding.against[:10]]
-    return Group(Text("As it should be?", "bold italic"), *lines)
+        lines += [Text(f"        {what}", "red") for what in finding.failures[:10]]
+    return Group(Text("Checks", "bold italic"), *lines)

@@ -1,4 +1,4 @@
-"""The contact sheet: every render of a demo in one picture, with captions."""
+"""Make the contact sheet: every render of a demo in one picture, with captions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from django_asyncq.models import TaskRecord, TaskState
 
 from ..catalogue import MODELS
-from ..showing import error_of
+from ..presentation import error_of
 from ..tasks import image_path
 
 TILE, GAP, CAPTION, MARGIN = 168, 14, 38, 24
@@ -20,7 +20,7 @@ GROUND, INK, FAINT, WELL, ALARM = "#11101a", "#efedf8", "#aaa5c0", "#272338", "#
 
 
 def contact_sheet(records: Sequence[TaskRecord], path: Path) -> Path:
-    """Write the sheet in one step and return its path. A render without a picture says why on its tile."""
+    """Write the sheet and return its path. The tile of a render without a picture shows the reason."""
     columns = min(8, max(1, len(records)))
     rows = max(1, math.ceil(len(records) / columns))
     width = 2 * MARGIN + columns * TILE + (columns - 1) * GAP

@@ -1,4 +1,4 @@
-"""Orders over real HTTP, from several clients at once, more than the gates admit."""
+"""Send orders over HTTP, from several clients at once, more than the gates admit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 from ..palettes import PALETTES
 
 CLIENTS = 4
-MOST_TRIES = 8
+MAX_SENDS = 8
 HTTP_SECONDS = 10
-# How many of each twenty orders; the slow model comes first and exceeds its gate of 2 at once.
+# Orders per twenty. The slow model comes first, so that its gate of 2 is full at once.
 MIX = {
     "reaction": 4,
     "nebula": 3,
@@ -34,16 +34,16 @@ FEWEST = 12
 
 @dataclass(slots=True)
 class Request:
-    """One order on its way. due_at: monotonic time before which it is not sent."""
+    """One order. sends: how often it was sent. due_at: monotonic time before which it is not sent."""
 
     body: dict[str, Any]
-    tries: int = 0
+    sends: int = 0
     due_at: float = 0.0
 
 
 @dataclass(slots=True)
 class Tally:
-    """What the clients were answered. accepted: task id → model. seeds: of all orders, accepted or not."""
+    """The answers of the site. accepted: task id → model. seeds: of all orders. unexpected: all other answers."""
 
     accepted: dict[str, str] = field(default_factory=dict)
     seeds: frozenset[int] = frozenset()
@@ -51,15 +51,15 @@ class Tally:
     retry_after_missing: int = 0
     unavailable: int = 0
     given_up: int = 0
-    strange: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
 
 
 def plan(count: int, seed: int) -> list[Request]:
-    """Return the orders of a demo: mixed by the seed, the slow ones in front."""
+    """Return the orders of a demo: shuffled by the seed, the slow ones first."""
     chance = random.Random(seed)
     slow = max(4, round(count * MIX["reaction"] / sum(MIX.values())))
     others = [name for name in MIX if name != "reaction"]
-    # Each model once, so that small demos show all of them too.
+    # Every model at least once, so that small demos show all of them.
     names = (others + chance.choices(others, [MIX[name] for name in others], k=count))[: count - slow]
     chance.shuffle(names)
     ordered = ["reaction"] * slow + names
@@ -71,7 +71,7 @@ def plan(count: int, seed: int) -> list[Request]:
 
 
 class Traffic:
-    """The clients: threads that send orders, and send what was refused again when told."""
+    """The clients: threads that send orders, and send refused orders again after `Retry-After`."""
 
     def __init__(self, address: str, requests: list[Request], until: float) -> None:
         self.tally = Tally(seeds=frozenset(request.body["seed"] for request in requests))
@@ -93,15 +93,15 @@ class Traffic:
             thread.join(HTTP_SECONDS + 1)
 
     @property
-    def is_over(self) -> bool:
-        """Whether every order has been accepted or given up."""
+    def is_finished(self) -> bool:
+        """Whether every order was accepted or given up."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def snapshot(self) -> Tally:
-        """Return a copy of the tally as it stands."""
+        """Return a copy of the tally."""
         with self._lock:
             tally = self.tally
-            return replace(tally, accepted=dict(tally.accepted), strange=list(tally.strange))
+            return replace(tally, accepted=dict(tally.accepted), unexpected=list(tally.unexpected))
 
     def _work(self) -> None:
         while not self._stop.is_set():
@@ -115,7 +115,7 @@ class Traffic:
             self._send(request)
 
     def _send(self, request: Request) -> None:
-        request.tries += 1
+        request.sends += 1
         connection = HTTPConnection(self._host, timeout=HTTP_SECONDS)
         try:
             headers = {"Content-Type": "application/json"}
@@ -124,7 +124,7 @@ class Traffic:
             answer = json.loads(response.read())
         except (OSError, HTTPException, ValueError) as error:
             with self._lock:
-                self.tally.strange.append(f"{type(error).__name__}: {error}")
+                self.tally.unexpected.append(f"{type(error).__name__}: {error}")
             return
         finally:
             connection.close()
@@ -136,7 +136,7 @@ class Traffic:
             self.tally.accepted[answer["id"]] = request.body["model"]
             return
         if status not in (429, 503):
-            self.tally.strange.append(f"{status}: {answer}")
+            self.tally.unexpected.append(f"{status}: {answer}")
             return
         self.tally.refused += status == 429
         self.tally.unavailable += status == 503
@@ -144,7 +144,7 @@ class Traffic:
             self.tally.retry_after_missing += 1
             return
         request.due_at = time.monotonic() + float(retry_after)
-        if request.tries < MOST_TRIES and request.due_at < self._until:
+        if request.sends < MAX_SENDS and request.due_at < self._until:
             self._waiting.append(request)
         else:
             self.tally.given_up += 1

@@ -1,4 +1,4 @@
-"""What must have come true, each statement checked against rows, files and samples."""
+"""Check the results of a demo against rows, files and samples."""
 
 from __future__ import annotations
 
@@ -10,54 +10,54 @@ from PIL import Image, UnidentifiedImageError
 from django_asyncq.models import Gate, TaskRecord, TaskState
 
 from ..catalogue import MODELS
-from ..showing import error_of, renders, state_of
+from ..presentation import error_of, renders, state_of
 from ..tasks import MAX_ATTEMPTS, glitches, image_path
+from .observation import Observer
 from .traffic import Tally
-from .watching import Watch
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One statement. against: what speaks against it; none, and it held."""
+    """One check. failures: reasons why it failed; empty when it passed."""
 
     statement: str
-    against: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
 
     @property
-    def held(self) -> bool:
+    def passed(self) -> bool:
         """Whether the statement is true."""
-        return not self.against
+        return not self.failures
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The rows of a finished demo. records: of its accepted orders. strays: of orders that were refused."""
+    """The tasks of a finished demo. records: of accepted orders. strays: of refused orders."""
 
     records: tuple[TaskRecord, ...]
     strays: tuple[TaskRecord, ...]
 
     @property
     def retried(self) -> list[TaskRecord]:
-        """Tasks that took more than one attempt."""
+        """The tasks that took more than one attempt."""
         return [record for record in self.records if record.attempt > 1]
 
     @property
     def recovered(self) -> list[TaskRecord]:
-        """Tasks that lost a worker and succeeded all the same."""
+        """The tasks that succeeded after their worker crashed."""
         return [r for r in self.records if r.crash_count > 0 and r.state == TaskState.SUCCEEDED]
 
 
 def outcome(tally: Tally) -> Outcome:
-    """Read the rows, the oldest first. What somebody ordered on the page meanwhile is left out."""
+    """Read the tasks, oldest first, without those that somebody ordered on the page in the meantime."""
     rows = list(renders().order_by("id"))
     ours = tuple(row for row in rows if str(row.id) in tally.accepted)
     others = [row for row in rows if str(row.id) not in tally.accepted]
     return Outcome(ours, tuple(row for row in others if row.kwargs.get("seed") in tally.seeds))
 
 
-def judge(tally: Tally, watch: Watch, outcome: Outcome) -> list[Finding]:
-    """Return every statement with what speaks against it."""
-    return [*_about_tasks(tally, outcome), *_about_gates(tally, watch), *_about_the_kill(watch, outcome)]
+def check_all(tally: Tally, observer: Observer, outcome: Outcome) -> list[Finding]:
+    """Run every check."""
+    return [*_about_tasks(tally, outcome), *_about_gates(tally, observer), *_about_the_kill(observer, outcome)]
 
 
 def _about_tasks(tally: Tally, outcome: Outcome) -> list[Finding]:
@@ -66,41 +66,41 @@ def _about_tasks(tally: Tally, outcome: Outcome) -> list[Finding]:
     flaky = [record for record in possible if MODELS[record.args[0]].is_flaky]
     impossible = [record for record in outcome.records if MODELS[record.args[0]].is_impossible]
     return [
-        Finding("every accepted order has a row", tuple(id for id in tally.accepted if id not in rows)),
-        Finding("no refused order has one", tuple(str(record.id) for record in outcome.strays)),
+        Finding("every accepted order has a task", tuple(id for id in tally.accepted if id not in rows)),
+        Finding("no refused order has a task", tuple(str(record.id) for record in outcome.strays)),
         Finding("every possible render succeeded and left a picture", _each(possible, _not_painted)),
-        Finding("the endless staircase failed for good, without a retry", _each(impossible, _not_refused)),
-        Finding("a flaky render took exactly the attempts it lost, and one", _each(flaky, _wrong_attempts)),
+        Finding("the endless staircase failed and was not retried", _each(impossible, _not_refused)),
+        Finding("every flaky render took one attempt more than it lost", _each(flaky, _wrong_attempts)),
     ]
 
 
-def _about_gates(tally: Tally, watch: Watch) -> list[Finding]:
+def _about_gates(tally: Tally, observer: Observer) -> list[Finding]:
     limits = dict(Gate.objects.values_list("name", "limit"))
-    silent, away = tally.retry_after_missing, tally.unavailable
-    left = watch.slots_left_over(tally.accepted)
+    without_header, unavailable = tally.retry_after_missing, tally.unavailable
+    held = observer.slots_still_held(tally.accepted)
     return [
-        Finding("no gate held more rows than its limit", _over(watch.most_rows, limits)),
-        Finding("no gate held more slots in Redis than its limit", _over(watch.most_slots, limits)),
-        Finding("every slot was given back", tuple(f"{gate}: {ids}" for gate, ids in left.items())),
-        Finding("the gates refused what they could not hold", () if tally.refused else ("nothing was refused",)),
-        Finding("every refusal said when to come back", (f"{silent} without Retry-After",) if silent else ()),
+        Finding("no gate had more tasks queued or running than its limit", _over(observer.max_rows, limits)),
+        Finding("no gate held more slots in Redis than its limit", _over(observer.max_slots, limits)),
+        Finding("every slot was released", tuple(f"{gate}: {ids}" for gate, ids in held.items())),
+        Finding("full gates refused orders", () if tally.refused else ("no order was refused",)),
+        Finding("every refusal had Retry-After", (f"{without_header} had none",) if without_header else ()),
         Finding(
-            "the site answered 202 or 429 and nothing else",
-            (*tally.strange, *([f"{away} times 503"] if away else [])),
+            "the site answered only 202 or 429",
+            (*tally.unexpected, *([f"503: {unavailable}"] if unavailable else [])),
         ),
     ]
 
 
-def _about_the_kill(watch: Watch, outcome: Outcome) -> list[Finding]:
-    kill = watch.kill
+def _about_the_kill(observer: Observer, outcome: Outcome) -> list[Finding]:
+    kill = observer.kill
     if kill is None:
-        return [Finding("a worker was killed in mid-render", ("no slow render was seen running",))]
+        return [Finding("a worker was killed during a render", ("no slow render was seen running",))]
     recovered = {str(record.id) for record in outcome.recovered}
     return [
-        Finding("a worker was killed in mid-render"),
+        Finding("a worker was killed during a render"),
         Finding(
-            "what it was painting was painted again",
-            tuple(f"{id} has no lost worker on its row" for id in kill.task_ids if id not in recovered),
+            "another worker ran the renders of the killed one",
+            tuple(f"{id} has no worker crash in its row" for id in kill.task_ids if id not in recovered),
         ),
     ]
 

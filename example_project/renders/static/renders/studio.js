@@ -1,10 +1,10 @@
-/* Orders without leaving the page, and a gallery that follows the states.
+/* Send orders without leaving the page, and update the gallery.
 
-   Cards are changed in place, never rebuilt: focus, scroll position and loaded pictures stay as they are. */
+   Cards are changed in place and never rebuilt, so focus, scroll position and loaded pictures are kept. */
 "use strict";
 
 const api = document.body.dataset.api;
-const news = document.getElementById("news");
+const messages = document.getElementById("messages");
 const cards = document.getElementById("cards");
 const template = document.getElementById("card").content.firstElementChild;
 const pauseButton = document.getElementById("pause");
@@ -12,13 +12,13 @@ const pauseButton = document.getElementById("pause");
 const REFRESH_MS = 1000;
 let timer = 0;
 let paused = false;
-let asking = false;
+let fetching = false;
 
-function say(text, kind) {
+function showMessage(text, kind) {
   const line = document.createElement("p");
   line.className = kind;
   line.textContent = text;
-  news.replaceChildren(line);
+  messages.replaceChildren(line);
 }
 
 /* ---- the gallery */
@@ -80,8 +80,8 @@ function showCounts(counts) {
 }
 
 async function refresh() {
-  if (asking) return;
-  asking = true;
+  if (fetching) return;
+  fetching = true;
   try {
     const response = await fetch(api, { headers: { Accept: "application/json" } });
     if (!response.ok) throw new Error(`the site answered ${response.status}`);
@@ -91,20 +91,20 @@ async function refresh() {
     showCounts(found.counts);
     document.body.classList.remove("stale");
   } catch (error) {
-    if (!document.body.classList.contains("stale")) say(`No news from the studio: ${error.message}.`, "error");
+    if (!document.body.classList.contains("stale")) showMessage(`Cannot update the gallery: ${error.message}.`, "error");
     document.body.classList.add("stale");
   } finally {
-    asking = false;
+    fetching = false;
   }
 }
 
-/* One timer, off while nobody looks. */
-function follow() {
+/* Refresh on a timer that stops while the page is hidden or updates are paused. */
+function update() {
   clearTimeout(timer);
   if (paused || document.hidden) return;
   refresh().finally(() => {
     clearTimeout(timer);
-    if (!paused && !document.hidden) timer = setTimeout(follow, REFRESH_MS);
+    if (!paused && !document.hidden) timer = setTimeout(update, REFRESH_MS);
   });
 }
 
@@ -123,12 +123,12 @@ async function order(form, copies) {
     if (response.status !== 202) {
       const answer = await response.json();
       const advice = answer.retry_after ? ` Try again in about ${answer.retry_after} s.` : "";
-      say(`${title}: ${accepted} accepted. ${answer.error}${advice}`, response.status === 429 ? "warning" : "error");
+      showMessage(`${title}: ${accepted} accepted. ${answer.error}${advice}`, response.status === 429 ? "warning" : "error");
       return;
     }
     accepted += 1;
   }
-  say(`${title}: ${accepted} accepted.`, "success");
+  showMessage(`${title}: ${accepted} accepted.`, "success");
 }
 
 for (const form of document.querySelectorAll("form[data-model]")) {
@@ -136,7 +136,7 @@ for (const form of document.querySelectorAll("form[data-model]")) {
     event.preventDefault();
     const copies = Number(event.submitter?.value || 1);
     order(form, copies)
-      .catch((error) => say(`The order did not arrive: ${error.message}.`, "error"))
+      .catch((error) => showMessage(`The order was not sent: ${error.message}.`, "error"))
       .finally(refresh);
   });
 }
@@ -145,7 +145,7 @@ pauseButton.hidden = false;
 pauseButton.addEventListener("click", () => {
   paused = !paused;
   pauseButton.setAttribute("aria-pressed", String(paused));
-  follow();
+  update();
 });
-document.addEventListener("visibilitychange", follow);
-follow();
+document.addEventListener("visibilitychange", update);
+update();

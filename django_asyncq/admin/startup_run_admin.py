@@ -1,4 +1,4 @@
-"""The runs of start-up tasks in the admin, to be read only."""
+"""The admin pages of the runs of start-up tasks. They are read-only."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from django.utils.translation import gettext_lazy
 
 from ..models import StartupRun
 from . import display
-from .page import Fact
 from .redaction import mask_text
+from .task_page import Fact
 
 if TYPE_CHECKING:
     StartupRunAdminBase = admin.ModelAdmin[StartupRun]
@@ -24,13 +24,13 @@ else:
 
 
 class StartupRunAdmin(StartupRunAdminBase):
-    """What ran when the fleet started, and how it ended."""
+    """List the runs of start-up tasks, and show a page for each."""
 
-    list_display = ("name", "begun", "took", "outcome", "held_by")
+    list_display = ("name", "started", "duration", "outcome", "held_by")
     list_display_links = ("name",)
     list_per_page = 50
     ordering = ("-id",)
-    sortable_by = ("name", "begun")
+    sortable_by = ("name", "started")
     search_fields = ("name", "holder")
     change_form_template = "admin/django_asyncq/startuprun/change_form.html"
 
@@ -38,29 +38,29 @@ class StartupRunAdmin(StartupRunAdminBase):
         css = {"all": ["django_asyncq/admin.css"]}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """A row says what happened."""
+        """Allow nobody to add a run by hand, because the row says what happened."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: StartupRun | None = None) -> bool:
-        """Nobody edits it."""
+        """Allow nobody to edit a run by hand, because the row says what happened."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: StartupRun | None = None) -> bool:
-        """Old ones go by themselves."""
+        """Allow nobody to delete a run, because old runs are pruned automatically."""
         return False
 
     def get_fields(self, request: HttpRequest, obj: StartupRun | None = None) -> Any:
-        """None: the page shows the run, not a form, and nothing unmasked."""
+        """Return no fields, because the page shows the run, with secrets masked, instead of a form."""
         return ()
 
-    @admin.display(description=gettext_lazy("begun"), ordering="begun_at")
-    def begun(self, run: StartupRun) -> SafeString | str:
-        """When it began."""
+    @admin.display(description=gettext_lazy("started"), ordering="begun_at")
+    def started(self, run: StartupRun) -> SafeString | str:
+        """Show when it started."""
         return display.time_element(run.begun_at, timezone.now())
 
-    @admin.display(description=gettext_lazy("took"))
-    def took(self, run: StartupRun) -> SafeString | str:
-        """How long it took."""
+    @admin.display(description=gettext_lazy("duration"))
+    def duration(self, run: StartupRun) -> SafeString | str:
+        """Show how long it took."""
         if run.finished_at is None:
             return "–"
         seconds = (display.aware(run.finished_at) - display.aware(run.begun_at)).total_seconds()
@@ -68,7 +68,7 @@ class StartupRunAdmin(StartupRunAdminBase):
 
     @admin.display(description=gettext_lazy("outcome"))
     def outcome(self, run: StartupRun) -> SafeString:
-        """How it ended, with the last line of its error."""
+        """Show the outcome, with the last line of the error."""
         badge = outcome_badge(run)
         if not run.error:
             return badge
@@ -76,9 +76,9 @@ class StartupRunAdmin(StartupRunAdminBase):
         cut = line if len(line) <= display.ERROR_CHARACTERS else line[: display.ERROR_CHARACTERS - 1] + "…"
         return format_html('{} <span class="asyncq-error-line" dir="ltr" title="{}">{}</span>', badge, line, cut)
 
-    @admin.display(description=gettext_lazy("holder"))
+    @admin.display(description=gettext_lazy("supervisor"))
     def held_by(self, run: StartupRun) -> SafeString:
-        """The process that ran it."""
+        """Show the supervisor process that ran it."""
         return format_html('<bdi class="asyncq-code" dir="ltr">{}</bdi>', run.holder)
 
     def render_change_form(
@@ -98,19 +98,19 @@ class StartupRunAdmin(StartupRunAdminBase):
             context["error"] = display.excerpt(mask_text(obj.error), whole="full" in request.GET) if obj.error else None
             context["facts"] = [
                 Fact(_("Name"), obj.name, is_code=True),
-                Fact(_("Begun"), display.time_element(obj.begun_at, now)),
+                Fact(_("Started"), display.time_element(obj.begun_at, now)),
                 Fact(_("Finished"), display.time_element(obj.finished_at, now) or "–"),
-                Fact(_("Took"), self.took(obj)),
-                Fact(_("Holder"), obj.holder, is_code=True),
-                Fact(_("Term of its lock"), str(obj.term)),
+                Fact(_("Duration"), self.duration(obj)),
+                Fact(_("Supervisor"), obj.holder, is_code=True),
+                Fact(_("Fencing token"), str(obj.term)),
             ]
         return super().render_change_form(request, context, add, change, form_url, obj)
 
 
 def outcome_badge(run: StartupRun) -> SafeString:
-    """Return how a run ended, in a word."""
+    """Return the outcome of a run as a badge."""
     if run.finished_at is None:
-        kind, word, title = "running", _("Not finished"), _("It still runs, or its process died.")
+        kind, word, title = "running", _("Not finished"), _("It is still running, or its process died.")
     elif run.error:
         kind, word, title = "failed", _("Failed"), ""
     else:

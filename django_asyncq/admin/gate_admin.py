@@ -1,4 +1,4 @@
-"""The gates in the admin: their limits, and how many of their slots are taken now."""
+"""The admin pages of gates: their limits, and how many of their slots are taken."""
 
 from __future__ import annotations
 
@@ -32,52 +32,63 @@ def slots_taken(name: str) -> int:
 
 
 def read_occupancy(rows: Sequence[Gate]) -> None:
-    """Note on each row how many slots are taken; None where Redis did not say.
+    """Set `slots_taken` on each row; None where Redis is unreachable.
 
-    Once Redis has failed it is not asked for the rows that follow: each would wait for a time-out.
+    After the first failure Redis is not asked again, because each further row would wait for a timeout.
     """
-    is_away = False
+    is_unreachable = False
     for row in rows:
         taken = None
-        if not is_away:
+        if not is_unreachable:
             try:
                 taken = slots_taken(row.name)
             except BrokerUnavailable:
-                is_away = True
+                is_unreachable = True
         row.slots_taken = taken  # type: ignore[attr-defined]
 
 
 class GateAdmin(GateAdminBase):
-    """Limits, effective at once everywhere: the rows' signals see to it."""
+    """Edit the limits of gates. A change takes effect everywhere at once, through the signals of the model."""
 
     list_display = ("name", "limit", "expected_seconds", "occupancy")
     search_fields = ("name",)
-    fields = ("name", "limit", "expected_seconds", "occupancy")
+    search_help_text = gettext_lazy("A gate is an admission limit for tasks. Search for a part of its name.")
+    fieldsets = [
+        (
+            None,
+            {
+                "fields": ("name", "limit", "expected_seconds", "occupancy"),
+                "description": gettext_lazy(
+                    "A gate is an admission limit. While it is full, no more of its tasks can be enqueued."
+                ),
+            },
+        )
+    ]
     list_per_page = 50
 
     class Media:
         css = {"all": ["django_asyncq/admin.css"]}
 
     def get_readonly_fields(self, request: HttpRequest, obj: Gate | None = None) -> tuple[str, ...]:
-        """Tasks name their gate, so a gate that exists keeps its name."""
+        """Keep the name of an existing gate read-only, because tasks refer to it by name."""
         return ("occupancy",) if obj is None else ("name", "occupancy")
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
-        """Read the occupancy of the gates on this page, one call to Redis each."""
+        """Read the occupancy of the gates on this page, with one call to Redis for each."""
         changelist = super().get_changelist_instance(request)
         read_occupancy(changelist.result_list)
         return changelist
 
     @admin.display(description=gettext_lazy("queued or running"))
     def occupancy(self, row: Gate) -> SafeString | str:
-        """How many of the slots are taken, as words and as a meter."""
+        """Show how many of the slots are taken, in words and as a meter."""
         if row.pk is None:
             return "-"
         if not hasattr(row, "slots_taken"):
             read_occupancy([row])
         taken: int | None = row.slots_taken  # type: ignore[attr-defined]
         if taken is None:
-            return _("unknown: Redis is away")
+            return _("unknown: Redis is unreachable")
         if row.limit <= 0:
             return _("%(taken)d, no limit") % {"taken": taken}
         return format_html("{} {}", _meter(taken, row.limit), _words(taken, row.limit))
@@ -89,7 +100,7 @@ def _words(taken: int, limit: int) -> str:
 
 
 def _meter(taken: int, limit: int) -> SafeString:
-    """Return the meter as a picture: a strict content security policy forbids style attributes."""
+    """Return the meter as SVG, because a strict content security policy forbids style attributes."""
     shown = min(taken, limit)
     return format_html(
         '<svg class="asyncq-meter{}" role="meter" aria-label="{}" aria-valuemin="0" aria-valuenow="{}" '

@@ -1,4 +1,4 @@
-"""What the buttons of schedules do: run now, switch on, switch off. Each is told to the person and logged."""
+"""The actions of the buttons of schedules: run now, enable, disable. Each shows a message and is logged."""
 
 from __future__ import annotations
 
@@ -25,62 +25,66 @@ from .schedule_page import TaskLinks
 NAMES_IN_MESSAGE = 5
 
 
-class Ran(NamedTuple):
-    """What a click on "Run now" did. is_new: False when it was a second one, and the occurrence is the first one's."""
+class RunResult(NamedTuple):
+    """The result of a click on "Run now". is_new: False for a second click; occurrence is then that of the first."""
 
     occurrence: Occurrence
     is_new: bool
 
 
-def run_once(pk: UUID, seen: int) -> Ran:
-    """Queue the schedule's task, unless a person did since the page was made.
+def run_once(pk: UUID, seen: int) -> RunResult:
+    """Queue the schedule's task, unless a person has run it since the page was rendered.
 
-    seen: the number of the latest occurrence by a person then. The row is locked meanwhile, so of two clicks at the same
-    time the second sees the occurrence of the first. Raises: Schedule.DoesNotExist, and what `scheduler.run_now` raises.
+    seen: primary key of the latest run by a person when the page was rendered. The schedule's row is locked, so the
+    second of two simultaneous clicks sees the occurrence of the first.
+    Raises: Schedule.DoesNotExist, and what `scheduler.run_now` raises.
     """
     with transaction.atomic():
         row = Schedule.objects.select_for_update().get(pk=pk)
         newer = Occurrence.objects.filter(schedule=row, by_person=True, pk__gt=seen).order_by("-pk").first()
-        return Ran(newer, is_new=False) if newer is not None else Ran(scheduler.run_now(row), is_new=True)
+        return RunResult(newer, is_new=False) if newer else RunResult(scheduler.run_now(row), is_new=True)
 
 
 def run(request: HttpRequest, row: Schedule, links: TaskLinks) -> None:
-    """Run a schedule now, tell the person, and log it."""
+    """Run a schedule now, show a message, and log it."""
     try:
         seen = int(request.POST.get("seen", ""))
     except ValueError:
-        messages.error(request, _("This request does not come from the page of the schedule. Nothing was queued."))
+        messages.error(request, _("This request did not come from the page of the schedule. Nothing was queued."))
         return
     try:
-        ran = run_once(row.pk, seen)
+        result = run_once(row.pk, seen)
     except Schedule.DoesNotExist:
-        messages.warning(request, _("This schedule does not exist any more."))
+        messages.warning(request, _("This schedule no longer exists."))
         return
     except (AsyncqError, compat.InvalidTask) as error:
         messages.error(request, _("Not run: %(reason)s. Nothing was queued.") % {"reason": error})
         return
-    task = links.of_occurrence(row, ran.occurrence.task_id)
-    if not ran.is_new:
-        since = display.relative(ran.occurrence.created_at, timezone.now())
-        text = _("It was run by hand after this page was opened: {}, {}. Nothing more was queued.")
+    task = links.of_occurrence(row, result.occurrence.task_id)
+    if not result.is_new:
+        since = display.relative(result.occurrence.created_at, timezone.now())
+        text = _("Somebody has run it since this page was opened: {}, {}. No other task was queued.")
         messages.warning(request, format_html(text, task, since))
         return
-    _log(request, [row], f"Run now: task {ran.occurrence.task_id}.")
+    _log(request, [row], f"Run now: task {result.occurrence.task_id}.")
     messages.success(request, format_html(_("Queued: {}."), task))
 
 
 @dataclass
 class Switched:
-    """What a switch did. broken: schedules that cannot be switched on, and why. over: those without an occurrence to come."""
+    """The result of enabling or disabling schedules.
+
+    never_firing: enabled schedules with no occurrence left. broken: schedules that cannot be enabled, and why.
+    """
 
     changed: list[Schedule] = field(default_factory=list)
     unchanged: list[Schedule] = field(default_factory=list)
-    over: list[Schedule] = field(default_factory=list)
+    never_firing: list[Schedule] = field(default_factory=list)
     broken: list[tuple[Schedule, InvalidOption]] = field(default_factory=list)
 
 
 def switch(pks: list[UUID], *, enabled: bool) -> Switched:
-    """Switch schedules on or off. One that is switched on goes on with its next occurrence: nothing has been missed."""
+    """Enable or disable schedules. An enabled one continues with its next occurrence; earlier ones are not missed."""
     switched = Switched()
     for pk in pks:
         with transaction.atomic():
@@ -100,12 +104,12 @@ def switch(pks: list[UUID], *, enabled: bool) -> Switched:
             row.save(update_fields=["enabled", "next_occurrence_at"])
             switched.changed.append(row)
             if enabled and row.next_occurrence_at is None:
-                switched.over.append(row)
+                switched.never_firing.append(row)
     return switched
 
 
-def switch_and_tell(request: HttpRequest, pks: list[UUID], *, enabled: bool) -> None:
-    """Switch schedules, tell the person, and log it."""
+def switch_and_report(request: HttpRequest, pks: list[UUID], *, enabled: bool) -> None:
+    """Enable or disable schedules, show messages, and log it."""
     switched = switch(pks, enabled=enabled)
     if switched.changed:
         _log(request, switched.changed, "Enabled." if enabled else "Disabled.")
@@ -115,16 +119,16 @@ def switch_and_tell(request: HttpRequest, pks: list[UUID], *, enabled: bool) -> 
     if switched.unchanged:
         text = _("Already enabled: %(names)s.") if enabled else _("Already disabled: %(names)s.")
         messages.info(request, _named(text, switched.unchanged))
-    for row in switched.over:
-        tell_it_is_over(request, row)
+    for row in switched.never_firing:
+        warn_never_fires(request, row)
     for row, error in switched.broken:
         text = _("Not enabled: %(name)s: %(reason)s.")
         messages.error(request, text % {"name": row.name, "reason": error})
 
 
-def tell_it_is_over(request: HttpRequest, row: Schedule) -> None:
-    """Say that a schedule was written, but will not fire."""
-    messages.warning(request, _("%(name)s has no occurrence to come, so it will not fire.") % {"name": row.name})
+def warn_never_fires(request: HttpRequest, row: Schedule) -> None:
+    """Warn that a schedule has no occurrence left."""
+    messages.warning(request, _("%(name)s has no more occurrences, so it will not fire.") % {"name": row.name})
 
 
 def _named(text: str, rows: list[Schedule]) -> str:

@@ -1,4 +1,4 @@
-"""Rows as the API and the page show them: plain values, ready for JSON and for a template."""
+"""Convert tasks and gates to plain values for the JSON API and the page."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ STATES = {
     "queued": "Queued",
     "running": "Running",
     "succeeded": "Succeeded",
-    "retrying": "Will retry",
+    "retrying": "Retrying",
     "failed": "Failed",
 }
 
 
 def renders() -> QuerySet[TaskRecord]:
-    """Return the studio's tasks, the newest first; ids are made in order of time."""
+    """Return the studio's tasks, newest first. Ids sort by time of creation."""
     return TaskRecord.objects.filter(name=render.module_path).order_by("-id")
 
 
 def state_of(record: TaskRecord) -> str:
-    """Return the state as a word of STATES; a failed task that will be tried again is `retrying`."""
+    """Return the state as a key of STATES; FAILED with `retry_at` is `retrying`."""
     if record.state == TaskState.FAILED and record.retry_at is not None:
         return "retrying"
     return TaskState(record.state).name.lower()
@@ -38,7 +38,7 @@ def state_of(record: TaskRecord) -> str:
 def state_counts() -> dict[str, int]:
     """Count the renders by state.
 
-    In one statement: two would see two moments, and a task on its way between states twice or never.
+    One statement sees one moment. Two statements could count a task that changes state twice or not at all.
     """
     failed = Q(state=TaskState.FAILED)
     return renders().aggregate(
@@ -51,7 +51,7 @@ def state_counts() -> dict[str, int]:
 
 
 def describe(record: TaskRecord) -> dict[str, Any]:
-    """Return a render as JSON. `image_url` is None until there is a picture."""
+    """Return a render as JSON. `image_url` is None until the picture exists."""
     model_name = record.args[0] if record.args else ""
     model = MODELS.get(model_name)
     state = state_of(record)
@@ -77,7 +77,7 @@ def describe(record: TaskRecord) -> dict[str, Any]:
 
 
 def error_of(record: TaskRecord) -> str:
-    """Return the last attempt's error in one line, or nothing."""
+    """Return the error of the last attempt in one line, or an empty text."""
     if not record.errors:
         return ""
     last = record.errors[-1]
@@ -85,7 +85,7 @@ def error_of(record: TaskRecord) -> str:
 
 
 def note_of(record: TaskRecord, state: str, seconds: float | None) -> str:
-    """Say in a few words what is worth knowing about the state."""
+    """Describe the state in a few words: error, attempts, worker crashes, duration."""
     parts = []
     if state == "failed" or (state == "retrying" and record.errors):
         parts.append(error_of(record))
@@ -95,14 +95,14 @@ def note_of(record: TaskRecord, state: str, seconds: float | None) -> str:
     elif record.attempt > 1:
         parts.append(f"attempt {record.attempt} of {record.max_attempts}")
     if record.crash_count:
-        parts.append("its worker was lost" + ("; recovered" if state == "succeeded" else ""))
+        parts.append("its worker crashed" + ("; recovered" if state == "succeeded" else ""))
     if seconds is not None:
         parts.append(f"{seconds:.1f} s")
     return " · ".join(parts)
 
 
 def describe_meter(meter: Meter) -> dict[str, Any]:
-    """Return a model with how full its gate is, as JSON. scale: the length of the drawn meter, 0 without a limit."""
+    """Return a model and the occupancy of its gate as JSON. scale: length of the drawn meter, 0 without a limit."""
     return {
         "name": meter.model.name,
         "title": meter.model.title,

@@ -1,6 +1,7 @@
-"""The demo seen from outside: rows and gate slots sampled while it runs, and one worker killed in mid-render.
+"""Observe the demo from outside: sample rows and gate slots while it runs, and kill one worker during a render.
 
-Reads Redis by the key names of the wire format and not through django_asyncq: a witness and not an echo.
+This module reads Redis by the key names of the wire format and not through django_asyncq, so that the two are
+independent.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from django_asyncq.models import TaskRecord, TaskState
 
 from ..catalogue import MODELS
 from ..gates import occupancies
-from ..showing import renders, state_counts
+from ..presentation import renders, state_counts
 
 SLOW_MODEL = "reaction"
-# Old enough to be in the middle of its 2 to 5 seconds.
+# A slow render takes 2 to 5 seconds, so at this age it is in the middle.
 MID_RENDER = timedelta(seconds=0.4)
 RELEASE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A worker process that was killed. task_ids: what its rows say it was painting."""
+    """A worker process that was killed. task_ids: the tasks that it was running, according to the rows."""
 
     pid: int
     worker_id: str
@@ -42,19 +43,19 @@ class Kill:
 
 
 @dataclass(slots=True)
-class Watch:
-    """What was seen. most_rows, most_slots: gate → most live rows, most slots in Redis, of any sample."""
+class Observer:
+    """Samples of the demo. max_rows, max_slots: gate → maximum of tasks and of slots in any sample."""
 
     redis_url: str
     supervisor_pid: int
     kill: Kill | None = None
     samples: int = 0
-    most_rows: Counter[str] = field(default_factory=Counter)
-    most_slots: Counter[str] = field(default_factory=Counter)
+    max_rows: Counter[str] = field(default_factory=Counter)
+    max_slots: Counter[str] = field(default_factory=Counter)
     begun_at: float = field(default_factory=time.monotonic)
     _client: Any = None
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Observer:
         self._client = redis.Redis.from_url(self.redis_url, protocol=2, socket_timeout=5)
         return self
 
@@ -63,29 +64,29 @@ class Watch:
 
     @property
     def seconds(self) -> float:
-        """How long the demo has been running."""
+        """The seconds since the demo started."""
         return time.monotonic() - self.begun_at
 
     def sample(self) -> dict[str, int]:
-        """Look once at rows and slots; return the counts per state."""
+        """Sample the rows and slots once; return the counts by state."""
         self.samples += 1
         for gate, held in occupancies().items():
-            self.most_rows[gate] = max(self.most_rows[gate], held)
+            self.max_rows[gate] = max(self.max_rows[gate], held)
         for gate, held in self.slots().items():
-            self.most_slots[gate] = max(self.most_slots[gate], held)
+            self.max_slots[gate] = max(self.max_slots[gate], held)
         return state_counts()
 
     def slots(self) -> dict[str, int]:
-        """Return how many slots of each gate are taken, by Redis."""
+        """Return how many slots of each gate are taken, according to Redis."""
         pipeline = self._client.pipeline(transaction=False)
         for name in MODELS:
             pipeline.zcard(self._key(name))
         return dict(zip(MODELS, pipeline.execute(), strict=True))
 
-    def slots_left_over(self, ids: Collection[str]) -> dict[str, list[str]]:
-        """Return the slots these tasks still have when all is over, by gate.
+    def slots_still_held(self, ids: Collection[str]) -> dict[str, list[str]]:
+        """Return the slots that these tasks still hold after all have finished, by gate.
 
-        The last release may follow its row by a moment, so it is waited for.
+        A slot is released shortly after its row is written, so this waits a moment.
         """
         deadline = time.monotonic() + RELEASE_SECONDS
         while (left := self._slots_of(ids)) and time.monotonic() < deadline:
@@ -101,13 +102,13 @@ class Watch:
     def _key(gate: str) -> str:
         return f"{settings.ASYNCQ['GATE_PREFIX']}{gate}"
 
-    def strike(self) -> Kill | None:
-        """Kill the worker process of a slow render that is well under way, once; return the kill."""
+    def kill_worker(self) -> Kill | None:
+        """Kill the worker process of a slow render in its middle, once; return the kill."""
         if self.kill is not None:
             return None
-        ripe = timezone.now() - MID_RENDER
+        started_before = timezone.now() - MID_RENDER
         running = renders().filter(state=TaskState.RUNNING)
-        for record in running.filter(last_attempted_at__lt=ripe).order_by("-last_attempted_at"):
+        for record in running.filter(last_attempted_at__lt=started_before).order_by("-last_attempted_at"):
             pid = self._pid_of(record)
             if record.args[0] == SLOW_MODEL and pid is not None:
                 worker_id = record.worker_ids[-1]
@@ -118,7 +119,7 @@ class Watch:
         return None
 
     def _pid_of(self, record: TaskRecord) -> int | None:
-        """Return the pid of the record's worker if it is a child of this demo's own supervisor."""
+        """Return the pid of the task's worker if it is a child of this demo's supervisor."""
         parts = record.worker_ids[-1].split(":") if record.worker_ids else []
         if len(parts) < 4 or parts[-3] != str(self.supervisor_pid) or not parts[-2].isdigit():
             return None
@@ -126,7 +127,7 @@ class Watch:
 
 
 def forget_keys(redis_url: str, prefix: str) -> int:
-    """Delete every key of a prefix of the demo's own, on a server that goes on after it; return how many."""
+    """Delete the keys of the demo from a server that it did not start; return how many."""
     client = redis.Redis.from_url(redis_url, protocol=2, socket_timeout=5)
     with closing(client):
         keys = [*client.scan_iter(f"{prefix}:*"), *client.scan_iter(f"{{{prefix}:*")]

@@ -1,4 +1,4 @@
-"""Retry, as the operator sees it: which tasks go again, and for each of the others why not."""
+"""Retry tasks for a person in the admin, and report which tasks were queued again and why the others were not."""
 
 from __future__ import annotations
 
@@ -22,28 +22,32 @@ from ..exceptions import AsyncqError, GateUnavailable
 from ..models import Gate, TaskRecord, TaskState
 from .code import known_task
 
-# One transaction and one script call per queue and gate; SQLite takes at least 999 parameters.
+# One chunk is one transaction, and one script call per queue and gate. SQLite accepts at least 999 parameters.
 IDS_PER_RETRY = 500
-MOST_AT_ONCE = 1_000
+MAX_AT_ONCE = 1_000
 NAMES_IN_MESSAGE = 5
 
 
 @dataclass
 class Outcome:
-    """What became of a retry. error: why it ended early; the tasks not listed here were then not changed."""
+    """The result of a retry.
+
+    removed: tasks whose function was removed from the code. deleted: number of tasks that no longer exist.
+    error: why the retry stopped early. Tasks that are in no list were then not changed.
+    """
 
     retried: list[TaskRecord] = field(default_factory=list)
     full: list[TaskRecord] = field(default_factory=list)
     not_failed: list[TaskRecord] = field(default_factory=list)
-    gone: list[TaskRecord] = field(default_factory=list)
-    vanished: int = 0
+    removed: list[TaskRecord] = field(default_factory=list)
+    deleted: int = 0
     error: AsyncqError | None = None
 
 
 def retry(rows: QuerySet[TaskRecord], ids: Collection[UUID]) -> Outcome:
     """Queue failed tasks again, as many as their gates admit.
 
-    rows: those the user may see; an id that is not among them counts as vanished.
+    rows: the tasks the user may see. An id that is not among them counts as deleted.
     """
     outcome = Outcome()
     remaining = iter(ids)
@@ -54,18 +58,18 @@ def retry(rows: QuerySet[TaskRecord], ids: Collection[UUID]) -> Outcome:
 
 def _retry_some(rows: QuerySet[TaskRecord], ids: Sequence[UUID], outcome: Outcome) -> None:
     found = {record.id: record for record in _light(rows.filter(pk__in=ids))}
-    outcome.vanished += len(ids) - len(found)
+    outcome.deleted += len(ids) - len(found)
     registered = {name: known_task(name) is not None for name in {record.name for record in found.values()}}
-    gone = [r for r in found.values() if r.state == TaskState.FAILED and not registered[r.name]]
-    outcome.gone += gone
+    removed = [r for r in found.values() if r.state == TaskState.FAILED and not registered[r.name]]
+    outcome.removed += removed
     try:
-        done = lifecycle.retry([id for id in found if found[id] not in gone], by_person=True)
+        done = lifecycle.retry([id for id in found if found[id] not in removed], by_person=True)
     except AsyncqError as error:
         outcome.error = error
         return
     outcome.retried += done.retried
     outcome.full += done.full
-    # Read again: a colleague, or a second click, may have been quicker.
+    # Read the rows again, because another person or a second click may have retried them first.
     now = {record.id: record for record in _light(rows.filter(pk__in=done.not_failed))}
     outcome.not_failed += [now.get(id, found[id]) for id in done.not_failed]
 
@@ -75,7 +79,7 @@ def _light(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
 
 
 def write_log(request: HttpRequest, outcome: Outcome) -> None:
-    """Leave an entry in the history of each task that was retried."""
+    """Write an entry to the history of each task that was retried."""
     if outcome.retried:
         user: Any = request.user
         LogEntry.objects.log_actions(
@@ -83,10 +87,10 @@ def write_log(request: HttpRequest, outcome: Outcome) -> None:
         )
 
 
-def tell(request: HttpRequest, outcome: Outcome, url_of: Any) -> None:
-    """Tell the operator what became of each task.
+def add_messages(request: HttpRequest, outcome: Outcome, url_of: Any) -> None:
+    """Show the person the result of each task.
 
-    url_of: returns the address of a record's page.
+    url_of: function that returns the URL of a task's page.
     """
     for level, text in _sentences(outcome, url_of):
         messages.add_message(request, level, text)
@@ -99,20 +103,22 @@ def _sentences(outcome: Outcome, url_of: Any) -> Iterator[tuple[int, SafeString 
         names = _names(outcome.retried, url_of)
         yield messages.SUCCESS, format_html(text, names) if count == 1 else format_html(text, count, names)
     for gate, limit, records in _by_gate(outcome.full):
-        text = _("The gate {} is full (limit {}), so this failed task was not queued: {}.")
+        text = _("Gate {} is full (limit {}), so this failed task was not queued: {}.")
         if len(records) > 1:
-            text = _("The gate {} is full (limit {}), so these failed tasks were not queued: {}.")
+            text = _("Gate {} is full (limit {}), so these failed tasks were not queued: {}.")
         yield messages.WARNING, format_html(text, gate, limit, _names(records, url_of))
     for record_state, records in _by_state(outcome.not_failed):
-        text = _("Not failed ({}), so nothing was changed: {}.")
+        text = _("Not retried, because the state is {}: {}.")
         yield messages.WARNING, format_html(text, record_state, _names(records, url_of))
-    if outcome.vanished:
-        count = outcome.vanished
-        text = ngettext("%(count)d task does not exist any more.", "%(count)d tasks do not exist any more.", count)
+    if outcome.deleted:
+        count = outcome.deleted
+        text = ngettext("%(count)d task no longer exists.", "%(count)d tasks no longer exist.", count)
         yield messages.WARNING, text % {"count": count}
-    for path in sorted({record.name for record in outcome.gone}):
-        records = [record for record in outcome.gone if record.name == path]
-        text = _("The code has no task {}, so this stays failed: {}. Is it deployed?")
+    for path in sorted({record.name for record in outcome.removed}):
+        records = [record for record in outcome.removed if record.name == path]
+        text = _("The code has no task {}, so it was not retried: {}. Is the code deployed?")
+        if len(records) > 1:
+            text = _("The code has no task {}, so they were not retried: {}. Is the code deployed?")
         yield messages.ERROR, format_html(text, path, _names(records, url_of))
     if outcome.error is not None:
         yield messages.ERROR, _error_sentence(outcome.error, bool(outcome.retried))
@@ -121,14 +127,14 @@ def _sentences(outcome: Outcome, url_of: Any) -> Iterator[tuple[int, SafeString 
 def _error_sentence(error: AsyncqError, some_retried: bool) -> str:
     changed = _("The other tasks were not changed.") if some_retried else _("Nothing was changed.")
     if isinstance(error, GateUnavailable):
-        reason = _("The gate %(gate)s cannot be asked because Redis is away.") % {"gate": error.gate}
+        reason = _("Gate %(gate)s cannot be checked because Redis is unreachable.") % {"gate": error.gate}
     else:
         reason = _("The retry was refused: %(reason)s.") % {"reason": error}
     return f"{reason} {changed}"
 
 
 def _names(records: Sequence[TaskRecord], url_of: Any) -> SafeString | str:
-    """Return the tasks as links, the first few of many."""
+    """Return links to the tasks; only to the first few when there are many."""
     shown = records[:NAMES_IN_MESSAGE]
     links = format_html_join(", ", '<a href="{}">{}</a>', ((url_of(record), str(record)) for record in shown))
     if len(records) == len(shown):
@@ -137,7 +143,7 @@ def _names(records: Sequence[TaskRecord], url_of: Any) -> SafeString | str:
 
 
 def _by_gate(records: Iterable[TaskRecord]) -> Iterator[tuple[str, int | str, list[TaskRecord]]]:
-    """Group by gate, each with its limit: that of its row, else of the tasks."""
+    """Group the tasks by gate. The limit is that of the gate's row, or else the one set by the task."""
     groups: dict[str, list[TaskRecord]] = {}
     for record in records:
         groups.setdefault(record.gate, []).append(record)

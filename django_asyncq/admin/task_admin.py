@@ -1,6 +1,6 @@
-"""The tasks in the admin: a list, a page for each, and retry. Nothing is edited by hand.
+"""The admin pages of tasks: a list, a page for each, and retry. Nothing is edited by hand.
 
-Every change goes through `lifecycle`; each action names its permission and asks for it again when it is done.
+Every change of state goes through `lifecycle`. Each action names its permission and checks it again before it acts.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..models import TaskRecord, TaskState
-from . import display, retrying
+from . import display, retry_action
 from .filters import EnqueuedFilter, GateFilter, NameFilter, QueueFilter, StateFilter
-from .page import TaskPage
 from .queries import BoundedPaginator, TaskChangeList, as_listed, search
+from .task_page import TaskPage
 
 if TYPE_CHECKING:
     TaskAdminBase = admin.ModelAdmin[TaskRecord]
@@ -37,15 +37,15 @@ else:
 
 RETRY_ACTION = "retry_selected"
 LISTED_TO_CONFIRM = 100
-# Looking into them by address (?kwargs__password__startswith=a) would tell what is masked, letter by letter.
+# A lookup in the URL (?kwargs__password__startswith=a) would reveal masked values letter by letter.
 MASKED_COLUMNS = {"args", "kwargs", "return_value", "progress", "errors"}
 
-# From 6.1 an action may also stand on the page of one object; before, the decorator does not know of places.
-RETRY_PLACES: dict[str, Any] = {"description": gettext_lazy("Retry selected %(verbose_name_plural)s")}
+# From Django 6.1 an action may also be on the page of one object. Older decorators know no `location`.
+RETRY_OPTIONS: dict[str, Any] = {"description": gettext_lazy("Retry selected %(verbose_name_plural)s")}
 if django.VERSION >= (6, 1):
     from django.contrib.admin.options import ActionLocation
 
-    RETRY_PLACES = {
+    RETRY_OPTIONS = {
         "location": [ActionLocation.CHANGE_LIST, ActionLocation.CHANGE_FORM],
         "description": gettext_lazy("Retry"),
         "description_plural": gettext_lazy("Retry selected %(verbose_name_plural)s"),
@@ -55,14 +55,14 @@ if django.VERSION >= (6, 1):
 class TaskRecordAdmin(TaskAdminBase):
     """The list of tasks, the page of one, and the retry of failed ones."""
 
-    list_display = ("task", "state_shown", "queue_name", "gate", "tries", "enqueued", "run")
+    list_display = ("task", "state_and_error", "queue_name", "gate", "attempts", "enqueued", "run")
     list_display_links = ("task",)
     list_filter = (StateFilter, QueueFilter, NameFilter, GateFilter, EnqueuedFilter)
     list_per_page = 50
     ordering = ("-id",)
     sortable_by = ("enqueued",)
     search_fields = ("id", "name")
-    search_help_text = gettext_lazy("An id, the beginning of one, or a part of the task's name.")
+    search_help_text = gettext_lazy("An id, the beginning of an id, or a part of the task's name.")
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     paginator = BoundedPaginator
@@ -73,47 +73,47 @@ class TaskRecordAdmin(TaskAdminBase):
         css = {"all": ["django_asyncq/admin.css"]}
         js = ["django_asyncq/copy.js"]
 
-    # --- who may do what
+    # --- permissions
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Tasks are made by code only."""
+        """Allow nobody to add a task by hand."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: TaskRecord | None = None) -> bool:
-        """A row says what happened; nobody edits it."""
+        """Allow nobody to edit a task by hand, because the row says what happened."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: TaskRecord | None = None) -> bool:
-        """A running task is never deleted."""
+        """Never allow the deletion of a running task."""
         if obj is not None and obj.state == TaskState.RUNNING:
             return False
         return super().has_delete_permission(request, obj)
 
     def has_retry_permission(self, request: HttpRequest, obj: TaskRecord | None = None) -> bool:
-        """Retry needs a permission of its own, `retry_task`."""
+        """Require the permission `retry_task`."""
         user: Any = request.user
         return bool(user.has_perm(f"{self.opts.app_label}.retry_task"))
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Refuse lookups into what the pages mask."""
+        """Refuse lookups into masked columns."""
         allowed: bool = super().lookup_allowed(lookup, value, request)  # type: ignore[arg-type]
         return allowed and lookup.partition("__")[0] not in MASKED_COLUMNS
 
     # --- the list
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[TaskChangeList]:
-        """Return the list that reads only what it shows."""
+        """Return the change list that reads only what it shows."""
         return TaskChangeList
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[TaskRecord], search_term: str
     ) -> tuple[QuerySet[TaskRecord], bool]:
-        """Find tasks by id, its beginning, or a part of the name."""
+        """Find tasks by id, by the beginning of an id, or by a part of the name."""
         return (queryset.filter(search(search_term)) if search_term.strip() else queryset), False
 
     @admin.display(description=gettext_lazy("task"))
     def task(self, record: TaskRecord) -> SafeString:
-        """The function's own name and the end of the id."""
+        """Show the function's name and the end of the id."""
         return format_html(
             '<span class="asyncq-name" dir="ltr" title="{}">{}</span> <span class="asyncq-id" title="{}">{}</span>',
             record.name,
@@ -123,8 +123,8 @@ class TaskRecordAdmin(TaskAdminBase):
         )
 
     @admin.display(description=gettext_lazy("state"))
-    def state_shown(self, record: TaskRecord) -> SafeString:
-        """The state as a coloured word, and the error of a failed task."""
+    def state_and_error(self, record: TaskRecord) -> SafeString:
+        """Show the state as a badge, and the error of a failed task."""
         state = display.state_element(record, timezone.now())
         exception = getattr(record, "last_exception", None)
         if record.state != TaskState.FAILED or not exception:
@@ -132,19 +132,19 @@ class TaskRecordAdmin(TaskAdminBase):
         message = str(getattr(record, "last_message", None) or "")
         return format_html("{} {}", state, display.short_error(str(exception), message))
 
-    @admin.display(description=gettext_lazy("tries"))
-    def tries(self, record: TaskRecord) -> SafeString:
-        """The tries made, of how many, and the lost workers."""
-        return display.short_tries(record)
+    @admin.display(description=gettext_lazy("attempts"))
+    def attempts(self, record: TaskRecord) -> SafeString:
+        """Show how many attempts were made, of how many, and the worker crashes."""
+        return display.short_attempt_count(record)
 
     @admin.display(description=gettext_lazy("enqueued"), ordering="enqueued_at")
     def enqueued(self, record: TaskRecord) -> SafeString | str:
-        """When it was enqueued."""
+        """Show when it was enqueued."""
         return display.time_element(record.enqueued_at, timezone.now())
 
     @admin.display(description=gettext_lazy("started, finished"))
     def run(self, record: TaskRecord) -> SafeString:
-        """When it was first started, and below when it ended for good."""
+        """Show when it was first started, and below when it finished."""
         now = timezone.now()
         started, finished = (display.time_element(at, now) for at in (record.started_at, record.finished_at))
         return format_html("{} <br>{}", started or "-", finished or "-")
@@ -152,7 +152,7 @@ class TaskRecordAdmin(TaskAdminBase):
     # --- the page of one task
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the address the Retry button posts to."""
+        """Add the URL that the Retry button posts to."""
         name = f"{self.opts.app_label}_{self.opts.model_name}_retry"
         retry = path("<path:object_id>/retry/", self.admin_site.admin_view(self.retry_view), name=name)
         return [retry, *super().get_urls()]
@@ -175,7 +175,7 @@ class TaskRecordAdmin(TaskAdminBase):
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     def _without_retry(self, action_form: Any) -> Any:
-        """Return Django's choice of actions for this page without ours, which has a button; None if empty."""
+        """Return Django's action form for this page without retry, which has a button; None if no action is left."""
         if action_form is None:
             return None
         field = action_form.fields["action"]
@@ -183,14 +183,14 @@ class TaskRecordAdmin(TaskAdminBase):
         return action_form if any(value for value, _label in field.choices) else None
 
     def retry_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Retry one task and go back to its page. POST only."""
+        """Retry one task and return to its page. POST only."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         if not self.has_view_permission(request) or not self.has_retry_permission(request):
             raise PermissionDenied
         record = self.get_object(request, unquote(object_id))
         if record is None:
-            messages.warning(request, _("This task does not exist any more."))
+            messages.warning(request, _("This task no longer exists."))
             return HttpResponseRedirect(self._url("changelist"))
         if not self.has_retry_permission(request, record):
             raise PermissionDenied
@@ -199,20 +199,20 @@ class TaskRecordAdmin(TaskAdminBase):
 
     # --- the actions
 
-    @admin.action(permissions=["retry"], **RETRY_PLACES)  # type: ignore[untyped-decorator]
+    @admin.action(permissions=["retry"], **RETRY_OPTIONS)  # type: ignore[untyped-decorator]
     def retry_selected(self, request: HttpRequest, queryset: QuerySet[TaskRecord]) -> HttpResponse | None:
-        """Show what is to be retried, then retry it."""
+        """Ask for confirmation, then retry the tasks."""
         if not self.has_view_permission(request) or not self.has_retry_permission(request):
             raise PermissionDenied
         across = request.POST.get("select_across") == "1"
         if across:
             rows = queryset.filter(state=TaskState.FAILED)
-            ids = list(rows.order_by("-id").values_list("pk", flat=True)[: retrying.MOST_AT_ONCE + 1])
+            ids = list(rows.order_by("-id").values_list("pk", flat=True)[: retry_action.MAX_AT_ONCE + 1])
         else:
-            # Not from `queryset`: a task that has left the list's filter meanwhile shall be told of.
+            # Not from `queryset`: a task that no longer matches the list's filter must appear in the messages too.
             ids = [UUID(id) for id in request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)]
-        is_cut = len(ids) > retrying.MOST_AT_ONCE
-        ids = ids[: retrying.MOST_AT_ONCE]
+        is_cut = len(ids) > retry_action.MAX_AT_ONCE
+        ids = ids[: retry_action.MAX_AT_ONCE]
         if request.POST.get("confirmed") != "yes" and request.path == self._url("changelist"):
             return self._confirm_retry(request, ids, across=across, is_cut=is_cut)
         self._retry(request, ids)
@@ -221,11 +221,11 @@ class TaskRecordAdmin(TaskAdminBase):
     def _confirm_retry(
         self, request: HttpRequest, ids: list[UUID], *, across: bool, is_cut: bool
     ) -> HttpResponse | None:
-        """Show what is to be retried. is_cut: more tasks were chosen than are retried at once."""
+        """Show the confirmation page. is_cut: more tasks were selected than can be retried at once."""
         failed = self.get_queryset(request).filter(pk__in=ids, state=TaskState.FAILED).order_by("-id")
         count = failed.count()
         if not count:
-            messages.warning(request, _("None of the selected tasks has failed, so nothing was changed."))
+            messages.warning(request, _("None of the selected tasks has failed, so nothing was retried."))
             return None
         records = list(as_listed(failed)[:LISTED_TO_CONFIRM])
         title = ngettext("Retry %(count)d failed task?", "Retry %(count)d failed tasks?", count)
@@ -233,10 +233,10 @@ class TaskRecordAdmin(TaskAdminBase):
             **self.admin_site.each_context(request),
             "title": title % {"count": count},
             "opts": self.opts,
-            "rows": [(record, self._url("change", record), self.state_shown(record)) for record in records],
+            "rows": [(record, self._url("change", record), self.state_and_error(record)) for record in records],
             "count": count,
             "not_listed": count - len(records),
-            "most_at_once": retrying.MOST_AT_ONCE if is_cut else None,
+            "max_at_once": retry_action.MAX_AT_ONCE if is_cut else None,
             "not_failed": len(ids) - count,
             "selected": request.POST.getlist(helpers.ACTION_CHECKBOX_NAME),
             "action": RETRY_ACTION,
@@ -250,34 +250,34 @@ class TaskRecordAdmin(TaskAdminBase):
 
     @admin.action(permissions=["delete"], description=gettext_lazy("Delete selected %(verbose_name_plural)s"))
     def delete_selected(self, request: HttpRequest, queryset: QuerySet[TaskRecord]) -> HttpResponse | None:
-        """Delete tasks after a question, as Django does, but never a running one."""
+        """Delete tasks after a confirmation, as Django does, but never a running one."""
         running = queryset.filter(state=TaskState.RUNNING).values("pk").order_by().count()
         if running:
             text = ngettext(
-                "%(count)d running task is not deleted.", "%(count)d running tasks are not deleted.", running
+                "%(count)d running task cannot be deleted.", "%(count)d running tasks cannot be deleted.", running
             )
             messages.warning(request, text % {"count": running})
         rows = queryset.exclude(state=TaskState.RUNNING)
-        count = rows.values("pk").order_by()[: retrying.MOST_AT_ONCE + 1].count()
-        if count > retrying.MOST_AT_ONCE:
-            text = _("At most %(count)d tasks can be deleted at once here; nothing was deleted.")
-            messages.error(request, text % {"count": retrying.MOST_AT_ONCE})
+        count = rows.values("pk").order_by()[: retry_action.MAX_AT_ONCE + 1].count()
+        if count > retry_action.MAX_AT_ONCE:
+            text = _("No more than %(count)d tasks can be deleted at once. Nothing was deleted.")
+            messages.error(request, text % {"count": retry_action.MAX_AT_ONCE})
             return None
         if not count:
             return None
         return admin_actions.delete_selected(self, request, rows)
 
     def response_delete(self, request: HttpRequest, obj_display: str, obj_id: Any) -> HttpResponse:
-        """Go back to the list: Django would send whoever may not edit to the start page."""
+        """Return to the list, where Django would send a user without change permission to the admin index."""
         response = super().response_delete(request, obj_display, obj_id)
         if isinstance(response, HttpResponseRedirect) and self.has_view_permission(request):
             return HttpResponseRedirect(self._url("changelist"))
         return response
 
     def _retry(self, request: HttpRequest, ids: list[UUID]) -> None:
-        outcome = retrying.retry(self.get_queryset(request), ids)
-        retrying.write_log(request, outcome)
-        retrying.tell(request, outcome, lambda record: self._url("change", record))
+        outcome = retry_action.retry(self.get_queryset(request), ids)
+        retry_action.write_log(request, outcome)
+        retry_action.add_messages(request, outcome, lambda record: self._url("change", record))
 
     def _url(self, view: str, record: TaskRecord | None = None) -> str:
         return reverse(

@@ -1,4 +1,4 @@
-"""What a task's page shows: attempts, arguments and all the rest, with secrets masked and long texts cut."""
+"""Build what the page of a task shows, with secrets masked and long texts shortened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ATTEMPTS_SHOWN = 50
 
 
 class Attempt(NamedTuple):
-    """One try of a task. is_latest: its traceback is shown open."""
+    """One attempt of a task. is_latest: its traceback is shown expanded."""
 
     number: int
     worker: str
@@ -32,7 +32,7 @@ class Attempt(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """A line of the page. is_code: its value is shown in a fixed-width font, left to right."""
+    """A label and a value. is_code: show the value in a monospaced font, left to right."""
 
     label: str
     value: SafeString | str
@@ -40,9 +40,9 @@ class Fact(NamedTuple):
 
 
 class TaskPage:
-    """All that the page of one task shows, made when the template asks for it.
+    """The content of the page of one task. The template calls the methods it needs.
 
-    whole: long texts are not cut. may_retry: whether the user has the permission.
+    whole: do not shorten long texts. may_retry: whether the user has the permission to retry.
     """
 
     def __init__(self, record: TaskRecord, now: datetime, *, whole: bool, may_retry: bool) -> None:
@@ -52,18 +52,18 @@ class TaskPage:
         self.task = known_task(record.name)
         self.has_failed = record.state == TaskState.FAILED
         self.can_retry = may_retry and self.has_failed and self.task is not None
-        self.is_gone = self.has_failed and self.task is None
+        self.is_removed = self.has_failed and self.task is None
 
     def state(self) -> SafeString:
-        """The state, and when it is due or tried again."""
+        """Return the state, and when the task or its retry is due."""
         return display.state_element(self.record, self.now)
 
-    def tries(self) -> str:
-        """The tries made, of how many."""
-        return display.tries(self.record)
+    def attempt_count(self) -> str:
+        """Return how many attempts were made, of how many."""
+        return display.attempt_count(self.record)
 
     def error(self) -> display.Excerpt | None:
-        """The last error of a failed task, in one text."""
+        """Return the last error of a failed task as one text."""
         entries = self._entries()
         if not self.has_failed or not entries:
             return None
@@ -72,32 +72,32 @@ class TaskPage:
         return display.excerpt(line, whole=self.whole)
 
     def attempts(self) -> list[Attempt]:
-        """The latest tries, newest first: the one that runs or has succeeded, and those that failed."""
+        """Return the latest attempts, newest first: the running or successful one, then those that failed."""
         shown = [*self._current(), *self._failed()]
         return shown if self.whole else shown[:ATTEMPTS_SHOWN]
 
-    def attempts_left_out(self) -> int:
-        """How many earlier tries are not shown."""
+    def attempts_not_shown(self) -> int:
+        """Return how many earlier attempts are not shown."""
         return 0 if self.whole else max(0, len(self._entries()) + len(list(self._current())) - ATTEMPTS_SHOWN)
 
     def args(self) -> display.Excerpt:
-        """The positional arguments as JSON; those of parameters with a secret name are masked."""
+        """Return the positional arguments as JSON. Those of parameters with a secret name are masked."""
         return self._json(mask_positional(self.record.args, parameter_names(self.task)))
 
     def kwargs(self) -> display.Excerpt:
-        """The keyword arguments as JSON."""
+        """Return the keyword arguments as JSON."""
         return self._json(self.record.kwargs)
 
     def return_value(self) -> display.Excerpt | None:
-        """The return value as JSON, of a task that has succeeded."""
+        """Return the return value of a successful task as JSON."""
         return self._json(self.record.return_value) if self.record.state == TaskState.SUCCEEDED else None
 
     def progress(self) -> display.Excerpt | None:
-        """What the task last told of its progress, as JSON."""
+        """Return the progress the task reported last, as JSON."""
         return None if self.record.progress is None else self._json(self.record.progress)
 
     def times(self) -> list[Fact]:
-        """The times that are known."""
+        """Return the times that are set."""
         record = self.record
         listed = [
             (_("Enqueued"), record.enqueued_at),
@@ -110,7 +110,7 @@ class TaskPage:
         return [Fact(label, display.time_element(value, self.now)) for label, value in listed if value]
 
     def facts(self) -> list[Fact]:
-        """The rest of the row."""
+        """Return the other columns of the row."""
         record = self.record
         limit = "" if record.queue_limit is None else str(record.queue_limit)
         listed = [
@@ -120,9 +120,9 @@ class TaskPage:
             (_("Queue"), record.queue_name, True),
             (_("Priority"), str(record.priority), False),
             (_("Timeout"), _seconds(record.timeout_seconds), False),
-            (_("Gate"), record.gate, True),
-            (_("Own limit for the gate"), limit, False),
-            (_("Expected"), _seconds(record.expected_seconds), False),
+            (_("Gate (admission limit)"), record.gate, True),
+            (_("Gate limit set by the task"), limit, False),
+            (_("Expected duration"), _seconds(record.expected_seconds), False),
             (_("Unique key"), record.unique_key, True),
             (_("Group"), record.group, True),
             (_("Last worker"), self._last_worker(), True),
@@ -131,7 +131,7 @@ class TaskPage:
         return [Fact(*fact) for fact in listed if fact[1]]
 
     def _entries(self) -> Sequence[dict[str, Any]]:
-        """The entries of failed tries, oldest first; whatever else the column may hold is left out."""
+        """Return the entries of failed attempts, oldest first. Skip anything else the column may hold."""
         errors = self.record.errors
         return [error for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
 
@@ -140,7 +140,7 @@ class TaskPage:
         return str(workers[-1]) if isinstance(workers, list) and workers else ""
 
     def _current(self) -> Iterator[Attempt]:
-        """The try that runs or has succeeded; it has no entry of its own."""
+        """Yield the running or successful attempt, which has no error entry."""
         record = self.record
         if record.state not in (TaskState.RUNNING, TaskState.SUCCEEDED):
             return
@@ -159,6 +159,7 @@ class TaskPage:
         )
 
     def _failed(self) -> Iterator[Attempt]:
+        """Yield the failed attempts, newest first."""
         entries = self._entries()
         for position, entry in enumerate(reversed(entries)):
             started = display.parse_time(entry.get("started_at"))
