@@ -1,6 +1,7 @@
 """The backend of Django's tasks framework: `TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend"}}`.
 
-Instantiated while user modules are imported, so models and `lifecycle` are imported when first needed.
+Django creates it while user modules are being imported. It must not import models or `lifecycle` at the top, and must
+open no connection before the first call.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from asgiref.sync import sync_to_async
 from django.core import checks
 from django.utils import timezone
 
@@ -27,10 +27,11 @@ OPTIONS = ("max_attempts", "timeout")
 
 
 class AsyncqBackend(compat.BaseTaskBackend):
-    """Queues tasks as rows of the project's database, dispatched by Redis.
+    """Stores tasks as rows of the project's database and dispatches them through Redis.
 
-    QUEUES: names allowed; an empty list allows every valid name. OPTIONS: `max_attempts` and `timeout` (seconds) of
-    tasks that do not say.
+    QUEUES: the allowed names; an empty list allows every valid name. OPTIONS: `max_attempts` and `timeout` (seconds)
+    of tasks that set none. The `a…` methods are the framework's: they call the plain ones in the thread that holds
+    the caller's database connection.
     """
 
     task_class = Task
@@ -40,16 +41,15 @@ class AsyncqBackend(compat.BaseTaskBackend):
     supports_priority = True
 
     def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Queue one call. Raises: InvalidTask, InvalidOption, EnqueueRefused; nothing has been written then."""
+        """Enqueue one call.
+
+        Raises: InvalidTask, InvalidOption, EnqueueRefused; nothing is written then.
+        """
         (result,) = self.enqueue_many(task, [Arguments(tuple(args), dict(kwargs))])
         return result
 
-    async def aenqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """See `enqueue`. Runs in the thread that holds the caller's database connection."""
-        return await sync_to_async(self.enqueue, thread_sensitive=True)(task, args, kwargs)
-
     def enqueue_many(self, task: Any, calls: Sequence[Arguments], *, partial: bool = False) -> list[Any]:
-        """Queue many calls; all or none, unless `partial`: then None stands for each call that was refused.
+        """Enqueue many calls, all or none. With `partial`, the result of a refused call is None.
 
         Raises: as `enqueue`.
         """
@@ -65,7 +65,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
         return [result_of(record) if record.id in admitted else None for record in records]
 
     def _records(self, task: Any, calls: Sequence[Arguments]) -> list[TaskRecord]:
-        """Return a row for each call, not saved. Raises: InvalidTask, InvalidOption."""
+        """Return an unsaved row for each call. Raises: InvalidTask, InvalidOption."""
         from .models import TaskRecord
 
         self.validate_task(task)
@@ -89,7 +89,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
         return records
 
     def get_result(self, result_id: str) -> Any:
-        """Return the result of this id, whatever became of its code. Raises: TaskResultDoesNotExist."""
+        """Return the result of this id, also when the code no longer has its task. Raises: TaskResultDoesNotExist."""
         from .models import TaskRecord
 
         try:
@@ -97,17 +97,8 @@ class AsyncqBackend(compat.BaseTaskBackend):
         except TaskRecord.DoesNotExist as error:
             raise compat.TaskResultDoesNotExist(result_id) from error
 
-    async def aget_result(self, result_id: str) -> Any:
-        """See `get_result`."""
-        from .models import TaskRecord
-
-        try:
-            return result_of(await TaskRecord.objects.aget(id__in=_uuids(result_id), backend=self.alias))
-        except TaskRecord.DoesNotExist as error:
-            raise compat.TaskResultDoesNotExist(result_id) from error
-
     def validate_task(self, task: Any) -> None:
-        """Refuse what can never run here. Raises: InvalidTask."""
+        """Refuse a task that can never run here. Raises: InvalidTask."""
         if isinstance(task.priority, bool) or not isinstance(task.priority, int | float):
             raise compat.InvalidTask(f"priority must be a whole number, not {task.priority!r}.")
         super().validate_task(task)
@@ -121,7 +112,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
         for queue in self.queues:
             if not isinstance(queue, str) or not QUEUE_NAME.fullmatch(queue):
                 yield checks.Error(
-                    f"{name}['QUEUES'] holds {queue!r}, which is no valid queue name.",
+                    f"{name}['QUEUES'] holds {queue!r}, which is not a valid queue name.",
                     hint="Use 1 to 64 letters, digits, '_', '.' and '-'.",
                     id="asyncq.E020",
                 )
@@ -147,7 +138,7 @@ def _check_option(option: str, value: Any) -> None:
 
 
 def _uuids(text: Any) -> list[UUID]:
-    """Return the id, or none at all for any other text: no row has it then."""
+    """Return the id in a list; an empty list for any other text, so that no row is found."""
     try:
         return [UUID(text)] if len(text) <= 36 else []
     except (ValueError, TypeError, AttributeError):

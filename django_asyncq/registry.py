@@ -1,4 +1,4 @@
-"""The registered tasks, by name. Names are looked up here, never imported from data."""
+"""The registered tasks, by name. A name that comes from data is looked up here and must never be imported."""
 
 from __future__ import annotations
 
@@ -15,23 +15,20 @@ _registry: dict[str, Task[Any, Any]] = {}
 
 
 def register(task: Task[Any, Any]) -> None:
-    """Register a declared task; a copy of it with other options (`using`) leaves the declared one in place."""
+    """Register a declared task. A copy with other options (`using`) does not replace it."""
     declared = _registry.get(task.module_path)
     if declared is None or declared.func is not task.func:
         _registry[task.module_path] = task
 
 
 def registered(name: str) -> Task[Any, Any]:
-    """Return the task declared under this dotted path. Names are looked up, never imported.
-
-    Raises: TaskNotRegistered.
-    """
+    """Return the task declared under this dotted path. Raises: TaskNotRegistered."""
     try:
         return _registry[name]
     except KeyError:
         raise TaskNotRegistered(
-            f"no task named {name!r} is registered: is its module imported when the app starts "
-            f"(a tasks.py of an installed app is), and is the worker's code up to date?"
+            f"no task named {name!r} is registered: check that its module is imported when the app starts "
+            f"(the tasks.py of an installed app is), and that the worker runs the current code"
         ) from None
 
 
@@ -41,12 +38,12 @@ def find(name: str) -> Task[Any, Any] | None:
 
 
 def every_task() -> list[Task[Any, Any]]:
-    """Return all registered tasks, by name."""
+    """Return all registered tasks, sorted by name."""
     return [_registry[name] for name in sorted(_registry)]
 
 
 def schedulable_names() -> list[str]:
-    """Return the names of the tasks of which people may make schedules, sorted."""
+    """Return the sorted names of the tasks for which people may create schedules."""
     return [task.module_path for task in every_task() if task.schedulable]
 
 
@@ -56,5 +53,5 @@ def load_task_modules() -> None:
 
 
 def registered_names() -> list[str]:
-    """Return the names of all registered tasks, sorted."""
+    """Return the sorted names of all registered tasks."""
     return sorted(_registry)

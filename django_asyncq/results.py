@@ -1,6 +1,6 @@
-"""What a row says to those who know the task: its result, and whether and when it is tried again.
+"""Read a row as a result of Django's framework, and decide whether and when a failed attempt is retried.
 
-Used while user modules are imported, so models are imported when first needed.
+It only reads rows and must not import models, because user modules import the backend before the models are ready.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from functools import cache, lru_cache
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
@@ -22,14 +21,13 @@ from .tasks import Task
 if TYPE_CHECKING:
     from .models import TaskRecord
 
-# What `using` may choose for each call and the row keeps.
-CHOSEN = ("priority", "queue_name", "backend", "run_after")
-chosen_of = attrgetter(*CHOSEN)
+# The options of the framework that `using` can change for one call, and that the row stores.
+STORED_OPTIONS = ("priority", "queue_name", "backend", "run_after")
 
 
 @cache
 def sender_of(alias: str) -> type:
-    """Return the sender of the framework's signals for the tasks of an alias: the class of its backend."""
+    """Return the sender of the framework's signals for the tasks of an alias, which is the class of its backend."""
     return type(compat.task_backends[alias])
 
 
@@ -57,42 +55,39 @@ def result_of(record: TaskRecord) -> compat.TaskResult[Any, Any]:
 
 
 def _status_of(record: TaskRecord) -> compat.TaskResultStatus:
-    # In the order of TaskState.
     statuses = compat.TaskResultStatus
-    of_states = (statuses.READY, statuses.RUNNING, statuses.SUCCESSFUL, statuses.FAILED)
-    status = of_states[record.state]
-    return statuses.READY if status is statuses.FAILED and record.retry_at is not None else status
+    # In the order of TaskState, which cannot be imported here.
+    status = (statuses.READY, statuses.RUNNING, statuses.SUCCESSFUL, statuses.FAILED)[record.state]
+    is_retrying = status is statuses.FAILED and record.retry_at is not None
+    return statuses.READY if is_retrying else status
 
 
 class StoredTask(Task[Any, Any]):
-    """A task as a row describes it: neither registered nor validated against the settings of today."""
+    """A task as a row describes it. It is not registered, and not validated against the present settings."""
 
     def __post_init__(self) -> None:
-        """Validate nothing: what the settings say now must not hide a result."""
+        """Validate nothing, so that changed settings cannot hide a result."""
 
 
 def _task_of(record: TaskRecord) -> Any:
     """Return the task as it was enqueued."""
-    declared = find(record.name) or _gone(record.name)
-    if chosen_of(declared) == chosen_of(record):
+    declared = find(record.name) or _removed(record.name)
+    stored = {name: getattr(record, name) for name in STORED_OPTIONS}
+    if all(getattr(declared, name) == value for name, value in stored.items()):
         return declared
-    chosen = {name: getattr(record, name) for name in CHOSEN}
     try:
-        return replace(declared, **chosen)
+        return replace(declared, **stored)
     except (InvalidOption, compat.InvalidTask, ImproperlyConfigured):
-        return StoredTask(**{**_values_of(declared), **chosen})
-
-
-def _values_of(task: Task[Any, Any]) -> dict[str, Any]:
-    return {field.name: getattr(task, field.name) for field in fields(task)}
+        values = {field.name: getattr(declared, field.name) for field in fields(declared)}
+        return StoredTask(**{**values, **stored})
 
 
 @lru_cache(maxsize=256)
-def _gone(name: str) -> Any:
-    """Return a task in the place of one that the code no longer has, under the same name."""
+def _removed(name: str) -> Any:
+    """Return a task that stands for one removed from the code, under the same name."""
 
     def missing(*args: Any, **kwargs: Any) -> NoReturn:
-        raise TaskNotRegistered(f"task {name!r} is gone from the code")
+        raise TaskNotRegistered(f"task {name!r} was removed from the code")
 
     missing.__module__, _, missing.__name__ = name.rpartition(".")
     missing.__qualname__ = missing.__name__
@@ -105,10 +100,12 @@ def _gone(name: str) -> Any:
     )
 
 
-def next_try(task: Task[Any, Any], record: TaskRecord, exception: BaseException, now: datetime) -> datetime | None:
-    """Decide whether and when a failed run is tried again; None means never.
+def next_attempt_at(
+    task: Task[Any, Any], record: TaskRecord, exception: BaseException, now: datetime
+) -> datetime | None:
+    """Decide whether and when a failed attempt is retried; None means never.
 
-    `give_up_on` wins over `retry_on`; `context.retry(counted=False)` goes on past the last attempt.
+    `give_up_on` wins over `retry_on`. `context.retry(counted=False)` is retried even after the last attempt.
     """
     if isinstance(exception, TaskNotRunnable):
         return None

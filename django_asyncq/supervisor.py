@@ -27,7 +27,7 @@ from .broker import Broker, Lease
 from .exceptions import BrokerUnavailable, TaskNotRegistered, TaskTimeout
 from .maintenance.service import MaintenanceService
 from .registry import registered
-from .results import next_try
+from .results import next_attempt_at
 from .worker.bootstrap import start
 from .worker.crash_stack import CrashStack
 from .worker.options import READY, WorkerOptions
@@ -304,7 +304,7 @@ class Supervisor:
                 f"its process was replaced"
             )
             try:
-                retry_at = next_try(registered(record.name), record, error, timezone.now())
+                retry_at = next_attempt_at(registered(record.name), record, error, timezone.now())
             except TaskNotRegistered:
                 retry_at = None
             decided[id] = (error, retry_at)

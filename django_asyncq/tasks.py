@@ -1,16 +1,30 @@
-"""Declaring and calling tasks: `@task`, `.using()`, `.enqueue()`.
+"""Declare and call tasks: `@task`, `.using()`, `.enqueue()`, `.enqueue_many()`.
 
-Imported by user code before the app registry may be ready, so it knows no models.
+User code imports this before the app registry is ready, so it must not import models.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NamedTuple, NoReturn, ParamSpec, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from django.utils import timezone
 
@@ -40,23 +54,28 @@ else:
 
 
 class Arguments(NamedTuple):
-    """The arguments of one call of `enqueue_many`; made by `task.arguments(…)`."""
+    """The arguments of one call in `enqueue_many`; made by `task.arguments(…)`."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
+Call = Arguments | tuple[Any, ...] | Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(_FrameworkTask[P, R]):
-    """A task of Django's framework with the options of this backend. None means: the backend's OPTIONS, then ASYNCQ.
+    """A task of Django's framework with the options of this backend.
 
-    max_attempts: runs in all, the first included. backoff: seconds, or a callable (see `retrying`).
-    retry_on, give_up_on: exception classes that are, or are not, tried again; give_up_on wins.
-    timeout: seconds a run may take. gate: a name, a format over the arguments, or a callable of the arguments.
-    queue_limit: the gate's limit where no Gate row has one. expected_seconds: how long a run usually takes.
-    schedule: when it is queued by itself, made by `cron()` or `every()`; several as a tuple, each with a name.
-    schedulable: whether people may make schedules of it in the admin, with arguments of their choice.
-    retention: how long its rows are kept when they have ended; the settings may say otherwise.
+    max_attempts: attempts in all, the first included. timeout: seconds a run may take. Where either is None, OPTIONS
+    of the alias in TASKS decides, then ASYNCQ.
+    backoff: seconds between attempts, or a callable (see `definitions.backoff`); None means `ExponentialBackoff()`.
+    retry_on, give_up_on: exception classes that are retried, or never retried; give_up_on wins.
+    gate: the name of an admission limit, a format over the arguments, or a callable of the arguments.
+    queue_limit: the gate's limit unless the gate has a Gate row. expected_seconds: how long a run usually takes.
+    schedule: when the task is enqueued automatically, made by `cron()` or `every()`; several as a tuple, each named.
+    schedulable: whether people may create schedules of it in the admin, with arguments of their choice.
+    retention: how long its finished rows are kept; the settings override it.
     atomic: run the function and record its success in one database transaction (`def` only).
     """
 
@@ -91,7 +110,10 @@ class Task(_FrameworkTask[P, R]):
         max_attempts: int | None = None,
         timeout: float | None = None,
     ) -> Task[P, R]:
-        """Return a copy with other values; None leaves a value as it is. A timedelta counts from now."""
+        """Return a copy with other options; None keeps the present value.
+
+        run_after: the earliest time of the run; a timedelta counts from now.
+        """
         if isinstance(run_after, timedelta):
             run_after = timezone.now() + run_after
         given: dict[str, Any] = {
@@ -108,27 +130,32 @@ class Task(_FrameworkTask[P, R]):
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> Arguments:
-        """Return one call's arguments for `enqueue_many`."""
+        """Return the arguments of one call, for `enqueue_many`."""
         return Arguments(args, kwargs)
 
+    @overload
     def enqueue_many(
-        self, calls: Iterable[Arguments | tuple[Any, ...] | Mapping[str, Any]], *, partial: bool = False
-    ) -> list[Any]:
-        """Queue many calls with one INSERT statement and one script call per chunk; return their results in order.
+        self, calls: Iterable[Call], *, partial: Literal[False] = False
+    ) -> list[compat.TaskResult[P, R]]: ...
 
-        calls: `task.arguments(…)`, or a tuple of positional arguments, or a mapping of keyword arguments.
-        partial: queue as many as the gates admit; refused calls have None in their place. Otherwise all or none.
+    @overload
+    def enqueue_many(self, calls: Iterable[Call], *, partial: bool) -> list[compat.TaskResult[P, R] | None]: ...
+
+    def enqueue_many(self, calls: Iterable[Call], *, partial: bool = False) -> Any:
+        """Enqueue many calls with one INSERT statement and one script call per chunk; return their results in order.
+
+        calls: `task.arguments(…)`, a tuple of positional arguments, or a mapping of keyword arguments.
+        partial: enqueue as many as the gates admit; the result of a refused call is None. Otherwise all or none.
         Raises: as `enqueue`.
         """
         backend = self.get_backend()
         listed = [_as_arguments(call) for call in calls]
         if not hasattr(backend, "enqueue_many"):
             return [backend.enqueue(self, list(call.args), call.kwargs) for call in listed]
-        results: list[Any] = backend.enqueue_many(self, listed, partial=partial)
-        return results
+        return backend.enqueue_many(self, listed, partial=partial)
 
 
-def _as_arguments(call: Arguments | tuple[Any, ...] | Mapping[str, Any]) -> Arguments:
+def _as_arguments(call: Call) -> Arguments:
     if isinstance(call, Arguments):
         return call
     if isinstance(call, tuple):
@@ -142,7 +169,10 @@ def _as_arguments(call: Arguments | tuple[Any, ...] | Mapping[str, Any]) -> Argu
 
 
 def _check_options(task: Task[Any, Any]) -> None:
-    """Refuse options that can never work. Raises: InvalidOption, naming task, option and remedy."""
+    """Refuse options that can never work.
+
+    Raises: InvalidOption, which names the task, the option and the remedy.
+    """
 
     def refuse(option: str, remedy: str) -> NoReturn:
         raise InvalidOption(f"task {task.module_path}: {option}={getattr(task, option)!r} is not valid: {remedy}")
@@ -151,44 +181,43 @@ def _check_options(task: Task[Any, Any]) -> None:
         raise InvalidOption(f"task name {task.module_path!r} is not valid: use 1 to 200 letters, digits, '_', '.'")
     check_queue_name(task.queue_name)
     if task.max_attempts is not None and (type(task.max_attempts) is not int or task.max_attempts < 1):
-        refuse("max_attempts", "a whole number of at least 1")
+        refuse("max_attempts", "give a whole number of at least 1")
     for option in ("timeout", "expected_seconds"):
         value = getattr(task, option)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
-            refuse(option, "seconds, more than 0")
+            refuse(option, "give seconds, more than 0")
     if task.queue_limit is not None and type(task.queue_limit) is not int:
-        refuse("queue_limit", "a whole number; 0 or less means no limit")
+        refuse("queue_limit", "give a whole number; 0 or less means no limit")
     if task.gate is not None and not isinstance(task.gate, str) and not callable(task.gate):
-        refuse("gate", "a name, a format such as '{model}', or a callable of the arguments")
+        refuse("gate", "give a name, a format such as '{model}', or a callable of the arguments")
     for option in ("retry_on", "give_up_on"):
         value = getattr(task, option)
         if not isinstance(value, tuple) or not all(inspect.isclass(e) and issubclass(e, BaseException) for e in value):
-            refuse(option, "a tuple of exception classes")
+            refuse(option, "give a tuple of exception classes")
     if task.backoff is not None and not callable(task.backoff) and not _is_seconds(task.backoff):
-        refuse("backoff", "seconds of at least 0, or a callable")
+        refuse("backoff", "give seconds of at least 0, or a callable")
     if not isinstance(task.schedulable, bool):
-        refuse("schedulable", "True or False")
+        refuse("schedulable", "give True or False")
     if task.retention is not None and not isinstance(task.retention, Retention):
-        refuse("retention", "Retention(succeeded=…, failed=…)")
+        refuse("retention", "give Retention(succeeded=…, failed=…)")
     if not isinstance(task.atomic, bool):
-        refuse("atomic", "True or False")
+        refuse("atomic", "give True or False")
     if task.atomic and inspect.iscoroutinefunction(task.func):
-        refuse("atomic", "a transaction belongs to one thread, so the function must be a `def`, not an `async def`")
+        refuse("atomic", "a transaction belongs to one thread; make the function a `def`, not an `async def`")
     if task.schedule is not None:
         _check_schedule(task, refuse)
 
 
 def _check_schedule(task: Task[Any, Any], refuse: Callable[[str, str], NoReturn]) -> None:
-    """Refuse schedules without a name where there are several, and arguments that the function does not take."""
-    found = task.schedule if isinstance(task.schedule, tuple) else (task.schedule,)
-    if not all(isinstance(each, Declaration) for each in found):
-        refuse("schedule", "cron(…) or every(…), or a tuple of them")
-    names = [each.name for each in found if each is not None]
-    if len(found) > 1 and ("" in names or len(set(names)) < len(names)):
-        refuse("schedule", "several schedules of a task need a name= each")
-    for each in found:
-        if each is not None:
-            check_call(task, each.args, each.kwargs)
+    """Refuse several schedules without distinct names, and arguments that the function does not take."""
+    schedules: tuple[Any, ...] = task.schedule if isinstance(task.schedule, tuple) else (task.schedule,)
+    if not all(isinstance(schedule, Declaration) for schedule in schedules):
+        refuse("schedule", "give cron(…) or every(…), or a tuple of them")
+    names = [schedule.name for schedule in schedules]
+    if len(names) > 1 and ("" in names or len(set(names)) < len(names)):
+        refuse("schedule", "give each of a task's schedules a name= of its own")
+    for schedule in schedules:
+        check_call(task, schedule.args, schedule.kwargs)
 
 
 def _is_seconds(value: object) -> bool:
@@ -201,7 +230,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def gate_name(task: Task[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the gate of one call, or "" for none.
+    """Return the name of the gate that admits a call; "" when the task has no gate.
 
     Raises: InvalidOption when the format or the callable gives no valid name for these arguments.
     """
@@ -241,10 +270,56 @@ def check_call(task: Task[Any, Any], args: Sequence[Any], kwargs: Mapping[str, A
         signature.bind(*context, *args, **kwargs)
     except TypeError as error:
         shown = signature.replace(parameters=list(signature.parameters.values())[len(context) :])
-        raise InvalidOption(f"task {task.module_path} cannot be called so: {error}; it takes {shown}") from error
+        raise InvalidOption(
+            f"task {task.module_path} cannot be called with these arguments: {error}; it takes {shown}"
+        ) from error
 
 
 # --- the decorator -------------------------------------------------------------------------------------------------
+
+
+class TaskOptions(TypedDict, total=False):
+    """The options of `@task`, for type checkers and editors; `Task` says what each means."""
+
+    priority: int
+    queue_name: str
+    backend: str
+    max_attempts: int | None
+    backoff: Backoff | None
+    retry_on: tuple[type[BaseException], ...]
+    give_up_on: tuple[type[BaseException], ...]
+    timeout: float | None
+    gate: GateSource | None
+    queue_limit: int | None
+    expected_seconds: float | None
+    schedule: Declaration | tuple[Declaration, ...] | None
+    schedulable: bool
+    retention: Retention | None
+    atomic: bool
+
+
+class _Declare(Protocol):
+    """What `@task(…)` returns. The result of an `async def` task is what its coroutine returns."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class _DeclareWithContext(Protocol):
+    """The same for `takes_context=True`: callers do not pass the context."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[TaskContext, P], Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[TaskContext, P], R], /) -> Task[P, R]: ...
+
+
+@overload
+def task(function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
 
 
 @overload
@@ -253,50 +328,14 @@ def task(function: Callable[P, R], /) -> Task[P, R]: ...
 
 @overload
 def task(
-    function: None = None,
-    /,
-    *,
-    takes_context: Literal[True],
-    priority: int = 0,
-    queue_name: str = compat.DEFAULT_TASK_QUEUE_NAME,
-    backend: str = compat.DEFAULT_TASK_BACKEND_ALIAS,
-    max_attempts: int | None = None,
-    backoff: Backoff | None = None,
-    retry_on: tuple[type[BaseException], ...] = (Exception,),
-    give_up_on: tuple[type[BaseException], ...] = (),
-    timeout: float | None = None,
-    gate: GateSource | None = None,
-    queue_limit: int | None = None,
-    expected_seconds: float | None = None,
-    schedule: Declaration | tuple[Declaration, ...] | None = None,
-    schedulable: bool = False,
-    retention: Retention | None = None,
-    atomic: bool = False,
-) -> Callable[[Callable[Concatenate[TaskContext, P], R]], Task[P, R]]: ...
+    function: None = None, /, *, takes_context: Literal[True], **options: Unpack[TaskOptions]
+) -> _DeclareWithContext: ...
 
 
 @overload
 def task(
-    function: None = None,
-    /,
-    *,
-    takes_context: Literal[False] = False,
-    priority: int = 0,
-    queue_name: str = compat.DEFAULT_TASK_QUEUE_NAME,
-    backend: str = compat.DEFAULT_TASK_BACKEND_ALIAS,
-    max_attempts: int | None = None,
-    backoff: Backoff | None = None,
-    retry_on: tuple[type[BaseException], ...] = (Exception,),
-    give_up_on: tuple[type[BaseException], ...] = (),
-    timeout: float | None = None,
-    gate: GateSource | None = None,
-    queue_limit: int | None = None,
-    expected_seconds: float | None = None,
-    schedule: Declaration | tuple[Declaration, ...] | None = None,
-    schedulable: bool = False,
-    retention: Retention | None = None,
-    atomic: bool = False,
-) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+    function: None = None, /, *, takes_context: Literal[False] = False, **options: Unpack[TaskOptions]
+) -> _Declare: ...
 
 
 def task(
@@ -309,9 +348,10 @@ def task(
     takes_context: bool = False,
     **options: Any,
 ) -> Any:
-    """Make a task of a module-level function; as `django.tasks.task`, with this backend's options typed.
+    """Declare a module-level function as a task.
 
-    Where the alias has another backend (Django's immediate or dummy one in tests), the options are left out.
+    Like `django.tasks.task`, with the options of this backend, which `Task` explains. An alias with another backend
+    (Django's immediate or dummy backend in tests) ignores these options.
     Raises: InvalidOption, and the framework's InvalidTask.
     """
     own = {field.name for field in fields(Task)} - {field.name for field in fields(compat.Task)}
@@ -335,7 +375,7 @@ def task(
 
 
 def default_of(task: Task[Any, Any], option: Literal["max_attempts", "timeout"], options: Mapping[str, Any]) -> Any:
-    """Return a task's option, else the backend's OPTIONS, else ASYNCQ's."""
+    """Return the task's own option, else the value in the backend's OPTIONS, else the setting in ASYNCQ."""
     if (value := getattr(task, option)) is not None:
         return value
     if option in options:

@@ -50,6 +50,23 @@ def test_what_can_never_work_is_refused(make: Callable[[], Any], words: str) -> 
         make()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: cron("* * * * *", zone="UTC"),  # type: ignore[call-arg]
+        lambda: cron("* * * * *", interval_seconds=3),  # type: ignore[call-arg]
+        lambda: every(seconds=3, timezone="UTC"),  # type: ignore[call-arg]
+        lambda: every(seconds=3, cron="* * * * *"),  # type: ignore[call-arg]
+        lambda: task(attempts=3),  # type: ignore[call-overload]
+        lambda: task(run_after=None),  # type: ignore[call-overload]
+    ],
+)
+def test_options_that_do_not_exist_are_refused(make: Callable[[], Any]) -> None:
+    """As for any function that lists its parameters."""
+    with pytest.raises(TypeError, match="unknown options"):
+        make()
+
+
 def test_units_of_an_interval_add_up() -> None:
     """Whole seconds."""
     assert every(days=1, hours=2, minutes=3, seconds=4).interval_seconds == 93_784

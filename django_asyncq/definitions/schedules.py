@@ -1,4 +1,7 @@
-"""What code declares besides tasks: their schedules, and start-up tasks. Values and a table; nothing runs here."""
+"""Declare schedules of tasks, and start-up tasks.
+
+Holds values and one table. It must not run anything and knows no database and no Redis.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from django.conf import settings
 
@@ -16,7 +19,7 @@ from .timing import Cron, Interval
 F = TypeVar("F", bound=Callable[[], Any])
 
 LONGEST_NAME = 200
-# A holder renews at a third of it, and must survive one slow answer.
+# The holder of the lock renews it after a third of this time, and must survive one slow reply.
 SHORTEST_TTL_SECONDS = 3
 OVERLAPS = ("allow", "skip")
 MISSED = ("skip", "once", "all")
@@ -24,7 +27,7 @@ MISSED = ("skip", "once", "all")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """A schedule in code; made by `cron()` and `every()`, which say what the fields mean."""
+    """A schedule declared in code. `cron()` and `every()` make it and say what the fields mean."""
 
     cron: str = ""
     interval_seconds: int | None = None
@@ -45,9 +48,11 @@ class Declaration:
                 raise InvalidOption(f"schedule: {option}={value!r} is not valid: use one of {', '.join(known)}")
         for option, count, least in (("missed_cap", self.missed_cap, 1), ("jitter_seconds", self.jitter_seconds, 0)):
             if type(count) is not int or count < least:
-                raise InvalidOption(f"schedule: {option}={count!r} is not valid: a whole number of at least {least}")
+                raise InvalidOption(
+                    f"schedule: {option}={count!r} is not valid: give a whole number of at least {least}"
+                )
         if len(self.name) > LONGEST_NAME:
-            raise InvalidOption(f"schedule: name={self.name!r} is not valid: at most {LONGEST_NAME} characters")
+            raise InvalidOption(f"schedule: name={self.name!r} is not valid: use at most {LONGEST_NAME} characters")
         for option, moment in (("starts_at", self.starts_at), ("ends_at", self.ends_at)):
             if moment is not None and moment.tzinfo is None:
                 raise InvalidOption(f"schedule: {option}={moment!r} is not valid: it needs a time zone")
@@ -58,95 +63,73 @@ class Declaration:
 
     @property
     def zone(self) -> str:
-        """The time zone's name: the one given, else the project's."""
+        """The name of the time zone: the given one, else the project's."""
         return self.timezone or settings.TIME_ZONE or "UTC"
 
 
-def cron(
-    expression: str,
-    *,
-    timezone: str | None = None,
-    name: str = "",
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    starts_at: datetime | None = None,
-    ends_at: datetime | None = None,
-    overlap: Literal["allow", "skip"] = "allow",
-    missed: Literal["skip", "once", "all"] = "skip",
-    missed_cap: int = 10,
-    jitter_seconds: int = 0,
-) -> Declaration:
-    """Queue a task at the times of a cron expression: `@task(schedule=cron("*/5 * * * *"))`.
+class ScheduleOptions(TypedDict, total=False):
+    """The options that `cron()` and `every()` share, for type checkers and editors; `cron` says what each means."""
+
+    name: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any] | None
+    starts_at: datetime | None
+    ends_at: datetime | None
+    overlap: Literal["allow", "skip"]
+    missed: Literal["skip", "once", "all"]
+    missed_cap: int
+    jitter_seconds: int
+
+
+def cron(expression: str, *, timezone: str | None = None, **options: Unpack[ScheduleOptions]) -> Declaration:
+    """Enqueue a task at the times of a cron expression: `@task(schedule=cron("*/5 * * * *"))`.
 
     expression: minute, hour, day of month, month, day of week. timezone: its name, default the project's.
-    name: of the schedule, default the task's. args, kwargs: what the task is called with.
-    overlap: "skip" leaves an occurrence out while a task of an earlier one is not over.
-    missed: what becomes of occurrences that nobody was there to fire: "skip", "once", or "all", the last `missed_cap`.
-    jitter_seconds: each task starts so many seconds later at most, spread evenly.
+    name: of the schedule, default the task's. args, kwargs: arguments of each call, default none.
+    starts_at, ends_at: the earliest and the latest time of an occurrence; aware datetimes, default none.
+    overlap: "allow" (default), or "skip" an occurrence while the task of an earlier one has not finished.
+    missed: what happens to occurrences that came due while no scheduler was running. "skip" (default) drops them,
+        "once" enqueues one task for all of them, "all" enqueues the last `missed_cap` of them (default 10).
+    jitter_seconds: delay each task by a random time of up to this many seconds (default 0).
     Raises: InvalidOption.
     """
     if not isinstance(expression, str) or not expression:
         raise InvalidOption(f"cron({expression!r}) is not valid: give five fields, such as '*/5 * * * *'")
-    return Declaration(
-        cron=expression,
-        timezone=timezone,
-        name=name,
-        args=tuple(args),
-        kwargs=dict(kwargs or {}),
-        starts_at=starts_at,
-        ends_at=ends_at,
-        overlap=overlap,
-        missed=missed,
-        missed_cap=missed_cap,
-        jitter_seconds=jitter_seconds,
-    )
+    return Declaration(cron=expression, timezone=timezone, **_checked("cron", options))
 
 
 def every(
-    *,
-    seconds: int = 0,
-    minutes: int = 0,
-    hours: int = 0,
-    days: int = 0,
-    name: str = "",
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    starts_at: datetime | None = None,
-    ends_at: datetime | None = None,
-    overlap: Literal["allow", "skip"] = "allow",
-    missed: Literal["skip", "once", "all"] = "skip",
-    missed_cap: int = 10,
-    jitter_seconds: int = 0,
+    *, seconds: int = 0, minutes: int = 0, hours: int = 0, days: int = 0, **options: Unpack[ScheduleOptions]
 ) -> Declaration:
-    """Queue a task at an interval of whole seconds: `@task(schedule=every(seconds=30))`. The rest is as for `cron`.
+    """Enqueue a task at an interval of whole seconds: `@task(schedule=every(seconds=30))`.
 
-    Counted from `starts_at`, else from when the schedule was first seen; changes of the clocks play no part.
+    The interval counts from `starts_at`, else from when the scheduler first saw the schedule. Changes to and from
+    summer time do not affect it.
+    options: as for `cron`, without the time zone: name, args, kwargs, starts_at, ends_at, overlap, missed, missed_cap,
+        jitter_seconds.
     Raises: InvalidOption.
     """
     given = {"seconds": seconds, "minutes": minutes, "hours": hours, "days": days}
     for unit, count in given.items():
         if type(count) is not int or count < 0:
-            raise InvalidOption(f"every({unit}={count!r}) is not valid: a whole number of at least 0")
+            raise InvalidOption(f"every({unit}={count!r}) is not valid: give a whole number of at least 0")
     total = seconds + 60 * minutes + 3600 * hours + 86_400 * days
     if total < 1:
         raise InvalidOption("every() is not valid: give seconds, minutes, hours or days; together at least 1 s")
-    return Declaration(
-        interval_seconds=total,
-        name=name,
-        args=tuple(args),
-        kwargs=dict(kwargs or {}),
-        starts_at=starts_at,
-        ends_at=ends_at,
-        overlap=overlap,
-        missed=missed,
-        missed_cap=missed_cap,
-        jitter_seconds=jitter_seconds,
-    )
+    return Declaration(interval_seconds=total, **_checked("every", options))
+
+
+def _checked(function: str, options: ScheduleOptions) -> dict[str, Any]:
+    """Return the options as fields of a `Declaration`. Raises: TypeError for an option that does not exist."""
+    known = ScheduleOptions.__annotations__
+    if unknown := options.keys() - known.keys():
+        raise TypeError(f"{function}() got unknown options {sorted(unknown)}; it has {sorted(known)}")
+    return {**options, "args": tuple(options.get("args", ())), "kwargs": dict(options.get("kwargs") or {})}
 
 
 @dataclass(frozen=True, slots=True)
 class StartupTask:
-    """A function that one process of the fleet runs when it starts; made by `startup_task`."""
+    """A function that one process of the fleet runs when the fleet starts; made by `startup_task`."""
 
     name: str
     function: Callable[[], Any]
@@ -158,25 +141,26 @@ _startup_tasks: dict[str, StartupTask] = {}
 
 
 def startup_task(name: str, *, ttl: float = 60, every_start: bool = False) -> Callable[[F], F]:
-    """Have a function run once per start of the fleet, by the process that holds the lock of this name.
+    """Run a function once per start of the fleet, in the process that holds the lock of this name.
 
-    ttl: seconds; processes that start so long after its last end, or while it runs, count as the same start. The
-    lock outlives a holder that died by as much. every_start: each `runworkers` that starts runs it, one at a time.
-    The function, `def` or `async def`, takes no arguments. That it fails is logged and recorded, and stops nothing.
-    Raises: InvalidOption, also for a name that another function has.
+    ttl: seconds. A process that starts while the function runs, or within this time after it finished, belongs to the
+    same start. The lock also outlives a holder that died by this time.
+    every_start: each `runworkers` that starts runs the function, one process at a time.
+    The function, `def` or `async def`, takes no arguments. A failure is logged and recorded, and stops nothing.
+    Raises: InvalidOption, also when another function has the name.
     """
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
-        raise InvalidOption(f"startup_task({name!r}) is not valid: a name of 1 to {LONGEST_NAME} characters")
+        raise InvalidOption(f"startup_task({name!r}) is not valid: use a name of 1 to {LONGEST_NAME} characters")
     if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not SHORTEST_TTL_SECONDS <= ttl < math.inf:
         raise InvalidOption(
-            f"startup_task({name!r}, ttl={ttl!r}) is not valid: seconds, at least {SHORTEST_TTL_SECONDS}"
+            f"startup_task({name!r}, ttl={ttl!r}) is not valid: give seconds, at least {SHORTEST_TTL_SECONDS}"
         )
 
     def declare(function: F) -> F:
         known = _startup_tasks.get(name)
         if known is not None and _path(known.function) != _path(function):
             raise InvalidOption(
-                f"startup_task({name!r}) of {_path(function)} is not valid: {_path(known.function)} has that name"
+                f"startup_task({name!r}) of {_path(function)} is not valid: {_path(known.function)} has this name"
             )
         _startup_tasks[name] = StartupTask(name, function, float(ttl), every_start)
         return function

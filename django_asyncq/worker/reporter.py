@@ -24,7 +24,7 @@ from .. import compat, failpoints, lifecycle
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable, LeaseLost, RetryRequested
 from ..models import TaskState
-from ..results import next_try, result_of, sender_of
+from ..results import next_attempt_at, result_of, sender_of
 from .execute.job import Job, Outcome
 
 logger = logging.getLogger("django_asyncq.worker")
@@ -292,7 +292,7 @@ def _apply(outcome: Outcome) -> None:
         lifecycle.succeed(run, outcome.value, outcome.ended_at)
         return
     try:
-        retry_at = next_try(job.task, run.record, exception, timezone.now())
+        retry_at = next_attempt_at(job.task, run.record, exception, timezone.now())
     except Exception as error:
         logger.exception("task %s: its backoff failed; it is not tried again", run.record.id)
         error.__context__ = exception
