@@ -40,8 +40,8 @@ __all__ = [
     "task",
 ]
 
-# Imported when first asked for: this package is loaded before Django's settings.
-LATER = {
+# Imported at first use, because Django imports this package before the settings are ready.
+IMPORTED_AT_FIRST_USE = {
     "Arguments": "tasks",
     "Retention": "definitions.retention_policy",
     "TaskContext": "context",
@@ -53,6 +53,6 @@ LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in LATER:
-        return getattr(import_module(f"{__name__}.{LATER[name]}"), name)
+    if name in IMPORTED_AT_FIRST_USE:
+        return getattr(import_module(f"{__name__}.{IMPORTED_AT_FIRST_USE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The Django app: connects receivers and checks once the models are ready."""
+"""The Django app. It connects receivers and registers checks when the models are ready."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AsyncqConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Connect what listens: receivers of the state signals, system checks."""
-        # compat: Django registers its check of TASKS only once django.tasks has been imported.
+        """Connect the receivers of signals and register the system checks."""
+        # compat is imported because Django registers its check of TASKS only when django.tasks is imported.
         from . import checks, compat, receivers  # noqa: F401
         from .gates import receivers as gate_receivers  # noqa: F401

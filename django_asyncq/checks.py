@@ -1,4 +1,4 @@
-"""System checks of the settings: each bad value has its own id and a hint. None of them opens a connection."""
+"""System checks of the settings. Each bad value has an id of its own and a hint. A check must not open a connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Message = checks.CheckMessage
 
 
 class Rule(NamedTuple):
-    """What a value of ASYNCQ must be. id: the check's own number."""
+    """What a value in ASYNCQ must be. id: of the check. hint: how to correct the value."""
 
     id: str
     holds: Callable[[Any], bool]
@@ -58,14 +58,18 @@ def _is_pattern(value: Any) -> bool:
 
 TRUE_OR_FALSE = "Give True or False."
 POSITIVE_SECONDS = "Give seconds, more than 0."
-KEEP_SECONDS = "Give seconds from 0 to 100 years, or None to keep for ever."
+KEEP_SECONDS = "Give seconds, from 0 to 100 years, or None to keep forever."
 RULES: dict[str, Rule] = {
     "REDIS": Rule("asyncq.E101", lambda value: isinstance(value, str), "Give the name of an alias in CACHES."),
-    "CLIENT_FACTORY": Rule("asyncq.E102", lambda value: isinstance(value, str), "Give a dotted path, or ''."),
-    "KEY_PREFIX": Rule(
-        "asyncq.E103", _is_prefix, "Use letters, digits, '_', '.', ':' and '-'; asynq's tools need 'asynq'."
+    "CLIENT_FACTORY": Rule(
+        "asyncq.E102",
+        lambda value: isinstance(value, str),
+        "Give the dotted path of a callable, or '' for the cache in REDIS.",
     ),
-    "GATE_PREFIX": Rule("asyncq.E104", _is_prefix, "Use letters, digits, '_', '.', ':' and '-'."),
+    "KEY_PREFIX": Rule(
+        "asyncq.E103", _is_prefix, "Use 1 to 64 letters, digits, '_', '.', ':' and '-'; asynq's tools need 'asynq'."
+    ),
+    "GATE_PREFIX": Rule("asyncq.E104", _is_prefix, "Use 1 to 64 letters, digits, '_', '.', ':' and '-'."),
     "LEASE_SECONDS": Rule("asyncq.E105", _is_whole(1), "Give whole seconds, at least 1."),
     "BEAT_SECONDS": Rule("asyncq.E106", _is_positive, POSITIVE_SECONDS),
     "MAX_ATTEMPTS": Rule("asyncq.E107", _is_whole(1), "Give a whole number of at least 1; 1 means no retry."),
@@ -99,12 +103,14 @@ RULES: dict[str, Rule] = {
     "RETENTION": Rule(
         "asyncq.E129",
         lambda value: not any(retention_policy.faults(value)),
-        "Give {'queues': {name: {'succeeded': keep, 'failed': keep}}, 'tasks': {name: {…}}}, any part left out; "
+        "Give {'queues': {name: {'succeeded': keep, 'failed': keep}}, 'tasks': {name: {…}}}; each part is optional; "
         f"keep: {retention_policy.KEEP_HINT}.",
     ),
     "PRUNE_SECONDS": Rule("asyncq.E130", _is_positive, POSITIVE_SECONDS),
     "PUSH_BATCH_SECONDS": Rule(
-        "asyncq.E131", lambda value: _is_number(value) and 0 <= value <= 1, "Give seconds from 0 to 1; 0: no gathering."
+        "asyncq.E131",
+        lambda value: _is_number(value) and 0 <= value <= 1,
+        "Give seconds from 0 to 1; 0 means no batching.",
     ),
 }
 
@@ -135,9 +141,10 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
 
 
 def _check_times(written: dict[str, Any]) -> Iterator[Message]:
-    """A lease that is not renewed several times before it ends is lost to a single hiccup.
+    """Check times that depend on each other.
 
-    A slot that ends before the reconciler can confirm it lets a gate above its limit.
+    A lease needs several renewals in its time, otherwise one late renewal loses it. A gate slot that expires before
+    the reconciler can confirm it would let the gate exceed its limit.
     """
     defaults = conf.Settings()
     lease, beat, provisional, reconcile = (
@@ -147,14 +154,14 @@ def _check_times(written: dict[str, Any]) -> Iterator[Message]:
     if _is_positive(lease) and _is_positive(beat) and beat * 3 > lease:
         yield checks.Error(
             f"{conf.NAME}['LEASE_SECONDS'] = {lease!r} is less than three times BEAT_SECONDS = {beat!r}.",
-            hint="Make the lease at least three beats long, so that one late beat loses no task.",
+            hint="Make the lease at least three times as long, so that one late renewal loses no task.",
             id="asyncq.E003",
         )
     least = conf.CONFIRM_SECONDS + reconcile if _is_positive(reconcile) else 0
     if _is_positive(provisional) and provisional <= least:
         yield checks.Error(
             f"{conf.NAME}['PROVISIONAL_SECONDS'] = {provisional!r} is not more than RECONCILE_SECONDS + "
-            f"{conf.CONFIRM_SECONDS} = {least:g}: a slot could end before its committed task is confirmed.",
+            f"{conf.CONFIRM_SECONDS} = {least:g}: a committed task's gate slot could expire before it is confirmed.",
             hint="Raise PROVISIONAL_SECONDS, or lower RECONCILE_SECONDS.",
             id="asyncq.E004",
         )
@@ -162,7 +169,7 @@ def _check_times(written: dict[str, Any]) -> Iterator[Message]:
 
 @checks.register
 def check_redis_alias(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
-    """Check that the cache alias exists and is django-redis's."""
+    """Check that the cache alias exists and uses django-redis."""
     written = conf.raw()
     alias = written.get("REDIS", conf.Settings().redis)
     if written.get("CLIENT_FACTORY"):
@@ -170,13 +177,13 @@ def check_redis_alias(app_configs: Any = None, **kwargs: Any) -> Iterator[Messag
     cache = django_settings.CACHES.get(alias) if isinstance(alias, str) else None
     if cache is None:
         yield checks.Error(
-            f"{conf.NAME}['REDIS'] = {alias!r} is no alias in CACHES.",
+            f"{conf.NAME}['REDIS'] = {alias!r} is not an alias in CACHES.",
             hint="Add a django-redis cache of that name, or set ASYNCQ['REDIS'] to the alias of one.",
             id="asyncq.E010",
         )
     elif not str(cache.get("BACKEND", "")).startswith("django_redis."):
         yield checks.Error(
-            f"CACHES[{alias!r}] is a {cache.get('BACKEND')}, which has no connection settings for the queues.",
+            f"CACHES[{alias!r}] is a {cache.get('BACKEND')}, which is not a django-redis cache.",
             hint="Use BACKEND 'django_redis.cache.RedisCache', or set ASYNCQ['CLIENT_FACTORY'].",
             id="asyncq.E011",
         )
@@ -206,7 +213,7 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
             if queue in owner:
                 yield checks.Error(
                     f"TASKS[{name!r}] and TASKS[{owner[queue]!r}] share the queue {queue!r}.",
-                    hint="Give each alias queues of its own: workers of one never run the other's tasks.",
+                    hint="Give each alias its own queues: a worker runs the tasks of one alias only.",
                     id="asyncq.E014",
                 )
             owner[queue] = name
@@ -214,10 +221,10 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
 
 @checks.register
 def check_time_zones(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
-    """Check that times are moments: a schedule could not say which of two equal hours it means."""
+    """Check USE_TZ: without time zones, a schedule cannot tell apart the repeated hours of a clock change."""
     if not django_settings.USE_TZ:
         yield checks.Warning(
-            "USE_TZ is False: schedules do not fire.",
+            "USE_TZ is False, so schedules do not run.",
             hint="Set USE_TZ = True, Django's default. Tasks without a schedule work either way.",
             id="asyncq.W015",
         )

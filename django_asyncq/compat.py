@@ -1,7 +1,7 @@
 """Django's tasks framework, from Django 6 or from the `django-tasks` backport on 5.2.
 
-The two must never be mixed: each has its own signals, Task class and handler. Everything of the project that
-touches the framework imports it from here.
+The two must never be mixed, because each has its own signals, Task class and handler. All modules of the project
+import the framework from here.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING or HAS_DJANGO_TASKS:
     from django.tasks.signals import task_enqueued, task_finished, task_started
 else:
     from django_tasks import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_QUEUE_NAME, task_backends
+    from django_tasks import exceptions as django_tasks_exceptions
     from django_tasks.backends.base import BaseTaskBackend
     from django_tasks.base import (
         Task,
@@ -34,9 +35,11 @@ else:
         TaskResult,
         TaskResultStatus,
     )
-    from django_tasks.exceptions import InvalidTaskError as InvalidTask
     from django_tasks.exceptions import TaskResultDoesNotExist
     from django_tasks.signals import task_enqueued, task_finished, task_started
+
+    # django-tasks 0.12 calls it InvalidTaskError; its main branch has Django's name.
+    InvalidTask = getattr(django_tasks_exceptions, "InvalidTask", None) or django_tasks_exceptions.InvalidTaskError
 
 __all__ = [
     "DEFAULT_TASK_BACKEND_ALIAS",
@@ -58,5 +61,8 @@ __all__ = [
 
 
 def set_return_value(result: TaskResult[Any, Any], value: Any) -> None:
-    """Store the return value in a result, as the framework's backends do: its constructor takes none."""
+    """Store the return value in a result.
+
+    The constructor of `TaskResult` takes no return value; Django's own backends set this private attribute as well.
+    """
     object.__setattr__(result, "_return_value", value)

@@ -1,6 +1,7 @@
 """The settings of the `ASYNCQ` dictionary, each with its default and unit.
 
-Read late (`conf.current()`), so that tests and `override_settings` work; checked early, in `checks.py`.
+`current()` reads them when they are needed, never at import, so that `override_settings` works. It does not validate
+them: `checks` does.
 """
 
 from __future__ import annotations
@@ -14,97 +15,98 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
 NAME = "ASYNCQ"
-# Beyond RECONCILE_SECONDS: how long a committed row may wait for its gate slot to be confirmed while Redis is there.
+# While Redis is reachable, the gate slot of a committed row is confirmed within RECONCILE_SECONDS and this time.
 CONFIRM_SECONDS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One value per key of `ASYNCQ`; the key is the field's name in capitals."""
+    """The settings in force. A key of `ASYNCQ` is the field's name in capitals."""
 
     redis: str = "default"
-    """Alias in CACHES of a django-redis cache whose server holds the queues."""
+    """Alias in CACHES of a django-redis cache; its server holds the queues."""
     client_factory: str = ""
-    """Dotted path of a callable `(role) -> redis client`; `django_asyncq.broker.cluster.client` is for a Cluster."""
+    """Dotted path of a callable `(role) -> redis client`; for a Cluster: `django_asyncq.broker.cluster.client`."""
     key_prefix: str = "asynq"
-    """First part of every queue key. asynq's own tools see only `asynq`."""
+    """First part of the key of every queue. asynq's own tools see only the prefix `asynq`."""
     gate_prefix: str = "asynch:qgate:"
-    """First part of every gate key."""
+    """First part of the key of every gate (admission limit)."""
     lease_seconds: int = 30
-    """How long a worker may be silent before its tasks are given to another."""
+    """How long a worker may be silent before its tasks are recovered and run elsewhere."""
     beat_seconds: float = 5
-    """How often the supervisor renews leases."""
+    """How often a supervisor renews the leases of its workers."""
     max_attempts: int = 1
-    """Attempts of a task that does not say; 1 means no retry."""
+    """Attempts of a task that sets no `max_attempts`; 1 means no retry."""
     timeout_seconds: float | None = None
-    """Timeout of a task that does not say; None means none."""
+    """Timeout of a task that sets no `timeout`; None means no timeout."""
     timeout_grace_seconds: float = 5
-    """How long a `def` task may go on after its timeout before its process is replaced."""
+    """How long a `def` task may continue after its timeout before its worker process is replaced."""
     shutdown_grace_seconds: float = 20
-    """How long running tasks may go on after SIGTERM before they are handed back."""
+    """How long running tasks may continue after SIGTERM before they are requeued."""
     max_crashes: int = 3
-    """Lost workers a task may have before it is set to failed."""
+    """A task fails when it has lost its worker this many times."""
     unregistered_patience_seconds: int = 600
-    """How long a task whose name no worker knows is put off before it is set to failed."""
+    """How long a task that no worker has registered is postponed before it fails."""
     provisional_seconds: int = 60
-    """How long a gate slot waits for the commit of the transaction it was taken in."""
+    """How long a gate slot waits for the commit of the transaction that acquired it."""
     expected_seconds: float = 60
-    """Expected seconds of a task at a gate that does not say."""
+    """Expected run time of a task with a gate that sets no `expected_seconds`."""
     push_batch_seconds: float = 0.01
-    """How long what is enqueued right after a push waits to be pushed with more; 0: each `enqueue` pushes at once."""
+    """How long a task may wait to be pushed together with others; 0 pushes in every `enqueue`."""
     max_arguments_bytes: int = 262_144
     """Largest size of a task's arguments as JSON."""
     max_result_bytes: int = 1_048_576
-    """Largest size of a return value as JSON; a larger one is replaced by a note."""
+    """Largest size of a return value as JSON; a note replaces a larger one."""
     max_depth: int = 64
-    """Deepest nesting of arguments and results."""
+    """Deepest nesting of arguments and return values."""
     processes: int = 1
-    """Worker processes of `runworkers`."""
+    """Worker processes of one `runworkers`."""
     concurrency: int = 8
-    """Tasks one worker process runs at once."""
+    """Tasks that one worker process runs at the same time."""
     forward_seconds: float = 5
-    """Longest time between two looks at what has become due."""
+    """Longest time between two checks for tasks that have become due."""
     reconcile_seconds: float = 5
     """Time between two passes of the reconciler."""
     sweep_seconds: float = 60
-    """Time between two sweeps of the reconciler over all waiting rows and gates."""
+    """Time between two sweeps of the reconciler over all unfinished rows and all gates."""
     succeeded_retention_seconds: float | None = 604_800
-    """How long a task that succeeded is kept; None means for ever."""
+    """How long a task that succeeded is kept; None means forever."""
     failed_retention_seconds: float | None = 2_592_000
-    """How long a task that failed for good is kept; None means for ever. Ticks and start-up runs are kept as long."""
+    """How long a task that failed without a retry is kept; None means forever. So are occurrences and start-up runs."""
     retention: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """Exceptions from the two, by name: `{"queues": {name: {"succeeded": …, "failed": …}}, "tasks": {…}}`."""
     prune_seconds: float = 60
-    """Time between two passes of the pruner; after a long one it rests longer."""
+    """Time between two passes of the pruner; the pause after a long pass is longer."""
     single_instance_mode: bool = True
-    """Whether all workers share one host and one TASK_LOCK_DIR; a holder that died is then succeeded at once."""
+    """Whether all workers share one host and one TASK_LOCK_DIR; the lock of a holder that died is then free at once."""
     task_lock_dir: str = "./.locks"
-    """Folder of the lock files: beside Redis in single-instance mode, in place of it when it is away at start."""
+    """Folder of the lock files, used beside Redis in single-instance mode and instead of Redis when it is
+    unreachable at start."""
     lock_ttl_seconds: int = 30
-    """How long the coordinator's lock outlives a holder that has died."""
+    """How long the coordinator's lock outlives a holder that died."""
     sensitive_keys: str = r"passw(or)?d|secret|token(?!s)|(?<![a-z])card|credit_?card|authorization|api_?key|credential"
-    """Regular expression; arguments whose key it matches are masked wherever they are shown."""
+    """Regular expression; arguments whose key matches it are masked wherever they are shown."""
 
     @property
     def beat_retry_seconds(self) -> float:
-        """How soon a supervisor that could not renew its leases tries again."""
+        """How soon a supervisor that could not renew its leases repeats the attempt."""
         return min(self.beat_seconds, 1)
 
     @property
     def outage_seconds(self) -> float:
-        """How long nobody must have reached Redis for leases to have run out by that."""
+        """The shortest outage of Redis that can make leases expire."""
         return self.lease_seconds - self.beat_seconds
 
     @property
     def quiet_seconds(self) -> float:
-        """How long after such an outage lapsed leases are left to supervisors that could not renew them."""
+        """How long after such an outage expired leases stay with the supervisors that could not renew them."""
         return 2 * self.beat_retry_seconds + 1
 
     @property
     def unasked_seconds(self) -> int:
-        """How long a gate may go unasked and still be believed.
+        """How long a gate that no enqueue has asked keeps a trustworthy count.
 
-        Who asks sooner finds the slot of every committed row either confirmed or in its provisional time still.
+        Until then, the slot of every committed row is either confirmed or still in its provisional time.
         """
         return max(int(self.provisional_seconds - self.reconcile_seconds - CONFIRM_SECONDS), 1)
 
@@ -114,13 +116,13 @@ TRUE_WORDS = {"1", "true", "yes", "on"}
 
 
 def raw() -> dict[str, Any]:
-    """Return the project's `ASYNCQ` dictionary as it was written, or an empty one."""
+    """Return the project's `ASYNCQ` dictionary as it is written; an empty one when there is none."""
     value = getattr(django_settings, NAME, {})
     return value if isinstance(value, dict) else {}
 
 
 def environment() -> dict[str, Any]:
-    """Return the settings that the environment overrides: SINGLE_INSTANCE_MODE and TASK_LOCK_DIR."""
+    """Return the settings that come from the environment: SINGLE_INSTANCE_MODE and TASK_LOCK_DIR."""
     found: dict[str, Any] = {}
     if mode := os.environ.get("SINGLE_INSTANCE_MODE"):
         found["single_instance_mode"] = mode.strip().lower() in TRUE_WORDS
@@ -131,13 +133,13 @@ def environment() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def current() -> Settings:
-    """Return the settings in force: defaults, then the project's, then the environment's."""
+    """Return the settings in force. The environment overrides the project's settings, which override the defaults."""
     written = {FIELD_NAMES[key]: value for key, value in raw().items() if key in FIELD_NAMES}
     return Settings(**{**written, **environment()})
 
 
 def forget_settings(*, setting: str, **kwargs: Any) -> None:
-    """Drop what was read, after a test changed the settings."""
+    """Forget the settings after a test changed them."""
     if setting in (NAME, "CACHES"):
         current.cache_clear()
 

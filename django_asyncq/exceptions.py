@@ -1,22 +1,22 @@
-"""Every error of django_asyncq, as a tree. Imports nothing of the project.
+"""All errors of django_asyncq, as a tree. This module must not import any other of the project.
 
 AsyncqError
-├── InvalidOption          a task option or argument of ours is wrong; nothing was written
-│   ├── InvalidArguments   JSON cannot carry the arguments exactly
-│   ├── InvalidTiming      a schedule's cron expression, zone, interval or bounds are wrong
-│   └── UnknownGate        a gate that has no limit from anywhere
-├── EnqueueRefused         the task is right, but may not be queued now; nothing was written
+├── InvalidOption          an option or an argument is wrong; nothing was written
+│   ├── InvalidArguments   JSON cannot represent the arguments exactly
+│   ├── InvalidTiming      a schedule's cron expression, time zone, interval or bounds are wrong
+│   └── UnknownGate        a gate has no limit
+├── EnqueueRefused         the task is valid but cannot be enqueued now; nothing was written
 │   ├── QueueFull          the gate is full
-│   └── GateUnavailable    the gate cannot be asked, so it is closed
+│   └── GateUnavailable    Redis is unreachable, so the gate admits nothing
 ├── BrokerUnavailable      Redis cannot be reached or refuses to write
-├── LockLost               another process holds the lock by now; nothing was written
-├── RunEnded               how a run ended when its function did not end it; recorded on the row
-│   ├── TaskTimeout        the run took longer than its timeout
-│   ├── WorkerLost         the process died, or its host did
-│   ├── LeaseLost          another run has taken the task over; recorded nowhere
-│   ├── TaskNotRegistered  no code of this name here
-│   └── TaskNotRunnable    the row's arguments cannot be given to any function
-└── RetryRequested         raised by `context.retry()`; never seen outside the worker
+├── LockLost               another process holds the lock; nothing was written
+├── RunAborted             a run failed for a reason outside its function; the row stores it
+│   ├── TaskTimeout        the run took longer than the task's timeout
+│   ├── WorkerLost         the worker process or its host died
+│   ├── LeaseLost          another run owns the task now; not stored
+│   ├── TaskNotRegistered  the worker's code has no task of this name
+│   └── TaskNotRunnable    no function can be called with the row's arguments
+└── RetryRequested         raised by `context.retry()`; never leaves the worker
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class AsyncqError(Exception):
 
 
 class InvalidOption(AsyncqError, ValueError):
-    """A task option or an argument is wrong; the message names it and the remedy."""
+    """An option or an argument of a task is wrong; the message names it and the remedy."""
 
 
 class InvalidArguments(InvalidOption):
-    """The arguments cannot be carried by JSON exactly.
+    """JSON cannot represent the arguments exactly.
 
     path: where in the arguments, such as `args[0]['when']`.
     """
@@ -44,7 +44,7 @@ class InvalidArguments(InvalidOption):
 class InvalidTiming(InvalidOption):
     """A schedule's timing is wrong.
 
-    field: the field of `Schedule` it is about: cron, zone, interval_seconds, starts_at or ends_at.
+    field: the wrong field of `Schedule`: cron, zone, interval_seconds, starts_at or ends_at.
     """
 
     def __init__(self, message: str, *, field: str) -> None:
@@ -53,7 +53,7 @@ class InvalidTiming(InvalidOption):
 
 
 class UnknownGate(InvalidOption):
-    """A gate that has neither a Gate row nor a queue_limit on the task."""
+    """The gate has no limit: neither a Gate row nor a queue_limit of the task."""
 
     def __init__(self, gate: str) -> None:
         super().__init__(
@@ -63,14 +63,14 @@ class UnknownGate(InvalidOption):
 
 
 class EnqueueRefused(AsyncqError):
-    """The task may not be queued now; nothing was written."""
+    """The task cannot be enqueued now; nothing was written."""
 
 
 class QueueFull(EnqueueRefused):
     """The gate admits no more tasks.
 
-    gate: its name. limit: most tasks queued or running. occupancy: tasks that hold a slot now.
-    retry_after: seconds after which a slot may be free, an estimate; whole, at least 1.
+    gate: its name. limit: maximum of tasks queued or running. occupancy: tasks that hold a slot now.
+    retry_after: estimated whole seconds until a slot is free, at least 1.
     """
 
     def __init__(self, *, gate: str, limit: int, occupancy: int, retry_after: int) -> None:
@@ -84,12 +84,12 @@ class QueueFull(EnqueueRefused):
 
 
 class GateUnavailable(EnqueueRefused):
-    """The gate cannot be asked because Redis is away, so nothing is admitted."""
+    """Redis is unreachable, so the gate admits nothing."""
 
     def __init__(self, gate: str) -> None:
         super().__init__(
             f"gate {gate!r} cannot be asked: Redis is unreachable or refuses to write. "
-            f"Try again when it is back; tasks without a gate are still accepted"
+            f"Enqueue again when Redis is reachable; tasks without a gate are still accepted"
         )
         self.gate = gate
 
@@ -99,49 +99,49 @@ class BrokerUnavailable(AsyncqError):
 
 
 class LockLost(AsyncqError):
-    """Another process holds the lock by now; nothing was written.
+    """Another process holds the lock; nothing was written.
 
-    name: of the lock. term: the number that is over; None when the lock was not held to begin with.
+    name: of the lock. term: the fencing token of the lost term; None when this process never held the lock.
     """
 
     def __init__(self, name: str, term: int | None) -> None:
-        over = "it is not held" if term is None else f"its term {term} is over"
-        super().__init__(f"lock {name!r} was to be held here, but {over}; nothing was written")
+        reason = "this process does not hold it" if term is None else f"term {term} has been superseded"
+        super().__init__(f"lock {name!r} is lost: {reason}; nothing was written")
         self.name = name
         self.term = term
 
 
-class RunEnded(AsyncqError):
-    """Base of what ends a run from outside its function."""
+class RunAborted(AsyncqError):
+    """Base of the errors that make a run fail for a reason outside its function."""
 
 
-class TaskTimeout(RunEnded):
+class TaskTimeout(RunAborted):
     """The run took longer than the task's timeout."""
 
 
-class WorkerLost(RunEnded):
-    """The worker process that ran the task died, or its lease ran out."""
+class WorkerLost(RunAborted):
+    """The worker process that ran the task died, or its lease expired."""
 
 
-class LeaseLost(RunEnded):
-    """Another run has taken the task over, so this one may not commit; nothing of it is recorded."""
+class LeaseLost(RunAborted):
+    """Another run owns the task now, so this run must not commit; nothing of it is stored."""
 
 
-class TaskNotRegistered(RunEnded):
-    """No task of this name is registered in the worker's code."""
+class TaskNotRegistered(RunAborted):
+    """The worker's code registers no task of this name."""
 
 
-class TaskNotRunnable(RunEnded):
-    """The row's arguments are not a list and an object, so no function can be called with them."""
+class TaskNotRunnable(RunAborted):
+    """The row's arguments are not a list and an object; no function can be called with them."""
 
 
 class RetryRequested(AsyncqError):
-    """Raised by `context.retry()` to end the run and have it tried again.
+    """Raised by `context.retry()` to stop the run and retry the task.
 
-    delay_seconds: how long to wait, or None for the task's own backoff. counted: whether the run uses up an attempt.
+    delay_seconds: how long to wait; None means the task's backoff. counted: whether the run uses up an attempt.
     """
 
     def __init__(self, *, delay_seconds: float | None, counted: bool) -> None:
-        super().__init__("the task asked to be tried again")
+        super().__init__("the task asked for a retry")
         self.delay_seconds = delay_seconds
         self.counted = counted

@@ -89,12 +89,12 @@ def many() -> None:
     """Check `enqueue_many`."""
     assert_type([result.return_value for result in plain.enqueue_many([(1,)])], list[float])
     for result in plain.enqueue_many([(1,), {"number": 2}], partial=True):
-        result.return_value  # type: ignore[union-attr]
+        str(result.return_value)  # type: ignore[union-attr]
         if result is not None:
             assert_type(result.return_value, float)
     flag = bool(plain)
     for either in plain_async.enqueue_many([plain_async.arguments(1)], partial=flag):
-        either.return_value  # type: ignore[union-attr]
+        str(either.return_value)  # type: ignore[union-attr]
         if either is not None:
             assert_type(either.return_value, int)
     plain.enqueue_many([3])  # type: ignore[list-item]

@@ -22,7 +22,7 @@ from django.utils import timezone
 from .. import compat, conf, failpoints
 from ..definitions import payload
 from ..definitions.schedules import Declaration
-from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, RunEnded
+from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, RunAborted
 from ..models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskState
 from ..registry import every_task, registered
 from ..tasks import Task, check_call
@@ -161,7 +161,7 @@ class Scheduler:
                 occurrence.task_id = enqueue(row, occurs_at)
         except (GateUnavailable, BrokerUnavailable, OperationalError, InterfaceError):
             raise
-        except (EnqueueRefused, InvalidOption, RunEnded, compat.InvalidTask) as error:
+        except (EnqueueRefused, InvalidOption, RunAborted, compat.InvalidTask) as error:
             occurrence.outcome, occurrence.note = OccurrenceOutcome.REFUSED, str(error)
             logger.error("schedule %s: its occurrence of %s is refused: %s", row.name, _text(occurs_at), error)
         except Exception as error:
