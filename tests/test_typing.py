@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -18,6 +17,7 @@ from django_asyncq.definitions.schedules import Declaration, ScheduleOptions
 from django_asyncq.tasks import Task, TaskOptions
 
 ROOT = Path(__file__).parent.parent
+PYRIGHT = Path(sys.executable).with_name("pyright")
 SAMPLE = ROOT / "tests" / "typing_sample.py"
 IGNORE = re.compile(r"  # type: ignore\[([a-z,-]+)\]$", re.MULTILINE)
 
@@ -52,13 +52,13 @@ def test_mypy_finds_exactly_the_wrong_calls(tmp_path: Path) -> None:
     assert found == wrong, run.stderr
 
 
-@pytest.mark.skipif(shutil.which("pyright") is None, reason="pyright is not installed")
+@pytest.mark.skipif(not PYRIGHT.exists(), reason="pyright is not installed")
 def test_pyright_finds_exactly_the_wrong_calls(tmp_path: Path) -> None:
     """The same lines as mypy's; its own names for the errors are not compared."""
     copy, wrong = without_ignores(tmp_path)
     settings = {"include": [str(copy)], "extraPaths": [str(ROOT)]}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
-    command = ["pyright", "--outputjson", "--pythonpath", sys.executable, "--project", str(tmp_path)]
+    command = [str(PYRIGHT), "--outputjson", "--pythonpath", sys.executable, "--project", str(tmp_path)]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     problems = json.loads(run.stdout)["generalDiagnostics"]
     errors = [problem for problem in problems if problem["severity"] == "error"]
