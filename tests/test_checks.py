@@ -1,7 +1,9 @@
-"""Bad settings are told by a check with its own id and a hint, before anything runs."""
+"""A bad setting is reported by a check with an id of its own and a hint, before anything runs."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,26 +14,27 @@ from django.core.management.base import CommandError
 from django_asyncq import conf
 from django_asyncq.checks import RULES
 
-# Django's own checks of JSON fields ask the database.
+# Django's own checks of JSON fields query the database.
 pytestmark = pytest.mark.django_db
 
 BACKEND = "django_asyncq.backend.AsyncqBackend"
+ROOT = Path(__file__).parent.parent
 
 
 def ids() -> list[str]:
-    """Ids of all messages, each of which must have a hint."""
+    """Return the ids of all messages of this package; each must have a hint."""
     found = [message for message in checks.run_checks() if str(message.id).startswith("asyncq.")]
     assert all(message.hint for message in found)
     return [str(message.id) for message in found]
 
 
-def test_good_settings_say_nothing() -> None:
-    """The suite's own settings and the defaults are right."""
+def test_good_settings_give_no_message() -> None:
+    """The settings of the test suite are valid."""
     assert ids() == []
 
 
 def test_every_setting_has_a_rule_with_an_id_of_its_own() -> None:
-    """None was forgotten, none shares an id, and every default passes."""
+    """No setting lacks a rule, no two rules share an id, and every default is valid."""
     assert set(RULES) == set(conf.FIELD_NAMES)
     assert len({rule.id for rule in RULES.values()}) == len(RULES)
     defaults = conf.Settings()
@@ -39,9 +42,18 @@ def test_every_setting_has_a_rule_with_an_id_of_its_own() -> None:
         assert rule.holds(getattr(defaults, conf.FIELD_NAMES[key])), key
 
 
+def test_documented_checks_are_those_of_the_code() -> None:
+    """The page lists each id, and no other."""
+    page = (ROOT / "docs" / "reference" / "checks.md").read_text()
+    sources = "".join((ROOT / "django_asyncq" / name).read_text() for name in ("checks.py", "backend.py"))
+    assert re.findall(r"^\| (asyncq\.[EW]\d+) \|", page, re.MULTILINE) == sorted(
+        set(re.findall(r"asyncq\.[EW]\d+", sources)), key=lambda id: id[-3:]
+    )
+
+
 @pytest.mark.parametrize("key", sorted(RULES))
-def test_each_bad_value_is_told_by_its_id(key: str, settings: Any) -> None:
-    """An object is right for no setting."""
+def test_each_bad_value_is_reported_with_its_id(key: str, settings: Any) -> None:
+    """A plain object is not valid for any setting."""
     settings.ASYNCQ = {key: object()}
     assert RULES[key].id in ids()
 
@@ -63,14 +75,14 @@ def test_each_bad_value_is_told_by_its_id(key: str, settings: Any) -> None:
         ("TASKS", {"default": {"BACKEND": BACKEND, "OPTIONS": {"max_attempts": 0}}}, "asyncq.E022"),
     ],
 )
-def test_wrong_shapes_are_told(setting: str, value: Any, id: str, settings: Any) -> None:
-    """Each with its own id."""
+def test_wrong_settings_are_reported(setting: str, value: Any, id: str, settings: Any) -> None:
+    """Each with an id of its own."""
     setattr(settings, setting, value)
     assert id in ids()
 
 
-def test_environment_overrides_what_the_issue_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SINGLE_INSTANCE_MODE and TASK_LOCK_DIR of the environment win."""
+def test_environment_overrides_two_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SINGLE_INSTANCE_MODE and TASK_LOCK_DIR."""
     monkeypatch.setenv("SINGLE_INSTANCE_MODE", "false")
     monkeypatch.setenv("TASK_LOCK_DIR", "/tmp/locks")
     conf.current.cache_clear()
@@ -93,6 +105,6 @@ def test_environment_overrides_what_the_issue_names(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_runworkers_refuses_bad_options(option: list[str], says: str) -> None:
-    """The error names the option's trouble."""
+    """The error message names the problem."""
     with pytest.raises(CommandError, match=says):
         call_command("runworkers", *option)

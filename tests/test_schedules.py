@@ -1,4 +1,4 @@
-"""What code declares besides tasks: refused at once where it can never work, with the remedy."""
+"""Declarations of schedules and start-up tasks: a wrong one is refused at once, and the error names the remedy."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
         (lambda: startup_task("x", ttl=True), "at least 3"),
     ],
 )
-def test_what_can_never_work_is_refused(make: Callable[[], Any], words: str) -> None:
-    """Where the module is imported, not at the first occurrence."""
+def test_declaration_that_can_never_work_is_refused(make: Callable[[], Any], words: str) -> None:
+    """When the module is imported, not at the first occurrence."""
     with pytest.raises(InvalidOption, match=words.replace("(", r"\(")):
         make()
 
@@ -68,12 +68,12 @@ def test_options_that_do_not_exist_are_refused(make: Callable[[], Any]) -> None:
 
 
 def test_units_of_an_interval_add_up() -> None:
-    """Whole seconds."""
+    """The interval is their sum in whole seconds."""
     assert every(days=1, hours=2, minutes=3, seconds=4).interval_seconds == 93_784
 
 
-def test_time_zone_is_the_projects_unless_given(settings: Any) -> None:
-    """Read when it is needed."""
+def test_time_zone_defaults_to_the_projects(settings: Any) -> None:
+    """The setting is read when it is needed, not at the declaration."""
     declared = cron("* * * * *")
     settings.TIME_ZONE = "Asia/Tokyo"
     assert declared.zone == "Asia/Tokyo"
@@ -92,25 +92,25 @@ def test_time_zone_is_the_projects_unless_given(settings: Any) -> None:
     ],
 )
 def test_task_refuses_a_schedule_it_cannot_run(schedule: Any, words: str) -> None:
-    """Not a schedule, two of one name, or arguments that the function does not take or JSON does not carry."""
+    """No schedule, two of one name, or arguments that the function does not take or JSON cannot represent."""
     with pytest.raises(InvalidOption, match=words):
         task(schedule=schedule)(tasks.tally.func)
 
 
-def test_task_refuses_a_switch_that_is_none() -> None:
-    """True or False."""
+def test_task_refuses_a_switch_that_is_no_boolean() -> None:
+    """It must be True or False."""
     with pytest.raises(InvalidOption, match="schedulable='yes'"):
         task(schedulable="yes")(tasks.tally.func)  # type: ignore[call-overload]
 
 
-def test_task_refuses_a_retention_that_is_none() -> None:
-    """A number alone would not say for which outcome."""
+def test_task_refuses_a_number_as_retention() -> None:
+    """A number alone would not say which outcome it is for."""
     with pytest.raises(InvalidOption, match="retention=7"):
         task(retention=7)(tasks.tally.func)  # type: ignore[call-overload]
 
 
 def test_calls_are_checked_against_the_signature() -> None:
-    """The context is not the caller's to give."""
+    """The context is not among the arguments of a call."""
     check_call(tasks.stamp, (), {})
     check_call(tasks.tally, ["north"], {"pages": 2})
     with pytest.raises(InvalidOption, match=r"takes \(region"):
@@ -119,8 +119,8 @@ def test_calls_are_checked_against_the_signature() -> None:
         check_call(tasks.stamp, ["context"], {})
 
 
-def test_startup_tasks_keep_their_order_and_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that is imported twice declares them once; another function may not take the name."""
+def test_startup_tasks_keep_their_order_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that is imported twice declares them once; another function cannot use the name."""
     monkeypatch.setattr(schedules, "_startup_tasks", {})
 
     def first() -> None: ...
