@@ -6,8 +6,8 @@ open no connection before the first call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from django.core import checks
@@ -16,14 +16,26 @@ from django.utils import timezone
 from . import compat
 from .definitions import payload
 from .definitions.names import QUEUE_NAME
-from .exceptions import InvalidOption
 from .results import result_of
-from .tasks import Arguments, Task, default_of, gate_name
+from .tasks import Arguments, Task, default_of, gate_name, is_attempt_count, is_duration
 
 if TYPE_CHECKING:
     from .models import TaskRecord
 
-OPTIONS = ("max_attempts", "timeout")
+
+class _Option(NamedTuple):
+    """An option of an alias in TASKS. holds: whether a value is valid. hint: how to correct it."""
+
+    holds: Callable[[Any], bool]
+    hint: str
+
+
+OPTIONS = {
+    "max_attempts": _Option(is_attempt_count, "Give a whole number of at least 1."),
+    "timeout": _Option(
+        lambda value: value is None or is_duration(value), "Give seconds, more than 0, or None for no timeout."
+    ),
+}
 
 
 class AsyncqBackend(compat.BaseTaskBackend):
@@ -116,25 +128,19 @@ class AsyncqBackend(compat.BaseTaskBackend):
                     hint="Use 1 to 64 letters, digits, '_', '.' and '-'.",
                     id="asyncq.E020",
                 )
-        for option in set(self.options) - set(OPTIONS):
-            yield checks.Error(
-                f"{name}['OPTIONS'] has the unknown option {option!r}.",
-                hint=f"Known options: {', '.join(OPTIONS)}.",
-                id="asyncq.E021",
-            )
-        try:
-            for option in OPTIONS:
-                if option in self.options:
-                    _check_option(option, self.options[option])
-        except InvalidOption as error:
-            yield checks.Error(f"{name}['OPTIONS']: {error}", hint="Correct the value.", id="asyncq.E022")
-
-
-def _check_option(option: str, value: Any) -> None:
-    if option == "max_attempts" and (type(value) is not int or value < 1):
-        raise InvalidOption(f"max_attempts={value!r} must be a whole number of at least 1.")
-    if option == "timeout" and value is not None and (isinstance(value, bool) or not value > 0):
-        raise InvalidOption(f"timeout={value!r} must be seconds, more than 0, or None.")
+        for option, value in self.options.items():
+            if option not in OPTIONS:
+                yield checks.Error(
+                    f"{name}['OPTIONS'] has the unknown option {option!r}.",
+                    hint=f"Known options: {', '.join(OPTIONS)}.",
+                    id="asyncq.E021",
+                )
+            elif not OPTIONS[option].holds(value):
+                yield checks.Error(
+                    f"{name}['OPTIONS'][{option!r}] = {value!r} is not valid.",
+                    hint=OPTIONS[option].hint,
+                    id="asyncq.E022",
+                )
 
 
 def _uuids(text: Any) -> list[UUID]:

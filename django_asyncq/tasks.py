@@ -180,11 +180,11 @@ def _check_options(task: Task[Any, Any]) -> None:
     if not TASK_NAME.fullmatch(task.module_path) and "<" not in task.module_path:
         raise InvalidOption(f"task name {task.module_path!r} is not valid: use 1 to 200 letters, digits, '_', '.'")
     check_queue_name(task.queue_name)
-    if task.max_attempts is not None and (type(task.max_attempts) is not int or task.max_attempts < 1):
+    if task.max_attempts is not None and not is_attempt_count(task.max_attempts):
         refuse("max_attempts", "give a whole number of at least 1")
     for option in ("timeout", "expected_seconds"):
         value = getattr(task, option)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+        if value is not None and not is_duration(value):
             refuse(option, "give seconds, more than 0")
     if task.queue_limit is not None and type(task.queue_limit) is not int:
         refuse("queue_limit", "give a whole number; 0 or less means no limit")
@@ -194,7 +194,7 @@ def _check_options(task: Task[Any, Any]) -> None:
         value = getattr(task, option)
         if not isinstance(value, tuple) or not all(inspect.isclass(e) and issubclass(e, BaseException) for e in value):
             refuse(option, "give a tuple of exception classes")
-    if task.backoff is not None and not callable(task.backoff) and not _is_seconds(task.backoff):
+    if task.backoff is not None and not callable(task.backoff) and not is_duration(task.backoff, or_zero=True):
         refuse("backoff", "give seconds of at least 0, or a callable")
     if not isinstance(task.schedulable, bool):
         refuse("schedulable", "give True or False")
@@ -220,8 +220,16 @@ def _check_schedule(task: Task[Any, Any], refuse: Callable[[str, str], NoReturn]
         check_call(task, schedule.args, schedule.kwargs)
 
 
-def _is_seconds(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+def is_attempt_count(value: object) -> bool:
+    """Whether a value is a number of attempts."""
+    return type(value) is int and value >= 1
+
+
+def is_duration(value: object, *, or_zero: bool = False) -> bool:
+    """Whether a value is a number of seconds, more than 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value > 0 or (or_zero and value == 0)
 
 
 @lru_cache(maxsize=1024)

@@ -73,6 +73,8 @@ def test_each_bad_value_is_reported_with_its_id(key: str, settings: Any) -> None
         ("TASKS", {"default": {"BACKEND": BACKEND, "QUEUES": ["bad queue"]}}, "asyncq.E020"),
         ("TASKS", {"default": {"BACKEND": BACKEND, "OPTIONS": {"retries": 3}}}, "asyncq.E021"),
         ("TASKS", {"default": {"BACKEND": BACKEND, "OPTIONS": {"max_attempts": 0}}}, "asyncq.E022"),
+        ("TASKS", {"default": {"BACKEND": BACKEND, "OPTIONS": {"timeout": "3"}}}, "asyncq.E022"),
+        ("TASKS", {"default": {"BACKEND": BACKEND, "OPTIONS": {"timeout": False}}}, "asyncq.E022"),
     ],
 )
 def test_wrong_settings_are_reported(setting: str, value: Any, id: str, settings: Any) -> None:

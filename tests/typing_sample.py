@@ -71,6 +71,7 @@ def calls() -> None:
     assert_type(with_context.enqueue(1).return_value, str)
     assert_type(with_context_async.enqueue(1).return_value, bytes)
     assert_type(with_options_async.enqueue(1).return_value, list[str])
+    assert_type(plain_async.call(1), int)
     plain.enqueue("1")  # type: ignore[arg-type]
     plain.enqueue(1, test="x")  # type: ignore[call-arg]
     plain.enqueue()  # type: ignore[call-arg]
