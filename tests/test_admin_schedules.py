@@ -632,7 +632,7 @@ def test_full_gate_refuses_the_run_and_nothing_is_written(boss: Client) -> None:
     [
         ({"task": "shop.tasks.removed"}, "no task named 'shop.tasks.removed' is registered"),
         ({"task": "tests.tasks.add", "args": [1]}, "may not be scheduled by people"),
-        ({"kwargs": {"day": 1}}, "cannot be called so"),
+        ({"kwargs": {"day": 1}}, "cannot be called with these arguments"),
     ],
 )
 def test_schedule_that_cannot_run_gives_the_reason(boss: Client, values: dict[str, Any], reason: str) -> None:
