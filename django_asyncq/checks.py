@@ -122,7 +122,7 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     if not isinstance(written, dict):
         yield checks.Error(
             f"{conf.NAME} must be a dictionary, not {type(written).__qualname__}.",
-            hint="Write ASYNCQ = {...} with keys in capitals, or leave it out.",
+            hint="Write ASYNCQ = {...} with keys in capitals, or remove it.",
             id="asyncq.E001",
         )
         return

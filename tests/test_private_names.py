@@ -127,10 +127,6 @@ def listed() -> set[tuple[str, str]]:
 
 # MERGE: where a name is used until the branches that move it are merged. Delete this table then, and its use below.
 BEFORE_THE_MERGE = {
-    ("lifecycle.enqueueing", "run_on_commit"): "django_internals",
-    ("lifecycle.enqueueing", "savepoint_ids"): "django_internals",
-    ("lifecycle.deletion", "_raw_delete"): "django_internals",
-    ("storage.inserting", "mark_for_rollback_on_error"): "django_internals",
     ("broker.handoff", "_sock"): "broker.redis_internals",
     ("broker.notifications", "_sock"): "broker.redis_internals",
     ("broker.clients", "connection_kwargs"): "broker.redis_internals",
