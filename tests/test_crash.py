@@ -23,7 +23,7 @@ from django.utils import timezone
 from django_asyncq import conf, failpoints, gates, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import alive_key
-from django_asyncq.maintenance.pruner import lowest_id_at
+from django_asyncq.maintenance.pruner import lowest_uuid7_at
 from django_asyncq.models import Gate, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
 from django_asyncq.testing import crash_at
 
@@ -413,7 +413,7 @@ def overdue_schedule() -> None:
 def old_failure() -> None:
     """A task that failed longer ago than such are kept, with its entry in the archive."""
     then = timezone.now() - timedelta(days=40)
-    record = TaskRecord.objects.create(id=lowest_id_at(then), name="tests.tasks.nap", args=[0], queue_name="default")
+    record = TaskRecord.objects.create(id=lowest_uuid7_at(then), name="tests.tasks.nap", args=[0], queue_name="default")
     lifecycle.dispatch([record])
     broker = Broker()
     leases = broker.dequeue("default", "lost", 1, 30).leases

@@ -430,7 +430,7 @@ def test_slots_of_a_gate_that_no_task_is_at_are_found() -> None:
     assert gates.occupied() == {"left", "busy"}
     reconciler = Reconciler(Broker())
     reconciler.sweep()
-    reconciler.quick()
+    reconciler.quick_repairs()
     assert gates.occupied() == {"busy"}
     assert holders("theirs") == {"a"}
 
