@@ -299,7 +299,7 @@ def test_worker_killed_at_a_step(
             wait_until(lambda: all(row.is_final for row in TaskRecord.objects.all()), "the end of all tasks")
             wait_until(lambda: not entries(), "an empty Redis")
             assert fleet.stop() == 0
-            assert "is gone: its process was killed by signal 9 (SIGKILL)" in fleet.output()
+            assert "exited unexpectedly: its process was killed by signal 9 (SIGKILL)" in fleet.output()
     assert crash.pid() != fleet.process.pid
     assert f"failpoint {point}: process {crash.pid()} kills itself" in fleet.output()
     if turn % 2 or point in ENDED_IN_THE_ROW:

@@ -99,7 +99,7 @@ def plain(value: Any, path: str, depth_left: int) -> Any:
         return _plain_integer(value, path)
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise InvalidArguments(f"{path} is {value!r}, which JSON cannot carry", path=path)
+            raise InvalidArguments(f"{path} is {value!r}, which JSON does not have", path=path)
         return float(value)
     if isinstance(value, bytes):
         return _plain_bytes(value, path)
