@@ -45,7 +45,7 @@ def _is_prefix(value: Any) -> bool:
 
 
 def _is_keep_seconds(value: Any) -> bool:
-    return retention_policy.is_keep(value) and not isinstance(value, timedelta)
+    return retention_policy.is_retention_time(value) and not isinstance(value, timedelta)
 
 
 def _is_pattern(value: Any) -> bool:
@@ -102,9 +102,9 @@ RULES: dict[str, Rule] = {
     "FAILED_RETENTION_SECONDS": Rule("asyncq.E128", _is_keep_seconds, KEEP_SECONDS),
     "RETENTION": Rule(
         "asyncq.E129",
-        lambda value: not any(retention_policy.faults(value)),
+        lambda value: not any(retention_policy.setting_errors(value)),
         "Give {'queues': {name: {'succeeded': keep, 'failed': keep}}, 'tasks': {name: {…}}}; each part is optional; "
-        f"keep: {retention_policy.KEEP_HINT}.",
+        f"keep: {retention_policy.RETENTION_TIME_HINT}.",
     ),
     "PRUNE_SECONDS": Rule("asyncq.E130", _is_positive, POSITIVE_SECONDS),
     "PUSH_BATCH_SECONDS": Rule(
@@ -134,7 +134,7 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
                 id="asyncq.E002",
             )
         elif not RULES[key].holds(value):
-            faults = retention_policy.faults(value) if key == "RETENTION" else [f" = {value!r} is not valid"]
+            faults = retention_policy.setting_errors(value) if key == "RETENTION" else [f" = {value!r} is not valid"]
             for fault in faults:
                 yield checks.Error(f"{conf.NAME}[{key!r}]{fault}.", hint=RULES[key].hint, id=RULES[key].id)
     yield from _check_times(written)

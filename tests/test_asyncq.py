@@ -1,10 +1,11 @@
-"""`manage.py asyncq`: what it shows, what it mends, what it deletes, and what it says when a store is away."""
+"""`manage.py asyncq`: what it shows, repairs and deletes, and its errors when a store is unreachable."""
 
 from __future__ import annotations
 
 import io
 import json
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,14 +30,14 @@ HOUR = timedelta(hours=1)
 
 
 def run(*arguments: str) -> str:
-    """What the command prints."""
+    """Run the command and return what it prints."""
     out = io.StringIO()
     call_command("asyncq", *arguments, stdout=out, stderr=io.StringIO())
     return out.getvalue()
 
 
-def ended(state: TaskState, days: int) -> TaskRecord:
-    """A task that ended so long ago."""
+def finished(state: TaskState, days: int) -> TaskRecord:
+    """A task that finished `days` ago."""
     return TaskRecord.objects.create(
         name="tests.tasks.add", state=state, finished_at=timezone.now() - timedelta(days=days), queue_name="old"
     )
@@ -44,7 +45,7 @@ def ended(state: TaskState, days: int) -> TaskRecord:
 
 @pytest.fixture
 def forgotten(own_redis: EmbeddedRedis, own_keys: None) -> list[TaskRecord]:
-    """Two that wait, one with a priority, one delayed, one to be retried, one at a gate; Redis knows none."""
+    """Two pending rows, one with a priority, one delayed, one RETRYING, one at a gate. Redis knows none of them."""
     Gate.objects.create(name="g", limit=3)
     then = {"name": "tests.tasks.add", "enqueued_at": timezone.now() - HOUR}
     later = timezone.now() + HOUR
@@ -61,8 +62,8 @@ def forgotten(own_redis: EmbeddedRedis, own_keys: None) -> list[TaskRecord]:
     return made
 
 
-def test_rebuild_puts_back_what_waits(forgotten: list[TaskRecord]) -> None:
-    """Into pending, scheduled and retry, with gates; once more finds nothing to do."""
+def test_rebuild_pushes_every_waiting_task(forgotten: list[TaskRecord]) -> None:
+    """Into pending, scheduled and retry, with its gate slot. A second rebuild has nothing to do."""
     text = run("rebuild")
     assert [line.split() for line in text.splitlines()[:7]] == [
         ["queue", "pending", "scheduled", "retry"],
@@ -73,19 +74,19 @@ def test_rebuild_puts_back_what_waits(forgotten: list[TaskRecord]) -> None:
         ["g", "1", "0"],
         [],
     ]
-    assert "6 rows looked at" in text
-    assert "6 put into Redis" in text
+    assert "6 rows checked" in text
+    assert "6 tasks pushed to Redis" in text
     assert Inspection().sizes("default") == {"pending": 3, "active": 0, "scheduled": 1, "retry": 1, "archived": 0}
     assert len(gates.slots("g")) == 1
     assert Broker().is_alive() is not None
-    assert "; 0 put into Redis" in run("rebuild", "--yes")
+    assert "; 0 tasks pushed to Redis" in run("rebuild", "--yes")
 
 
-def test_dry_rebuild_says_the_same_and_changes_nothing(forgotten: list[TaskRecord]) -> None:
-    """Redis stays empty, rows as they were."""
+def test_a_dry_rebuild_prints_the_same_and_changes_nothing(forgotten: list[TaskRecord]) -> None:
+    """Redis stays empty, and no row changes."""
     dry = json.loads(run("rebuild", "--dry-run", "--json"))
     assert Broker().client.keys("*") == []
-    assert "6 would be put into Redis" in run("rebuild", "--dry-run")
+    assert "6 tasks would be pushed to Redis" in run("rebuild", "--dry-run")
     assert Broker().client.exists(alive_key()) == 0
     assert json.loads(run("rebuild", "--json")) == {**dry, "dry_run": False}
     assert dry == {
@@ -99,8 +100,8 @@ def test_dry_rebuild_says_the_same_and_changes_nothing(forgotten: list[TaskRecor
     }
 
 
-def test_progress_is_one_line_on_a_terminal_only() -> None:
-    """Elsewhere a line now and then, for logs."""
+def test_progress_is_one_line_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a log it is a line now and then."""
 
     class Stream(io.StringIO):
         terminal = True
@@ -108,29 +109,31 @@ def test_progress_is_one_line_on_a_terminal_only() -> None:
         def isatty(self) -> bool:
             return self.terminal
 
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(asyncq, "time", SimpleNamespace(monotonic=lambda: clock.now))
     terminal, log = Stream(), Stream()
     log.terminal = False
     for stream in (terminal, log):
         progress = asyncq.Progress(asyncq.OutputWrapper(stream), 2000)
         progress.add(1000)
-        progress._line_at = 0.0
+        clock.now += asyncq.SECONDS_PER_LINE
         progress.add(500)
         progress.close()
     assert terminal.getvalue() == "\r1,000 of 2,000 rows\r1,500 of 2,000 rows\n"
     assert log.getvalue() == "1,500 of 2,000 rows\n"
 
 
-def test_prune_deletes_what_ended_long_ago() -> None:
-    """Of one state or of both; dry, it only counts. What has not ended stays."""
+def test_prune_deletes_tasks_that_finished_long_ago() -> None:
+    """In one state or in both. A dry run only counts. Unfinished tasks stay."""
     for state in (TaskState.SUCCEEDED, TaskState.FAILED):
         for days in (1, 10):
-            ended(state, days)
+            finished(state, days)
     tasks.add.enqueue(1)
-    assert "2 tasks that ended more than 5 days ago (1 succeeded, 1 failed) would be deleted" in run(
+    assert "2 tasks that finished more than 5 days ago (1 succeeded, 1 failed) would be deleted" in run(
         "prune", "--older-than", "5", "--dry-run"
     )
     assert TaskRecord.objects.count() == 5
-    assert "1 of 1 tasks" in run("prune", "--older-than", "5", "--state", "failed", "--yes")
+    assert "1 of 1 task that finished" in run("prune", "--older-than", "5", "--state", "failed", "--yes")
     assert not TaskRecord.objects.filter(state=TaskState.FAILED, finished_at__lt=timezone.now() - 5 * 24 * HOUR)
     answer = json.loads(run("prune", "--older-than", "5", "--yes", "--json"))
     assert answer == {"dry_run": False, "found": {"succeeded": 1, "failed": 0}, "deleted": 1}
@@ -138,8 +141,8 @@ def test_prune_deletes_what_ended_long_ago() -> None:
 
 
 def test_prune_asks_a_person_and_needs_yes_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever does not say yes deletes nothing."""
-    ended(TaskState.SUCCEEDED, 10)
+    """Any answer other than yes deletes nothing."""
+    finished(TaskState.SUCCEEDED, 10)
     with pytest.raises(CommandError, match="--yes"):
         run("prune", "--older-than", "5")
     asked: list[str] = []
@@ -157,19 +160,20 @@ def test_prune_asks_a_person_and_needs_yes_without_one(monkeypatch: pytest.Monke
     assert TaskRecord.objects.count() == 0
     assert (
         asked
-        == ["Delete 1 tasks that ended more than 5 days ago (1 succeeded, 0 failed)? This cannot be undone. [y/N] "] * 2
+        == ["Delete 1 task that finished more than 5 days ago (1 succeeded, 0 failed)? This cannot be undone. [y/N] "]
+        * 2
     )
 
 
 def test_stats_of_queues_and_gates() -> None:
-    """Rows by state beside what Redis has; the age of the oldest that is due; gates with occupancy and limit."""
+    """Rows by state beside entries in Redis, how long the oldest task has been due, gates with occupancy and limit."""
     tasks.add.enqueue(1)
     tasks.add.using(priority=5).enqueue(1)
     tasks.add.using(run_after=HOUR).enqueue(1)
     tasks.gated.enqueue("own")
     Gate.objects.create(name="empty", limit=2)
-    ended(TaskState.SUCCEEDED, 1)
-    ended(TaskState.FAILED, 1)
+    finished(TaskState.SUCCEEDED, 1)
+    finished(TaskState.FAILED, 1)
     TaskRecord.objects.filter(priority=5).update(enqueued_at=timezone.now() - HOUR)
     found = json.loads(run("stats", "--json"))
     (default, old) = found["queues"]
@@ -190,41 +194,41 @@ def test_stats_of_queues_and_gates() -> None:
 
 
 def test_stats_of_nothing() -> None:
-    """An empty system says so."""
-    assert run("stats").split("\n")[:2] == ["no queue", "no gate"]
+    """An empty system has no queues and no gates."""
+    assert run("stats").split("\n")[:2] == ["no queues", "no gates"]
 
 
 @pytest.mark.parametrize("arguments", [["rebuild"], ["rebuild", "--dry-run"], ["stats"], ["prune"]])
-def test_says_that_redis_is_away(own_redis: EmbeddedRedis, own_keys: None, arguments: list[str]) -> None:
-    """An error in one sentence, nothing deleted."""
-    ended(TaskState.FAILED, 10)
+def test_an_outage_of_redis_is_an_error(own_redis: EmbeddedRedis, own_keys: None, arguments: list[str]) -> None:
+    """It says what is unreachable, and deletes nothing."""
+    finished(TaskState.FAILED, 10)
     own_redis.stop()
-    with pytest.raises(CommandError, match="Redis is needed and away"):
+    with pytest.raises(CommandError, match="Redis is unreachable"):
         run(*arguments, *(["--older-than", "1", "--yes"] if arguments == ["prune"] else []))
     assert TaskRecord.objects.count() == 1
 
 
-def test_says_that_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same."""
+def test_an_outage_of_the_database_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what is unreachable."""
 
-    def away() -> None:
+    def fail() -> None:
         raise OperationalError("no connection")
 
-    monkeypatch.setattr(asyncq, "gate_stats", away)
-    with pytest.raises(CommandError, match=r"database is needed and cannot be asked: no connection"):
+    monkeypatch.setattr(asyncq, "gate_stats", fail)
+    with pytest.raises(CommandError, match=r"database is unreachable: no connection"):
         run("stats")
 
 
-def test_a_sub_command_is_needed() -> None:
-    """Without one the command says which there are."""
+def test_a_sub_command_is_required() -> None:
+    """Values of options are checked too."""
     with pytest.raises(CommandError, match="required"):
         run()
     with pytest.raises(CommandError, match="whole number"):
         run("prune", "--older-than", "-1")
 
 
-def test_inspector_reads_only(redis_client: Any, key_prefix: str) -> None:
-    """Looking changes nothing in Redis."""
+def test_stats_change_nothing_in_redis(redis_client: Any, key_prefix: str) -> None:
+    """Every key is the same before and after."""
     tasks.gated.enqueue("g")
     before = {key: redis_client.dump(key) for key in redis_client.scan_iter(f"{key_prefix}*")}
     inspector.queue_stats(Broker())

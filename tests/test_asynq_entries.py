@@ -1,4 +1,4 @@
-"""Schedules as asynq's own tools list them: the bytes, the keys, and that a mirror is never more than a mirror."""
+"""Schedules as asynq's own tools show them: the bytes, the keys, and that they are only a copy of the rows."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def captured(fixture: str, message: str) -> tuple[bytes, dict[str, Any], list[st
 
 
 def moment(value: dict[str, int]) -> datetime:
-    """A captured timestamp; what Go wrote in nanoseconds is cut to Python's microseconds."""
+    """A captured timestamp, cut from Go's nanoseconds to Python's microseconds."""
     return datetime.fromtimestamp(value["seconds"], UTC) + timedelta(microseconds=value.get("nanos", 0) // 1000)
 
 
 @pytest.mark.parametrize("fixture", ["scheduler-entry", "scheduler-entry-never-fired"])
 def test_entries_are_written_as_go_writes_them(fixture: str) -> None:
-    """Byte for byte, the one that never fired with Go's zero time."""
+    """Byte for byte. A schedule that never fired has Go's zero time."""
     data, values, options = captured(fixture, "SchedulerEntry")
     previous = values["prev_enqueue_time"]
     entry = SchedulerEntry(
@@ -60,7 +60,7 @@ def test_entries_are_written_as_go_writes_them(fixture: str) -> None:
 
 
 def test_events_are_written_as_go_writes_them() -> None:
-    """But for the nanoseconds, of which Python has only the thousands."""
+    """Except for the nanoseconds below a microsecond, which Python does not have."""
     data, values, _ = captured("scheduler-entry", "SchedulerEnqueueEvent")
     nanos = values["enqueue_time"]["nanos"]
     event = SchedulerEnqueueEvent(task_id=values["task_id"], enqueued_at=moment(values["enqueue_time"]))
@@ -71,8 +71,8 @@ def test_events_are_written_as_go_writes_them() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0s"), (30, "30s"), (90, "1m30s"), (3600, "1h0m0s"), (86_405, "24h0m5s")]
 )
-def test_durations_are_gos(seconds: int, text: str) -> None:
-    """As `time.Duration.String` writes them."""
+def test_durations_are_written_as_go_writes_them(seconds: int, text: str) -> None:
+    """In the form of `time.Duration.String`."""
     assert go_duration(seconds) == text
 
 
@@ -94,8 +94,8 @@ def make(**values: Any) -> Schedule:
 
 
 @pytest.mark.django_db
-def test_an_entry_says_what_the_task_is() -> None:
-    """Options must hold a parenthesis each: asynq's inspector panics at one that does not."""
+def test_an_entry_describes_the_task() -> None:
+    """Each option has a parenthesis, because asynq's inspector panics at one without."""
     row = make(cron="30 2 * * *", zone="Europe/Berlin")
     entry = entry_of(row)
     assert entry.id == str(row.pk)
@@ -107,25 +107,25 @@ def test_an_entry_says_what_the_task_is() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_beat_shows_all_that_fire_until_the_next_is_overdue() -> None:
-    """Newest list wins; a row that is no timing is left out; a clean stop takes all away but the events."""
+def test_a_beat_shows_every_firing_schedule_until_the_next_beat_is_overdue() -> None:
+    """The newest list replaces others. An invalid schedule is skipped. A clean stop removes all but the events."""
     client = Broker().client
     row = make()
     Schedule.objects.filter(pk=make(name="bad").pk).update(zone="Mars/Olympus")
     make(name="off", enabled=False)
-    fired = Scheduler(clock=lambda: NOON + timedelta(minutes=5)).look().fired
+    fired = Scheduler(clock=lambda: NOON + timedelta(minutes=5)).fire_due().fired
     entries = SchedulerEntries()
     for _ in range(2):
         entries.beat()
-        entries.note(fired)
-    key = f"{prefix()}:schedulers:{{{entries.board.id}}}"
+        entries.add_events(fired)
+    key = f"{prefix()}:schedulers:{{{entries.entry_list.id}}}"
     assert [member.decode() for member in client.zrange(f"{prefix()}:schedulers", 0, -1)] == [key]
     assert 15 < client.ttl(key) <= 20
     shown = Schedule.objects.get(pk=row.pk)
     shown.previous = NOON + timedelta(minutes=5)  # type: ignore[attr-defined]
     assert client.lrange(key, 0, -1) == [entry_of(shown).encode()]
     history = f"{prefix()}:scheduler_history:{row.pk}"
-    assert client.zcard(history) == 2  # two times of noting, of one task
+    assert client.zcard(history) == 2  # two events of one task
     assert str(Occurrence.objects.get(outcome="queued").task_id).encode() in client.zrange(history, 0, -1)[0]
     entries.clear()
     assert not client.exists(key, f"{prefix()}:schedulers")
@@ -140,17 +140,17 @@ def test_only_the_latest_events_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("django_asyncq.broker.scheduler_entries.EVENTS_KEPT", 3)
     entries = SchedulerEntries()
     for number in range(6):
-        entries.board.note("e", b"event %d" % number, number)
+        entries.entry_list.note("e", b"event %d" % number, number)
     assert Broker().client.zrange(f"{prefix()}:scheduler_history:e", 0, -1) == [b"event 3", b"event 4", b"event 5"]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_redis_that_is_away_is_told_to_the_caller(own_redis: EmbeddedRedis) -> None:
-    """Who beats again later shows it again."""
+def test_an_outage_of_redis_is_raised_to_the_caller(own_redis: EmbeddedRedis) -> None:
+    """The next beat shows the schedule again."""
     row = make()
     entries = SchedulerEntries()
     own_redis.kill()
-    for verb in (entries.beat, entries.clear, lambda: entries.note([Fired(row, NOON, row.pk)])):
+    for verb in (entries.beat, entries.clear, lambda: entries.add_events([Fired(row, NOON, row.pk)])):
         with pytest.raises(BrokerUnavailable):
             verb()
     own_redis.start()

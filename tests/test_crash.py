@@ -23,7 +23,7 @@ from django.utils import timezone
 from django_asyncq import conf, failpoints, gates, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import alive_key
-from django_asyncq.maintenance.pruner import lowest_id_at
+from django_asyncq.maintenance.pruner import lowest_uuid7_at
 from django_asyncq.models import Gate, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
 from django_asyncq.testing import crash_at
 
@@ -299,7 +299,7 @@ def test_worker_killed_at_a_step(
             wait_until(lambda: all(row.is_final for row in TaskRecord.objects.all()), "the end of all tasks")
             wait_until(lambda: not entries(), "an empty Redis")
             assert fleet.stop() == 0
-            assert "is gone: its process was killed by signal 9 (SIGKILL)" in fleet.output()
+            assert "exited unexpectedly: its process was killed by signal 9 (SIGKILL)" in fleet.output()
     assert crash.pid() != fleet.process.pid
     assert f"failpoint {point}: process {crash.pid()} kills itself" in fleet.output()
     if turn % 2 or point in ENDED_IN_THE_ROW:
@@ -413,7 +413,7 @@ def overdue_schedule() -> None:
 def old_failure() -> None:
     """A task that failed longer ago than such are kept, with its entry in the archive."""
     then = timezone.now() - timedelta(days=40)
-    record = TaskRecord.objects.create(id=lowest_id_at(then), name="tests.tasks.nap", args=[0], queue_name="default")
+    record = TaskRecord.objects.create(id=lowest_uuid7_at(then), name="tests.tasks.nap", args=[0], queue_name="default")
     lifecycle.dispatch([record])
     broker = Broker()
     leases = broker.dequeue("default", "lost", 1, 30).leases

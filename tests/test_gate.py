@@ -431,7 +431,7 @@ def test_audit_finds_slots_of_a_gate_without_live_tasks() -> None:
     assert gates.occupied() == {"left", "busy"}
     reconciler = Reconciler(Broker())
     reconciler.sweep()
-    reconciler.quick()
+    reconciler.quick_repairs()
     assert gates.occupied() == {"busy"}
     assert holders("theirs") == {"a"}
 

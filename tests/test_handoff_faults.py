@@ -259,6 +259,6 @@ def test_a_supervisor_takes_back_what_a_dead_worker_was_to_be_handed() -> None:
     broker.stand_by("", "w", may_be_handed=True)
     broker.client.rpush(keys.handed("w"), "id")
     board = SimpleNamespace(running=list)
-    supervisor._recover(SimpleNamespace(worker_id="w", board=board), -9)  # type: ignore[arg-type]
+    supervisor.recover(SimpleNamespace(worker_id="w", slot_table=board), -9)  # type: ignore[arg-type]
     assert standing_by() == []
     assert broker.client.lrange(keys.pending, 0, -1) == [b"id"]

@@ -1,4 +1,4 @@
-"""The supervisor's threads, in processes of their own: in time, one leader, and nobody missed when it dies."""
+"""The maintenance threads in processes of their own: tasks start in time, and one process leads at a time."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from .workers import ROOT, environment, history, run_workers, wait_until, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# Leaders killed at the occurrence, four seconds each.
+# How many leaders are killed at an occurrence, four seconds each.
 ROUNDS = int(os.environ.get("ASYNCQ_TEST_ROUNDS", "4"))
 
-UPKEEP = """
+MAINTENANCE = """
 import sys
 import django
 
@@ -42,7 +42,7 @@ from django_asyncq.registry import load_task_modules
 from django_asyncq.maintenance.service import MaintenanceService
 
 load_task_modules()
-maintenance = MaintenanceService([], single_instance=sys.argv[1] == "single")
+service = MaintenanceService([], single_instance=sys.argv[1] == "single")
 service.start()
 print("ready", flush=True)
 sys.stdin.read()
@@ -58,8 +58,8 @@ def every_seconds(seconds: int, **values: Any) -> Schedule:
     return row
 
 
-class Upkeeps:
-    """Processes that do only what a supervisor's other threads do."""
+class MaintenanceProcesses:
+    """Processes that run only the maintenance threads of a supervisor."""
 
     def __init__(self, mode: str, client: redis.Redis) -> None:
         self.mode = mode
@@ -69,7 +69,7 @@ class Upkeeps:
     def start(self, *, wait: bool = True) -> None:
         """Start one more."""
         process = subprocess.Popen(
-            [sys.executable, "-c", UPKEEP, self.mode],
+            [sys.executable, "-c", MAINTENANCE, self.mode],
             env=environment(),
             cwd=ROOT,
             stdin=subprocess.PIPE,
@@ -82,26 +82,26 @@ class Upkeeps:
             assert process.stdout.readline() == "ready\n"
 
     def leader(self) -> int | None:
-        """The pid in the lock, if that process is one of these and alive."""
+        """The pid in the lock, if it is one of these processes."""
         value = self.client.get(f"task_lock:{conf.current().key_prefix}.maintenance")
         owner = Owner.read(value.decode()) if value else None
         return owner.pid if owner is not None and owner.pid in self.processes else None
 
     def kill(self, pid: int) -> None:
-        """End one without a word."""
+        """Kill one at once."""
         process = self.processes.pop(pid)
         process.send_signal(signal.SIGKILL)
         process.communicate()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Let all stop in order."""
         for process in self.processes.values():
             process.communicate("", timeout=30)
 
 
 @pytest.fixture
-def upkeeps(request: pytest.FixtureRequest, redis_client: redis.Redis) -> Iterator[Upkeeps]:
-    running = Upkeeps(request.param, redis_client)
+def processes(request: pytest.FixtureRequest, redis_client: redis.Redis) -> Iterator[MaintenanceProcesses]:
+    running = MaintenanceProcesses(request.param, redis_client)
     try:
         yield running
     finally:
@@ -110,28 +110,28 @@ def upkeeps(request: pytest.FixtureRequest, redis_client: redis.Redis) -> Iterat
 
 
 @pytest.mark.timeout(60 + 8 * ROUNDS)
-@pytest.mark.parametrize("upkeeps", ["single", "multi"], indirect=True)
-def test_leader_killed_at_the_tick_loses_no_tick_and_doubles_none(
-    upkeeps: Upkeeps, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("processes", ["single", "multi"], indirect=True)
+def test_a_leader_killed_at_an_occurrence_neither_loses_nor_repeats_one(
+    processes: MaintenanceProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two at a time, an occurrence each second; the one that leads is killed around an occurrence, again and again."""
+    """Of two processes, with an occurrence each second, the leader is killed around an occurrence again and again."""
     monkeypatch.setenv("ASYNCQ_TEST_LOCK_TTL", "3")
     spread = random.Random(7)
     every_seconds(1, missed=Missed.ALL, missed_cap=1000)
-    upkeeps.start()
-    upkeeps.start()
+    processes.start()
+    processes.start()
     for _ in range(ROUNDS):
         seen = Occurrence.objects.count()
         wait_until(lambda seen=seen: Occurrence.objects.count() > seen + 1, "occurrences of a new leader")
-        leader = wait_until(upkeeps.leader, "a leader")
-        upkeeps.start(wait=False)
-        # From just before the occurrence until its transaction is surely over.
+        leader = wait_until(processes.leader, "a leader")
+        processes.start(wait=False)
+        # From just before the occurrence until its transaction is certainly finished.
         now = time.time()
         time.sleep(max(int(now) + 2 + spread.uniform(-0.01, 0.04) - now, 0))
-        upkeeps.kill(leader)
+        processes.kill(leader)
     seen = Occurrence.objects.count()
     wait_until(lambda: Occurrence.objects.count() > seen + 1, "occurrences of the last leader")
-    upkeeps.end()
+    processes.stop()
     found = list(Occurrence.objects.order_by("occurs_at"))
     times = [occurrence.occurs_at for occurrence in found]
     assert times == [times[0] + timedelta(seconds=number) for number in range(len(times))]
@@ -142,46 +142,46 @@ def test_leader_killed_at_the_tick_loses_no_tick_and_doubles_none(
     assert len(found) >= 2 * ROUNDS
 
 
-@pytest.mark.parametrize("upkeeps", ["single"], indirect=True)
-def test_change_takes_effect_without_a_restart(upkeeps: Upkeeps) -> None:
-    """A schedule that was not there, then one whose interval became a second; both at once, not at the next look."""
-    upkeeps.start()
-    wait_until(upkeeps.leader, "a leader")
+@pytest.mark.parametrize("processes", ["single"], indirect=True)
+def test_a_changed_schedule_takes_effect_without_a_restart(processes: MaintenanceProcesses) -> None:
+    """A new schedule, and one whose interval changed, take effect at once and not at the next poll."""
+    processes.start()
+    wait_until(processes.leader, "a leader")
     row = every_seconds(3600)
     row.interval_seconds = 1
     row.plan_next(timezone.now())
     row.save()
     wait_until(lambda: Occurrence.objects.count() >= 3, "occurrences", 6)
     Schedule.objects.filter(pk=row.pk).update(enabled=False)
-    wait_until(lambda: not Schedule.objects.firing().exists(), "the end")
+    wait_until(lambda: not Schedule.objects.firing().exists(), "the schedule to stop")
 
 
-@pytest.mark.parametrize("upkeeps", ["single"], indirect=True)
-def test_clean_stop_hands_over_at_once(upkeeps: Upkeeps) -> None:
-    """The lock is given back; the term of the next one is higher."""
-    upkeeps.start()
-    first = wait_until(upkeeps.leader, "a leader")
+@pytest.mark.parametrize("processes", ["single"], indirect=True)
+def test_a_clean_stop_lets_another_process_lead_at_once(processes: MaintenanceProcesses) -> None:
+    """The lock is released. The term of the next leader is higher."""
+    processes.start()
+    first = wait_until(processes.leader, "a leader")
     every_seconds(1)
     wait_until(Occurrence.objects.count, "an occurrence")
     term = LockTerm.objects.get().number
-    upkeeps.start()
-    process = upkeeps.processes.pop(first)
+    processes.start()
+    process = processes.processes.pop(first)
     process.communicate("", timeout=30)
-    wait_until(upkeeps.leader, "the other one", 5)
+    wait_until(processes.leader, "the other one", 5)
     seen = Occurrence.objects.count()
     wait_until(lambda: Occurrence.objects.count() > seen, "its occurrences")
     assert LockTerm.objects.get().number > term
 
 
 def test_delayed_tasks_start_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looks for half a minute unless woken, so each is in time only because its own time woke somebody."""
+    """The forwarder polls every half minute, so each is in time only because its enqueueing woke the forwarder."""
     monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(tmp_path / "history"))
     monkeypatch.setenv("ASYNCQ_TEST_FORWARD", "30")
     with workers(tmp_path):
         tasks.stamp.enqueue()
         wait_until(lambda: history(tmp_path / "history"), "a worker that is ready")
         start = timezone.now()
-        # The later one first: the nearer has to wake who sleeps until it.
+        # The latest first: each nearer one has to wake the forwarder from its sleep.
         due = {
             str(tasks.stamp.using(run_after=start + timedelta(seconds=seconds)).enqueue().id): seconds
             for seconds in (2.75, 2.0, 1.25)
@@ -193,7 +193,7 @@ def test_delayed_tasks_start_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_retries_start_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Likewise: the time of a retry wakes who would look in half a minute only."""
+    """Likewise, the retry wakes the forwarder, which polls every half minute."""
     monkeypatch.setenv("ASYNCQ_TEST_FORWARD", "30")
     with workers(tmp_path):
         began = time.monotonic()
@@ -206,7 +206,7 @@ def test_retries_start_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_startup_task_runs_once_per_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two bursts right after each other are one start for one task, two for the one that wants every start."""
+    """Two bursts in quick succession are one start, except for a task with `every_start`."""
     monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(tmp_path / "history"))
     monkeypatch.setenv("ASYNCQ_TEST_STARTUP", "well")
     for _ in range(2):
@@ -219,7 +219,7 @@ def test_startup_task_runs_once_per_start(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_startup_task_of_an_earlier_start_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its last run ended longer ago than its ttl."""
+    """Its last run finished longer ago than its TTL."""
     monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(tmp_path / "history"))
     monkeypatch.setenv("ASYNCQ_TEST_STARTUP", "well")
     run_workers()
@@ -229,10 +229,10 @@ def test_startup_task_of_an_earlier_start_runs_again(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(("how", "words"), [("fails", "RuntimeError: no luck"), ("dies", "SIGKILL")])
-def test_startup_task_that_fails_stops_nothing(
+def test_a_failed_startup_task_stops_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, words: str
 ) -> None:
-    """It is told in the log and on its row; the others run, and so do the tasks."""
+    """The log and its row have the error. The other start-up tasks and all tasks run."""
     monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(tmp_path / "history"))
     monkeypatch.setenv("ASYNCQ_TEST_STARTUP", how)
     result = tasks.add.enqueue(1, 2)
@@ -245,19 +245,19 @@ def test_startup_task_that_fails_stops_nothing(
     assert TaskRecord.objects.get(pk=result.id).state == TaskState.SUCCEEDED
 
 
-def test_startup_task_of_a_killed_supervisor_is_run_by_the_next(
+def test_the_startup_task_of_a_killed_supervisor_is_run_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process ends with it; the unfinished run does not count."""
+    """Its process exits with the supervisor. The unfinished run does not count."""
     monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(tmp_path / "history"))
     monkeypatch.setenv("ASYNCQ_TEST_STARTUP", "hangs")
     lines = tmp_path / "history"
     with workers(tmp_path) as running:
-        wait_until(lambda: [line for line in history(lines) if line["event"] == "hangs"], "its begin")
+        wait_until(lambda: [line for line in history(lines) if line["event"] == "hangs"], "its start")
         pid = history(lines)[-1]["pid"]
         running.process.kill()
         running.process.wait()
-        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the end of its process")
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the exit of its process")
     monkeypatch.setenv("ASYNCQ_TEST_HANG_SECONDS", "0")
     run_workers()
     assert [run.finished_at is not None for run in StartupRun.objects.filter(name="hangs").order_by("id")] == [
@@ -266,43 +266,48 @@ def test_startup_task_of_a_killed_supervisor_is_run_by_the_next(
     ]
 
 
-def test_startup_task_is_ended_at_shutdown_and_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGTERM while it hangs: the workers stop in time."""
+def test_a_startup_task_is_killed_at_shutdown_and_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM while it hangs: the supervisor stops in time."""
     monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(tmp_path / "history"))
     monkeypatch.setenv("ASYNCQ_TEST_STARTUP", "hangs")
     monkeypatch.setenv("ASYNCQ_TEST_SHUTDOWN_GRACE", "1")
     with workers(tmp_path) as running:
         lines = tmp_path / "history"
-        wait_until(lambda: [line for line in history(lines) if line["event"] == "hangs"], "its begin")
+        wait_until(lambda: [line for line in history(lines) if line["event"] == "hangs"], "its start")
         assert running.stop() == 0
     run = StartupRun.objects.get(name="hangs")
     assert run.finished_at is None
 
 
-def test_a_loop_tells_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
-    """While it is not this process's turn it asks nothing, so it does not say that the stores are back."""
+def test_a_loop_logs_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
+    """While it is disabled it uses no store, so it does not say that the stores are reachable again."""
     caplog.set_level(logging.INFO, logger="django_asyncq.maintenance.service")
-    # Leads, fails, fails, leads no more for three rounds, leads again: fails, then works.
-    turns = iter([True, True, True, False, False, False, True, True, True])
-    answers: Iterator[Exception | None] = iter([*[BrokerUnavailable("away")] * 4, None, None])
+    # Leads and fails three times, does not lead for three rounds, leads again: fails once, then succeeds.
+    leads = iter([True, True, True, False, False, False, True, True, True])
+    answers: Iterator[Exception | None] = iter([*[BrokerUnavailable("unreachable")] * 4, None, None])
 
     def step() -> float:
         if answer := next(answers):
             raise answer
         return 0.0
 
-    loop = service.Loop("repairs", step, lambda: next(turns))
+    loop = service.Loop("repairs", step, lambda: next(leads))
     for _ in range(9):
-        loop.round()
+        loop.tick()
     words = [record.getMessage() for record in caplog.records]
-    assert words == ["repairs waits for a store: away", "repairs goes on: both stores are back"]
+    assert words == [
+        "the repairs loop cannot reach a store and tries again: unreachable",
+        "the repairs loop can reach both stores again",
+    ]
 
 
-@pytest.mark.parametrize("hurries", [True, False])
-def test_a_first_sweep_goes_on_at_once_and_any_other_rests(hurries: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be filling a Redis that lost its memory: nobody pauses between its parts."""
-    monkeypatch.setattr(Reconciler, "occurrence", lambda self, now: None)
-    monkeypatch.setattr(Reconciler, "hurries", hurries)
-    pause = service.MaintenanceService([], single_instance=False)._repair()
-    assert pause == (0.0 if hurries else min(service.REPAIR_SECONDS, conf.current().reconcile_seconds))
-    assert (pause > 0) is not hurries
+@pytest.mark.parametrize("is_urgent", [True, False])
+def test_a_first_sweep_continues_at_once_and_any_other_pauses(is_urgent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first sweep may be rebuilding a Redis that lost its memory, so it does not pause between rounds."""
+    monkeypatch.setattr(Reconciler, "tick", lambda self, now: None)
+    monkeypatch.setattr(Reconciler, "is_urgent", is_urgent)
+    pause = service.MaintenanceService([], single_instance=False).repair_and_prune()
+    assert pause == (0.0 if is_urgent else min(service.REPAIR_SECONDS, conf.current().reconcile_seconds))
+    assert (pause > 0) is not is_urgent

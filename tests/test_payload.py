@@ -1,4 +1,4 @@
-"""What JSON can carry exactly, and what is refused."""
+"""Which values JSON can carry exactly, and which are refused."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ anything = st.recursive(
 
 
 class Colour(enum.StrEnum):
-    """A text that is an enum member too."""
+    """A string that is also an enum member."""
 
     RED = "red"
 
 
 @given(json_values)
-def test_plain_values_come_back_as_they_went_in(value: Any) -> None:
-    """What is accepted survives encoding exactly."""
+def test_plain_values_come_back_unchanged(value: Any) -> None:
+    """Every accepted value survives encoding exactly."""
     found = payload.of_call([value], {"k": value})
     assert json.loads(payload.json_bytes(found._asdict())) == {"args": [value], "kwargs": {"k": value}}
 
 
 @given(anything)
-def test_everything_is_carried_or_refused(value: Any) -> None:
-    """No other error than InvalidArguments, and what is accepted is stable."""
+def test_every_value_is_carried_or_refused(value: Any) -> None:
+    """No other error than InvalidArguments, and accepted values are stable."""
     try:
         found = payload.of_call([value], {})
     except InvalidArguments as error:
@@ -78,15 +78,15 @@ def test_everything_is_carried_or_refused(value: Any) -> None:
         (object(), "builtins.object"),
     ],
 )
-def test_refuses_what_would_come_back_changed(value: Any, says: str) -> None:
-    """The error names the place and the trouble."""
+def test_refuses_values_that_would_come_back_changed(value: Any, says: str) -> None:
+    """The error names the path and the problem."""
     with pytest.raises(InvalidArguments, match=says) as caught:
         payload.of_call([], {"deep": [value]})
     assert caught.value.path.startswith("kwargs['deep'][0]")
 
 
 def test_refuses_too_deep_and_too_large(settings: Any) -> None:
-    """Depth and size are bounded by settings, before anything else sees the value."""
+    """Settings limit depth and size, and are checked before anything else."""
     settings.ASYNCQ = {**settings.ASYNCQ, "MAX_DEPTH": 3, "MAX_ARGUMENTS_BYTES": 100}
     payload.of_call([[[[1]]]], {})
     with pytest.raises(InvalidArguments, match="MAX_DEPTH"):
@@ -100,24 +100,24 @@ def test_refuses_too_deep_and_too_large(settings: Any) -> None:
 
 
 @given(st.lists(json_values), st.dictionaries(texts, json_values))
-def test_what_is_not_encoded_to_be_measured_is_small_enough(args: list[Any], kwargs: dict[str, Any]) -> None:
-    """The size is refused or not as if each call were encoded."""
+def test_a_payload_that_is_not_measured_is_small_enough(args: list[Any], kwargs: dict[str, Any]) -> None:
+    """A call is accepted or refused as if every call were encoded."""
     found = payload.of_call(args, kwargs)
     size = len(payload.json_bytes(found._asdict()))
-    assert not payload._is_surely_within(size - 1, found)
+    assert not payload.certainly_fits(found, size - 1)
 
 
 @pytest.mark.parametrize("value", [-(2**63), 2**64 - 1, -1.7976931348623157e308, True, None, "\x1f" * 50, '"' * 50])
-def test_the_longest_of_each_kind_is_not_taken_for_shorter(value: Any) -> None:
-    """One byte less than it takes is refused."""
+def test_the_longest_value_of_each_kind_is_not_underestimated(value: Any) -> None:
+    """It never fits certainly in one byte less than it takes."""
     found = payload.of_call([value], {"\x01": value})
     size = len(payload.json_bytes(found._asdict()))
-    assert payload._is_surely_within(10 * size, found)
-    assert not payload._is_surely_within(size - 1, found)
+    assert payload.certainly_fits(found, 10 * size)
+    assert not payload.certainly_fits(found, size - 1)
 
 
 def test_copies_sequences_mappings_and_texts() -> None:
-    """As Django's normalize_json: tuples and ranges become lists, bytes text; later changes do not leak in."""
+    """As in Django's normalize_json, tuples and ranges become lists, bytes text. Later changes have no effect."""
     inner = [1]
     found = payload.of_call([(1, 2), range(2), b"ok", Colour.RED, inner], {})
     inner.append(2)
@@ -126,7 +126,7 @@ def test_copies_sequences_mappings_and_texts() -> None:
 
 
 def test_text_for_storage_is_cut_in_the_middle_and_cleaned() -> None:
-    """Errors of any content can be stored."""
+    """So errors with any content can be stored."""
     assert payload.storable_text("a\x00\ud800", 10) == "a\N{REPLACEMENT CHARACTER}?"
     cut = payload.storable_text("a" * 100 + "b" * 100, 20)
     assert cut.startswith("a" * 10)

@@ -1,4 +1,4 @@
-"""What goes when its time is over, what never goes, and that nobody is kept waiting meanwhile."""
+"""What the pruner deletes, what it never deletes, and that it does not block other processes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.definitions.retention_policy import Retention, current_rules
 from django_asyncq.exceptions import BrokerUnavailable
-from django_asyncq.maintenance import pruner as pruner_module
-from django_asyncq.maintenance.pruner import Pruned, Pruner, lowest_id_at, over_condition
+from django_asyncq.maintenance import pruner as pruning
+from django_asyncq.maintenance.pruner import Pruned, Pruner, lowest_uuid7_at, retention_is_over
 from django_asyncq.models import Occurrence, Schedule, StartupRun, TaskRecord, TaskState
 
 from . import tasks
@@ -42,15 +42,15 @@ def pruner() -> Pruner:
 
 
 @pytest.fixture(autouse=True)
-def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow machine must not cut a pass in two."""
-    monkeypatch.setattr(pruner_module, "BUDGET_SECONDS", 3600)
+def large_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine must not split a pass."""
+    monkeypatch.setattr(pruning, "BUDGET_SECONDS", 3600)
 
 
 def row(state: TaskState = SUCCEEDED, *, days: float, **fields: Any) -> TaskRecord:
-    """A task that was enqueued, and ended if its state is final, so many days ago; not saved."""
+    """A task that was enqueued `days` ago, and finished then if its state is final; not saved."""
     then = timezone.now() - timedelta(days=days)
-    made = {"id": uuid.UUID(int=lowest_id_at(then).int | int.from_bytes(os.urandom(7))), "name": "tests.tasks.add"}
+    made = {"id": uuid.UUID(int=lowest_uuid7_at(then).int | int.from_bytes(os.urandom(7))), "name": "tests.tasks.add"}
     record = TaskRecord(**{**made, "state": state, "enqueued_at": then, **fields})
     record.finished_at = fields.get("finished_at", then) if record.is_final else None
     return record
@@ -60,33 +60,33 @@ def saved(*records: TaskRecord) -> list[TaskRecord]:
     return TaskRecord.objects.bulk_create(records)
 
 
-def left() -> set[uuid.UUID]:
+def remaining_ids() -> set[uuid.UUID]:
     return set(TaskRecord.objects.values_list("id", flat=True))
 
 
-def over() -> Any:
-    return over_condition(current_rules({}), timezone.now())
+def default_condition() -> Any:
+    return retention_is_over(current_rules({}), timezone.now())
 
 
-def keep(settings: Any, **changed: Any) -> None:
+def configure(settings: Any, **changed: Any) -> None:
     settings.ASYNCQ = {**settings.ASYNCQ, **changed}
 
 
-# --- which tasks go
+# --- which tasks are deleted
 
 
-def test_a_week_after_success_and_a_month_after_failure(pruner: Pruner) -> None:
-    """The age is that since the end; a second pass finds nothing."""
+def test_tasks_are_deleted_a_week_after_success_and_a_month_after_failure(pruner: Pruner) -> None:
+    """The time counts from when the task finished. A second pass finds nothing."""
     stay = saved(row(days=6.9), row(FAILED, days=8), row(FAILED, days=29.9), row(days=9, finished_at=timezone.now()))
     saved(row(days=7.1), row(FAILED, days=30.1), row(days=400))
     assert sum(pruner.prune_tasks()) == 3
-    assert left() == {record.id for record in stay}
+    assert remaining_ids() == {record.id for record in stay}
     assert sum(pruner.prune_tasks()) == 0
 
 
-def test_what_has_not_ended_stays_whatever_its_age(pruner: Pruner, settings: Any) -> None:
-    """Waiting, running, and waiting for a retry, although nothing ended is kept at all."""
-    keep(settings, SUCCEEDED_RETENTION_SECONDS=0, FAILED_RETENTION_SECONDS=0)
+def test_unfinished_tasks_stay_whatever_their_age(pruner: Pruner, settings: Any) -> None:
+    """QUEUED, RUNNING and RETRYING rows, even if finished rows are not kept at all."""
+    configure(settings, SUCCEEDED_RETENTION_SECONDS=0, FAILED_RETENTION_SECONDS=0)
     saved(
         row(TaskState.QUEUED, days=400),
         row(TaskState.QUEUED, days=400, run_after=timezone.now() + timedelta(days=400)),
@@ -94,18 +94,18 @@ def test_what_has_not_ended_stays_whatever_its_age(pruner: Pruner, settings: Any
         row(FAILED, days=400, retry_at=timezone.now() - timedelta(days=399)),
     )
     assert sum(pruner.prune_tasks()) == 0
-    assert len(left()) == 4
-    # Nor when they are named outright.
-    assert lifecycle.prune(Broker(), list(left()), over()) == 0
-    assert len(left()) == 4
+    assert len(remaining_ids()) == 4
+    # Nor are they deleted when their ids are given.
+    assert lifecycle.prune(Broker(), list(remaining_ids()), default_condition()) == 0
+    assert len(remaining_ids()) == 4
 
 
-def test_settings_of_a_task_then_its_code_then_its_queue_then_the_default(
+def test_the_setting_of_a_task_precedes_its_code_its_queue_and_the_default(
     pruner: Pruner, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each outcome by itself: what one does not say, the next does."""
+    """For each outcome by itself, the next rule applies where one sets nothing."""
     day = 86_400
-    keep(
+    configure(
         settings,
         RETENTION={
             "tasks": {"a.set": {"succeeded": 1 * day}, "a.kept": {"succeeded": None}},
@@ -113,7 +113,7 @@ def test_settings_of_a_task_then_its_code_then_its_queue_then_the_default(
         },
     )
     declared = {"a.set": Retention(succeeded=9 * day, failed=timedelta(days=2)), "a.code": Retention(succeeded=2 * day)}
-    monkeypatch.setattr(pruner_module, "declared_retentions", lambda: declared)
+    monkeypatch.setattr(pruning, "declared_retentions", lambda: declared)
     mail = {"queue_name": "mail"}
     goes = saved(
         row(days=1.5, name="a.set"),
@@ -135,49 +135,51 @@ def test_settings_of_a_task_then_its_code_then_its_queue_then_the_default(
         row(days=6.5),
     )
     assert sum(pruner.prune_tasks()) == len(goes)
-    assert left() == {record.id for record in stay}
+    assert remaining_ids() == {record.id for record in stay}
 
 
-def test_what_a_task_declares_holds_for_its_rows(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is read from the registered tasks; one that declares nothing is left out."""
+def test_the_retention_that_a_task_declares_applies_to_its_rows(
+    pruner: Pruner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pruner reads it from the registered tasks, and skips tasks that declare nothing."""
     declared = {"a.b": SimpleNamespace(retention=Retention(5)), "a.c": SimpleNamespace(retention=None)}
-    monkeypatch.setattr(pruner_module.registry, "registered_names", lambda: sorted(declared))
-    monkeypatch.setattr(pruner_module.registry, "registered", declared.__getitem__)
-    assert pruner_module.declared_retentions() == {"a.b": Retention(5)}
+    monkeypatch.setattr(pruning.registry, "registered_names", lambda: sorted(declared))
+    monkeypatch.setattr(pruning.registry, "registered", declared.__getitem__)
+    assert pruning.declared_retentions() == {"a.b": Retention(5)}
     (stays, _) = saved(row(days=1, name="a.c"), row(days=1, name="a.b"))
     assert sum(pruner.prune_tasks()) == 1
-    assert left() == {stays.id}
+    assert remaining_ids() == {stays.id}
 
 
-def test_for_ever_is_for_ever(pruner: Pruner, settings: Any) -> None:
-    """None keeps everything, and no row is even looked at."""
-    keep(settings, SUCCEEDED_RETENTION_SECONDS=None, FAILED_RETENTION_SECONDS=None)
+def test_none_keeps_tasks_for_ever(pruner: Pruner, settings: Any) -> None:
+    """No row is even read."""
+    configure(settings, SUCCEEDED_RETENTION_SECONDS=None, FAILED_RETENTION_SECONDS=None)
     saved(row(days=4000), row(FAILED, days=4000))
     with CaptureQueriesContext(connection) as queries:
         assert sum(pruner.prune_tasks()) == 0
     assert len(queries) == 0
 
 
-def test_what_has_just_ended_waits_for_two_leases(pruner: Pruner, settings: Any) -> None:
-    """With a retention of 0 the row stays while its acknowledgement may be on its way."""
-    keep(settings, SUCCEEDED_RETENTION_SECONDS=0, LEASE_SECONDS=30)
+def test_a_task_that_has_just_finished_stays_for_two_leases(pruner: Pruner, settings: Any) -> None:
+    """With a retention of 0 the row stays while its outcome may still have to be acknowledged."""
+    configure(settings, SUCCEEDED_RETENTION_SECONDS=0, LEASE_SECONDS=30)
     now = timezone.now()
     young, old = (row(days=1, finished_at=now - timedelta(seconds=seconds)) for seconds in (50, 70))
     saved(young, old)
     assert sum(pruner.prune_tasks()) == 1
-    assert left() == {young.id}
+    assert remaining_ids() == {young.id}
 
 
-def test_ids_that_are_not_ours_are_pruned_too(pruner: Pruner) -> None:
-    """A foreign producer's id is random; it says nothing of the age."""
+def test_tasks_with_random_ids_are_pruned_too(pruner: Pruner) -> None:
+    """The ids of foreign producers are random and do not tell the age."""
     ids = [uuid.UUID("f47ac10b-58cc-4372-a567-0e02b2c3d479"), uuid.UUID("00000000-0000-4000-8000-000000000001")]
     saved(*(row(days=8, id=id) for id in ids), row(days=1, id=uuid.UUID("e47ac10b-58cc-4372-a567-0e02b2c3d479")))
     assert sum(pruner.prune_tasks()) == 2
-    assert len(left()) == 1
+    assert len(remaining_ids()) == 1
 
 
 def test_rows_that_the_project_refers_to_stay(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A foreign key with a constraint keeps its task, whatever its on_delete; one without (that of occurrences) does not."""
+    """A foreign key with a constraint keeps its task, whatever its on_delete; one without (of occurrences) does not."""
     kept, loose = saved(row(days=8), row(days=8))
     schedule = Schedule.objects.create(name="s", task="tests.tasks.add", interval_seconds=60)
     for number, record in enumerate((kept, loose)):
@@ -186,7 +188,7 @@ def test_rows_that_the_project_refers_to_stay(pruner: Pruner, monkeypatch: pytes
     with monkeypatch.context() as patched:
         patched.setattr(Occurrence._meta.get_field("task"), "db_constraint", True)
         assert sum(pruner.prune_tasks()) == 1
-        assert left() == {kept.id}
+        assert remaining_ids() == {kept.id}
     assert sum(pruner.prune_tasks()) == 1
 
 
@@ -194,22 +196,22 @@ def test_rows_that_the_project_refers_to_stay(pruner: Pruner, monkeypatch: pytes
 
 
 def test_task_retried_between_reading_and_deleting_survives() -> None:
-    """Its row is 0 by then, and its entry stays in pending; the others go."""
+    """Its row is QUEUED by then, and its entry stays in pending. The others are deleted."""
     records = saved(row(FAILED, days=31), row(FAILED, days=31))
-    ids, condition = [record.id for record in records], over()
+    ids, condition = [record.id for record in records], default_condition()
     assert [record.id for record in lifecycle.retry(ids[:1], by_person=True).retried] == ids[:1]
     assert lifecycle.prune(Broker(), ids, condition) == 1
-    assert left() == {ids[0]}
+    assert remaining_ids() == {ids[0]}
     assert TaskRecord.objects.get().state == TaskState.QUEUED
     assert Broker().client.lrange(QueueKeys("default").pending, 0, -1) == [str(ids[0]).encode()]
-    # It may even have ended again: that end is young.
+    # It may even have finished again: then its retention has only begun.
     TaskRecord.objects.update(state=SUCCEEDED, finished_at=timezone.now())
     assert lifecycle.prune(Broker(), ids, condition) == 0
-    assert left() == {ids[0]}
+    assert remaining_ids() == {ids[0]}
 
 
-def test_retry_of_a_pruned_task_is_told(pruner: Pruner) -> None:
-    """The page that still shows it learns that it is gone."""
+def test_the_retry_of_a_pruned_task_reports_that_it_is_deleted(pruner: Pruner) -> None:
+    """A page may still show it."""
     (record,) = saved(row(FAILED, days=31))
     assert sum(pruner.prune_tasks()) == 1
     assert lifecycle.retry([record.id], by_person=True).not_failed == [record.id]
@@ -229,20 +231,20 @@ def fail_for_good() -> TaskRecord:
     return run.record
 
 
-def test_what_failed_leaves_asynqs_archive_with_its_row(pruner: Pruner, settings: Any) -> None:
-    """Hash and member go; the entry of a younger failure stays."""
-    keep(settings, RETENTION={"tasks": {"x": {"failed": 0}}})  # so that today's ids are looked at
-    over_, young = fail_for_good(), fail_for_good()
+def test_a_failed_task_is_removed_from_asynqs_archive_with_its_row(pruner: Pruner, settings: Any) -> None:
+    """Its hash and its member are removed; the entry of a younger failure stays."""
+    configure(settings, RETENTION={"tasks": {"x": {"failed": 0}}})  # so that today's ids are checked
+    old, young = fail_for_good(), fail_for_good()
     TaskRecord.objects.filter(id=young.id).update(finished_at=timezone.now())
     assert sum(pruner.prune_tasks()) == 1
-    assert left() == {young.id}
+    assert remaining_ids() == {young.id}
     keys = QueueKeys("default")
     assert Broker().client.zrange(keys.archived, 0, -1) == [str(young.id).encode()]
-    assert unknown([str(over_.id), str(young.id)]) == [str(over_.id)]
+    assert unknown([str(old.id), str(young.id)]) == [str(old.id)]
 
 
-def test_redis_away_loses_nothing(own_redis: Any, pruner: Pruner) -> None:
-    """What is over has gone, what lives is there, and the pass is due again when Redis is back."""
+def test_an_outage_of_redis_ends_the_pass_and_loses_nothing(own_redis: Any, pruner: Pruner) -> None:
+    """Old rows are deleted, unfinished rows stay, and the pass is due again when Redis is back."""
     saved(row(days=8), row(FAILED, days=31))
     tasks.add.enqueue(1)
     own_redis.kill()
@@ -254,8 +256,8 @@ def test_redis_away_loses_nothing(own_redis: Any, pruner: Pruner) -> None:
     assert pruner.tick(1001.0) == Pruned(tasks=1)
 
 
-def test_gate_slots_are_left_alone(pruner: Pruner) -> None:
-    """An ended task holds none, and the slot of one that waits is its own."""
+def test_gate_slots_do_not_change(pruner: Pruner) -> None:
+    """A finished task holds no slot, and a waiting task keeps its own."""
     tasks.add.using(gate="g", queue_limit=1).enqueue(1)
     slots = gates.slots("g")
     assert len(slots) == 1
@@ -264,11 +266,11 @@ def test_gate_slots_are_left_alone(pruner: Pruner) -> None:
     assert gates.slots("g") == slots
 
 
-# --- batches, locks, and others who work at the same time
+# --- batches, locks, and other processes at work
 
 
-def test_batches_are_bounded_and_load_no_row(pruner: Pruner) -> None:
-    """At most 500 rows in a transaction of two statements; nobody reads arguments or results of what goes."""
+def test_batches_are_bounded_and_load_no_rows(pruner: Pruner) -> None:
+    """A transaction has at most 500 rows and two statements, and reads neither arguments nor results."""
     saved(*(row(days=8) for _ in range(1200)))
     with CaptureQueriesContext(connection) as queries:
         assert list(pruner.prune_tasks()) == [500, 500, 200, 0]
@@ -277,19 +279,19 @@ def test_batches_are_bounded_and_load_no_row(pruner: Pruner) -> None:
     assert [sql.count(",") + 1 for sql in deletes] == [500, 500, 200]
     assert not [sql for sql in statements if "return_value" in sql or "kwargs" in sql]
     own = [sql for sql in statements if sql.split()[0] in ("SELECT", "DELETE")]
-    # Two pages are two statements each: the page's end, and what in it is over; then two for each batch.
+    # Two statements for each of two pages: its last id, and its old rows; then two for each batch.
     assert len(own) == 2 * 2 + 2 * 3
 
 
-def test_pages_are_bounded_by_rows_looked_at(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many rows that stay make many short statements, not one long one; each row is looked at once."""
-    monkeypatch.setattr(pruner_module, "ROWS_PER_PAGE", 10)
+def test_pages_are_bounded_by_the_rows_they_read(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rows that stay make many short statements, not one long one. Each row is read once."""
+    monkeypatch.setattr(pruning, "ROWS_PER_PAGE", 10)
     records = sorted((row(FAILED, days=8 + number / 100) for number in range(34)), key=lambda record: record.id)
     saved(*records, row(days=1))
     now = timezone.now()
     seen = [
         list(page.values_list("id", flat=True))
-        for page in pruner_module.pages(pruner_module.LOWEST_ID, lowest_id_at(now - timedelta(days=7)))
+        for page in pruning.pages_by_id(pruning.LOWEST_ID, lowest_uuid7_at(now - timedelta(days=7)))
     ]
     assert [len(page) for page in seen] == [10, 10, 10, 4]
     assert [id for page in seen for id in page] == [record.id for record in records]
@@ -297,8 +299,8 @@ def test_pages_are_bounded_by_rows_looked_at(pruner: Pruner, monkeypatch: pytest
 
 
 @pytest.mark.skipif("__import__('django.db').db.connection.vendor != 'sqlite'", reason="plans are read as SQLite's")
-def test_every_statement_goes_by_the_primary_key(pruner: Pruner) -> None:
-    """Not by the index on states, which would read all rows of a state for each batch."""
+def test_every_statement_uses_the_primary_key(pruner: Pruner) -> None:
+    """Not the index on states, which would read all rows of a state for each batch."""
     saved(*(row(days=8) for _ in range(20)))
     with CaptureQueriesContext(connection) as queries:
         assert sum(pruner.prune_tasks()) == 20
@@ -312,7 +314,7 @@ def test_every_statement_goes_by_the_primary_key(pruner: Pruner) -> None:
 
 
 def test_two_pruners_at_once_share_the_work() -> None:
-    """Every row is counted by one of them, and none of them fails."""
+    """One of them counts each row, and neither fails."""
     saved(*(row(days=8) for _ in range(2000)), row(days=1))
     counts, errors = [], []
 
@@ -329,11 +331,11 @@ def test_two_pruners_at_once_share_the_work() -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert (errors, sum(counts), len(left())) == ([], 2000, 1)
+    assert (errors, sum(counts), len(remaining_ids())) == ([], 2000, 1)
 
 
 def in_another_connection(act: Callable[[], None]) -> threading.Thread:
-    """Start `act` in a thread, which has a database connection of its own."""
+    """Run `act` in a thread, with a database connection of its own."""
 
     def run() -> None:
         try:
@@ -353,8 +355,8 @@ needs_row_locks = pytest.mark.skipif(
 
 
 @needs_row_locks
-def test_row_that_somebody_holds_is_left_out_at_once(pruner: Pruner) -> None:
-    """The pruner does not wait for it, and takes it the next time."""
+def test_a_locked_row_is_skipped_at_once(pruner: Pruner) -> None:
+    """The pruner does not wait for the lock, and deletes the row in the next pass."""
     held, other = saved(row(FAILED, days=31), row(FAILED, days=31))
     locked, enough = threading.Event(), threading.Event()
 
@@ -370,17 +372,17 @@ def test_row_that_somebody_holds_is_left_out_at_once(pruner: Pruner) -> None:
         begun_at = time.monotonic()
         assert sum(pruner.prune_tasks()) == 1
         assert time.monotonic() - begun_at < 2
-        assert left() == {held.id}
+        assert remaining_ids() == {held.id}
     finally:
         enough.set()
         thread.join(30)
     assert sum(pruner.prune_tasks()) == 1
-    assert other.id not in left()
+    assert other.id not in remaining_ids()
 
 
 @needs_row_locks
-def test_writers_are_not_locked_out_by_an_open_batch() -> None:
-    """While a batch has deleted and not yet committed, others enqueue, and change rows of the same age."""
+def test_an_open_batch_does_not_block_writers() -> None:
+    """Before the batch commits, others can enqueue, and change rows of the same age."""
     saved(row(days=8), row(days=8))
     (waiting,) = saved(row(TaskState.QUEUED, days=8))
     written = threading.Event()
@@ -399,31 +401,31 @@ def test_writers_are_not_locked_out_by_an_open_batch() -> None:
         thread.join(10)
 
     assert sum(Pruner(Broker(), fenced=slow_commit).prune_tasks()) == 2
-    assert len(left()) == 2
+    assert len(remaining_ids()) == 2
 
 
 # --- occurrences and start-up runs
 
 
-def tick(schedule: Schedule, days: float, **fields: Any) -> Occurrence:
+def occurrence(schedule: Schedule, days: float, **fields: Any) -> Occurrence:
     then = timezone.now() - timedelta(days=days)
     return Occurrence.objects.create(schedule=schedule, occurs_at=then, created_at=then, **fields)
 
 
-def test_old_ticks_go_but_each_schedules_latest(pruner: Pruner) -> None:
-    """The latest decides what comes next, and one whose task has not ended whether the next may overlap."""
+def test_old_occurrences_are_deleted_except_the_latest_of_each_schedule(pruner: Pruner) -> None:
+    """The latest decides what fires next. One whose task has not finished decides whether the next may overlap."""
     often, seldom = (
         Schedule.objects.create(name=name, task="tests.tasks.add", interval_seconds=60) for name in ("often", "seldom")
     )
     live, ended = saved(row(TaskState.QUEUED, days=60), row(days=3))
-    goes = [tick(often, 90), tick(often, 80, task=ended), tick(often, 70)]
-    stay = [tick(seldom, 65), tick(often, 60, task=live), tick(often, 29), tick(often, 1)]
+    goes = [occurrence(often, 90), occurrence(often, 80, task=ended), occurrence(often, 70)]
+    stay = [occurrence(seldom, 65), occurrence(often, 60, task=live), occurrence(often, 29), occurrence(often, 1)]
     assert sum(pruner.prune_occurrences()) == len(goes)
     assert set(Occurrence.objects.values_list("id", flat=True)) == {each.id for each in stay}
     assert sum(pruner.prune_occurrences()) == 0
 
 
-def test_old_startup_runs_go_but_each_names_latest(pruner: Pruner) -> None:
+def test_old_startup_runs_are_deleted_except_the_latest_of_each_name(pruner: Pruner) -> None:
     """The latest decides whether it must run again."""
 
     def run(name: str, days: float) -> StartupRun:
@@ -436,35 +438,33 @@ def test_old_startup_runs_go_but_each_names_latest(pruner: Pruner) -> None:
     assert set(StartupRun.objects.values_list("id", flat=True)) == {each.id for each in stay}
 
 
-def test_history_is_walked_in_pages_and_no_further_than_it_is_old(
-    pruner: Pruner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A young page is the last."""
-    monkeypatch.setattr(pruner_module, "ROWS_PER_BATCH", 10)
+def test_history_is_read_in_pages_up_to_the_first_young_row(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that ends with a young row is the last."""
+    monkeypatch.setattr(pruning, "ROWS_PER_BATCH", 10)
     schedule = Schedule.objects.create(name="s", task="tests.tasks.add", interval_seconds=60)
     for number in range(45):
-        tick(schedule, 60.5 - number * 2)
+        occurrence(schedule, 60.5 - number * 2)
     assert list(pruner.prune_occurrences()) == [10, 6]
     assert Occurrence.objects.count() == 29
 
 
-def test_history_is_kept_as_long_as_failures(pruner: Pruner, settings: Any) -> None:
-    """For ever, when they are."""
-    keep(settings, FAILED_RETENTION_SECONDS=None)
+def test_history_is_kept_as_long_as_failed_tasks(pruner: Pruner, settings: Any) -> None:
+    """For ever, if they are."""
+    configure(settings, FAILED_RETENTION_SECONDS=None)
     schedule = Schedule.objects.create(name="s", task="tests.tasks.add", interval_seconds=60)
-    tick(schedule, 4000), tick(schedule, 3999)
+    occurrence(schedule, 4000), occurrence(schedule, 3999)
     assert list(pruner.prune_occurrences()) == []
 
 
 # --- the pass
 
 
-def test_pass_is_bounded_resumed_and_followed_by_a_rest(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An occurrence without budget does one batch; the next goes on; then nothing until PRUNE_SECONDS have passed."""
+def test_a_pass_is_bounded_resumed_and_followed_by_a_pause(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round without budget does one batch, the next continues, then nothing until PRUNE_SECONDS have passed."""
     saved(*(row(days=8) for _ in range(700)))
     with monkeypatch.context() as patched:
-        patched.setattr(pruner_module, "BUDGET_SECONDS", 0)
-        patched.setattr(pruner_module, "REST_FACTOR", 0)
+        patched.setattr(pruning, "BUDGET_SECONDS", 0)
+        patched.setattr(pruning, "PAUSE_FACTOR", 0)
         assert [pruner.tick(1000.0).tasks for _ in range(3)] == [500, 200, 0]
         for _ in range(20):
             pruner.tick(1001.0)
@@ -473,19 +473,19 @@ def test_pass_is_bounded_resumed_and_followed_by_a_rest(pruner: Pruner, monkeypa
     assert pruner.tick(1001.0 + conf.current().prune_seconds) == Pruned(tasks=1)
 
 
-def test_long_pass_is_followed_by_a_long_rest(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a table of any size costs a fixed share of one connection."""
-    monkeypatch.setattr(pruner_module, "REST_FACTOR", 1e9)
+def test_a_long_pass_is_followed_by_a_long_pause(pruner: Pruner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a table of any size takes a fixed share of one connection."""
+    monkeypatch.setattr(pruning, "PAUSE_FACTOR", 1e9)
     pruner.tick(1000.0)
     saved(row(days=8))
     assert pruner.tick(1000.0 + 10 * conf.current().prune_seconds) == Pruned()
 
 
 def test_a_pass_prunes_every_kind(pruner: Pruner, redis_client: redis.Redis) -> None:
-    """And says how many of each."""
+    """And returns how many of each."""
     saved(row(days=8))
     schedule = Schedule.objects.create(name="s", task="tests.tasks.add", interval_seconds=60)
-    tick(schedule, 60), tick(schedule, 50)
+    occurrence(schedule, 60), occurrence(schedule, 50)
     for _ in range(2):
         StartupRun.objects.create(name="n", holder="h", term=1, begun_at=timezone.now() - timedelta(days=60))
     Broker().register_queue("go")
@@ -494,7 +494,7 @@ def test_a_pass_prunes_every_kind(pruner: Pruner, redis_client: redis.Redis) -> 
 
 
 def test_each_batch_of_rows_is_fenced() -> None:
-    """A fence that is over ends the pass: nothing more is deleted, and the pass is due again."""
+    """A lost lock ends the pass: nothing more is deleted, and the pass is due again."""
     saved(*(row(days=8) for _ in range(700)))
     entered: list[int] = []
 
@@ -509,15 +509,15 @@ def test_each_batch_of_rows_is_fenced() -> None:
     pruner = Pruner(Broker(), fenced=fenced)
     with pytest.raises(RuntimeError):
         pruner.tick(1000.0)
-    assert len(left()) == 200
+    assert len(remaining_ids()) == 200
     assert pruner.tick(1000.0).tasks == 200
     assert len(entered) == 3
 
 
 def test_history_is_fenced_too() -> None:
-    """Ticks and start-up runs stay when another holds the lock."""
+    """Occurrences and start-up runs stay when another process holds the lock."""
     schedule = Schedule.objects.create(name="s", task="tests.tasks.add", interval_seconds=60)
-    tick(schedule, 60), tick(schedule, 50)
+    occurrence(schedule, 60), occurrence(schedule, 50)
     for _ in range(2):
         StartupRun.objects.create(name="n", holder="h", term=1, begun_at=timezone.now() - timedelta(days=60))
 
@@ -537,7 +537,7 @@ def test_history_is_fenced_too() -> None:
 
 
 def complete(id: str, seconds: int, *, queue: str = "default", **fields: str) -> None:
-    """What a Go worker leaves of a task whose retention ends in so many seconds."""
+    """What a Go worker leaves of a task whose retention is over in so many seconds."""
     keys = QueueKeys(queue)
     Broker().client.hset(keys.task(id), mapping={"msg": "m", "state": "completed", "result": "r", **fields})
     Broker().client.zadd(keys.completed, {id: int(time.time()) + seconds})
@@ -549,8 +549,8 @@ def dump(redis_client: redis.Redis, key_prefix: str) -> Callable[[], dict[bytes,
     return lambda: {key: redis_client.dump(key) for key in redis_client.scan_iter(f"{key_prefix}*")}
 
 
-def test_completed_tasks_go_when_their_retention_is_over(redis_client: redis.Redis) -> None:
-    """Hash and member; the one with time left stays."""
+def test_completed_tasks_are_deleted_when_their_retention_is_over(redis_client: redis.Redis) -> None:
+    """Hash and member. One with time left stays."""
     complete("over", -1), complete("now", 0), complete("later", 60)
     assert Broker().prune_completed("default") == 2
     keys = QueueKeys("default")
@@ -558,8 +558,8 @@ def test_completed_tasks_go_when_their_retention_is_over(redis_client: redis.Red
     assert unknown(["over", "now", "later"]) == ["over", "now"]
 
 
-def test_nothing_completed_is_over_and_nothing_changes(dump: Any) -> None:
-    """0, also when it is said again and for a queue that is not there."""
+def test_completed_tasks_with_time_left_do_not_change(dump: Any) -> None:
+    """The answer is 0, also the second time and for an unknown queue."""
     complete("later", 60)
     before = dump()
     assert [Broker().prune_completed(queue) for queue in ("default", "default", "nowhere")] == [0, 0, 0]
@@ -567,8 +567,8 @@ def test_nothing_completed_is_over_and_nothing_changes(dump: Any) -> None:
     assert dump() == before
 
 
-def test_a_call_prunes_so_many_and_the_pass_calls_again(pruner: Pruner, redis_client: redis.Redis) -> None:
-    """The longest over first; a limit above 200 is 200."""
+def test_a_call_prunes_up_to_its_limit_and_the_pass_calls_again(pruner: Pruner, redis_client: redis.Redis) -> None:
+    """The oldest first. A limit above 200 counts as 200."""
     for number in range(250):
         complete(f"{number:03}", number - 300)
     assert Broker().prune_completed("default", 20) == 20
@@ -580,8 +580,8 @@ def test_a_call_prunes_so_many_and_the_pass_calls_again(pruner: Pruner, redis_cl
     assert Broker().prune_completed("default", 1000) == 200
 
 
-def test_a_lock_the_completed_task_still_owns_is_given_back(redis_client: redis.Redis) -> None:
-    """And no lock of another."""
+def test_the_unique_lock_of_a_completed_task_is_released(redis_client: redis.Redis) -> None:
+    """A lock that another task owns stays."""
     keys = QueueKeys("default")
     mine, other = keys.unique("t", "1"), keys.unique("t", "2")
     redis_client.mset({mine: "a", other: "x"})
@@ -590,8 +590,8 @@ def test_a_lock_the_completed_task_still_owns_is_given_back(redis_client: redis.
     assert redis_client.mget(mine, other) == [None, b"x"]
 
 
-def test_a_task_that_stands_elsewhere_loses_its_place_in_the_set_only(redis_client: redis.Redis) -> None:
-    """asynq's janitor would delete the message of a task that waits to run again; a stray hash is no task."""
+def test_a_task_in_another_state_only_leaves_the_completed_set(redis_client: redis.Redis) -> None:
+    """asynq's janitor would delete the message of a task that is to run again. A stray hash is no task."""
     complete("a", -1, state="pending")
     keys = QueueKeys("default")
     redis_client.hset(keys.task("stray"), "result", "r")

@@ -1,4 +1,4 @@
-"""What the reconciler mends: each repair by itself, then a fleet after Redis was emptied."""
+"""The reconciler's repairs, each by itself, and a fleet after Redis was emptied."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from django_asyncq.broker.inspection import Inspection
 from django_asyncq.broker.keys import QueueKeys, alive_key, pulse_key, queues_key
 from django_asyncq.definitions.names import uuid7
 from django_asyncq.exceptions import BrokerUnavailable, GateUnavailable
-from django_asyncq.maintenance.reconciler import LEAST_REST, Reconciler
+from django_asyncq.maintenance.reconciler import PAUSE_FACTOR, Reconciler
 from django_asyncq.maintenance.sweep import Repairs
 from django_asyncq.models import Gate, TaskRecord, TaskState
 
@@ -47,7 +47,7 @@ def old(**fields: Any) -> TaskRecord:
 
 
 def test_pushes_rows_that_were_never_pushed(reconciler: Reconciler) -> None:
-    """A crash between COMMIT and push; a row that is there already is left alone."""
+    """A process crashed between commit and push. A row that Redis knows already is not pushed again."""
     lost, there = old(), old()
     lifecycle.dispatch([there])
     assert reconciler.push_missing(young=True) == 1
@@ -55,14 +55,14 @@ def test_pushes_rows_that_were_never_pushed(reconciler: Reconciler) -> None:
     assert reconciler.push_missing(young=False) == 0
 
 
-def test_leaves_rows_of_the_last_seconds_to_their_process(reconciler: Reconciler) -> None:
-    """A fresh row is still being pushed by who enqueued it."""
+def test_rows_of_the_last_seconds_are_left_to_the_process_that_enqueued_them(reconciler: Reconciler) -> None:
+    """That process may still be pushing them."""
     TaskRecord.objects.create(name="tests.tasks.add")
     assert reconciler.push_missing(young=True) == 0
 
 
-def test_a_memory_that_was_lost_lost_rows_of_the_last_seconds_too(reconciler: Reconciler) -> None:
-    """What was pushed just before waits for nobody: the first pass afterwards puts it back."""
+def test_rows_of_the_last_seconds_are_pushed_after_redis_lost_its_memory(reconciler: Reconciler) -> None:
+    """The first round afterwards pushes even a row that was pushed just before the loss."""
     reconciler.tick(1000.0)
     result = tasks.add.enqueue(1)
     reconciler.broker.client.flushdb()
@@ -70,15 +70,15 @@ def test_a_memory_that_was_lost_lost_rows_of_the_last_seconds_too(reconciler: Re
     assert unknown([result.id]) == []
 
 
-def test_pushing_a_gated_row_takes_its_slot(reconciler: Reconciler) -> None:
-    """A pushed task is counted by its gate like any other."""
+def test_pushing_a_gated_row_acquires_its_slot(reconciler: Reconciler) -> None:
+    """The gate counts a task that the reconciler pushed like any other."""
     record = old(gate="g", queue_limit=1)
     reconciler.push_missing(young=False)
     assert [slot.id for slot in gates.slots("g")] == [str(record.id)]
 
 
-def test_hands_back_what_a_lost_host_held(reconciler: Reconciler, settings: Any) -> None:
-    """The lease is over: 1 → 0 with a crash counted and no attempt used; the lost worker is refused afterwards."""
+def test_tasks_of_a_lost_host_are_requeued(reconciler: Reconciler, settings: Any) -> None:
+    """The lease expired: RUNNING to QUEUED, one crash counted, no attempt used. Then the lost worker is refused."""
     settings.ASYNCQ = {**settings.ASYNCQ, "LEASE_SECONDS": 1}
     run = claimed()
     wait_until(lambda: Broker().expired("default"), "an expired lease")
@@ -93,8 +93,8 @@ def test_hands_back_what_a_lost_host_held(reconciler: Reconciler, settings: Any)
     assert again.lease.fence > run.lease.fence
 
 
-def test_all_that_a_lost_host_held_comes_back_in_one_pass(reconciler: Reconciler, settings: Any) -> None:
-    """More than one script call lists, so that a large host is not handed back bit by bit."""
+def test_all_tasks_of_a_lost_host_are_requeued_in_one_round(reconciler: Reconciler, settings: Any) -> None:
+    """Even if it held more tasks than one script call lists."""
     settings.ASYNCQ = {**settings.ASYNCQ, "LEASE_SECONDS": 1}
     tasks.add.enqueue_many([(number,) for number in range(250)])
     for _ in range(2):
@@ -104,21 +104,21 @@ def test_all_that_a_lost_host_held_comes_back_in_one_pass(reconciler: Reconciler
     assert Broker().held("default", "w") == []
 
 
-def test_running_task_without_lease_is_queued_again(reconciler: Reconciler) -> None:
-    """Neither Redis nor a worker knows the run: after a while the row goes back to 0, with a higher fence."""
+def test_running_task_that_redis_does_not_know_is_requeued(reconciler: Reconciler) -> None:
+    """Neither Redis nor a worker knows the run: after a while the row is QUEUED again, with a higher fence."""
     run = claimed()
     Broker().remove("default", [run.lease.id])
     TaskRecord.objects.update(last_attempted_at=timezone.now() - timedelta(minutes=5))
-    assert reconciler.sweep().unleased == 0  # Redis may have been emptied a moment ago
+    assert reconciler.sweep().requeued == 0  # Redis may have been emptied a moment ago
     Broker().client.set(f"{conf.current().key_prefix}:alive", int(time.time()) - 3600)
-    assert reconciler.sweep().unleased == 1
+    assert reconciler.sweep().requeued == 1
     (again,) = lifecycle.claim(Broker(), "default", "other", 1, "default").runs
     assert again.lease.fence > run.lease.fence
     assert TaskRecord.objects.get().crash_count == 1
 
 
-def test_waiting_retries_return_to_the_retry_set(reconciler: Reconciler) -> None:
-    """A row in 3 with `retry_at` is tried again although Redis forgot it."""
+def test_retrying_rows_return_to_the_retry_set(reconciler: Reconciler) -> None:
+    """A RETRYING row is retried although Redis forgot it."""
     record = old(state=TaskState.FAILED, retry_at=timezone.now() - timedelta(seconds=1))
     assert reconciler.sweep().parked == 1
     assert Broker().client.zrange(QueueKeys("default").retry, 0, -1) == [str(record.id).encode()]
@@ -127,8 +127,8 @@ def test_waiting_retries_return_to_the_retry_set(reconciler: Reconciler) -> None
     assert (record.state, record.retry_at) == (TaskState.QUEUED, None)
 
 
-def test_final_row_is_only_acknowledged_by_its_next_taker() -> None:
-    """A worker that died between the outcome and the acknowledgement: nothing runs again."""
+def test_a_finished_row_is_acknowledged_and_not_run_again() -> None:
+    """Its worker died after it recorded the outcome and before it acknowledged it."""
     run = claimed()
     lifecycle.succeed(run, 1, timezone.now())
     assert lifecycle.record_runs([run]) == []
@@ -137,8 +137,8 @@ def test_final_row_is_only_acknowledged_by_its_next_taker() -> None:
     assert lifecycle.claim(Broker(), "default", "other", 1, "default").runs == []
 
 
-def test_repeating_a_write_after_a_lost_reply_is_accepted_once() -> None:
-    """The same outcome again is no conflict; that of a stale fence is."""
+def test_an_outcome_that_is_recorded_twice_is_accepted() -> None:
+    """A reply may be lost, so the same outcome again is no conflict. An outcome with a stale fence is."""
     run = claimed()
     lifecycle.succeed(run, 1, timezone.now())
     assert lifecycle.record_runs([run]) == []
@@ -148,7 +148,7 @@ def test_repeating_a_write_after_a_lost_reply_is_accepted_once() -> None:
     assert lifecycle.record_runs([stale]) == [stale]
 
 
-def test_task_of_another_alias_is_put_off() -> None:
+def test_task_of_another_alias_is_postponed() -> None:
     """A worker of one TASKS alias never runs another alias's tasks."""
     tasks.add.enqueue(1)
     TaskRecord.objects.update(backend="other")
@@ -156,8 +156,8 @@ def test_task_of_another_alias_is_put_off() -> None:
     assert Broker().client.zcard(QueueKeys("default").scheduled) == 1
 
 
-def test_a_running_task_whose_lease_was_evicted_keeps_its_run(reconciler: Reconciler) -> None:
-    """It has a lease again; the live worker's answer is accepted, and nothing runs twice."""
+def test_a_running_task_whose_lease_was_evicted_goes_on(reconciler: Reconciler) -> None:
+    """It gets a new lease. The live worker's outcome is accepted, and nothing runs twice."""
     run = claimed()
     Broker().client.delete(QueueKeys("default").lease, QueueKeys("default").held("w"))
     assert reconciler.sweep() == Repairs(leased=1)
@@ -168,20 +168,20 @@ def test_a_running_task_whose_lease_was_evicted_keeps_its_run(reconciler: Reconc
     assert Broker().done("default", "w", [run.lease]) == ["done"]
 
 
-def test_a_lost_worker_without_lease_is_found_all_the_same(reconciler: Reconciler, settings: Any) -> None:
-    """The lease it is given runs out, and the task goes on."""
+def test_the_task_of_a_lost_worker_whose_lease_was_evicted_is_requeued(reconciler: Reconciler, settings: Any) -> None:
+    """It gets a lease, which expires, and is recovered."""
     settings.ASYNCQ = {**settings.ASYNCQ, "LEASE_SECONDS": 1}
     claimed()
     Broker().client.delete(QueueKeys("default").lease, QueueKeys("default").held("w"))
     assert reconciler.sweep().leased == 1
-    # As the supervisors that are left do, else it would count as an outage.
+    # As the remaining supervisors do; otherwise it would count as an outage.
     wait_until(lambda: Broker().pulse(9) and Broker().expired("default"), "an expired lease")
-    assert reconciler.quick().recovered == 1
+    assert reconciler.quick_repairs().recovered == 1
     assert TaskRecord.objects.get().state == TaskState.QUEUED
 
 
 def test_tasks_whose_hash_was_evicted_run_once(reconciler: Reconciler) -> None:
-    """The id in the list goes before the row is pushed again, so it is not there twice."""
+    """The id is removed from the list before the row is pushed again, so the list does not have it twice."""
     tasks.add.enqueue_many([(number,) for number in range(3)])
     TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(hours=1))
     keys = QueueKeys("default")
@@ -192,8 +192,8 @@ def test_tasks_whose_hash_was_evicted_run_once(reconciler: Reconciler) -> None:
     assert len(lifecycle.claim(Broker(), "default", "w", 9, "default").runs) == 3
 
 
-def test_tasks_whose_list_was_evicted_are_pushed_from_their_rows(reconciler: Reconciler) -> None:
-    """Pending, by priority, delayed, waiting for a retry: all are back where they belong."""
+def test_tasks_whose_list_was_evicted_return_to_their_places(reconciler: Reconciler) -> None:
+    """Pending, with a priority, delayed or RETRYING: all are back where they were."""
     tasks.add.enqueue(1)
     tasks.add.using(priority=7).enqueue(2)
     tasks.add.using(run_after=timedelta(hours=1)).enqueue(3)
@@ -211,8 +211,8 @@ def test_tasks_whose_list_was_evicted_are_pushed_from_their_rows(reconciler: Rec
     assert first.record.priority == 7
 
 
-def test_tasks_of_go_programs_are_left_as_they_stand(reconciler: Reconciler) -> None:
-    """No repair removes a task without a row, wherever it stands or does not; only an id that is no task goes."""
+def test_tasks_of_go_programs_are_not_changed(reconciler: Reconciler) -> None:
+    """No repair removes a task without a row, whatever list it is in. Only an id without a hash is removed."""
     broker, keys = Broker(), QueueKeys("default")
     broker.enqueue("default", [Entry("go-pending", b"m"), Entry("go-astray", b"m")])
     broker.schedule("default", [Entry(str(uuid7()), b"m", due_at=2e9)])
@@ -232,8 +232,8 @@ def test_tasks_of_go_programs_are_left_as_they_stand(reconciler: Reconciler) -> 
     assert client.zcard(keys.scheduled) == 1
 
 
-def test_entries_of_rows_that_have_ended_are_removed(reconciler: Reconciler) -> None:
-    """Pending, by priority, delayed; not those of the last seconds, whose process is still at it."""
+def test_entries_of_finished_rows_are_removed(reconciler: Reconciler) -> None:
+    """Pending, with a priority or delayed. Not those of the last seconds, which their own process may still remove."""
     tasks.add.enqueue(1)
     tasks.add.using(priority=7).enqueue(2)
     tasks.add.using(run_after=timedelta(hours=1)).enqueue(3)
@@ -242,14 +242,14 @@ def test_entries_of_rows_that_have_ended_are_removed(reconciler: Reconciler) -> 
     TaskRecord.objects.exclude(args=[4]).update(**ended)
     assert reconciler.sweep() == Repairs()
     TaskRecord.objects.exclude(args=[4]).update(finished_at=timezone.now() - timedelta(minutes=1))
-    assert reconciler.sweep() == Repairs(ended=3)
+    assert reconciler.sweep() == Repairs(discarded=3)
     assert Inspection().sizes("default") == {"pending": 1, "active": 0, "scheduled": 0, "retry": 0, "archived": 0}
     assert len(list(Broker().client.scan_iter(f"{QueueKeys('default').task_prefix}*"))) == 1
 
 
 @pytest.mark.parametrize("place", ["retry", "archived"])
-def test_running_row_that_a_foreign_recoverer_set_aside_is_queued_again(reconciler: Reconciler, place: str) -> None:
-    """A Go server moves what has lost its lease to retry or archived; the row said 1 for ever."""
+def test_running_row_that_a_go_recoverer_set_aside_is_requeued(reconciler: Reconciler, place: str) -> None:
+    """A Go server moves tasks without a lease to retry or archived; the row would stay RUNNING for ever."""
     run = claimed()
     broker, keys = Broker(), QueueKeys("default")
     broker.client.delete(keys.active, keys.lease, keys.held("w"))
@@ -259,13 +259,13 @@ def test_running_row_that_a_foreign_recoverer_set_aside_is_queued_again(reconcil
     broker.client.set(f"{conf.current().key_prefix}:alive", int(time.time()) - 3600)
     assert reconciler.sweep() == Repairs()
     TaskRecord.objects.update(last_attempted_at=timezone.now() - timedelta(minutes=5))
-    assert reconciler.sweep() == Repairs(unleased=1)
+    assert reconciler.sweep() == Repairs(requeued=1)
     (again,) = lifecycle.claim(broker, "default", "other", 1, "default").runs
     assert again.lease.fence > run.lease.fence
 
 
-def test_of_two_who_abandon_a_run_one_does(reconciler: Reconciler) -> None:
-    """Both have read the row; its crash is counted once."""
+def test_of_two_processes_that_abandon_a_run_one_succeeds(reconciler: Reconciler) -> None:
+    """Both have read the row. The crash is counted once."""
     run = claimed()
     Broker().remove("default", [run.lease.id])
     first, second = TaskRecord.objects.get(), TaskRecord.objects.get()
@@ -275,35 +275,35 @@ def test_of_two_who_abandon_a_run_one_does(reconciler: Reconciler) -> None:
     assert Broker().client.llen(QueueKeys("default").pending) == 1
 
 
-def test_what_gone_workers_seem_to_hold_is_forgotten(reconciler: Reconciler) -> None:
-    """Their tasks went to others by a way that did not tell them."""
+def test_stale_claims_of_dead_workers_are_removed(reconciler: Reconciler) -> None:
+    """Another process has recovered the task without removing the claim."""
     run = claimed()
     Broker().client.hset(QueueKeys("default").held("gone"), run.lease.id, run.lease.fence - 1)
-    assert reconciler.sweep() == Repairs(held=1)
+    assert reconciler.sweep() == Repairs(released=1)
     assert Broker().held("default", "w") == [run.lease]
 
 
-def test_slots_without_a_task_go_when_they_are_seen_again(reconciler: Reconciler, caplog: Any) -> None:
-    """A worker that has written an end gives its slot back a moment later; each gate's drift is logged."""
+def test_slots_without_a_task_are_removed_when_they_are_seen_twice(reconciler: Reconciler, caplog: Any) -> None:
+    """A worker releases its slot a moment after it recorded the outcome. The drift of each gate is logged."""
     stranger = TaskRecord(name="x", gate="g", queue_limit=5)
     Gate.objects.create(name="g", limit=5)
     gates.acquire([stranger])
     gates.confirm([stranger])
     assert reconciler.sweep() == Repairs()
-    assert reconciler.quick() == Repairs(slots_removed=1)
-    assert reconciler.quick() == Repairs()
-    assert "gate g: 0 slots added, 1 removed" in caplog.text
+    assert reconciler.quick_repairs() == Repairs(slots_removed=1)
+    assert reconciler.quick_repairs() == Repairs()
+    assert "gate g: slots added: 0, slots removed: 1" in caplog.text
 
 
-def test_a_task_whose_gate_lost_its_limit_does_not_hold_up_the_others(reconciler: Reconciler) -> None:
-    """Nobody says how many may be there any more: it goes on without a slot."""
+def test_a_task_whose_gate_has_no_limit_any_more_is_pushed(reconciler: Reconciler) -> None:
+    """It needs no slot, and does not stop the others."""
     for gate_name in ("nowhere", ""):
         old(gate=gate_name)
     assert reconciler.push_missing(young=False) == 2
 
 
-def test_push_that_fails_ends_the_sweep(reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that it is due again at once, in place of leaving rows out until the next one."""
+def test_a_failed_push_ends_the_sweep(reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep is due again at once, so no row waits for the next one."""
     reconciler.tick(1000.0)
     old(gate="g", queue_limit=1)
 
@@ -317,17 +317,17 @@ def test_push_that_fails_ends_the_sweep(reconciler: Reconciler, monkeypatch: pyt
     assert reconciler.tick(1001.0 + conf.current().sweep_seconds).pushed == 1
 
 
-def test_long_sweep_is_followed_by_a_longer_rest(reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a long backlog it would otherwise never end, beside those who work the backlog off."""
+def test_a_long_sweep_is_followed_by_a_longer_pause(reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise sweeps over a long backlog would follow each other without a pause and slow the workers."""
     settings = conf.current()
     sweeps: list[float] = []
-    clock = itertools.count(0.0, 2 * settings.sweep_seconds / LEAST_REST)  # each look at it: so much later
+    clock = itertools.count(0.0, 2 * settings.sweep_seconds / PAUSE_FACTOR)  # later by this much at each call
 
-    def pages(*, is_new: bool = False) -> Iterator[Repairs]:
+    def sweep_steps(*, is_rebuild: bool = False) -> Iterator[Repairs]:
         sweeps.append(now)
         yield from ()
 
-    monkeypatch.setattr(reconciler, "pages", pages)
+    monkeypatch.setattr(reconciler, "sweep_steps", sweep_steps)
     with monkeypatch.context() as patched:
         patched.setattr("django_asyncq.maintenance.sweep.time", SimpleNamespace(monotonic=lambda: next(clock)))
         for now in (1000.0, 1000.0 + 1.5 * settings.sweep_seconds, 1000.0 + 2 * settings.sweep_seconds):
@@ -352,9 +352,9 @@ def test_a_long_sweep_leaves_most_of_the_time_to_others(
     known: str,
     pages_by_tick: list[int],
 ) -> None:
-    """Of 20 pages, a second each, it sees two in 8 seconds; until one has seen all of this Redis, it sees all it can.
+    """Of 20 pages of one second it takes two in 8 seconds. Until a sweep has checked all of Redis, it never pauses.
 
-    The next one begins when three times as long was rested, in its midst or after it.
+    The next sweep begins after pauses of three times its work, within it and after it.
     """
     settings.ASYNCQ = {**settings.ASYNCQ, "RECONCILE_SECONDS": 8, "SWEEP_SECONDS": 1}
     if known in ("seen", "lost since"):
@@ -366,7 +366,7 @@ def test_a_long_sweep_leaves_most_of_the_time_to_others(
     clock = SimpleNamespace(now=0.0)
     seen: list[float] = []
 
-    def pages(*, is_new: bool = False) -> Iterator[Repairs]:
+    def sweep_steps(*, is_rebuild: bool = False) -> Iterator[Repairs]:
         for _ in range(20):
             clock.now += 1
             seen.append(occurs_at)
@@ -374,7 +374,7 @@ def test_a_long_sweep_leaves_most_of_the_time_to_others(
                 raise BrokerUnavailable("gone for a moment")
             yield Repairs()
 
-    monkeypatch.setattr(reconciler, "pages", pages)
+    monkeypatch.setattr(reconciler, "sweep_steps", sweep_steps)
     with monkeypatch.context() as patched:
         patched.setattr("django_asyncq.maintenance.sweep.time", SimpleNamespace(monotonic=lambda: clock.now))
         for occurs_at in range(1000, 1089, 8):
@@ -386,44 +386,44 @@ def test_a_long_sweep_leaves_most_of_the_time_to_others(
 
 @pytest.fixture
 def slow(reconciler: Reconciler, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Reconciler:
-    """A reconciler at the begin of a sweep of which an occurrence brings one page; only the sweep finds the three rows."""
+    """A reconciler at the start of a sweep that takes one page in each round; only the sweep finds the three rows."""
     settings.ASYNCQ = {**settings.ASYNCQ, "RECONCILE_SECONDS": 1e-9}
     monkeypatch.setattr("django_asyncq.maintenance.reconciler.ROWS_PER_PAGE", 1)
     for _ in range(3):
         old()
     TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(hours=1))
     reconciler.tick(1000.0)
-    assert reconciler.under_way
+    assert reconciler.current_sweep
     return reconciler
 
 
-def to_the_end(reconciler: Reconciler, now: float) -> Repairs:
-    """Occurrence until the sweep is over; return all that was mended."""
+def finish_sweep(reconciler: Reconciler, now: float) -> Repairs:
+    """Call `tick` until the sweep is finished; return all repairs."""
     repairs = Repairs()
     for _ in range(100):
         now += 1
         repairs = repairs.plus(reconciler.tick(now))
-        if not reconciler.under_way:
+        if not reconciler.current_sweep:
             return repairs
-    raise AssertionError("a sweep of few rows does not end")
+    raise AssertionError("a sweep of few rows does not finish")
 
 
-def test_lapsed_lease_does_not_wait_for_the_end_of_a_long_sweep(slow: Reconciler) -> None:
-    """Beside a million waiting rows a sweep takes minutes; the tasks of a lost host are taken up meanwhile."""
+def test_an_expired_lease_does_not_wait_for_a_long_sweep(slow: Reconciler) -> None:
+    """With a million waiting rows a sweep takes minutes; the tasks of a lost host are recovered meanwhile."""
     run = claimed()
     Broker().client.zadd(QueueKeys("default").lease, {run.lease.id: int(time.time()) - 1})
     assert slow.tick(1001.0).recovered == 1
-    assert slow.under_way
+    assert slow.current_sweep
 
 
-def test_a_sweep_in_parts_mends_what_one_in_one_go_does(slow: Reconciler) -> None:
-    """All three rows that Redis lacks, each once."""
-    assert to_the_end(slow, 1001.0) == Repairs(pushed=3)
+def test_a_sweep_in_many_rounds_makes_the_same_repairs_as_one_in_a_single_round(slow: Reconciler) -> None:
+    """All three rows that Redis does not know are pushed, each once."""
+    assert finish_sweep(slow, 1001.0) == Repairs(pushed=3)
     assert slow.sweep() == Repairs()
 
 
-def forget_in_the_midst(slow: Reconciler, redis_client: Any) -> float:
-    """Let a sweep push a part, then empty Redis; return the time by then."""
+def empty_redis_within_a_sweep(slow: Reconciler, redis_client: Any) -> float:
+    """Let a sweep push some rows, then empty Redis; return the time of the last round."""
     now = 1001.0
     while not slow.tick(now).pushed:
         now += 1
@@ -432,21 +432,21 @@ def forget_in_the_midst(slow: Reconciler, redis_client: Any) -> float:
     return now
 
 
-def test_a_sweep_begins_anew_when_redis_loses_its_memory_in_the_midst(slow: Reconciler, redis_client: Any) -> None:
-    """What it has pushed already is gone as well."""
-    now = forget_in_the_midst(slow, redis_client)
-    assert to_the_end(slow, now).pushed == 3
+def test_a_sweep_starts_over_when_redis_loses_its_memory(slow: Reconciler, redis_client: Any) -> None:
+    """Redis has also forgotten what the sweep had pushed."""
+    now = empty_redis_within_a_sweep(slow, redis_client)
+    assert finish_sweep(slow, now).pushed == 3
 
 
-def test_a_sweep_begins_anew_when_somebody_else_has_rebuilt_redis(slow: Reconciler, redis_client: Any) -> None:
-    """For instance one who led meanwhile and did not come to the end: there is a mark again, but another."""
-    now = forget_in_the_midst(slow, redis_client)
+def test_a_sweep_starts_over_when_another_process_has_marked_redis(slow: Reconciler, redis_client: Any) -> None:
+    """That process may have been the leader meanwhile, and may not have finished its rebuild."""
+    now = empty_redis_within_a_sweep(slow, redis_client)
     redis_client.set(alive_key(), int(time.time()) + 1)
-    assert to_the_end(slow, now).pushed == 3
+    assert finish_sweep(slow, now).pushed == 3
 
 
-def test_a_sweep_that_failed_begins_anew(slow: Reconciler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot go on where it broke off; what it had not come to is not left to the next one."""
+def test_a_failed_sweep_starts_over(slow: Reconciler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot continue where it failed, and the rows it had not checked do not wait for the next sweep."""
 
     def away(*args: Any) -> None:
         raise BrokerUnavailable("gone for a moment")
@@ -454,13 +454,13 @@ def test_a_sweep_that_failed_begins_anew(slow: Reconciler, monkeypatch: pytest.M
     with monkeypatch.context() as patched:
         patched.setattr(Inspection, "entry_states", away)
         with pytest.raises(BrokerUnavailable):
-            to_the_end(slow, 1001.0)
-    assert not slow.under_way
-    assert to_the_end(slow, 1100.0).pushed == 3
+            finish_sweep(slow, 1001.0)
+    assert not slow.current_sweep
+    assert finish_sweep(slow, 1100.0).pushed == 3
 
 
-def test_leases_that_ran_out_in_an_outage_are_left_to_their_supervisors(reconciler: Reconciler) -> None:
-    """Redis was out of reach for longer than a lease: whoever asks first, nothing is handed back for a while."""
+def test_leases_that_expired_in_an_outage_are_left_to_their_supervisors(reconciler: Reconciler) -> None:
+    """Redis was unreachable for longer than a lease. For a while no process requeues a task."""
     run = claimed()
     client, settings = Broker().client, conf.current()
     Broker().pulse(settings.outage_seconds)
@@ -468,7 +468,7 @@ def test_leases_that_ran_out_in_an_outage_are_left_to_their_supervisors(reconcil
     client.hset(pulse_key(), "last", int((time.time() - away) * 1000))
     client.zadd(QueueKeys("default").lease, {run.lease.id: int(time.time()) - 1})
     assert reconciler.recover_expired() == 0
-    # Another leader, for example.
+    # Nor does another leader.
     assert Reconciler(Broker()).recover_expired() == 0
     assert Broker().extend("default", ["w"], 30)[0].kept == 1
     client.zadd(QueueKeys("default").lease, {run.lease.id: int(time.time()) - 1})
@@ -476,8 +476,8 @@ def test_leases_that_ran_out_in_an_outage_are_left_to_their_supervisors(reconcil
     assert reconciler.recover_expired() == 1
 
 
-def test_many_leases_of_ended_tasks_do_not_hold_up_the_others(reconciler: Reconciler) -> None:
-    """More rows that are final than one look lists stand in front of one that has to go on."""
+def test_many_expired_leases_of_finished_tasks_do_not_delay_the_others(reconciler: Reconciler) -> None:
+    """More finished rows than one script call lists come before one unfinished row."""
     tasks.add.enqueue_many([(number,) for number in range(121)])
     runs = lifecycle.claim(Broker(), "default", "w", 200, "default").runs
     TaskRecord.objects.exclude(id=runs[-1].record.id).update(state=TaskState.SUCCEEDED, finished_at=timezone.now())
@@ -487,8 +487,8 @@ def test_many_leases_of_ended_tasks_do_not_hold_up_the_others(reconciler: Reconc
     assert Broker().client.zcard(leases) == 0
 
 
-def test_row_whose_fence_is_ahead_of_redis_is_queued_with_a_higher_one(reconciler: Reconciler) -> None:
-    """A recoverer died between the stores, or Redis is back with an older memory: no run is wasted on it."""
+def test_row_with_a_higher_fence_than_its_entry_is_requeued_with_a_higher_one(reconciler: Reconciler) -> None:
+    """A process died between the two stores, or Redis came back with an older memory. No run is wasted."""
     tasks.add.enqueue(1)
     TaskRecord.objects.update(fence=7)
     assert lifecycle.claim(Broker(), "default", "w", 5, "default").runs == []
@@ -496,30 +496,30 @@ def test_row_whose_fence_is_ahead_of_redis_is_queued_with_a_higher_one(reconcile
     assert run.lease.fence > 7
     lifecycle.begin(run, "w", timezone.now())
     assert lifecycle.mark_running([run]) == []
-    # Likewise one that somebody runs by a later fence: it is left to that run's end.
+    # Likewise a row that another run owns by a later fence: it is left to that run.
     TaskRecord.objects.update(fence=run.lease.fence + 9)
     Broker().requeue("default", "w", [run.lease])
     assert lifecycle.claim(Broker(), "default", "other", 5, "default").runs == []
     assert TaskRecord.objects.get().state == TaskState.RUNNING
 
 
-def test_queue_is_named_again_after_redis_was_emptied(reconciler: Reconciler, redis_client: Any) -> None:
-    """The producer believes for a minute to have named it; a worker that finds its queues there would not see it."""
+def test_a_queue_is_registered_again_after_redis_was_emptied(reconciler: Reconciler, redis_client: Any) -> None:
+    """The producer assumes for a minute that it is registered; a worker that reads its queues there would miss it."""
     tasks.add.enqueue(1)
     redis_client.delete(queues_key())
     tasks.add.enqueue(2)
     assert Broker().queues() == set()
     TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(seconds=10))
-    # As the process that rebuilds does; the producer is another.
+    # As in the process that rebuilds, which is not the producer.
     Broker.forget_registered()
     assert reconciler.push_missing(young=True) == 0
     assert Broker().queues() == {"default"}
 
 
 def test_a_busy_healthy_fleet_needs_no_repair(tmp_path: Path, settings: Any) -> None:
-    """200 tasks of every kind while one sweep follows the other, and after: nothing is ever mended.
+    """200 tasks of every kind run while one sweep follows another: no sweep, then or later, makes a repair.
 
-    A second apart, as `tick` paces them: a slot may be given back a moment after the row has ended.
+    Sweeps are a second apart, as `tick` paces them, because a slot is released a moment after the row is finished.
     """
     settings.ASYNCQ = {**settings.ASYNCQ, "RECONCILE_SECONDS": 1, "SWEEP_SECONDS": 1}
     reconciler = Reconciler(Broker())
@@ -532,22 +532,22 @@ def test_a_busy_healthy_fleet_needs_no_repair(tmp_path: Path, settings: Any) -> 
     results += [tasks.add_async.using(run_after=timedelta(seconds=2)).enqueue(1) for _ in range(20)]
     with workers(tmp_path, "--processes", "2", "--concurrency", "4", ASYNCQ_TEST_HISTORY=str(tmp_path / "history")):
 
-        def is_over() -> bool:
+        def is_finished() -> bool:
             found.append(reconciler.tick(time.monotonic()))
             return TaskRecord.objects.succeeded().count() == 200
 
-        wait_until(is_over, "all 200")
+        wait_until(is_finished, "all 200")
         found.append(reconciler.sweep())
-    found += [reconciler.sweep(), reconciler.quick()]
+    found += [reconciler.sweep(), reconciler.quick_repairs()]
     assert len(results) == 200
     assert set(found) == {Repairs()}
     assert all(gates.slots(f"g{number}") == [] for number in range(3))
 
 
-def test_rebuild_that_was_interrupted_is_taken_up_at_the_next_tick(
+def test_an_interrupted_rebuild_starts_over_in_the_next_round(
     reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis fails once more in the middle of the rebuild: the sweep is not put off by a whole interval."""
+    """Redis fails again during the rebuild. The sweep does not wait for a whole interval."""
     reconciler.tick(1000.0)
     Broker().client.delete(f"{conf.current().key_prefix}:alive")
     lost = old()
@@ -564,10 +564,10 @@ def test_rebuild_that_was_interrupted_is_taken_up_at_the_next_tick(
     assert unknown([str(lost.id)]) == []
 
 
-def test_fleet_goes_on_after_redis_was_killed_and_emptied(
+def test_a_fleet_finishes_every_task_after_redis_was_killed_and_emptied(
     own_redis: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Queued, running, delayed and retrying tasks all end, and each ran once: no restart, nothing lost."""
+    """Queued, running, delayed and retrying tasks all finish, and each ran once, without a restart."""
     path = tmp_path / "history.jsonl"
     monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(path))
     running = [tasks.nap.enqueue(6.0) for _ in range(2)]

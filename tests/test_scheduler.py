@@ -1,4 +1,4 @@
-"""Schedules: each occurrence becomes one task, whoever fires it, whatever the clock does, and none by itself goes missing."""
+"""Schedules: each occurrence becomes exactly one task, whichever process fires it and whatever the clock does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import due_channel
 from django_asyncq.exceptions import InvalidOption, LockLost, QueueFull, TaskNotRegistered
 from django_asyncq.models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskRecord, TaskState
-from django_asyncq.scheduling.scheduler import DatabaseNow, Scheduler, enqueue, run_now
+from django_asyncq.scheduling.scheduler import Scheduler, enqueue, run_now
+from django_asyncq.storage.database_time import DatabaseNow
 from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks
@@ -28,7 +29,7 @@ NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
 class Clock:
-    """A clock that stands where it is put."""
+    """A clock that moves only when it is stepped."""
 
     def __init__(self, now: datetime = NOON) -> None:
         self.now = now
@@ -52,7 +53,7 @@ def scheduler(clock: Clock) -> Scheduler:
 
 
 def schedule(**values: Any) -> Schedule:
-    """A schedule of `tests.tasks.tally`, each five minutes from noon on, with other values."""
+    """A schedule of `tests.tasks.tally`, every five minutes from noon on, with other values."""
     row = Schedule(
         **{
             "name": "report",
@@ -75,12 +76,12 @@ def occurrences(outcome: OccurrenceOutcome = OccurrenceOutcome.QUEUED) -> list[s
     return [occurrence.occurs_at.strftime("%H:%M") for occurrence in found]
 
 
-def test_a_tick_becomes_a_task_once(clock: Clock, scheduler: Scheduler) -> None:
-    """The row has the schedule's arguments; the next occurrence is planned, and told for the next look."""
+def test_an_occurrence_becomes_one_task(clock: Clock, scheduler: Scheduler) -> None:
+    """The row has the schedule's arguments. The next occurrence is planned, and the seconds until then returned."""
     row = schedule()
-    assert scheduler.look() == ([], 300)
+    assert scheduler.fire_due() == ([], 300)
     clock.step(minutes=5)
-    fired, seconds = scheduler.look()
+    fired, seconds = scheduler.fire_due()
     assert [(each.schedule.pk, each.occurs_at) for each in fired] == [(row.pk, clock.now)]
     assert seconds == 300
     record = TaskRecord.objects.get()
@@ -92,22 +93,22 @@ def test_a_tick_becomes_a_task_once(clock: Clock, scheduler: Scheduler) -> None:
     )
     assert record.run_after is None
     assert Broker().dequeue("default", "w", 9, 30).leases[0].id == str(record.pk)
-    assert scheduler.look() == ([], 300)
+    assert scheduler.fire_due() == ([], 300)
     row.refresh_from_db()
     assert row.next_occurrence_at == NOON + timedelta(minutes=10)
 
 
 def test_nothing_to_fire_has_no_next(scheduler: Scheduler) -> None:
-    """Without schedules, and with those that are disabled, gone from the code, or over."""
-    assert scheduler.look() == ([], None)
+    """Without schedules, and with schedules that are disabled, removed from the code, or past their last occurrence."""
+    assert scheduler.fire_due() == ([], None)
     schedule(enabled=False, next_occurrence_at=NOON)
     schedule(name="gone", retired_at=NOON)
     schedule(name="over", ends_at=NOON - timedelta(days=1))
-    assert scheduler.look() == ([], None)
+    assert scheduler.fire_due() == ([], None)
 
 
-def test_many_at_once_fire_each_tick_once() -> None:
-    """Eight threads, no lock among them, clocks five minutes apart: forty schedules, forty tasks."""
+def test_many_schedulers_at_once_fire_each_occurrence_once() -> None:
+    """Eight threads without a lock between them: forty schedules, forty tasks."""
     for number in range(40):
         schedule(name=f"report {number}")
     barrier = threading.Barrier(8)
@@ -118,7 +119,7 @@ def test_many_at_once_fire_each_tick_once() -> None:
         barrier.wait(10)
         try:
             for _ in range(3):
-                scheduler.look()
+                scheduler.fire_due()
         except Exception as error:  # noqa: BLE001
             errors.append(error)
         finally:
@@ -133,20 +134,20 @@ def test_many_at_once_fire_each_tick_once() -> None:
     assert TaskRecord.objects.count() == Occurrence.objects.count() == 40
 
 
-def test_a_tick_that_is_written_is_never_fired_again(clock: Clock, scheduler: Scheduler) -> None:
-    """Not even when somebody sets the schedule back."""
+def test_an_occurrence_that_is_written_is_never_fired_again(clock: Clock, scheduler: Scheduler) -> None:
+    """Not even when the schedule is set back."""
     row = schedule()
     for _ in range(3):
         clock.step(minutes=5)
-        scheduler.look()
+        scheduler.fire_due()
     Schedule.objects.filter(pk=row.pk).update(next_occurrence_at=NOON + timedelta(minutes=5), missed=Missed.ALL)
-    assert scheduler.look().fired == []
+    assert scheduler.fire_due().fired == []
     assert TaskRecord.objects.count() == 3
     assert occurrences() == ["12:05", "12:10", "12:15"]
 
 
 @pytest.mark.parametrize(
-    ("missed", "late", "queued", "left_out"),
+    ("missed", "late", "queued", "recorded_as_missed"),
     [
         (Missed.SKIP, timedelta(seconds=59), ["13:00"], ["12:55"]),
         (Missed.SKIP, timedelta(seconds=61), [], ["13:00"]),
@@ -155,34 +156,39 @@ def test_a_tick_that_is_written_is_never_fired_again(clock: Clock, scheduler: Sc
         (Missed.ALL, timedelta(minutes=4), ["12:50", "12:55", "13:00"], ["12:45"]),
     ],
 )
-def test_missed_ticks_go_by_the_policy(
-    clock: Clock, scheduler: Scheduler, missed: Missed, late: timedelta, queued: list[str], left_out: list[str]
+def test_missed_occurrences_follow_the_policy(
+    clock: Clock,
+    scheduler: Scheduler,
+    missed: Missed,
+    late: timedelta,
+    queued: list[str],
+    recorded_as_missed: list[str],
 ) -> None:
-    """Twelve occurrences, nobody there; what is left out is told in one row."""
+    """Twelve occurrences without a scheduler. One row records those that are skipped."""
     schedule(missed=missed, missed_cap=3)
     clock.now = NOON + timedelta(hours=1) + late
-    fired = scheduler.look().fired
+    fired = scheduler.fire_due().fired
     assert [each.occurs_at.strftime("%H:%M") for each in fired] == occurrences() == queued
-    assert occurrences(OccurrenceOutcome.MISSED) == left_out
+    assert occurrences(OccurrenceOutcome.MISSED) == recorded_as_missed
     assert "back to 2026-11-21 12:05:00 UTC" in Occurrence.objects.get(outcome=OccurrenceOutcome.MISSED).note
-    assert scheduler.look().fired == []
+    assert scheduler.fire_due().fired == []
     clock.now = NOON + timedelta(minutes=65)
-    assert [each.occurs_at for each in scheduler.look().fired] == [clock.now]
+    assert [each.occurs_at for each in scheduler.fire_due().fired] == [clock.now]
 
 
-def test_a_single_late_tick_is_not_missed_while_a_successor_may_still_come(
+def test_a_late_occurrence_fires_within_twice_the_ttl_of_the_lock(
     clock: Clock, scheduler: Scheduler, settings: Any
 ) -> None:
-    """The lock of a dead leader lasts its TTL; on time is twice that."""
+    """The lock of a dead leader lasts its TTL; an occurrence is on time for twice as long."""
     settings.ASYNCQ = {**settings.ASYNCQ, "LOCK_TTL_SECONDS": 100}
     schedule()
     clock.step(minutes=5, seconds=199)
-    assert len(scheduler.look().fired) == 1
+    assert len(scheduler.fire_due().fired) == 1
     assert occurrences(OccurrenceOutcome.MISSED) == []
 
 
-def test_overlapping_ticks_are_left_out_where_asked(clock: Clock, scheduler: Scheduler) -> None:
-    """While one of its tasks is queued, running or waits for a retry; not for ever after it has failed."""
+def test_overlapping_occurrences_are_skipped_if_the_schedule_says_so(clock: Clock, scheduler: Scheduler) -> None:
+    """While one of its tasks is QUEUED, RUNNING or RETRYING, but not after it has failed for good."""
     schedule(overlap=Overlap.SKIP)
     schedule(name="allows")
     states: list[dict[str, Any]] = [
@@ -192,12 +198,12 @@ def test_overlapping_ticks_are_left_out_where_asked(clock: Clock, scheduler: Sch
         {"state": TaskState.FAILED, "finished_at": NOON},
     ]
     clock.step(minutes=5)
-    scheduler.look()
+    scheduler.fire_due()
     first = Occurrence.objects.get(schedule__name="report").task_id
     for state in states:
         TaskRecord.objects.filter(pk=first).update(**{"retry_at": None, "finished_at": None, **state})
         clock.step(minutes=5)
-        scheduler.look()
+        scheduler.fire_due()
     outcomes = (
         Occurrence.objects.filter(schedule__name="report").order_by("occurs_at").values_list("outcome", flat=True)
     )
@@ -206,11 +212,11 @@ def test_overlapping_ticks_are_left_out_where_asked(clock: Clock, scheduler: Sch
 
 
 def test_jitter_delays_the_task_and_is_the_same_everywhere(clock: Clock, scheduler: Scheduler) -> None:
-    """The occurrence keeps its time; each occurrence has a delay of its own within the limit."""
+    """The occurrence keeps its time. Each has a delay of its own within the limit."""
     schedule(jitter_seconds=60, missed=Missed.ALL)
     schedule(name="other", jitter_seconds=60, missed=Missed.ALL)
     clock.step(minutes=50)
-    scheduler.look()
+    scheduler.fire_due()
     starts = dict(TaskRecord.objects.values_list("run_after", "pk"))
     times = {pk: start for start, pk in starts.items()}
     delays = [
@@ -222,7 +228,7 @@ def test_jitter_delays_the_task_and_is_the_same_everywhere(clock: Clock, schedul
     TaskRecord.objects.all().delete()
     Occurrence.objects.all().delete()
     Schedule.objects.update(next_occurrence_at=NOON + timedelta(minutes=5))
-    Scheduler(clock=clock).look()
+    Scheduler(clock=clock).fire_due()
     again = Occurrence.objects.filter(schedule__name="report").latest("occurs_at")
     assert TaskRecord.objects.get(pk=again.task_id).run_after in starts
 
@@ -239,14 +245,14 @@ def test_jitter_delays_the_task_and_is_the_same_everywhere(clock: Clock, schedul
         ({"task": "tests.tasks.badly_gated"}, "KeyError: 'no such model'"),
     ],
 )
-def test_a_tick_that_cannot_be_queued_says_why_and_the_next_one_comes(
+def test_an_occurrence_that_cannot_be_queued_says_why_and_the_schedule_goes_on(
     clock: Clock, scheduler: Scheduler, values: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The task is gone, was never given to people, or takes other arguments by now."""
+    """The task was removed, may not be scheduled by people, or takes other arguments now."""
     schedule(**values)
     schedule(name="well")
     clock.step(minutes=5)
-    assert [each.schedule.name for each in scheduler.look().fired] == ["well"]
+    assert [each.schedule.name for each in scheduler.fire_due().fired] == ["well"]
     occurrence = Occurrence.objects.get(outcome=OccurrenceOutcome.REFUSED)
     assert words in occurrence.note
     assert words in caplog.text
@@ -254,77 +260,77 @@ def test_a_tick_that_cannot_be_queued_says_why_and_the_next_one_comes(
     assert Schedule.objects.get(name="report").next_occurrence_at == NOON + timedelta(minutes=10)
 
 
-def test_a_full_gate_refuses_the_tick(clock: Clock, scheduler: Scheduler) -> None:
-    """The occurrence is used up: the limit is strict, for schedules too."""
+def test_a_full_gate_refuses_the_occurrence(clock: Clock, scheduler: Scheduler) -> None:
+    """The occurrence is not fired later: the limit is strict for schedules too."""
     schedule(task="tests.tasks.gated_tally", args=[], kwargs={})
     clock.step(minutes=5)
-    scheduler.look()
+    scheduler.fire_due()
     clock.step(minutes=5)
-    assert scheduler.look().fired == []
+    assert scheduler.fire_due().fired == []
     assert "is full: 1 of 1" in Occurrence.objects.get(outcome=OccurrenceOutcome.REFUSED).note
 
 
-def test_a_gate_that_cannot_be_asked_lets_the_tick_wait(
+def test_an_unreachable_gate_postpones_the_occurrence(
     clock: Clock, scheduler: Scheduler, own_redis: EmbeddedRedis
 ) -> None:
-    """Redis is away: that occurrence stays due, the task without a gate is accepted; when Redis is back it is fired."""
+    """Redis is unreachable: the occurrence stays due, and a task without a gate is accepted. Later it fires."""
     schedule(name="a", task="tests.tasks.gated_tally", args=[], kwargs={})
     schedule(name="b")
     clock.step(minutes=5)
     own_redis.kill()
-    look = scheduler.look()
-    assert [each.schedule.name for each in look.fired] == ["b"]
-    assert look.next_seconds == 1
+    result = scheduler.fire_due()
+    assert [each.schedule.name for each in result.fired] == ["b"]
+    assert result.next_seconds == 1
     own_redis.start()
-    assert [each.schedule.name for each in scheduler.look().fired] == ["a"]
+    assert [each.schedule.name for each in scheduler.fire_due().fired] == ["a"]
     assert occurrences() == ["12:05", "12:05"]
 
 
-def test_a_row_that_is_no_timing_stops_and_says_so(clock: Clock, scheduler: Scheduler) -> None:
-    """Written past the form; one line of log, not one a second."""
+def test_a_schedule_with_an_invalid_timing_is_refused_once(clock: Clock, scheduler: Scheduler) -> None:
+    """Somebody wrote it past the form. It is logged once, not every second."""
     row = schedule()
     Schedule.objects.filter(pk=row.pk).update(zone="Mars/Olympus")
     clock.step(minutes=5)
-    assert scheduler.look() == ([], None)
+    assert scheduler.fire_due() == ([], None)
     assert "Mars/Olympus" in Occurrence.objects.get(outcome=OccurrenceOutcome.REFUSED).note
     assert Schedule.objects.get().next_occurrence_at is None
 
 
-def test_a_schedule_ends(clock: Clock, scheduler: Scheduler) -> None:
-    """The last occurrence is the one at its end."""
+def test_the_last_occurrence_is_at_the_end_of_the_schedule(clock: Clock, scheduler: Scheduler) -> None:
+    """An occurrence at `ends_at` itself still fires."""
     schedule(ends_at=NOON + timedelta(minutes=10))
     for _ in range(4):
         clock.step(minutes=5)
-        scheduler.look()
+        scheduler.fire_due()
     assert occurrences() == ["12:05", "12:10"]
 
 
-def test_a_clock_that_is_set_back_repeats_no_tick(clock: Clock, scheduler: Scheduler) -> None:
-    """Five minutes back and forth: every time once."""
+def test_a_clock_that_is_set_back_repeats_no_occurrence(clock: Clock, scheduler: Scheduler) -> None:
+    """Five minutes back and forth: every occurrence once."""
     schedule(cron="* * * * *", missed=Missed.ALL)
     for minutes in (1, 1, 1, 5, -5, 1, 1, 1, 1, 1, 1, -5, 5, 1):
         clock.step(minutes=minutes)
-        scheduler.look()
+        scheduler.fire_due()
     assert occurrences() == [f"12:{minute:02}" for minute in range(1, 11)]
     assert TaskRecord.objects.count() == 10
 
 
-def test_a_clock_that_leaps_ahead_goes_by_the_policy(clock: Clock, scheduler: Scheduler) -> None:
-    """Five minutes ahead with "skip": the latest occurrence is on time, the four before it are told as missed."""
+def test_a_clock_that_jumps_forward_follows_the_policy(clock: Clock, scheduler: Scheduler) -> None:
+    """Five minutes forward with "skip": the latest occurrence is on time, the four before it are missed."""
     schedule(cron="* * * * *")
     clock.step(minutes=1)
-    scheduler.look()
+    scheduler.fire_due()
     clock.step(minutes=5)
-    scheduler.look()
+    scheduler.fire_due()
     assert occurrences() == ["12:01", "12:06"]
     assert occurrences(OccurrenceOutcome.MISSED) == ["12:05"]
 
 
 @pytest.mark.parametrize("at", ["before", "after"])
-def test_dying_between_tick_and_task_leaves_neither(
+def test_a_crash_between_occurrence_and_task_leaves_neither(
     clock: Clock, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    """One transaction: what is not whole is not there, nor in Redis, and is fired at the next look."""
+    """Both are one transaction. Nothing is in Redis either, and the occurrence fires in the next round."""
     schedule()
     clock.step(minutes=5)
 
@@ -336,57 +342,57 @@ def test_dying_between_tick_and_task_leaves_neither(
     with monkeypatch.context() as patched:
         patched.setattr("django_asyncq.scheduling.scheduler.enqueue", dies)
         with pytest.raises(SystemExit):
-            scheduler.look()
+            scheduler.fire_due()
     assert TaskRecord.objects.count() == Occurrence.objects.count() == 0
     assert Broker().dequeue("default", "w", 9, 30).leases == []
-    assert len(scheduler.look().fired) == 1
+    assert len(scheduler.fire_due().fired) == 1
     assert TaskRecord.objects.count() == 1
 
 
-def test_who_lost_its_term_writes_nothing(clock: Clock) -> None:
-    """Neither occurrence nor task; its successor fires it."""
+def test_a_scheduler_that_lost_its_lock_writes_nothing(clock: Clock) -> None:
+    """Neither occurrence nor task. The next leader fires it."""
     schedule()
     clock.step(minutes=5)
 
     @contextmanager
-    def over() -> Iterator[None]:
+    def lost_term() -> Iterator[None]:
         with transaction.atomic():
             raise LockLost("maintenance", 1)
         yield
 
     with pytest.raises(LockLost):
-        Scheduler(over, clock).look()
+        Scheduler(lost_term, clock).fire_due()
     assert Occurrence.objects.count() == TaskRecord.objects.count() == 0
-    assert len(Scheduler(clock=clock).look().fired) == 1
+    assert len(Scheduler(clock=clock).fire_due().fired) == 1
 
 
-def test_time_is_the_databases() -> None:
-    """By default; whatever the host's clock says."""
+def test_the_time_is_that_of_the_database() -> None:
+    """By default, whatever the host's clock says."""
     row = schedule()
     Schedule.objects.filter(pk=row.pk).update(next_occurrence_at=timezone.now() - timedelta(seconds=1))
     found = Schedule.objects.annotate(found=DatabaseNow()).get()
     assert abs((found.found - timezone.now()).total_seconds()) < 5
-    assert Scheduler().look().next_seconds == pytest.approx(150, abs=151)
+    assert Scheduler().fire_due().next_seconds == pytest.approx(150, abs=151)
 
 
 @pytest.mark.parametrize("change", ["save", "delete", "create"])
 def test_a_change_wakes_the_scheduler_after_its_commit(change: str) -> None:
-    """Not before: it would look and see nothing."""
+    """Not before: the scheduler would read the old row."""
     row = schedule()
-    with Broker().client.pubsub(ignore_subscribe_messages=True) as heard:
-        heard.subscribe(due_channel())
-        heard.get_message(timeout=5)
+    with Broker().client.pubsub(ignore_subscribe_messages=True) as subscription:
+        subscription.subscribe(due_channel())
+        subscription.get_message(timeout=5)
         with transaction.atomic():
             {"save": row.save, "delete": row.delete, "create": lambda: schedule(name="new")}[change]()
-            assert heard.get_message(timeout=0.1) is None
-        assert heard.get_message(timeout=5) is not None
+            assert subscription.get_message(timeout=0.1) is None
+        assert subscription.get_message(timeout=5) is not None
 
 
-# --- by hand
+# --- run now
 
 
-def test_run_now_queues_at_once(clock: Clock) -> None:
-    """Whatever the overlap policy says, without jitter; the plan stays as it is."""
+def test_run_now_enqueues_at_once(clock: Clock) -> None:
+    """Whatever the overlap policy says, and without jitter. The next occurrence stays planned."""
     row = schedule(overlap=Overlap.SKIP, jitter_seconds=100)
     found = [run_now(row), run_now(row)]
     assert all(occurrence.by_person and occurrence.outcome == OccurrenceOutcome.QUEUED for occurrence in found)
@@ -404,15 +410,15 @@ def test_run_now_queues_at_once(clock: Clock) -> None:
     ],
 )
 def test_run_now_that_is_refused_writes_nothing(values: dict[str, Any], error: type[Exception]) -> None:
-    """The caller is told."""
+    """The error reaches the caller."""
     row = schedule(**values)
     with pytest.raises(error):
         run_now(row)
     assert Occurrence.objects.count() == TaskRecord.objects.count() == 0
 
 
-def test_run_now_at_a_full_gate(clock: Clock) -> None:
-    """QueueFull, and no occurrence."""
+def test_run_now_is_refused_by_a_full_gate(clock: Clock) -> None:
+    """It raises QueueFull and writes no occurrence."""
     row = schedule(task="tests.tasks.gated_tally", args=[], kwargs={})
     run_now(row)
     with pytest.raises(QueueFull):
@@ -425,7 +431,7 @@ def test_run_now_at_a_full_gate(clock: Clock) -> None:
 
 @pytest.fixture
 def declare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Declare tasks for this test alone: `declare(function, schedule=…)`; and `declare()` forgets them all."""
+    """Declare a task for this test only: `declare(function, schedule=…)`. `declare()` removes all."""
     monkeypatch.setattr(registry, "_registry", {})
 
     def declared(function: Any = None, **options: Any) -> None:
@@ -437,7 +443,7 @@ def declare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 
 def test_declared_schedules_become_rows(scheduler: Scheduler, declare: Callable[..., Any]) -> None:
-    """Once; a second look changes nothing."""
+    """A second `sync` changes nothing."""
     declare(
         tasks.tally.func,
         schedule=(
@@ -459,8 +465,8 @@ def test_declared_schedules_become_rows(scheduler: Scheduler, declare: Callable[
     assert often.next_occurrence_at is not None
 
 
-def test_name_of_the_only_schedule_is_the_tasks(scheduler: Scheduler, declare: Callable[..., Any]) -> None:
-    """And an operator's switch survives the next start."""
+def test_a_schedule_without_a_name_has_that_of_its_task(scheduler: Scheduler, declare: Callable[..., Any]) -> None:
+    """A schedule that an operator disabled stays disabled after the next start."""
     declare(tasks.tally.func, schedule=every(seconds=30, args=("north",)))
     scheduler.sync()
     Schedule.objects.update(enabled=False)
@@ -469,8 +475,8 @@ def test_name_of_the_only_schedule_is_the_tasks(scheduler: Scheduler, declare: C
     assert (row.name, row.enabled) == ("tests.tasks.tally", False)
 
 
-def test_changed_declaration_plans_anew(scheduler: Scheduler, declare: Callable[..., Any]) -> None:
-    """Only where its times changed; no occurrence of the old times is made up for."""
+def test_a_changed_timing_plans_the_next_occurrence_anew(scheduler: Scheduler, declare: Callable[..., Any]) -> None:
+    """Another change does not. No occurrence of the old timing is fired late."""
     declare(tasks.tally.func, schedule=every(seconds=30, args=("north",)))
     scheduler.sync()
     Schedule.objects.update(next_occurrence_at=NOON)
@@ -485,17 +491,17 @@ def test_changed_declaration_plans_anew(scheduler: Scheduler, declare: Callable[
     assert row.next_occurrence_at > timezone.now()
 
 
-def test_schedule_that_is_gone_from_the_code_rests_and_may_come_back(
+def test_a_schedule_removed_from_the_code_does_not_fire_until_it_is_declared_again(
     clock: Clock, scheduler: Scheduler, declare: Callable[..., Any]
 ) -> None:
-    """Its row and its history stay; occurrences meanwhile are not made up for."""
+    """Its row and its history stay. Occurrences in between are not fired late."""
     declare(tasks.tally.func, schedule=every(seconds=30, args=("north",), missed="all"))
     scheduler.sync()
     declare()
     assert scheduler.sync() == 1
     assert Schedule.objects.get().retired_at is not None
     clock.now = timezone.now() + timedelta(days=1)
-    assert scheduler.look() == ([], None)
+    assert scheduler.fire_due() == ([], None)
     declare(tasks.tally.func, schedule=every(seconds=30, args=("north",), missed="all"))
     scheduler.sync()
     row = Schedule.objects.get()
@@ -504,20 +510,18 @@ def test_schedule_that_is_gone_from_the_code_rests_and_may_come_back(
     assert timezone.now() < row.next_occurrence_at < timezone.now() + timedelta(seconds=31)
 
 
-def test_declared_tasks_need_not_be_given_to_people(
-    clock: Clock, scheduler: Scheduler, declare: Callable[..., Any]
-) -> None:
-    """Code may schedule any task."""
+def test_code_may_schedule_any_task(clock: Clock, scheduler: Scheduler, declare: Callable[..., Any]) -> None:
+    """Even one that people may not schedule."""
     declare(tasks.add.func, schedule=cron("*/5 * * * *", args=(1, 2)))
     scheduler.sync()
     clock.now = Schedule.objects.get().next_occurrence_at or NOON
-    assert len(scheduler.look().fired) == 1
+    assert len(scheduler.fire_due().fired) == 1
 
 
-def test_persons_schedule_keeps_its_name(
+def test_code_does_not_replace_a_schedule_made_in_the_admin(
     scheduler: Scheduler, declare: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Code does not take it over; the log says so."""
+    """The schedule in code does not fire, and the log says so."""
     schedule(name="tests.tasks.tally", cron="1 1 1 1 *")
     declare(tasks.tally.func, schedule=every(seconds=30, args=("north",)))
     assert scheduler.sync() == 0

@@ -1,10 +1,9 @@
-"""The supervisor's own decisions, with processes that never begin."""
+"""The supervisor's own decisions, with worker processes that never start."""
 
 from __future__ import annotations
 
 import logging
 import signal
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Give the signal handlers of the test process back: the supervisor sets its own."""
+    """Restore the signal handlers of the test process, which the supervisor replaces."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     signal.set_wakeup_fd(-1)
@@ -34,40 +33,40 @@ def handlers() -> Iterator[None]:
 
 
 def test_burst_that_cannot_start_still_shuts_down_in_order(handlers: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One error, raised once: the maintenance has ended and no process is left, though others failed meanwhile."""
+    """It raises one error. The maintenance threads have stopped, and no process is left."""
     for name, value in environment(ASYNCQ_TEST_BREAK_WORKERS="1").items():
         monkeypatch.setenv(name, value)
     supervisor = Supervisor(WorkerOptions(concurrency=1), processes=3, burst=True)
-    supervisor.maintenance.nothing_left = lambda backend: False  # type: ignore[method-assign]
+    supervisor.maintenance.has_no_work = lambda backend: False  # type: ignore[method-assign]
     with pytest.raises(WorkersCannotStart):
         supervisor.run()
     assert supervisor.children == []
     assert not supervisor.maintenance.is_alive()
 
 
-def test_a_process_ended_while_starting_at_shutdown_is_no_failure(
+def test_a_process_stopped_while_it_starts_is_not_an_error(
     handlers: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    """A burst that is over before its processes have begun ends without an error in the log."""
+    """A burst may finish before its processes are ready. It logs no error."""
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     supervisor = Supervisor(WorkerOptions(concurrency=1), processes=2, burst=True)
     supervisor.run()
     assert supervisor.children == []
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
-    wait_until(lambda: not supervisor.maintenance.is_alive(), "the end of the maintenance")
+    wait_until(lambda: not supervisor.maintenance.is_alive(), "the maintenance threads to stop")
 
 
-def test_only_a_loss_of_memory_has_the_running_asserted(
+def test_running_tasks_are_reasserted_only_after_redis_lost_its_memory(
     own_redis: EmbeddedRedis, own_keys: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not the first mark of a new Redis, which at maxmemory could not be answered; a loss until a new mark is seen."""
-    asserted: list[str] = []
-    monkeypatch.setattr(lifecycle, "reassert", lambda broker, worker_id, ids: asserted.append(worker_id))
+    """Not at the first mark of a new Redis, which may be at maxmemory. After a loss at every beat until a new mark."""
+    reasserted: list[str] = []
+    monkeypatch.setattr(lifecycle, "reassert", lambda broker, worker_id, ids: reasserted.append(worker_id))
     supervisor = Supervisor(WorkerOptions(queues={"default": 1}))
     running = [SimpleNamespace(id="a")]
     supervisor.children.append(
-        SimpleNamespace(worker_id="w", board=SimpleNamespace(running=lambda: running))  # type: ignore[arg-type]
+        SimpleNamespace(worker_id="w", slot_table=SimpleNamespace(running=lambda: running))  # type: ignore[arg-type]
     )
     monkeypatch.setattr(Broker, "extend", lambda *arguments: [Extended(1, [])])
     seen = []
@@ -76,22 +75,22 @@ def test_only_a_loss_of_memory_has_the_running_asserted(
             supervisor.broker.client.delete(alive_key())
         elif step == "mark":
             supervisor.broker.client.set(alive_key(), 100 + len(seen))
-        asserted.clear()
-        supervisor._renew()
-        seen.append(bool(asserted))
+        reasserted.clear()
+        supervisor.renew_leases()
+        seen.append(bool(reasserted))
     assert seen == [False, False, False, True, True, True, False]
 
 
-def test_what_is_begun_while_leases_are_renewed_is_not_looked_for(
+def test_a_task_that_begins_while_leases_are_renewed_is_not_reasserted(
     own_redis: EmbeddedRedis, own_keys: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is on the board, and not among the leases renewed: the next beat would wait for its row for nothing."""
-    asserted: list[set[str]] = []
-    monkeypatch.setattr(lifecycle, "reassert", lambda broker, worker_id, ids: asserted.append(ids))
+    """It is in the slot table but not among the renewed leases, and has a fresh lease all the same."""
+    reasserted: list[set[str]] = []
+    monkeypatch.setattr(lifecycle, "reassert", lambda broker, worker_id, ids: reasserted.append(ids))
     supervisor = Supervisor(WorkerOptions(queues={"default": 1}))
     running = [SimpleNamespace(id="a")]
     supervisor.children.append(
-        SimpleNamespace(worker_id="w", board=SimpleNamespace(running=running.copy))  # type: ignore[arg-type]
+        SimpleNamespace(worker_id="w", slot_table=SimpleNamespace(running=running.copy))  # type: ignore[arg-type]
     )
 
     def extend(*arguments: object) -> list[Extended]:
@@ -99,27 +98,38 @@ def test_what_is_begun_while_leases_are_renewed_is_not_looked_for(
         return [Extended(1, [])]
 
     monkeypatch.setattr(Broker, "extend", extend)
-    supervisor._renew()
-    assert asserted == []
-    supervisor._renew()
-    assert asserted == [{"a", "b"}]
+    supervisor.renew_leases()
+    assert reasserted == []
+    supervisor.renew_leases()
+    assert reasserted == [{"a", "b"}]
 
 
-def test_a_redis_that_is_away_is_told_once_and_asked_again_soon(
-    own_redis: EmbeddedRedis, own_keys: None, caplog: pytest.LogCaptureFixture
+def test_an_outage_of_redis_is_logged_once_and_retried_soon(
+    own_redis: EmbeddedRedis, own_keys: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However many beats it misses: one line when it goes, one when it is back."""
+    """However many beats fail: one line at the start of the outage, one at its end."""
     caplog.set_level(logging.INFO, logger="django_asyncq.supervisor")
-    supervisor = Supervisor(WorkerOptions(concurrency=1))
-    supervisor.beat()
-    own_redis.kill()
-    for _ in range(3):
-        supervisor._beat_at = 0.0
+    supervisor, times = Supervisor(WorkerOptions(concurrency=1)), conf.current()
+    clock, renewals = SimpleNamespace(now=1000.0), []
+    renew_leases = supervisor.renew_leases
+    monkeypatch.setattr("django_asyncq.supervisor.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(supervisor, "renew_leases", lambda: renewals.append(clock.now) or renew_leases())
+
+    def beat_after(seconds: float) -> bool:
+        """Return whether a beat renews leases so many seconds after the last one."""
+        before = len(renewals)
+        clock.now += seconds
         supervisor.beat()
-        assert supervisor._beat_at <= time.monotonic() + conf.current().beat_retry_seconds
+        return len(renewals) > before
+
+    assert beat_after(0)
+    assert not beat_after(times.beat_seconds - 1)
+    own_redis.kill()
+    assert beat_after(1)
+    for _ in range(2):
+        assert beat_after(times.beat_retry_seconds)
     own_redis.restart()
-    supervisor._beat_at = 0.0
-    supervisor.beat()
-    assert supervisor._beat_at > time.monotonic() + conf.current().beat_seconds - 1
+    assert beat_after(times.beat_retry_seconds)
+    assert not beat_after(times.beat_seconds - 1)
     words = [record.getMessage().split(":")[0] for record in caplog.records]
     assert words == ["leases cannot be renewed", "leases are renewed again"]

@@ -1,7 +1,7 @@
-"""When schedules fire: against a clock that is watched minute by minute, through every change of a dozen zones.
+"""When schedules fire, compared with a clock that is read minute by minute through every change of a dozen zones.
 
-The expected occurrences come from the zone data of the host, so new laws change both sides. The few times written out by
-hand are skipped where the host's data know other rules, or none: then install the package tzdata.
+The expected occurrences come from the zone data of the host, so new laws change both sides. The few times written by
+hand are skipped where the host has other rules, or none; then install the package tzdata.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def numbers(field: str, first: int, last: int) -> set[int]:
 
 
 class Clock:
-    """A clock that is watched minute by minute, for four days around a change: the tests' own idea of cron."""
+    """A clock that is read minute by minute for four days around a change: cron as the tests define it."""
 
     def __init__(self, zone: ZoneInfo, change: datetime) -> None:
         self.begin, self.end = change - 2 * DAY, change + 2 * DAY
@@ -94,7 +94,7 @@ class Clock:
         self.walls = [shown(zone, minute) for minute in self.minutes]
 
     def occurrences(self, expression: str) -> list[datetime]:
-        """Return every occurrence after `begin`, to `end`, of an expression that says nothing about days."""
+        """Return every occurrence after `begin` and up to `end` of an expression without days."""
         minute, hour, *days = expression.split()
         assert days == ["*", "*", "*"]
         due = {(h, m) for h in numbers(hour, 0, 23) for m in numbers(minute, 0, 59)}
@@ -119,7 +119,7 @@ def clocks(name: str) -> list[tuple[datetime, Clock]]:
 
 
 def expressions(name: str, change: datetime) -> list[str]:
-    """Return jobs at fixed times before, in and after the gap or the repeated time, and jobs by the wall clock."""
+    """Return expressions with fixed times before, in and after the gap or repeated time, and by the wall clock."""
     zone = load(name)
     wall, other = sorted([shown(zone, change), shown(zone, change - SECOND) + SECOND])
     moments = [wall - 90 * MINUTE, wall - MINUTE, wall, wall + MINUTE, wall + (other - wall) / 2]
@@ -133,8 +133,8 @@ def expressions(name: str, change: datetime) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ZONES)
-def test_ticks_are_those_of_a_clock_that_is_watched(name: str) -> None:
-    """Four days around every change: no occurrence lost, none twice, none at another time."""
+def test_occurrences_are_those_of_a_clock_read_minute_by_minute(name: str) -> None:
+    """For four days around every change no occurrence is lost, repeated, or at another time."""
     for change, clock in clocks(name):
         for expression in expressions(name, change):
             occurrences = Cron(expression, name, ends_at=clock.end).occurrences(clock.begin)
@@ -143,13 +143,13 @@ def test_ticks_are_those_of_a_clock_that_is_watched(name: str) -> None:
 
 @pytest.mark.parametrize("name", ZONES)
 def test_after_is_right_from_every_minute_around_a_change(name: str) -> None:
-    """From whatever moment it is asked, the next occurrence is the same."""
+    """The next occurrence is the same from every moment before it."""
     for change, clock in clocks(name):
         wall = shown(load(name), change - MINUTE)
         for expression in (f"30 {wall.hour} * * *", f"0,30 {(wall + HOUR).hour} * * *", "*/20 * * * *", "35 * * * *"):
             cron = Cron(expression, name)
             expected = clock.occurrences(expression)
-            # Through all seconds of the minute, for 37 and 60 have no common factor.
+            # This covers all seconds of the minute, because 37 and 60 have no common factor.
             moment = change - 3 * HOUR
             while moment <= change + 3 * HOUR:
                 following = expected[bisect_right(expected, moment)]
@@ -159,7 +159,7 @@ def test_after_is_right_from_every_minute_around_a_change(name: str) -> None:
 
 @pytest.mark.parametrize("name", ZONES)
 def test_after_is_right_at_the_very_change(name: str) -> None:
-    """A second or a microsecond to either side makes no difference."""
+    """A second or a microsecond before or after makes no difference."""
     for change, clock in clocks(name):
         for expression in expressions(name, change):
             occurrences = clock.occurrences(expression)
@@ -199,7 +199,7 @@ def test_after_is_right_at_the_very_change(name: str) -> None:
     ],
 )
 def test_well_known_changes(name: str, expression: str, begin: str, expected: list[str]) -> None:
-    """The rules, worked out by hand."""
+    """The rules, applied by hand."""
     laws: dict[str, float] = {"Europe/Berlin": 1, "America/New_York": -5, "Australia/Lord_Howe": 11, "Asia/Beirut": 2}
     laws |= {"Antarctica/Troll": 0, "Pacific/Chatham": 12.75}
     zone = load(name)
@@ -224,7 +224,7 @@ shifts = st.timedeltas(-2 * DAY, 2 * DAY)
 def test_latest_is_the_end_of_the_list_of_all(
     expression: str, name: str, since: datetime, span: timedelta, limit: int, start_shift: timedelta | None
 ) -> None:
-    """Looking back from the end gives what going forward from the beginning gives."""
+    """The search from the end gives the same as a walk from the beginning."""
     load(name)
     starts_at = None if start_shift is None else since + start_shift
     cron, until, moment, occurrences = Cron(expression, name, starts_at), since + span, since, []
@@ -237,7 +237,7 @@ def test_latest_is_the_end_of_the_list_of_all(
 
 @given(st.integers(30, 100_000), moments, shifts, st.none() | shifts, st.none() | shifts, shifts, st.integers(1, 20))
 @settings(deadline=None)
-def test_latest_of_intervals(
+def test_latest_of_an_interval_is_the_end_of_the_list_of_all(
     seconds: int,
     since: datetime,
     anchor_shift: timedelta,
@@ -246,7 +246,7 @@ def test_latest_of_intervals(
     span: timedelta,
     limit: int,
 ) -> None:
-    """The same for intervals, whose occurrences are whole steps from the anchor, within the bounds."""
+    """The occurrences of an interval are whole steps from the anchor, within the limits."""
     if start_shift is not None and end_shift is not None:
         start_shift, end_shift = min(start_shift, end_shift), max(start_shift, end_shift)
     step, anchor, until = seconds * SECOND, since + anchor_shift, since + span
@@ -265,7 +265,7 @@ def test_latest_of_intervals(
 
 
 def test_latest_of_a_long_time_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A year of minutes, of which five are wanted, is not gone through."""
+    """Five occurrences at the end of a year of minutes need few steps."""
     steps = []
 
     class Counting(CronSim):
@@ -292,8 +292,8 @@ def test_latest_of_a_long_time_costs_little(monkeypatch: pytest.MonkeyPatch) -> 
     assert ended.latest(NOW - 100 * DAY, NOW, 10**30)[-1:] == ended.latest(NOW - 365 * DAY, NOW, 1) == [NOW - 99 * DAY]
 
 
-def test_bounds_hold_both_ends() -> None:
-    """An occurrence at the very bound counts."""
+def test_both_limits_are_included() -> None:
+    """An occurrence exactly at a limit counts."""
     cron = Cron("*/10 * * * *", "UTC", NOW + 10 * MINUTE, NOW + 30 * MINUTE)
     assert list(cron.occurrences(NOW - DAY)) == [NOW + number * MINUTE for number in (10, 20, 30)]
     assert cron.after(NOW + 29 * MINUTE) == NOW + 30 * MINUTE
@@ -304,7 +304,7 @@ def test_bounds_hold_both_ends() -> None:
 
 
 def test_takes_moments_of_any_zone() -> None:
-    """What goes in may be in any zone; what comes out is in UTC."""
+    """Moments may be given in any zone. Occurrences are in UTC."""
     moment = NOW.astimezone(timezone(timedelta(hours=5, minutes=30)))
     for one in (Cron("0 * * * *", "UTC"), Interval(3600, moment)):
         assert (following := one.after(moment)) == NOW + HOUR
@@ -312,8 +312,8 @@ def test_takes_moments_of_any_zone() -> None:
         assert following.tzinfo is UTC
 
 
-def test_an_interval_begins_at_its_start_or_one_step_after_its_anchor() -> None:
-    """With starts_at the anchor itself is an occurrence; without, the first comes a step later."""
+def test_an_interval_starts_at_starts_at_or_one_step_after_its_anchor() -> None:
+    """With starts_at the anchor itself is an occurrence. Without it the first is one step later."""
     assert Interval(60, NOW).after(NOW - DAY) == NOW + MINUTE
     assert Interval(60, NOW, starts_at=NOW).after(NOW - DAY) == NOW
     assert Interval(60, NOW, starts_at=NOW).after(NOW) == NOW + MINUTE
@@ -334,15 +334,15 @@ def test_an_interval_begins_at_its_start_or_one_step_after_its_anchor() -> None:
         ("0 0 * * 8", "day of week '8' is wrong; allowed are 0 to 7"),
         ("0 0 * * MON#6", "day of week 'MON#6' is wrong"),
         ("* * * *", "4 fields instead of five"),
-        ("* * * * * *", "6 fields instead of five.*an interval has them"),
+        ("* * * * * *", "6 fields instead of five.*give an interval instead"),
         ("", "0 fields instead of five"),
-        ("@reboot", "no known name; there are @yearly"),
+        ("@reboot", "unknown name; the known names are @yearly"),
         ("@every 5m", "give an interval"),
         ("? * * * *", "'\\?' has no meaning; allowed are"),
         ("*\n* * * *", "has no meaning"),
         ("٣ * * * *", "has no meaning"),
         ("* " * 101, "at most 200 characters"),
-        ("0 0 31 2 *", "never fires.*give days that there are"),
+        ("0 0 31 2 *", "never fires.*give days that exist"),
         ("0 0 30 2 *", "never fires"),
         ("0 0 31 4,6,9,11 *", "never fires"),
         ("0 0 30,31 2 */2", "never fires"),
@@ -352,7 +352,7 @@ def test_an_interval_begins_at_its_start_or_one_step_after_its_anchor() -> None:
     ],
 )
 def test_refuses_expressions_and_names_the_remedy(expression: Any, says: str) -> None:
-    """The message says which field is wrong and what is allowed there."""
+    """The message names the field that is wrong and what is allowed there."""
     with pytest.raises(InvalidTiming, match=says) as caught:
         Cron(expression, "UTC")
     assert caught.value.field == "cron"
@@ -367,7 +367,7 @@ def test_refuses_expressions_and_names_the_remedy(expression: Any, says: str) ->
     ],
 )  # fmt: skip
 def test_refuses_zones_and_names_the_remedy(name: Any) -> None:
-    """Whatever zoneinfo makes of a name, the error is ours."""
+    """Whatever zoneinfo raises, the error is InvalidTiming."""
     with pytest.raises(InvalidTiming, match="give a name") as caught:
         Cron("* * * * *", name)
     assert caught.value.field == "zone"
@@ -382,7 +382,7 @@ def test_refuses_intervals(seconds: Any) -> None:
 
 
 def test_refuses_naive_moments_and_an_end_before_the_start() -> None:
-    """A moment without a zone is never guessed at."""
+    """The zone of a naive moment is never guessed."""
     naive = datetime(2026, 1, 1)
     for values, field in (((naive, None), "starts_at"), ((None, naive), "ends_at"), ((NOW, NOW - SECOND), "ends_at")):
         for make in (lambda a, b: Cron("* * * * *", "UTC", a, b), lambda a, b: Interval(1, NOW, a, b)):
@@ -414,28 +414,28 @@ def test_refuses_naive_moments_and_an_end_before_the_start() -> None:
         ("@annually", "0 0 1 1 *"),
     ],
 )
-def test_names_stand_for_expressions(alias: str, expression: str) -> None:
-    """A name fires when its expression does."""
+def test_aliases_stand_for_expressions(alias: str, expression: str) -> None:
+    """An alias fires when its expression does."""
     named, written = Cron(alias, "UTC"), Cron(expression, "UTC")
     assert list(islice(named.occurrences(NOW), 5)) == list(islice(written.occurrences(NOW), 5))
     assert describe(named) == describe(written)
 
 
 def test_rare_expressions_fire() -> None:
-    """Days either of the month or of the week; 29 February on a Monday, also over the year 2100."""
+    """A day of the month or of the week; 29 February on a Monday, even across the year 2100."""
     assert Cron("0 0 31 2 MON", "UTC").after(NOW) == utc("2027-02-01")
     rare = Cron("0 0 * 2 MON#5", "UTC")
     assert list(islice(rare.occurrences(NOW), 3)) == [utc("2044-02-29"), utc("2072-02-29"), utc("2112-02-29")]
 
 
 def test_utc_needs_no_zone_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host without zone data still has UTC, and is told what it lacks."""
+    """A host without zone data still has UTC. The error for another zone says what to install."""
 
     def without(name: str) -> ZoneInfo:
         raise ZoneInfoNotFoundError(name)
 
     monkeypatch.setattr(timing, "ZoneInfo", without)
-    timing._read_zone.cache_clear()
+    timing.read_zone.cache_clear()
     assert Cron("0 16 * * *", "UTC").after(NOW) == NOW + HOUR
     with pytest.raises(InvalidTiming, match="install the package tzdata"):
         Cron("0 16 * * *", "Europe/Berlin")
@@ -452,7 +452,7 @@ any_moment = st.datetimes(timezones=st.just(UTC) | offsets)
 @given(st.text() | alphabet | st.lists(fields, min_size=5, max_size=5).map(" ".join), any_moment)
 @settings(max_examples=500, deadline=2000)
 def test_every_text_is_an_expression_or_refused(text: str, moment: datetime) -> None:
-    """No other error, now or at the occurrences, and no moment too early or too late to be asked for."""
+    """No other error, at once or at the occurrences, for a moment however early or late."""
     load("Europe/Berlin")
     try:
         cron = Cron(text, "Europe/Berlin")
@@ -469,7 +469,7 @@ def test_every_text_is_an_expression_or_refused(text: str, moment: datetime) -> 
 @given(st.text() | st.text("abcABC/._-+0\x00"), st.text("Europe/.", max_size=8))
 @settings(deadline=2000)
 def test_every_text_is_a_zone_or_refused(text: str, part: str) -> None:
-    """No other error."""
+    """No other error than InvalidTiming."""
     for name in (text, f"Europe/{part}", f"{part}/Berlin"):
         try:
             Cron("* * * * *", name)
@@ -478,8 +478,8 @@ def test_every_text_is_a_zone_or_refused(text: str, part: str) -> None:
 
 
 @given(st.integers() | st.integers(1, 2**31 - 1), any_moment, any_moment, st.booleans())
-def test_every_interval_ticks_or_is_refused(seconds: int, anchor: datetime, moment: datetime, starts: bool) -> None:
-    """At the ends of the calendar there is just no occurrence."""
+def test_every_interval_fires_or_is_refused(seconds: int, anchor: datetime, moment: datetime, starts: bool) -> None:
+    """Beyond the calendar there is no occurrence, and no error."""
     try:
         interval = Interval(seconds, anchor, anchor if starts else None)
     except InvalidTiming:
@@ -491,8 +491,8 @@ def test_every_interval_ticks_or_is_refused(seconds: int, anchor: datetime, mome
     preview(interval, moment, 2)
 
 
-def test_nothing_comes_after_the_calendar() -> None:
-    """The last days of the year 9999 have no occurrence, and nothing overflows."""
+def test_there_is_no_occurrence_after_the_calendar() -> None:
+    """The last days of the year 9999 have none, and nothing overflows."""
     end = datetime.max.replace(tzinfo=UTC)
     for one in (Cron("* * * * *", "UTC"), Cron("0 0 1 1 *", "UTC"), Cron("* * * * *", "UTC", end), Interval(1, NOW)):
         assert one.after(end) is None
@@ -519,12 +519,12 @@ def test_nothing_comes_after_the_calendar() -> None:
         (Interval(7 * 86400, NOW), "Every 7 days", "@every 168h0m0s"),
     ],
 )
-def test_words_and_asynqs_way_of_writing(one: Timing, words: str, written: str) -> None:
-    """In English, and as asynq's tools show it."""
+def test_timings_are_described_in_english_and_in_asynqs_notation(one: Timing, words: str, written: str) -> None:
+    """`describe` is for people, `spec` for asynq's tools."""
     assert (describe(one), spec(one)) == (words, written)
 
 
-def test_asynqs_way_of_writing_a_zone() -> None:
+def test_asynqs_notation_of_a_zone() -> None:
     """The zone goes before the expression."""
     load("Europe/Berlin")
     assert spec(Cron("30 2 * * *", "Europe/Berlin")) == "CRON_TZ=Europe/Berlin 30 2 * * *"
@@ -542,20 +542,20 @@ def notes(expression: str, name: str, now: str, count: int) -> list[tuple[str, s
 
 
 def test_preview_notes_a_gap() -> None:
-    """Fixed times in the gap run right after it; wall times that are passed over are named once."""
+    """Fixed times in the gap fire right after it. Each skipped wall time is named once."""
     berlin = "Europe/Berlin", "2026-03-28T00:00"
     gap = ("29 03:00", "gap", ["29 02:00", "29 02:30"])
     assert notes("30 2 * * *", *berlin, 3) == [None, ("29 03:00", "gap", ["29 02:30"]), None]
     assert notes("0,30 2,3 * * *", *berlin, 7) == [None, None, None, None, gap, None, None]
     skipped = ("29 03:00", "skipped", ["29 02:00", "29 02:30"])
     assert notes("*/30 * * * *", "Europe/Berlin", "2026-03-29T00:00", 3) == [None, skipped, None]
-    # The next occurrence may be long after: that day the job does not run at all.
+    # The next occurrence may be long after: on that day the schedule does not fire at all.
     assert notes("*/30 2 * * *", *berlin, 4) == [None, None, ("30 02:00", *skipped[1:]), None]
     assert notes("0 1,2,3 * * *", "Europe/Berlin", "2026-03-29T12:00", 5) == [None] * 5
 
 
 def test_preview_notes_repeated_times() -> None:
-    """Fixed times run in the first pass only, jobs by the wall clock in both."""
+    """Fixed times fire in the first pass only, wall-clock expressions in both."""
     berlin = "Europe/Berlin", "2026-10-24T23:45"
     assert notes("30 2,3 * * *", *berlin, 2) == [("25 02:30", "once", ["25 02:30"]), None]
     both = [("25 02:00", ["25 02:00"]), ("25 02:30", ["25 02:30"])]
@@ -563,8 +563,8 @@ def test_preview_notes_repeated_times() -> None:
     assert notes("*/30 * * * *", *berlin, 5) == [*passes, None]
 
 
-def test_preview_notes_half_an_hour() -> None:
-    """Lord Howe leaps from 02:00 to 02:30, and goes back from 02:00 to 01:30."""
+def test_preview_notes_a_change_by_half_an_hour() -> None:
+    """Lord Howe goes forward from 02:00 to 02:30, and back from 02:00 to 01:30."""
     howe = "Australia/Lord_Howe"
     assert notes("10 2 * * *", howe, "2026-10-03T15:00", 2) == [("04 02:30", "gap", ["04 02:10"]), None]
     skipped = ("04 02:30", "skipped", ["04 02:00", "04 02:15"])
@@ -574,15 +574,15 @@ def test_preview_notes_half_an_hour() -> None:
     assert notes("45 * * * *", howe, "2026-04-04T14:30", 3) == [*passes, None]
 
 
-def test_preview_of_bounds_and_intervals() -> None:
-    """Only the occurrences there are, in the schedule's zone; intervals have no notes and take a zone to be shown in."""
+def test_preview_within_limits_and_of_intervals() -> None:
+    """Only existing occurrences, in the schedule's zone. Intervals have no notes and are shown in a given zone."""
     load("Europe/Berlin")
     shown_in = preview(Interval(1800, utc("2026-10-25")), utc("2026-10-25"), 3, zone="Europe/Berlin")
     assert [f"{local:%H:%M}" for _, local, _ in shown_in] == ["02:30", "02:00", "02:30"]
     assert [note for *_, note in shown_in] == [None] * 3
     assert preview(Interval(60, NOW), NOW)[-1].local.tzinfo is UTC
     assert len(preview(Interval(60, NOW), NOW)) == 10
-    # What was passed over before the schedule began is none of its concern.
+    # Wall times that were skipped before the schedule started are not noted.
     begun = preview(Cron("*/30 2 * * *", "Europe/Berlin", utc("2026-03-29T12:00")), utc("2026-03-01"), 1)
     assert begun[0].note is None
     ended = Cron("*/30 2 * * *", "Europe/Berlin", ends_at=utc("2026-03-29T12:00"))

@@ -1,4 +1,4 @@
-"""How long to wait before the next try."""
+"""How long to wait before the next attempt."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 Delay = float | timedelta | None
 Backoff = float | Callable[[BaseException, Any], Delay]
-"""Seconds, or a callable of the exception and the result: it returns seconds, a timedelta, or None to stop."""
+"""Seconds, or a callable of the exception and the result that returns seconds, a timedelta, or None for no retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExponentialBackoff:
-    """A random wait of up to base * 2^n seconds after the n-th failure (from 0), never more than the cap.
+    """Wait a random time of up to base * 2^n seconds after the n-th failure (from 0), never more than the cap.
 
-    Full jitter spreads tasks that failed together over the whole time.
+    Full jitter spreads the retries of tasks that failed together over the whole time.
     Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
 
@@ -25,6 +25,6 @@ class ExponentialBackoff:
     cap_seconds: float = 3600
 
     def __call__(self, exception: BaseException, result: Any) -> float:
-        """Return the seconds to wait after `result.attempts` tries."""
+        """Return the seconds to wait after `result.attempts` attempts."""
         exponent = min(max(result.attempts - 1, 0), 32)
         return random.uniform(0, min(self.cap_seconds, self.base_seconds * 2**exponent))  # noqa: S311

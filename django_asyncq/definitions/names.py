@@ -1,4 +1,4 @@
-"""Names that become part of Redis keys, and task ids. Nothing here talks to a store."""
+"""Check the names that become part of Redis keys, and make task ids. Uses no store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _last_instant = 0
 
 
 def check_queue_name(name: object) -> None:
-    """Refuse a queue name that would break keys; a brace would move the queue to another cluster slot.
+    """Refuse a queue name that would break keys. A brace would move the queue to another cluster slot.
 
     Raises: InvalidOption.
     """
@@ -42,7 +42,7 @@ def check_gate_name(name: object) -> None:
 
 
 def uuid7() -> uuid.UUID:
-    """Return a new UUIDv7; within a process each is greater than the one before.
+    """Return a new UUIDv7, within a process always greater than the previous one.
 
     48 bits of Unix milliseconds, 12 bits of the fraction of the millisecond, 62 random bits.
     Source: RFC 9562, section 5.7 and method 3 of section 6.2.
@@ -51,7 +51,7 @@ def uuid7() -> uuid.UUID:
     nanoseconds = time.time_ns()
     instant = (nanoseconds // 1_000_000) << 12 | (nanoseconds % 1_000_000) * 4096 // 1_000_000
     with _lock:
-        # Two ids of one quarter of a microsecond, or a clock that was set back.
+        # Two ids within a quarter of a microsecond, or after the clock was set back, would not rise.
         instant = _last_instant = max(instant, _last_instant + 1)
     random_bits = int.from_bytes(os.urandom(8)) & (1 << 62) - 1
     value = (instant >> 12) << 80 | 0x7 << 76 | (instant & 0xFFF) << 64 | 0b10 << 62 | random_bits

@@ -1,7 +1,7 @@
-"""What JSON can carry exactly: arguments on the way in, return values on the way out.
+"""Check that JSON can carry a task's arguments and return value exactly, and copy them into plain values.
 
-Mappings and sequences are copied into dict and list and UTF-8 bytes into text, as Django's own `normalize_json` does.
-All else that would come back changed, or that one of the supported databases cannot store, is refused.
+Mappings and sequences become dict and list, and UTF-8 bytes become text, as in Django's own `normalize_json`. Any other
+value that would come back changed, or that a supported database cannot store, is refused.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 from .. import conf
 from ..exceptions import InvalidArguments
 
-# MySQL keeps whole numbers exact only while they fit 64 bits; beyond, JSON turns them into doubles.
+# MySQL stores whole numbers exactly only if they fit 64 bits; its JSON turns larger ones into doubles.
 SMALLEST_INTEGER = -(2**63)
 LARGEST_INTEGER = 2**64 - 1
 # As JSON: `{"args":[],"kwargs":{}}`; a control character as \u001f; quotes, comma and colon; -1.7976931348623157e+308.
-ENVELOPE_BYTES = 24
+EMPTY_PAYLOAD_BYTES = 24
 LONGEST_CHARACTER_BYTES = 6
 PUNCTUATION_BYTES = 4
 LONGEST_NUMBER_BYTES = 28
 TRACEBACK_CHARACTERS = 65_536
 MESSAGE_CHARACTERS = 4_096
 
-# Kept, for `json.dumps` with options makes a new one at each call.
+# Made once: `json.dumps` with options makes a new encoder at each call.
 _compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -39,7 +39,7 @@ class Payload(NamedTuple):
 def of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Payload:
     """Copy the arguments into plain JSON values.
 
-    Raises: InvalidArguments, naming the place, when JSON cannot carry them exactly or they are too large.
+    Raises: InvalidArguments, with the path, when JSON cannot carry them exactly or they are too large.
     """
     settings = conf.current()
     plain_args = [
@@ -48,7 +48,7 @@ def of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Payload:
     ]
     plain_kwargs = _plain_mapping(kwargs, "kwargs", settings.max_depth + 1)
     found = Payload(plain_args, plain_kwargs)
-    if not _is_surely_within(settings.max_arguments_bytes, found):
+    if not certainly_fits(found, settings.max_arguments_bytes):
         size = len(json_bytes(found._asdict()))
         if size > settings.max_arguments_bytes:
             raise InvalidArguments(
@@ -59,9 +59,9 @@ def of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Payload:
     return found
 
 
-def _is_surely_within(largest_bytes: int, found: Payload) -> bool:
-    """Whether arguments need not be encoded to know that they fit: a few numbers and short texts, as most are."""
-    size = ENVELOPE_BYTES
+def certainly_fits(found: Payload, largest_bytes: int) -> bool:
+    """Return whether a payload fits without encoding it: most are a few numbers and short texts. False when unsure."""
+    size = EMPTY_PAYLOAD_BYTES
     for value in (*found.args, *found.kwargs, *found.kwargs.values()):
         if type(value) is str:
             size += LONGEST_CHARACTER_BYTES * len(value) + PUNCTUATION_BYTES
@@ -78,7 +78,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of plain values, for somebody who may change it."""
+    """Return a deep copy of plain values that the caller may change."""
     if isinstance(value, list):
         return [copied(item) if isinstance(item, list | dict) else item for item in value]
     if isinstance(value, dict):
@@ -89,7 +89,7 @@ def copied(value: Any) -> Any:
 def plain(value: Any, path: str, depth_left: int) -> Any:
     """Return a copy of `value` made of dict, list, str, int, float, bool and None only.
 
-    path: where the value stands, for the error. Raises: InvalidArguments.
+    path: where the value is, for the error. Raises: InvalidArguments.
     """
     if _is_plain(value):
         return value
@@ -116,7 +116,7 @@ def plain(value: Any, path: str, depth_left: int) -> Any:
         ]
     raise InvalidArguments(
         f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which JSON cannot carry: "
-        f"pass a key, a string or a number in its place",
+        f"pass a key, a string or a number instead",
         path=path,
     )
 
@@ -129,7 +129,7 @@ def _plain_mapping(value: Mapping[Any, Any], path: str, depth_left: int) -> dict
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is one of the usual values that stay as they are; asked before their place is put into words."""
+    """Return whether the value is of a common kind that needs no copy; cheaper than formatting its path for `plain`."""
     kind = type(value)
     return (
         (kind is str and value.isascii() and "\x00" not in value)
@@ -179,14 +179,14 @@ def _plain_key(key: object, path: str) -> str:
 
 
 def storable_result(value: Any) -> Any:
-    """Return the return value as it can be stored, or a note in its place: a task that ran has succeeded."""
+    """Return the return value in a form that can be stored, or a note instead: the task has succeeded all the same."""
     settings = conf.current()
     try:
         result = plain(value, "return value", settings.max_depth)
         size = len(json_bytes(result))
     except InvalidArguments as error:
         return {"result_not_stored": str(error)}
-    except Exception as error:  # noqa: BLE001 - an object that poses as a mapping may raise anything
+    except Exception as error:  # noqa: BLE001 - an object that imitates a mapping may raise anything
         return {"result_not_stored": f"return value could not be read: {type(error).__qualname__}"}
     if size > settings.max_result_bytes:
         return {
@@ -197,7 +197,7 @@ def storable_result(value: Any) -> Any:
 
 
 def storable_text(text: str, characters: int) -> str:
-    """Return text that every database and a protobuf can store, its middle cut out beyond `characters`."""
+    """Return text that every database and a protobuf can store; cut its middle out if it exceeds `characters`."""
     clean = text.encode("utf-8", "replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")
     if len(clean) <= characters:
         return clean

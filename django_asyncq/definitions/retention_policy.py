@@ -1,6 +1,6 @@
-"""How long an ended task is kept: what a task declares, and which of several rules holds for it.
+"""How long a finished task is kept: what a task declares, and which of several rules applies to it.
 
-Knows no rows: `retention` asks which are over.
+Reads no rows: the pruner asks which rows may be deleted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..exceptions import InvalidOption
 
 
 class Inherit(Enum):
-    """The type of INHERIT, which stands for "not said here: the next rule holds"."""
+    """The type of INHERIT, which means "nothing is set here: the next rule applies"."""
 
     INHERIT = "the next rule"
 
@@ -25,39 +25,39 @@ class Inherit(Enum):
 
 
 INHERIT = Inherit.INHERIT
-Keep = float | timedelta | Inherit | None
+RetentionTime = float | timedelta | Inherit | None
 """Seconds or a timedelta, None for ever, INHERIT."""
 Outcome = Literal["succeeded", "failed"]
 
-# So that no time of day minus it leaves the years a datetime can hold.
+# The current time minus this is still a year that a datetime can hold.
 LONGEST = timedelta(days=36_525)
-KEEP_HINT = "seconds or a timedelta from 0 to 100 years, or None to keep for ever"
-KINDS = ("queues", "tasks")
+RETENTION_TIME_HINT = "seconds or a timedelta from 0 to 100 years, or None to keep for ever"
+SETTING_KEYS = ("queues", "tasks")
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
     """How long tasks are kept after they have succeeded or failed for good. Raises: InvalidOption."""
 
-    succeeded: Keep = INHERIT
-    failed: Keep = INHERIT
+    succeeded: RetentionTime = INHERIT
+    failed: RetentionTime = INHERIT
 
     def __post_init__(self) -> None:
         for outcome in ("succeeded", "failed"):
             value = getattr(self, outcome)
-            if value is not INHERIT and not is_keep(value):
-                raise InvalidOption(f"Retention({outcome}={value!r}) is not valid: {KEEP_HINT}")
+            if value is not INHERIT and not is_retention_time(value):
+                raise InvalidOption(f"Retention({outcome}={value!r}) is not valid: {RETENTION_TIME_HINT}")
 
     def or_else(self, other: Retention) -> Retention:
-        """Return this one with what it does not say taken from another."""
+        """Return a copy in which the values that are not set come from `other`."""
         return Retention(
             other.succeeded if self.succeeded is INHERIT else self.succeeded,
             other.failed if self.failed is INHERIT else self.failed,
         )
 
 
-def is_keep(value: object) -> bool:
-    """Whether the value says how long: `Keep` without INHERIT."""
+def is_retention_time(value: object) -> bool:
+    """Return whether the value is a valid `RetentionTime` other than INHERIT."""
     if value is None:
         return True
     if isinstance(value, timedelta):
@@ -67,85 +67,89 @@ def is_keep(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """For how long tasks of some names are kept after one outcome. field: `name` or `queue_name`; "": all others."""
+    """How long tasks are kept after one outcome. keep_for: None keeps for ever.
+
+    field: `name` or `queue_name`, whose value must be one of `names`; "" matches all tasks.
+    """
 
     field: Literal["name", "queue_name", ""]
     names: tuple[str, ...]
-    keep: timedelta | None
+    keep_for: timedelta | None
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is kept how long. tasks, queues: by name."""
+    """Every retention in force. tasks, queues: by name."""
 
     tasks: Mapping[str, Retention]
     queues: Mapping[str, Retention]
     default: Retention
 
-    def of(self, outcome: Outcome) -> Iterator[Rule]:
-        """Yield the rules for an outcome, the first that fits holds: tasks, then queues, then the default."""
+    def rules_for(self, outcome: Outcome) -> Iterator[Rule]:
+        """Yield the rules for an outcome: tasks, then queues, then the default. The first that matches applies."""
         for field, retentions in (("name", self.tasks), ("queue_name", self.queues)):
             names: dict[timedelta | None, list[str]] = {}
             for name, retention in retentions.items():
-                value: Keep = getattr(retention, outcome)
+                value: RetentionTime = getattr(retention, outcome)
                 if not isinstance(value, Inherit):
                     names.setdefault(_timedelta(value), []).append(name)
-            for keep, group in names.items():
-                yield Rule("name" if field == "name" else "queue_name", tuple(group), keep)
+            for keep_for, group in names.items():
+                yield Rule("name" if field == "name" else "queue_name", tuple(group), keep_for)
         yield Rule("", (), self.default_for(outcome))
 
     def default_for(self, outcome: Outcome) -> timedelta | None:
-        """Return how long a task is kept for which nothing else is said."""
-        value: Keep = getattr(self.default, outcome)
+        """Return how long tasks are kept that no other rule matches; None for ever."""
+        value: RetentionTime = getattr(self.default, outcome)
         return None if isinstance(value, Inherit) else _timedelta(value)
 
     def shortest(self) -> timedelta | None:
-        """Return the shortest time anything is kept; None when all is kept for ever."""
-        found = [rule.keep for outcome in ("succeeded", "failed") for rule in self.of(outcome) if rule.keep is not None]
-        return min(found, default=None)
+        """Return the shortest time that any rule keeps a task; None when all tasks are kept for ever."""
+        times = [rule.keep_for for outcome in ("succeeded", "failed") for rule in self.rules_for(outcome)]
+        return min((keep_for for keep_for in times if keep_for is not None), default=None)
 
 
 def current_rules(in_code: Mapping[str, Retention]) -> Rules:
-    """Return the rules in force. in_code: what tasks declare, by task name; the settings win over it."""
+    """Return the rules in force. in_code: what tasks declare, by task name; settings take precedence."""
     settings = conf.current()
-    written = {
-        kind: {name: Retention(**said) for name, said in settings.retention.get(kind, {}).items()} for kind in KINDS
+    configured = {
+        key: {name: Retention(**values) for name, values in settings.retention.get(key, {}).items()}
+        for key in SETTING_KEYS
     }
     tasks = {
         **in_code,
-        **{name: said.or_else(in_code.get(name, Retention())) for name, said in written["tasks"].items()},
+        **{name: values.or_else(in_code.get(name, Retention())) for name, values in configured["tasks"].items()},
     }
     default = Retention(settings.succeeded_retention_seconds, settings.failed_retention_seconds)
-    return Rules(tasks, written["queues"], default)
+    return Rules(tasks, configured["queues"], default)
 
 
-def faults(written: Any) -> Iterator[str]:
-    """Yield what is wrong with `ASYNCQ["RETENTION"]`, each fault with its place."""
-    if not isinstance(written, dict):
-        yield f" = {written!r} is no dictionary"
+def setting_errors(value: Any) -> Iterator[str]:
+    """Yield every error of `ASYNCQ["RETENTION"]`, each with the path to it."""
+    if not isinstance(value, dict):
+        yield f" = {value!r} is not a dictionary"
         return
-    for kind, entries in written.items():
-        place = f"[{kind!r}]"
-        if kind not in KINDS:
-            yield f"{place}: unknown key, known are 'queues' and 'tasks'"
-        elif not isinstance(entries, dict):
-            yield f"{place} = {entries!r} is no dictionary of names"
+    for key, retentions in value.items():
+        path = f"[{key!r}]"
+        if key not in SETTING_KEYS:
+            yield f"{path}: unknown key; the known keys are 'queues' and 'tasks'"
+        elif not isinstance(retentions, dict):
+            yield f"{path} = {retentions!r} is not a dictionary of names"
         else:
-            for name, said in entries.items():
-                yield from _faults_of_entry(f"{place}[{name!r}]", name, said)
+            for name, retention in retentions.items():
+                yield from _retention_errors(f"{path}[{name!r}]", name, retention)
 
 
-def _faults_of_entry(place: str, name: Any, said: Any) -> Iterator[str]:
+def _retention_errors(path: str, name: Any, retention: Any) -> Iterator[str]:
     if not isinstance(name, str):
-        yield f"{place}: the name is no text"
-    if not isinstance(said, dict):
-        yield f"{place} = {said!r} is no dictionary"
+        yield f"{path}: the name is not text"
+    if not isinstance(retention, dict):
+        yield f"{path} = {retention!r} is not a dictionary"
         return
-    for outcome, value in said.items():
+    for outcome, value in retention.items():
         if outcome not in ("succeeded", "failed"):
-            yield f"{place}[{outcome!r}]: unknown key, known are 'succeeded' and 'failed'"
-        elif not is_keep(value):
-            yield f"{place}[{outcome!r}] = {value!r} is not valid"
+            yield f"{path}[{outcome!r}]: unknown key; the known keys are 'succeeded' and 'failed'"
+        elif not is_retention_time(value):
+            yield f"{path}[{outcome!r}] = {value!r} is not valid"
 
 
 def _timedelta(value: float | timedelta | None) -> timedelta | None:

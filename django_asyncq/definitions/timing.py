@@ -1,16 +1,16 @@
-"""When a schedule fires: cron expressions and intervals, time zones, changes of the clocks. Knows no rows.
+"""When a schedule fires: cron expressions and intervals, time zones, daylight-saving changes. Reads no rows.
 
-All moments that go in are aware; what comes out is in UTC. `cronsim` reads the expressions and walks the calendar, on
-wall times without a zone. Going from wall time to UTC is done here, by two rules (Debian's cron):
+All moments that go in are aware; moments that come out are in UTC. `cronsim` reads the expressions and walks the
+calendar, in wall times without a zone. Wall time is converted to UTC here, by two rules (those of Debian's cron):
 
-- A job at fixed times, with neither minute nor hour beginning with `*`, runs once for every wall time it names. A time
-  that the clocks leap over runs at the moment of the leap; of a time that comes twice, the first counts.
-- Any other job follows the wall clock: it runs whenever the clock shows a time it names, so not at all at a time that
-  is leapt over, and twice at a time that comes twice.
+- An expression with fixed times, in which neither minute nor hour begins with `*`, fires once for every wall time it
+  names. A time that the clocks skip fires at the moment of the change; of a time that occurs twice, the first counts.
+- Any other expression follows the wall clock: it fires whenever the clock shows a time it names. So it does not fire at
+  a time that is skipped, and fires twice at a time that occurs twice.
 
-cronsim's own steps through a change of the clocks are not used: they go from full hour to full hour, so they err where
-the clocks move by half an hour or at a quarter to. Measured with 2.8: `35 * * * *` loses 02:35 in Australia/Lord_Howe
-on 2026-10-04, and `*/15 3 * * *` comes back to 03:00 for ever in Pacific/Chatham on 2026-04-05.
+cronsim's own steps through a change of the clocks are not used: they go from full hour to full hour, so they are wrong
+where the clocks move by half an hour or at a quarter to. Measured with 2.8: `35 * * * *` loses 02:35 in
+Australia/Lord_Howe on 2026-10-04, and `*/15 3 * * *` returns to 03:00 for ever in Pacific/Chatham on 2026-04-05.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 # Changes of the clocks lie 7 days apart or more, in every zone from 1970 to 2087 (tzdata 2025b).
 CHANGE_PROBE = timedelta(days=3)
-# No wall clock is more than a day from UTC, so between these every wall time is in the calendar.
+# No wall clock is more than a day from UTC, so between these two the calendar has every wall time.
 EARLIEST, LATEST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
 
-# What the fields of `Schedule` hold.
+# The limits of the fields of `Schedule`.
 MAX_EXPRESSION_LENGTH = 200
 MAX_ZONE_LENGTH = 64
 MAX_INTERVAL_SECONDS = 2**31 - 1
@@ -60,12 +60,12 @@ CRON_FIELDS = [
 ]
 FOREIGN_TO_CRON = re.compile(r"[^A-Za-z0-9*,/#@ -]")
 ZONE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*", re.ASCII)
-# `right` counts leap seconds, `localtime` and `posixrules` are another zone on every host.
+# `right` counts leap seconds; `localtime` and `posixrules` are a different zone on every host.
 NO_ZONE = re.compile(r"(right|posix)/.*|localtime|posixrules")
 
 
 class Timing(ABC):
-    """The occurrences of a schedule. starts_at, ends_at: the first and last moment at which one may be; None: no bound."""
+    """The times at which a schedule fires. starts_at, ends_at: the first and last possible moment; None: no limit."""
 
     __slots__ = ()
     starts_at: datetime | None
@@ -73,17 +73,17 @@ class Timing(ABC):
 
     @abstractmethod
     def occurrences(self, moment: datetime) -> Iterator[datetime]:
-        """Yield the occurrences later than `moment`, ascending, in UTC; it may never end.
+        """Yield the occurrences later than `moment`, ascending, in UTC, up to the end of the calendar in the year 9999.
 
-        Ends where the calendar does, in the year 9999. Raises: InvalidOption when `moment` is naive.
+        Raises: InvalidOption when `moment` is naive.
         """
 
     @abstractmethod
     def least_step(self) -> timedelta:
-        """Return how close together two occurrences can be."""
+        """Return the shortest possible time between two occurrences."""
 
     def after(self, moment: datetime) -> datetime | None:
-        """Return the first occurrence later than `moment`, in UTC; None when there is none any more.
+        """Return the first occurrence later than `moment`, in UTC; None when there is none.
 
         Raises: InvalidOption when `moment` is naive.
         """
@@ -92,8 +92,9 @@ class Timing(ABC):
     def latest(self, since: datetime, until: datetime, limit: int) -> list[datetime]:
         """Return the last occurrences with `since` < occurrence <= `until`, at most `limit`, ascending, in UTC.
 
-        The same as the end of the list of all occurrences since then, but looks from ever further before `until`, and closer
-        again where occurrences are dense, so a long time costs little. Raises: InvalidOption when a moment is naive.
+        The result is the end of the list of all occurrences in that time. The search begins at moments further and
+        further before `until`, and closer again where occurrences are dense, so a long time costs little.
+        Raises: InvalidOption when a moment is naive.
         """
         since, end = _limits(since, self.starts_at, self.ends_at)
         until = min(_in_utc(until), end)
@@ -101,13 +102,12 @@ class Timing(ABC):
         if limit < 1 or whole <= timedelta():
             return []
         limit = min(limit, whole // self.least_step() + 1)
-        # In a shorter span there are never as many.
+        # A shorter span never has as many.
         span = min(self.least_step() * limit, whole)
         too_short, too_long = timedelta(), timedelta()
         while True:
-            found = list(
-                islice(takewhile(lambda occurrence: occurrence <= until, self.occurrences(until - span)), 8 * limit)
-            )
+            following = takewhile(lambda occurrence: occurrence <= until, self.occurrences(until - span))
+            found = list(islice(following, 8 * limit))
             if len(found) == 8 * limit:
                 too_long = span
             elif len(found) >= limit or span == whole:
@@ -119,10 +119,10 @@ class Timing(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Cron(Timing):
-    """The occurrences of a cron expression in a time zone.
+    """A cron expression in a time zone.
 
     expression: minute, hour, day of month, month and day of week, or a name such as `@daily`. zone: an IANA name.
-    Raises: InvalidTiming when one is wrong, when the expression never fires, or when the bounds are wrong.
+    Raises: InvalidTiming when either is not valid, when the expression never fires, or when the bounds are wrong.
     """
 
     expression: str
@@ -132,18 +132,18 @@ class Cron(Timing):
 
     def __post_init__(self) -> None:
         _read_expression(self.expression)
-        _read_zone(self.zone)
+        read_zone(self.zone)
         _check_bounds(self.starts_at, self.ends_at)
 
     def occurrences(self, moment: datetime) -> Iterator[datetime]:
-        """See `Timing`. An occurrence is a full minute; the module says what happens when the clocks change."""
+        """See `Timing`. An occurrence is a full minute; the module docstring explains changes of the clocks."""
         begin, end = _limits(moment, self.starts_at, self.ends_at)
         expression = _read_expression(self.expression)
-        walk = _wall_clock_ticks if _follows_wall_clock(expression) else _fixed_ticks
+        walk = _wall_clock_occurrences if _follows_wall_clock(expression) else _fixed_time_occurrences
         try:
             yield from takewhile(
                 lambda occurrence: occurrence <= end,
-                walk(expression, _read_zone(self.zone), begin.replace(microsecond=0)),
+                walk(expression, read_zone(self.zone), begin.replace(microsecond=0)),
             )
         except OverflowError:
             return
@@ -155,10 +155,10 @@ class Cron(Timing):
 
 @dataclass(frozen=True, slots=True)
 class Interval(Timing):
-    """An occurrence every `seconds` seconds, counted from `anchor`; changes of the clocks play no part.
+    """An occurrence every `seconds` seconds, counted from `anchor`; changes of the clocks have no effect.
 
-    The first is at `anchor` when `starts_at` is given, and one interval later when not.
-    Raises: InvalidTiming when `seconds` is no whole number in range, or a moment is wrong.
+    The first is at `anchor` if `starts_at` is given, otherwise one interval later.
+    Raises: InvalidTiming when `seconds` is not a whole number in range, or a moment is not valid.
     """
 
     seconds: int
@@ -193,17 +193,22 @@ class Interval(Timing):
 class DstKind(enum.Enum):
     """What a change of the clocks means for an occurrence."""
 
-    GAP = "gap"  # fixed time: the wall times do not exist on that day; the occurrence is for them, right after the gap
-    SKIPPED = "skipped"  # wall clock: since the occurrence before, wall times were leapt over and had no occurrence
-    ONCE = "once"  # fixed time: the wall time comes twice; the occurrence is at the first, and the only one
-    FIRST = "first"  # wall clock: the wall time comes twice, with an occurrence each; this is the first
-    SECOND = "second"  # wall clock: the same; this is the second
+    # Fixed times: the wall times do not exist on that day; the occurrence replaces them, right after the gap.
+    GAP = "gap"
+    # Wall clock: wall times since the occurrence before were skipped and had no occurrence.
+    SKIPPED = "skipped"
+    # Fixed times: the wall time occurs twice; the only occurrence is at the first.
+    ONCE = "once"
+    # Wall clock: the wall time occurs twice, with an occurrence each; this is the first or the second.
+    FIRST = "first"
+    SECOND = "second"
 
 
 class DstNote(NamedTuple):
-    """A remark on an occurrence near a change of the clocks.
+    """A note about an occurrence near a change of the clocks.
 
-    walls: the wall times it is about, naive: for GAP and SKIPPED those that do not exist, ascending; else the occurrence's.
+    walls: the naive wall times it is about: for GAP and SKIPPED those that do not exist, ascending; otherwise that of
+    the occurrence.
     """
 
     kind: DstKind
@@ -211,7 +216,10 @@ class DstNote(NamedTuple):
 
 
 class Upcoming(NamedTuple):
-    """An occurrence to come. occurrence: in UTC. local: the same moment in the schedule's zone. note: None when nothing is odd."""
+    """An occurrence in the future.
+
+    occurrence: in UTC. local: the same moment in the schedule's zone. note: None unless the clocks change.
+    """
 
     occurrence: datetime
     local: datetime
@@ -219,23 +227,23 @@ class Upcoming(NamedTuple):
 
 
 def preview(timing: Timing, now: datetime, count: int = 10, *, zone: str = "UTC") -> list[Upcoming]:
-    """Return the first `count` occurrences after `now`, for people to look at.
+    """Return the first `count` occurrences after `now`, to show to people.
 
-    zone: where to show the occurrences of an interval; a cron expression has its own. Intervals have no notes: they do not
-    look at the clock. Raises: InvalidTiming when `zone` is unknown, InvalidOption when `now` is naive.
+    zone: in which to show the occurrences of an interval; a cron expression has its own. Intervals have no notes,
+    because they do not follow a clock. Raises: InvalidTiming when `zone` is unknown, InvalidOption when `now` is naive.
     """
-    place = _read_zone(timing.zone if isinstance(timing, Cron) else zone)
+    shown_zone = read_zone(timing.zone if isinstance(timing, Cron) else zone)
     before = _in_utc(now)
     upcoming = []
     for occurrence in islice(timing.occurrences(now), count):
-        note = _note(timing, place, before, occurrence) if isinstance(timing, Cron) else None
-        upcoming.append(Upcoming(occurrence, occurrence.astimezone(place), note))
+        note = _note(timing, shown_zone, before, occurrence) if isinstance(timing, Cron) else None
+        upcoming.append(Upcoming(occurrence, occurrence.astimezone(shown_zone), note))
         before = occurrence
     return upcoming
 
 
 def describe(timing: Timing) -> str:
-    """Say in English when it fires, without zone and bounds."""
+    """Describe in English when the timing fires, without zone and limits."""
     if isinstance(timing, Cron):
         return CronSim(_read_expression(timing.expression), datetime(2000, 1, 1)).explain()
     rest, words = timing.least_step() // SECOND, []
@@ -249,7 +257,7 @@ def describe(timing: Timing) -> str:
 
 
 def _in_utc(moment: datetime) -> datetime:
-    """Turn any aware moment to UTC; what lies outside the calendar becomes its first or last moment."""
+    """Convert an aware moment to UTC; one outside the calendar becomes its first or last moment."""
     if moment.utcoffset() is None:
         raise InvalidOption(f"the moment {moment} has no time zone: give an aware datetime, such as timezone.now()")
     try:
@@ -259,7 +267,7 @@ def _in_utc(moment: datetime) -> datetime:
 
 
 def _limits(moment: datetime, starts_at: datetime | None, ends_at: datetime | None) -> tuple[datetime, datetime]:
-    """Return after which moment and up to which one there are occurrences."""
+    """Return the moment after which occurrences may come, and the last moment at which one may."""
     begin, end = max(_in_utc(moment), EARLIEST), LATEST
     if starts_at is not None:
         begin = max(begin, max(_in_utc(starts_at), EARLIEST) - timedelta.resolution)
@@ -277,13 +285,13 @@ def _check_bounds(starts_at: datetime | None, ends_at: datetime | None) -> None:
     for name, moment in (("starts_at", starts_at), ("ends_at", ends_at)):
         if moment is not None:
             _check_aware(name, moment, name)
-    # In UTC, for in the same zone Python compares what the clock shows.
+    # In UTC, because Python compares wall times when both moments have the same zone.
     if starts_at is not None and ends_at is not None and _in_utc(ends_at) < _in_utc(starts_at):
         raise InvalidTiming(f"ends_at {ends_at} is before starts_at {starts_at}: give a later one", field="ends_at")
 
 
 @lru_cache(maxsize=1024)
-def _read_zone(name: str) -> tzinfo:
+def read_zone(name: str) -> tzinfo:
     """Return the zone of an IANA name. Raises: InvalidTiming."""
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_ZONE_LENGTH:
         allowed = f"a name of 1 to {MAX_ZONE_LENGTH} characters"
@@ -294,7 +302,7 @@ def _read_zone(name: str) -> tzinfo:
         if not ZONE_NAME.fullmatch(name) or NO_ZONE.fullmatch(name):
             raise ValueError(name)
         return ZoneInfo(name)
-    # OSError: the name of a folder; ValueError: the name of another file among the zones.
+    # OSError: a folder among the zones has this name; ValueError: another kind of file has it.
     except (KeyError, ValueError, OSError) as error:
         raise InvalidTiming(
             f"time zone {name!r} is not known here: give a name of the IANA list, such as Europe/Berlin; "
@@ -320,12 +328,13 @@ def _read_expression(expression: str) -> str:
     if fields and fields[0].startswith("@"):
         if len(fields) > 1 or fields[0].lower() not in ALIASES:
             known = ", ".join(ALIASES)
-            raise _wrong_cron(expression, f"no known name; there are {known}. For 'every …' give an interval instead")
+            trouble = f"unknown name; the known names are {known}"
+            raise _wrong_cron(expression, f"{trouble}. For 'every …' give an interval instead")
         return ALIASES[fields[0].lower()]
     if len(fields) != len(CRON_FIELDS):
         names = ", ".join(name for name, _ in CRON_FIELDS)
         trouble = f"{len(fields)} fields instead of five; give {names}, such as '30 2 * * *'"
-        raise _wrong_cron(expression, f"{trouble}. There is none for seconds: an interval has them")
+        raise _wrong_cron(expression, f"{trouble}. Cron has no field for seconds: give an interval instead")
     for number, (name, allowed) in enumerate(CRON_FIELDS):
         alone = ["*"] * number + [fields[number]] + ["*"] * (4 - number)
         try:
@@ -339,7 +348,10 @@ def _read_expression(expression: str) -> str:
 
 
 def _check_fires(expression: str) -> None:
-    """Refuse what has no occurrence in 50 years: the longest time between two is 40, for a weekday on 29 February."""
+    """Refuse an expression without an occurrence in 50 years.
+
+    The longest time between two occurrences is 40 years, for a weekday on 29 February.
+    """
     cause: CronSimError | None = None
     try:
         fires = next(CronSim(expression, datetime(2000, 1, 1)), None) is not None
@@ -347,7 +359,7 @@ def _check_fires(expression: str) -> None:
         fires, cause = False, error
     if not fires:
         trouble = "never fires: no date has such a day of month, month and day of week"
-        raise _wrong_cron(expression, f"{trouble}; give days that there are (L is the last of a month)") from cause
+        raise _wrong_cron(expression, f"{trouble}; give days that exist (L is the last of a month)") from cause
 
 
 def _follows_wall_clock(expression: str) -> bool:
@@ -365,9 +377,9 @@ def _offset(zone: tzinfo, moment: datetime) -> timedelta:
 
 
 def _first_change(zone: tzinfo, begin: datetime, end: datetime) -> datetime | None:
-    """Return the first moment after `begin`, to `end`, at which the clocks were changed; None: they were not.
+    """Return the first moment after `begin` and up to `end` at which the clocks change; None when they do not.
 
-    begin, end: full seconds. Costs a look at every third day between: 0.3 ms for 10 years.
+    begin, end: full seconds. Probes every third day between them, which takes 0.3 ms for 10 years.
     """
     offset = _offset(zone, begin)
     while begin < end:
@@ -382,10 +394,10 @@ def _first_change(zone: tzinfo, begin: datetime, end: datetime) -> datetime | No
     return None
 
 
-def _wall_clock_ticks(expression: str, zone: tzinfo, moment: datetime) -> Iterator[datetime]:
+def _wall_clock_occurrences(expression: str, zone: tzinfo, moment: datetime) -> Iterator[datetime]:
     """Yield every moment after `moment` at which the clock shows a time of the expression.
 
-    Goes from change to change of the clocks; between two, wall time and UTC are a fixed offset apart.
+    Walks from one change of the clocks to the next; between two, wall time and UTC differ by a fixed offset.
     """
     change: datetime | None = moment + SECOND
     while change is not None:
@@ -399,40 +411,39 @@ def _wall_clock_ticks(expression: str, zone: tzinfo, moment: datetime) -> Iterat
             checked = occurrence
 
 
-def _fixed_ticks(expression: str, zone: tzinfo, moment: datetime) -> Iterator[datetime]:
+def _fixed_time_occurrences(expression: str, zone: tzinfo, moment: datetime) -> Iterator[datetime]:
     """Yield the moments after `moment` for the wall times of the expression, each wall time once."""
     for wall in CronSim(expression, _wall(zone, moment)):
         occurrence = wall.replace(tzinfo=zone).astimezone(UTC)
         if _wall(zone, occurrence) != wall:
-            # The clocks leap over it. With fold the offset after the leap is taken, which gives a moment before it.
-            occurrence = (
-                _first_change(zone, wall.replace(tzinfo=zone, fold=1).astimezone(UTC), occurrence) or occurrence
-            )
-        # Not later: in the first pass of a repeated hour, or in a gap that had its occurrence.
+            # The clocks skip this time. With fold=1 the offset after the change applies: a moment before the change.
+            before = wall.replace(tzinfo=zone, fold=1).astimezone(UTC)
+            occurrence = _first_change(zone, before, occurrence) or occurrence
+        # One that is not later is in the first pass of a repeated hour, or in a gap that had its occurrence.
         if occurrence > moment:
             yield occurrence
             moment = occurrence
 
 
-def _leapt_over(expression: str, zone: tzinfo, moment: datetime) -> tuple[datetime, ...]:
-    """Return the wall times of the expression that the clocks leap over at `moment`."""
+def _skipped_walls(expression: str, zone: tzinfo, moment: datetime) -> tuple[datetime, ...]:
+    """Return the wall times of the expression that the clocks skip at `moment`."""
     last, first = _wall(zone, moment - SECOND), _wall(zone, moment)
     return tuple(takewhile(lambda wall: wall < first, CronSim(expression, last)))
 
 
 def _note(timing: Cron, zone: tzinfo, before: datetime, occurrence: datetime) -> DstNote | None:
-    """Return what the clocks have to do with `tick`. before: the occurrence before it, or where the preview begins."""
+    """Return the note about an occurrence. before: the previous occurrence, or where the preview begins."""
     expression = _read_expression(timing.expression)
     local = occurrence.astimezone(zone)
     is_repeated = local.replace(fold=1 - local.fold).utcoffset() != local.utcoffset()
     if not _follows_wall_clock(expression):
-        if walls := _leapt_over(expression, zone, occurrence):
+        if walls := _skipped_walls(expression, zone, occurrence):
             return DstNote(DstKind.GAP, walls)
         return DstNote(DstKind.ONCE, (_wall(zone, occurrence),)) if is_repeated else None
     walls = ()
     change: datetime | None = _limits(before, timing.starts_at, None)[0].replace(microsecond=0)
     while change is not None and (change := _first_change(zone, change, occurrence)):
-        walls += _leapt_over(expression, zone, change)
+        walls += _skipped_walls(expression, zone, change)
     if walls:
         return DstNote(DstKind.SKIPPED, walls)
     return DstNote(DstKind.SECOND if local.fold else DstKind.FIRST, (_wall(zone, occurrence),)) if is_repeated else None

@@ -1,1 +1,1 @@
-"""What runs beside the workers: due tasks, repairs, pruning, start-up tasks; most of it in the leader alone."""
+"""What runs beside the workers: due tasks, repairs, pruning and start-up tasks, most of it only in the leader."""

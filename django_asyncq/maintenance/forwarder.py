@@ -1,4 +1,4 @@
-"""What has become due moves on: delayed tasks to pending, retries through `lifecycle` to queued.
+"""Move tasks that have become due: delayed tasks to pending, retries through `lifecycle` to QUEUED.
 
 Any number of processes may do this at once: forwarding is one script, and a retry locks its row.
 """
@@ -14,18 +14,21 @@ from ..broker import Broker
 LARGEST_BATCH = 100
 
 
-class Due(NamedTuple):
-    """What one look did. next_seconds: until the nearest time still to come, by Redis's clock, or None."""
+class Forwarded(NamedTuple):
+    """How many tasks were moved. next_seconds: until the next task is due, by Redis's clock; None without one."""
 
     forwarded: int
     retried: int
     next_seconds: float | None
 
 
-def forward_due(broker: Broker, queues: Iterable[str]) -> Due:
-    """Move all that is due in these queues. Raises: BrokerUnavailable, django.db.Error; what was moved stays so."""
+def forward_due(broker: Broker, queues: Iterable[str]) -> Forwarded:
+    """Move every task that is due in these queues.
+
+    Raises: BrokerUnavailable, django.db.Error; tasks moved before the error stay moved.
+    """
     forwarded = retried = 0
-    coming: list[float] = []
+    waiting_seconds: list[float] = []
     for queue in queues:
         for source in ("scheduled", "retry"):
             while True:
@@ -37,5 +40,5 @@ def forward_due(broker: Broker, queues: Iterable[str]) -> Due:
                 if answer.moved + len(answer.own) < LARGEST_BATCH:
                     break
             if answer.next_seconds is not None:
-                coming.append(answer.next_seconds)
-    return Due(forwarded, retried, min(coming, default=None))
+                waiting_seconds.append(answer.next_seconds)
+    return Forwarded(forwarded, retried, min(waiting_seconds, default=None))

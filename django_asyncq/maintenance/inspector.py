@@ -1,4 +1,4 @@
-"""How the queues and gates stand, by both stores, for the operator's command line. Changes nothing."""
+"""Numbers of queues and gates from both stores, for `manage.py asyncq stats`. Changes nothing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..models import Gate, TaskRecord, TaskState
 
 
 class QueueStats(NamedTuple):
-    """One queue. The first five: rows; `failed` without those that will be tried again. The next five: Redis.
+    """One queue. The first five numbers count rows, `failed` without RETRYING; the next five count entries in Redis.
 
-    oldest_waiting_seconds: since when the oldest row that is due waits; None when none does.
+    oldest_waiting_seconds: how long the oldest QUEUED row has been due; None when none is due.
     """
 
     queue: str
@@ -37,7 +37,10 @@ class QueueStats(NamedTuple):
 
 
 class GateStats(NamedTuple):
-    """One gate. limit: None when only tasks say it, and none is there; 0 or less: no limit. live: rows in 0 and 1."""
+    """One gate. limit: None when unknown, because no row and no unfinished task sets it; 0 or less means no limit.
+
+    occupancy: slots in Redis. live: QUEUED and RUNNING rows.
+    """
 
     gate: str
     limit: int | None
@@ -46,15 +49,14 @@ class GateStats(NamedTuple):
 
 
 def queue_stats(broker: Broker) -> list[QueueStats]:
-    """Return every queue that one of the stores knows. Raises: BrokerUnavailable, django.db.Error."""
+    """Return the numbers of every queue that either store knows. Raises: BrokerUnavailable, django.db.Error."""
     now = timezone.now()
     rows: dict[str, Mapping[str, object]] = {
         row["queue_name"]: row for row in TaskRecord.objects.order_by().values("queue_name").annotate(**_counts(now))
     }
-    sweeping = Inspection(broker.role)
-    return [
-        _of_queue(queue, rows.get(queue, {}), sweeping.sizes(queue), now) for queue in sorted({*rows, *broker.queues()})
-    ]
+    inspection = Inspection(broker.role)
+    queues = sorted({*rows, *broker.queues()})
+    return [_of_queue(queue, rows.get(queue, {}), inspection.sizes(queue), now) for queue in queues]
 
 
 def _counts(now: datetime) -> dict[str, Count | Min]:
@@ -77,14 +79,13 @@ def _of_queue(queue: str, row: Mapping[str, object], sizes: dict[str, int], now:
 
 
 def gate_stats() -> list[GateStats]:
-    """Return every gate that has a row or a live task. Raises: BrokerUnavailable, django.db.Error."""
+    """Return the numbers of every gate with a row or an unfinished task. Raises: BrokerUnavailable, django.db.Error."""
     limits: dict[str, int | None] = dict(Gate.objects.values_list("name", "limit"))
     live = TaskRecord.objects.filter(state__in=gates.LIVE_STATES).exclude(gate="").order_by()
-    found = {
-        name: (count, own) for name, count, own in live.values_list("gate").annotate(Count("id"), Max("queue_limit"))
-    }
+    by_gate = live.values_list("gate").annotate(Count("id"), Max("queue_limit"))
+    found = {name: (count, queue_limit) for name, count, queue_limit in by_gate}
     stats = []
     for name in sorted({*limits, *found}):
-        count, own = found.get(name, (0, None))
-        stats.append(GateStats(name, limits.get(name, own), len(gates.slots(name)), count))
+        count, queue_limit = found.get(name, (0, None))
+        stats.append(GateStats(name, limits.get(name, queue_limit), len(gates.slots(name)), count))
     return stats

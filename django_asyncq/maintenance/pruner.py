@@ -1,7 +1,7 @@
-"""What has been kept for long enough goes: ended tasks, occurrences, start-up runs, and what Go workers completed.
+"""Delete what has been kept for long enough: finished tasks, occurrences, start-up runs, tasks Go workers completed.
 
-Runs beside live traffic, so it never does much at a time: pages are walked along the primary key, a batch is one short
-transaction, and a pass is followed by a rest. Nothing goes early; how late it goes is a matter of load.
+Pruning runs beside live traffic, so it never does much at once: pages are read along the primary key, a batch is one
+short transaction, and a pass is followed by a pause. Nothing is deleted early; how late it is deleted depends on load.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ..models import Occurrence, StartupRun, TaskRecord, TaskState
 
 logger = logging.getLogger("django_asyncq.maintenance.pruner")
 
-# Of PostgreSQL's primary key 5,000 rows are read in some ms; a row that stays costs about a microsecond.
+# PostgreSQL reads 5,000 rows of the primary key in some ms; a row that stays costs about a microsecond.
 ROWS_PER_PAGE = 5000
-# 500 rows are gone in about 15 ms: so long is anybody kept waiting who wants one of them (on SQLite: who writes).
+# 500 rows are deleted in about 15 ms. Another process that needs one of them waits that long (on SQLite: any writer).
 ROWS_PER_BATCH = 500
 COMPLETED_PER_CALL = 100
-# The caller reconciles in the same thread, and must be able to stop; neither may wait for long.
+# The same thread reconciles and must be able to stop; neither may wait for long.
 BUDGET_SECONDS = 0.2
-# A pass that works for 10 s is followed by 200 s of rest: pruning takes no more than a twentieth of one connection.
-REST_FACTOR = 20
+# A pass that works for 10 s is followed by a pause of 200 s: pruning takes at most a twentieth of one connection.
+PAUSE_FACTOR = 20
 
 OUTCOMES: tuple[tuple[TaskState, Outcome], ...] = ((TaskState.SUCCEEDED, "succeeded"), (TaskState.FAILED, "failed"))
 LOWEST_ID = UUID(int=0)
@@ -41,7 +41,7 @@ HIGHEST_ID = UUID(int=2**128 - 1)
 
 
 class Pruned(NamedTuple):
-    """How many of each kind went. completed: entries of Redis, not rows."""
+    """How many of each kind were deleted. completed: entries in Redis, not rows."""
 
     tasks: int = 0
     occurrences: int = 0
@@ -54,9 +54,9 @@ class Pruned(NamedTuple):
 
 
 class Pruner:
-    """Prunes a little at each occurrence; every `prune_…` can be repeated, and done by two processes at once.
+    """Prune a little in each round. Every `prune_…` can be repeated, and is safe when two processes do it at once.
 
-    fenced: the transaction to delete rows in, where only the holder of a lock may; what it raises ends the pass.
+    fenced: the transaction to delete rows in; what it raises when this process may no longer write ends the pass.
     """
 
     def __init__(self, broker: Broker, *, fenced: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
@@ -68,15 +68,15 @@ class Pruner:
         self._worked_seconds = 0.0
 
     def tick(self, now: float) -> Pruned:
-        """Go on with the pass under way, or begin one that is due; return after about 0.2 s at most.
+        """Continue the current pass, or begin one that is due; return after at most about 0.2 s.
 
-        now: monotonic seconds. Returns: what went in this occurrence. Raises: BrokerUnavailable, django.db.Error, and what
-        `fenced` raises; a pass that fails is due again.
+        now: monotonic seconds. Returns: what was deleted in this round. Raises: BrokerUnavailable, django.db.Error, and
+        what `fenced` raises; a pass that fails is due again.
         """
         if self._pass is None:
             if now < self._due_at:
                 return Pruned()
-            self._pass, self._pruned, self._worked_seconds = self.batches(), Pruned(), 0.0
+            self._pass, self._pruned, self._worked_seconds = self.prune_in_batches(), Pruned(), 0.0
         before, begun_at = self._pruned, time.monotonic()
         batches, self._pass = self._pass, None
         for batch in batches:
@@ -86,13 +86,13 @@ class Pruner:
                 break
         self._worked_seconds += time.monotonic() - begun_at
         if self._pass is None:
-            self._due_at = now + max(conf.current().prune_seconds, REST_FACTOR * self._worked_seconds)
+            self._due_at = now + max(conf.current().prune_seconds, PAUSE_FACTOR * self._worked_seconds)
             if any(self._pruned):
                 logger.info("pruned in %.1f s of work: %s", self._worked_seconds, self._pruned)
         return Pruned(*(after - earlier for after, earlier in zip(self._pruned, before, strict=True)))
 
-    def batches(self) -> Iterator[Pruned]:
-        """Do one pass over everything; yield after each batch what went, often nothing."""
+    def prune_in_batches(self) -> Iterator[Pruned]:
+        """Do one pass over everything; yield after each batch what was deleted, often nothing."""
         for count in self.prune_tasks():
             yield Pruned(tasks=count)
         for count in self.prune_occurrences():
@@ -103,121 +103,125 @@ class Pruner:
             yield Pruned(completed=count)
 
     def prune_tasks(self) -> Iterator[int]:
-        """Delete ended tasks whose time is over; yield after each page or batch how many went."""
+        """Delete finished tasks whose retention is over; yield after each page or batch how many."""
         rules, now = current_rules(declared_retentions()), timezone.now()
         if (shortest := rules.shortest()) is None:
             return
-        yield from self.prune_over(over_condition(rules, now), now - shortest)
+        yield from self.prune_matching(retention_is_over(rules, now), now - shortest)
 
-    def prune_over(self, over: Case, before: datetime | None = None) -> Iterator[int]:
-        """Delete ended tasks of a condition; yield after each page or batch how many went.
+    def prune_matching(self, condition: Case, created_before: datetime | None = None) -> Iterator[int]:
+        """Delete finished tasks that match the condition; yield after each page or batch how many.
 
-        before: when the youngest that can fulfil it was made; None looks at all.
+        created_before: when the youngest task that can match was created; None checks all tasks.
         """
         spans = [(LOWEST_ID, HIGHEST_ID)]
-        if before is not None:
-            # Ids are UUIDv7, so what is younger than the shortest retention is not even looked at. Ids that foreign
-            # producers made are random: nearly all of them lie beyond those of any day to come.
+        if created_before is not None:
+            # Ids are UUIDv7, so tasks younger than the shortest retention need no check. Ids made by foreign producers
+            # are random: nearly all of them lie beyond those of any day to come.
             tomorrow = timezone.now() + timedelta(days=1)
-            spans = [(LOWEST_ID, lowest_id_at(before)), (lowest_id_at(tomorrow), HIGHEST_ID)]
+            spans = [(LOWEST_ID, lowest_uuid7_at(created_before)), (lowest_uuid7_at(tomorrow), HIGHEST_ID)]
         for first, last in spans:
-            for page in pages(first, last):
-                ids = list(page.filter(over).values_list("id", flat=True))
+            for page in pages_by_id(first, last):
+                ids = list(page.filter(condition).values_list("id", flat=True))
                 for start in range(0, len(ids), ROWS_PER_BATCH):
                     batch = ids[start : start + ROWS_PER_BATCH]
-                    yield lifecycle.prune(self.broker, batch, over, fenced=self.fenced)
+                    yield lifecycle.prune(self.broker, batch, condition, fenced=self.fenced)
                 if not ids:
                     yield 0
 
     def prune_occurrences(self) -> Iterator[int]:
-        """Delete old occurrences; of each schedule the latest stays, and those whose task has not ended."""
+        """Delete old occurrences, except the latest of each schedule and those whose task has not finished."""
         later = Occurrence.objects.filter(schedule=OuterRef("schedule"), occurs_at__gt=OuterRef("occurs_at"))
         live = TaskRecord.objects.filter(id=OuterRef("task_id"), finished_at=None)
-        return self._prune_history(
-            Occurrence.objects.filter(Exists(later), ~Exists(live)), Occurrence.objects.all(), "created_at"
-        )
+        prunable = Occurrence.objects.filter(Exists(later), ~Exists(live))
+        return self._prune_history(Occurrence.objects.all(), prunable, "created_at")
 
     def prune_startup_runs(self) -> Iterator[int]:
-        """Delete old start-up runs; of each name the latest stays."""
+        """Delete old start-up runs, except the latest of each name."""
         later = StartupRun.objects.filter(name=OuterRef("name"), id__gt=OuterRef("id"))
-        return self._prune_history(StartupRun.objects.filter(Exists(later)), StartupRun.objects.all(), "begun_at")
+        return self._prune_history(StartupRun.objects.all(), StartupRun.objects.filter(Exists(later)), "begun_at")
 
-    def _prune_history(self, spare: QuerySet[Any], every: QuerySet[Any], moment: str) -> Iterator[int]:
-        """Delete what is spare and older than failed tasks get. Ids rise with time, so a young page is the last."""
-        keep = current_rules({}).default_for("failed")
-        if keep is None:
+    def _prune_history(self, rows: QuerySet[Any], prunable: QuerySet[Any], time_field: str) -> Iterator[int]:
+        """Delete prunable rows that are older than the retention of failed tasks.
+
+        Ids rise with time, so the first page that ends with a young row is the last page.
+        """
+        keep_for = current_rules({}).default_for("failed")
+        if keep_for is None:
             return
-        before, last = timezone.now() - keep, 0
-        while page := list(every.filter(id__gt=last).order_by("id").values_list("id", moment)[:ROWS_PER_BATCH]):
+        before, last = timezone.now() - keep_for, 0
+        while page := list(rows.filter(id__gt=last).order_by("id").values_list("id", time_field)[:ROWS_PER_BATCH]):
             first, last = page[0][0], page[-1][0]
-            old = spare.filter(id__gte=first, id__lte=last, **{f"{moment}__lt": before})
+            old = prunable.filter(id__gte=first, id__lte=last, **{f"{time_field}__lt": before})
             ids = list(old.values_list("id", flat=True))
             if ids:
                 with self.fenced():
-                    every.filter(id__in=ids).delete()
+                    rows.filter(id__in=ids).delete()
             yield len(ids)
             if page[-1][1] >= before:
                 return
 
     def prune_completed(self) -> Iterator[int]:
-        """Delete what Go workers completed with a retention that is over, in every queue."""
+        """Delete tasks that Go workers completed and whose retention is over, in every queue."""
         for queue in sorted(self.broker.queues()):
             while count := self.broker.prune_completed(queue, COMPLETED_PER_CALL):
                 yield count
 
 
 def declared_retentions() -> dict[str, Retention]:
-    """Return what registered tasks say of their own retention, by name."""
+    """Return the retention that registered tasks declare, by task name."""
     declared = {name: registry.registered(name).retention for name in registry.registered_names()}
     return {name: retention for name, retention in declared.items() if retention is not None}
 
 
-def over_condition(rules: Rules, now: datetime) -> Case:
-    """Return the condition on a row of having been kept for long enough; false for what has not ended.
+def retention_is_over(rules: Rules, now: datetime) -> Case:
+    """Return the condition that a row has been kept for long enough; false for unfinished tasks.
 
-    It is a CASE so that no database takes it for a reason to leave the primary key for the index on states.
+    It is a CASE so that no database leaves the primary key for the index on states.
     """
     whens: list[When] = []
     for state, outcome in OUTCOMES:
-        for rule in rules.of(outcome):
+        for rule in rules.rules_for(outcome):
             chosen = Q(state=state, **{f"{rule.field}__in": rule.names}) if rule.field else Q(state=state)
-            whens.append(When(chosen, then=_ended_before(now, rule.keep)))
+            whens.append(When(chosen, then=_was_kept_for(rule.keep_for, now)))
     return Case(*whens, default=Value(False), output_field=BooleanField())
 
 
-def ended_condition(states: Collection[TaskState], now: datetime, keep: timedelta) -> Case:
-    """Return the condition on a row of having ended in one of some states, longer ago than `keep`."""
-    whens = [When(Q(state=state), then=_ended_before(now, keep)) for state in states]
+def finished_long_ago(states: Collection[TaskState], now: datetime, keep_for: timedelta) -> Case:
+    """Return the condition that a task finished in one of these states longer than `keep_for` ago."""
+    whens = [When(Q(state=state), then=_was_kept_for(keep_for, now)) for state in states]
     return Case(*whens, default=Value(False), output_field=BooleanField())
 
 
-def _ended_before(now: datetime, keep: timedelta | None) -> Any:
-    if keep is None:
+def _was_kept_for(keep_for: timedelta | None, now: datetime) -> Any:
+    if keep_for is None:
         return Value(False)
-    # For two leases a worker, or whoever succeeds it, may still have to acknowledge the end and then looks at the row.
-    # Host clocks that differ by minutes can shorten this; the entry is then parked without a row, and that is all.
-    keep = max(keep, 2 * timedelta(seconds=conf.current().lease_seconds))
-    return ExpressionWrapper(Q(finished_at__lte=now - keep), output_field=BooleanField())
+    # For two leases a worker, or the process that recovers its tasks, may still have to acknowledge the outcome, and
+    # reads the row to do so. Host clocks that differ by minutes can shorten this; then the entry is parked without a
+    # row, and nothing else happens.
+    keep_for = max(keep_for, 2 * timedelta(seconds=conf.current().lease_seconds))
+    return ExpressionWrapper(Q(finished_at__lte=now - keep_for), output_field=BooleanField())
 
 
-def pages(first: UUID, last: UUID) -> Iterator[QuerySet[TaskRecord]]:
-    """Yield the tasks between two ids in pages, in their order; a page is bounded by its last id, not by a LIMIT.
+def pages_by_id(first: UUID, last: UUID) -> Iterator[QuerySet[TaskRecord]]:
+    """Yield the tasks between two ids in pages, in the order of their ids.
 
-    So each statement looks at 5,000 rows at most, however few of them are over.
+    A page is bounded by its last id and not by a LIMIT, so each statement reads at most 5,000 rows, however few of them
+    match.
     """
     rows = TaskRecord.objects.using(router.db_for_write(TaskRecord)).order_by("id")
     while True:
-        ahead = rows.filter(id__gt=first)
-        # No upper bound here: with two, PostgreSQL sorts all that lies between for as long as it has no statistics of
-        # the table (a million rows: 33 s in place of 1 s).
-        end = ahead.values_list("id", flat=True)[ROWS_PER_PAGE - 1 : ROWS_PER_PAGE].first()
+        rest = rows.filter(id__gt=first)
+        # No upper bound here: with two bounds, PostgreSQL sorts everything between them for as long as it has no
+        # statistics of the table (a million rows: 33 s instead of 1 s).
+        end = rest.values_list("id", flat=True)[ROWS_PER_PAGE - 1 : ROWS_PER_PAGE].first()
         if end is None or end >= last:
-            yield ahead.filter(id__lt=last)
+            yield rest.filter(id__lt=last)
             return
-        yield ahead.filter(id__lte=end)
+        yield rest.filter(id__lte=end)
         first = end
 
 
-def lowest_id_at(moment: datetime) -> UUID:
+def lowest_uuid7_at(moment: datetime) -> UUID:
     """Return the lowest UUIDv7 of a millisecond."""
     return UUID(int=int(moment.timestamp() * 1000) << 80 | 0x7 << 76 | 0b10 << 62)

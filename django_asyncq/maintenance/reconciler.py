@@ -1,10 +1,30 @@
-"""Making Redis agree with the rows again: what crashed, what drifted, what was lost.
+"""Make Redis agree with the rows again after crashes, outages and lost memory.
 
-Every repair returns how many it mended, can be repeated, and is right even when two processes do it at once; the
-coordinator only sees to it that one does. On a healthy system every count is 0, however busy it is.
+Every round (RECONCILE_SECONDS apart) finds
 
-Ours is a task that has a row, or that our workers have taken (its hash has a `fence` and is active). All else that
-stands in Redis is of some Go program: no repair removes it. An id without a hash is no task, whoever put it there.
+- an active task whose lease has expired, because its host or supervisor died (`recover_expired`);
+- a QUEUED row of the last five minutes that Redis does not know, because its process crashed between commit and push
+  (`push_missing`);
+- a gate slot that had no unfinished row at the last audit, because a process crashed before it released the slot
+  (`audit_gates`).
+
+A sweep (SWEEP_SECONDS apart, and at once when Redis has lost its memory) also finds
+
+- an id in a list without a hash, after an eviction (`repair_lists`);
+- a waiting entry of a finished row, because a process crashed before it could remove it (`repair_lists`);
+- an active task of ours without a lease, after an eviction (`repair_lists`, `repair_hashes`);
+- a hash in no list, after an eviction (`repair_hashes`);
+- a claim of a dead worker on a task that another process has recovered (`repair_hashes`);
+- a QUEUED row of any age that Redis does not know, or has had among failed tasks for two sweeps (`push_missing`);
+- a RETRYING row that Redis does not know (`park_missing`);
+- a RUNNING row that no worker runs (`requeue_lost_runs`);
+- a gate whose slots differ from its rows (`audit_gates`).
+
+Every repair returns how many repairs it made, can be repeated, and is safe when two processes do it at once. The
+leadership lock only saves the work of doing it twice. On a healthy system every count is 0, however busy it is.
+
+A task is ours when it has a row, or when our workers have claimed it (its hash has a `fence` and is active). All other
+tasks in Redis belong to Go programs, and no repair removes them. An id without a hash is no task and may be removed.
 """
 
 from __future__ import annotations
@@ -31,110 +51,123 @@ from .sweep import Repairs, Sweep
 
 logger = logging.getLogger("django_asyncq.maintenance.reconciler")
 
-# Younger rows may be in the hands of the process that enqueues them.
+# The process that enqueued a younger row may still be pushing it.
 GRACE_SECONDS = 3
 YOUNG_SECONDS = 300
 ROWS_PER_PAGE = 1000
-# So many seconds of rest go with each of a sweep, in its midst and after it: it works beside those who run the tasks.
-LEAST_REST = 3
-# Where asynq has a task that does not run and is not about to.
-SET_ASIDE = {"", "scheduled", "retry", "archived", "completed"}
-PLACES_OF_FAILED = {"retry", "archived", "completed"}
+# A sweep pauses three seconds for each second it works, within the sweep and after it, so that it leaves three quarters
+# of the time to the workers.
+PAUSE_FACTOR = 3
+# States of entries in Redis; "" means that Redis does not know the task.
+UNKNOWN = frozenset({""})
+FAILED_ENTRY_STATES = frozenset({"retry", "archived", "completed"})
+# An entry in one of these states is neither running nor about to run.
+IDLE_ENTRY_STATES = frozenset({"", "scheduled", "retry", "archived", "completed"})
 
 
 class Rebuilt(NamedTuple):
-    """What a rebuild did, or would do. queues: name → place → tasks put there. gates: name → slots."""
+    """What a rebuild did, or would do. queues: name → set in Redis → number of tasks. gates: name → slots."""
 
     queues: dict[str, Counter[str]]
     gates: dict[str, gates.Drift]
 
 
-def look_on(rows: int) -> None:
-    """Take no notice of how far a walk over rows has come."""
+class RowAndEntry(NamedTuple):
+    """A row, and the state of its entry in Redis."""
+
+    row: TaskRecord
+    entry_state: str
+
+
+def ignore_progress(rows: int) -> None:
+    """Ignore how many rows have been checked."""
 
 
 class Reconciler:
-    """Runs the repairs when they are due: the quick ones often, the sweeps over all rows seldom."""
+    """Run each repair when it is due: the quick ones often, a sweep over all unfinished rows seldom."""
 
-    def __init__(self, broker: Broker, *, looked_at: Callable[[int], None] = look_on) -> None:
-        """looked_at: told after each page of rows how many it had."""
+    def __init__(self, broker: Broker, *, on_page: Callable[[int], None] = ignore_progress) -> None:
+        """on_page: called after each page of rows with the number of rows in it."""
         self.broker = broker
-        self.sweeping = Inspection(broker.role)
-        self.looked_at = looked_at
-        # Members of gates that had no live row when they were last looked at.
-        self._strangers: dict[str, set[str]] = {}
-        # Rows in 0 whose entry stood in a place of 3 at the last sweep.
+        self.inspection = Inspection(broker.role)
+        self.on_page = on_page
+        # Gate → slots that had no unfinished row at the last audit.
+        self._unmatched_slots: dict[str, set[str]] = {}
+        # QUEUED rows whose entry was in a state of FAILED tasks at the last sweep.
         self._stranded: set[UUID] = set()
-        # False in a rebuild that only counts.
-        self._writes = True
-        # Taken by the pass under way.
+        self._is_dry_run = False
+        # Read at the start of a round, and used by its first repair.
         self._pulse: Pulse | None = None
         self._quick_at = 0.0
         self._sweep_at = 0.0
-        # What the last tick left unfinished.
-        self.under_way: Sweep | None = None
-        # Since when Redis remembered at the last tick, and whether a sweep has seen all of it since.
+        # The sweep that the last round left unfinished.
+        self.current_sweep: Sweep | None = None
+        # When Redis began to remember, as of the last round, and whether a sweep has checked everything since then.
         self._alive_since: int | None = None
-        self._has_seen_all = False
+        self._has_checked_all = False
 
     @property
-    def hurries(self) -> bool:
-        """Whether a sweep is under way that may be filling Redis: another process's may have been cut off."""
-        return self.under_way is not None and not self._has_seen_all
+    def is_urgent(self) -> bool:
+        """Whether the sweep must go on at once, because Redis may lack tasks that no sweep has looked for yet."""
+        return self.current_sweep is not None and not self._has_checked_all
 
     def tick(self, now: float) -> Repairs:
-        """Do what is due, and return what was mended. now: monotonic seconds.
+        """Do the repairs that are due, and return what was repaired. now: monotonic seconds.
 
-        A sweep is put aside when it has had its share of the time until the quick repairs are due again, and goes on
-        with them: nobody's lapsed lease waits for the end of a long one. Until one has come to its end, it has all the
-        time.
+        A sweep gets a share of the time until the next quick repairs and continues after them, so no expired lease
+        waits for a long sweep to finish. Until one sweep has checked everything, it gets all of the time.
         Raises: BrokerUnavailable, django.db.Error; what failed is due again.
         """
         if now < self._quick_at:
             return Repairs()
         settings = conf.current()
-        self._pulse = self.broker.pulse(settings.outage_seconds)
-        is_new = self._pulse.alive_since is None
-        if is_new:
-            # Set first: what is enqueued from now on is pushed by its own process.
-            self.broker.mark_alive()
-            failpoints.reach("reconcile.marked_alive")
-        if is_new or self._pulse.alive_since != self._alive_since:
-            # What was seen is gone; whoever else has marked Redis since may not have come to the end of its rebuild.
-            self.under_way, self._sweep_at, self._strangers, self._has_seen_all = None, 0.0, {}, False
-            self._alive_since = self.broker.is_alive() if is_new else self._pulse.alive_since
+        is_rebuild = self._notice_lost_memory(settings.outage_seconds)
         repairs = Repairs()
-        if self.under_way is None and now >= self._sweep_at:
-            self.under_way = Sweep(self.pages(is_new=is_new), begun_at=now, is_new=is_new)
+        if self.current_sweep is None and now >= self._sweep_at:
+            self.current_sweep = Sweep(self.sweep_steps(is_rebuild=is_rebuild), begun_at=now, is_rebuild=is_rebuild)
         else:
-            repairs = logged(self.quick())
-        if self.under_way is not None:
-            repairs = repairs.plus(self._go_on(self.under_way, now, settings.reconcile_seconds))
+            repairs = log_repairs(self.quick_repairs())
+        if self.current_sweep is not None:
+            repairs = repairs.plus(self._continue_sweep(self.current_sweep, now, settings.reconcile_seconds))
         self._quick_at = now + settings.reconcile_seconds
         return repairs
 
-    def _go_on(self, sweep: Sweep, now: float, seconds: float) -> Repairs:
-        """Go on with a sweep for its share of so long; when it is over, say when the next one is due."""
-        # Taken out: one that fails begins anew.
-        self.under_way = None
-        rested = now - sweep.begun_at - sweep.took
-        mended = sweep.go_on(seconds / (1 + LEAST_REST) if self._has_seen_all else seconds)
-        if not sweep.is_new:
-            logged(mended)
-        if not sweep.is_over:
-            self.under_way = sweep
-            return mended
-        self._has_seen_all = True
-        # The more rows wait, the longer it takes, and the more it slows those who work them off.
-        self._sweep_at = now + max(conf.current().sweep_seconds, LEAST_REST * sweep.took - rested)
-        if sweep.is_new:
-            level = logging.WARNING if any(sweep.repairs) else logging.INFO
-            logger.log(level, "Redis was new or had lost its memory; built again from the rows: %s", sweep.repairs)
-        return mended
+    def _notice_lost_memory(self, outage_seconds: float) -> bool:
+        """Start over when Redis has lost its memory since the last round; return whether it has only just come back."""
+        self._pulse = self.broker.pulse(outage_seconds)
+        is_new = self._pulse.alive_since is None
+        if is_new:
+            # Before the rebuild: tasks enqueued from now on are pushed by their own process.
+            self.broker.mark_alive()
+            failpoints.reach("reconcile.marked_alive")
+        if is_new or self._pulse.alive_since != self._alive_since:
+            # Earlier findings are void. If another process has marked Redis, its rebuild may not have finished.
+            self.current_sweep, self._sweep_at, self._unmatched_slots, self._has_checked_all = None, 0.0, {}, False
+            self._alive_since = self.broker.is_alive() if is_new else self._pulse.alive_since
+        return is_new
 
-    def quick(self) -> Repairs:
-        """Lapsed leases, young rows that were never pushed, and gate slots that the last sweep found strange."""
-        drift = self.audit_gates(sorted(self._strangers)) if self._strangers else gates.Drift(0, 0)
+    def _continue_sweep(self, sweep: Sweep, now: float, seconds: float) -> Repairs:
+        # Forgotten first: a sweep that fails starts over.
+        self.current_sweep = None
+        paused_seconds = now - sweep.begun_at - sweep.worked_seconds
+        repairs = sweep.advance(seconds / (1 + PAUSE_FACTOR) if self._has_checked_all else seconds)
+        if not sweep.is_rebuild:
+            log_repairs(repairs)
+        if not sweep.is_finished:
+            self.current_sweep = sweep
+            return repairs
+        self._has_checked_all = True
+        # The more rows wait, the longer a sweep takes, and the more it slows the workers.
+        pause = max(conf.current().sweep_seconds, PAUSE_FACTOR * sweep.worked_seconds - paused_seconds)
+        self._sweep_at = now + pause
+        if sweep.is_rebuild:
+            level = logging.WARNING if any(sweep.repairs) else logging.INFO
+            logger.log(level, "Redis was new or had lost its memory; it was rebuilt from the rows: %s", sweep.repairs)
+        return repairs
+
+    def quick_repairs(self) -> Repairs:
+        """Repair expired leases, young rows that were never pushed, and gate slots without a row at the last audit."""
+        drift = self.audit_gates(sorted(self._unmatched_slots)) if self._unmatched_slots else gates.Drift(0, 0)
         return Repairs(
             recovered=self.recover_expired(),
             pushed=self.push_missing(young=True),
@@ -143,63 +176,65 @@ class Reconciler:
         )
 
     def sweep(self) -> Repairs:
-        """Every repair, over every row that is not final and over all that Redis has of it, in one go."""
-        return reduce(Repairs.plus, self.pages(), Repairs())
+        """Do every repair in one go, for every unfinished row and for everything that Redis has of it."""
+        return reduce(Repairs.plus, self.sweep_steps(), Repairs())
 
-    def pages(self, *, is_new: bool = False) -> Iterator[Repairs]:
-        """Sweep, and yield after each page what was mended.
+    def sweep_steps(self, *, is_rebuild: bool = False) -> Iterator[Repairs]:
+        """Sweep, and yield after each page what it repaired.
 
-        is_new: Redis remembers only since now, so that rows of the last seconds are as lost as all others.
+        is_rebuild: Redis has only just come back, so rows of the last seconds are missing like all others.
         """
-        # In this order: what Redis has half of goes before it is looked which rows it lacks.
+        # Half-deleted entries must go before the rows that Redis lacks are looked for.
         yield Repairs(recovered=self.recover_expired())
-        yield from self.sweep_places()
-        yield from self.sweep_hashes()
-        for pushed in self._pushing(young=False, is_new=is_new):
+        yield from self.repair_lists()
+        yield from self.repair_hashes()
+        for pushed in self._push_pages(young=False, is_rebuild=is_rebuild):
             yield Repairs(pushed=pushed)
-        for page in self.unparked():
-            yield Repairs(parked=self._park(page))
-        for unleased in self._abandoning():
-            yield Repairs(unleased=unleased)
-        # Last: a row that lost its slot before it was pushed has to ask for one, and may be put off.
-        for name in self._gates():
+        for parked in self.park_missing():
+            yield Repairs(parked=parked)
+        for requeued in self.requeue_lost_runs():
+            yield Repairs(requeued=requeued)
+        # Last: a row that lost its slot before it was pushed must ask for one, and may be postponed.
+        for name in self._gate_names():
             drift = self.audit_gates([name])
             yield Repairs(slots_added=drift.added, slots_removed=drift.removed)
 
     def rebuild(self, *, dry_run: bool = False) -> Rebuilt:
-        """Put every row that waits and that Redis does not know back into its place, and mend the gates.
+        """Push or park every waiting row that Redis does not know, and correct the gates.
 
-        dry_run: only count. Raises: BrokerUnavailable, GateUnavailable, django.db.Error; what was done by then stays.
+        dry_run: only count. Raises: BrokerUnavailable, GateUnavailable, django.db.Error; what was done before stays.
         """
         rebuilt = Rebuilt({}, {})
-        self._writes = not dry_run
+        self._is_dry_run = dry_run
         if not dry_run:
             self.broker.mark_alive()
-        # First, else the pushes below make the members, and nobody sees how many lacked.
-        for name in self._gates():
+        # First: the pushes below acquire slots, so later nobody could tell how many were missing.
+        for name in self._gate_names():
             drift = gates.audit(name, time.time(), dry_run=dry_run)
             if any(drift):
                 rebuilt.gates[name] = drift
         now = timezone.now()
-        for page in self.unpushed(young=False):
+        for page in self.rows_to_push(young=False):
             if not dry_run:
                 lifecycle.push(self.broker, page, again=True)
             for row in page:
-                place = "scheduled" if row.run_after and row.run_after > now else "pending"
-                # A full gate has put it off.
-                place = place if row.state == TaskState.QUEUED else "retry"
-                rebuilt.queues.setdefault(row.queue_name, Counter())[place] += 1
-        for page in self.unparked():
+                target = "scheduled" if row.run_after and row.run_after > now else "pending"
+                # A full gate has postponed the row.
+                target = target if row.state == TaskState.QUEUED else "retry"
+                rebuilt.queues.setdefault(row.queue_name, Counter())[target] += 1
+        for page in self.rows_to_park():
             if not dry_run:
                 self._park(page)
             for row in page:
                 rebuilt.queues.setdefault(row.queue_name, Counter())["retry"] += 1
         return rebuilt
 
-    def recover_expired(self) -> int:
-        """Hand back tasks whose lease ran out: their host is gone, or its supervisor was silent for too long.
+    # --- expired leases
 
-        Not while Redis has only just come back: leases that ran out meanwhile are their supervisors' to renew.
+    def recover_expired(self) -> int:
+        """Requeue tasks whose lease expired: their host is down, or their supervisor was silent for too long.
+
+        Does nothing shortly after an outage of Redis: supervisors renew the leases that expired during it.
         """
         settings = conf.current()
         pulse, self._pulse = self._pulse or self.broker.pulse(settings.outage_seconds), None
@@ -207,11 +242,11 @@ class Reconciler:
             return 0
         recovered = 0
         for queue in self.broker.known_queues():
-            before: list[Expired] = []
-            # What could not be moved would be listed again and again; the next pass looks at it.
-            while (found := self.broker.expired(queue)) and found != before:
+            previous: list[Expired] = []
+            # A lease that could not be recovered is listed again, so an unchanged list is left to the next round.
+            while (found := self.broker.expired(queue)) and found != previous:
                 recovered += self._recover_leases(queue, found)
-                before = found
+                previous = found
         failpoints.reach("reconcile.leases_mended")
         return recovered
 
@@ -219,86 +254,99 @@ class Reconciler:
         by_worker: dict[str, list[Lease]] = {}
         for expired in found:
             by_worker.setdefault(expired.worker, []).append(Lease(expired.id, expired.fence))
-        reason = "its lease ran out: its host or supervisor is gone"
+        reason = "its lease expired: its host or supervisor is down"
         return sum(
             lifecycle.recover(self.broker, queue, worker_id, leases, reason=reason)
             for worker_id, leases in by_worker.items()
         )
 
-    def sweep_places(self) -> Iterator[Repairs]:
-        """Walk what waits and what is active in Redis: ids without a hash, rows that are final, leases that lack."""
+    # --- what does not agree within Redis
+
+    def repair_lists(self) -> Iterator[Repairs]:
+        """Walk the lists of waiting and active tasks: ids without a hash, finished rows, missing leases."""
         for queue in sorted(self.broker.queues()):
-            for page in self.sweeping.pages(queue):
-                yield self._mend_page(queue, page)
+            for page in self.inspection.pages(queue):
+                yield self._repair_page(queue, page)
 
-    def _mend_page(self, queue: str, page: Page) -> Repairs:
+    def _repair_page(self, queue: str, page: Page) -> Repairs:
         strays = [task.id for task in page.tasks if not task.state]
-        dropped = self.sweeping.drop_strays(queue, page.place, strays) if strays else 0
+        dropped = self.inspection.drop_strays(queue, page.place, strays) if strays else 0
         if page.place == "active":
-            taken = [task.id for task in page.tasks if task.state == "active" and task.fence]
-            return Repairs(strays=dropped, leased=self._give_leases(queue, taken))
-        return Repairs(strays=dropped, ended=self._discard_ended(queue, [task for task in page.tasks if task.state]))
+            claimed = [task.id for task in page.tasks if task.state == "active" and task.fence]
+            return Repairs(strays=dropped, leased=self._grant_leases(queue, claimed))
+        known = [task for task in page.tasks if task.state]
+        return Repairs(strays=dropped, discarded=self._discard_finished(queue, known))
 
-    def _give_leases(self, queue: str, ids: Sequence[str]) -> int:
-        return self.sweeping.grant_leases(queue, ids, conf.current().lease_seconds) if ids else 0
+    def _grant_leases(self, queue: str, ids: Sequence[str]) -> int:
+        return self.inspection.grant_leases(queue, ids, conf.current().lease_seconds) if ids else 0
 
-    def _discard_ended(self, queue: str, tasks: Sequence[EntryState]) -> int:
-        """Remove waiting entries of rows that have ended: the process that should have was killed in between."""
+    def _discard_finished(self, queue: str, tasks: Sequence[EntryState]) -> int:
+        """Remove waiting entries of finished rows: a process was killed before it could remove them."""
         before = timezone.now() - timedelta(seconds=GRACE_SECONDS)
-        final = self._rows_of(queue, [task.id for task in tasks]).filter(finished_at__lt=before)
-        ids = {str(id) for id in final.values_list("id", flat=True)}
+        finished = self._rows_of(queue, [task.id for task in tasks]).filter(finished_at__lt=before)
+        ids = {str(id) for id in finished.values_list("id", flat=True)}
         if not ids:
             return 0
-        return self.sweeping.discard(queue, [task for task in tasks if task.id in ids])
+        return self.inspection.discard(queue, [task for task in tasks if task.id in ids])
 
     def _rows_of(self, queue: str, ids: Iterable[str]) -> QuerySet[TaskRecord]:
-        return TaskRecord.objects.filter(id__in=list(map(UUID, filter(is_id, ids))), queue_name=queue)
+        return TaskRecord.objects.filter(id__in=list(map(UUID, filter(is_row_id, ids))), queue_name=queue)
 
-    def sweep_hashes(self) -> Iterator[Repairs]:
-        """Walk the key space: hashes in no list, active ones without a lease, what gone workers seem to hold."""
-        for found in self.sweeping.hashes():
+    def repair_hashes(self) -> Iterator[Repairs]:
+        """Walk the keys of Redis: hashes in no list, active tasks without a lease, claims of dead workers."""
+        for found in self.inspection.hashes():
             for queue, workers in found.workers.items():
-                yield Repairs(held=sum(self.sweeping.prune_held(queue, worker) for worker in workers))
+                yield Repairs(released=sum(self.inspection.prune_held(queue, worker) for worker in workers))
             for queue, ids in found.tasks.items():
-                misplaced = self.sweeping.misplaced(queue, ids)
+                misplaced = self.inspection.misplaced(queue, ids)
                 known = self._rows_of(queue, misplaced.astray).values_list("id", flat=True) if misplaced.astray else []
-                orphans = self.sweeping.repair_orphans(queue, [str(id) for id in known])
-                yield Repairs(orphans=orphans, leased=self._give_leases(queue, misplaced.leaseless))
+                orphans = self.inspection.repair_orphans(queue, [str(id) for id in known])
+                yield Repairs(orphans=orphans, leased=self._grant_leases(queue, misplaced.leaseless))
 
-    def unpushed(self, *, young: bool, is_new: bool = False) -> Iterator[list[TaskRecord]]:
-        """Yield, page by page, rows in 0 that Redis does not know, or, not among the young, has in a place of 3.
-
-        Of most pages that is none. The latter only when seen twice: whoever retries a task writes the row first.
-        is_new: as of `pages`.
-        """
-        now = timezone.now()
-        rows = TaskRecord.objects.filter(state=TaskState.QUEUED)
-        if not is_new:
-            rows = rows.filter(enqueued_at__lt=now - timedelta(seconds=GRACE_SECONDS))
-        if young:
-            yield from self._missing(rows.filter(enqueued_at__gt=now - timedelta(seconds=YOUNG_SECONDS)))
-            return
-        seen, self._stranded = self._stranded, set()
-        for page in self._missing(rows, PLACES_OF_FAILED | {""}):
-            stranded = {row.id for row in page if row.standing}  # type: ignore[attr-defined]
-            self._stranded |= stranded - seen
-            yield [row for row in page if row.id not in self._stranded]
+    # --- rows that Redis lacks
 
     def push_missing(self, *, young: bool) -> int:
-        """Push rows in 0 that Redis does not know: a crash between commit and push, or Redis was away or emptied."""
-        return sum(self._pushing(young=young))
+        """Push QUEUED rows that Redis does not know: a crash between commit and push, or an outage of Redis."""
+        return sum(self._push_pages(young=young))
 
-    def _pushing(self, *, young: bool, is_new: bool = False) -> Iterator[int]:
-        for page in self.unpushed(young=young, is_new=is_new):
+    def _push_pages(self, *, young: bool, is_rebuild: bool = False) -> Iterator[int]:
+        for page in self.rows_to_push(young=young, is_rebuild=is_rebuild):
             try:
                 pushed = lifecycle.push(self.broker, page, again=True)
             except GateUnavailable as error:
                 raise BrokerUnavailable(str(error)) from error
             yield pushed
 
-    def unparked(self) -> Iterator[list[TaskRecord]]:
-        """Yield, page by page, the rows that wait for a retry and that Redis does not know."""
-        return self._missing(TaskRecord.objects.filter(state=TaskState.FAILED, retry_at__isnull=False))
+    def rows_to_push(self, *, young: bool, is_rebuild: bool = False) -> Iterator[list[TaskRecord]]:
+        """Yield, page by page, QUEUED rows that Redis does not know or, unless `young`, has as retry or archived.
+
+        Most pages are empty. The latter rows only when two sweeps in a row have seen them so: a retry writes the row
+        before the entry. is_rebuild: as for `sweep_steps`.
+        """
+        now = timezone.now()
+        rows = TaskRecord.objects.filter(state=TaskState.QUEUED)
+        if not is_rebuild:
+            rows = rows.filter(enqueued_at__lt=now - timedelta(seconds=GRACE_SECONDS))
+        if young:
+            young_rows = rows.filter(enqueued_at__gt=now - timedelta(seconds=YOUNG_SECONDS))
+            for page in self._rows_by_entry_state(young_rows):
+                yield [found.row for found in page]
+            return
+        seen, self._stranded = self._stranded, set()
+        for page in self._rows_by_entry_state(rows, FAILED_ENTRY_STATES | UNKNOWN):
+            self._stranded |= {found.row.id for found in page if found.entry_state} - seen
+            yield [found.row for found in page if found.row.id not in self._stranded]
+
+    def park_missing(self) -> Iterator[int]:
+        """Park RETRYING rows that Redis does not know; yield how many after each page."""
+        for page in self.rows_to_park():
+            yield self._park(page)
+
+    def rows_to_park(self) -> Iterator[list[TaskRecord]]:
+        """Yield, page by page, the RETRYING rows that Redis does not know."""
+        retrying = TaskRecord.objects.filter(state=TaskState.FAILED, retry_at__isnull=False)
+        for page in self._rows_by_entry_state(retrying):
+            yield [found.row for found in page]
 
     def _park(self, page: Sequence[TaskRecord]) -> int:
         parked = 0
@@ -308,10 +356,10 @@ class Reconciler:
             parked += self.broker.park(queue, entries).count("parked")
         return parked
 
-    def _abandoning(self) -> Iterator[int]:
-        """Requeue RUNNING rows that nobody runs, page by page, and yield how many.
+    def requeue_lost_runs(self) -> Iterator[int]:
+        """Requeue RUNNING rows that no worker runs; yield how many after each page.
 
-        Either Redis does not know them, or a Go server's recoverer has set them aside.
+        Either Redis does not know them, or the recoverer of a Go server has set them aside.
         """
         alive_since = self.broker.is_alive()
         settings = conf.current()
@@ -321,65 +369,65 @@ class Reconciler:
         rows = TaskRecord.objects.filter(
             state=TaskState.RUNNING, last_attempted_at__lt=timezone.now() - timedelta(seconds=quiet)
         )
-        for page in self._missing(rows, SET_ASIDE):
-            yield sum(lifecycle.abandon(row, "no worker has a lease on it") for row in page)
+        for page in self._rows_by_entry_state(rows, IDLE_ENTRY_STATES):
+            yield sum(lifecycle.abandon(found.row, "no worker has a lease on it") for found in page)
 
-    def _gates(self) -> list[str]:
-        """Return the names of all gates that tasks are at, that have a row, or whose slots Redis still has."""
+    def _rows_by_entry_state(
+        self, rows: QuerySet[TaskRecord], states: Collection[str] = UNKNOWN
+    ) -> Iterator[list[RowAndEntry]]:
+        """Yield, page by page, the rows whose entry is in one of the states, read again after Redis has answered."""
+        last = None
+        while True:
+            page = rows.order_by("id") if last is None else rows.order_by("id").filter(id__gt=last)
+            checked = list(page.values_list("id", "queue_name")[:ROWS_PER_PAGE])
+            if not checked:
+                return
+            last = checked[-1][0]
+            found: dict[str, str] = {}
+            for queue in {queue for _, queue in checked}:
+                # A producer that registered the queue less than a minute ago does not know that Redis forgot it.
+                if not self._is_dry_run:
+                    self.broker.register_queue(queue)
+                entry_states = self.inspection.entry_states(queue, [str(id) for id, name in checked if name == queue])
+                found |= {task.id: task.state for task in entry_states if task.state in states}
+            matching = list(rows.filter(id__in=list(found)).order_by("id")) if found else []
+            yield [RowAndEntry(row, found[str(row.id)]) for row in matching]
+            if matching:
+                failpoints.reach("reconcile.page_mended")
+            self.on_page(len(checked))
+
+    # --- gates
+
+    def _gate_names(self) -> list[str]:
+        """Return every gate that has a row, an unfinished task, or a slot in Redis."""
         live = TaskRecord.objects.filter(state__in=gates.LIVE_STATES).exclude(gate="")
         named = {*live.values_list("gate", flat=True).distinct(), *Gate.objects.values_list("name", flat=True)}
         return sorted(named | gates.occupied())
 
     def audit_gates(self, names: Iterable[str]) -> gates.Drift:
-        """Make the slots of gates agree with their rows; a slot without a live row goes when it is seen again."""
+        """Make the slots of gates agree with their rows; a slot without a row is removed when it is seen again."""
         added = removed = 0
         for name in names:
-            seen = self._strangers.pop(name, set())
+            seen = self._unmatched_slots.pop(name, set())
             drift = gates.audit(name, time.time(), seen=seen)
             if seen:
-                self._strangers[name] = seen
+                self._unmatched_slots[name] = seen
             if any(drift):
-                logger.warning("gate %s: %d slots added, %d removed", name, drift.added, drift.removed)
+                logger.warning("gate %s: slots added: %d, slots removed: %d", name, drift.added, drift.removed)
             added += drift.added
             removed += drift.removed
         return gates.Drift(added, removed)
 
-    def _missing(
-        self, rows: QuerySet[TaskRecord], states: Collection[str] = frozenset({""})
-    ) -> Iterator[list[TaskRecord]]:
-        """Yield, page by page, those rows that stand in Redis in one of some states, read again after it was asked."""
-        last = None
-        while True:
-            page = rows.order_by("id") if last is None else rows.order_by("id").filter(id__gt=last)
-            found = list(page.values_list("id", "queue_name")[:ROWS_PER_PAGE])
-            if not found:
-                return
-            last = found[-1][0]
-            gone: dict[str, str] = {}
-            for queue in {queue for _, queue in found}:
-                # A producer that named it less than a minute ago does not know that Redis has forgotten it since.
-                if self._writes:
-                    self.broker.register_queue(queue)
-                entry_states = self.sweeping.entry_states(queue, [str(id) for id, name in found if name == queue])
-                gone |= {task.id: task.state for task in entry_states if task.state in states}
-            still = list(rows.filter(id__in=list(gone)).order_by("id")) if gone else []
-            for row in still:
-                row.standing = gone[str(row.id)]  # type: ignore[attr-defined]
-            yield still
-            if still:
-                failpoints.reach("reconcile.page_mended")
-            self.looked_at(len(found))
 
-
-def logged(repairs: Repairs) -> Repairs:
-    """Log what was mended, if anything was."""
+def log_repairs(repairs: Repairs) -> Repairs:
+    """Log what was repaired, if anything was, and return it."""
     if any(repairs):
-        logger.info("reconciled: %s", repairs)
+        logger.info("repaired: %s", repairs)
     return repairs
 
 
-def is_id(text: str) -> bool:
-    """Whether an id of Redis can be that of a row."""
+def is_row_id(text: str) -> bool:
+    """Return whether an id in Redis can be the id of a row."""
     try:
         return str(UUID(text)) == text
     except ValueError:

@@ -1,7 +1,8 @@
-"""The supervisor's other threads: what is due, what only one process of the fleet may do, what starts up.
+"""The supervisor's maintenance threads: due tasks, schedules, repairs, pruning and start-up tasks.
 
-Apart from the main thread, because they may take long and renewing leases must not wait for them; apart from each
-other, because a tick must not wait for a sweep. Each sleeps until it has something to do, or is woken.
+They are apart from the supervisor's main thread, which renews the leases and must never wait for them. They are apart
+from each other so that a schedule never waits for a sweep. Each loop sleeps until it has work or is woken.
+Schedules, repairs and pruning run only in the leader, which is the process that holds the maintenance lock.
 """
 
 from __future__ import annotations
@@ -35,139 +36,158 @@ from .startup_tasks import StartupRunner
 
 logger = logging.getLogger("django_asyncq.maintenance.service")
 
-# What is due within a second counts as due: times on the wire are whole seconds.
+# Times in Redis are whole seconds, so a task that is due this soon counts as due.
 DUE_WITHIN_SECONDS = 2
-# Within the time a lock outlives its holder: how often it is looked at, by who has it and by who would have it.
-LOOKS_PER_TTL = 10
-# How often the process that leads looks whether something is to be mended or pruned.
+# The leader renews its lock, and every other process tries to acquire it, this many times within the lock's TTL.
+LEADER_CHECKS_PER_TTL = 10
+# The longest pause of the leader between two rounds of repairs and pruning.
 REPAIR_SECONDS = 1.0
-# How soon a schedule that was changed without a signal (`QuerySet.update`) is noticed.
-LOOK_SECONDS = 5.0
-OUTAGE_SECONDS = 1.0
+# The longest time until the scheduler notices a schedule that was changed without a signal (`QuerySet.update`).
+SCHEDULE_POLL_SECONDS = 5.0
+# How often a loop that is disabled in this process asks whether it is enabled now.
+DISABLED_POLL_SECONDS = 5.0
+ERROR_PAUSE_SECONDS = 1.0
 STOP_SECONDS = 10.0
-# Between SIGTERM and SIGKILL of a start-up task at shutdown; the tasks have had their own grace before.
+# Between SIGTERM and SIGKILL of a start-up task at shutdown; the tasks have had their own grace period before.
 STARTUP_GRACE_SECONDS = 2.0
 
 
 class Loop(threading.Thread):
-    """Repeats a step until stopped. step: returns in how many seconds to come again; None ends the loop.
+    """Repeat a step until stopped.
 
-    may: whether it is this process's to do now; while it is not, nothing is asked of the stores, nor learnt of them.
+    step: returns the seconds until its next call; None ends the loop. is_enabled: whether this process may do the step
+    now; while it may not, the loop uses neither store and says nothing about them.
     """
 
-    def __init__(self, name: str, step: Callable[[], float | None], may: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, name: str, step: Callable[[], float | None], is_enabled: Callable[[], bool] = lambda: True
+    ) -> None:
         super().__init__(name=name, daemon=True)
         self._step = step
-        self._may = may
-        self._woken = threading.Event()
+        self._is_enabled = is_enabled
+        self._wakeup = threading.Event()
         self._is_stopping = False
         self._is_failing = False
 
     def run(self) -> None:
-        """Step and sleep in turn."""
+        """Step and sleep in turn until stopped."""
         try:
             while not self._is_stopping:
-                pause = self.round()
+                pause = self.tick()
                 if pause is None:
                     return
-                self._woken.wait(pause)
-                self._woken.clear()
+                self._wakeup.wait(pause)
+                self._wakeup.clear()
         finally:
             connections.close_all()
 
     def wake(self) -> None:
-        """End the current or the next sleep."""
-        self._woken.set()
+        """Cut the current or the next sleep short."""
+        self._wakeup.set()
 
     def stop(self) -> None:
-        """Let no step begin any more."""
+        """Begin no further step."""
         self._is_stopping = True
-        self._woken.set()
+        self._wakeup.set()
 
-    def round(self) -> float | None:
-        """Step, if it may; an outage is logged once when it begins and once when it ends."""
-        if not self._may():
-            return LOOK_SECONDS
+    def tick(self) -> float | None:
+        """Do one step if it is enabled; log an outage once when it begins and once when it is over."""
+        if not self._is_enabled():
+            return DISABLED_POLL_SECONDS
         try:
             close_old_connections()
             pause = self._step()
         except LockLost as error:
             logger.info("%s: %s", self.name, error)
-            return OUTAGE_SECONDS
+            return ERROR_PAUSE_SECONDS
         except (BrokerUnavailable, DatabaseError) as error:
             connections.close_all()
             if not self._is_failing:
-                logger.warning("%s waits for a store: %s", self.name, error)
+                logger.warning("the %s loop cannot reach a store and tries again: %s", self.name, error)
             self._is_failing = True
-            return OUTAGE_SECONDS
+            return ERROR_PAUSE_SECONDS
         except Exception:
-            logger.exception("%s failed; it goes on", self.name)
-            return OUTAGE_SECONDS
+            logger.exception("the %s loop failed and tries again", self.name)
+            return ERROR_PAUSE_SECONDS
         if self._is_failing:
-            logger.info("%s goes on: both stores are back", self.name)
+            logger.info("the %s loop can reach both stores again", self.name)
         self._is_failing = False
         return pause
 
 
+class LoopWaker:
+    """Stand in for the event that a `Listener` sets: wake loops instead."""
+
+    def __init__(self, *loops: Loop) -> None:
+        self._loops = loops
+
+    def set(self) -> None:
+        """Wake every loop."""
+        for loop in self._loops:
+            loop.wake()
+
+
 class MaintenanceService:
-    """All that a supervisor does besides its processes. Schedules, repairs and pruning only while it leads."""
+    """Run everything that a supervisor does besides its worker processes. queues: those to forward; empty for all."""
 
     def __init__(self, queues: Sequence[str], *, single_instance: bool | None) -> None:
         self.queues = list(queues)
         self.broker = Broker("worker")
-        # Projects that share a Redis under prefixes of their own each have an maintenance of their own.
+        # Projects that share a Redis under prefixes of their own each have a leader of their own.
         self.lock_name = f"{conf.current().key_prefix}.maintenance"
         self.coordinator = StartupTaskCoordinator(single_instance=single_instance)
         self.reconciler = Reconciler(self.broker)
         self.pruner = Pruner(self.broker, fenced=self._fenced)
         self.scheduler = Scheduler(self._fenced)
-        self.entries = SchedulerEntries()
-        self.startup = StartupRunner(single_instance=single_instance)
+        self.scheduler_entries = SchedulerEntries()
+        self.startup_runner = StartupRunner(single_instance=single_instance)
         self._synced_term = 0
-        self._beat_at = 0.0
-        self._leader = Loop("leader", self._lead)
-        self._forwarder = Loop("forwarder", self._forward)
-        self._scheduler = Loop("scheduler", self._fire, self._may_fire)
-        self._repairs = Loop("repairs", self._repair, lambda: self.leads)
-        self._startup = Loop("startup", self._start_up)
-        self._loops = [self._leader, self._forwarder, self._scheduler, self._repairs, self._startup]
-        self._watch = Listener(channels=[due_channel()], event=self)
+        self._entries_due_at = 0.0
+        self._leadership_loop = Loop("leadership", self.seek_leadership)
+        self._forwarder_loop = Loop("forwarder", self.forward)
+        self._scheduler_loop = Loop("scheduler", self.fire_schedules, self._may_fire_schedules)
+        self._repair_loop = Loop("repairs", self.repair_and_prune, self._is_leader)
+        self._startup_loop = Loop("startup", self.run_startup_tasks)
+        self._loops = [
+            self._leadership_loop,
+            self._forwarder_loop,
+            self._scheduler_loop,
+            self._repair_loop,
+            self._startup_loop,
+        ]
+        waker = LoopWaker(self._forwarder_loop, self._scheduler_loop)
+        self._due_listener = Listener(channels=[due_channel()], event=waker)
 
-    # --- from start to end
+    # --- start and stop
 
     def start(self) -> None:
         """Start the threads."""
         for loop in self._loops:
             loop.start()
-        self._watch.start()
+        self._due_listener.start()
 
     def stop(self) -> None:
-        """End the threads and give the locks back."""
+        """Stop the threads and release the locks."""
         for loop in self._loops:
             loop.stop()
-        self._watch.stop()
+        self._due_listener.stop()
         deadline = time.monotonic() + STOP_SECONDS
         for loop in self._loops:
             if loop.is_alive():
                 loop.join(max(deadline - time.monotonic(), 0.1))
-        self.startup.stop(STARTUP_GRACE_SECONDS)
-        if self.coordinator.is_held(self.lock_name):
+        self.startup_runner.stop(STARTUP_GRACE_SECONDS)
+        if self._is_leader():
             with suppress(BrokerUnavailable):
-                self.entries.clear()
+                self.scheduler_entries.clear()
         self.coordinator.release(self.lock_name)
 
     def is_alive(self) -> bool:
-        """Whether a thread still runs."""
+        """Return whether a thread still runs."""
         return any(loop.is_alive() for loop in self._loops)
 
-    def set(self) -> None:
-        """Wake those who sleep until something is due; the watch calls it."""
-        self._forwarder.wake()
-        self._scheduler.wake()
-
-    def nothing_left(self, backend: str) -> bool:
-        """Whether no task of this alias is queued, running or due, going by the rows. A store away: no."""
-        if not self.startup.is_over:
+    def has_no_work(self, backend: str) -> bool:
+        """Return whether the rows show no task of this alias as queued, running or due; False when in doubt."""
+        if not self.startup_runner.is_finished:
             return False
         soon = timezone.now() + timedelta(seconds=DUE_WITHIN_SECONDS)
         due = (
@@ -185,54 +205,60 @@ class MaintenanceService:
             connections.close_all()
             return False
 
-    # --- the steps
+    # --- leadership
 
-    @property
-    def leads(self) -> bool:
-        """Whether this process is the one that may do what only one may."""
+    def _is_leader(self) -> bool:
         return self.coordinator.is_held(self.lock_name)
 
     def _fenced(self) -> AbstractContextManager[int]:
-        """Return a transaction in which only the one that leads may write."""
+        """Return a transaction that commits only while this process is the leader."""
         return self.coordinator.fenced(self.lock_name)
 
-    def _lead(self) -> float:
+    def _may_fire_schedules(self) -> bool:
+        # Without time zones a time of day is no moment; a check reports it.
+        return self._is_leader() and settings.USE_TZ
+
+    # --- one step of each loop
+
+    def seek_leadership(self) -> float:
+        """Renew the locks, and become the leader when no process is."""
         self.coordinator.tick()
-        if not self.leads and self.coordinator.acquire(self.lock_name, conf.current().lock_ttl_seconds):
-            logger.info("this process leads: schedules, repairs and pruning are its own")
-            self._scheduler.wake()
-            self._repairs.wake()
-        return conf.current().lock_ttl_seconds / LOOKS_PER_TTL
+        if not self._is_leader() and self.coordinator.acquire(self.lock_name, conf.current().lock_ttl_seconds):
+            logger.info("leadership acquired: this process now runs schedules, repairs and pruning")
+            self._scheduler_loop.wake()
+            self._repair_loop.wake()
+        return conf.current().lock_ttl_seconds / LEADER_CHECKS_PER_TTL
 
-    def _forward(self) -> float:
-        due = forward_due(self.broker, self.queues or self.broker.known_queues())
+    def forward(self) -> float:
+        """Forward tasks that are due."""
+        result = forward_due(self.broker, self.queues or self.broker.known_queues())
         longest = conf.current().forward_seconds
-        return longest if due.next_seconds is None else min(max(due.next_seconds, 0.0), longest)
+        return longest if result.next_seconds is None else min(max(result.next_seconds, 0.0), longest)
 
-    def _may_fire(self) -> bool:
-        # Without zones a time of day is no moment; a check says so.
-        return self.leads and settings.USE_TZ
-
-    def _fire(self) -> float:
+    def fire_schedules(self) -> float:
+        """Fire the schedules that are due; at the start of a term, read those declared in code first."""
         term = self.coordinator.term(self.lock_name)
         if term != self._synced_term:
             self.scheduler.sync()
             self._synced_term = term
-        look = self.scheduler.look()
-        self._show(look.fired)
-        return LOOK_SECONDS if look.next_seconds is None else min(max(look.next_seconds, 0.0), LOOK_SECONDS)
+        result = self.scheduler.fire_due()
+        self._update_scheduler_entries(result.fired)
+        if result.next_seconds is None:
+            return SCHEDULE_POLL_SECONDS
+        return min(max(result.next_seconds, 0.0), SCHEDULE_POLL_SECONDS)
 
-    def _show(self, fired: Sequence[Fired]) -> None:
-        """Keep what asynq's tools list up to date."""
-        self.entries.note(fired)
-        if time.monotonic() >= self._beat_at:
-            self.entries.beat()
-            self._beat_at = time.monotonic() + BEAT_SECONDS
+    def _update_scheduler_entries(self, fired: Sequence[Fired]) -> None:
+        self.scheduler_entries.add_events(fired)
+        if time.monotonic() >= self._entries_due_at:
+            self.scheduler_entries.beat()
+            self._entries_due_at = time.monotonic() + BEAT_SECONDS
 
-    def _repair(self) -> float:
+    def repair_and_prune(self) -> float:
+        """Do the repairs that are due, then prune a little."""
         self.reconciler.tick(time.monotonic())
         self.pruner.tick(time.monotonic())
-        return 0.0 if self.reconciler.hurries else min(REPAIR_SECONDS, conf.current().reconcile_seconds)
+        return 0.0 if self.reconciler.is_urgent else min(REPAIR_SECONDS, conf.current().reconcile_seconds)
 
-    def _start_up(self) -> float | None:
-        return None if self.startup.is_over else self.startup.step()
+    def run_startup_tasks(self) -> float | None:
+        """Advance the start-up tasks; None when all are finished."""
+        return None if self.startup_runner.is_finished else self.startup_runner.tick()

@@ -1,7 +1,8 @@
-"""Start-up tasks: what one process of the fleet does when it starts.
+"""Start-up tasks: functions that one process of the fleet runs when the fleet starts.
 
-The function runs in a process of its own, for a supervisor runs no user code and must be able to end what hangs. Who
-holds the lock of its name starts it; a row tells those who come later that it was run, and what came of it.
+Each runs in a process of its own, because a supervisor runs no user code and must be able to kill what hangs. The
+process that holds the lock of the task's name starts it. A row tells processes that start later that the task has run,
+and with what result.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from ..exceptions import LockLost
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..lifecycle import describe_exit
 from ..models import StartupRun
-from ..scheduling.scheduler import DatabaseNow
+from ..storage.database_time import DatabaseNow
 from ..worker.bootstrap import run_startup_task
 
 logger = logging.getLogger("django_asyncq.maintenance.startup_tasks")
 
-# While a process runs, and while another holds the lock.
-LOOK_SECONDS = 0.2
+# While a process runs, and while another process holds the lock.
+POLL_SECONDS = 0.2
 
 
 class StartupRunner:
-    """Runs the start-up tasks of this process's code, one after another, as far as the fleet has not done so.
+    """Run the start-up tasks of this process's code, one after another, unless the fleet has run them already.
 
-    Driven by `step`; has no thread. single_instance: see the coordinator.
+    Driven by `tick`; has no thread. single_instance: see the coordinator.
     """
 
     def __init__(self, *, single_instance: bool | None) -> None:
@@ -44,26 +45,26 @@ class StartupRunner:
         self._run: Run | None = None
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing is left to run or to wait for."""
+    def is_finished(self) -> bool:
+        """Whether no task is left to run or to wait for."""
         return not self.waiting
 
-    def step(self) -> float:
-        """Do what can be done now; return in how many seconds to look again.
+    def tick(self) -> float:
+        """Do what can be done now; return the seconds until the next call.
 
-        Raises: BrokerUnavailable, django.db.Error, LockLost; what was not settled is looked at again.
+        Raises: BrokerUnavailable, django.db.Error, LockLost; what was not settled is checked again.
         """
         self.coordinator.tick()
         if self._run is not None:
-            self._look_after(self._run)
+            self._check(self._run)
         elif self.waiting:
             self._begin(self.waiting[0])
-        return LOOK_SECONDS
+        return POLL_SECONDS
 
     def stop(self, grace_seconds: float) -> None:
-        """End the process that runs, if need be by force, and give its lock back; the task is not over then."""
+        """Stop the running process, by force if necessary, and release its lock; the task does not count as run."""
         if self._run is not None:
-            self._run.end(grace_seconds)
+            self._run.stop(grace_seconds)
             self.coordinator.release(lock_name(self._run.task))
             self._run = None
 
@@ -71,47 +72,47 @@ class StartupRunner:
         lock = lock_name(task)
         if not self.coordinator.acquire(lock, task.ttl_seconds):
             return
-        if self._was_run(task):
+        if self._has_run(task):
             self.coordinator.release(lock)
             self.waiting.remove(task)
             return
         term = self.coordinator.term(lock)
         holder = f"{socket.gethostname()} {os.getpid()}"
         with self.coordinator.fenced(lock):
-            record = StartupRun.objects.create(name=task.name, holder=holder, term=term, begun_at=DatabaseNow())
+            row = StartupRun.objects.create(name=task.name, holder=holder, term=term, begun_at=DatabaseNow())
         failpoints.reach("start_up.row_written")
-        logger.info("start-up task %s begins", task.name)
-        self._run = Run(task, record.pk)
+        logger.info("start-up task %s started", task.name)
+        self._run = Run(task, row.pk)
 
-    def _was_run(self, task: StartupTask) -> bool:
-        """Whether a run ended since this process started, or so shortly before that it belongs to the same start."""
+    def _has_run(self, task: StartupTask) -> bool:
+        """Return whether a run finished since this process started, or so shortly before that it was the same start."""
         if task.every_start:
             return False
         seconds = time.monotonic() - self._started_at + task.ttl_seconds
         since = DatabaseNow() - Value(timedelta(seconds=seconds))
         return StartupRun.objects.filter(name=task.name, finished_at__gt=since).exists()
 
-    def _look_after(self, run: Run) -> None:
-        """See whether the process has ended; end it when the lock is lost, for another may run it by now."""
+    def _check(self, run: Run) -> None:
+        """Record the outcome of a finished process; kill the process when the lock is lost, as another may run now."""
         lock = lock_name(run.task)
         if not self.coordinator.is_held(lock):
-            logger.error("start-up task %s is ended: its lock is lost", run.task.name)
-            run.end(0)
+            logger.error("start-up task %s was killed: its lock was lost", run.task.name)
+            run.stop(0)
             self._run = None
             return
-        outcome = run.outcome()
-        if outcome is None:
+        error = run.error()
+        if error is None:
             return
         try:
             with self.coordinator.fenced(lock):
-                StartupRun.objects.filter(pk=run.record_id).update(finished_at=DatabaseNow(), error=outcome)
+                StartupRun.objects.filter(pk=run.row_id).update(finished_at=DatabaseNow(), error=error)
         except LockLost:
             self._run = None
             raise
-        if outcome:
-            logger.error("start-up task %s failed:\n%s", run.task.name, outcome)
+        if error:
+            logger.error("start-up task %s failed:\n%s", run.task.name, error)
         else:
-            logger.info("start-up task %s is done", run.task.name)
+            logger.info("start-up task %s succeeded", run.task.name)
         run.close()
         self._run = None
         self.waiting.remove(run.task)
@@ -119,19 +120,19 @@ class StartupRunner:
 
 
 class Run:
-    """A start-up task in its own process. record_id: of its row."""
+    """A start-up task in its own process. row_id: of its `StartupRun`."""
 
-    def __init__(self, task: StartupTask, record_id: int) -> None:
+    def __init__(self, task: StartupTask, row_id: int) -> None:
         self.task = task
-        self.record_id = record_id
+        self.row_id = row_id
         spawn: Any = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(target=run_startup_task, args=(task.name, theirs), name="asyncq-startup")
         self._process.start()
         theirs.close()
 
-    def outcome(self) -> str | None:
-        """Return "" when it ended well, else what went wrong; None while it runs."""
+    def error(self) -> str | None:
+        """Return "" when the task succeeded, else what went wrong; None while it runs."""
         if self._process.exitcode is None:
             return None
         try:
@@ -141,8 +142,8 @@ class Run:
             pass
         return describe_exit(self._process.exitcode)
 
-    def end(self, grace_seconds: float) -> None:
-        """Ask the process to end, then make it."""
+    def stop(self, grace_seconds: float) -> None:
+        """Ask the process to stop, and kill it after the grace period."""
         self._process.terminate()
         self._process.join(grace_seconds)
         if self._process.exitcode is None:
@@ -151,7 +152,7 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Let go of the process that has ended."""
+        """Release the resources of the finished process."""
         self._pipe.close()
         self._process.close()
 

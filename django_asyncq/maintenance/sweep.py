@@ -1,4 +1,4 @@
-"""A walk over all that waits, in parts: what each part of it mended, and how long it took."""
+"""One sweep over all unfinished tasks, split into steps: what each step repaired, and how long the sweep has run."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import NamedTuple
 
 
 class Repairs(NamedTuple):
-    """What one pass mended.
+    """How many repairs of each kind one pass made.
 
-    recovered: leases that ran out. pushed: rows in 0 that Redis did not know. parked: those that wait for a retry.
-    unleased: rows in 1 that nobody ran. leased: active tasks without a lease. strays: ids without a hash. orphans:
-    hashes in no list. ended: waiting entries whose row is final. held: what gone workers seemed to hold.
+    recovered: tasks whose lease expired. pushed: QUEUED rows that Redis did not know. parked: RETRYING rows that Redis
+    did not know. requeued: RUNNING rows that no worker ran. leased: active entries without a lease. strays: ids without
+    a hash. orphans: hashes in no list. discarded: waiting entries of finished rows. released: claims that dead workers
+    still seemed to hold. slots_added, slots_removed: gate slots.
     """
 
     recovered: int = 0
     pushed: int = 0
     parked: int = 0
-    unleased: int = 0
+    requeued: int = 0
     leased: int = 0
     strays: int = 0
     orphans: int = 0
-    ended: int = 0
-    held: int = 0
+    discarded: int = 0
+    released: int = 0
     slots_added: int = 0
     slots_removed: int = 0
 
@@ -36,29 +37,29 @@ class Repairs(NamedTuple):
 
 
 class Sweep:
-    """A sweep under way, which may go on at several ticks.
+    """A sweep that may need several rounds of the reconciler.
 
-    begun_at: monotonic seconds. is_new: it builds Redis anew. took: the seconds it has had.
+    begun_at: monotonic seconds. is_rebuild: Redis is new or has lost its memory. worked_seconds: time spent so far.
     """
 
-    def __init__(self, pages: Iterator[Repairs], *, begun_at: float, is_new: bool) -> None:
+    def __init__(self, steps: Iterator[Repairs], *, begun_at: float, is_rebuild: bool) -> None:
         self.begun_at = begun_at
-        self.is_new = is_new
-        self.took = 0.0
-        self.is_over = False
+        self.is_rebuild = is_rebuild
+        self.worked_seconds = 0.0
+        self.is_finished = False
         self.repairs = Repairs()
-        self._pages = pages
+        self._steps = steps
 
-    def go_on(self, seconds: float) -> Repairs:
-        """Mend page after page until all is seen or the seconds are over; return what was mended now."""
+    def advance(self, seconds: float) -> Repairs:
+        """Take steps until the sweep is finished or the seconds have passed; return what these steps repaired."""
         begun_at = time.monotonic()
-        mended = Repairs()
-        for page in self._pages:
-            mended = mended.plus(page)
+        repairs = Repairs()
+        for step in self._steps:
+            repairs = repairs.plus(step)
             if time.monotonic() >= begun_at + seconds:
                 break
         else:
-            self.is_over = True
-        self.took += time.monotonic() - begun_at
-        self.repairs = self.repairs.plus(mended)
-        return mended
+            self.is_finished = True
+        self.worked_seconds += time.monotonic() - begun_at
+        self.repairs = self.repairs.plus(repairs)
+        return repairs

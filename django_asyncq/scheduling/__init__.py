@@ -1,1 +1,1 @@
-"""Schedules become tasks: the scheduler, and what asynq's own tools list of it."""
+"""Turn schedules into tasks, and show the schedules to asynq's own tools."""

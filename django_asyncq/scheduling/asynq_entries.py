@@ -1,6 +1,6 @@
-"""Schedules as asynq's own tools list them: entries while somebody leads, and an event for each task queued.
+"""Show schedules to asynq's own tools: an entry for each schedule while there is a leader, an event for each task.
 
-A mirror only: the rows decide. A Redis that is away misses it, and the next beat shows it again.
+This is only a copy: the rows decide. If Redis is unreachable, the next beat writes the copy again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..registry import find
 from ..tasks import default_of
 from .scheduler import Fired
 
-# asynq beats each 10 s, and takes a scheduler for gone after two.
+# asynq writes its entries every 10 s, and considers a scheduler dead after two missed beats.
 BEAT_SECONDS = 10
 
 
@@ -31,33 +31,33 @@ class SchedulerEntries:
     """The entries of this process."""
 
     def __init__(self) -> None:
-        self.board = SchedulerEntryList()
+        self.entry_list = SchedulerEntryList()
 
     def beat(self) -> None:
-        """Show all schedules that fire. Raises: BrokerUnavailable, django.db.Error."""
+        """Write an entry for every schedule that fires. Raises: BrokerUnavailable, django.db.Error."""
         queued = Q(occurrences__outcome=OccurrenceOutcome.QUEUED, occurrences__by_person=False)
         rows = Schedule.objects.firing().annotate(previous=Max("occurrences__occurs_at", filter=queued))
-        shown = []
+        encoded = []
         for row in rows:
-            # A row that does not fire says so at its occurrence.
+            # The scheduler reports a schedule that is not valid when it is due.
             with suppress(InvalidOption):
-                shown.append(entry_of(row).encode())
-        self.board.beat(shown, 2 * BEAT_SECONDS)
+                encoded.append(entry_of(row).encode())
+        self.entry_list.beat(encoded, 2 * BEAT_SECONDS)
 
-    def note(self, fired: Iterable[Fired]) -> None:
-        """Add the events of tasks that were queued. Raises: BrokerUnavailable."""
+    def add_events(self, fired: Iterable[Fired]) -> None:
+        """Add an event for every task that was queued. Raises: BrokerUnavailable."""
         now = timezone.now()
         for each in fired:
             event = SchedulerEnqueueEvent(task_id=str(each.task_id), enqueued_at=now)
-            self.board.note(str(each.schedule.pk), event.encode(), int(now.timestamp()))
+            self.entry_list.note(str(each.schedule.pk), event.encode(), int(now.timestamp()))
 
     def clear(self) -> None:
-        """Show nothing any more. Raises: BrokerUnavailable."""
-        self.board.clear()
+        """Remove the entries. Raises: BrokerUnavailable."""
+        self.entry_list.clear()
 
 
 def entry_of(row: Schedule) -> SchedulerEntry:
-    """Return a schedule as an entry; a task that is gone from the code has no options. Raises: InvalidOption."""
+    """Return the entry of a schedule, without options if the code has no such task. Raises: InvalidOption."""
     return SchedulerEntry(
         id=str(row.pk),
         spec=spec(row.timing),
@@ -74,7 +74,7 @@ def _options_of(row: Schedule) -> Iterable[str]:
     if task is None:
         return
     options = task_backends[task.backend].options
-    # Names of queues are plain ASCII: quoted as they are, Go reads them.
+    # Queue names are plain ASCII, so Go can read them in quotes without escapes.
     yield f'Queue("{task.queue_name}")'
     yield f"MaxRetry({max(default_of(task, 'max_attempts', options) - 1, 0)})"
     if timeout := default_of(task, "timeout", options):
@@ -82,9 +82,9 @@ def _options_of(row: Schedule) -> Iterable[str]:
 
 
 def spec(timing: Timing) -> str:
-    """Write it as asynq's scheduler does: `CRON_TZ=Europe/Berlin 30 2 * * *`, `@every 1m30s`.
+    """Write the timing as asynq's scheduler does: `CRON_TZ=Europe/Berlin 30 2 * * *`, `@every 1m30s`.
 
-    What asynq has no word for, such as `L`, is written all the same: its tools only show it.
+    Forms that asynq does not know, such as `L`, are written unchanged, because its tools only show them.
     """
     if isinstance(timing, Cron):
         expression = " ".join(timing.expression.split())
@@ -96,7 +96,7 @@ def go_duration(seconds: int) -> str:
     """Write a duration as Go does: `30s`, `1m30s`, `1h0m0s`."""
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
-    # Go leaves out only leading zeros.
+    # Go omits leading zeros only.
     text = f"{hours}h" if hours else ""
     text += f"{minutes}m" if minutes or hours else ""
     return f"{text}{seconds}s"

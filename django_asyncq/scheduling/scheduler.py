@@ -1,8 +1,8 @@
-"""Ticks of schedules become tasks, each once.
+"""Fire schedules: each occurrence becomes one task, exactly once.
 
-An occurrence is a row, unique by schedule and time, written in the transaction of its task. So any number of processes may
-run this at once, be killed anywhere, and have clocks that disagree; that one at a time does is only economy. Times
-come from the database's clock. What is declared in code has rows too: `sync` brings them up to date.
+An occurrence is a row, unique by schedule and time, written in the transaction of its task. So any number of processes
+may run this at once, be killed anywhere, and have clocks that disagree. Only the leader runs it, to save work. Times
+come from the database's clock. Schedules declared in code have rows too, which `sync` updates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import IntegrityError, InterfaceError, OperationalError, transaction
-from django.db.models.functions import Now
 from django.utils import timezone
 
 from .. import compat, conf, failpoints
@@ -25,17 +24,18 @@ from ..definitions.schedules import Declaration
 from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, RunAborted
 from ..models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskState
 from ..registry import every_task, registered
+from ..storage.database_time import DatabaseNow
 from ..tasks import Task, check_call
 
 logger = logging.getLogger("django_asyncq.scheduling.scheduler")
 
-SCHEDULES_PER_LOOK = 100
-# An occurrence so late may still have been fired by a successor of a dead leader; later it counts as missed.
+SCHEDULES_PER_PAGE = 100
+# An occurrence this late may be fired by the successor of a dead leader; one that is later counts as missed.
 ON_TIME_SECONDS = 60
-# Ticks whose tasks are looked at for overlap; one that is left out because of an older one than these cannot be.
-LATEST_OCCURRENCES = 100
-# A schedule whose gate cannot be asked now is looked at again so soon.
-AGAIN_SECONDS = 1.0
+# How many of the latest occurrences are checked for an unfinished task. An older unfinished task cannot exist.
+OCCURRENCES_CHECKED = 100
+# How soon a schedule is tried again whose gate could not be asked.
+RETRY_SECONDS = 1.0
 DECLARED_FIELDS = (
     "task",
     "args",
@@ -55,14 +55,6 @@ Clock = Callable[[], datetime]
 Fenced = Callable[[], AbstractContextManager[Any]]
 
 
-class DatabaseNow(Now):
-    """The database's time, in UTC also on a MySQL whose session has another zone."""
-
-    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
-        """Return the SQL for MySQL and MariaDB."""
-        return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
-
-
 class Fired(NamedTuple):
     """An occurrence that became a task. task_id: of the row."""
 
@@ -71,84 +63,87 @@ class Fired(NamedTuple):
     task_id: UUID
 
 
-class Look(NamedTuple):
-    """What one look did. next_seconds: until the nearest occurrence to come; None when there is none."""
+class FireResult(NamedTuple):
+    """What one round fired. next_seconds: until the next occurrence; None when there is none."""
 
     fired: list[Fired]
     next_seconds: float | None
 
 
-class Due(NamedTuple):
-    """What a schedule owes. left_out: the latest of those that are not to be fired, or None."""
+class DueOccurrences(NamedTuple):
+    """The occurrences of a schedule to fire now. last_missed: the latest of those not to fire, or None."""
 
-    occurrences: list[datetime]
-    left_out: datetime | None
+    to_fire: list[datetime]
+    last_missed: datetime | None
 
 
 class Scheduler:
-    """Fires what is due.
+    """Fire the schedules that are due.
 
-    fenced: a context manager, in which a transaction is open and proves that this process may write; default a plain
-    transaction. clock: aware time, default the database's.
+    fenced: opens a transaction that commits only while this process may write; default: a plain transaction.
+    clock: returns aware time; default: the database's clock.
     """
 
     def __init__(self, fenced: Fenced = transaction.atomic, clock: Clock | None = None) -> None:
         self._fenced = fenced
         self._clock = clock
 
-    def look(self) -> Look:
-        """Fire all that is due. Raises: django.db.Error, BrokerUnavailable, LockLost; what was fired stays so."""
+    def fire_due(self) -> FireResult:
+        """Fire every occurrence that is due.
+
+        Raises: django.db.Error, BrokerUnavailable, LockLost; what was fired before the error stays fired.
+        """
         fired: list[Fired] = []
         while True:
             rows: list[Any] = list(
                 Schedule.objects.firing()
                 .annotate(now=DatabaseNow())
-                .order_by("next_occurrence_at")[:SCHEDULES_PER_LOOK]
+                .order_by("next_occurrence_at")[:SCHEDULES_PER_PAGE]
             )
             if not rows:
-                return Look(fired, None)
+                return FireResult(fired, None)
             now = rows[0].now if self._clock is None else self._clock()
             due = [row for row in rows if row.next_occurrence_at <= now]
             if not due:
-                return Look(fired, (rows[0].next_occurrence_at - now).total_seconds())
-            is_put_off = False
+                return FireResult(fired, (rows[0].next_occurrence_at - now).total_seconds())
+            must_retry = False
             for row in due:
                 try:
                     fired += self._fire(row, now)
                 except GateUnavailable as error:
-                    is_put_off = True
-                    logger.warning("schedule %s: its occurrence waits: %s", row.name, error)
-            if is_put_off:
-                return Look(fired, AGAIN_SECONDS)
+                    must_retry = True
+                    logger.warning("schedule %s: its occurrence is postponed: %s", row.name, error)
+            if must_retry:
+                return FireResult(fired, RETRY_SECONDS)
 
     # --- one schedule
 
     def _fire(self, seen: Schedule, now: datetime) -> list[Fired]:
-        """Fire what one schedule owes, in one transaction; nothing when it was changed since it was read."""
+        """Fire what is due of one schedule, in one transaction; nothing when it was changed since it was read."""
         with self._fenced():
             row = Schedule.objects.firing().select_for_update().filter(pk=seen.pk).first()
             if row is None or row.next_occurrence_at != seen.next_occurrence_at:
                 return []
             try:
-                due = what_is_due(row, now)
+                due = due_occurrences(row, now)
                 next_occurrence_at = row.timing.after(now)
             except InvalidOption as error:
                 self._write(row, row.next_occurrence_at or now, OccurrenceOutcome.REFUSED, str(error))
                 Schedule.objects.filter(pk=row.pk).update(next_occurrence_at=None)
-                logger.error("schedule %s does not fire any more: %s", row.name, error)
+                logger.error("schedule %s is not valid and will not fire again: %s", row.name, error)
                 return []
-            if due.left_out is not None:
-                note = f"this occurrence and those before it, back to {_text(row.next_occurrence_at)}"
-                self._write(row, due.left_out, OccurrenceOutcome.MISSED, note)
-                logger.warning("schedule %s: missed occurrences are left out: %s", row.name, note)
-            fired = [found for occurs_at in due.occurrences if (found := self._occurrence(row, occurs_at)) is not None]
+            if due.last_missed is not None:
+                note = f"this occurrence and those before it, back to {_in_words(row.next_occurrence_at)}"
+                self._write(row, due.last_missed, OccurrenceOutcome.MISSED, note)
+                logger.warning("schedule %s: missed occurrences are skipped: %s", row.name, note)
+            fired = [found for occurs_at in due.to_fire if (found := self._fire_occurrence(row, occurs_at)) is not None]
             Schedule.objects.filter(pk=row.pk).update(next_occurrence_at=next_occurrence_at)
         failpoints.reach("fire.committed")
         return fired
 
-    def _occurrence(self, row: Schedule, occurs_at: datetime) -> Fired | None:
-        """Write one occurrence and its task; None when it is written already, is left out, or is refused."""
-        if row.overlap == Overlap.SKIP and is_busy(row):
+    def _fire_occurrence(self, row: Schedule, occurs_at: datetime) -> Fired | None:
+        """Write one occurrence and its task; None when it exists already, is skipped, or is refused."""
+        if row.overlap == Overlap.SKIP and has_unfinished_task(row):
             self._write(row, occurs_at, OccurrenceOutcome.SKIPPED)
             return None
         occurrence = self._write(row, occurs_at, OccurrenceOutcome.QUEUED)
@@ -156,24 +151,26 @@ class Scheduler:
             return None
         failpoints.reach("fire.occurrence_written")
         try:
-            # A transaction within: a query of the project's code that fails must not spoil the occurrence's.
+            # A nested transaction: a failed query of the project's code must not spoil that of the occurrence.
             with transaction.atomic():
                 occurrence.task_id = enqueue(row, occurs_at)
         except (GateUnavailable, BrokerUnavailable, OperationalError, InterfaceError):
             raise
         except (EnqueueRefused, InvalidOption, RunAborted, compat.InvalidTask) as error:
             occurrence.outcome, occurrence.note = OccurrenceOutcome.REFUSED, str(error)
-            logger.error("schedule %s: its occurrence of %s is refused: %s", row.name, _text(occurs_at), error)
+            text = "schedule %s: its occurrence of %s was refused: %s"
+            logger.error(text, row.name, _in_words(occurs_at), error, extra={"task": row.task})
         except Exception as error:
-            # Code of the project: a gate's callable, a receiver that vetoes. It must not stop the other schedules.
+            # The project's code: a gate's callable, or a receiver that vetoes. It must not stop other schedules.
             occurrence.outcome, occurrence.note = OccurrenceOutcome.REFUSED, f"{type(error).__qualname__}: {error}"
-            logger.exception("schedule %s: its occurrence of %s cannot be queued", row.name, _text(occurs_at))
+            text = "schedule %s: its occurrence of %s could not be queued"
+            logger.exception(text, row.name, _in_words(occurs_at), extra={"task": row.task})
         occurrence.save(update_fields=["task", "outcome", "note"])
         return Fired(row, occurs_at, occurrence.task_id) if occurrence.task_id else None
 
     @staticmethod
     def _write(row: Schedule, occurs_at: datetime, outcome: OccurrenceOutcome, note: str = "") -> Occurrence | None:
-        """Insert an occurrence; None when there is one of this time."""
+        """Insert an occurrence; None when the schedule has one at this time."""
         try:
             with transaction.atomic():
                 return Occurrence.objects.create(schedule=row, occurs_at=occurs_at, outcome=outcome, note=note)
@@ -183,9 +180,10 @@ class Scheduler:
     # --- what code declares
 
     def sync(self) -> int:
-        """Bring the rows of declared schedules up to date; return how many were written.
+        """Update the rows of schedules declared in code; return how many were written.
 
-        Whether they are enabled is the operator's. One that is gone from the code is kept and fires no more.
+        Whether a schedule is enabled is left to the operator. One that was removed from the code is kept but does not
+        fire.
         """
         written = 0
         with self._fenced():
@@ -195,48 +193,49 @@ class Scheduler:
             for name, (task, declaration) in declared.items():
                 row = rows.get(name) or Schedule(name=name, is_declared=True)
                 if not row.is_declared:
-                    logger.error("schedule %s in code has the name of one made in the admin: it does not fire", name)
+                    logger.error("schedule %s in code has the name of one made in the admin and does not fire", name)
                     continue
-                written += _bring_up_to_date(row, task, declaration, now)
-            gone = [row for row in rows.values() if row.is_declared and not row.retired_at and row.name not in declared]
-            for row in gone:
-                logger.warning("schedule %s is gone from the code: it fires no more", row.name)
-            written += Schedule.objects.filter(pk__in=[row.pk for row in gone]).update(retired_at=now)
+                written += _update_row(row, task, declaration, now)
+            removed = [
+                row for row in rows.values() if row.is_declared and not row.retired_at and row.name not in declared
+            ]
+            for row in removed:
+                logger.warning("schedule %s was removed from the code and does not fire any more", row.name)
+            written += Schedule.objects.filter(pk__in=[row.pk for row in removed]).update(retired_at=now)
         return written
 
 
-def what_is_due(row: Schedule, now: datetime) -> Due:
-    """Decide which occurrences of a schedule are to be fired now. Raises: InvalidOption.
+def due_occurrences(row: Schedule, now: datetime) -> DueOccurrences:
+    """Decide which occurrences of a schedule to fire now. Raises: InvalidOption.
 
-    The latest is, if it is on time; of the others, and of a late one, decides `missed`.
+    The latest fires if it is on time. The schedule's `missed` policy decides about the others, and about a late one.
     """
     first = row.next_occurrence_at
     if first is None:
-        return Due([], None)
+        return DueOccurrences([], None)
     wanted = row.missed_cap if row.missed == Missed.ALL else 1
     found = row.timing.latest(first - timedelta(microseconds=1), now, wanted + 1)
-    kept = found[-wanted:]
+    to_fire = found[-wanted:]
     on_time = max(ON_TIME_SECONDS, 2 * conf.current().lock_ttl_seconds)
-    if row.missed == Missed.SKIP and kept and (now - kept[-1]).total_seconds() > on_time:
-        kept = []
-    left_out = found[: len(found) - len(kept)]
-    return Due(kept, left_out[-1] if left_out else None)
+    if row.missed == Missed.SKIP and to_fire and (now - to_fire[-1]).total_seconds() > on_time:
+        to_fire = []
+    missed = found[: len(found) - len(to_fire)]
+    return DueOccurrences(to_fire, missed[-1] if missed else None)
 
 
-def is_busy(row: Schedule) -> bool:
-    """Whether a task of a recent occurrence is queued, running, or waits for a retry."""
-    occurrences = Occurrence.objects.filter(schedule=row, task_id__isnull=False).order_by("-occurs_at")[
-        :LATEST_OCCURRENCES
-    ]
+def has_unfinished_task(row: Schedule) -> bool:
+    """Return whether a task of a recent occurrence is QUEUED, RUNNING or RETRYING."""
+    occurrences = Occurrence.objects.filter(schedule=row, task_id__isnull=False).order_by("-occurs_at")
     return any(
         state in (TaskState.QUEUED, TaskState.RUNNING) or (state == TaskState.FAILED and retry_at is not None)
-        for state, retry_at in occurrences.values_list("task__state", "task__retry_at")
+        for state, retry_at in occurrences[:OCCURRENCES_CHECKED].values_list("task__state", "task__retry_at")
     )
 
 
 def enqueue(row: Schedule, occurs_at: datetime | None = None) -> UUID:
-    """Queue the schedule's task, in the caller's transaction; return its id. occurs_at: None means now, without jitter.
+    """Enqueue the schedule's task in the caller's transaction; return its id.
 
+    occurs_at: the time of the occurrence; None means now, without jitter.
     Raises: TaskNotRegistered, InvalidOption (not schedulable, wrong arguments), EnqueueRefused, InvalidTask.
     """
     task = registered(row.task)
@@ -244,16 +243,16 @@ def enqueue(row: Schedule, occurs_at: datetime | None = None) -> UUID:
         raise InvalidOption(f"task {row.task} may not be scheduled by people: declare it with schedulable=True")
     check_call(task, row.args, row.kwargs)
     if not hasattr(task.get_backend(), "enqueue_many"):
-        raise InvalidOption(f"task {row.task} is of the backend {task.backend!r}, which has no rows")
+        raise InvalidOption(f"task {row.task} uses the backend {task.backend!r}, which has no rows")
     if row.jitter_seconds and occurs_at is not None:
         task = task.using(run_after=occurs_at + _jitter(row, occurs_at))
     return UUID(task.enqueue(*row.args, **row.kwargs).id)
 
 
 def run_now(row: Schedule) -> Occurrence:
-    """Queue the schedule's task at once, because a person asked, whatever else of it is running.
+    """Enqueue the schedule's task at once because a person asked, whether or not another of its tasks is running.
 
-    Raises: what `enqueue` raises; nothing has been written then.
+    Raises: what `enqueue` raises; then nothing has been written.
     """
     with transaction.atomic():
         occurrence = Occurrence.objects.create(schedule=row, occurs_at=timezone.now(), by_person=True)
@@ -263,7 +262,7 @@ def run_now(row: Schedule) -> Occurrence:
 
 
 def declared_schedules() -> Iterator[tuple[str, tuple[Task[Any, Any], Declaration]]]:
-    """Yield the schedules of all registered tasks by name; of two with one name the first task's."""
+    """Yield the schedules of all registered tasks by name; if two have the same name, the first."""
     seen: set[str] = set()
     for task in every_task():
         found = task.schedule if isinstance(task.schedule, tuple) else (task.schedule,)
@@ -272,13 +271,13 @@ def declared_schedules() -> Iterator[tuple[str, tuple[Task[Any, Any], Declaratio
                 continue
             name = declaration.name or task.module_path
             if name in seen:
-                logger.error("schedule %s is declared twice; that of %s is left out", name, task.module_path)
+                logger.error("schedule %s is declared twice; that of %s is ignored", name, task.module_path)
                 continue
             seen.add(name)
             yield name, (task, declaration)
 
 
-def _bring_up_to_date(row: Schedule, task: Task[Any, Any], declaration: Declaration, now: datetime) -> bool:
+def _update_row(row: Schedule, task: Task[Any, Any], declaration: Declaration, now: datetime) -> bool:
     given = payload.of_call(declaration.args, dict(declaration.kwargs))
     values = {name: getattr(declaration, name) for name in DECLARED_FIELDS if hasattr(declaration, name)}
     values |= {"task": task.module_path, "args": given.args, "kwargs": given.kwargs}
@@ -295,10 +294,10 @@ def _bring_up_to_date(row: Schedule, task: Task[Any, Any], declaration: Declarat
 
 
 def _jitter(row: Schedule, occurs_at: datetime) -> timedelta:
-    """Return the delay of an occurrence: any process finds the same."""
+    """Return the delay of an occurrence, the same in every process."""
     digest = hashlib.sha256(f"{row.pk} {occurs_at.timestamp()}".encode()).digest()
     return timedelta(seconds=row.jitter_seconds) * (int.from_bytes(digest[:4]) / 2**32)
 
 
-def _text(moment: datetime | None) -> str:
+def _in_words(moment: datetime | None) -> str:
     return "" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

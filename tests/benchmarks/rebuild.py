@@ -92,7 +92,7 @@ def rebuild(rows: int, *, profile: bool) -> None:
     begun_at, cpu_at, server_at = time.monotonic(), time.process_time(), server_seconds(broker.client)
     reconciler = Reconciler(broker)
     repairs = reconciler.tick(begun_at)
-    while reconciler.under_way:
+    while reconciler.current_sweep:
         repairs = repairs.plus(reconciler.tick(time.monotonic()))
     seconds, cpu_seconds = time.monotonic() - begun_at, time.process_time() - cpu_at
     server_cpu_seconds = server_seconds(broker.client) - server_at

@@ -22,9 +22,9 @@ def no_recovery() -> None:
     from django_asyncq.maintenance.reconciler import Reconciler
     from django_asyncq.supervisor import Supervisor
 
-    Supervisor._recover = lambda self, child, exit_code: None  # type: ignore[method-assign]
+    Supervisor.recover = lambda self, child, exit_code: None  # type: ignore[method-assign]
     Reconciler.recover_expired = lambda self: 0  # type: ignore[method-assign]
-    Reconciler._abandoning = lambda self: iter(())  # type: ignore[method-assign]
+    Reconciler.requeue_lost_runs = lambda self: iter(())  # type: ignore[method-assign]
 
 
 def late_recovery() -> None:
@@ -38,7 +38,7 @@ def late_recovery() -> None:
     def is_due(what: str) -> bool:
         return time.monotonic() - noticed.setdefault(what, time.monotonic()) > LATE_SECONDS
 
-    recover, recover_leases = Supervisor._recover, Reconciler._recover_leases
+    recover, recover_leases = Supervisor.recover, Reconciler._recover_leases
 
     def recover_late(self: Any, child: Any, exit_code: int | None) -> None:
         if not is_due(child.worker_id):
@@ -48,7 +48,7 @@ def late_recovery() -> None:
     def recover_leases_late(self: Any, queue: str, found: Any) -> int:
         return recover_leases(self, queue, [expired for expired in found if is_due(expired.id)])
 
-    Supervisor._recover = recover_late  # type: ignore[method-assign]
+    Supervisor.recover = recover_late  # type: ignore[method-assign]
     Reconciler._recover_leases = recover_leases_late  # type: ignore[method-assign]
 
 
@@ -74,7 +74,7 @@ def no_rebuild() -> None:
     """What Redis forgot is not pushed again."""
     from django_asyncq.maintenance.reconciler import Reconciler
 
-    Reconciler._pushing = lambda self, *, young, is_new=False: iter(())  # type: ignore[method-assign]
+    Reconciler._push_pages = lambda self, *, young, is_rebuild=False: iter(())  # type: ignore[method-assign]
 
 
 def no_gate_rebuild() -> None:
@@ -214,8 +214,8 @@ def no_sweep() -> None:
     """Nobody walks what Redis has."""
     from django_asyncq.maintenance.reconciler import Reconciler
 
-    Reconciler.sweep_places = lambda self: iter(())  # type: ignore[method-assign]
-    Reconciler.sweep_hashes = lambda self: iter(())  # type: ignore[method-assign]
+    Reconciler.repair_lists = lambda self: iter(())  # type: ignore[method-assign]
+    Reconciler.repair_hashes = lambda self: iter(())  # type: ignore[method-assign]
 
 
 def trusts_messages() -> None:

@@ -73,7 +73,7 @@ def test_outage_beyond_the_leases_repeats_nothing(
         wait_until(lambda: TaskRecord.objects.succeeded().count() == len(results), "the end of all")
         for fleet in fleets:
             assert fleet.output().count("leases cannot be renewed") <= 1
-            assert fleet.output().count("repairs waits for a store") <= 1
+            assert fleet.output().count("repairs loop cannot reach a store") <= 1
             assert "Traceback" not in fleet.output()
     begun = Counter(line["id"] for line in history(path) if line["event"] == "begin")
     assert begun == {result.id: 1 for result in results}

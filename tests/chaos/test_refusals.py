@@ -130,7 +130,7 @@ def complaints(fleet: Workers) -> Counter[str]:
         "leases cannot be renewed",
         "cannot fetch",
         "cannot watch",
-        "waits for a store",
+        "cannot reach a store",
         "Redis not told",
         "Traceback",
     )

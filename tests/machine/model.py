@@ -341,11 +341,11 @@ class Model(Entries):
         for name in ended:
             self._leave(name)
             del self.entries[name]
-        repairs |= {"ended": len(ended), "held": self.prune_held()}
+        repairs |= {"discarded": len(ended), "released": self.prune_held()}
         repairs |= {"orphans": sum(self.repair_orphans(queue) for queue in QUEUES), "pushed": self.push_stranded()}
         waits = self.missing(lambda row: row.state == FAILED and bool(row.retry_at))
         repairs["parked"] = sum(self.park_entry(name, fence=self.later_fence(name)) for name in waits)
-        return repairs | {"unleased": self.recover_unleased()} | self.audit()
+        return repairs | {"requeued": self.recover_unleased()} | self.audit()
 
     def prune_held(self) -> int:
         pruned = 0

@@ -161,8 +161,8 @@ class Repairs(Waits):
     @seldom
     @rule()
     def reconcile(self) -> None:
-        self.mended(self.reconciler.quick(), self.model.quick())
-        self.last = None if self.model.strangers else self.reconciler.quick
+        self.mended(self.reconciler.quick_repairs(), self.model.quick())
+        self.last = None if self.model.strangers else self.reconciler.quick_repairs
 
     def mended(self, got: reconciler.Repairs, wanted: dict[str, int]) -> None:
         """Compare what a pass says it has mended; what it does not name is 0."""

@@ -20,7 +20,7 @@ from ...worker.options import WorkerOptions
 
 
 def queue_weights(text: str) -> dict[str, int]:
-    """Read `critical=6,default=3`; a name without a number has weight 1."""
+    """Read queue weights such as `critical=6,default=3`; a name without a number has weight 1."""
     weights: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, weight = part.partition("=")
@@ -37,7 +37,7 @@ def queue_weights(text: str) -> dict[str, int]:
 
 
 def whole_number(least: int) -> Callable[[str], int]:
-    """Return a reader of whole numbers from `least` up."""
+    """Return a function that reads whole numbers of at least `least`."""
 
     def read(text: str) -> int:
         try:
@@ -52,51 +52,97 @@ def whole_number(least: int) -> Callable[[str], int]:
 
 
 def worker_name(text: str) -> str:
-    """Read the first part of a worker's id, which becomes part of Redis keys."""
+    """Read the first part of the worker ids, which becomes part of Redis keys."""
     if not QUEUE_NAME.fullmatch(text):
         raise ArgumentTypeError(f"{text!r}: use 1 to 64 letters, digits, '_', '.' and '-'.")
     return text
 
 
-class Command(BaseCommand):
-    """Run the workers and, on one host of the fleet, what only one process may do."""
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun in the singular or plural: "1 task", "2 tasks"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
-    help = "Run worker processes for the tasks of a TASKS alias until SIGTERM or Ctrl-C; a second one hurries."
+
+class Command(BaseCommand):
+    """Run the worker processes and their supervisor."""
+
+    help = (
+        "Run worker processes for the tasks of a TASKS alias. Press Ctrl-C or send SIGTERM to stop after the running "
+        "tasks have finished; press Ctrl-C again to stop immediately."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the options; defaults come from ASYNCQ where it has a key for them."""
+        self._add_task_options(parser)
+        self._add_process_options(parser)
+
+    @staticmethod
+    def _add_task_options(parser: ArgumentParser) -> None:
         parser.add_argument("--backend", default="default", metavar="ALIAS", help="TASKS alias (default: default)")
         parser.add_argument(
             "--queues",
             type=queue_weights,
             default={},
             metavar="NAME=WEIGHT,…",
-            help="default: the alias's QUEUES, or all",
+            help="queues and their weights (default: the QUEUES of the alias, or all queues)",
         )
-        parser.add_argument("--strict", action="store_true", help="always ask the queue with the highest weight first")
-        parser.add_argument("--processes", type=whole_number(1), help="worker processes (ASYNCQ['PROCESSES'])")
-        parser.add_argument("--concurrency", type=whole_number(1), help="tasks at once in each (ASYNCQ['CONCURRENCY'])")
-        parser.add_argument("--burst", action="store_true", help="end when nothing is queued, running or due")
-        parser.add_argument("--max-tasks", type=whole_number(1), default=0, help="replace a process after N tasks")
-        parser.add_argument("--max-memory-mb", type=whole_number(1), default=0, help="replace a process above N MB")
+        parser.add_argument(
+            "--strict", action="store_true", help="always take tasks from the queue with the highest weight first"
+        )
+        parser.add_argument("--burst", action="store_true", help="stop when no task is queued, running or due")
+
+    @staticmethod
+    def _add_process_options(parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--processes", type=whole_number(1), help="number of worker processes (default: ASYNCQ['PROCESSES'])"
+        )
+        parser.add_argument(
+            "--concurrency",
+            type=whole_number(1),
+            help="tasks that each process runs at once (default: ASYNCQ['CONCURRENCY'])",
+        )
+        parser.add_argument(
+            "--max-tasks", type=whole_number(1), default=0, metavar="N", help="replace a process after N tasks"
+        )
+        parser.add_argument(
+            "--max-memory-mb",
+            type=whole_number(1),
+            default=0,
+            metavar="N",
+            help="replace a process that uses more than N MB",
+        )
         parser.add_argument(
             "--worker-id",
             type=worker_name,
             metavar="ID",
-            help="first part of the worker ids (default: host)",
+            help="first part of the worker ids (default: the host name)",
         )
-        parser.add_argument("--reload", action="store_true", help="restart the processes when code changes")
+        parser.add_argument("--reload", action="store_true", help="restart the worker processes when code changes")
         mode = parser.add_mutually_exclusive_group()
-        mode.add_argument("--single-instance", action="store_const", const=True, dest="single_instance")
-        mode.add_argument("--multi-instance", action="store_const", const=False, dest="single_instance")
-        parser.add_argument("--liveness-file", type=Path, metavar="PATH", help="touched while all processes are up")
+        mode.add_argument(
+            "--single-instance",
+            action="store_const",
+            const=True,
+            dest="single_instance",
+            help="all workers share this host: replace the dead holder of a lock at once",
+        )
+        mode.add_argument(
+            "--multi-instance",
+            action="store_const",
+            const=False,
+            dest="single_instance",
+            help="workers may run on several hosts: replace the dead holder of a lock after its TTL",
+        )
+        parser.add_argument(
+            "--liveness-file", type=Path, metavar="PATH", help="file that is touched while all processes run"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Check what can be checked, then supervise."""
+        """Check the backend and Redis, then supervise until stopped."""
         settings = conf.current()
         backend = self._backend(options["backend"])
         load_task_modules()
-        self._greet(registered_names())
+        self._print_start(registered_names())
         worker = {"name": options["worker_id"]} if options["worker_id"] else {}
         supervisor = Supervisor(
             WorkerOptions(
@@ -112,7 +158,7 @@ class Command(BaseCommand):
             burst=options["burst"],
             liveness_file=options["liveness_file"],
             single_instance=options["single_instance"],
-            code_changed=CodeWatch() if options["reload"] else None,
+            code_changed=CodeChanges() if options["reload"] else None,
         )
         try:
             supervisor.run()
@@ -131,24 +177,24 @@ class Command(BaseCommand):
             )
         return backend
 
-    def _greet(self, names: list[str]) -> None:
-        self.stdout.write(f"{len(names)} tasks registered: {', '.join(names) or 'none'}")
+    def _print_start(self, names: list[str]) -> None:
+        self.stdout.write(f"{counted(len(names), 'task')} registered: {', '.join(names) or 'none'}")
         try:
             policy = Broker("worker").eviction_policy()
         except BrokerUnavailable as error:
-            self.stderr.write(self.style.WARNING(f"Redis is away ({error}); workers start and wait for it."))
+            self.stderr.write(self.style.WARNING(f"Redis is unreachable ({error}); workers start and wait for it."))
             return
         if policy not in ("", "noeviction"):
             self.stderr.write(
                 self.style.WARNING(
-                    f"Redis may evict keys (maxmemory-policy {policy}). Nothing is lost, for the rows are rebuilt from "
-                    f"the database, but tasks are late: set it to noeviction."
+                    f"Redis may evict keys (maxmemory-policy {policy}). No task is lost, because Redis is rebuilt from "
+                    f"the database, but tasks start late: set the policy to noeviction."
                 )
             )
 
 
-class CodeWatch:
-    """Answers whether a file of the loaded code has changed since it was last asked."""
+class CodeChanges:
+    """Return whether a file of the loaded code has changed since the previous call."""
 
     def __init__(self) -> None:
         self._seen = self._snapshot()

@@ -283,14 +283,14 @@ class Killing:
 
     def _old_rows(self) -> None:
         """Rows older than such are kept, and a new leader, which prunes at once."""
-        from django_asyncq.maintenance.pruner import lowest_id_at
+        from django_asyncq.maintenance.pruner import lowest_uuid7_at
         from django_asyncq.models import TaskRecord, TaskState
 
         then = timezone.now() - timedelta(days=40, seconds=self.chance["supervisor"].randrange(10**6))
-        rows = _rows([TaskRecord(id=lowest_id_at(then), name="gone", state=TaskState.FAILED, finished_at=then)])
+        rows = _rows([TaskRecord(id=lowest_uuid7_at(then), name="gone", state=TaskState.FAILED, finished_at=then)])
         self.rig.note("deleted", ids=[str(row.id) for row in rows])
         for fleet in self.fleets:
-            if f" {fleet.pid} INFO django_asyncq.maintenance.service: this process leads" in fleet.log.read_text(
+            if f" {fleet.pid} INFO django_asyncq.maintenance.service: leadership acquired" in fleet.log.read_text(
                 errors="replace"
             ):
                 self._lose(fleet)

@@ -56,7 +56,7 @@ def flapping(rig: Rig, report: Report, scale: float) -> None:
 
 
 def _leads_since(fleet: Fleet) -> int:
-    return fleet.log.read_text(errors="replace").count("this process leads")
+    return fleet.log.read_text(errors="replace").count("leadership acquired")
 
 
 def _cut_off_leader(fleets: list[Fleet], proxies: list[Proxy]) -> float:
@@ -79,6 +79,6 @@ def _leader_of(fleets: list[Fleet]) -> int:
     """Return which fleet said last that it leads."""
     said = []
     for number, fleet in enumerate(fleets):
-        lines = [line for line in fleet.log.read_text(errors="replace").splitlines() if "this process leads" in line]
+        lines = [line for line in fleet.log.read_text(errors="replace").splitlines() if "leadership acquired" in line]
         said += [(lines[-1][:23], number)] if lines else []
     return max(said)[1]

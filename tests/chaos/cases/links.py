@@ -43,7 +43,7 @@ def bad_line(rig: Rig, report: Report, scale: float) -> None:
             report.goal("settled", int(rig.settle(20 if rig.mutant else 60)), at_least=1)
             report.goal("requests lost in all", proxy.lost, at_least=5)
             rig.check(report)
-    crashed = sum(fleet.log.read_text(errors="replace").count("is gone:") for fleet in rig.fleets)
+    crashed = sum(fleet.log.read_text(errors="replace").count("exited unexpectedly:") for fleet in rig.fleets)
     report.goal("workers that had to be replaced", crashed, at_most=0)
 
 
