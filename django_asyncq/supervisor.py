@@ -241,7 +241,7 @@ class Supervisor:
                 workers, self.broker.extend(queue, workers, settings.lease_seconds, begun), strict=True
             ):
                 kept[worker_id] += extended.kept
-            failpoints.reach("beat.lease_renewed")
+            failpoints.reach("beat.leases_renewed")
         # The first mark is no loss: what began before it is there.
         has_lost_memory = self._alive_since is not None and alive_since != self._alive_since
         for worker_id, ids in running.items():

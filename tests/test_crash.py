@@ -25,7 +25,7 @@ from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import alive_key
 from django_asyncq.maintenance.pruner import lowest_id_at
 from django_asyncq.models import Gate, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
-from django_asyncq.testing import crash_at
+from django_asyncq.testing import CRASH_MARK_VARIABLE, CRASH_VARIABLE, crash_at
 
 from . import tasks, test_outages
 from .test_outages import Outage
@@ -79,7 +79,7 @@ class Crash:
         self.point = point
         self.mark = folder / f"{point}.mark"
         armed = crash_at(point, nth=nth, mark=self.mark)
-        self.variables = {name: armed[name] for name in (failpoints.VARIABLE, failpoints.MARK_VARIABLE)}
+        self.variables = {name: armed[name] for name in (CRASH_VARIABLE, CRASH_MARK_VARIABLE)}
 
     def pid(self) -> int:
         """The process that came to the point."""
@@ -194,19 +194,19 @@ def failed_row(**fields: Any) -> TaskRecord:
 # point: what the producer does, the how-many-eth time, rows there are afterwards
 PRODUCERS: dict[str, tuple[str, int, int]] = {
     "build.gate_built": ("enqueue", 1, 0),
-    "enqueue.slot_taken": ("enqueue", 2, 0),
+    "enqueue.slot_acquired": ("enqueue", 2, 0),
     "enqueue.row_inserted": ("enqueue", 2, 0),
     "enqueue.committed": ("enqueue", 1, 2),
     "dispatch.slots_confirmed": ("enqueue_for_later", 1, 2),
     "dispatch.queue_pushed": ("enqueue", 1, 2),
-    "batch.taken": ("one_after_the_other", 1, 3),
+    "push_batch.collected": ("one_after_the_other", 1, 3),
     "enqueue.pushed": ("enqueue", 1, 2),
     "broker.batch_sent": ("enqueue_many", 1, 250),
     "park.row_written": ("lose_the_slot", 1, 1),
-    "retry.slot_taken": ("retry", 1, 1),
+    "retry.slot_acquired": ("retry", 1, 1),
     "retry.committed": ("retry", 1, 1),
     "delete.committed": ("delete", 1, 0),
-    "acknowledge.queue_told": ("work", 1, 2),
+    "acknowledge.queue_acknowledged": ("work", 1, 2),
 }
 
 
@@ -234,7 +234,7 @@ def test_producer_killed_at_each_step(turn: int, tmp_path: Path, checked: Callab
     for point in PRODUCERS:
         produce(point, tmp_path)
     # A person whose click was lost clicks again.
-    again = TaskRecord.objects.get(gate="retry.slot_taken")
+    again = TaskRecord.objects.get(gate="retry.slot_acquired")
     assert lifecycle.retry([again.id], by_person=True).retried == [again]
     # The stranger that has the slot of the parked task gives it back by itself.
     wait_until(
@@ -251,8 +251,8 @@ WORKERS: dict[str, tuple[Callable[[], Any], int]] = {
     "claim.leased": (nap, 1),
     "claim.rows_read": (nap, 1),
     "begin.counted": (nap, 1),
-    "mark.row_written": (lambda: nap(0.3), 2),
-    "run.ended": (nap, 2),
+    "mark_running.row_written": (lambda: nap(0.3), 2),
+    "run.function_returned": (nap, 2),
     "report.row_written": (nap, 1),
     "report.acknowledged": (nap, 1),
     "complete.row_written": (lambda: exactly_once(), 2),
@@ -330,7 +330,7 @@ def test_worker_killed_while_it_hands_over(
     turn: int, outage: Outage, tmp_path: Path, history_path: Path, checked: Callable[..., None]
 ) -> None:
     """SIGTERM while the database is away: what was left in Redis by then is recorded, only the rest runs again."""
-    point = "spill.outcome_left"
+    point = "spill.queue_spilled"
     for queue in ("one", "two"):
         nap(1.0, queue)
     crash = Crash(point, tmp_path)
@@ -435,8 +435,8 @@ def in_two_queues() -> None:
 # point: what is there, the how-many-eth time, what of it ends in the archive without a row
 SUPERVISORS: dict[str, tuple[Callable[..., None], int, int]] = {
     "reconcile.marked_alive": (never_pushed, 1, 0),
-    "reconcile.page_mended": (lambda: never_pushed(1200), 1, 0),
-    "reconcile.leases_mended": (held_by_a_lost_host, 1, 0),
+    "reconcile.page_repaired": (lambda: never_pushed(1200), 1, 0),
+    "reconcile.leases_recovered": (held_by_a_lost_host, 1, 0),
     "replay.row_written": (outcome_left_by_a_lost_host, 1, 0),
     "abandon.row_written": (unknown_run, 1, 0),
     "fire.occurrence_written": (overdue_schedule, 1, 0),
@@ -444,7 +444,7 @@ SUPERVISORS: dict[str, tuple[Callable[..., None], int, int]] = {
     "start_up.row_written": (lambda: None, 1, 0),
     "prune.rows_deleted": (old_failure, 1, 1),
     "forward.retry_found": (retried_task, 1, 0),
-    "beat.lease_renewed": (in_two_queues, 5, 0),
+    "beat.leases_renewed": (in_two_queues, 5, 0),
 }
 
 
@@ -481,7 +481,9 @@ def test_supervisor_killed_at_a_step(
         assert ended == [False, True]
 
 
-@pytest.mark.parametrize("point", AFTER_A_DEATH := ("reap.death_noticed", "recover.row_written", "recover.redis_told"))
+@pytest.mark.parametrize(
+    "point", AFTER_A_DEATH := ("reap.death_noticed", "recover.row_written", "recover.redis_updated")
+)
 def test_supervisor_killed_while_it_mourns_a_worker(
     turn: int, point: str, tmp_path: Path, history_path: Path, checked: Callable[..., None]
 ) -> None:
@@ -522,5 +524,5 @@ def test_without_a_reconciler_the_check_fails(
 
 def test_every_point_is_killed_at(turn: int) -> None:
     """No point is only declared."""
-    tried = {*PRODUCERS, *WORKERS, *SUPERVISORS, *AFTER_A_DEATH, "requeue.row_written", "spill.outcome_left"}
+    tried = {*PRODUCERS, *WORKERS, *SUPERVISORS, *AFTER_A_DEATH, "requeue.row_written", "spill.queue_spilled"}
     assert tried == set(failpoints.POINTS)

@@ -77,9 +77,9 @@ def test_has_a_session_of_its_own() -> None:
 def test_takes_another_port_when_it_loses_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another server on the port answers PING too, and is not mistaken for one's own."""
     with EmbeddedRedis() as winner:
-        free = testing._free_port()
+        free = testing.free_port()
         ports = iter([winner.port, free])
-        monkeypatch.setattr(testing, "_free_port", lambda: next(ports))
+        monkeypatch.setattr(testing, "free_port", lambda: next(ports))
         with EmbeddedRedis() as server:
             assert server.port == free
             assert ping(free)
@@ -90,7 +90,7 @@ def test_tells_the_end_of_the_log_when_it_does_not_start(
 ) -> None:
     """A server that dies: the error holds what it said; the folder is removed."""
     binary = script(tmp_path / "dies", "echo the disk is on fire; exit 1")
-    monkeypatch.setattr(testing, "_binary", lambda: binary)
+    monkeypatch.setattr(testing, "server_binary", lambda: binary)
     with pytest.raises(RuntimeError, match="the disk is on fire"):
         EmbeddedRedis().start()
     assert list(temporary.iterdir()) == []
@@ -102,7 +102,7 @@ def test_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     pid_file = tmp_path / "pid"
     body = f"echo $$ > {pid_file}; echo starting; exec sleep 60"
     binary = script(tmp_path / "hangs", body)
-    monkeypatch.setattr(testing, "_binary", lambda: binary)
+    monkeypatch.setattr(testing, "server_binary", lambda: binary)
     with pytest.raises(RuntimeError, match="did not start"):
         EmbeddedRedis().start()
     if pid_file.exists():
@@ -166,7 +166,7 @@ def owner(*arguments: str) -> tuple[subprocess.Popen[str], int]:
         return process, int(process.stdout.readline())
 
 
-@pytest.mark.skipif(not testing._tie_to_owner(), reason="needs Linux and setpriv")
+@pytest.mark.skipif(not testing.death_signal_command(), reason="needs Linux and setpriv")
 def test_dies_with_an_owner_that_was_killed() -> None:
     """SIGKILL runs no exit handler; the kernel ends the server."""
     process, port = owner()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import redis
 
-from django_asyncq.testing import EmbeddedRedis, _binary, _tie_to_owner
+from django_asyncq.testing import EmbeddedRedis, death_signal_command, free_port, server_binary
 
 from .workers import wait_until
 
@@ -127,7 +126,7 @@ def watched() -> Iterator[Watched]:
                 f"sentinel failover-timeout {SENTINEL_NAME} 3000\n"
             )
             with (Path(folder) / "log").open("ab") as log:
-                command = [*_tie_to_owner(), _binary(), str(file), "--sentinel"]
+                command = [*death_signal_command(), server_binary(), str(file), "--sentinel"]
                 process = subprocess.Popen(command, stdout=log, stderr=log)
             try:
                 found = Watched(primary, replica, port)
@@ -145,10 +144,3 @@ def knows_replica(port: int) -> bool:
             return len(sentinel.execute_command("SENTINEL", "REPLICAS", SENTINEL_NAME)) == 1
     except redis.ConnectionError:
         return False
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

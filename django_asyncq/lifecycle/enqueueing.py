@@ -82,7 +82,7 @@ def enqueue(
     Raises: EnqueueRefused and what other receivers veto with; nothing has been written then.
     """
     refused = ask(records, None, partial=partial)
-    failpoints.reach("enqueue.slot_taken")
+    failpoints.reach("enqueue.slot_acquired")
     admitted = [record for record in records if record.id not in refused] if refused else list(records)
     if not admitted:
         return []

@@ -63,7 +63,7 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         rows = TaskRecord.objects.using(database).select_for_update().filter(id__in=ids, state=TaskState.FAILED)
         records = list(rows if by_person else rows.filter(retry_at__isnull=False))
         refused = ask(records, TaskState.FAILED, partial=True, timed=not by_person) if records else set()
-        failpoints.reach("retry.slot_taken")
+        failpoints.reach("retry.slot_acquired")
         admitted = [record for record in records if record.id not in refused]
         changes: dict[str, Any] = {"state": TaskState.QUEUED, "retry_at": None, "finished_at": None, "run_after": None}
         if by_person:
@@ -198,7 +198,7 @@ def _give_on(
         broker.retry(queue, worker_id, items)
     if over := [record for record in ended.values() if record.retry_at is None]:
         broker.archive(queue, worker_id, [(leases[str(record.id)], message_of(record)) for record in over])
-    failpoints.reach("recover.redis_told")
+    failpoints.reach("recover.redis_updated")
     announce([record for record in records if record.state == TaskState.QUEUED], TaskState.RUNNING, TaskState.QUEUED)
     announce(list(ended.values()), TaskState.RUNNING, TaskState.FAILED)
     return words.count("requeued")

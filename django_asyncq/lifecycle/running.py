@@ -186,7 +186,7 @@ def mark_running(runs: Sequence[Run]) -> list[Run]:
     If we die in between, the row says 1 without a lease; the reconciler hands it back.
     """
     lost = record_runs(runs)
-    failpoints.reach("mark.row_written")
+    failpoints.reach("mark_running.row_written")
     for run in runs:
         run.written = True
     announce([run.record for run in runs if run not in lost], TaskState.QUEUED, TaskState.RUNNING)
@@ -236,7 +236,7 @@ def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Seque
         over = [run for run in of if run.record.state == TaskState.FAILED and run.record.retry_at is None]
         if over:
             broker.archive(queue, worker_id, [(run.lease, message_of(run.record)) for run in over])
-        failpoints.reach("acknowledge.queue_told")
+        failpoints.reach("acknowledge.queue_acknowledged")
 
 
 def _retry_item(run: Run) -> tuple[Lease, bytes, int]:

@@ -212,7 +212,7 @@ class Reconciler:
             while (found := self.broker.expired(queue)) and found != before:
                 recovered += self._recover_leases(queue, found)
                 before = found
-        failpoints.reach("reconcile.leases_mended")
+        failpoints.reach("reconcile.leases_recovered")
         return recovered
 
     def _recover_leases(self, queue: str, found: Iterable[Expired]) -> int:
@@ -367,7 +367,7 @@ class Reconciler:
                 row.standing = gone[str(row.id)]  # type: ignore[attr-defined]
             yield still
             if still:
-                failpoints.reach("reconcile.page_mended")
+                failpoints.reach("reconcile.page_repaired")
             self.looked_at(len(found))
 
 
