@@ -231,7 +231,7 @@ class Supervisor:
     def _renew(self) -> None:
         """Renew the leases of all that the processes hold; give back to Redis what it has forgotten."""
         settings = conf.current()
-        alive_since = self.broker.pulse(settings.outage_seconds).alive_since
+        alive_since = self.broker.reachability(settings.outage_seconds).alive_since
         # Looked at first: what is begun from now on has a lease, and need not be looked for.
         running = {child.worker_id: {task.id for task in child.board.running()} for child in self.children}
         workers, begun = list(running), [id for ids in running.values() for id in ids]

@@ -82,7 +82,7 @@ MACHINE = {
     "repair_orphans of what stands in a list": Cut(
         "repair_orphans", "redis.call('LPOS', KEYS[list], id, 'RANK', -1)", "false"
     ),
-    "repair_orphans of nothing": Cut("repair_orphans", "if not stands then", "if false then"),
+    "repair_orphans of nothing": Cut("repair_orphans", "if not stays then", "if false then"),
     "enqueue that pushes twice": Cut("enqueue", "and 'exists' or 'queued'", "and 'queued' or 'queued'"),
     "enqueue that asks for no slot": Cut("enqueue", "gate and not has_slot(id, gate)", "false"),
     "enqueue whose fence may fall": Cut(

@@ -77,7 +77,7 @@ def test_rebuild_puts_back_what_waits(forgotten: list[TaskRecord]) -> None:
     assert "6 put into Redis" in text
     assert Inspection().sizes("default") == {"pending": 3, "active": 0, "scheduled": 1, "retry": 1, "archived": 0}
     assert len(gates.slots("g")) == 1
-    assert Broker().is_alive() is not None
+    assert Broker().alive_since() is not None
     assert "; 0 put into Redis" in run("rebuild", "--yes")
 
 

@@ -22,7 +22,7 @@ from redis.exceptions import (
 
 from django_asyncq.broker import Broker, Entry, Expired, Extended, Lease, clients, scripts
 from django_asyncq.broker.entries import id_bytes
-from django_asyncq.broker.keys import QueueKeys, alive_key, due_channel, pulse_key, queues_key
+from django_asyncq.broker.keys import QueueKeys, alive_key, due_channel, queues_key, reachability_key
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.testing import EmbeddedRedis
 
@@ -94,12 +94,12 @@ def test_a_queue_name_that_is_not_text_is_left_out(broker: Broker, redis_client:
 
 def test_the_mark_of_life_stays_as_it_was_set(broker: Broker, redis_client: redis.Redis) -> None:
     """It says since when Redis remembers, so marking again changes nothing."""
-    assert broker.is_alive() is None
+    assert broker.alive_since() is None
     broker.mark_alive()
-    assert broker.is_alive() == pytest.approx(time.time(), abs=5)
+    assert broker.alive_since() == pytest.approx(time.time(), abs=5)
     redis_client.set(alive_key(), 12)
     broker.mark_alive()
-    assert broker.is_alive() == 12
+    assert broker.alive_since() == 12
 
 
 def test_the_server_answers_and_tells_its_policy(broker: Broker) -> None:
@@ -416,7 +416,7 @@ def test_what_redis_does_not_know_is_gone(broker: Broker, keys: QueueKeys, name:
     """No hash comes into being, nothing is counted, and what was left of the id goes."""
     lease = taken(broker, "a")[0]
     broker.client.delete(keys.task("a"))
-    assert ENDINGS[name](broker, lease) == answer("gone", name)
+    assert ENDINGS[name](broker, lease) == answer("missing", name)
     assert broker.client.keys(f"{keys.base}*") == []
 
 
@@ -438,7 +438,7 @@ def test_an_ending_said_twice_changes_nothing_more(broker: Broker, dump: Any, na
     lease = taken(broker, "a")[0]
     ENDINGS[name](broker, lease)
     before = dump()
-    assert ENDINGS[name](broker, lease) == answer("gone" if name == "done" else "stale", name)
+    assert ENDINGS[name](broker, lease) == answer("missing" if name == "done" else "stale", name)
     assert dump() == before
 
 
@@ -472,7 +472,7 @@ def test_a_batch_counts_each_task_that_ended(broker: Broker, keys: QueueKeys) ->
     """And only those."""
     leases = taken(broker, "a", "b", "c", "d")
     words = broker.done(QUEUE, WORKER, [leases[0], Lease("b", 9), Lease("x", 1), leases[2]])
-    assert words == ["done", "stale", "gone", "done"]
+    assert words == ["done", "stale", "missing", "done"]
     assert counters(keys, broker.client) == [2, 0, 2, 0]
     assert broker.retry(QUEUE, WORKER, [(leases[1], b"m", 5)], counted=False) == ["retried"]
     assert counters(keys, broker.client) == [2, 0, 2, 0]
@@ -561,7 +561,7 @@ def test_words_of_a_hand_back_are_in_the_order_asked(broker: Broker) -> None:
     """Though it is done from the end."""
     leases = taken(broker, "a", "b")
     words = broker.requeue(QUEUE, WORKER, [Lease("x", 1), leases[0], Lease("b", 5)])
-    assert words == ["gone", "requeued", "stale"]
+    assert words == ["missing", "requeued", "stale"]
 
 
 @pytest.mark.parametrize("fence", [time.time_ns() // 1_000, 2**53 - 3])
@@ -812,7 +812,7 @@ def test_a_server_that_forgot_the_scripts_is_sent_them(own_redis: EmbeddedRedis,
 def test_every_script_says_what_it_is() -> None:
     """Each of the broker's has a header with KEYS, ARGV, Returns and Invariant, and is under 60 lines."""
     names = "enqueue schedule park add_to_group dequeue done retry archive requeue postpone forward"
-    for name in f"{names} extend reassert expired remove mark_alive pulse".split():
+    for name in f"{names} extend reassert expired remove mark_alive reachability".split():
         text = scripts.script(name).text
         assert all(word in text for word in ("KEYS:", "ARGV:", "Returns", "Invariant:")), name
         assert len(text.splitlines()) < 60, name
@@ -826,7 +826,7 @@ def test_a_guard_that_mutants_take_out_stands_in_its_script(cut: script_mutants.
     """Said here at once: machine and chaos, where they must be found, run for minutes."""
     changed = script_mutants.without(cut)
     assert changed(cut.script).text != scripts.script(cut.script).text
-    assert changed("pulse") == scripts.script("pulse")
+    assert changed("reachability") == scripts.script("reachability")
 
 
 def test_an_id_that_is_pending_twice_is_taken_once(broker: Broker, keys: QueueKeys) -> None:
@@ -840,11 +840,11 @@ def test_an_id_that_is_pending_twice_is_taken_once(broker: Broker, keys: QueueKe
 def test_a_gap_between_pulses_is_an_outage(broker: Broker) -> None:
     """The first who comes back ends it, for all; without a gap Redis has been in reach for ever."""
     broker.mark_alive()
-    assert broker.pulse(5).in_reach_seconds > 1e9
-    assert broker.pulse(5).in_reach_seconds > 1e9
-    broker.client.hset(pulse_key(), "last", int((time.time() - 6) * 1000))
-    assert [broker.pulse(5).in_reach_seconds < 1 for _ in range(2)] == [True, True]
-    assert broker.pulse(5).alive_since == broker.is_alive()
+    assert broker.reachability(5).reachable_seconds > 1e9
+    assert broker.reachability(5).reachable_seconds > 1e9
+    broker.client.hset(reachability_key(), "last", int((time.time() - 6) * 1000))
+    assert [broker.reachability(5).reachable_seconds < 1 for _ in range(2)] == [True, True]
+    assert broker.reachability(5).alive_since == broker.alive_since()
 
 
 def test_a_server_that_is_away_is_unavailable(own_redis: EmbeddedRedis, own_keys: None) -> None:
@@ -853,7 +853,7 @@ def test_a_server_that_is_away_is_unavailable(own_redis: EmbeddedRedis, own_keys
     broker.ping()
     own_redis.stop()
     started = time.monotonic()
-    for call in (broker.ping, broker.queues, broker.is_alive, broker.mark_alive, broker.eviction_policy):
+    for call in (broker.ping, broker.queues, broker.alive_since, broker.mark_alive, broker.eviction_policy):
         with pytest.raises(BrokerUnavailable):
             call()
     with pytest.raises(BrokerUnavailable):
@@ -895,11 +895,38 @@ def test_a_replica_is_unavailable_until_it_is_primary(own_redis: EmbeddedRedis, 
         ResponseError("ERR Error running script (call to f_12): @user_script:12: -OOM command not allowed"),
     ],
 )
-def test_refusals_become_one_error(error: Exception) -> None:
-    """Whatever the words; the cause is kept."""
+def test_unreachable_and_refusing_servers_raise_one_error(error: Exception) -> None:
+    """BrokerUnavailable, whatever redis-py raises; the cause is kept."""
     with pytest.raises(BrokerUnavailable) as caught, clients.broker_errors():
         raise error
     assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("redis://somebody:secret@10.0.0.1:6380/3", "Redis at 10.0.0.1:6380/3"),
+        ("rediss://:secret@redis.example", "Redis at redis.example:6379/0"),
+        ("unix://:secret@/run/redis.sock?db=2", "Redis at /run/redis.sock/2"),
+    ],
+)
+def test_errors_name_the_server_and_never_the_password(url: str, name: str) -> None:
+    """Host, port and database, for an unreachable server and for a refusal."""
+    errors = {"is unreachable": redis.ConnectionError("x"), "refuses the command": ReadOnlyError("x")}
+    for words, error in errors.items():
+        with pytest.raises(BrokerUnavailable) as caught, clients.broker_errors(redis.Redis.from_url(url)):
+            raise error
+        assert str(caught.value).startswith(f"{name} {words} (")
+        assert "secret" not in str(caught.value)
+
+
+def test_an_unreachable_server_is_named_by_every_call(settings: Any) -> None:
+    """Methods with and without a script."""
+    with_options(settings, LOCATION="redis://:secret@127.0.0.1:1/5")
+    broker = Broker()
+    for call in (broker.ping, broker.mark_alive):
+        with pytest.raises(BrokerUnavailable, match=r"^Redis at 127\.0\.0\.1:1/5 is unreachable \(ConnectionError\)$"):
+            call()
 
 
 @pytest.mark.parametrize("text", ["WRONGTYPE Operation against a key", "ERR unknown command", "BUSYKEY Target exists"])

@@ -58,7 +58,7 @@ def every_id(sweeping: Inspection) -> list[str]:
 def sweep_all(sweeping: Inspection) -> list[int]:
     """Every mending, over all there is."""
     found = [
-        sweeping.drop_strays(QUEUE, page.place, [task.id for task in page.tasks]) for page in sweeping.pages(QUEUE)
+        sweeping.remove_dangling(QUEUE, page.place, [task.id for task in page.tasks]) for page in sweeping.pages(QUEUE)
     ]
     ids = every_id(sweeping)
     found += [sweeping.grant_leases(QUEUE, ids, LEASE_SECONDS), sweeping.repair_orphans(QUEUE, ids)]
@@ -117,8 +117,8 @@ def test_ids_without_a_hash_go(broker: Broker, sweeping: Inspection, keys: Queue
         broker.client.rpush(key, "gone", "gone")
     else:
         broker.client.zadd(key, {"gone": 1})
-    assert sweeping.drop_strays(QUEUE, place, ["gone", there]) == 1
-    assert sweeping.drop_strays(QUEUE, place, ["gone", there]) == 0
+    assert sweeping.remove_dangling(QUEUE, place, ["gone", there]) == 1
+    assert sweeping.remove_dangling(QUEUE, place, ["gone", there]) == 0
     left = broker.client.lrange(key, 0, -1) if place in ("pending", "active") else broker.client.zrange(key, 0, -1)
     assert b"gone" not in left
     assert there.encode() in left
@@ -143,10 +143,10 @@ def test_hashes_that_stand_nowhere_are_mended(broker: Broker, sweeping: Inspecti
     """Pending ones are taken next, by their priority; those whose time only the row knows are deleted."""
     fill(broker)
     broker.client.delete(keys.pending, keys.priority, keys.scheduled, keys.retry)
-    astray = sweeping.misplaced(QUEUE, every_id(sweeping)).astray
-    assert sorted(astray) == ["between", "first", "pending", "retry", "scheduled"]
-    assert sweeping.repair_orphans(QUEUE, [*astray, "one"]) == 5
-    assert sweeping.repair_orphans(QUEUE, [*astray, "one"]) == 0
+    orphans = sweeping.misplaced(QUEUE, every_id(sweeping)).orphans
+    assert sorted(orphans) == ["between", "first", "pending", "retry", "scheduled"]
+    assert sweeping.repair_orphans(QUEUE, [*orphans, "one"]) == 5
+    assert sweeping.repair_orphans(QUEUE, [*orphans, "one"]) == 0
     assert sorted(every_id(sweeping)) == ["first", "one", "pending", "two"]
     assert [lease.id for lease in broker.dequeue(QUEUE, WORKER, 5, LEASE_SECONDS).leases] == ["first", "pending"]
 
@@ -158,9 +158,9 @@ def test_a_pending_orphan_is_suspected_when_its_turn_has_come(
     for id in ("older", "orphan", "younger"):
         broker.enqueue(QUEUE, [Entry(id, b"m")])
     broker.client.lrem(keys.pending, 0, "orphan")
-    assert sweeping.misplaced(QUEUE, ["older", "orphan", "younger"]).astray == []
+    assert sweeping.misplaced(QUEUE, ["older", "orphan", "younger"]).orphans == []
     broker.dequeue(QUEUE, WORKER, 1, LEASE_SECONDS)
-    assert sweeping.misplaced(QUEUE, ["older", "orphan", "younger"]).astray == ["orphan"]
+    assert sweeping.misplaced(QUEUE, ["older", "orphan", "younger"]).orphans == ["orphan"]
 
 
 def test_orphans_in_a_group_are_left(broker: Broker, sweeping: Inspection) -> None:
@@ -191,15 +191,16 @@ def test_waiting_entries_are_discarded_only_as_they_were_seen(
     """What has another fence by now, or was taken, stays; a lock of its own goes with the task."""
     fill(broker)
     before = dump()
-    assert sweeping.discard(QUEUE, [EntryState("pending", "pending", "7"), EntryState("one", "pending", "1")]) == 0
+    changed = [EntryState("pending", "pending", "7"), EntryState("one", "pending", "1")]
+    assert sweeping.remove_waiting(QUEUE, changed) == 0
     assert dump() == before
     waiting = [task for page in sweeping.pages(QUEUE) if page.place != "active" for task in page.tasks]
-    assert sweeping.discard(QUEUE, waiting) == 5
+    assert sweeping.remove_waiting(QUEUE, waiting) == 5
     assert sorted(every_id(sweeping)) == ["one", "two"]
     for place in (keys.pending, keys.priority, keys.scheduled, keys.retry, keys.due):
         assert broker.client.exists(place) == 0
     broker.enqueue(QUEUE, [Entry("locked", b"m", unique_key=keys.unique("x", ""), unique_seconds=60)])
-    assert sweeping.discard(QUEUE, [EntryState("locked", "pending", "")]) == 1
+    assert sweeping.remove_waiting(QUEUE, [EntryState("locked", "pending", "")]) == 1
     assert broker.client.exists(keys.unique("x", "")) == 0
 
 
@@ -212,6 +213,7 @@ def test_a_task_handed_back_after_a_loss_returns_to_its_priority(broker: Broker,
 
 def test_every_script_of_the_sweeps_says_what_it_is() -> None:
     """Each has a header with KEYS, ARGV, Returns and Invariant."""
-    for name in ("states", "drop_strays", "grant_lease", "misplaced", "repair_orphans", "prune_held", "discard"):
+    names = "entry_states remove_dangling grant_lease misplaced repair_orphans prune_held remove_waiting"
+    for name in names.split():
         text = scripts.script(name).text
         assert all(word in text for word in ("KEYS:", "ARGV:", "Returns", "Invariant:")), name

@@ -95,7 +95,7 @@ def test_what_another_took_over_and_ended_is_not_brought_back(step: int) -> None
         end(taken_by("other"), "other")
 
     assert "reassert" not in reassert("frozen", run, step, take_over)
-    assert Broker().done("default", "frozen", [run.lease]) == ["gone"]
+    assert Broker().done("default", "frozen", [run.lease]) == ["missing"]
     assert TaskRecord.objects.get().worker_ids == ["frozen", "other"]
 
 

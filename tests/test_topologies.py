@@ -220,7 +220,7 @@ def test_no_node_answers(three: Cluster, tmp_path: Path) -> None:
     with pytest.raises(GateUnavailable):
         tasks.gated.using(queue_name=queue).enqueue("g")
     with workers(tmp_path, "--queues", queue) as running:
-        wait_until(lambda: "cannot be reached" in running.output(), "a line in the log")
+        wait_until(lambda: "is unreachable" in running.output(), "a line in the log")
         for node in three.nodes:
             node.restart()
         wait_until(all_ended, "the task")
@@ -238,9 +238,9 @@ def test_an_address_that_is_no_nodes_is_refused(settings: Any, address: str) -> 
 
 
 def test_a_server_that_is_no_cluster_is_named_so(settings: Any) -> None:
-    """It answers, so "cannot be reached" would lead astray."""
+    """It answers, so "is unreachable" would be misleading."""
     settings.ASYNCQ = {**settings.ASYNCQ, "CLIENT_FACTORY": FACTORY}
-    with pytest.raises(ImproperlyConfigured, match="no node of a cluster: remove ASYNCQ"):
+    with pytest.raises(ImproperlyConfigured, match="not a cluster node: remove ASYNCQ"):
         clients.client("producer")
 
 

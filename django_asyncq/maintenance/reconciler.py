@@ -22,7 +22,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from .. import conf, failpoints, gates, lifecycle
-from ..broker import Broker, Expired, Lease, Pulse
+from ..broker import Broker, Expired, Lease, Reachability
 from ..broker.inspection import EntryState, Inspection, Page
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..lifecycle.messages import entry_of, later_fence
@@ -68,7 +68,7 @@ class Reconciler:
         # False in a rebuild that only counts.
         self._writes = True
         # Taken by the pass under way.
-        self._pulse: Pulse | None = None
+        self._pulse: Reachability | None = None
         self._quick_at = 0.0
         self._sweep_at = 0.0
         # What the last tick left unfinished.
@@ -93,7 +93,7 @@ class Reconciler:
         if now < self._quick_at:
             return Repairs()
         settings = conf.current()
-        self._pulse = self.broker.pulse(settings.outage_seconds)
+        self._pulse = self.broker.reachability(settings.outage_seconds)
         is_new = self._pulse.alive_since is None
         if is_new:
             # Set first: what is enqueued from now on is pushed by its own process.
@@ -102,7 +102,7 @@ class Reconciler:
         if is_new or self._pulse.alive_since != self._alive_since:
             # What was seen is gone; whoever else has marked Redis since may not have come to the end of its rebuild.
             self.under_way, self._sweep_at, self._strangers, self._has_seen_all = None, 0.0, {}, False
-            self._alive_since = self.broker.is_alive() if is_new else self._pulse.alive_since
+            self._alive_since = self.broker.alive_since() if is_new else self._pulse.alive_since
         repairs = Repairs()
         if self.under_way is None and now >= self._sweep_at:
             self.under_way = Sweep(self.pages(is_new=is_new), begun_at=now, is_new=is_new)
@@ -202,8 +202,8 @@ class Reconciler:
         Not while Redis has only just come back: leases that ran out meanwhile are their supervisors' to renew.
         """
         settings = conf.current()
-        pulse, self._pulse = self._pulse or self.broker.pulse(settings.outage_seconds), None
-        if pulse.in_reach_seconds < settings.quiet_seconds:
+        pulse, self._pulse = self._pulse or self.broker.reachability(settings.outage_seconds), None
+        if pulse.reachable_seconds < settings.quiet_seconds:
             return 0
         recovered = 0
         for queue in self.broker.known_queues():
@@ -233,7 +233,7 @@ class Reconciler:
 
     def _mend_page(self, queue: str, page: Page) -> Repairs:
         strays = [task.id for task in page.tasks if not task.state]
-        dropped = self.sweeping.drop_strays(queue, page.place, strays) if strays else 0
+        dropped = self.sweeping.remove_dangling(queue, page.place, strays) if strays else 0
         if page.place == "active":
             taken = [task.id for task in page.tasks if task.state == "active" and task.fence]
             return Repairs(strays=dropped, leased=self._give_leases(queue, taken))
@@ -249,7 +249,7 @@ class Reconciler:
         ids = {str(id) for id in final.values_list("id", flat=True)}
         if not ids:
             return 0
-        return self.sweeping.discard(queue, [task for task in tasks if task.id in ids])
+        return self.sweeping.remove_waiting(queue, [task for task in tasks if task.id in ids])
 
     def _rows_of(self, queue: str, ids: Iterable[str]) -> QuerySet[TaskRecord]:
         return TaskRecord.objects.filter(id__in=list(map(UUID, filter(is_id, ids))), queue_name=queue)
@@ -261,7 +261,9 @@ class Reconciler:
                 yield Repairs(held=sum(self.sweeping.prune_held(queue, worker) for worker in workers))
             for queue, ids in found.tasks.items():
                 misplaced = self.sweeping.misplaced(queue, ids)
-                known = self._rows_of(queue, misplaced.astray).values_list("id", flat=True) if misplaced.astray else []
+                known = (
+                    self._rows_of(queue, misplaced.orphans).values_list("id", flat=True) if misplaced.orphans else []
+                )
                 orphans = self.sweeping.repair_orphans(queue, [str(id) for id in known])
                 yield Repairs(orphans=orphans, leased=self._give_leases(queue, misplaced.leaseless))
 
@@ -313,7 +315,7 @@ class Reconciler:
 
         Either Redis does not know them, or a Go server's recoverer has set them aside.
         """
-        alive_since = self.broker.is_alive()
+        alive_since = self.broker.alive_since()
         settings = conf.current()
         quiet = settings.lease_seconds + 2 * settings.beat_seconds
         if alive_since is None or time.time() - alive_since < quiet:
