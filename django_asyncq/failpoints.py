@@ -44,7 +44,7 @@ POINTS: Mapping[str, str] = {
     "recover.row_written": "the row of a lost worker's task is updated; Redis does not know",
     "recover.redis_updated": "both stores know that the task is recovered; nothing is announced",
     "abandon.row_written": "a RUNNING row without an entry in Redis is closed; nothing is pushed",
-    # Out for good.
+    # Deletion.
     "delete.committed": "the row is deleted; its gate slot and its entry are still there",
     "prune.rows_deleted": "old rows are deleted; their entries in the archive are still there",
     # Maintenance.

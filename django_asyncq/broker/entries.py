@@ -81,7 +81,7 @@ class Reachability(NamedTuple):
 
 
 class Expired(NamedTuple):
-    """Describe an expired lease. worker: who held it."""
+    """Describe an expired lease. worker: id of the worker process that held it."""
 
     id: str
     fence: int

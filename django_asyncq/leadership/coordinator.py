@@ -322,7 +322,7 @@ class StartupTaskCoordinator:
             if owner is not None and self._is_proved_dead(name, owner, file):
                 logger.info("lock %s: its owner (%s, pid %d) is dead; acquiring it", name, owner.host, owner.pid)
                 before, reply = self._run_script(name, value, ttl, reply[1])
-        # Not earlier: if Redis had not answered, the proof would be needed again, and the file is already signed anew.
+        # Not earlier: if Redis had not answered, the proof would be needed again, and the file is signed again by now.
         self.evidence.pop(name, None)
         if text_of(reply[0]) != "held":
             return False

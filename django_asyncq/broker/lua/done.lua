@@ -11,7 +11,7 @@ for i = 4, #ARGV, 2 do
   if known[3] and ((known[1] or '0') ~= fence or known[3] ~= 'active') then
     words[#words + 1] = 'stale'
   else
-    -- From the tail, where the oldest ids are: a search of the whole list would cost more than all the rest.
+    -- From the tail, where the oldest ids are: a search of the whole list would cost more than everything else.
     redis.call('LREM', KEYS[1], -1, id)
     over[#over + 1] = id
     if known[3] then
