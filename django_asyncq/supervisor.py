@@ -256,7 +256,7 @@ class Supervisor:
     def renew_leases(self) -> None:
         """Renew the leases of all tasks that the processes hold, and reassert tasks that Redis has forgotten."""
         settings = conf.current()
-        alive_since = self.broker.pulse(settings.outage_seconds).alive_since
+        alive_since = self.broker.reachability(settings.outage_seconds).alive_since
         # Read first: a task that begins from now on has a fresh lease, and must not count as missing.
         running = {child.worker_id: {task.id for task in child.slot_table.running()} for child in self.children}
         workers, begun = list(running), [id for ids in running.values() for id in ids]
@@ -265,7 +265,7 @@ class Supervisor:
             extensions = self.broker.extend(queue, workers, settings.lease_seconds, begun)
             for worker_id, extended in zip(workers, extensions, strict=True):
                 kept[worker_id] += extended.kept
-            failpoints.reach("beat.lease_renewed")
+            failpoints.reach("beat.leases_renewed")
         # The first mark is not a loss: Redis still has what began before it.
         has_lost_memory = self._alive_since is not None and alive_since != self._alive_since
         for worker_id, ids in running.items():

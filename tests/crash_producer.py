@@ -1,4 +1,4 @@
-"""One of the processes of `test_crash` that die at a failpoint: does what its argument says, and must not survive."""
+"""A process of `test_crash` that does what its argument says, and dies at a failpoint."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def enqueue(name: str, **options: Any) -> None:
             tasks.nap.using(queue_name=f"{name}-{number}", gate=name, queue_limit=5, **options).enqueue(0)
 
 
-def enqueue_for_later(name: str) -> None:
-    """The same, to be run in a moment."""
+def enqueue_delayed(name: str) -> None:
+    """The same tasks, to run a moment later."""
     enqueue(name, run_after=timedelta(seconds=0.2))
 
 
 def one_after_the_other(name: str) -> None:
-    """Three tasks of one gate, of which the second and the third are pushed together, by the thread."""
+    """Three tasks of one gate; the batcher pushes the second and the third together."""
     override_settings(ASYNCQ={**settings.ASYNCQ, "PUSH_BATCH_SECONDS": 1}).enable()
     tasks.nap.using(queue_name=f"{name}-3", gate=name, queue_limit=5).enqueue(0)
-    # In one transaction: the thread dies as soon as it has taken what it is to push.
+    # In one transaction: the batcher's thread dies as soon as it has collected the tasks.
     enqueue(name)
 
 
 def enqueue_many(name: str) -> None:
-    """More tasks than one call of a script takes."""
+    """More tasks than one script call takes."""
     tasks.nap.using(queue_name=name).enqueue_many([(0,)] * 250)
 
 
@@ -55,17 +55,17 @@ def lose_the_slot(name: str) -> None:
 
 
 def retry(name: str) -> None:
-    """What a person does in the admin."""
+    """The retry of a person in the admin."""
     lifecycle.retry(list(TaskRecord.objects.filter(gate=name).values_list("id", flat=True)), by_person=True)
 
 
 def delete(name: str) -> None:
-    """The same, with another button."""
+    """The deletion of a person in the admin."""
     TaskRecord.objects.get(gate=name).delete()
 
 
 def work(name: str) -> None:
-    """Run two tasks of two queues as a worker whose host is lost would, and report them as one group."""
+    """Run two tasks of two queues as a worker of a lost host would, and record them as one group."""
     broker = Broker("worker")
     queues = (f"{name}-1", f"{name}-2")
     runs = [run for queue in queues for run in lifecycle.claim(broker, queue, "lost", 1, "default").runs]

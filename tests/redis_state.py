@@ -1,4 +1,4 @@
-"""What tests ask of Redis in many places."""
+"""What many tests read from Redis."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from django_asyncq.broker.keys import QueueKeys
 
 
 def pending(queue: str = "default") -> list[str]:
-    """Ids in pending, the next to run first."""
+    """The ids in pending, the next to run first."""
     return [id.decode() for id in Broker().client.lrange(QueueKeys(queue).pending, 0, -1)][::-1]
 
 
 def unknown(ids: Iterable[object], queue: str = "default") -> list[str]:
-    """Return the ids of which Redis has no task, in the order given."""
+    """Return the ids that have no entry in Redis, in the order given."""
     return [task.id for task in Inspection("worker").entry_states(queue, [str(id) for id in ids]) if not task.state]

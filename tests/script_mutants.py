@@ -1,6 +1,6 @@
-"""Scripts with one guard taken out, for the state machine and for the chaos suite, which must find each of them.
+"""Scripts with one guard removed; the state machine and the chaos suite must find each of them.
 
-Apart from both, which take minutes: that each guard still stands in its script is seen at once (test_broker.py).
+Both take minutes. test_broker.py checks at once that each guard is still in its script.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from django_asyncq.broker import scripts
 
 
 class Cut(NamedTuple):
-    """script: its name; guard: what is taken out of its text, wherever it stands; instead: what stands there then."""
+    """A guard to remove. script: its name; guard: the text to replace, wherever it occurs; instead: the new text."""
 
     script: str
     guard: str
@@ -21,9 +21,9 @@ class Cut(NamedTuple):
 
 
 def without(cut: Cut) -> Callable[[str], scripts.Script]:
-    """Return what stands in for `scripts.script`: one script lacks its guard, the others are as they were.
+    """Return a replacement for `scripts.script`: one script lacks its guard, the others are unchanged.
 
-    Raises: LookupError, if the script no longer has the guard.
+    Raises: LookupError when the script no longer has the guard.
     """
     known = scripts.script
     text = known(cut.script).text
@@ -38,21 +38,21 @@ FENCE = "(known[1] or '0') ~= fence or "
 MACHINE = {
     "done without the fence": Cut("done", FENCE, ""),
     "done without the state": Cut("done", " or known[3] ~= 'active'", ""),
-    "done leaves what is held": Cut("done", "redis.call('HDEL', KEYS[3], unpack(over))", ""),
-    "done counts nothing": Cut("done", "count = count + 1", ""),
+    "done that leaves the task held": Cut("done", "redis.call('HDEL', KEYS[3], unpack(over))", ""),
+    "done that counts nothing": Cut("done", "count = count + 1", ""),
     "retry without the fence": Cut("retry", FENCE, ""),
     "retry without the state": Cut("retry", " or known[2] ~= 'active'", ""),
     "archive without the fence": Cut("archive", FENCE, ""),
     "requeue without the fence": Cut("requeue", FENCE, ""),
     "requeue that never raises the fence": Cut("requeue", "if ARGV[3] == '1' then", "if false then"),
     "postpone without the fence": Cut("postpone", FENCE, ""),
-    "held that lists what others have": Cut("held", "if not known[1] or", "if true or"),
+    "held that lists tasks of other workers": Cut("held", "if not known[1] or", "if true or"),
     "extend without the fence": Cut(
         "extend",
         "redis.call('HGET', ARGV[1] .. id, 'fence') == held[i + 1] and ",
         "",
     ),
-    "extend that renews what nobody holds": Cut("extend", " and redis.call('ZSCORE', KEYS[1], id)", ""),
+    "extend that renews without a lease": Cut("extend", " and redis.call('ZSCORE', KEYS[1], id)", ""),
     "dequeue without a new fence": Cut(
         "dequeue",
         "(tonumber(known[3]) or 0) + 1",
@@ -60,7 +60,7 @@ MACHINE = {
     ),
     "dequeue that is never paused": Cut("dequeue", "redis.call('EXISTS', KEYS[5]) == 1", "false"),
     "dequeue without a lease": Cut("dequeue", "redis.call('ZADD', KEYS[4], unpack(leases))", ""),
-    "dequeue of what is another's": Cut("dequeue", " and (known[1] or 'pending') == 'pending'", ""),
+    "dequeue of an active task": Cut("dequeue", " and (known[1] or 'pending') == 'pending'", ""),
     "dequeue that hands to anybody": Cut("dequeue", "if #noted ~= 1 or noted[1] ~= '' then", "if false then"),
     "dequeue that hands to who has not read": Cut(
         "dequeue",
@@ -79,25 +79,25 @@ MACHINE = {
     ),
     "stand_by that is never over": Cut("stand_by", "redis.call('HDEL', KEYS[1], '')", ""),
     "put_back behind the others": Cut("put_back", "redis.call('RPUSH'", "redis.call('LPUSH'"),
-    "repair_orphans of what stands in a list": Cut(
+    "repair_orphans of a task in a list": Cut(
         "repair_orphans", "redis.call('LPOS', KEYS[list], id, 'RANK', -1)", "false"
     ),
-    "repair_orphans of nothing": Cut("repair_orphans", "if not stands then", "if false then"),
+    "repair_orphans of nothing": Cut("repair_orphans", "if not stays then", "if false then"),
     "enqueue that pushes twice": Cut("enqueue", "and 'exists' or 'queued'", "and 'queued' or 'queued'"),
-    "enqueue that asks for no slot": Cut("enqueue", "gate and not has_slot(id, gate)", "false"),
+    "enqueue that checks no slot": Cut("enqueue", "gate and not has_slot(id, gate)", "false"),
     "enqueue whose fence may fall": Cut(
         "enqueue",
         "tonumber(fence) > tonumber(redis.call('HGET', key, 'fence') or 0)",
         "true",
     ),
-    "park that takes what runs": Cut("park", "state and not place[state]", "false"),
-    "reassert over what is there": Cut("reassert", "redis.call('HEXISTS', key, 'msg') == 1", "false"),
+    "park of a running task": Cut("park", "state and not place[state]", "false"),
+    "reassert over an existing entry": Cut("reassert", "redis.call('HEXISTS', key, 'msg') == 1", "false"),
     "forward that drops our retries": Cut("forward", "ARGV[5] == '1' and known[1] and", "false and"),
     "remove that leaves the lease": Cut("remove", "redis.call('ZREM', KEYS[8], id)", ""),
     "gate without the membership test": Cut("gate_acquire", "redis.call('ZMSCORE', gate, unpack(ids))", "{}"),
     "gate without a limit": Cut("gate_acquire", "math.max(limit - alive, 0)", "1000"),
-    "gate that admits some when all were asked": Cut("gate_acquire", "ARGV[4] == 'all' and", "false and"),
-    "gate that is not built": Cut("gate_build", "for i = 5, #ARGV, 2 do", "for i = 5, 4 do"),
+    "gate that admits some of all": Cut("gate_acquire", "ARGV[4] == 'all' and", "false and"),
+    "gate that is built empty": Cut("gate_build", "for i = 5, #ARGV, 2 do", "for i = 5, 4 do"),
     "gate that keeps its slots": Cut("gate_release", "redis.call('ZREM', KEYS[1], unpack(released))", "#released"),
     "gate that lets an earlier run release": Cut("gate_release", "tonumber(fence) > tonumber(retaken)", "true"),
 }

@@ -9,6 +9,11 @@ from typing import Any
 import dj_database_url
 import django
 
+from django_asyncq.testing import arm_from_environment
+
+# A process that a test starts with the environment of `crash_at` dies where that says.
+arm_from_environment()
+
 SECRET_KEY = "tests"
 USE_TZ = True
 TIME_ZONE = "UTC"

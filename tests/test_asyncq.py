@@ -78,7 +78,7 @@ def test_rebuild_pushes_every_waiting_task(forgotten: list[TaskRecord]) -> None:
     assert "6 tasks pushed to Redis" in text
     assert Inspection().sizes("default") == {"pending": 3, "active": 0, "scheduled": 1, "retry": 1, "archived": 0}
     assert len(gates.slots("g")) == 1
-    assert Broker().is_alive() is not None
+    assert Broker().alive_since() is not None
     assert "; 0 tasks pushed to Redis" in run("rebuild", "--yes")
 
 

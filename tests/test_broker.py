@@ -1,4 +1,4 @@
-"""Every operation of the broker on a real server: words, no write on refusal, repeats, order, fences."""
+"""Every operation of the broker on a real server: reply words, no write on refusal, repeats, order, fences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from redis.exceptions import (
 
 from django_asyncq.broker import Broker, Entry, Expired, Extended, Lease, clients, scripts
 from django_asyncq.broker.entries import id_bytes
-from django_asyncq.broker.keys import QueueKeys, alive_key, due_channel, pulse_key, queues_key
+from django_asyncq.broker.keys import QueueKeys, alive_key, due_channel, queues_key, reachability_key
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.testing import EmbeddedRedis
 
@@ -47,7 +47,7 @@ def keys(own_keys: None) -> QueueKeys:
 
 @pytest.fixture
 def dump(redis_client: redis.Redis, key_prefix: str) -> Callable[[], dict[bytes, bytes]]:
-    """A function that returns all of this test's keys with their contents, to be compared."""
+    """A function that returns all keys of this test with their contents, for comparison."""
 
     def take() -> dict[bytes, bytes]:
         return {key: redis_client.dump(key) for key in redis_client.scan_iter(f"{key_prefix}*")}
@@ -64,18 +64,18 @@ def take(broker: Broker, count: int = 1, worker: str = WORKER) -> list[Lease]:
 
 
 def taken(broker: Broker, *ids: str, **options: Any) -> list[Lease]:
-    """Enqueue and take these ids."""
+    """Enqueue and dequeue these ids."""
     assert broker.enqueue(QUEUE, [entry(id, **options) for id in ids]) == ["queued"] * len(ids)
     leases = take(broker, len(ids))
     assert [lease.id for lease in leases] == list(ids)
     return leases
 
 
-# --- queues, and whether Redis is there
+# --- queue names, and the state of Redis
 
 
 def test_a_queue_is_registered_once_a_minute(broker: Broker, redis_client: redis.Redis) -> None:
-    """The name is remembered, until `forget_registered` says that Redis may have lost it."""
+    """The process remembers the name until `forget_registered` says that Redis may have lost it."""
     broker.register_queue(QUEUE)
     assert broker.queues() == {QUEUE}
     redis_client.delete(queues_key())
@@ -86,30 +86,30 @@ def test_a_queue_is_registered_once_a_minute(broker: Broker, redis_client: redis
     assert broker.queues() == {QUEUE}
 
 
-def test_a_queue_name_that_is_not_text_is_left_out(broker: Broker, redis_client: redis.Redis) -> None:
+def test_a_queue_name_that_is_not_utf8_is_skipped(broker: Broker, redis_client: redis.Redis) -> None:
     """A foreign producer's broken name must not stop our workers."""
     redis_client.sadd(queues_key(), b"\xff", "fine")
     assert broker.queues() == {"fine"}
 
 
-def test_the_mark_of_life_stays_as_it_was_set(broker: Broker, redis_client: redis.Redis) -> None:
+def test_an_existing_alive_mark_stays(broker: Broker, redis_client: redis.Redis) -> None:
     """It says since when Redis remembers, so marking again changes nothing."""
-    assert broker.is_alive() is None
+    assert broker.alive_since() is None
     broker.mark_alive()
-    assert broker.is_alive() == pytest.approx(time.time(), abs=5)
+    assert broker.alive_since() == pytest.approx(time.time(), abs=5)
     redis_client.set(alive_key(), 12)
     broker.mark_alive()
-    assert broker.is_alive() == 12
+    assert broker.alive_since() == 12
 
 
-def test_the_server_answers_and_tells_its_policy(broker: Broker) -> None:
-    """Valkey's default is never to evict."""
+def test_ping_and_eviction_policy(broker: Broker) -> None:
+    """Valkey never evicts by default."""
     broker.ping()
     assert broker.eviction_policy() == "noeviction"
 
 
-def test_a_server_that_hides_its_policy_is_no_error(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Managed servers have no CONFIG."""
+def test_a_server_that_refuses_config_has_no_policy(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Managed servers have no CONFIG command."""
 
     def refuse(name: str) -> None:
         raise ResponseError("unknown command 'CONFIG'")
@@ -122,7 +122,7 @@ def test_a_server_that_hides_its_policy_is_no_error(broker: Broker, monkeypatch:
 
 
 def test_a_plain_task_has_asynqs_fields_only(broker: Broker, keys: QueueKeys, redis_client: redis.Redis) -> None:
-    """Fence 0 and priority 0 leave no field of ours; `pending_since` is whole nanoseconds."""
+    """Fence 0 and priority 0 write no field of ours; `pending_since` is whole nanoseconds."""
     assert broker.enqueue(QUEUE, [entry("a")]) == ["queued"]
     found = redis_client.hgetall(keys.task("a"))
     assert set(found) == {b"msg", b"state", b"pending_since"}
@@ -132,8 +132,8 @@ def test_a_plain_task_has_asynqs_fields_only(broker: Broker, keys: QueueKeys, re
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_what_is_pending_or_active_is_not_enqueued(broker: Broker, dump: Any, again: bool) -> None:
-    """A repeat after a lost reply says "exists" and changes nothing, `again` or not."""
+def test_a_pending_or_active_task_is_not_enqueued_again(broker: Broker, dump: Any, again: bool) -> None:
+    """A repeat after a lost reply says "exists" and changes nothing, with and without `again`."""
     taken(broker, "active")
     broker.enqueue(QUEUE, [entry("pending")])
     before = dump()
@@ -151,15 +151,17 @@ def waiting(broker: Broker, state: str) -> None:
     elif state == "archived":
         broker.archive(QUEUE, WORKER, [(taken(broker, "a")[0], b"m")])
     else:
-        # Written by Go: nothing of ours leaves a task here.
+        # Written by Go: none of our operations puts a task here.
         keys = QueueKeys(QUEUE)
         broker.client.hset(keys.task("a"), mapping={"msg": "m", "state": "completed"})
         broker.client.zadd(keys.completed, {"a": 9_999_999_999})
 
 
 @pytest.mark.parametrize("state", ["scheduled", "retry", "archived", "completed"])
-def test_what_waits_is_enqueued_again_only_when_asked(broker: Broker, keys: QueueKeys, dump: Any, state: str) -> None:
-    """Without `again`: "exists" and no change. With it, it leaves its zset; the fence never falls."""
+def test_a_waiting_task_is_moved_to_pending_only_with_again(
+    broker: Broker, keys: QueueKeys, dump: Any, state: str
+) -> None:
+    """Without `again`: "exists" and no change. With it, the task leaves its zset, and its fence never falls."""
     waiting(broker, state)
     before = dump()
     assert broker.enqueue(QUEUE, [Entry("a", b"new")]) == ["exists"]
@@ -176,8 +178,8 @@ def test_what_waits_is_enqueued_again_only_when_asked(broker: Broker, keys: Queu
     assert take(broker) == [Lease("a", 9)]
 
 
-def test_a_priority_that_was_dropped_is_forgotten(broker: Broker, keys: QueueKeys) -> None:
-    """Enqueued again without its priority, a task is in pending alone and can be removed from there."""
+def test_enqueueing_again_without_a_priority_removes_the_old_one(broker: Broker, keys: QueueKeys) -> None:
+    """The task is in pending only, and can be removed from there."""
     broker.archive(QUEUE, WORKER, [(taken(broker, "a", priority=5)[0], b"")])
     assert broker.enqueue(QUEUE, [entry("a")], again=True) == ["queued"]
     assert broker.client.hget(keys.task("a"), "priority") is None
@@ -185,8 +187,8 @@ def test_a_priority_that_was_dropped_is_forgotten(broker: Broker, keys: QueueKey
     assert broker.client.llen(keys.pending) == 0
 
 
-def test_a_stray_hash_does_not_block_an_id(broker: Broker, keys: QueueKeys) -> None:
-    """asynq's result writer can leave a hash with nothing but a result; it is no task."""
+def test_a_hash_without_a_message_does_not_block_an_id(broker: Broker, keys: QueueKeys) -> None:
+    """asynq's result writer can leave a hash with nothing but a result; it is not a task."""
     broker.client.hset(keys.task("a"), "result", "x")
     assert unknown(["a"], QUEUE) == ["a"]
     assert broker.enqueue(QUEUE, [entry("a")]) == ["queued"]
@@ -201,10 +203,10 @@ WAYS: dict[str, Way] = {
 
 
 @pytest.mark.parametrize("word", WAYS)
-def test_a_lock_keeps_out_other_ids_and_nothing_is_written(
+def test_a_unique_lock_refuses_other_ids_without_any_write(
     broker: Broker, keys: QueueKeys, dump: Any, word: str
 ) -> None:
-    """Another id: "duplicate". The same id: "exists", the lock's time stays. A refused task takes no lock."""
+    """Another id: "duplicate". The same id: "exists", and the lock keeps its TTL. A refused task takes no lock."""
     lock = keys.unique("type", "digest")
     unique = {"unique_key": lock, "unique_seconds": 60, "due_at": 9_999_999_999}
     assert WAYS[word](broker, [entry("a", **unique)]) == [word]
@@ -220,8 +222,8 @@ def test_a_lock_keeps_out_other_ids_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("word", WAYS)
-def test_a_lock_of_ones_own_is_taken_over(broker: Broker, keys: QueueKeys, word: str) -> None:
-    """The task was lost, its lock was not: the same id gets in."""
+def test_a_task_keeps_its_own_lock(broker: Broker, keys: QueueKeys, word: str) -> None:
+    """The task was lost but not its lock: the same id is enqueued."""
     lock = keys.unique("type", "digest")
     broker.client.set(lock, "a", ex=5)
     unique = {"unique_key": lock, "unique_seconds": 60, "due_at": 9_999_999_999}
@@ -230,8 +232,8 @@ def test_a_lock_of_ones_own_is_taken_over(broker: Broker, keys: QueueKeys, word:
 
 
 @pytest.mark.parametrize("word", WAYS)
-def test_marks_are_written_only_when_needed(broker: Broker, keys: QueueKeys, word: str) -> None:
-    """Fence and priority, each only if it is not 0."""
+def test_fence_and_priority_are_written_only_when_set(broker: Broker, keys: QueueKeys, word: str) -> None:
+    """Each only if it is not 0."""
     WAYS[word](broker, [entry("a", due_at=1), entry("b", due_at=1, fence=4, priority=-3)])
     assert not {b"fence", b"priority"} & set(broker.client.hkeys(keys.task("a")))
     assert broker.client.hmget(keys.task("b"), "fence", "priority") == [b"4", b"-3"]
@@ -253,7 +255,7 @@ def test_a_batch_may_be_longer_than_a_call(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("state", ["pending", "active", "scheduled", "retry", "archived"])
-def test_what_is_anywhere_is_not_scheduled(broker: Broker, dump: Any, state: str) -> None:
+def test_an_existing_task_is_not_scheduled(broker: Broker, dump: Any, state: str) -> None:
     """ "exists", and nothing changes."""
     if state == "pending":
         broker.enqueue(QUEUE, [entry("a")])
@@ -269,7 +271,7 @@ def test_what_is_anywhere_is_not_scheduled(broker: Broker, dump: Any, state: str
 
 @pytest.mark.parametrize("state", ["", "scheduled", "retry", "archived"])
 def test_a_task_is_parked_from_wherever_it_waits(broker: Broker, keys: QueueKeys, state: str) -> None:
-    """It is in retry alone, with a fence that marks it as ours; a repeat says the same."""
+    """It is in retry only, with a fence that marks it as ours; a repeat says the same."""
     if state:
         waiting(broker, state)
     for due_at in (5000, 6000):
@@ -281,7 +283,7 @@ def test_a_task_is_parked_from_wherever_it_waits(broker: Broker, keys: QueueKeys
     assert int(found[b"fence"]) == (1 if state in ("retry", "archived") else 0)
 
 
-def test_what_is_pending_or_active_is_not_parked(broker: Broker, dump: Any) -> None:
+def test_a_pending_or_active_task_is_not_parked(broker: Broker, dump: Any) -> None:
     """ "exists", and nothing changes."""
     taken(broker, "a")
     broker.enqueue(QUEUE, [entry("p")])
@@ -291,8 +293,8 @@ def test_what_is_pending_or_active_is_not_parked(broker: Broker, dump: Any) -> N
     assert dump() == before
 
 
-def test_parking_keeps_a_lock_and_leaves_anothers(broker: Broker, keys: QueueKeys) -> None:
-    """A lock that is free is taken; one that another id holds stays with it."""
+def test_parking_takes_a_free_lock_and_leaves_that_of_another_id(broker: Broker, keys: QueueKeys) -> None:
+    """A lock that another id holds stays with it."""
     free, held = keys.unique("t", "free"), keys.unique("t", "held")
     broker.client.set(held, "other")
     entries = [
@@ -306,8 +308,8 @@ def test_parking_keeps_a_lock_and_leaves_anothers(broker: Broker, keys: QueueKey
 # --- dequeue
 
 
-def test_taking_writes_all_in_one(broker: Broker, keys: QueueKeys) -> None:
-    """Active, leased, held, fenced; not pending any more."""
+def test_a_dequeued_task_is_active_leased_held_and_fenced(broker: Broker, keys: QueueKeys) -> None:
+    """And not pending any more."""
     assert taken(broker, "a") == [Lease("a", 1)]
     client = broker.client
     assert client.hgetall(keys.task("a")) == {
@@ -323,7 +325,7 @@ def test_taking_writes_all_in_one(broker: Broker, keys: QueueKeys) -> None:
     assert broker.held(QUEUE, "w-2") == []
 
 
-def test_a_paused_queue_gives_nothing(broker: Broker, keys: QueueKeys, dump: Any) -> None:
+def test_a_paused_queue_gives_out_no_task(broker: Broker, keys: QueueKeys, dump: Any) -> None:
     """And says so; an empty one does not."""
     assert broker.dequeue(QUEUE, WORKER, 5, LEASE_SECONDS) == ([], False, True)
     broker.enqueue(QUEUE, [entry("a"), entry("b", priority=1)])
@@ -335,16 +337,16 @@ def test_a_paused_queue_gives_nothing(broker: Broker, keys: QueueKeys, dump: Any
     assert len(take(broker, 5)) == 2
 
 
-def test_nothing_is_taken_when_nothing_is_asked_for(broker: Broker) -> None:
-    """A worker without free slots may ask for 0, or by a slip for less."""
+def test_a_count_of_zero_or_less_dequeues_nothing(broker: Broker) -> None:
+    """A worker without free slots may ask for 0, or by mistake for less."""
     broker.enqueue(QUEUE, [entry("a"), entry("b", priority=1)])
     assert take(broker, 0) == take(broker, -1) == []
     assert len(take(broker, 5)) == 2
 
 
 @pytest.mark.parametrize("batch", [1, 3, 200])
-def test_priorities_come_in_order_and_each_in_order_of_ids(broker: Broker, batch: int) -> None:
-    """From 100 to -100, with plain tasks between 1 and -1 in the order they came."""
+def test_tasks_are_dequeued_by_priority_then_by_id(broker: Broker, batch: int) -> None:
+    """From 100 to -100; tasks without a priority come between 1 and -1, the oldest first."""
     levels = [100, 99, 10, 5, 2, 1, 0, -1, -2, -9, -10, -99, -100]
     entries = [entry(f"{index:02}-{number}", priority=level) for index, level in enumerate(levels) for number in "123"]
     shuffled = [each for each in entries if each.priority]
@@ -357,7 +359,7 @@ def test_priorities_come_in_order_and_each_in_order_of_ids(broker: Broker, batch
 
 
 def test_an_id_without_a_task_is_dropped(broker: Broker, keys: QueueKeys) -> None:
-    """Unlike asynq, which would keep it in active for ever; a hash without message is no task either."""
+    """Unlike asynq, which would keep it in active for ever; a hash without a message is not a task either."""
     broker.client.lpush(keys.pending, "lost", "hollow")
     broker.client.zadd(keys.priority, {"gone": -1})
     broker.client.hset(keys.task("hollow"), "state", "pending")
@@ -367,8 +369,8 @@ def test_an_id_without_a_task_is_dropped(broker: Broker, keys: QueueKeys) -> Non
     assert broker.client.exists(keys.pending, keys.priority) == 0
 
 
-def test_an_id_that_is_not_text_survives_the_way(broker: Broker, keys: QueueKeys) -> None:
-    """A foreign producer's id in broken UTF-8 is taken and ended like any other."""
+def test_an_id_that_is_not_utf8_can_be_dequeued_and_finished(broker: Broker, keys: QueueKeys) -> None:
+    """A foreign producer's id in broken UTF-8 is handled like any other."""
     id = b"\xffid".decode("utf-8", "surrogateescape")
     assert id_bytes(id) == b"\xffid"
     assert broker.enqueue(QUEUE, [Entry(id, b"m")]) == ["queued"]
@@ -378,7 +380,7 @@ def test_an_id_that_is_not_text_survives_the_way(broker: Broker, keys: QueueKeys
     assert broker.done(QUEUE, WORKER, leases) == ["done"]
 
 
-# --- the ways out
+# --- finishing tasks
 
 Ending = Callable[[Broker, Lease], list[Any]]
 ENDINGS: dict[str, Ending] = {
@@ -397,8 +399,8 @@ def answer(word: str, name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_another_fence_is_stale_and_nothing_is_written(broker: Broker, dump: Any, name: str) -> None:
-    """A frozen worker that wakes up changes nothing: not before, not after the task was given away."""
+def test_another_fence_is_stale_and_writes_nothing(broker: Broker, dump: Any, name: str) -> None:
+    """A frozen worker that wakes up changes nothing, before and after the task was requeued."""
     lease = taken(broker, "a")[0]
     before = dump()
     for fence in (0, 2, 99):
@@ -412,17 +414,17 @@ def test_another_fence_is_stale_and_nothing_is_written(broker: Broker, dump: Any
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_what_redis_does_not_know_is_gone(broker: Broker, keys: QueueKeys, name: str) -> None:
-    """No hash comes into being, nothing is counted, and what was left of the id goes."""
+def test_an_unknown_task_is_missing(broker: Broker, keys: QueueKeys, name: str) -> None:
+    """No hash is created, nothing is counted, and what was left of the id is removed."""
     lease = taken(broker, "a")[0]
     broker.client.delete(keys.task("a"))
-    assert ENDINGS[name](broker, lease) == answer("gone", name)
+    assert ENDINGS[name](broker, lease) == answer("missing", name)
     assert broker.client.keys(f"{keys.base}*") == []
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_an_ending_leaves_nothing_of_the_run(broker: Broker, keys: QueueKeys, name: str) -> None:
-    """Neither in active nor leased nor held, and no worker in the hash; only this task is touched."""
+def test_a_finished_run_leaves_nothing_behind(broker: Broker, keys: QueueKeys, name: str) -> None:
+    """Not active, leased or held, and no worker in the hash; other tasks stay as they are."""
     lease, other = taken(broker, "a", "b")
     assert ENDINGS[name](broker, lease) == answer(name, name)
     client = broker.client
@@ -433,12 +435,12 @@ def test_an_ending_leaves_nothing_of_the_run(broker: Broker, keys: QueueKeys, na
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_an_ending_said_twice_changes_nothing_more(broker: Broker, dump: Any, name: str) -> None:
-    """After a lost reply: "gone" when the task has gone, else "stale"; the counters stay."""
+def test_repeating_a_finish_changes_nothing(broker: Broker, dump: Any, name: str) -> None:
+    """After a lost reply: "missing" when the task is removed, else "stale"; the counters stay."""
     lease = taken(broker, "a")[0]
     ENDINGS[name](broker, lease)
     before = dump()
-    assert ENDINGS[name](broker, lease) == answer("gone" if name == "done" else "stale", name)
+    assert ENDINGS[name](broker, lease) == answer("missing" if name == "done" else "stale", name)
     assert dump() == before
 
 
@@ -458,7 +460,9 @@ def counters(keys: QueueKeys, client: redis.Redis) -> list[int]:
         ("postponed", [0] * 4),
     ],
 )
-def test_endings_count_as_asynq_counts(broker: Broker, keys: QueueKeys, name: str, counted: list[int]) -> None:
+def test_finished_tasks_are_counted_as_asynq_counts_them(
+    broker: Broker, keys: QueueKeys, name: str, counted: list[int]
+) -> None:
     """Once per task; the day's counters last 90 days."""
     ENDINGS[name](broker, taken(broker, "a")[0])
     assert counters(keys, broker.client) == counted
@@ -468,11 +472,11 @@ def test_endings_count_as_asynq_counts(broker: Broker, keys: QueueKeys, name: st
             assert broker.client.ttl(key) == pytest.approx(90 * 86_400, abs=10)
 
 
-def test_a_batch_counts_each_task_that_ended(broker: Broker, keys: QueueKeys) -> None:
-    """And only those."""
+def test_a_batch_counts_each_finished_task(broker: Broker, keys: QueueKeys) -> None:
+    """And no other."""
     leases = taken(broker, "a", "b", "c", "d")
     words = broker.done(QUEUE, WORKER, [leases[0], Lease("b", 9), Lease("x", 1), leases[2]])
-    assert words == ["done", "stale", "gone", "done"]
+    assert words == ["done", "stale", "missing", "done"]
     assert counters(keys, broker.client) == [2, 0, 2, 0]
     assert broker.retry(QUEUE, WORKER, [(leases[1], b"m", 5)], counted=False) == ["retried"]
     assert counters(keys, broker.client) == [2, 0, 2, 0]
@@ -480,15 +484,15 @@ def test_a_batch_counts_each_task_that_ended(broker: Broker, keys: QueueKeys) ->
 
 @pytest.mark.parametrize("name", ["done", "retried", "archived"])
 @pytest.mark.parametrize("total", [2**63 - 1, 2**63 - 2])
-def test_a_counter_at_its_end_starts_again(broker: Broker, keys: QueueKeys, name: str, total: int) -> None:
+def test_a_counter_at_its_maximum_starts_again(broker: Broker, keys: QueueKeys, name: str, total: int) -> None:
     """As in asynq; an overflow would be an error in the middle of the script."""
     broker.client.set(keys.processed, total)
     assert ENDINGS[name](broker, taken(broker, "a")[0]) == [name]
     assert int(broker.client.get(keys.processed)) == 1
 
 
-def test_done_gives_back_only_ones_own_lock(broker: Broker, keys: QueueKeys) -> None:
-    """The lock may have expired and be another's by now. A retry keeps it."""
+def test_done_releases_only_the_tasks_own_lock(broker: Broker, keys: QueueKeys) -> None:
+    """The lock may have expired and belong to another id by now. A retry keeps it."""
     mine, other = keys.unique("t", "mine"), keys.unique("t", "other")
     leases = taken(broker, "a", unique_key=mine, unique_seconds=60)
     leases += taken(broker, "b", unique_key=other, unique_seconds=60)
@@ -500,7 +504,7 @@ def test_done_gives_back_only_ones_own_lock(broker: Broker, keys: QueueKeys) -> 
     assert broker.client.mget(mine, other) == [None, b"c"]
 
 
-def test_a_retry_is_due_when_told(broker: Broker, keys: QueueKeys) -> None:
+def test_a_retry_is_due_at_the_given_time(broker: Broker, keys: QueueKeys) -> None:
     """With its new message."""
     broker.retry(QUEUE, WORKER, [(taken(broker, "a")[0], b"new", 1_700_000_000)])
     assert broker.client.zscore(keys.retry, "a") == 1_700_000_000
@@ -508,7 +512,7 @@ def test_a_retry_is_due_when_told(broker: Broker, keys: QueueKeys) -> None:
 
 
 def test_the_archive_keeps_a_message_unless_given_one(broker: Broker, keys: QueueKeys) -> None:
-    """An empty one leaves what is there."""
+    """An empty one keeps the old message."""
     first, second = taken(broker, "a", "b")
     assert broker.archive(QUEUE, WORKER, [(first, b""), (second, b"new")]) == ["archived", "archived"]
     assert broker.client.hget(keys.task("a"), "msg") == b"message of a"
@@ -524,8 +528,8 @@ def fill_archive(broker: Broker, keys: QueueKeys, count: int, score: int) -> Non
     pipeline.execute()
 
 
-def test_the_archive_drops_what_is_over_90_days_old(broker: Broker, keys: QueueKeys) -> None:
-    """At most 100 a call, hashes too; asynq's script fails on some thousands."""
+def test_the_archive_drops_tasks_older_than_90_days(broker: Broker, keys: QueueKeys) -> None:
+    """With their hashes, at most 100 a call; asynq's script fails on some thousands."""
     fill_archive(broker, keys, 150, int(time.time()) - 90 * 86_400 - 5)
     broker.archive(QUEUE, WORKER, [(taken(broker, "a")[0], b"")])
     assert broker.client.zcard(keys.archived) == 51
@@ -534,8 +538,8 @@ def test_the_archive_drops_what_is_over_90_days_old(broker: Broker, keys: QueueK
     assert broker.client.zrange(keys.archived, 0, -1) == [b"a", b"b"]
 
 
-def test_the_archive_keeps_9999(broker: Broker, keys: QueueKeys) -> None:
-    """The oldest go, with their hashes, at most 100 a call; what was just archived stays."""
+def test_the_archive_keeps_9999_tasks(broker: Broker, keys: QueueKeys) -> None:
+    """The oldest are removed with their hashes, at most 100 a call; newly archived tasks stay."""
     fill_archive(broker, keys, 10_150, int(time.time()) - 60)
     broker.archive(QUEUE, WORKER, [(taken(broker, "a")[0], b"")])
     assert broker.client.zcard(keys.archived) == 10_151 - 100
@@ -548,8 +552,8 @@ def test_the_archive_keeps_9999(broker: Broker, keys: QueueKeys) -> None:
     assert len(broker.client.keys(f"{keys.task_prefix}*")) == 9_999
 
 
-def test_what_is_handed_back_is_next_in_its_old_order(broker: Broker) -> None:
-    """The head of pending; by priority its place there."""
+def test_requeued_tasks_run_next_in_their_old_order(broker: Broker) -> None:
+    """At the head of pending, or by their priority."""
     leases = taken(broker, "a", "b", "c")
     broker.enqueue(QUEUE, [entry("d")])
     high = taken(broker, "high", priority=3)
@@ -557,16 +561,16 @@ def test_what_is_handed_back_is_next_in_its_old_order(broker: Broker) -> None:
     assert take(broker, 9) == [Lease("high", 2), Lease("a", 2), Lease("b", 2), Lease("c", 2), Lease("d", 1)]
 
 
-def test_words_of_a_hand_back_are_in_the_order_asked(broker: Broker) -> None:
-    """Though it is done from the end."""
+def test_the_words_of_a_requeue_are_in_the_order_given(broker: Broker) -> None:
+    """Though the script works from the last to the first."""
     leases = taken(broker, "a", "b")
     words = broker.requeue(QUEUE, WORKER, [Lease("x", 1), leases[0], Lease("b", 5)])
-    assert words == ["gone", "requeued", "stale"]
+    assert words == ["missing", "requeued", "stale"]
 
 
 @pytest.mark.parametrize("fence", [time.time_ns() // 1_000, 2**53 - 3])
 def test_fences_of_sixteen_digits_stay_exact(broker: Broker, keys: QueueKeys, fence: int) -> None:
-    """Lua's numbers are doubles, and its own words for them end at fourteen digits."""
+    """Lua's numbers are doubles, and its default format has fourteen digits."""
     broker.enqueue(QUEUE, [entry("a", fence=fence)])
     for taken_before in range(2):
         (lease,) = broker.dequeue(QUEUE, WORKER, 1, 30).leases
@@ -576,8 +580,8 @@ def test_fences_of_sixteen_digits_stay_exact(broker: Broker, keys: QueueKeys, fe
         broker.requeue(QUEUE, WORKER, [lease])
 
 
-def test_a_raised_fence_shuts_the_former_holder_out(broker: Broker, keys: QueueKeys) -> None:
-    """Even before anybody else has taken the task."""
+def test_a_raised_fence_refuses_the_former_holder(broker: Broker, keys: QueueKeys) -> None:
+    """Even before another worker has dequeued the task."""
     lease = taken(broker, "a")[0]
     assert broker.requeue(QUEUE, WORKER, [lease], raise_fence=True) == ["requeued"]
     assert broker.client.hget(keys.task("a"), "fence") == b"2"
@@ -585,8 +589,8 @@ def test_a_raised_fence_shuts_the_former_holder_out(broker: Broker, keys: QueueK
     assert take(broker) == [Lease("a", 3)]
 
 
-def test_what_is_put_off_counts_from_the_first_time(broker: Broker, keys: QueueKeys) -> None:
-    """Until a run of it ends otherwise."""
+def test_a_postponed_task_counts_from_the_first_time(broker: Broker, keys: QueueKeys) -> None:
+    """Until a run of it finishes in another way."""
     lease = taken(broker, "a")[0]
     assert broker.postpone(QUEUE, WORKER, [lease], 60) == [0]
     assert broker.client.hget(keys.task("a"), "state") == b"scheduled"
@@ -605,7 +609,7 @@ def test_what_is_put_off_counts_from_the_first_time(broker: Broker, keys: QueueK
 
 
 def test_due_tasks_become_pending_in_order(broker: Broker, keys: QueueKeys) -> None:
-    """Those to come stay, and the nearest is told; a second look moves nothing."""
+    """Later tasks stay, and the nearest is reported; a second call moves nothing."""
     coming = int(time.time()) + 1000
     broker.schedule(QUEUE, [entry("b", due_at=20), entry("a", due_at=10), entry("c", due_at=coming)])
     assert broker.forward(QUEUE, "scheduled") == (2, [], pytest.approx(1000, abs=5))
@@ -616,15 +620,15 @@ def test_due_tasks_become_pending_in_order(broker: Broker, keys: QueueKeys) -> N
     assert [lease.id for lease in take(broker, 9)] == ["a", "b"]
 
 
-def test_a_look_that_was_cut_short_says_that_more_is_due(broker: Broker) -> None:
-    """The nearest is then in the past."""
+def test_a_forward_at_its_limit_reports_that_more_is_due(broker: Broker) -> None:
+    """The time until the nearest is then negative."""
     broker.schedule(QUEUE, [entry(f"t-{number}", due_at=10 + number) for number in range(5)])
     assert broker.forward(QUEUE, "scheduled", limit=3) == (3, [], pytest.approx(13 - time.time(), abs=5))
     assert broker.forward(QUEUE, "scheduled", limit=3) == (2, [], None)
 
 
-def test_a_time_between_two_seconds_is_kept_to_the_millisecond(broker: Broker, keys: QueueKeys) -> None:
-    """asynq's set has the whole second after it, so that a Go server never runs it early."""
+def test_a_fraction_of_a_second_is_kept_to_the_millisecond(broker: Broker, keys: QueueKeys) -> None:
+    """asynq's set has the next whole second, so that a Go server never runs it early."""
     now = broker.client.time()
     at = now[0] + now[1] / 1e6
     broker.schedule(QUEUE, [entry("past", due_at=at - 0.001), entry("later", due_at=now[0] + 1000.25)])
@@ -636,8 +640,8 @@ def test_a_time_between_two_seconds_is_kept_to_the_millisecond(broker: Broker, k
 
 
 @pytest.mark.parametrize("way", ["remove", "again", "park", "forward"])
-def test_whatever_leaves_the_scheduled_set_leaves_its_millisecond(broker: Broker, keys: QueueKeys, way: str) -> None:
-    """Else it would start early when it is put there again."""
+def test_a_task_that_leaves_the_scheduled_set_leaves_the_due_set(broker: Broker, keys: QueueKeys, way: str) -> None:
+    """Otherwise it would start early when it is scheduled again."""
     broker.schedule(QUEUE, [entry("a", due_at=time.time() + (0.0001 if way == "forward" else 100.5))])
     if way == "forward":
         wait_until(lambda: broker.forward(QUEUE, "scheduled").moved, "its time")
@@ -651,15 +655,15 @@ def test_whatever_leaves_the_scheduled_set_leaves_its_millisecond(broker: Broker
     assert not broker.client.zcard(keys.scheduled)
 
 
-def test_a_millisecond_whose_task_is_gone_is_dropped(broker: Broker, keys: QueueKeys) -> None:
-    """asynq's tools take a task out of its set and do not know of ours."""
+def test_a_due_time_without_a_task_is_dropped(broker: Broker, keys: QueueKeys) -> None:
+    """asynq's tools remove a task from its set and do not know the due set."""
     broker.client.zadd(keys.due, {"gone": 5})
     assert broker.forward(QUEUE, "scheduled") == (0, [], None)
     assert not broker.client.exists(keys.due)
 
 
-def test_only_a_nearer_time_wakes_who_waits(broker: Broker) -> None:
-    """One message for a call, none for what is due later than another."""
+def test_only_a_nearer_due_time_notifies_the_sleepers(broker: Broker) -> None:
+    """One message per call, none for a task that is due later than another."""
     with broker.client.pubsub(ignore_subscribe_messages=True) as heard:
         heard.subscribe(due_channel())
         heard.get_message(timeout=5)
@@ -667,12 +671,12 @@ def test_only_a_nearer_time_wakes_who_waits(broker: Broker) -> None:
             broker.schedule(QUEUE, [entry(id, due_at=9_999_990_000 + at)])
         broker.notify_due()
         told = [message for _ in range(8) if (message := heard.get_message(timeout=0.2))]
-    # "d" is the nearest of those between two seconds: one look for nothing, cheaper than comparing.
+    # "d" is the nearest in the due set: one useless wake-up is cheaper than comparing both sets.
     assert len(told) == len("acd") + 1
 
 
 def test_due_tasks_go_to_their_priority_or_group(broker: Broker, keys: QueueKeys) -> None:
-    """A group's name is put into the groups set, which asynq forgets."""
+    """A group's name is added to the groups set, which asynq forgets."""
     broker.schedule(QUEUE, [entry("p", due_at=5, priority=4), entry("g", due_at=5)])
     broker.client.hset(keys.task("g"), "group", "letters")
     assert broker.forward(QUEUE, "scheduled").moved == 2
@@ -682,8 +686,8 @@ def test_due_tasks_go_to_their_priority_or_group(broker: Broker, keys: QueueKeys
     assert broker.client.hget(keys.task("g"), "state") == b"aggregating"
 
 
-def test_retries_of_ours_are_told_and_foreign_ones_moved(broker: Broker, keys: QueueKeys) -> None:
-    """The row of ours must change first. What has no task is dropped."""
+def test_our_retries_are_returned_and_foreign_ones_moved(broker: Broker, keys: QueueKeys) -> None:
+    """The row of ours must change first. An id without a task is dropped."""
     coming = int(time.time()) + 1000
     broker.park(QUEUE, [entry("mine", due_at=5), entry("later", due_at=coming)])
     broker.client.zadd(keys.retry, {"go": 6, "lost": 7})
@@ -694,8 +698,8 @@ def test_retries_of_ours_are_told_and_foreign_ones_moved(broker: Broker, keys: Q
     assert broker.forward(QUEUE, "retry") == (0, ["mine"], pytest.approx(1000, abs=5))
 
 
-def test_leases_are_renewed_and_losses_told(broker: Broker, keys: QueueKeys) -> None:
-    """What another took, what has gone, what lost its lease are not held any more; nothing revives them."""
+def test_leases_are_renewed_and_lost_ones_returned(broker: Broker, keys: QueueKeys) -> None:
+    """A task that another worker runs, that is removed or whose lease is lost is not held any more, and stays so."""
     taken(broker, "kept", "stolen", "gone", "unleased")
     client = broker.client
     client.zadd(keys.lease, {"kept": 5, "stolen": 6})
@@ -712,8 +716,8 @@ def test_leases_are_renewed_and_losses_told(broker: Broker, keys: QueueKeys) -> 
     assert broker.extend(QUEUE, ["nobody"], LEASE_SECONDS)[0] == Extended(0, [])
 
 
-def test_running_tasks_are_asserted_after_a_loss(broker: Broker, keys: QueueKeys, dump: Any) -> None:
-    """What is there stays as it is: with the same fence "exists", with another "stale"."""
+def test_running_tasks_are_reasserted_after_a_loss(broker: Broker, keys: QueueKeys, dump: Any) -> None:
+    """An existing entry stays: with the same fence "exists", with another "stale"."""
     items = [Entry("a", b"m", fence=7, priority=5)]
     assert broker.reassert(QUEUE, WORKER, items, LEASE_SECONDS) == ["reasserted"]
     before = dump()
@@ -725,8 +729,8 @@ def test_running_tasks_are_asserted_after_a_loss(broker: Broker, keys: QueueKeys
     assert broker.done(QUEUE, WORKER, [Lease("a", 7)]) == ["done"]
 
 
-def test_expired_leases_of_ours_are_listed(broker: Broker, keys: QueueKeys) -> None:
-    """Not those that last, nor a Go worker's. An id that is no running task of ours loses its lease."""
+def test_our_expired_leases_are_listed(broker: Broker, keys: QueueKeys) -> None:
+    """Not live ones, nor those of a Go worker. An id that is not a running task of ours loses its lease."""
     taken(broker, "mine", "lasts", "ended")
     client = broker.client
     client.zadd(keys.lease, {"mine": 5, "go": 4, "lost": 3, "ended": 2})
@@ -740,7 +744,7 @@ def test_expired_leases_of_ours_are_listed(broker: Broker, keys: QueueKeys) -> N
 
 
 def test_foreign_leases_do_not_hide_ours(broker: Broker, keys: QueueKeys) -> None:
-    """A dead Go worker may leave more of them than are asked for."""
+    """A dead Go worker may leave more expired leases than are asked for."""
     taken(broker, "mine")
     for number in range(50):
         broker.client.hset(keys.task(f"go-{number}"), mapping={"msg": "m", "state": "active"})
@@ -751,7 +755,7 @@ def test_foreign_leases_do_not_hide_ours(broker: Broker, keys: QueueKeys) -> Non
 
 @pytest.mark.parametrize("place", ["pending", "priority", "active", "scheduled", "retry", "archived", "group"])
 def test_a_removed_task_leaves_nothing(broker: Broker, keys: QueueKeys, place: str) -> None:
-    """Wherever it was; its lock goes along. Removing it twice is no error."""
+    """Wherever it was, with its lock. Removing it twice is not an error."""
     lock = keys.unique("t", "d")
     unique = {"unique_key": lock, "unique_seconds": 60}
     if place == "group":
@@ -773,7 +777,7 @@ def test_a_removed_task_leaves_nothing(broker: Broker, keys: QueueKeys, place: s
 
 
 def test_removing_leaves_others_alone(broker: Broker, keys: QueueKeys) -> None:
-    """Another's lock and the rest of a group stay; what a tool put into pending despite its priority goes."""
+    """The lock of another id and the rest of a group stay; a task that a tool put into pending is removed too."""
     lock = keys.unique("t", "d")
     broker.enqueue(QUEUE, [entry("a", unique_key=lock, unique_seconds=60)])
     broker.client.set(lock, "b")
@@ -788,8 +792,8 @@ def test_removing_leaves_others_alone(broker: Broker, keys: QueueKeys) -> None:
     assert broker.client.llen(keys.pending) == 0
 
 
-def test_an_id_without_hash_is_taken_out_of_the_sets(broker: Broker, keys: QueueKeys) -> None:
-    """Left there it would make asynq's tools fail on the whole queue."""
+def test_an_id_without_a_hash_is_removed_from_the_sets(broker: Broker, keys: QueueKeys) -> None:
+    """Otherwise it would make asynq's tools fail on the whole queue."""
     for name in (keys.scheduled, keys.retry, keys.archived, keys.completed, keys.priority, keys.lease):
         broker.client.zadd(name, {"lost": 5})
     assert broker.remove(QUEUE, ["lost"]) == 0
@@ -799,8 +803,8 @@ def test_an_id_without_hash_is_taken_out_of_the_sets(broker: Broker, keys: Queue
 # --- scripts and clients
 
 
-def test_a_server_that_forgot_the_scripts_is_sent_them(own_redis: EmbeddedRedis, own_keys: None) -> None:
-    """As after a restart or a fail-over."""
+def test_a_server_without_the_scripts_is_sent_them(own_redis: EmbeddedRedis, own_keys: None) -> None:
+    """As after a restart or a failover."""
     broker = Broker()
     assert broker.enqueue(QUEUE, [entry("a")]) == ["queued"]
     broker.client.script_flush()
@@ -809,10 +813,10 @@ def test_a_server_that_forgot_the_scripts_is_sent_them(own_redis: EmbeddedRedis,
     assert len(take(broker, 5)) == 2
 
 
-def test_every_script_says_what_it_is() -> None:
-    """Each of the broker's has a header with KEYS, ARGV, Returns and Invariant, and is under 60 lines."""
+def test_every_script_has_a_header() -> None:
+    """Each script of the broker states KEYS, ARGV, Returns and Invariant, and has less than 60 lines."""
     names = "enqueue schedule park add_to_group dequeue done retry archive requeue postpone forward"
-    for name in f"{names} extend reassert expired remove mark_alive pulse".split():
+    for name in f"{names} extend reassert expired remove mark_alive reachability".split():
         text = scripts.script(name).text
         assert all(word in text for word in ("KEYS:", "ARGV:", "Returns", "Invariant:")), name
         assert len(text.splitlines()) < 60, name
@@ -822,38 +826,38 @@ CUTS = [*script_mutants.MACHINE.values(), *(cut for cuts in script_mutants.CHAOS
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: f"{cut.script}: {cut.guard[:40]}")
-def test_a_guard_that_mutants_take_out_stands_in_its_script(cut: script_mutants.Cut) -> None:
-    """Said here at once: machine and chaos, where they must be found, run for minutes."""
+def test_the_guard_that_a_mutant_removes_is_in_its_script(cut: script_mutants.Cut) -> None:
+    """Checked here at once: the machine and the chaos suite, which must find each mutant, run for minutes."""
     changed = script_mutants.without(cut)
     assert changed(cut.script).text != scripts.script(cut.script).text
-    assert changed("pulse") == scripts.script("pulse")
+    assert changed("reachability") == scripts.script("reachability")
 
 
-def test_an_id_that_is_pending_twice_is_taken_once(broker: Broker, keys: QueueKeys) -> None:
-    """An evicting Redis lost its hash and it was pushed again, before anybody swept the list."""
+def test_an_id_that_is_pending_twice_is_dequeued_once(broker: Broker, keys: QueueKeys) -> None:
+    """An evicting Redis lost its hash, and it was pushed again before a sweep."""
     broker.enqueue(QUEUE, [entry("a"), entry("b")])
     broker.client.lpush(keys.pending, "a")
     assert [lease.id for lease in take(broker, 5)] == ["a", "b"]
     assert broker.client.lrange(keys.active, 0, -1) == [b"b", b"a"]
 
 
-def test_a_gap_between_pulses_is_an_outage(broker: Broker) -> None:
-    """The first who comes back ends it, for all; without a gap Redis has been in reach for ever."""
+def test_a_gap_between_two_calls_is_an_outage(broker: Broker) -> None:
+    """The first call afterwards ends it for all processes; without a gap Redis has been reachable for ever."""
     broker.mark_alive()
-    assert broker.pulse(5).in_reach_seconds > 1e9
-    assert broker.pulse(5).in_reach_seconds > 1e9
-    broker.client.hset(pulse_key(), "last", int((time.time() - 6) * 1000))
-    assert [broker.pulse(5).in_reach_seconds < 1 for _ in range(2)] == [True, True]
-    assert broker.pulse(5).alive_since == broker.is_alive()
+    assert broker.reachability(5).reachable_seconds > 1e9
+    assert broker.reachability(5).reachable_seconds > 1e9
+    broker.client.hset(reachability_key(), "last", int((time.time() - 6) * 1000))
+    assert [broker.reachability(5).reachable_seconds < 1 for _ in range(2)] == [True, True]
+    assert broker.reachability(5).alive_since == broker.alive_since()
 
 
-def test_a_server_that_is_away_is_unavailable(own_redis: EmbeddedRedis, own_keys: None) -> None:
-    """Each call says so at once, with our error, and works again when the server is back."""
+def test_an_unreachable_server_is_unavailable(own_redis: EmbeddedRedis, own_keys: None) -> None:
+    """Each call raises our error at once, and works again when the server is back."""
     broker = Broker("producer")
     broker.ping()
     own_redis.stop()
     started = time.monotonic()
-    for call in (broker.ping, broker.queues, broker.is_alive, broker.mark_alive, broker.eviction_policy):
+    for call in (broker.ping, broker.queues, broker.alive_since, broker.mark_alive, broker.eviction_policy):
         with pytest.raises(BrokerUnavailable):
             call()
     with pytest.raises(BrokerUnavailable):
@@ -862,7 +866,7 @@ def test_a_server_that_is_away_is_unavailable(own_redis: EmbeddedRedis, own_keys
 
 
 def test_a_full_server_is_unavailable(own_redis: EmbeddedRedis, own_keys: None) -> None:
-    """A refusal within a script, as Redis really says it."""
+    """A refusal within a script, with Redis's real text."""
     broker = Broker()
     broker.client.config_set("maxmemory", 1)
     with pytest.raises(BrokerUnavailable, match="OOM"):
@@ -872,7 +876,7 @@ def test_a_full_server_is_unavailable(own_redis: EmbeddedRedis, own_keys: None) 
 
 
 def test_a_replica_is_unavailable_until_it_is_primary(own_redis: EmbeddedRedis, own_keys: None) -> None:
-    """As an old primary is after a fail-over."""
+    """As an old primary after a failover."""
     broker = Broker()
     broker.client.replicaof("127.0.0.1", 1)
     with pytest.raises(BrokerUnavailable, match=r"READONLY|MASTERDOWN"):
@@ -895,16 +899,43 @@ def test_a_replica_is_unavailable_until_it_is_primary(own_redis: EmbeddedRedis, 
         ResponseError("ERR Error running script (call to f_12): @user_script:12: -OOM command not allowed"),
     ],
 )
-def test_refusals_become_one_error(error: Exception) -> None:
-    """Whatever the words; the cause is kept."""
+def test_unreachable_and_refusing_servers_raise_one_error(error: Exception) -> None:
+    """BrokerUnavailable, whatever redis-py raises; the cause is kept."""
     with pytest.raises(BrokerUnavailable) as caught, clients.broker_errors():
         raise error
     assert caught.value.__cause__ is error
 
 
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("redis://somebody:secret@10.0.0.1:6380/3", "Redis at 10.0.0.1:6380/3"),
+        ("rediss://:secret@redis.example", "Redis at redis.example:6379/0"),
+        ("unix://:secret@/run/redis.sock?db=2", "Redis at /run/redis.sock/2"),
+    ],
+)
+def test_errors_name_the_server_and_never_the_password(url: str, name: str) -> None:
+    """Host, port and database, for an unreachable server and for a refusal."""
+    errors = {"is unreachable": redis.ConnectionError("x"), "refuses the command": ReadOnlyError("x")}
+    for words, error in errors.items():
+        with pytest.raises(BrokerUnavailable) as caught, clients.broker_errors(redis.Redis.from_url(url)):
+            raise error
+        assert str(caught.value).startswith(f"{name} {words} (")
+        assert "secret" not in str(caught.value)
+
+
+def test_an_unreachable_server_is_named_by_every_call(settings: Any) -> None:
+    """Methods with and without a script."""
+    with_options(settings, LOCATION="redis://:secret@127.0.0.1:1/5")
+    broker = Broker()
+    for call in (broker.ping, broker.mark_alive):
+        with pytest.raises(BrokerUnavailable, match=r"^Redis at 127\.0\.0\.1:1/5 is unreachable \(ConnectionError\)$"):
+            call()
+
+
 @pytest.mark.parametrize("text", ["WRONGTYPE Operation against a key", "ERR unknown command", "BUSYKEY Target exists"])
-def test_other_replies_are_bugs_and_stay(text: str) -> None:
-    """A wrong script must not look like an outage."""
+def test_other_errors_of_a_reply_stay_as_they_are(text: str) -> None:
+    """A bug in a script must not look like an outage."""
     with pytest.raises(ResponseError, match=text.split()[0]), clients.broker_errors():
         raise ResponseError(text)
 
@@ -914,8 +945,8 @@ def with_options(settings: Any, **cache: Any) -> None:
 
 
 @pytest.mark.parametrize("role", ["producer", "worker", "blocking"])
-def test_the_aliass_options_do_not_override_ours(settings: Any, role: clients.Role) -> None:
-    """Neither those in OPTIONS nor those in the URL; what is not ours is carried through."""
+def test_options_of_the_alias_do_not_override_ours(settings: Any, role: clients.Role) -> None:
+    """Neither those in OPTIONS nor those in the URL; all other options are kept."""
     url = django_settings.CACHES["default"]["LOCATION"]
     options = {
         "SOCKET_TIMEOUT": 77,
@@ -944,8 +975,8 @@ def test_the_first_address_is_the_primary(settings: Any, location: Any) -> None:
     assert clients.client("worker").connection_pool.connection_kwargs["host"] == "one"
 
 
-def test_tls_and_sentinel_are_carried_through(settings: Any) -> None:
-    """With timeouts of ours towards the sentinels as well."""
+def test_tls_and_sentinel_options_are_kept(settings: Any) -> None:
+    """With our timeouts for the sentinels too."""
     with_options(settings, LOCATION="rediss://one:1/0?ssl_cert_reqs=none")
     assert clients.client("worker").connection_pool.connection_class is redis.SSLConnection
     options = {
@@ -961,8 +992,8 @@ def test_tls_and_sentinel_are_carried_through(settings: Any) -> None:
     assert options["SENTINEL_KWARGS"]["socket_timeout"] == 77
 
 
-def test_clients_are_kept_and_their_pools_are_our_own(settings: Any) -> None:
-    """One per role, never the cache's; a change of settings makes new ones."""
+def test_clients_are_cached_and_their_pools_are_private(settings: Any) -> None:
+    """One client per role, never the cache's; a change of settings makes new ones."""
     first = clients.client("worker")
     assert clients.client("worker") is first
     assert clients.client("producer") is not first
@@ -976,8 +1007,8 @@ def make_client(role: str) -> str:
     return f"client for {role}"
 
 
-def test_a_factory_of_ones_own_comes_first(settings: Any) -> None:
-    """For Cluster, which django-redis does not build."""
+def test_a_client_factory_is_used_before_all_else(settings: Any) -> None:
+    """For Redis Cluster, which django-redis does not build."""
     settings.ASYNCQ = {**django_settings.ASYNCQ, "CLIENT_FACTORY": f"{__name__}.make_client"}
     try:
         assert clients.client("blocking") == "client for blocking"
@@ -992,8 +1023,8 @@ def test_a_missing_alias_is_named(settings: Any) -> None:
         clients.client("worker")
 
 
-def test_errors_do_not_tell_the_password(settings: Any) -> None:
-    """Neither the text nor the cause's."""
+def test_errors_never_show_the_password(settings: Any) -> None:
+    """Neither our text nor that of the cause."""
     with_options(settings, LOCATION="redis://user:s3cret@127.0.0.1:1/0")
     with pytest.raises(BrokerUnavailable) as caught:
         Broker("producer").ping()

@@ -1,4 +1,4 @@
-"""The coordinator: one holder at a time, whatever dies, freezes, forks or goes away."""
+"""The startup lock coordinator: one holder at a time, whatever is killed, frozen, forked or unreachable."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ from redis.retry import Retry
 from django_asyncq.broker import scripts
 from django_asyncq.exceptions import BrokerUnavailable, InvalidOption, LockLost
 from django_asyncq.leadership import fencing, lock_files, owner
-from django_asyncq.leadership.coordinator import Owner, StartupTaskCoordinator
+from django_asyncq.leadership.coordinator import StartupTaskCoordinator
 from django_asyncq.leadership.hold import trust_clock
+from django_asyncq.leadership.owner import Owner
 from django_asyncq.models import StartupRun
 from django_asyncq.testing import EmbeddedRedis
 
@@ -60,7 +61,7 @@ client = redis.Redis.from_url(options.pop("url"), protocol=2, retry=Retry(NoBack
 coordinator = StartupTaskCoordinator(client, **options)
 
 def fork(descriptor):
-    # The child keeps all it inherited and outlives its parent, until the input ends.
+    # The child keeps everything it inherited and outlives its parent, until the input is closed.
     child = os.fork()
     if child == 0:
         os.read(descriptor, 1)
@@ -68,7 +69,7 @@ def fork(descriptor):
     return child
 
 def write(name, term=None):
-    # Write a row, fenced by the hold's term or by one that was remembered.
+    # Write a row, fenced by the hold's term or by a remembered one.
     from django.utils import timezone
     from django_asyncq.leadership import fencing
     from django_asyncq.exceptions import LockLost
@@ -102,7 +103,7 @@ def contend(options, name, barrier, winners):
         if contender.acquire(f"{name}-{number}", 60):
             with winners.get_lock():
                 winners[number] += 1
-    barrier.wait(60)  # nobody has died before all have asked
+    barrier.wait(60)  # no process exits before all have asked
 
 if __name__ == "__main__":
     options, name, count, rounds = json.loads(sys.argv[1])
@@ -118,7 +119,7 @@ if __name__ == "__main__":
 
 
 class Contender:
-    """A process with a coordinator, told what to do line by line. orm: it needs this test's database too."""
+    """A process with a coordinator that obeys commands, one per line. orm: it also needs this test's database."""
 
     def __init__(self, **options: Any) -> None:
         variables = environment() if options.get("orm") else {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
@@ -137,19 +138,19 @@ class Contender:
         return self.process.pid
 
     def ask(self, verb: str, *arguments: Any) -> Any:
-        """Have it call a method of its coordinator; return the answer."""
+        """Have it call a method of its coordinator; return the result."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps([verb, *arguments]) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
     def kill(self) -> None:
-        """Kill it, and wait until it is gone."""
+        """Kill it, and wait until it is dead."""
         self.process.kill()
         self.close()
 
     def close(self) -> None:
-        """Kill what may be stopped or running, and tidy up."""
+        """Kill it, stopped or running, and clean up."""
         self.process.kill()
         self.process.wait(10)
         for stream in (self.process.stdin, self.process.stdout):
@@ -160,19 +161,19 @@ class Contender:
 
 @pytest.fixture
 def name(key_prefix: str) -> str:
-    """A lock of this test alone."""
+    """The name of a lock that only this test uses."""
     return f"{key_prefix}:startup"
 
 
 @pytest.fixture
 def url() -> str:
-    """The suite's server."""
+    """The address of the suite's server."""
     return os.environ["ASYNCQ_TEST_REDIS_URL"]
 
 
 @pytest.fixture
 def contender() -> Iterator[Callable[..., Contender]]:
-    """Start processes; all are ended with the test."""
+    """Start processes; all are killed when the test finishes."""
     started: list[Contender] = []
 
     def start(**options: Any) -> Contender:
@@ -186,7 +187,7 @@ def contender() -> Iterator[Callable[..., Contender]]:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[[str], redis.Redis]]:
-    """Build clients that repeat nothing and wait half a second at most."""
+    """Build clients that repeat nothing and wait at most half a second."""
     clients: list[redis.Redis] = []
 
     def build(url: str) -> redis.Redis:
@@ -201,7 +202,7 @@ def connect() -> Iterator[Callable[[str], redis.Redis]]:
 
 @pytest.fixture
 def no_redis() -> Iterator[str]:
-    """An address where nothing listens, and nothing will."""
+    """An address on which no server listens, and none will."""
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"redis://127.0.0.1:{taken.getsockname()[1]}/0"
@@ -219,18 +220,18 @@ def open_lock_files(folder: Path) -> int:
 
 
 def value_of(client: redis.Redis, name: str) -> str:
-    """What is written in a lock; "" for none."""
+    """The value of a lock; "" for none."""
     return (client.get(f"task_lock:{name}") or b"").decode()
 
 
-# --- taking
+# --- acquiring
 
 
 @pytest.mark.parametrize("kind", ["single-instance", "multi-instance", "files"])
-def test_fifty_at_once_and_one_has_it_in_each_of_a_hundred_rounds(
+def test_one_of_fifty_processes_acquires_in_each_of_a_hundred_rounds(
     url: str, no_redis: str, name: str, kind: str, tmp_path: Path
 ) -> None:
-    """Of processes that ask at one instant exactly one is told yes."""
+    """All ask at the same moment, and exactly one acquires the lock."""
     options = {
         "url": no_redis if kind == "files" else url,
         "single_instance": kind != "multi-instance",
@@ -241,7 +242,7 @@ def test_fifty_at_once_and_one_has_it_in_each_of_a_hundred_rounds(
         cwd=ROOT,
         env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"},
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # fifty warnings that Redis is away
+        stderr=subprocess.DEVNULL,  # fifty warnings that Redis is unreachable
         text=True,
         timeout=100,
         check=True,
@@ -249,8 +250,8 @@ def test_fifty_at_once_and_one_has_it_in_each_of_a_hundred_rounds(
     assert json.loads(done.stdout) == [[0] * 50, [1] * 100]
 
 
-def test_acquiring_again_is_a_yes_and_prolongs(redis_client: redis.Redis, name: str) -> None:
-    """What one holds one may take again; another may not."""
+def test_acquiring_a_held_lock_extends_it(redis_client: redis.Redis, name: str) -> None:
+    """The holder may acquire again; another may not."""
     holder = StartupTaskCoordinator()
     assert holder.acquire(name, 5)
     assert holder.acquire(name, TTL)
@@ -260,7 +261,7 @@ def test_acquiring_again_is_a_yes_and_prolongs(redis_client: redis.Redis, name: 
 
 @pytest.mark.parametrize("single_instance", [True, False])
 def test_value_names_the_owner(redis_client: redis.Redis, name: str, tmp_path: Path, single_instance: bool) -> None:
-    """Boot, time of the lock file, host and pid of the holder stand in the lock; no file in multi-instance mode."""
+    """The lock has the holder's boot id, file time, host and pid; no file in multi-instance mode."""
     StartupTaskCoordinator(None, tmp_path, single_instance=single_instance).acquire(name, TTL)
     holder = Owner.read(value_of(redis_client, name))
     assert holder is not None
@@ -288,7 +289,7 @@ def test_mode_comes_from_the_argument_or_the_settings(
     in_environment: str,
     expected: bool,
 ) -> None:
-    """Single-instance is the default; SINGLE_INSTANCE_MODE and the argument say otherwise."""
+    """Single-instance is the default; SINGLE_INSTANCE_MODE and the argument override it."""
     monkeypatch.setenv("SINGLE_INSTANCE_MODE", in_environment)
     settings.ASYNCQ = {**settings.ASYNCQ}
     assert StartupTaskCoordinator(None, tmp_path, single_instance=single_instance).acquire(name, TTL)
@@ -296,8 +297,8 @@ def test_mode_comes_from_the_argument_or_the_settings(
 
 
 @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf")])
-def test_refuses_a_ttl_that_is_none(name: str, ttl: float) -> None:
-    """A lock without an end, or without a life, is a mistake of the caller."""
+def test_a_ttl_that_is_not_positive_and_finite_is_refused(name: str, ttl: float) -> None:
+    """A lock that never expires, or at once, is a mistake of the caller."""
     with pytest.raises(InvalidOption):
         StartupTaskCoordinator().acquire(name, ttl)
 
@@ -311,7 +312,7 @@ def test_works_with_a_client_that_decodes(url: str, name: str) -> None:
         assert holder.renew(name)
 
 
-# --- death and life of holders
+# --- dead and live holders
 
 
 def test_killed_holder_is_succeeded_at_once_in_single_instance_mode(
@@ -330,7 +331,7 @@ def test_killed_holder_is_succeeded_at_once_in_single_instance_mode(
 
 
 def test_zombie_counts_as_dead(url: str, name: str, contender: Callable[..., Contender], tmp_path: Path) -> None:
-    """A killed holder whose parent has not waited for it, as in containers without init, has let go of its file."""
+    """A killed holder whose parent has not waited for it, as in containers without init, has lost its file lock."""
     holder = contender(url=url, lock_dir=str(tmp_path), single_instance=True)
     assert holder.ask("acquire", name, 600)
     os.kill(holder.pid, signal.SIGKILL)
@@ -342,20 +343,20 @@ def test_zombie_counts_as_dead(url: str, name: str, contender: Callable[..., Con
 def test_killed_holder_is_succeeded_after_its_ttl_in_multi_instance_mode(
     redis_client: redis.Redis, url: str, name: str, contender: Callable[..., Contender]
 ) -> None:
-    """Nobody judges an owner dead there; the TTL ends its lock."""
+    """There no owner can be proved dead; the lock expires with its TTL."""
     holder = contender(url=url, single_instance=False)
     assert holder.ask("acquire", name, 600)
     holder.kill()
     successor = StartupTaskCoordinator(single_instance=False)
     assert not any(successor.acquire(name, TTL) for _ in range(5))
-    redis_client.pexpire(f"task_lock:{name}", 1000)  # all but its last second is over
+    redis_client.pexpire(f"task_lock:{name}", 1000)  # only its last second is left
     wait_until(lambda: successor.acquire(name, TTL), "the successor", 5)
 
 
 def test_same_host_name_with_another_folder_proves_nothing(
     url: str, name: str, contender: Callable[..., Contender], tmp_path: Path
 ) -> None:
-    """Two containers of one host name: while one lives the other never gets its lock, and then after its TTL only."""
+    """Two containers with one host name: while one lives the other never acquires, and then only after the TTL."""
     ttl = 2
     holder = contender(url=url, lock_dir=str(tmp_path / "one"), single_instance=True)
     newcomer = StartupTaskCoordinator(None, tmp_path / "two", single_instance=True)
@@ -373,7 +374,7 @@ def test_same_host_name_with_another_folder_proves_nothing(
 def test_copied_lock_file_proves_nothing(
     url: str, name: str, contender: Callable[..., Contender], tmp_path: Path
 ) -> None:
-    """A folder that was copied with all its times, as into an image, holds no proof, whether the owner lives or not."""
+    """A folder that was copied with all its times, as into an image, is no proof, whether the owner lives or not."""
     holder = contender(url=url, lock_dir=str(tmp_path / "one"), single_instance=True)
     assert holder.ask("acquire", name, 600)
     for copy in ("two", "three"):
@@ -385,7 +386,7 @@ def test_copied_lock_file_proves_nothing(
 
 
 def abandoned_lock(client: redis.Redis, name: str, folder: Path, **changes: str) -> Owner:
-    """A lock whose owner has signed the file and is gone; the value in Redis differs from the truth as told."""
+    """A lock whose owner has signed the file and is dead; `changes` alter the value in Redis."""
     dead = StartupTaskCoordinator(client, folder, single_instance=True)
     assert dead.acquire(name, 600)
     written = Owner.read(value_of(client, name))
@@ -419,7 +420,7 @@ def test_host_and_pid_are_for_people_only(
 
 
 @pytest.mark.parametrize(("platform", "expected"), [("linux", False), ("darwin", True)])
-def test_no_boot_id(
+def test_a_missing_boot_id_is_doubt_on_linux_only(
     redis_client: redis.Redis,
     name: str,
     tmp_path: Path,
@@ -427,7 +428,7 @@ def test_no_boot_id(
     platform: str,
     expected: bool,
 ) -> None:
-    """Elsewhere than on Linux there is none to compare; a Linux without one is a sandbox, and in doubt."""
+    """Other systems have none to compare; Linux without one is a sandbox."""
     monkeypatch.setattr(owner, "BOOT_ID", tmp_path / "none")
     abandoned_lock(redis_client, name, tmp_path)
     monkeypatch.setattr(sys, "platform", platform)
@@ -435,29 +436,34 @@ def test_no_boot_id(
 
 
 @pytest.mark.parametrize("value", ["", "a token", "a|b|c", "t|b|w|h|1", "t|b|1|h|x", "t|b|1|h|-1", "\x00|" * 4])
-def test_value_of_another_program_is_never_taken(redis_client: redis.Redis, name: str, value: str) -> None:
-    """What cannot be read cannot be judged dead."""
+def test_a_lock_of_another_program_is_never_acquired(redis_client: redis.Redis, name: str, value: str) -> None:
+    """An owner whose value cannot be read cannot be proved dead."""
     redis_client.set(f"task_lock:{name}", value, px=60_000)
     assert not StartupTaskCoordinator(single_instance=True).acquire(name, TTL)
     assert value_of(redis_client, name) == value
 
 
-def test_take_over_is_refused_when_the_lock_changed_hands(
-    redis_client: redis.Redis, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_dead_owners_lock_is_not_acquired_when_it_has_a_new_owner(
+    redis_client: redis.Redis, name: str, tmp_path: Path
 ) -> None:
-    """Between the judgement and the take-over the TTL ended and another, elsewhere, was quicker: its lock stays."""
+    """After the proof and before the second request, the TTL expired and another host acquired the lock: it stays."""
     abandoned_lock(redis_client, name, tmp_path)
     quicker = StartupTaskCoordinator(None, tmp_path / "elsewhere", single_instance=True)
-    slower = StartupTaskCoordinator(None, tmp_path, single_instance=True)
-    judge = slower._has_ended
 
-    def judge_slowly(*arguments: Any) -> bool:
-        is_dead = judge(*arguments)
-        redis_client.delete(f"task_lock:{name}")
-        assert quicker.acquire(name, TTL)
-        return is_dead
+    class Client:
+        """The suite's server; after its first reply the lock changes hands."""
 
-    monkeypatch.setattr(slower, "_has_ended", judge_slowly)
+        def evalsha(self, *arguments: Any) -> Any:
+            reply = redis_client.evalsha(*arguments)
+            if not quicker.is_held(name):
+                assert reply[0] == b"taken"
+                redis_client.delete(f"task_lock:{name}")
+                assert quicker.acquire(name, TTL)
+            return reply
+
+        eval = redis_client.eval
+
+    slower = StartupTaskCoordinator(Client(), tmp_path, single_instance=True)
     assert not slower.acquire(name, TTL)
     assert quicker.renew(name)
 
@@ -471,7 +477,10 @@ def test_proof_outlives_an_outage(
     connect: Callable[[str], redis.Redis],
     tmp_path: Path,
 ) -> None:
-    """Who had read the dead owner's signature while Redis was away takes over later, though it has signed since."""
+    """The dead owner's signature was read during an outage.
+
+    It is a proof afterwards, though the file was signed since.
+    """
     holder = contender(url=url, lock_dir=str(tmp_path), single_instance=True)
     assert holder.ask("acquire", name, 600)
     successor = StartupTaskCoordinator(
@@ -484,18 +493,18 @@ def test_proof_outlives_an_outage(
     assert not successor.acquire(name, TTL)
     assert not other.acquire(name, TTL), "it reads the successor's signature, which proves nothing of the holder"
     assert not successor.acquire(name, TTL)
-    assert successor._evidence
+    assert successor.evidence
     redis_proxy.come_back()
     assert successor.acquire(name, TTL)
-    assert not successor._evidence, "else it would grow with each signature"
+    assert not successor.evidence, "otherwise it would grow with each signature"
     assert not other.acquire(name, TTL)
 
 
 @pytest.mark.parametrize("single_instance", [True, False])
-def test_late_starter_never_takes_a_live_lock(
+def test_a_late_starter_never_acquires_a_live_lock(
     redis_client: redis.Redis, url: str, name: str, single_instance: bool, contender: Callable[..., Contender]
 ) -> None:
-    """The holder lives, so its lock stays as it is, whatever its age and whoever starts."""
+    """The holder lives, so its lock stays, whatever its age and whichever process starts."""
     holder = contender(url=url, single_instance=single_instance)
     assert holder.ask("acquire", name, TTL)
     written = value_of(redis_client, name)
@@ -508,7 +517,7 @@ def test_late_starter_never_takes_a_live_lock(
 
 
 @pytest.mark.parametrize("single_instance", [True, False])
-def test_late_starters_get_nothing_for_many_ttls(
+def test_late_starters_acquire_nothing_for_many_ttls(
     redis_client: redis.Redis,
     url: str,
     name: str,
@@ -516,7 +525,7 @@ def test_late_starters_get_nothing_for_many_ttls(
     contender: Callable[..., Contender],
     tmp_path: Path,
 ) -> None:
-    """A holder that ticks keeps its lock, in whatever folder newcomers start. ASYNCQ_TEST_LATE_SECONDS: how long."""
+    """A holder that ticks keeps its lock, whatever folder the newcomers use. ASYNCQ_TEST_LATE_SECONDS: for how long."""
     seconds, ttl = float(os.environ.get("ASYNCQ_TEST_LATE_SECONDS", "5")), 1.5
     options: dict[str, Any] = {"single_instance": single_instance}
     holder = StartupTaskCoordinator(None, tmp_path, **options)
@@ -549,10 +558,10 @@ def test_late_starters_get_nothing_for_many_ttls(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("single_instance", [True, False])
-def test_frozen_holder_loses_and_notices(
+def test_a_frozen_holder_loses_its_lock_and_notices(
     url: str, name: str, contender: Callable[..., Contender], tmp_path: Path, single_instance: bool
 ) -> None:
-    """Stopped past its TTL and woken: it trusts, renews, takes and releases nothing, and writes under no term."""
+    """Stopped past its TTL and continued, it trusts, renews, acquires and releases nothing, and writes no row."""
     ttl = 2
     holder = contender(url=url, lock_dir=str(tmp_path / "one"), single_instance=single_instance, orm=True)
     successor = StartupTaskCoordinator(None, tmp_path / "two", single_instance=single_instance)
@@ -580,7 +589,10 @@ def test_frozen_holder_loses_and_notices(
 def test_frozen_holder_is_succeeded_on_its_own_storage_too(
     url: str, redis_client: redis.Redis, name: str, contender: Callable[..., Contender], tmp_path: Path
 ) -> None:
-    """Its file stays locked, but its trust is over by its own word. Once it lets go, its successor has the file."""
+    """Its file stays locked, but by its own word its trust is over.
+
+    When it unlocks the file, its successor locks it.
+    """
     ttl = 1
     holder = contender(url=url, lock_dir=str(tmp_path), single_instance=True)
     successor = StartupTaskCoordinator(None, tmp_path, single_instance=True)
@@ -606,10 +618,10 @@ def test_frozen_holder_is_succeeded_on_its_own_storage_too(
     assert successor.renew(name)
 
 
-def test_successor_of_a_frozen_one_has_a_successor_at_once(
+def test_the_successor_of_a_frozen_holder_is_succeeded_at_once(
     url: str, name: str, contender: Callable[..., Contender], tmp_path: Path
 ) -> None:
-    """After it has the file: its death can be proved."""
+    """When it has locked the file, its death can be proved."""
     frozen, second = (contender(url=url, lock_dir=str(tmp_path), single_instance=True) for _ in range(2))
     assert frozen.ask("acquire", name, 0.2)
     os.kill(frozen.pid, signal.SIGSTOP)
@@ -620,10 +632,10 @@ def test_successor_of_a_frozen_one_has_a_successor_at_once(
     assert StartupTaskCoordinator(None, tmp_path, single_instance=True).acquire(name, TTL)
 
 
-def test_redis_that_forgot_a_lock_does_not_open_it(
+def test_a_lock_that_redis_forgot_is_not_free(
     url: str, redis_client: redis.Redis, name: str, contender: Callable[..., Contender], tmp_path: Path
 ) -> None:
-    """In single-instance mode: its holder lives, and by its own word may still trust it."""
+    """In single-instance mode: its holder lives and, by its own word, may still trust it."""
     holder = contender(url=url, lock_dir=str(tmp_path), single_instance=True)
     assert holder.ask("acquire", name, TTL)
     redis_client.delete(f"task_lock:{name}")
@@ -633,10 +645,13 @@ def test_redis_that_forgot_a_lock_does_not_open_it(
     assert other.acquire(name, TTL)
 
 
-def test_file_that_somebody_else_has_for_good_ends_the_hold(
+def test_a_process_that_uses_only_files_ends_the_hold(
     url: str, redis_client: redis.Redis, name: str, contender: Callable[..., Contender], tmp_path: Path
 ) -> None:
-    """One is stopped, a second succeeds it in Redis, a third has chosen files and gets the file: it is the third's."""
+    """One is stopped, a second succeeds it in Redis.
+
+    A third uses files and locks the file: the third holds the lock.
+    """
     frozen = contender(url=url, lock_dir=str(tmp_path), single_instance=True)
     assert frozen.ask("acquire", name, 0.2)
     os.kill(frozen.pid, signal.SIGSTOP)
@@ -652,15 +667,15 @@ def test_file_that_somebody_else_has_for_good_ends_the_hold(
     assert third.is_held(name)
 
 
-def test_file_that_may_become_the_lock_is_promised_for_ever(
+def test_a_file_that_may_become_the_lock_is_trusted_for_ever(
     redis_client: redis.Redis, name: str, tmp_path: Path
 ) -> None:
-    """While the first request is out, however long; nobody else takes the lock meanwhile."""
+    """While the first request is out, however long; no other process acquires the lock meanwhile."""
     other = StartupTaskCoordinator(None, tmp_path, single_instance=True)
     meanwhile: list[bool] = []
 
     class Dying:
-        """A client whose only answer is that Redis is away."""
+        """A client that always finds Redis unreachable."""
 
         def evalsha(self, *arguments: Any) -> None:
             wait_until(lambda: trust_clock() > asked_at + 0.2, "more than the TTL")
@@ -675,7 +690,7 @@ def test_file_that_may_become_the_lock_is_promised_for_ever(
 
 
 @pytest.mark.parametrize("said", ["", "rubbish", "token 0 1", "{token} nan", "{token} inf", "other 0"])
-def test_promise_that_cannot_be_read_means_for_ever(
+def test_trust_that_cannot_be_read_lasts_for_ever(
     name: str, tmp_path: Path, redis_client: redis.Redis, said: str
 ) -> None:
     """Doubt means alive."""
@@ -684,33 +699,45 @@ def test_promise_that_cannot_be_read_means_for_ever(
     redis_client.delete(f"task_lock:{name}")
     other = StartupTaskCoordinator(None, tmp_path, single_instance=True)
     promise = lock_path(tmp_path, name).with_suffix(".until")
-    promise.write_text(said.replace("{token}", holder._owner.token))
+    promise.write_text(said.replace("{token}", holder.owner.token))
     assert not other.acquire(name, TTL)
-    promise.write_text(f"{holder._owner.token} 0")
-    assert other.acquire(name, TTL), "the holder says that it is over, and Redis that it is free"
+    promise.write_text(f"{holder.owner.token} 0")
+    assert other.acquire(name, TTL), "its trust is over by its own word, and Redis says it is free"
 
 
-def test_promise_is_there_while_it_is_renewed(name: str, tmp_path: Path, redis_client: redis.Redis) -> None:
-    """Who is stopped in the midst of it leaves the older or the newer one: without any, nobody could ever succeed."""
+def test_published_trust_exists_while_it_is_renewed(name: str, tmp_path: Path, redis_client: redis.Redis) -> None:
+    """A process stopped during the write leaves the older or the newer line.
+
+    Without one it could never be succeeded.
+    """
     holder = StartupTaskCoordinator(None, tmp_path, single_instance=True)
     assert holder.acquire(name, TTL)
     assert holder.renew(name)
-    reader = StartupTaskCoordinator(None, tmp_path, single_instance=True)
+    folder = lock_files.LockFolder(tmp_path)
     found: set[float] = set()
-    renewing = threading.Thread(target=lambda: [holder.renew(name) for _ in range(300)])
+    seen_enough = threading.Event()
+
+    def renew() -> None:
+        for _ in range(300):
+            holder.renew(name)
+        while not seen_enough.is_set():
+            holder.renew(name)
+
+    renewing = threading.Thread(target=renew)
     renewing.start()
     while renewing.is_alive():
-        found.add(reader._folder.promised_until(name, reader._owner))
+        found.add(folder.trusted_until(name, holder.owner))
+        if len(found) > 10:
+            seen_enough.set()
     renewing.join()
-    assert len(found) > 10
     assert math.inf not in found
 
 
 # --- file and Redis together
 
 
-def test_every_end_of_a_hold_lets_go_of_its_file(redis_client: redis.Redis, name: str, tmp_path: Path) -> None:
-    """Given back, lost in a tick, refused a renewal, refused an acquire: the file is free each time."""
+def test_the_file_is_unlocked_however_a_hold_is_lost(redis_client: redis.Redis, name: str, tmp_path: Path) -> None:
+    """Released, lost in a tick, refused a renewal, refused an acquire: the file is free each time."""
     clock = Clock()
     holder = StartupTaskCoordinator(None, tmp_path, single_instance=True, clock=clock)
     key = f"task_lock:{name}"
@@ -734,17 +761,17 @@ def test_every_end_of_a_hold_lets_go_of_its_file(redis_client: redis.Redis, name
         redis_client.delete(key)
         assert holder.acquire(name, TTL)
         with pytest.raises(BlockingIOError):
-            lock_files.LockFolder(tmp_path).lock(name, holder._owner)
+            lock_files.LockFolder(tmp_path).lock(name, holder.owner)
         end()
         assert not holder.is_held(name)
-        lock_files.LockFolder(tmp_path).lock(name, holder._owner).unlock()
+        lock_files.LockFolder(tmp_path).lock(name, holder.owner).unlock()
     assert open_lock_files(tmp_path) == before
 
 
-def test_lock_of_a_forgotten_coordinator_lasts_until_its_time(
+def test_the_lock_of_a_garbage_collected_coordinator_lasts_until_it_expires(
     redis_client: redis.Redis, name: str, tmp_path: Path
 ) -> None:
-    """The object is gone, its process lives: nobody takes the lock early, and the file is free when it has run out."""
+    """Its process lives: no other acquires the lock early, and the file is free when it has expired."""
     clock = Clock()
     assert StartupTaskCoordinator(None, tmp_path, single_instance=True, clock=clock).acquire(name, TTL)
     gc.collect()
@@ -757,7 +784,7 @@ def test_lock_of_a_forgotten_coordinator_lasts_until_its_time(
 
 
 def test_errors_leave_no_file_locked(redis_client: redis.Redis, name: str, tmp_path: Path) -> None:
-    """Neither an error of the server nor many refusals leave a descriptor behind."""
+    """Neither an error of the server nor many refusals leave a descriptor open."""
     redis_client.lpush(f"task_lock:{name}", "no string")
     asker = StartupTaskCoordinator(None, tmp_path, single_instance=True)
     redis_client.set(f"task_lock:{name}2", "another", px=60_000)
@@ -772,14 +799,17 @@ def test_errors_leave_no_file_locked(redis_client: redis.Redis, name: str, tmp_p
     assert StartupTaskCoordinator(None, tmp_path, single_instance=True).acquire(name, TTL)
 
 
-def test_holder_that_gave_up_is_succeeded_at_once(
+def test_a_holder_that_lost_trust_is_succeeded_at_once(
     redis_client: redis.Redis,
     redis_proxy: Proxy,
     name: str,
     connect: Callable[[str], redis.Redis],
     tmp_path: Path,
 ) -> None:
-    """Redis went away for the holder only: it is trusted until its time, then another of its storage goes on."""
+    """Redis is unreachable for the holder only.
+
+    Its lock is trusted until it expires, then another process succeeds it.
+    """
     clock = Clock()
     holder = StartupTaskCoordinator(
         connect(redis_proxy.url(database_of(redis_client))), tmp_path, single_instance=True, clock=clock
@@ -803,14 +833,14 @@ def test_holder_that_gave_up_is_succeeded_at_once(
     assert holder.acquire(name, TTL)
 
 
-def test_release_that_could_not_be_sent_hurts_nobody(
+def test_a_release_that_could_not_be_sent_harms_no_other_hold(
     redis_client: redis.Redis,
     redis_proxy: Proxy,
     name: str,
     connect: Callable[[str], redis.Redis],
     tmp_path: Path,
 ) -> None:
-    """Redis was away: the next of this storage has it at once; a deletion that comes late deletes no newer hold."""
+    """The next process on this storage acquires at once; a deletion that arrives late deletes no newer hold."""
     holder = StartupTaskCoordinator(connect(redis_proxy.url(database_of(redis_client))), tmp_path, single_instance=True)
     assert holder.acquire(name, TTL)
     left = value_of(redis_client, name)
@@ -823,10 +853,10 @@ def test_release_that_could_not_be_sent_hurts_nobody(
     assert holder.renew(name)
 
 
-def test_taken_again_with_a_file_that_another_has_signed(
+def test_a_lock_can_be_acquired_again_when_another_has_signed_the_file(
     redis_client: redis.Redis, redis_proxy: Proxy, name: str, connect: Callable[[str], redis.Redis], tmp_path: Path
 ) -> None:
-    """A lock of one's own is a yes even if the file has been signed anew since its value was written."""
+    """A coordinator's own lock is held even if the file has been signed again since its value was written."""
     clock = Clock()
     holder = StartupTaskCoordinator(
         connect(redis_proxy.url(database_of(redis_client))), tmp_path, single_instance=True, clock=clock
@@ -844,7 +874,7 @@ def test_taken_again_with_a_file_that_another_has_signed(
 
 
 def test_signature_stays_when_the_file_is_locked_again(name: str, tmp_path: Path, redis_client: redis.Redis) -> None:
-    """Taken, given back and taken again by one coordinator: neither the file's time nor the value changes."""
+    """One coordinator acquires, releases and acquires: neither the file's time nor the value changes."""
     holder = StartupTaskCoordinator(None, tmp_path, single_instance=True)
     values = set()
     for _ in range(3):
@@ -857,7 +887,7 @@ def test_signature_stays_when_the_file_is_locked_again(name: str, tmp_path: Path
 def test_file_mode_and_redis_mode_exclude_each_other(
     url: str, no_redis: str, name: str, connect: Callable[[str], redis.Redis], tmp_path: Path
 ) -> None:
-    """On one storage, in single-instance mode, one lock has one holder whatever its kind."""
+    """On one storage, in single-instance mode, a lock has one holder of either kind."""
     with_redis = StartupTaskCoordinator(connect(url), tmp_path, single_instance=True)
     with_files = StartupTaskCoordinator(connect(no_redis), tmp_path, single_instance=True)
     assert with_files.acquire(f"{name}2", TTL), "chooses files"
@@ -869,22 +899,22 @@ def test_file_mode_and_redis_mode_exclude_each_other(
     assert not StartupTaskCoordinator(connect(url), tmp_path, single_instance=True).acquire(name, TTL)
 
 
-def test_refused_by_the_file_chooses_nothing(
+def test_a_refusal_by_the_file_chooses_neither_redis_nor_files(
     url: str, no_redis: str, name: str, connect: Callable[[str], redis.Redis], tmp_path: Path
 ) -> None:
-    """Who was refused before Redis was asked may still begin with either kind."""
+    """A coordinator that was refused before Redis was asked may still begin with either."""
     holder = StartupTaskCoordinator(connect(url), tmp_path, single_instance=True)
     newcomer = StartupTaskCoordinator(connect(no_redis), tmp_path, single_instance=True)
     assert holder.acquire(name, TTL)
     assert not newcomer.acquire(name, TTL)
-    assert newcomer._uses_files is None
+    assert newcomer.uses_files is None
     holder.release(name)
     assert newcomer.acquire(name, TTL)
-    assert newcomer._uses_files is True
+    assert newcomer.uses_files is True
 
 
 @pytest.mark.parametrize("why", ["folder", "platform"])
-def test_folder_that_cannot_be_used_leaves_redis_alone(
+def test_without_a_usable_folder_locks_are_in_redis_only(
     redis_client: redis.Redis,
     name: str,
     tmp_path: Path,
@@ -892,7 +922,7 @@ def test_folder_that_cannot_be_used_leaves_redis_alone(
     caplog: pytest.LogCaptureFixture,
     why: str,
 ) -> None:
-    """Single-instance mode goes on without files, says so once, and nobody can prove such an owner dead."""
+    """Single-instance mode continues without files and logs it once; such an owner cannot be proved dead."""
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "locks"
     if why == "platform":
@@ -909,10 +939,10 @@ def test_folder_that_cannot_be_used_leaves_redis_alone(
     assert value_of(redis_client, name) == ""
 
 
-def test_full_disk_still_locks(
+def test_a_full_disk_does_not_prevent_a_lock(
     redis_client: redis.Redis, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file cannot be signed: it is locked all the same, only the owner cannot be proved dead."""
+    """The file cannot be signed, but it is locked; only the owner cannot be proved dead."""
 
     def fail(*arguments: Any) -> int:
         raise OSError(28, "No space left on device")
@@ -927,12 +957,12 @@ def test_full_disk_still_locks(
     assert not StartupTaskCoordinator(None, tmp_path, single_instance=True).acquire(name, TTL)
 
 
-# --- terms
+# --- leadership terms
 
 
 @pytest.mark.django_db(transaction=True)
-def test_each_hold_has_a_term_of_its_own(redis_client: redis.Redis, name: str) -> None:
-    """Drawn when first asked for, kept through renewals, higher for the next hold, of whomever."""
+def test_each_hold_has_its_own_term(redis_client: redis.Redis, name: str) -> None:
+    """It begins when it is first asked for, lasts through renewals, and is higher for the next hold of any process."""
     clock = Clock()
     first = StartupTaskCoordinator(clock=clock)
     second = StartupTaskCoordinator()
@@ -965,8 +995,8 @@ def test_each_hold_has_a_term_of_its_own(redis_client: redis.Redis, name: str) -
 
 
 @pytest.mark.django_db(transaction=True)
-def test_trust_that_ends_while_redis_is_asked_ends_the_term(redis_client: redis.Redis, name: str) -> None:
-    """The answer is a yes, but another may have had the lock before it came."""
+def test_trust_that_expires_during_a_renewal_ends_the_term(redis_client: redis.Redis, name: str) -> None:
+    """Redis says yes, but another process may have held the lock before the reply arrived."""
     clock = Clock()
 
     class SlowClient:
@@ -983,10 +1013,10 @@ def test_trust_that_ends_while_redis_is_asked_ends_the_term(redis_client: redis.
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_taken_again", [False, True])
-def test_hold_lost_while_its_term_is_drawn(
+def test_a_hold_lost_while_its_term_begins_has_no_term(
     redis_client: redis.Redis, name: str, monkeypatch: pytest.MonkeyPatch, is_taken_again: bool
 ) -> None:
-    """The number that came too late is nobody's term."""
+    """No hold gets the number that came too late."""
     holder = StartupTaskCoordinator()
     assert holder.acquire(name, TTL)
     begin = fencing.begin
@@ -1007,7 +1037,7 @@ def test_hold_lost_while_its_term_is_drawn(
 
 @pytest.mark.django_db(transaction=True)
 def test_threads_of_one_hold_share_its_term(name: str) -> None:
-    """Both ask first at one time, and one number is drawn."""
+    """Both ask first at the same time, and one number is used."""
     holder = StartupTaskCoordinator()
     assert holder.acquire(name, TTL)
     together = threading.Barrier(4)
@@ -1027,7 +1057,7 @@ def test_threads_of_one_hold_share_its_term(name: str) -> None:
 
 
 def write_fenced(holder: StartupTaskCoordinator, name: str, label: str) -> int:
-    """Write a row that bears the term it was accepted under."""
+    """Write a row with the term under which it was accepted."""
     with holder.fenced(name) as term:
         StartupRun.objects.create(name=name, holder=label, term=term, begun_at=timezone.now())
     return term
@@ -1035,10 +1065,10 @@ def write_fenced(holder: StartupTaskCoordinator, name: str, label: str) -> int:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_fenced", [True, False])
-def test_accepted_terms_never_decrease_and_do_without_the_fence(
+def test_accepted_terms_never_decrease_with_the_fence_and_do_without(
     redis_client: redis.Redis, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_fenced: bool
 ) -> None:
-    """Redis forgot the lock and the older holder has not noticed: only the fence keeps its write out."""
+    """Redis forgot the lock and the older holder has not noticed: only the fence refuses its write."""
     if not is_fenced:
         monkeypatch.setattr(fencing, "fence", lambda name, number: None)
     older, newer = (StartupTaskCoordinator(None, tmp_path / folder, single_instance=True) for folder in "ab")
@@ -1053,7 +1083,7 @@ def test_accepted_terms_never_decrease_and_do_without_the_fence(
             write_fenced(older, name, "older")
         assert (caught.value.name, caught.value.term) == (name, 1)
         assert not older.is_held(name), "given up"
-        lock_files.LockFolder(tmp_path / "a").lock(name, older._owner).unlock()
+        lock_files.LockFolder(tmp_path / "a").lock(name, older.owner).unlock()
         assert newer.renew(name)
     else:
         write_fenced(older, name, "older")
@@ -1062,8 +1092,8 @@ def test_accepted_terms_never_decrease_and_do_without_the_fence(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_error_in_the_body_of_a_fenced_write_leaves_the_hold(name: str) -> None:
-    """It rolls back; another lock's LockLost that passes through gives up nothing here either."""
+def test_an_error_in_a_fenced_body_keeps_the_hold(name: str) -> None:
+    """It rolls back; a LockLost of another lock that passes through releases nothing here either."""
     holder = StartupTaskCoordinator()
     assert holder.acquire(name, TTL)
     for error in (ZeroDivisionError(), LockLost("another", 1)):
@@ -1075,7 +1105,7 @@ def test_error_in_the_body_of_a_fenced_write_leaves_the_hold(name: str) -> None:
 
 
 class Writer(threading.Thread):
-    """Competes for a lock and writes its term as long as it has it."""
+    """Compete for a lock, and write its term while holding it."""
 
     def __init__(self, holder: StartupTaskCoordinator, name: str, label: str, over: threading.Event) -> None:
         super().__init__(daemon=True)
@@ -1092,7 +1122,7 @@ class Writer(threading.Thread):
                     if self.holder.is_held(self.lock_name) or self.holder.acquire(self.lock_name, 0.6):
                         write_fenced(self.holder, self.lock_name, self.label)
                         self.written += 1
-        except Exception as error:  # noqa: BLE001 - shown by the test
+        except Exception as error:  # noqa: BLE001 - reported by the test
             self.error = error
         finally:
             connections.close_all()
@@ -1103,8 +1133,11 @@ class Writer(threading.Thread):
 def test_terms_do_not_decrease_while_redis_flaps(
     redis_client: redis.Redis, name: str, connect: Callable[[str], redis.Redis], tmp_path: Path, has_fallback: bool
 ) -> None:
-    """Redis goes and comes, and forgets. ASYNCQ_TEST_FLAP_SECONDS: how long. With the fallback one writer holds a
-    file for good while the other has Redis, so two write at a time; without it both compete in Redis."""
+    """Redis is stopped, restarted and emptied. ASYNCQ_TEST_FLAP_SECONDS: for how long.
+
+    With the fallback one writer holds a file while the other holds the lock in Redis, so two write at a time. Without
+    it both compete in Redis.
+    """
     seconds = float(os.environ.get("ASYNCQ_TEST_FLAP_SECONDS", "3"))
     address = redis_client.connection_pool.connection_kwargs
     over = threading.Event()
@@ -1124,7 +1157,7 @@ def test_terms_do_not_decrease_while_redis_flaps(
             turn += 1
             proxy = (one, two)[turn % 2]
             proxy.go_away()
-            over.wait(0.1 if turn % 3 else 0.8)  # some outages outlast the TTL
+            over.wait(0.1 if turn % 3 else 0.8)  # some outages are longer than the TTL
             if turn % 4 == 0:
                 redis_client.delete(f"task_lock:{name}")
             proxy.come_back()
@@ -1133,7 +1166,7 @@ def test_terms_do_not_decrease_while_redis_flaps(
         for writer in writers:
             writer.join(30)
     assert [writer.error for writer in writers] == [None, None]
-    assert holders[1]._uses_files is has_fallback
+    assert holders[1].uses_files is has_fallback
     accepted = list(StartupRun.objects.filter(name=name).order_by("id").values_list("term", flat=True))
     assert accepted == sorted(accepted)
     assert len(set(accepted)) > 1, "the lock has changed hands"
@@ -1179,7 +1212,7 @@ def test_trust_ends_before_the_ttl_counted_from_before_the_call(name: str) -> No
 
 
 def test_slow_reply_uses_up_trust(name: str, redis_client: redis.Redis) -> None:
-    """A yes that took longer than the TTL is worth nothing."""
+    """A yes that took longer than the TTL is not trusted."""
     clock = Clock()
 
     class SlowClient:
@@ -1192,8 +1225,8 @@ def test_slow_reply_uses_up_trust(name: str, redis_client: redis.Redis) -> None:
     assert not holder.is_held(name)
 
 
-def test_tick_renews_at_a_third(redis_client: redis.Redis, name: str) -> None:
-    """Before a third of the TTL nothing is sent; after it the TTL starts anew."""
+def test_tick_renews_at_a_third_of_the_ttl(redis_client: redis.Redis, name: str) -> None:
+    """Before that nothing is sent; then the TTL starts again."""
     clock = Clock()
     holder = StartupTaskCoordinator(clock=clock)
     holder.acquire(name, TTL)
@@ -1207,8 +1240,8 @@ def test_tick_renews_at_a_third(redis_client: redis.Redis, name: str) -> None:
     assert holder.is_held(name), "counted from the renewal"
 
 
-def test_tick_tells_a_lost_lock_once(redis_client: redis.Redis, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The lock vanished (an emptied server): told once, no longer held, and free to be taken again."""
+def test_tick_returns_a_lost_lock_once(redis_client: redis.Redis, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The lock vanished from an emptied server: it is returned once, is no longer held, and can be acquired again."""
     clock = Clock()
     holder = StartupTaskCoordinator(clock=clock)
     holder.acquire(name, TTL)
@@ -1221,8 +1254,8 @@ def test_tick_tells_a_lost_lock_once(redis_client: redis.Redis, name: str, caplo
     assert holder.acquire(name, TTL)
 
 
-def test_refused_acquire_ends_trust_in_an_older_one(redis_client: redis.Redis, name: str) -> None:
-    """Redis says that another has it; what this process believed does not count."""
+def test_a_refused_acquire_ends_the_trust_in_an_older_hold(redis_client: redis.Redis, name: str) -> None:
+    """Redis says that another holds it; what this process believed does not count."""
     holder = StartupTaskCoordinator()
     holder.acquire(name, TTL)
     redis_client.set(f"task_lock:{name}", "another")
@@ -1231,7 +1264,7 @@ def test_refused_acquire_ends_trust_in_an_older_one(redis_client: redis.Redis, n
 
 
 def test_release_by_another_changes_nothing(redis_client: redis.Redis, name: str) -> None:
-    """Neither one that never held it nor one that lost it can give it back."""
+    """Neither a coordinator that never held it nor one that lost it can release it."""
     loser, holder = StartupTaskCoordinator(), StartupTaskCoordinator()
     loser.acquire(name, TTL)
     redis_client.delete(f"task_lock:{name}")
@@ -1245,8 +1278,8 @@ def test_release_by_another_changes_nothing(redis_client: redis.Redis, name: str
     assert not holder.is_held(name)
 
 
-def test_hold_gives_back_what_it_took_and_nothing_else(redis_client: redis.Redis, name: str) -> None:
-    """An inner hold of what is held already leaves it to the outer one; an error gives it back too."""
+def test_hold_releases_only_what_it_acquired(redis_client: redis.Redis, name: str) -> None:
+    """An inner hold of a held lock leaves it to the outer one; an error releases it too."""
     holder, other = StartupTaskCoordinator(), StartupTaskCoordinator()
     with pytest.raises(ZeroDivisionError), holder.hold(name, TTL) as is_held:
         assert is_held
@@ -1259,7 +1292,7 @@ def test_hold_gives_back_what_it_took_and_nothing_else(redis_client: redis.Redis
     assert value_of(redis_client, name) == ""
 
 
-def test_async_twins_do_the_same(redis_client: redis.Redis, name: str) -> None:
+def test_async_methods_do_the_same(redis_client: redis.Redis, name: str) -> None:
     """aacquire, arenew, arelease and ahold wrap the plain ones."""
 
     async def use() -> None:
@@ -1277,7 +1310,7 @@ def test_async_twins_do_the_same(redis_client: redis.Redis, name: str) -> None:
 
 
 def test_cancelled_ahold_leaves_no_lock(redis_client: redis.Redis, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cancelled while the thread was taking it: it is given back all the same."""
+    """Cancelled while the thread acquires it, the lock is released all the same."""
     holder = StartupTaskCoordinator()
     begun, go_on = threading.Event(), threading.Event()
     acquire = holder.acquire
@@ -1307,7 +1340,7 @@ def test_cancelled_ahold_leaves_no_lock(redis_client: redis.Redis, name: str, mo
 
 
 def test_release_during_a_renewal_is_final(redis_client: redis.Redis, name: str) -> None:
-    """A renewal in flight in one thread cannot bring back what another gives up."""
+    """A renewal in flight in one thread cannot restore what another releases."""
     sent, answered = threading.Event(), threading.Event()
 
     class SlowClient:
@@ -1326,7 +1359,7 @@ def test_release_during_a_renewal_is_final(redis_client: redis.Redis, name: str)
     sent.wait(10)
     release = threading.Thread(target=holder.release, args=(name,))
     release.start()
-    release.join(0.2)  # it waits for the renewal; one that did not would be through by now
+    release.join(0.2)  # it waits for the renewal; otherwise it would have finished by now
     answered.set()
     renewal.join(10)
     release.join(10)
@@ -1334,18 +1367,18 @@ def test_release_during_a_renewal_is_final(redis_client: redis.Redis, name: str)
     assert value_of(redis_client, name) == ""
 
 
-# --- Redis away
+# --- Redis unreachable
 
 
-def test_lost_reply_on_acquire_is_held_by_the_asker(
+def test_an_acquire_whose_reply_is_lost_holds_the_lock(
     own_redis: EmbeddedRedis, name: str, connect: Callable[[str], redis.Redis]
 ) -> None:
-    """The lock had landed: the asker has it, in Redis, at its first acquire too."""
+    """The command had arrived: the asker holds the lock in Redis, also at its first acquire."""
     direct = connect(own_redis.url)
     with Proxy(("127.0.0.1", own_redis.port)) as proxy:
         client = connect(proxy.url())
         asker = StartupTaskCoordinator(client)
-        # Else the reply that is lost would be the greeting's, or that the script is not known.
+        # Otherwise the lost reply would be that of the handshake, or the error for an unknown script.
         client.ping()
         direct.script_load(scripts.script("lock_acquire").text)
         proxy.drop = 1
@@ -1361,7 +1394,7 @@ def database_of(client: redis.Redis) -> int:
     return int(client.connection_pool.connection_kwargs.get("db", 0))
 
 
-def test_redis_away_later_is_a_no_and_trust_ends_in_time(
+def test_an_outage_after_the_first_acquire_refuses_and_trust_expires(
     redis_client: redis.Redis,
     redis_proxy: Proxy,
     name: str,
@@ -1369,7 +1402,7 @@ def test_redis_away_later_is_a_no_and_trust_ends_in_time(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """No file takes its place, the outage is logged once, and the lock is trusted until its own time only."""
+    """No file replaces Redis, the outage is logged once, and the lock is trusted only until it expires."""
     clock = Clock()
     client = connect(redis_proxy.url(database_of(redis_client)))
     holder = StartupTaskCoordinator(client, tmp_path / "locks", single_instance=False, clock=clock)
@@ -1384,14 +1417,14 @@ def test_redis_away_later_is_a_no_and_trust_ends_in_time(
     assert not holder.is_held(name)
     assert holder.tick() == [name]
     assert holder.tick() == []
-    assert sum("away" in record.message for record in caplog.records) == 1
+    assert sum("expire in time" in record.message for record in caplog.records) == 1
     assert not (tmp_path / "locks").exists()
 
 
 def test_never_switches_from_redis_to_files_or_back(
     own_redis: EmbeddedRedis, name: str, connect: Callable[[str], redis.Redis], tmp_path: Path
 ) -> None:
-    """What was chosen at the first acquire stays, whether Redis goes or comes."""
+    """The choice at the first acquire stays, whatever happens to Redis."""
     with_redis = StartupTaskCoordinator(connect(own_redis.url), tmp_path / "first")
     assert with_redis.acquire(name, TTL)
     own_redis.kill()
@@ -1414,7 +1447,7 @@ def test_never_switches_from_redis_to_files_or_back(
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("single_instance", [True, False])
 def test_child_of_a_fork_holds_nothing(redis_client: redis.Redis, name: str, single_instance: bool) -> None:
-    """It neither trusts, renews, releases nor, as another owner, takes the parent's lock."""
+    """It does not trust, renew or release the parent's lock, nor, as another owner, acquire it."""
     holder = StartupTaskCoordinator(single_instance=single_instance)
     assert holder.acquire(name, TTL)
     redis_client.pexpire(f"task_lock:{name}", 5000)
@@ -1437,10 +1470,10 @@ def test_child_of_a_fork_holds_nothing(redis_client: redis.Redis, name: str, sin
     assert holder.renew(name)
 
 
-def test_pid_is_compared_where_python_was_not_told_of_the_fork(
+def test_a_fork_without_fork_hooks_is_noticed_by_the_pid(
     redis_client: redis.Redis, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fork by a C library runs no hooks; the pid tells."""
+    """A fork by a C library runs no Python hooks."""
     holder = StartupTaskCoordinator()
     assert holder.acquire(name, TTL)
     written = value_of(redis_client, name)
@@ -1465,7 +1498,7 @@ def test_forked_child_does_not_keep_a_lock_file_locked(
     tmp_path: Path,
     is_away: bool,
 ) -> None:
-    """The child outlives its killed parent and has closed the file, beside Redis as well as without it."""
+    """The child outlives its killed parent and has closed the file, with Redis as well as without."""
     address = no_redis if is_away else url
     holder = contender(url=address, lock_dir=str(tmp_path), single_instance=True)
     assert holder.ask("acquire", name, 600)
@@ -1479,7 +1512,7 @@ def test_forked_child_does_not_keep_a_lock_file_locked(
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_child_of_a_fork_during_an_acquire_does_not_keep_the_file_open(name: str, tmp_path: Path) -> None:
-    """The descriptor of another thread that had not got to note its hold yet is closed in the child too."""
+    """A descriptor that another thread has opened, but not yet recorded as a hold, is closed in the child too."""
     asked, go_on = threading.Event(), threading.Event()
 
     class SlowClient:
@@ -1554,7 +1587,7 @@ def test_lock_file_replaced_meanwhile_is_not_trusted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Somebody unlinked the file between its opening and its locking: the one that is there now is locked."""
+    """The file was unlinked between opening and locking: the new one is locked."""
     holder = StartupTaskCoordinator(connect(no_redis), tmp_path)
     path = lock_path(tmp_path, name)
     flock = lock_files.fcntl.flock
@@ -1570,7 +1603,7 @@ def test_lock_file_replaced_meanwhile_is_not_trusted(
     assert not StartupTaskCoordinator(connect(no_redis), tmp_path).acquire(name, TTL)
 
 
-def test_any_name_makes_a_file_of_its_own() -> None:
+def test_every_lock_name_has_its_own_file() -> None:
     """No name leaves the folder, and no two share a file."""
     names = [
         "maintenance",
@@ -1591,10 +1624,10 @@ def test_any_name_makes_a_file_of_its_own() -> None:
     assert found[0] == "maintenance.lock"
 
 
-def test_folder_that_cannot_be_used_is_told_and_chooses_nothing(
+def test_neither_redis_nor_a_usable_folder_is_an_error(
     own_redis: EmbeddedRedis, name: str, connect: Callable[[str], redis.Redis], tmp_path: Path
 ) -> None:
-    """Neither Redis nor files: an error that names the remedy; Redis may still be chosen later."""
+    """It names the remedy, and Redis may still be chosen later."""
     (tmp_path / "file").touch()
     coordinator = StartupTaskCoordinator(connect(own_redis.url), tmp_path / "file" / "locks")
     own_redis.kill()
@@ -1604,14 +1637,14 @@ def test_folder_that_cannot_be_used_is_told_and_chooses_nothing(
     assert coordinator.acquire(name, TTL)
 
 
-def test_platform_without_flock_is_told(
+def test_a_platform_without_flock_is_an_error(
     no_redis: str,
     name: str,
     connect: Callable[[str], redis.Redis],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On Windows there is no file lock, and the error says so."""
+    """On Windows there is no flock, and the error says so."""
     monkeypatch.setattr(lock_files, "fcntl", None)
     with pytest.raises(BrokerUnavailable, match="does not support file locks"):
         StartupTaskCoordinator(connect(no_redis), tmp_path).acquire(name, TTL)

@@ -1,7 +1,7 @@
-"""A process killed at each step between the two stores: whatever was committed runs, ends once, and leaves nothing.
+"""A process is killed at each failpoint: every committed task runs, finishes once, and leaves nothing behind.
 
-Case 2 of reliability.md. ASYNCQ_TEST_CRASH_REPEATS says how often everything is done, 20 times in the long form; each
-second time a worker that dies takes its supervisor along, as a lost host would.
+Case 2 of reliability.md. ASYNCQ_TEST_CRASH_REPEATS says how often everything is done, 20 times in the long form; every
+second time a worker that dies takes its supervisor with it, as a lost host would.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import alive_key
 from django_asyncq.maintenance.pruner import lowest_uuid7_at
 from django_asyncq.models import Gate, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
-from django_asyncq.testing import crash_at
+from django_asyncq.testing import CRASH_MARK_VARIABLE, CRASH_VARIABLE, crash_at
 
 from . import tasks, test_outages
 from .test_outages import Outage
@@ -38,29 +38,29 @@ pytestmark = [
 
 GATE = "crash"
 EXECUTED = ("begin", "stamp", "fail_until", "completes")
-# The row that `tasks.completes` counts its effects in.
+# The row in which `tasks.completes` counts its effects.
 COUNTER = "counter"
 
 
 @pytest.fixture(autouse=True)
 def history_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A history file that tasks in every process write to."""
+    """A history file that the tasks of every process write to."""
     path = tmp_path / "history.jsonl"
     monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(path))
-    # As short as the checks allow.
+    # The shortest value that the checks allow.
     monkeypatch.setenv("ASYNCQ_TEST_PROVISIONAL", "7")
     return path
 
 
 @pytest.fixture(autouse=True)
 def no_survivors(key_prefix: str) -> Iterator[None]:
-    """Nobody writes into the next test's rows."""
+    """No process of this test writes into the next test's rows."""
     yield
-    wait_until(lambda: not survivors(key_prefix), "the end of all processes")
+    wait_until(lambda: not survivors(key_prefix), "all processes to stop")
 
 
 def survivors(key_prefix: str) -> list[str]:
-    """Processes of this test, found by the prefix in their environment."""
+    """The processes of this test, found by the key prefix in their environment."""
     found, prefix = [], f"ASYNCQ_TEST_PREFIX={key_prefix}".encode()
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and int(process.name) != os.getpid():
@@ -73,16 +73,16 @@ def survivors(key_prefix: str) -> list[str]:
 
 
 class Crash:
-    """One point at which one process is to die, and the proof that one did."""
+    """A point at which a process is to die, and the proof that one did."""
 
     def __init__(self, point: str, folder: Path, nth: int = 1) -> None:
         self.point = point
         self.mark = folder / f"{point}.mark"
         armed = crash_at(point, nth=nth, mark=self.mark)
-        self.variables = {name: armed[name] for name in (failpoints.VARIABLE, failpoints.MARK_VARIABLE)}
+        self.variables = {name: armed[name] for name in (CRASH_VARIABLE, CRASH_MARK_VARIABLE)}
 
     def pid(self) -> int:
-        """The process that came to the point."""
+        """The process that reached the point."""
         pid, point = self.mark.read_text().split()
         assert point == self.point
         return int(pid)
@@ -103,17 +103,17 @@ def slots_held() -> list[str]:
 
 
 def entries() -> set[str]:
-    """The ids of all tasks that Redis knows."""
+    """The ids of all tasks in Redis."""
     return {key.decode().rpartition(":t:")[2] for key in keys_of("t:*")}
 
 
 def archived() -> set[str]:
-    """Those of them that are in an archive."""
+    """The ids of all tasks in an archive."""
     return {id.decode() for key in keys_of("archived") for id in Broker().client.zrange(key, 0, -1)}
 
 
 def keys_of(rest: str) -> list[Any]:
-    """The keys of all queues that end so."""
+    """The keys of all queues with this last part."""
     return list(Broker().client.scan_iter(f"{conf.current().key_prefix}:{{*}}:{rest}"))
 
 
@@ -123,24 +123,25 @@ def effects() -> int:
 
 
 def check(history_path: Path, *, most: int = 1, failed: int = 0, parked: int = 0) -> None:
-    """Look at history, rows and Redis from outside.
+    """Check history, rows and Redis from outside.
 
-    most: runs that an attempt may have had. failed: rows that end in 3. parked: entries of the archive without a row.
+    most: runs that an attempt may have had. failed: rows that are FAILED for good. parked: archived entries without a
+    row.
     """
     exactly_once = {line["id"] for line in history(history_path) if line["event"] == "completes"}
-    assert effects() == len(exactly_once), "effects of tasks that end in their own transaction"
+    assert effects() == len(exactly_once), "effects of tasks that commit with their success"
     rows = list(TaskRecord.objects.all())
-    unended = [row.state for row in rows if not row.is_final]
-    assert not unended, f"tasks that never ended: states {unended}"
+    unfinished = [row.state for row in rows if not row.is_final]
+    assert not unfinished, f"tasks that never finished: states {unfinished}"
     assert sum(row.state == TaskState.FAILED for row in rows) == failed
     ran = executions(history_path)
-    ended = {str(row.id) for row in rows if row.state == TaskState.SUCCEEDED}
-    assert {id for id, _ in ran} == ended, "what ran is not what was committed"
+    succeeded = {str(row.id) for row in rows if row.state == TaskState.SUCCEEDED}
+    assert {id for id, _ in ran} == succeeded, "the tasks that ran are not those that were committed"
     assert max(ran.values(), default=0) <= most, f"more than {most} runs: {ran.most_common(3)}"
-    attempts = {id: max(attempt for found, attempt in ran if found == id) for id in list(ended)[:20]}
+    attempts = {id: max(attempt for found, attempt in ran if found == id) for id in list(succeeded)[:20]}
     assert attempts == {id: TaskRecord.objects.get(id=id).attempt for id in attempts}
-    wait_until(lambda: not slots_held(), "all slots back", seconds=9)
-    assert not entries() - archived(), "entries of ended tasks"
+    wait_until(lambda: not slots_held(), "all slots to be released", seconds=9)
+    assert not entries() - archived(), "entries of finished tasks"
     assert len(archived()) == parked
     for place in ("pending", "active", "lease", "held:*", "prio", "scheduled", "retry", "due"):
         assert not keys_of(place), place
@@ -148,7 +149,7 @@ def check(history_path: Path, *, most: int = 1, failed: int = 0, parked: int = 0
 
 @pytest.fixture
 def checked(history_path: Path) -> Callable[..., None]:
-    """`check` of this test."""
+    """`check` with this test's history."""
     return lambda **expected: check(history_path, **expected)
 
 
@@ -158,22 +159,22 @@ def nap(seconds: float = 0, queue: str = "default") -> Any:
 
 
 def recover(folder: Path) -> None:
-    """Run sound workers until all has ended and every slot is back."""
-    # Past the grace in which a row is left to the process that enqueues it.
+    """Run healthy workers until all tasks have finished and every slot is released."""
+    # Older than the grace in which a row is left to the process that enqueued it.
     TaskRecord.objects.queued().update(enqueued_at=timezone.now() - timedelta(seconds=10))
     TaskRecord.objects.filter(retry_at__isnull=False).update(retry_at=timezone.now())
-    # Nothing may be left before the workers have begun.
+    # One more task: otherwise everything may be quiet before the workers have started.
     nap()
     with workers(folder) as fleet:
         try:
             wait_until(is_quiet, "quiet", seconds=30)
         except AssertionError:
-            print(fleet.output())  # what does not agree is told by `check`
+            print(fleet.output())  # `check` reports what is wrong
         assert fleet.stop() == 0
 
 
 def is_quiet() -> bool:
-    """Whether nothing is left to do."""
+    """Whether no work is left."""
     if TaskRecord.objects.filter(finished_at=None).exists() or slots_held() or entries() - archived():
         return False
     if Schedule.objects.filter(next_occurrence_at__lte=timezone.now()).exists():
@@ -191,27 +192,27 @@ def failed_row(**fields: Any) -> TaskRecord:
 
 # --- a process that enqueues
 
-# point: what the producer does, the how-many-eth time, rows there are afterwards
+# point: what the producer does, at which arrival it dies, how many rows there are afterwards
 PRODUCERS: dict[str, tuple[str, int, int]] = {
     "build.gate_built": ("enqueue", 1, 0),
-    "enqueue.slot_taken": ("enqueue", 2, 0),
+    "enqueue.slot_acquired": ("enqueue", 2, 0),
     "enqueue.row_inserted": ("enqueue", 2, 0),
     "enqueue.committed": ("enqueue", 1, 2),
-    "dispatch.slots_confirmed": ("enqueue_for_later", 1, 2),
+    "dispatch.slots_confirmed": ("enqueue_delayed", 1, 2),
     "dispatch.queue_pushed": ("enqueue", 1, 2),
-    "batch.taken": ("one_after_the_other", 1, 3),
+    "push_batch.collected": ("one_after_the_other", 1, 3),
     "enqueue.pushed": ("enqueue", 1, 2),
     "broker.batch_sent": ("enqueue_many", 1, 250),
     "park.row_written": ("lose_the_slot", 1, 1),
-    "retry.slot_taken": ("retry", 1, 1),
+    "retry.slot_acquired": ("retry", 1, 1),
     "retry.committed": ("retry", 1, 1),
     "delete.committed": ("delete", 1, 0),
-    "acknowledge.queue_told": ("work", 1, 2),
+    "acknowledge.queue_acknowledged": ("work", 1, 2),
 }
 
 
 def produce(point: str, folder: Path) -> None:
-    """Let a producer die at a point, and see that it did there."""
+    """Let a producer die at a point, and check that it did."""
     scene, nth, rows = PRODUCERS[point]
     if scene == "retry":
         failed_row(gate=point, queue_limit=5)
@@ -230,13 +231,13 @@ def produce(point: str, folder: Path) -> None:
 
 
 def test_producer_killed_at_each_step(turn: int, tmp_path: Path, checked: Callable[..., None]) -> None:
-    """What was committed runs once; what was not never runs; every slot comes back."""
+    """Committed tasks run once; others never run; every slot is released."""
     for point in PRODUCERS:
         produce(point, tmp_path)
-    # A person whose click was lost clicks again.
-    again = TaskRecord.objects.get(gate="retry.slot_taken")
+    # A person clicks again after a click without an effect.
+    again = TaskRecord.objects.get(gate="retry.slot_acquired")
     assert lifecycle.retry([again.id], by_person=True).retried == [again]
-    # The stranger that has the slot of the parked task gives it back by itself.
+    # The other task that has the parked task's slot has no row: its slot expires.
     wait_until(
         lambda: not [slot for slot in gates.slots("park.row_written") if slot.expires_at > time.time()], "a slot"
     )
@@ -251,26 +252,26 @@ WORKERS: dict[str, tuple[Callable[[], Any], int]] = {
     "claim.leased": (nap, 1),
     "claim.rows_read": (nap, 1),
     "begin.counted": (nap, 1),
-    "mark.row_written": (lambda: nap(0.3), 2),
-    "run.ended": (nap, 2),
+    "mark_running.row_written": (lambda: nap(0.3), 2),
+    "run.function_returned": (nap, 2),
     "report.row_written": (nap, 1),
     "report.acknowledged": (nap, 1),
     "complete.row_written": (lambda: exactly_once(), 2),
     "complete.committed": (lambda: exactly_once(), 1),
     "refuse.row_written": (lambda: unknown(), 0),
 }
-# Nobody but the auditor knows of a slot whose task was recorded by a worker that then died.
-ENDED_IN_THE_ROW = ("report.row_written", "report.acknowledged", "complete.committed")
+# Only the auditor finds the slot of a task that was recorded by a worker that then died.
+RECORDED = ("report.row_written", "report.acknowledged", "complete.committed")
 
 
 def exactly_once() -> None:
-    """A task whose effect and success are one commit."""
+    """Enqueue a task whose effect and success are one commit."""
     Gate.objects.create(name=COUNTER, limit=0)
     tasks.completes.using(gate=GATE, queue_limit=5).enqueue()
 
 
 def unknown() -> None:
-    """A task that no worker has the code of."""
+    """Enqueue a task that no worker has the code of."""
     record = TaskRecord.objects.create(name="gone.away", queue_name="default")
     lifecycle.dispatch([record])
 
@@ -283,7 +284,7 @@ def test_worker_killed_at_a_step(
     monkeypatch: pytest.MonkeyPatch,
     checked: Callable[..., None],
 ) -> None:
-    """Its supervisor, or, when the host is lost, the next one's reconciler gives on what it held."""
+    """Its supervisor recovers what it held; when the host is lost, the reconciler of the next leader does."""
     arrange, most = WORKERS[point]
     if point == "refuse.row_written":
         monkeypatch.setenv("ASYNCQ_TEST_PATIENCE", "0")
@@ -296,19 +297,19 @@ def test_worker_killed_at_a_step(
             fleet.process.wait()
         else:
             wait_until(lambda: f":{crash.pid()}:" in fleet.output() if crash.mark.exists() else False, "a death notice")
-            wait_until(lambda: all(row.is_final for row in TaskRecord.objects.all()), "the end of all tasks")
+            wait_until(lambda: all(row.is_final for row in TaskRecord.objects.all()), "all tasks to finish")
             wait_until(lambda: not entries(), "an empty Redis")
             assert fleet.stop() == 0
             assert "exited unexpectedly: its process was killed by signal 9 (SIGKILL)" in fleet.output()
     assert crash.pid() != fleet.process.pid
     assert f"failpoint {point}: process {crash.pid()} kills itself" in fleet.output()
-    if turn % 2 or point in ENDED_IN_THE_ROW:
+    if turn % 2 or point in RECORDED:
         recover(tmp_path)
     checked(most=max(most, 1), failed=int(most == 0))
 
 
-def test_worker_killed_while_it_hands_back(turn: int, tmp_path: Path, checked: Callable[..., None]) -> None:
-    """At the end of its grace: the row says 0, Redis still that it runs; the supervisor, on its way out, sees to it."""
+def test_worker_killed_while_it_requeues(turn: int, tmp_path: Path, checked: Callable[..., None]) -> None:
+    """When its grace is over, the row is QUEUED and the entry still active; the stopping supervisor recovers it."""
     point = "requeue.row_written"
     slow = nap(1.2)
     crash = Crash(point, tmp_path)
@@ -326,11 +327,11 @@ def test_worker_killed_while_it_hands_back(turn: int, tmp_path: Path, checked: C
 outage = test_outages.outage
 
 
-def test_worker_killed_while_it_hands_over(
+def test_worker_killed_while_it_spills_outcomes(
     turn: int, outage: Outage, tmp_path: Path, history_path: Path, checked: Callable[..., None]
 ) -> None:
-    """SIGTERM while the database is away: what was left in Redis by then is recorded, only the rest runs again."""
-    point = "spill.outcome_left"
+    """SIGTERM while the database is unreachable. A spilled outcome is recorded; only the other task runs again."""
+    point = "spill.queue_spilled"
     for queue in ("one", "two"):
         nap(1.0, queue)
     crash = Crash(point, tmp_path)
@@ -339,13 +340,13 @@ def test_worker_killed_while_it_hands_over(
         wait_until(lambda: TaskRecord.objects.filter(state=TaskState.RUNNING).count() == 2, "two running tasks")
         queues = dict(TaskRecord.objects.values_list("id", "queue_name"))
         outage.begin()
-        wait_until(lambda: test_outages.count_of(history_path, "end") == 2, "two tasks ended")
+        wait_until(lambda: test_outages.count_of(history_path, "end") == 2, "two tasks to finish")
         fleet.process.terminate()
         wait_until(crash.mark.exists, "a death")
         if turn % 2:
             fleet.process.kill()
         left = {str(id) for id, queue in queues.items() if Broker().spilled_outcomes(queue, [str(id)])}
-        assert len(left) == 1, "the other's outcome died with the process"
+        assert len(left) == 1, "the outcome of the other died with the process"
         outage.end()
         assert fleet.stop() == (-signal.SIGKILL if turn % 2 else 0)
     assert f"failpoint {point}: process {crash.pid()} kills itself" in fleet.output()
@@ -358,11 +359,11 @@ def test_worker_killed_while_it_hands_over(
     assert {row.crash_count for row in TaskRecord.objects.filter(id__in=left)} == {0}
 
 
-# --- the supervisor and what it looks after
+# --- the supervisor and maintenance
 
 
 def never_pushed(count: int = 1) -> None:
-    """Rows that were committed a minute ago by a producer that died then."""
+    """Rows that a producer committed a minute ago before it died."""
     at = timezone.now() - timedelta(minutes=1)
     TaskRecord.objects.bulk_create(
         TaskRecord(name="tests.tasks.nap", args=[0], queue_name="default", enqueued_at=at) for _ in range(count)
@@ -370,13 +371,13 @@ def never_pushed(count: int = 1) -> None:
 
 
 def held_by_a_lost_host() -> None:
-    """A task whose lease has run out."""
+    """A task whose lease has expired."""
     nap()
     assert Broker().dequeue("default", "lost", 1, 0).leases
 
 
-def outcome_left_by_a_lost_host() -> None:
-    """A task that has run, whose worker could tell Redis only."""
+def outcome_spilled_by_a_lost_host() -> None:
+    """A task that has run, whose worker could only spill the outcome to Redis."""
     nap()
     (run,) = lifecycle.claim(Broker(), "default", "lost", 1, "default").runs
     lifecycle.begin(run, "lost", timezone.now())
@@ -386,7 +387,7 @@ def outcome_left_by_a_lost_host() -> None:
 
 
 def unknown_run(redis_client: Any) -> None:
-    """A row in 1 of which Redis, although it remembers, knows nothing."""
+    """A RUNNING row without an entry in Redis, although Redis has not lost its memory."""
     redis_client.set(alive_key(), int(time.time()) - 100)
     long_ago = timezone.now() - timedelta(minutes=1)
     TaskRecord.objects.create(
@@ -403,7 +404,7 @@ def unknown_run(redis_client: Any) -> None:
 
 
 def overdue_schedule() -> None:
-    """A tick that is due since five seconds; the next one comes tomorrow."""
+    """An occurrence that has been due for five seconds; the next one is due tomorrow."""
     at = (timezone.now() - timedelta(seconds=5)).replace(microsecond=0)
     Schedule.objects.create(
         name="crash", task="tests.tasks.stamp", interval_seconds=86_400, starts_at=at, next_occurrence_at=at
@@ -411,7 +412,7 @@ def overdue_schedule() -> None:
 
 
 def old_failure() -> None:
-    """A task that failed longer ago than such are kept, with its entry in the archive."""
+    """A failed task that is older than the retention policy allows, with its entry in the archive."""
     then = timezone.now() - timedelta(days=40)
     record = TaskRecord.objects.create(id=lowest_uuid7_at(then), name="tests.tasks.nap", args=[0], queue_name="default")
     lifecycle.dispatch([record])
@@ -427,24 +428,24 @@ def retried_task() -> None:
 
 
 def in_two_queues() -> None:
-    """A task long enough to see a beat, and a second queue."""
+    """A task that is long enough for a heartbeat, and a second queue."""
     nap(1.0, "one")
     nap(0, "two")
 
 
-# point: what is there, the how-many-eth time, what of it ends in the archive without a row
+# point: what is there, at which arrival it dies, how many archived entries without a row are left
 SUPERVISORS: dict[str, tuple[Callable[..., None], int, int]] = {
     "reconcile.marked_alive": (never_pushed, 1, 0),
-    "reconcile.page_mended": (lambda: never_pushed(1200), 1, 0),
-    "reconcile.leases_mended": (held_by_a_lost_host, 1, 0),
-    "replay.row_written": (outcome_left_by_a_lost_host, 1, 0),
+    "reconcile.page_repaired": (lambda: never_pushed(1200), 1, 0),
+    "reconcile.leases_recovered": (held_by_a_lost_host, 1, 0),
+    "replay.row_written": (outcome_spilled_by_a_lost_host, 1, 0),
     "abandon.row_written": (unknown_run, 1, 0),
     "fire.occurrence_written": (overdue_schedule, 1, 0),
     "fire.committed": (overdue_schedule, 1, 0),
     "start_up.row_written": (lambda: None, 1, 0),
     "prune.rows_deleted": (old_failure, 1, 1),
     "forward.retry_found": (retried_task, 1, 0),
-    "beat.lease_renewed": (in_two_queues, 5, 0),
+    "beat.leases_renewed": (in_two_queues, 5, 0),
 }
 
 
@@ -458,7 +459,7 @@ def test_supervisor_killed_at_a_step(
     monkeypatch: pytest.MonkeyPatch,
     checked: Callable[..., None],
 ) -> None:
-    """The next one that leads does what was left, nothing twice."""
+    """The next leader does what was left, and nothing twice."""
     arrange, nth, parked = SUPERVISORS[point]
     if point == "start_up.row_written":
         monkeypatch.setenv("ASYNCQ_TEST_STARTUP", "well")
@@ -477,15 +478,17 @@ def test_supervisor_killed_at_a_step(
         assert Occurrence.objects.filter(task__isnull=False).count() == Occurrence.objects.count() == 1
     if point == "start_up.row_written":
         assert Counter(line["event"] for line in history(history_path))["once"] == 1
-        ended = [run.finished_at is not None for run in StartupRun.objects.filter(name="once").order_by("id")]
-        assert ended == [False, True]
+        finished = [run.finished_at is not None for run in StartupRun.objects.filter(name="once").order_by("id")]
+        assert finished == [False, True]
 
 
-@pytest.mark.parametrize("point", AFTER_A_DEATH := ("reap.death_noticed", "recover.row_written", "recover.redis_told"))
-def test_supervisor_killed_while_it_mourns_a_worker(
+@pytest.mark.parametrize(
+    "point", AFTER_A_DEATH := ("reap.death_noticed", "recover.row_written", "recover.redis_updated")
+)
+def test_supervisor_killed_while_it_recovers_a_dead_worker(
     turn: int, point: str, tmp_path: Path, history_path: Path, checked: Callable[..., None]
 ) -> None:
-    """Both are gone, as when a host is lost in the middle of a recovery: the lease runs out, the next one goes on."""
+    """Both are dead, as when a host is lost during a recovery: the lease expires, and the next leader continues."""
     slow = nap(0.8)
     crash = Crash(point, tmp_path)
     with workers(tmp_path, **crash.variables) as fleet:
@@ -498,29 +501,29 @@ def test_supervisor_killed_while_it_mourns_a_worker(
     checked(most=2)
 
 
-# --- and the proof that all this can fail
+# --- proof that the check can fail
 
 
 def test_without_a_reconciler_the_check_fails(
     turn: int, tmp_path: Path, history_path: Path, checked: Callable[..., None]
 ) -> None:
-    """A producer dies between COMMIT and push: a fleet that repairs nothing leaves its tasks, a sound one does not."""
+    """A producer dies between COMMIT and push: without a reconciler its task stays, with one it runs."""
     produce("enqueue.committed", tmp_path)
     TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(seconds=10))
     other = tasks.nap.enqueue(0)
     mutant = subprocess.Popen([sys.executable, "-m", "tests.crash_mutant"], env=environment(), cwd=ROOT)
     try:
-        wait_until(lambda: TaskRecord.objects.get(id=other.id).state == TaskState.SUCCEEDED, "another task's end")
+        wait_until(lambda: TaskRecord.objects.get(id=other.id).state == TaskState.SUCCEEDED, "another task to finish")
     finally:
         mutant.terminate()
         assert mutant.wait(40) == 0
-    with pytest.raises(AssertionError, match="tasks that never ended"):
+    with pytest.raises(AssertionError, match="tasks that never finished"):
         checked()
     recover(tmp_path)
     checked()
 
 
 def test_every_point_is_killed_at(turn: int) -> None:
-    """No point is only declared."""
-    tried = {*PRODUCERS, *WORKERS, *SUPERVISORS, *AFTER_A_DEATH, "requeue.row_written", "spill.outcome_left"}
+    """Every declared point is in one of the tables above."""
+    tried = {*PRODUCERS, *WORKERS, *SUPERVISORS, *AFTER_A_DEATH, "requeue.row_written", "spill.queue_spilled"}
     assert tried == set(failpoints.POINTS)

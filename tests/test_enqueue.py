@@ -20,7 +20,6 @@ from django.utils import timezone
 from django_asyncq import GateUnavailable, InvalidArguments, compat
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import QueueKeys
-from django_asyncq.broker.message import TaskMessage
 from django_asyncq.compat import InvalidTask, TaskResultDoesNotExist, TaskResultStatus
 from django_asyncq.exceptions import InvalidOption
 from django_asyncq.models import Gate, TaskRecord, TaskState
@@ -28,6 +27,7 @@ from django_asyncq.tasks import task
 
 from . import tasks
 from .redis_state import pending, unknown
+from .wire import decode_message
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -46,7 +46,7 @@ def test_enqueue_writes_a_row_and_a_message() -> None:
     assert result.status == TaskResultStatus.READY
     raw = Broker().client.hgetall(QueueKeys("default").task_prefix + result.id)
     assert set(raw) == {b"msg", b"state", b"pending_since"}
-    message = TaskMessage.decode(raw[b"msg"])
+    message = decode_message(raw[b"msg"])
     assert (message.type, message.id, message.queue, message.retry) == (record.name, result.id, "default", 2)
     assert message.payload == b'{"args":[2],"kwargs":{}}'
 
@@ -267,7 +267,7 @@ def test_later_changes_of_arguments_have_no_effect() -> None:
         result.kwargs["b"] = 5
     assert TaskRecord.objects.get().args == [[1, {"a": [1]}]]
     raw = Broker().client.hget(QueueKeys("default").task_prefix + result.id, "msg")
-    assert TaskMessage.decode(raw).payload == b'{"args":[[1,{"a":[1]}]],"kwargs":{}}'
+    assert decode_message(raw).payload == b'{"args":[[1,{"a":[1]}]],"kwargs":{}}'
 
 
 def test_result_of_a_task_that_was_removed_from_the_code() -> None:

@@ -1,4 +1,4 @@
-"""Terms of locks: numbers that rise, and transactions that an older one cannot outlive."""
+"""Fencing tokens: numbers that rise, and transactions that an older term cannot outlive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from django_asyncq.models import LockTerm, StartupRun
 
 
 class Task(threading.Thread):
-    """A function in a thread with a connection of its own; `result` waits for its answer."""
+    """A function in a thread with its own connection; `result` waits for its result."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         super().__init__(daemon=True)
@@ -28,7 +28,7 @@ class Task(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Call it."""
+        """Call the function."""
         try:
             self.answer = self.function(*self.arguments)
         except Exception as error:  # noqa: BLE001 - raised again by `result`
@@ -51,14 +51,14 @@ def write(name: str, term: int) -> None:
 
 
 def written(name: str) -> list[int]:
-    """The terms of the rows, in the order they were written."""
+    """The terms of the rows, in the order in which they were written."""
     return list(StartupRun.objects.filter(name=name).order_by("id").values_list("term", flat=True))
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("name", ["maintenance", "ä b", "x" * 200, "x" * 5000])
 def test_terms_rise_by_one(name: str) -> None:
-    """From 1 on, with the latest holder beside the number; any name of a lock will do."""
+    """From 1 on, with the latest holder beside the number; a lock may have any name."""
     before = timezone.now()
     assert [fencing.begin(name, f"host {pid}") for pid in (7, 8)] == [1, 2]
     assert fencing.begin(f"{name}'s other", "h" * 1000) == 1
@@ -69,7 +69,7 @@ def test_terms_rise_by_one(name: str) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_many_begin_a_first_term_at_once() -> None:
-    """Each gets a number of its own, without a gap, though none had found a row."""
+    """Each gets its own number, without a gap, though none had found a row."""
     together = threading.Barrier(8)
 
     def begin_often() -> list[int]:
@@ -83,8 +83,8 @@ def test_many_begin_a_first_term_at_once() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_row_that_another_made_meanwhile_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between finding no row and making one."""
+def test_a_row_inserted_meanwhile_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between finding no row and inserting one."""
     bulk_create = QuerySet.bulk_create
 
     def create_late(rows: QuerySet[LockTerm], *arguments: Any, **options: Any) -> list[LockTerm]:
@@ -98,7 +98,7 @@ def test_row_that_another_made_meanwhile_is_used(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.django_db(transaction=True)
 def test_term_cannot_begin_inside_a_transaction() -> None:
-    """It could be rolled back, and the number given out twice."""
+    """It could be rolled back, and the number used twice."""
     assert fencing.begin("maintenance", "") == 1
     with pytest.raises(RuntimeError), transaction.atomic():
         fencing.begin("maintenance", "")
@@ -107,15 +107,15 @@ def test_term_cannot_begin_inside_a_transaction() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_fence_needs_a_transaction() -> None:
-    """Without one it would prove something about the past."""
+    """Without one it would prove only the past."""
     number = fencing.begin("maintenance", "")
     with pytest.raises(TransactionManagementError):
         fencing.fence("maintenance", number)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_fence_refuses_a_term_that_is_over() -> None:
-    """What the older holder writes is not written; the newer one's is, and the fence changes nothing itself."""
+def test_fence_refuses_an_older_term() -> None:
+    """The older holder's row is not written, the newer one's is, and the fence itself changes nothing."""
     older = fencing.begin("maintenance", "a 1")
     newer = fencing.begin("maintenance", "b 2")
     with fencing.fenced("maintenance", newer):
@@ -134,11 +134,11 @@ def test_fence_refuses_a_term_that_is_over() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_newer_term_waits_for_the_older_ones_transaction() -> None:
-    """So whatever an older term writes is there before the newer term begins."""
+    """So everything an older term writes is there before the newer term begins."""
     older = fencing.begin("maintenance", "")
     with fencing.fenced("maintenance", older):
         task = Task(fencing.begin, "maintenance", "")
-        task.join(0.3)  # one that did not wait would be through by now
+        task.join(0.3)  # without a wait it would have finished by now
         assert task.is_alive()
         write("maintenance", older)
     newer = task.result()
@@ -153,7 +153,7 @@ def test_newer_term_waits_for_the_older_ones_transaction() -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_older_term_waits_for_the_begin_of_a_newer_one(is_kept: bool) -> None:
-    """Fenced while a newer term is not committed yet: refused if it is, accepted if it is rolled back."""
+    """A fence during an uncommitted newer term is refused if that commits, and accepted if it is rolled back."""
     older = fencing.begin("maintenance", "")
 
     def write_fenced() -> None:
@@ -176,7 +176,7 @@ def test_older_term_waits_for_the_begin_of_a_newer_one(is_kept: bool) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_writers_of_many_terms_are_in_order() -> None:
-    """Threads that begin terms and write under them at any time: no row is of an older term than one before it."""
+    """Threads begin terms and write under them at any time: no row has an older term than a row before it."""
     together = threading.Barrier(4)
 
     def compete() -> int:
@@ -199,14 +199,14 @@ def test_writers_of_many_terms_are_in_order() -> None:
 
 
 class Router:
-    """Writes the terms to a database of their own."""
+    """Write the terms to a separate database."""
 
     def db_for_write(self, model: type, **hints: Any) -> str | None:
-        """Name that database."""
+        """Return that database."""
         return "terms" if model is LockTerm else None
 
 
-def test_terms_live_where_the_router_says(settings: Any) -> None:
+def test_terms_are_in_the_database_of_the_router(settings: Any) -> None:
     """All functions use the database that LockTerm is written to."""
     settings.DATABASE_ROUTERS = [f"{__name__}.Router"]
     assert fencing.database() == "terms"

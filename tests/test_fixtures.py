@@ -1,14 +1,13 @@
 """The broker against captures of Go's asynq 0.26.0 (`fixtures/asynq/`, see `asynq-wire.md`), byte for byte.
 
-Each test repeats what asynq did through our Broker, on a server of its own under asynq's own prefix, and
-compares the whole database. Times are compared by distance: of scores and TTLs to now, as in the capture to
-its own now.
+Each test repeats with our Broker what asynq did, on a private server with asynq's own prefix, and compares the whole
+database. Times are compared as distances from now: those of scores and TTLs, in the capture from its own now.
 
-Where we differ on purpose, and a test says so:
-- the hash of a task we took has `fence`, and `worker` while it runs; what a worker took is in `held:…`;
+Intended differences, each with a test:
+- the hash of a task that we dequeued has `fence`, and `worker` while it runs; a worker's tasks are in `held:…`;
 - a refused task leaves no lock behind (`conflict-unique-lock-left`);
-- a task that goes back to its group puts the group's name into `groups` (`group-member-retry-forwarded`);
-- a task of ours in retry is told, not moved, for its row must change first (every forward out of retry).
+- a task that returns to its group adds the group's name to `groups` (`group-member-retry-forwarded`);
+- a task of ours in retry is returned, not moved, because its row must change first (every forward out of retry).
 """
 
 from __future__ import annotations
@@ -31,6 +30,8 @@ from django_asyncq.broker import Broker, Entry, Lease
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.broker.message import TaskMessage
 from django_asyncq.testing import EmbeddedRedis
+
+from .wire import decode_message
 
 FOLDER = Path(__file__).parent / "fixtures" / "asynq"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -81,7 +82,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def raw(value: Any) -> bytes:
-    """Bytes of a value in `keys`, or of an argument in `redis_commands`."""
+    """The bytes of a value in `keys`, or of an argument in `redis_commands`."""
     return bytes.fromhex(value["hex"]) if isinstance(value, dict) else value.encode()
 
 
@@ -93,7 +94,7 @@ def server() -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture
 def database(server: EmbeddedRedis, settings: Any, own_keys: None) -> Iterator[redis.Redis]:
-    """An empty server that is ours alone, so that keys can have the prefix that is in the messages."""
+    """An empty private server, so that keys can have the prefix that is in the messages."""
     settings.CACHES = {"default": {**django_settings.CACHES["default"], "LOCATION": server.url}}
     settings.ASYNCQ = {**django_settings.ASYNCQ, "KEY_PREFIX": "asynq"}
     Broker.forget_registered()
@@ -128,7 +129,7 @@ def contents(client: redis.Redis, captured_at: float) -> dict[str, Any]:
 
 
 def captured(fixture: dict[str, Any]) -> dict[str, Any]:
-    """Return the fixture's database in the same form, without what only a Go server writes about itself."""
+    """Return the fixture's database in the same form, without what a Go server writes about itself."""
     found: dict[str, Any] = {}
     today = datetime.now(UTC).date().isoformat()
     for item in fixture["keys"]:
@@ -179,7 +180,7 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 def without_ours(found: dict[str, Any]) -> dict[str, Any]:
-    """Take off the keys and hash fields that are our own; nothing else of ours may be there."""
+    """Remove our own keys and hash fields; no other of ours may exist."""
     kept = {}
     for key, (kind, ttl, value) in found.items():
         if ":held:" in key:
@@ -195,7 +196,7 @@ def without_ours(found: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_message_is_encoded_again_to_the_same_bytes(name: str) -> None:
-    """Headers with several entries are in random order in Go, so they are compared as values."""
+    """Several headers are in random order in Go, so they are compared as values."""
     fixture = load(name)
     found = [raw(item["fields"]["msg"]) for item in fixture["keys"] if "msg" in item.get("fields", {})]
     for command in fixture["redis_commands"]:
@@ -203,15 +204,15 @@ def test_every_message_is_encoded_again_to_the_same_bytes(name: str) -> None:
             if call[0] == "HSET" and "msg" in call[2::2]:
                 found.append(raw(call[call.index("msg", 2) + 1]))
     for data in found:
-        message = TaskMessage.decode(data)
+        message = decode_message(data)
         if len(message.headers) > 1:
-            assert TaskMessage.decode(message.encode()) == message
+            assert decode_message(message.encode()) == message
             assert len(message.encode()) == len(data)
         else:
             assert message.encode() == data
 
 
-def test_fixtures_are_there() -> None:
+def test_all_fixtures_exist() -> None:
     """All 58 captures are in the repository."""
     assert len(NAMES) == 58
     assert set(CLIENT) | set(WORKERS) < set(NAMES)
@@ -235,7 +236,7 @@ def options_of(arguments: list[str]) -> dict[str, str]:
 
 
 def enqueue(options: dict[str, str], id: str, now: float) -> str:
-    """Do what asynq's client does with these options, by our Broker; return the word."""
+    """Do with our Broker what asynq's client does with these options; return the reply word."""
     queue = options.get("queue", "default")
     keys = QueueKeys(queue)
     payload = base64.b64decode(options["payload-b64"]) if "payload-b64" in options else b""
@@ -284,23 +285,23 @@ def replay_client(fixture: dict[str, Any]) -> list[str]:
 
 
 def with_headers_read(found: dict[str, Any]) -> dict[str, Any]:
-    """Replace a message with several headers by its value, and its length: Go orders them at random."""
+    """Replace a message with several headers by its values and its length: Go orders them at random."""
     for _, _, value in found.values():
-        if isinstance(value, dict) and b"msg" in value and len(TaskMessage.decode(value[b"msg"]).headers) > 1:
-            value[b"msg"] = (TaskMessage.decode(value[b"msg"]), len(value[b"msg"]))
+        if isinstance(value, dict) and b"msg" in value and len(decode_message(value[b"msg"]).headers) > 1:
+            value[b"msg"] = (decode_message(value[b"msg"]), len(value[b"msg"]))
     return found
 
 
 @pytest.mark.parametrize("name", CLIENT)
 def test_the_same_input_leaves_the_same_keys(name: str, database: redis.Redis) -> None:
-    """Enqueued with the same options, the database is the same, with no field or key of our own."""
+    """With the same options the database is the same, without any field or key of our own."""
     fixture = load(name)
     replay_client(fixture)
     assert_same(with_headers_read(contents(database, time.time())), with_headers_read(captured(fixture)))
 
 
 def test_a_refused_task_leaves_no_lock(database: redis.Redis) -> None:
-    """Unlike asynq's: whoever wants the lock next gets it."""
+    """Unlike asynq: the next task that wants the lock gets it."""
     fixture = load("conflict-unique-lock-left")
     assert replay_client(fixture) == ["queued", "exists"]
     theirs = captured(fixture)
@@ -315,7 +316,7 @@ def test_a_refused_task_leaves_no_lock(database: redis.Redis) -> None:
 
 
 class Replay:
-    """Does with our Broker what asynq's scripts did, in their order."""
+    """Do with our Broker what asynq's scripts did, in their order."""
 
     def __init__(self, database: redis.Redis, fixture: dict[str, Any]) -> None:
         self.database = database
@@ -325,9 +326,9 @@ class Replay:
         self.queue = "default"
 
     def run(self) -> None:
-        """Repeat every command, and what the capture left out.
+        """Repeat every command, and what the capture lacks.
 
-        That is naming and pausing the queue, and the second task of two: it comes after the first.
+        That is registering and pausing the queue, and the second task of two, which comes after the first.
         """
         for item in self.fixture["keys"]:
             if item["key"] == "asynq:queues":
@@ -350,7 +351,7 @@ class Replay:
                 assert extended == (len(self.leases), [])
 
     def script(self, script: dict[str, Any]) -> None:
-        """Tell which script it was by its keys."""
+        """Find out by its keys which script it was."""
         base = self.keys.base
         names = []
         for key in script["keys"]:
@@ -359,7 +360,7 @@ class Replay:
         arguments = [raw(argument) for argument in script["args"]]
         sequence = " ".join(names)
         if "asynq:servers" in sequence or sequence == "lease":
-            return  # a heartbeat, or a look for lapsed leases
+            return  # a heartbeat, or a search for expired leases
         action = {
             "t: pending": self.enqueue,
             "unique: t: pending": self.enqueue_unique,
@@ -395,7 +396,7 @@ class Replay:
         assert self.broker.add_to_group(self.queue, arguments[3].decode(), [entry]) == ["grouped"]
 
     def run_by_hand(self, keys: list[str], arguments: list[bytes]) -> None:
-        """The Inspector's "run" of a grouped task, which is no operation of ours."""
+        """Do what asynq's Inspector does for "run" of a grouped task; we have no such operation."""
         group = self.database.hget(keys[0], "group").decode()
         self.database.zrem(self.keys.group(group), arguments[0])
         self.database.srem(self.keys.groups, group)
@@ -433,7 +434,7 @@ class Replay:
         assert self.broker.forward(self.queue, "scheduled") == (1, [], None)
 
     def forward_retry(self, keys: list[str], arguments: list[bytes]) -> None:
-        """Ours is told only; without our mark, as a Go worker leaves it, it is moved."""
+        """A task of ours is only returned; without our fence, as a Go worker leaves it, it is moved."""
         id = self.database.zrange(self.keys.retry, 0, 0)[0].decode()
         assert self.broker.forward(self.queue, "retry") == (0, [id], None)
         self.database.hdel(self.keys.task(id), "fence")
@@ -441,15 +442,15 @@ class Replay:
 
 
 @pytest.mark.parametrize("name", WORKERS)
-def test_the_same_life_leaves_the_same_keys(name: str, database: redis.Redis) -> None:
-    """After what asynq's worker did, done by ours, the database differs by our own fields and `held` only."""
+def test_the_same_runs_leave_the_same_keys(name: str, database: redis.Redis) -> None:
+    """After the same operations of a worker, the database differs only by our own fields and `held`."""
     fixture = load(name)
     Replay(database, fixture).run()
     assert_same(without_ours(contents(database, time.time())), captured(fixture))
 
 
-def test_our_marks_are_on_what_runs(database: redis.Redis) -> None:
-    """A running task has a fence and a worker, and the worker holds it."""
+def test_a_running_task_has_our_fields(database: redis.Redis) -> None:
+    """It has a fence and a worker, and the worker holds it."""
     Replay(database, load("active")).run()
     keys = QueueKeys("critical")
     assert database.hget(keys.task("t-1"), "fence") == b"1"
@@ -458,7 +459,7 @@ def test_our_marks_are_on_what_runs(database: redis.Redis) -> None:
 
 
 def test_a_task_that_returns_to_its_group_can_be_found_there(database: redis.Redis) -> None:
-    """Unlike asynq's: the group's name is put back into the groups set."""
+    """Unlike asynq: the group's name is added to the groups set again."""
     fixture = load("group-member-retry-forwarded")
     Replay(database, fixture).run()
     ours, theirs = without_ours(contents(database, time.time())), captured(fixture)
@@ -471,8 +472,8 @@ def test_a_task_that_returns_to_its_group_can_be_found_there(database: redis.Red
 # --- what the janitor does
 
 
-def test_our_janitor_leaves_what_asynqs_left(database: redis.Redis) -> None:
-    """A Go worker's commands as they were, then our look at what is over: one task went, and then none."""
+def test_our_janitor_leaves_the_same_keys_as_asynqs(database: redis.Redis) -> None:
+    """After a Go worker's own commands, our janitor removes one expired task, and then none."""
     fixture = load("completed-expired")
     later = int(time.time() - fixture["captured_at_unix"])
     broker, pruned = Broker(), []

@@ -1,4 +1,4 @@
-"""What does not agree within Redis: each script of the sweeps, and that it leaves alone what agrees."""
+"""Entries that do not agree: each repair script repairs them, and changes no other."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LEASE_SECONDS = 30
 
 @pytest.fixture
 def broker() -> Broker:
-    """A broker of a worker."""
+    """A broker with the worker's role."""
     return Broker()
 
 
 @pytest.fixture
-def sweeping() -> Inspection:
-    """What finds and mends."""
+def inspection() -> Inspection:
+    """The part that finds and repairs."""
     return Inspection()
 
 
@@ -36,12 +36,12 @@ def keys(own_keys: None) -> QueueKeys:
 
 @pytest.fixture
 def dump(redis_client: Any, key_prefix: str) -> Callable[[], dict[bytes, bytes]]:
-    """All that is in Redis of this test."""
+    """All keys of this test in Redis, with their contents."""
     return lambda: {key: redis_client.dump(key) for key in sorted(redis_client.scan_iter(f"{key_prefix}*"))}
 
 
 def fill(broker: Broker) -> list[Lease]:
-    """Put a task into every place: the last two are active, taken by us."""
+    """Put tasks into every list and zset: the last two are active, dequeued by us."""
     broker.enqueue(QUEUE, [Entry("one", b"m"), Entry("two", b"m")])
     leases = broker.dequeue(QUEUE, WORKER, 2, LEASE_SECONDS).leases
     broker.enqueue(QUEUE, [Entry("pending", b"m"), Entry("first", b"m", priority=5)])
@@ -50,34 +50,35 @@ def fill(broker: Broker) -> list[Lease]:
     return leases
 
 
-def every_id(sweeping: Inspection) -> list[str]:
-    """All hashes of the queue."""
-    return [id for page in sweeping.hashes() for id in page.tasks.get(QUEUE, [])]
+def every_id(inspection: Inspection) -> list[str]:
+    """All task hashes of the queue."""
+    return [id for page in inspection.hashes() for id in page.tasks.get(QUEUE, [])]
 
 
-def sweep_all(sweeping: Inspection) -> list[int]:
-    """Every mending, over all there is."""
+def repair_all(inspection: Inspection) -> list[int]:
+    """Run every repair over all tasks."""
     found = [
-        sweeping.drop_strays(QUEUE, page.place, [task.id for task in page.tasks]) for page in sweeping.pages(QUEUE)
+        inspection.remove_dangling(QUEUE, page.place, [task.id for task in page.tasks])
+        for page in inspection.pages(QUEUE)
     ]
-    ids = every_id(sweeping)
-    found += [sweeping.grant_leases(QUEUE, ids, LEASE_SECONDS), sweeping.repair_orphans(QUEUE, ids)]
-    return [*found, sweeping.prune_held(QUEUE, WORKER)]
+    ids = every_id(inspection)
+    found += [inspection.grant_leases(QUEUE, ids, LEASE_SECONDS), inspection.repair_orphans(QUEUE, ids)]
+    return [*found, inspection.prune_held(QUEUE, WORKER)]
 
 
-def test_nothing_that_agrees_is_touched(broker: Broker, sweeping: Inspection, dump: Any) -> None:
-    """Every mending over every place changes nothing, nor do suspicions arise."""
+def test_entries_that_agree_are_not_changed(broker: Broker, inspection: Inspection, dump: Any) -> None:
+    """Every repair over every list changes nothing, and nothing is reported as misplaced."""
     fill(broker)
     before = dump()
-    assert not any(sweep_all(sweeping))
-    assert sweeping.misplaced(QUEUE, every_id(sweeping)) == ([], [])
+    assert not any(repair_all(inspection))
+    assert inspection.misplaced(QUEUE, every_id(inspection)) == ([], [])
     assert dump() == before
 
 
-def test_the_walk_sees_every_place_in_pages(broker: Broker, sweeping: Inspection) -> None:
-    """Each task with its state and fence, more than one page of them too."""
+def test_pages_cover_every_list(broker: Broker, inspection: Inspection) -> None:
+    """Each task with its state and fence, also when there is more than one page."""
     fill(broker)
-    seen = {(page.place, task) for page in sweeping.pages(QUEUE) for task in page.tasks}
+    seen = {(page.place, task) for page in inspection.pages(QUEUE) for task in page.tasks}
     assert seen == {
         ("pending", EntryState("pending", "pending", "")),
         ("priority", EntryState("first", "pending", "")),
@@ -88,16 +89,16 @@ def test_the_walk_sees_every_place_in_pages(broker: Broker, sweeping: Inspection
         ("active", EntryState("two", "active", "1")),
     }
     broker.enqueue(QUEUE, [Entry(f"n{number}", b"m") for number in range(1200)])
-    assert sum(len(page.tasks) for page in sweeping.pages(QUEUE) if page.place == "pending") == 1201
+    assert sum(len(page.tasks) for page in inspection.pages(QUEUE) if page.place == "pending") == 1201
 
 
-def test_the_walk_over_hashes_tells_queues_and_workers_apart(broker: Broker, sweeping: Inspection) -> None:
-    """Other keys with the same tag are neither."""
+def test_hashes_are_listed_by_queue_as_tasks_or_workers(broker: Broker, inspection: Inspection) -> None:
+    """Other keys with the same hash tag are neither."""
     fill(broker)
     broker.enqueue("other", [Entry("with:colon}:t:x", b"m")])
     tasks: dict[str, set[str]] = {}
     workers: dict[str, set[str]] = {}
-    for page in sweeping.hashes():
+    for page in inspection.hashes():
         for queue, ids in page.tasks.items():
             tasks.setdefault(queue, set()).update(ids)
         for queue, ids in page.workers.items():
@@ -108,110 +109,112 @@ def test_the_walk_over_hashes_tells_queues_and_workers_apart(broker: Broker, swe
 
 
 @pytest.mark.parametrize("place", ["pending", "priority", "scheduled", "retry", "active"])
-def test_ids_without_a_hash_go(broker: Broker, sweeping: Inspection, keys: QueueKeys, place: str) -> None:
-    """A foreign one too, for it is no task; one with a message stays."""
+def test_ids_without_a_message_are_removed(broker: Broker, inspection: Inspection, keys: QueueKeys, place: str) -> None:
+    """A foreign one too, because it is not a task; an id with a message stays."""
     fill(broker)
-    there = next(page.tasks[0].id for page in sweeping.pages(QUEUE) if page.place == place)
+    there = next(page.tasks[0].id for page in inspection.pages(QUEUE) if page.place == place)
     key = getattr(keys, place)
     if place in ("pending", "active"):
         broker.client.rpush(key, "gone", "gone")
     else:
         broker.client.zadd(key, {"gone": 1})
-    assert sweeping.drop_strays(QUEUE, place, ["gone", there]) == 1
-    assert sweeping.drop_strays(QUEUE, place, ["gone", there]) == 0
+    assert inspection.remove_dangling(QUEUE, place, ["gone", there]) == 1
+    assert inspection.remove_dangling(QUEUE, place, ["gone", there]) == 0
     left = broker.client.lrange(key, 0, -1) if place in ("pending", "active") else broker.client.zrange(key, 0, -1)
     assert b"gone" not in left
     assert there.encode() in left
 
 
-def test_active_without_a_lease_gets_one(broker: Broker, sweeping: Inspection, keys: QueueKeys) -> None:
-    """A live worker goes on with its fence, renewing it; what a Go server has taken is left to it."""
+def test_an_active_task_without_a_lease_gets_one(broker: Broker, inspection: Inspection, keys: QueueKeys) -> None:
+    """A live worker continues with its fence and renews it; a task of a Go server is left to that server."""
     leases = fill(broker)
     broker.client.delete(keys.lease, keys.active, keys.held(WORKER))
     broker.client.hset(keys.task("go"), mapping={"msg": "m", "state": "active"})
     broker.client.lpush(keys.active, "go")
-    assert sweeping.misplaced(QUEUE, ["one", "two", "go", "pending"]).leaseless == ["one", "two"]
-    assert sweeping.grant_leases(QUEUE, ["one", "two", "go", "pending"], LEASE_SECONDS) == 2
-    assert sweeping.grant_leases(QUEUE, ["one", "two", "go", "pending"], LEASE_SECONDS) == 0
+    assert inspection.misplaced(QUEUE, ["one", "two", "go", "pending"]).leaseless == ["one", "two"]
+    assert inspection.grant_leases(QUEUE, ["one", "two", "go", "pending"], LEASE_SECONDS) == 2
+    assert inspection.grant_leases(QUEUE, ["one", "two", "go", "pending"], LEASE_SECONDS) == 0
     assert sorted(broker.client.lrange(keys.active, 0, -1)) == [b"go", b"one", b"two"]
     assert broker.client.zcard(keys.lease) == 2
     assert broker.extend(QUEUE, [WORKER], LEASE_SECONDS)[0] == (2, [])
     assert broker.done(QUEUE, WORKER, leases) == ["done", "done"]
 
 
-def test_hashes_that_stand_nowhere_are_mended(broker: Broker, sweeping: Inspection, keys: QueueKeys) -> None:
-    """Pending ones are taken next, by their priority; those whose time only the row knows are deleted."""
+def test_hashes_in_no_list_are_repaired(broker: Broker, inspection: Inspection, keys: QueueKeys) -> None:
+    """A pending one is the next to run, by its priority; one whose time only the row knows is deleted."""
     fill(broker)
     broker.client.delete(keys.pending, keys.priority, keys.scheduled, keys.retry)
-    astray = sweeping.misplaced(QUEUE, every_id(sweeping)).astray
-    assert sorted(astray) == ["between", "first", "pending", "retry", "scheduled"]
-    assert sweeping.repair_orphans(QUEUE, [*astray, "one"]) == 5
-    assert sweeping.repair_orphans(QUEUE, [*astray, "one"]) == 0
-    assert sorted(every_id(sweeping)) == ["first", "one", "pending", "two"]
+    orphans = inspection.misplaced(QUEUE, every_id(inspection)).orphans
+    assert sorted(orphans) == ["between", "first", "pending", "retry", "scheduled"]
+    assert inspection.repair_orphans(QUEUE, [*orphans, "one"]) == 5
+    assert inspection.repair_orphans(QUEUE, [*orphans, "one"]) == 0
+    assert sorted(every_id(inspection)) == ["first", "one", "pending", "two"]
     assert [lease.id for lease in broker.dequeue(QUEUE, WORKER, 5, LEASE_SECONDS).leases] == ["first", "pending"]
 
 
-def test_a_pending_orphan_is_suspected_when_its_turn_has_come(
-    broker: Broker, sweeping: Inspection, keys: QueueKeys
+def test_a_pending_orphan_is_reported_when_the_next_task_is_younger(
+    broker: Broker, inspection: Inspection, keys: QueueKeys
 ) -> None:
-    """Not while older ones wait before it: nobody misses it until then."""
+    """Not while older tasks wait before it: until then it is not late."""
     for id in ("older", "orphan", "younger"):
         broker.enqueue(QUEUE, [Entry(id, b"m")])
     broker.client.lrem(keys.pending, 0, "orphan")
-    assert sweeping.misplaced(QUEUE, ["older", "orphan", "younger"]).astray == []
+    assert inspection.misplaced(QUEUE, ["older", "orphan", "younger"]).orphans == []
     broker.dequeue(QUEUE, WORKER, 1, LEASE_SECONDS)
-    assert sweeping.misplaced(QUEUE, ["older", "orphan", "younger"]).astray == ["orphan"]
+    assert inspection.misplaced(QUEUE, ["older", "orphan", "younger"]).orphans == ["orphan"]
 
 
-def test_orphans_in_a_group_are_left(broker: Broker, sweeping: Inspection) -> None:
-    """Which set of an aggregation holds them is not known."""
+def test_orphans_in_a_group_are_left(broker: Broker, inspection: Inspection) -> None:
+    """It is unknown which set of an aggregation holds them."""
     broker.add_to_group(QUEUE, "g", [Entry("grouped", b"m")])
     broker.client.delete(QueueKeys(QUEUE).group("g"))
-    assert sweeping.misplaced(QUEUE, ["grouped"]) == ([], [])
-    assert sweeping.repair_orphans(QUEUE, ["grouped"]) == 0
+    assert inspection.misplaced(QUEUE, ["grouped"]) == ([], [])
+    assert inspection.repair_orphans(QUEUE, ["grouped"]) == 0
 
 
-def test_what_a_worker_does_not_hold_any_more_is_forgotten(
-    broker: Broker, sweeping: Inspection, keys: QueueKeys
+def test_tasks_that_a_worker_no_longer_holds_are_removed(
+    broker: Broker, inspection: Inspection, keys: QueueKeys
 ) -> None:
-    """Taken by another, ended, or gone; what it holds with its fence stays."""
+    """Dequeued by another, finished or deleted; what it holds with its fence stays."""
     fill(broker)
     broker.client.hset(keys.held(WORKER), mapping={"one": "0", "pending": "1", "gone": "1"})
-    assert sweeping.prune_held(QUEUE, WORKER) == 3
-    assert sweeping.prune_held(QUEUE, WORKER) == 0
+    assert inspection.prune_held(QUEUE, WORKER) == 3
+    assert inspection.prune_held(QUEUE, WORKER) == 0
     assert broker.held(QUEUE, WORKER) == [Lease("two", 1)]
     broker.client.hset(keys.held("gone"), "two", "1")
-    assert sweeping.prune_held(QUEUE, "gone") == 1
+    assert inspection.prune_held(QUEUE, "gone") == 1
     assert broker.client.exists(keys.held("gone")) == 0
 
 
-def test_waiting_entries_are_discarded_only_as_they_were_seen(
-    broker: Broker, sweeping: Inspection, keys: QueueKeys, dump: Any
+def test_waiting_entries_are_removed_only_as_they_were_seen(
+    broker: Broker, inspection: Inspection, keys: QueueKeys, dump: Any
 ) -> None:
-    """What has another fence by now, or was taken, stays; a lock of its own goes with the task."""
+    """One with another fence by now, or an active one, stays; the task's own lock is removed with it."""
     fill(broker)
     before = dump()
-    assert sweeping.discard(QUEUE, [EntryState("pending", "pending", "7"), EntryState("one", "pending", "1")]) == 0
+    changed = [EntryState("pending", "pending", "7"), EntryState("one", "pending", "1")]
+    assert inspection.remove_waiting(QUEUE, changed) == 0
     assert dump() == before
-    waiting = [task for page in sweeping.pages(QUEUE) if page.place != "active" for task in page.tasks]
-    assert sweeping.discard(QUEUE, waiting) == 5
-    assert sorted(every_id(sweeping)) == ["one", "two"]
+    waiting = [task for page in inspection.pages(QUEUE) if page.place != "active" for task in page.tasks]
+    assert inspection.remove_waiting(QUEUE, waiting) == 5
+    assert sorted(every_id(inspection)) == ["one", "two"]
     for place in (keys.pending, keys.priority, keys.scheduled, keys.retry, keys.due):
         assert broker.client.exists(place) == 0
     broker.enqueue(QUEUE, [Entry("locked", b"m", unique_key=keys.unique("x", ""), unique_seconds=60)])
-    assert sweeping.discard(QUEUE, [EntryState("locked", "pending", "")]) == 1
+    assert inspection.remove_waiting(QUEUE, [EntryState("locked", "pending", "")]) == 1
     assert broker.client.exists(keys.unique("x", "")) == 0
 
 
-def test_a_task_handed_back_after_a_loss_returns_to_its_priority(broker: Broker, keys: QueueKeys) -> None:
-    """`reassert` knows it from the row, `requeue` from the hash."""
+def test_a_task_requeued_after_a_loss_keeps_its_priority(broker: Broker, keys: QueueKeys) -> None:
+    """`reassert` has it from the row, `requeue` from the hash."""
     broker.reassert(QUEUE, WORKER, [Entry("low", b"m", fence=7, priority=-5)], LEASE_SECONDS)
     assert broker.requeue(QUEUE, WORKER, [Lease("low", 7)]) == ["requeued"]
     assert broker.client.zrange(keys.priority, 0, -1, withscores=True) == [(b"low", 5.0)]
 
 
-def test_every_script_of_the_sweeps_says_what_it_is() -> None:
-    """Each has a header with KEYS, ARGV, Returns and Invariant."""
-    for name in ("states", "drop_strays", "grant_lease", "misplaced", "repair_orphans", "prune_held", "discard"):
+def test_every_repair_script_has_a_header() -> None:
+    """Each states KEYS, ARGV, Returns and Invariant."""
+    names = "entry_states remove_dangling grant_lease misplaced repair_orphans prune_held remove_waiting"
+    for name in names.split():
         text = scripts.script(name).text
         assert all(word in text for word in ("KEYS:", "ARGV:", "Returns", "Invariant:")), name

@@ -34,8 +34,8 @@ from .machine.machine import Machine
 pytestmark = pytest.mark.django_db(transaction=True)
 
 EXAMPLES = int(os.environ.get("ASYNCQ_TEST_EXAMPLES", "0"))
-# Without a mutant these same sequences are run too: what they find is the mutant. They are derandomized, and yet others
-# after a change of the package: Hypothesis draws on the literals of its modules.
+# Without a mutant the same sequences pass, so a failure is due to the mutant. They are derandomized, but change with
+# the package: Hypothesis uses the literals of its modules.
 MUTANT_EXAMPLES = EXAMPLES or 60
 
 
@@ -53,9 +53,9 @@ def profile(examples: int, **more: Any) -> settings:
 
 @pytest.fixture(autouse=True)
 def still_time(settings: Any) -> Iterator[None]:
-    """Nothing ends by itself: leases, slots and retries wait until the machine says that their time has come."""
+    """Leases, slots and retries do not expire: they wait until the machine lets their time come."""
     settings.ASYNCQ = {**settings.ASYNCQ, "LEASE_SECONDS": 1200, "PROVISIONAL_SECONDS": 1200}
-    # Crashes are the machine's business: what is logged of them would bury a failing sequence.
+    # Crashes are part of the machine: their log lines would hide a failing sequence.
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -64,18 +64,18 @@ def still_time(settings: Any) -> Iterator[None]:
 # Shrinking a failure may take longer than the suite's limit.
 @pytest.mark.timeout(600)
 def test_stores_agree_with_the_model() -> None:
-    """Any sequence of calls, repeats, crashes and repairs leaves both stores as the model says."""
+    """After any sequence of calls, repeats, crashes and repairs, both stores are as the model says."""
     run_state_machine_as_test(Machine, settings=profile(MUTANT_EXAMPLES, derandomize=True))
 
 
 @pytest.mark.skipif(not EXAMPLES, reason="the long form: set ASYNCQ_TEST_EXAMPLES")
 @pytest.mark.timeout(0)
 def test_stores_agree_with_the_model_long() -> None:
-    """The same, by chance and for long."""
+    """The same, with random sequences and for long."""
     run_state_machine_as_test(Machine, settings=profile(EXAMPLES, print_blob=True))
 
 
-# --- mutants: with a guard taken out the machine must fail, or it proves nothing
+# --- mutants: with a guard removed the machine must fail, or it proves nothing
 
 # Found within seconds; the others are for the long form.
 QUICK = {
@@ -83,7 +83,7 @@ QUICK = {
     "done without the state",
     "retry without the state",
     "gate without the membership test",
-    "gate that admits some when all were asked",
+    "gate that admits some of all",
     "gate that keeps its slots",
     "without_the_guard",
     "without_the_fence_of_running_rows",
@@ -95,13 +95,13 @@ QUICK = {
     "dequeue that notes nothing unread",
     "dequeue by who goes on standing by",
     "put_back behind the others",
-    "repair_orphans of what stands in a list",
-    "done leaves what is held",
-    "done counts nothing",
+    "repair_orphans of a task in a list",
+    "done that leaves the task held",
+    "done that counts nothing",
     "dequeue without a new fence",
     "dequeue without a lease",
     "enqueue that pushes twice",
-    "enqueue that asks for no slot",
+    "enqueue that checks no slot",
     "requeue that never raises the fence",
     "gate without a limit",
     "repeated_write_is_a_conflict",
@@ -118,21 +118,21 @@ def assert_found(examples: int = MUTANT_EXAMPLES) -> None:
     """The machine fails; the sequence is not made shorter, for nobody reads it."""
     with pytest.raises(Exception) as caught:
         run_state_machine_as_test(Machine, settings=profile(examples, derandomize=True, phases=[Phase.generate]))
-    # A time-out, which Hypothesis meets as data that differ, finds nothing.
+    # A time-out, which Hypothesis reports as differing data, is not a find.
     assert not isinstance(caught.value, FileNotFoundError | HypothesisException)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutant", [quick_or_long(name, name) for name in script_mutants.MACHINE])
 def test_finds_a_script_without_its_guard(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each guard of the scripts is needed by some sequence that the machine comes to."""
+    """Each guard of the scripts is needed by some sequence of the machine."""
     monkeypatch.setattr(scripts, "script", script_mutants.without(script_mutants.MACHINE[mutant]))
     assert_found()
 
 
 def guard_is(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "GUARD", guard)
-    # What it has made before is not to be used.
+    # Its cached SQL must not be used.
     monkeypatch.setattr(batches, "_update_from_json", batches._update_from_json.__wrapped__)
 
 
@@ -200,12 +200,12 @@ PYTHON_MUTANTS: list[Callable[[pytest.MonkeyPatch], None]] = [
 def test_finds_python_without_its_guard(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same for the rows' guards and for the order of things."""
+    """The same for the guards of the rows, and for the order of steps."""
     mutant(monkeypatch)
     assert_found()
 
 
-# --- divergences that the machine has found; it walks around the one that is not mended yet
+# --- errors that the machine has found
 
 
 def record_of(number: int, **fields: Any) -> TaskRecord:
@@ -215,8 +215,8 @@ def record_of(number: int, **fields: Any) -> TaskRecord:
     )
 
 
-def ended(run: lifecycle.Run, *, retry_at: Any = None, fails: bool = True) -> lifecycle.Run:
-    """Begin a run and write its end; Redis is not told."""
+def recorded(run: lifecycle.Run, *, retry_at: Any = None, fails: bool = True) -> lifecycle.Run:
+    """Begin a run and record its outcome, without an acknowledgement."""
     lifecycle.begin(run, "w", timezone.now())
     if fails:
         lifecycle.fail(run, ValueError("no"), "", timezone.now(), retry_at=retry_at)
@@ -227,13 +227,13 @@ def ended(run: lifecycle.Run, *, retry_at: Any = None, fails: bool = True) -> li
 
 
 def claimed() -> lifecycle.Run:
-    """The next task of the default queue, taken by worker "w"."""
+    """The next task of the default queue, claimed by worker "w"."""
     (run,) = lifecycle.claim(Broker(), "default", "w", 1, "default").runs
     return run
 
 
-def mend() -> None:
-    """Every repair, twice, and a look at what is due."""
+def repair() -> None:
+    """Run every repair and the forwarder twice."""
     reconciler = Reconciler(Broker())
     for _ in range(2):
         forward_due(Broker(), ["default"])
@@ -244,43 +244,43 @@ def mend() -> None:
 def test_retry_that_died_before_its_push_is_pushed_by_the_reconciler(
     retry_in: timedelta | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """3 → 0 was committed, Redis was not told: the entry still waits in retry or archived."""
+    """The row is QUEUED again, Redis does not know: the entry still waits in retry or archived."""
     from django_asyncq.lifecycle import retrying
 
     tasks.add.enqueue(1)
-    run = ended(claimed(), retry_at=timezone.now() + retry_in if retry_in else None)
+    run = recorded(claimed(), retry_at=timezone.now() + retry_in if retry_in else None)
     lifecycle.acknowledge(Broker(), "w", [run])
     with monkeypatch.context() as patched:
         patched.setattr(retrying, "dispatch", lambda *arguments, **options: 0)
         lifecycle.retry([run.record.id], by_person=True)
     TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(minutes=1))
-    mend()
+    repair()
     assert len(lifecycle.claim(Broker(), "default", "w", 1, "default").runs) == 1
 
 
 def test_retry_between_the_outcome_and_its_acknowledgement_is_not_lost() -> None:
-    """A person retries while the failure waits to be told to Redis; the acknowledgement comes afterwards."""
+    """A person retries before the failure is acknowledged; the acknowledgement comes afterwards."""
     tasks.add.enqueue(1)
-    run = ended(claimed())
+    run = recorded(claimed())
     assert len(lifecycle.retry([run.record.id], by_person=True).retried) == 1
     lifecycle.acknowledge(Broker(), "w", [run])
     TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(minutes=1))
-    mend()
+    repair()
     assert len(lifecycle.claim(Broker(), "default", "w", 1, "default").runs) == 1
 
 
-def test_end_announced_after_the_retry_leaves_the_slot() -> None:
+def test_an_outcome_announced_after_the_retry_keeps_the_slot() -> None:
     """Acknowledged, forwarded and queued again at once, as with backoff=0; then the former run is announced."""
     tasks.add.using(gate="g", queue_limit=1).enqueue(1)
-    run = ended(claimed(), retry_at=timezone.now() - timedelta(seconds=1))
+    run = recorded(claimed(), retry_at=timezone.now() - timedelta(seconds=1))
     lifecycle.acknowledge(Broker(), "w", [run])
     assert forward_due(Broker(), ["default"]).retried == 1
     lifecycle.announce([run.record], TaskState.RUNNING, TaskState.FAILED)
     assert [slot.id for slot in gates.slots("g")] == [str(run.record.id)]
 
 
-def test_what_another_runs_by_now_is_not_adopted() -> None:
-    """asynq's own recoverer gave it on, and its former worker looks what Redis says that it holds."""
+def test_a_task_that_another_worker_runs_by_now_is_not_adopted() -> None:
+    """asynq's own recoverer requeued it, and its former worker reads what Redis says that it holds."""
     tasks.add.enqueue(1)
     first, keys = claimed(), QueueKeys("default")
     client = Broker().client
@@ -295,11 +295,11 @@ def test_what_another_runs_by_now_is_not_adopted() -> None:
 
 
 @pytest.mark.parametrize("fault", ["emptied", "opened"])
-def test_end_announced_after_the_gate_was_built_anew_leaves_the_slot(fault: str) -> None:
-    """The gate forgets who had retried what, and asks the rows: no run that they know to be over has a slot."""
+def test_an_outcome_announced_after_the_gate_was_rebuilt_keeps_the_slot(fault: str) -> None:
+    """The gate forgets which runs were retried, and reads the rows: a finished run has no slot."""
     row = Gate.objects.create(name="g", limit=1, expected_seconds=1)
     tasks.add.using(gate="g").enqueue(1)
-    run = ended(claimed())
+    run = recorded(claimed())
     lifecycle.acknowledge(Broker(), "w", [run])
     row.limit = 0 if fault == "opened" else 1
     row.save()
@@ -314,10 +314,10 @@ def test_end_announced_after_the_gate_was_built_anew_leaves_the_slot(fault: str)
     assert [slot.id for slot in gates.slots("g")] == [str(run.record.id)]
 
 
-def test_end_announced_after_the_gate_was_built_anew_gives_the_own_slot_back() -> None:
-    """The row was running when the gate was built; its run has the slot, and gives it back."""
+def test_an_outcome_announced_after_the_gate_was_rebuilt_releases_its_own_slot() -> None:
+    """The row was RUNNING when the gate was built; its run has the slot, and releases it."""
     tasks.add.using(gate="g", queue_limit=1).enqueue(1)
-    first = ended(claimed())
+    first = recorded(claimed())
     lifecycle.acknowledge(Broker(), "w", [first])
     lifecycle.retry([first.record.id], by_person=True)
     second = claimed()
@@ -334,10 +334,10 @@ def test_end_announced_after_the_gate_was_built_anew_gives_the_own_slot_back() -
     assert gates.slots("g") == []
 
 
-def test_slot_leaked_at_a_gate_without_rows_is_audited() -> None:
+def test_a_slot_leaked_at_a_gate_without_a_gate_row_is_audited() -> None:
     """A worker died between the outcome and the release; the gate's limit is the task's own."""
     tasks.add.using(gate="g", queue_limit=1).enqueue(1)
-    run = ended(claimed(), fails=False)
+    run = recorded(claimed(), fails=False)
     lifecycle.acknowledge(Broker(), "w", [run])
     reconciler = Reconciler(Broker())
     for _ in range(3):
@@ -345,8 +345,8 @@ def test_slot_leaked_at_a_gate_without_rows_is_audited() -> None:
     assert gates.slots("g") == []
 
 
-def test_sweep_does_not_pass_the_limit_for_a_row_that_was_never_pushed() -> None:
-    """Its provisional slot expired before the push, others came in: `confirm` would park it."""
+def test_a_sweep_does_not_exceed_the_limit_for_a_row_that_was_never_pushed() -> None:
+    """Its provisional slot expired before the push, and others were admitted: `confirm` would park it."""
     late = record_of(1, gate="g", queue_limit=1)
     client = Broker().client
     client.hset(gates.keys("g")[1], mapping={"built": 1, "asked": int(time.time())})
@@ -356,8 +356,8 @@ def test_sweep_does_not_pass_the_limit_for_a_row_that_was_never_pushed() -> None
     assert (len(gates.slots("g")), late.state) == (1, TaskState.FAILED)
 
 
-def test_what_must_ask_for_its_slot_goes_in_behind_the_rest() -> None:
-    """Redis was emptied: the script that pushes finds no gate, and the first task of the page asks it afterwards."""
+def test_a_task_that_needs_a_slot_is_pushed_after_the_others() -> None:
+    """Redis was emptied: the push finds no gate, and acquires the first task's slot after the other push."""
     tasks.add.using(gate="g", queue_limit=1).enqueue(1)
     tasks.add.enqueue(2)
     TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(minutes=1))

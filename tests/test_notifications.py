@@ -1,4 +1,4 @@
-"""The watch that listens to channels, on a real server. Waits are on events; no bare sleep."""
+"""The listener on a real server. The tests wait on events; none sleeps for a fixed time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 10.0
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds, looking often."""
+    """Wait until something holds; check often."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     pause = threading.Event()
     while not holds():
@@ -28,20 +28,20 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 class Started:
-    """A watch that listens already, and its event, which is clear."""
+    """A listener that is subscribed, and its event, which is clear."""
 
     def __init__(self, *queues: str) -> None:
         self.event = threading.Event()
-        self.watch = QueueListener(queues, self.event)
-        self.watch.start()
-        # Set once the subscription stands.
+        self.listener = QueueListener(queues, self.event)
+        self.listener.start()
+        # Set when the subscription is made.
         assert self.event.wait(PATIENCE_SECONDS)
         self.event.clear()
 
 
 @pytest.fixture
 def client(own_redis: EmbeddedRedis) -> Iterator[redis.Redis]:
-    """A plain client of a server of one's own, whose clients it may end."""
+    """A plain client of a private server, whose other clients it may disconnect."""
     found = redis.Redis.from_url(own_redis.url, protocol=2)
     yield found
     found.close()
@@ -57,77 +57,83 @@ def start(own_redis: EmbeddedRedis, own_keys: None) -> Iterator[Callable[..., St
 
     yield build
     for each in made:
-        each.watch.stop()
+        each.listener.stop()
 
 
-def test_a_push_by_priority_wakes(start: Any) -> None:
-    """It goes to another key, and is told on a channel."""
+def test_a_push_by_priority_wakes_the_worker(start: Any) -> None:
+    """It goes to another key than pending, and is announced on a channel."""
     started = start("a", "b")
     Broker("producer").enqueue("b", [Entry("id", b"m", priority=5)])
     assert started.event.wait(PATIENCE_SECONDS)
 
 
-def test_a_queue_named_for_the_first_time_wakes(start: Any) -> None:
-    """Whoever finds its queues by itself learns of it at once, and once."""
+def test_a_new_queue_name_wakes_the_worker(start: Any) -> None:
+    """A worker that serves all queues learns of it at once, and once."""
     started = start("a")
-    assert not started.watch.take_new_names()
+    assert not started.listener.take_new_names()
     Broker().register_queue("b")
     assert started.event.wait(PATIENCE_SECONDS)
-    assert [started.watch.take_new_names() for _ in range(2)] == [True, False]
+    assert [started.listener.take_new_names() for _ in range(2)] == [True, False]
     started.event.clear()
     Broker.forget_registered()
     Broker().register_queue("b")
     Broker().enqueue("a", [Entry("1", b"m", priority=1)])
     assert started.event.wait(PATIENCE_SECONDS)
-    assert not started.watch.take_new_names()
+    assert not started.listener.take_new_names()
 
 
-def test_the_watch_makes_an_event_of_its_own(own_redis: EmbeddedRedis, own_keys: None) -> None:
+def test_the_listener_makes_its_own_event(own_redis: EmbeddedRedis, own_keys: None) -> None:
     """When it is given none."""
-    watch = QueueListener(["b", "a"])
-    assert watch.queues == ["a", "b"]
-    assert isinstance(watch.event, threading.Event)
-    watch.start()
-    assert watch.event.wait(PATIENCE_SECONDS)
-    watch.stop()
+    listener = QueueListener(["b", "a"])
+    assert listener.queues == ["a", "b"]
+    assert isinstance(listener.event, threading.Event)
+    listener.start()
+    assert listener.event.wait(PATIENCE_SECONDS)
+    listener.stop()
 
 
-def test_a_watch_without_queues_listens_to_new_names(own_redis: EmbeddedRedis, own_keys: None) -> None:
+def test_a_listener_without_queues_listens_to_new_names(own_redis: EmbeddedRedis, own_keys: None) -> None:
     """A worker may not know any queue yet."""
-    watch = QueueListener([])
-    watch.start()
-    assert watch.event.wait(PATIENCE_SECONDS)
-    watch.stop()
+    listener = QueueListener([])
+    listener.start()
+    assert listener.event.wait(PATIENCE_SECONDS)
+    listener.stop()
 
 
-def test_stopping_ends_the_thread_at_once(start: Any) -> None:
-    """Though it listens."""
+def test_stop_stops_the_thread_at_once(start: Any) -> None:
+    """Though it blocks on the channel."""
     started = start("a", "b")
     begun = time.monotonic()
-    started.watch.stop()
+    started.listener.stop()
     assert time.monotonic() - begun < 2
-    assert not started.watch._thread.is_alive()
-    started.watch.stop()
+    assert "listener" not in [thread.name for thread in threading.enumerate()]
+    started.listener.stop()
 
 
-def test_an_outage_is_told_once_and_survived(
+def test_an_outage_is_logged_once_and_survived(
     start: Any, client: redis.Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line when Redis goes and one when it is back; what was pushed meanwhile is told, and what comes then."""
+    """One line when Redis is lost and one when it is back; pushes during the outage and afterwards wake."""
     monkeypatch.setattr(notifications.clients, "LONGEST_PAUSE_SECONDS", 0.1)
     caplog.set_level(logging.INFO, logger="django_asyncq.broker")
     started = start("a", "b")
 
-    class Away:
-        """A client of a server that is gone."""
+    class Unreachable:
+        """A client of a stopped server."""
 
         def __getattr__(self, name: str) -> Any:
-            raise redis.ConnectionError("away")
+            raise redis.ConnectionError("unreachable")
+
+    attempts: list[str] = []
+
+    def unreachable(role: str) -> Unreachable:
+        attempts.append(role)
+        return Unreachable()
 
     with monkeypatch.context() as outage:
-        outage.setattr(notifications.clients, "client", lambda role: Away())
+        outage.setattr(notifications.clients, "client", unreachable)
         client.client_kill_filter(_type="pubsub", skipme=True)
-        until(lambda: started.watch._failures > 3)
+        until(lambda: len(attempts) > 4)
         assert not started.event.is_set()
     assert started.event.wait(PATIENCE_SECONDS)
     words = [record.getMessage().split(" ")[:3] for record in caplog.records if record.name == "django_asyncq.broker"]

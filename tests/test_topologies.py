@@ -1,4 +1,4 @@
-"""More than one Redis: Cluster, and a primary with a replica that a sentinel watches."""
+"""More than one Redis: Redis Cluster, and a primary and a replica with a sentinel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks
-from .topologies import Cluster, Watched, cluster, watched
+from .topologies import Cluster, Monitored, cluster, monitored
 from .workers import run_workers, wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -35,7 +35,7 @@ FACTORY = "django_asyncq.broker.cluster.client"
 
 @pytest.fixture
 def use_cluster(settings: Any, monkeypatch: pytest.MonkeyPatch, own_keys: None) -> Any:
-    """Have this process and those it starts work with a cluster."""
+    """Make this process, and those it starts, use a cluster."""
 
     def use(found: Cluster, location: str | None = None) -> None:
         monkeypatch.setenv("ASYNCQ_TEST_CLIENT_FACTORY", FACTORY)
@@ -57,9 +57,9 @@ def three(use_cluster: Any) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def sentinel(settings: Any, monkeypatch: pytest.MonkeyPatch, own_keys: None) -> Iterator[Watched]:
-    """A primary, its replica, and who watches them."""
-    with watched() as found:
+def sentinel(settings: Any, monkeypatch: pytest.MonkeyPatch, own_keys: None) -> Iterator[Monitored]:
+    """A primary, its replica, and the sentinel that monitors them."""
+    with monitored() as found:
         monkeypatch.setenv("ASYNCQ_TEST_SENTINEL_PORT", str(found.sentinel_port))
         options = {
             "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
@@ -72,18 +72,18 @@ def sentinel(settings: Any, monkeypatch: pytest.MonkeyPatch, own_keys: None) -> 
 
 
 def pending_of(queue: str) -> str:
-    """The key of what waits in a queue."""
+    """The pending key of a queue."""
     return keys_of(queue).pending
 
 
-def all_ended() -> bool:
+def all_finished() -> bool:
     """Whether every task is in a final state."""
     ended = (TaskState.SUCCEEDED, TaskState.FAILED)
     return not TaskRecord.objects.exclude(state__in=ended).exists()
 
 
 def assert_all_succeeded(count: int) -> None:
-    """Every task ended well, and there are so many."""
+    """Every task succeeded, and there are `count` of them."""
     assert TaskRecord.objects.filter(state=TaskState.SUCCEEDED).count() == count == TaskRecord.objects.count()
 
 
@@ -99,7 +99,7 @@ def command(*words: str) -> Any:
 
 @pytest.mark.parametrize("role", ["producer", "worker", "blocking"])
 def test_one_address_is_enough_and_every_node_has_our_options(three: Cluster, use_cluster: Any, role: Any) -> None:
-    """Neither OPTIONS nor the URL decide how long a call may last; what is not ours is carried through."""
+    """Neither OPTIONS nor the URL override our timeouts; all other options are kept."""
     use_cluster(three, f"{three.nodes[1].url}?socket_timeout=88&client_name=x")
     client = clients.client(role)
     assert isinstance(client, RedisCluster)
@@ -114,7 +114,7 @@ def test_one_address_is_enough_and_every_node_has_our_options(three: Cluster, us
 
 
 def test_queues_and_gates_on_several_nodes(three: Cluster) -> None:
-    """Whatever a task asks for, it runs; nothing of it is left, on any node."""
+    """Tasks with any options run, and leave nothing behind on any node."""
     queues = [three.name_on(node, pending_of) for node in three.nodes]
     gated = three.name_on(three.nodes[2], lambda name: gates.keys(name)[0])
     for queue in queues:
@@ -136,17 +136,17 @@ def test_queues_and_gates_on_several_nodes(three: Cluster) -> None:
 
 
 def test_idle_workers_are_woken_and_stop_at_once(three: Cluster, tmp_path: Path) -> None:
-    """They wait at the node of each queue, as they would at a lone server."""
+    """They block on the node of each queue, as they would on a single server."""
     queues = [three.name_on(node, pending_of) for node in three.nodes]
     with workers(tmp_path, "--queues", ",".join(queues)) as running:
         for queue in queues:
             tasks.add.using(queue_name=queue).enqueue(1)
-        wait_until(all_ended, "all tasks")
+        wait_until(all_finished, "all tasks")
         for queue, node in zip(queues, three.nodes, strict=True):
             wait_until(lambda node=node: blocked(node) >= 1, "a worker that waits")
             before = time.monotonic()
             tasks.add.using(queue_name=queue).enqueue(1)
-            wait_until(all_ended, "the task")
+            wait_until(all_finished, "the task")
             assert time.monotonic() - before < clients.BLOCK_SECONDS / 2
         before = time.monotonic()
         assert running.stop() == 0
@@ -155,29 +155,29 @@ def test_idle_workers_are_woken_and_stop_at_once(three: Cluster, tmp_path: Path)
 
 
 def blocked(node: EmbeddedRedis) -> int:
-    """How many clients wait at a node."""
+    """How many clients are blocked on a node."""
     with redis.Redis.from_url(node.url, protocol=2) as client:
         return int(client.info("clients")["blocked_clients"])
 
 
 def test_workers_follow_a_slot_that_moves(three: Cluster, tmp_path: Path) -> None:
-    """Whoever waits at the old node asks the new one."""
+    """A worker that blocks on the old node blocks on the new one afterwards."""
     source, target = three.nodes[:2]
     queue = three.name_on(source, pending_of)
     with workers(tmp_path, "--queues", queue):
         tasks.add.using(queue_name=queue).enqueue(1)
-        wait_until(all_ended, "the first task")
+        wait_until(all_finished, "the first task")
         wait_until(lambda: blocked(source) >= 1, "a worker that waits")
         three.move(pending_of(queue), target)
         wait_until(lambda: blocked(target) >= 1, "a worker that waits at the other node")
         tasks.add.using(queue_name=queue).enqueue_many([(n,) for n in range(5)])
-        wait_until(all_ended, "tasks after the move")
+        wait_until(all_finished, "tasks after the move")
     assert_all_succeeded(6)
 
 
 @pytest.mark.parametrize("has_mark", [True, False])
 def test_a_node_that_comes_back_empty_loses_nothing(three: Cluster, tmp_path: Path, has_mark: bool) -> None:
-    """The rows fill it again, also where the mark of Redis's memory is on another node, which forgot nothing."""
+    """The rows are pushed again, also when the alive mark is on another node, which forgot nothing."""
     node = next(node for node in three.nodes if (node is three.node_of(alive_key())) == has_mark)
     queue = three.name_on(node, pending_of)
     tasks.add.using(queue_name=queue).enqueue_many([(n,) for n in range(30)])
@@ -186,31 +186,31 @@ def test_a_node_that_comes_back_empty_loses_nothing(three: Cluster, tmp_path: Pa
     node.restart()
     wait_until(lambda: "cluster_state:ok" in node.ask("CLUSTER", "INFO"), "the cluster")
     with workers(tmp_path, "--queues", queue):
-        wait_until(all_ended, "all tasks")
+        wait_until(all_finished, "all tasks")
     assert_all_succeeded(31)
 
 
-def test_a_replica_takes_over_and_nothing_is_lost(use_cluster: Any, tmp_path: Path) -> None:
-    """Tasks that come while no node has the slot are accepted, and run when one has."""
+def test_a_replica_is_promoted_and_nothing_is_lost(use_cluster: Any, tmp_path: Path) -> None:
+    """Tasks that are enqueued while no node has the slot are accepted, and run when one has."""
     with cluster(with_replica=True) as found:
         use_cluster(found)
         queue = found.name_on(found.nodes[0], pending_of)
         with workers(tmp_path, "--queues", queue):
             tasks.add.using(queue_name=queue).enqueue_many([(n,) for n in range(10)])
-            wait_until(all_ended, "the tasks before")
+            wait_until(all_finished, "the tasks before")
             found.nodes[0].kill()
             tasks.add.using(queue_name=queue).enqueue_many([(n,) for n in range(10)])
-            wait_until(all_ended, "the tasks meanwhile")
+            wait_until(all_finished, "the tasks meanwhile")
             assert found.replica is not None
             assert found.replica.ask("ROLE")[0] == "master"
             tasks.add.using(queue_name=queue).enqueue_many([(n,) for n in range(10)])
-            wait_until(all_ended, "the tasks after")
+            wait_until(all_finished, "the tasks after")
         assert_all_succeeded(30)
         clients.reset_clients()
 
 
 def test_no_node_answers(three: Cluster, tmp_path: Path) -> None:
-    """A process that begins meanwhile accepts tasks; workers that do wait, and run them when there is a cluster."""
+    """A process that starts during the outage accepts tasks; workers wait for the cluster, and then run them."""
     for node in three.nodes:
         node.kill()
     queue = "q"
@@ -220,27 +220,27 @@ def test_no_node_answers(three: Cluster, tmp_path: Path) -> None:
     with pytest.raises(GateUnavailable):
         tasks.gated.using(queue_name=queue).enqueue("g")
     with workers(tmp_path, "--queues", queue) as running:
-        wait_until(lambda: "cannot be reached" in running.output(), "a line in the log")
+        wait_until(lambda: "is unreachable" in running.output(), "a line in the log")
         for node in three.nodes:
             node.restart()
-        wait_until(all_ended, "the task")
+        wait_until(all_finished, "the task")
         assert running.stop() == 0
     assert_all_succeeded(1)
 
 
 @pytest.mark.parametrize("address", ["redis://127.0.0.1:1/1", "unix:///tmp/redis.sock", "redis:///0"])
-def test_an_address_that_is_no_nodes_is_refused(settings: Any, address: str) -> None:
-    """With what to write in its place."""
+def test_an_address_that_cannot_be_a_node_is_refused(settings: Any, address: str) -> None:
+    """The error shows what to write instead."""
     settings.CACHES = {"default": {**django_settings.CACHES["default"], "LOCATION": address}}
     settings.ASYNCQ = {**settings.ASYNCQ, "CLIENT_FACTORY": FACTORY}
     with pytest.raises(ImproperlyConfigured, match=r"redis://10\.0\.0\.1:6379"):
         clients.client("producer")
 
 
-def test_a_server_that_is_no_cluster_is_named_so(settings: Any) -> None:
-    """It answers, so "cannot be reached" would lead astray."""
+def test_a_server_outside_a_cluster_is_refused_as_such(settings: Any) -> None:
+    """It answers, so "is unreachable" would be misleading."""
     settings.ASYNCQ = {**settings.ASYNCQ, "CLIENT_FACTORY": FACTORY}
-    with pytest.raises(ImproperlyConfigured, match="no node of a cluster: remove ASYNCQ"):
+    with pytest.raises(ImproperlyConfigured, match="not a cluster node: remove ASYNCQ"):
         clients.client("producer")
 
 
@@ -248,7 +248,7 @@ def test_a_server_that_is_no_cluster_is_named_so(settings: Any) -> None:
 
 
 def role_of(server: EmbeddedRedis) -> bytes:
-    """The role that a server says it has; one that is demoted ends its connections."""
+    """The role that a server reports; a demoted server closes its connections."""
     try:
         with redis.Redis.from_url(server.url, protocol=2) as client:
             return bytes(client.execute_command("ROLE")[0])
@@ -257,11 +257,11 @@ def role_of(server: EmbeddedRedis) -> bytes:
 
 
 @pytest.mark.parametrize("how", ["killed", "demoted"])
-def test_another_primary_is_found_and_nothing_is_lost(sentinel: Watched, tmp_path: Path, how: str) -> None:
+def test_another_primary_is_found_and_nothing_is_lost(sentinel: Monitored, tmp_path: Path, how: str) -> None:
     """A primary that dies, and one that lives on as a replica and refuses to write."""
     with workers(tmp_path, "--processes", "2") as running:
         tasks.add.enqueue_many([(n,) for n in range(20)])
-        wait_until(all_ended, "the tasks before")
+        wait_until(all_finished, "the tasks before")
         if how == "killed":
             sentinel.primary.kill()
         else:
@@ -272,12 +272,12 @@ def test_another_primary_is_found_and_nothing_is_lost(sentinel: Watched, tmp_pat
         wait_until(lambda: sentinel.primary_port() == sentinel.replica.port, "another primary")
         for n in range(20):
             tasks.add.enqueue(n)
-        wait_until(all_ended, "the tasks meanwhile")
+        wait_until(all_finished, "the tasks meanwhile")
         if how == "demoted":
-            # A sentinel names the new primary some seconds before the old one hears of it.
+            # A sentinel names the new primary some seconds before the old one learns of it.
             wait_until(lambda: role_of(sentinel.primary) == b"slave", "the old primary's new role")
         tasks.add.enqueue(1)
-        wait_until(all_ended, "the last task")
+        wait_until(all_finished, "the last task")
         assert running.stop() == 0
     assert_all_succeeded(61)
     assert clients.client("producer").info("server")["tcp_port"] == sentinel.replica.port

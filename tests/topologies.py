@@ -1,8 +1,7 @@
-"""More than one Redis: a cluster, and a primary with a replica that sentinels watch. Real servers on loopback."""
+"""More than one Redis: a cluster, and a primary with a replica and a sentinel. Real servers on loopback."""
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import redis
 
-from django_asyncq.testing import EmbeddedRedis, _binary, _tie_to_owner
+from django_asyncq.testing import EmbeddedRedis, death_signal_command, free_port, server_binary
 
 from .workers import wait_until
 
@@ -30,18 +29,18 @@ class Node(EmbeddedRedis):
         super().__init__(*(word for name, value in words.items() for word in (f"--cluster-{name}", value)))
 
     def ask(self, *words: object) -> Any:
-        """Return the answer to one command."""
+        """Return the reply to one command."""
         with redis.Redis.from_url(self.url, protocol=2, decode_responses=True) as client:
             return client.execute_command(*words)
 
     @property
     def id(self) -> str:
-        """The node's name within the cluster."""
+        """The node's id within the cluster."""
         return str(self.ask("CLUSTER", "MYID"))
 
 
 class Cluster:
-    """Three nodes with a third of the slots each; `replica` follows the first one."""
+    """Three nodes with a third of the slots each; `replica` replicates the first one."""
 
     def __init__(self, nodes: list[Node], replica: Node | None) -> None:
         self.nodes = nodes
@@ -49,11 +48,11 @@ class Cluster:
 
     @property
     def location(self) -> str:
-        """For LOCATION in CACHES."""
+        """The value of LOCATION in CACHES."""
         return ",".join(node.url for node in self.nodes)
 
     def node_of(self, key: str) -> Node:
-        """The node that got the key's slot in the beginning."""
+        """The node that had the key's slot at the start."""
         slot = int(self.nodes[0].ask("CLUSTER", "KEYSLOT", key))
         return self.nodes[slot * len(self.nodes) // SLOTS]
 
@@ -62,7 +61,7 @@ class Cluster:
         return next(name for name in map("q{}".format, range(1000)) if self.node_of(name_of_key(name)) is node)
 
     def move(self, key: str, target: Node) -> None:
-        """Give a key's slot, with all that is in it, to another node, as resharding does."""
+        """Move a key's slot with its content to another node, as resharding does."""
         source, slot = self.node_of(key), int(target.ask("CLUSTER", "KEYSLOT", key))
         target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
         source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
@@ -92,13 +91,13 @@ def cluster(*, with_replica: bool = False) -> Iterator[Cluster]:
 
 
 def knows(node: Node, count: int) -> bool:
-    """Whether a node has met that many and finds the cluster whole."""
+    """Whether a node knows that many nodes and finds the cluster complete."""
     found = str(node.ask("CLUSTER", "INFO"))
     return "cluster_state:ok" in found and f"cluster_known_nodes:{count}" in found
 
 
-class Watched:
-    """A primary and a replica under a sentinel."""
+class Monitored:
+    """A primary and a replica that a sentinel monitors."""
 
     def __init__(self, primary: EmbeddedRedis, replica: EmbeddedRedis, sentinel_port: int) -> None:
         self.primary = primary
@@ -106,14 +105,14 @@ class Watched:
         self.sentinel_port = sentinel_port
 
     def primary_port(self) -> int:
-        """The port of whom the sentinel takes for the primary."""
+        """The port of the primary, as the sentinel reports it."""
         with redis.Redis(port=self.sentinel_port, protocol=2, decode_responses=True) as sentinel:
             return int(sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SENTINEL_NAME)[1])
 
 
 @contextmanager
-def watched() -> Iterator[Watched]:
-    """A running primary, its replica, and a sentinel that needs nobody's vote."""
+def monitored() -> Iterator[Monitored]:
+    """A running primary, its replica, and a sentinel that decides alone."""
     with EmbeddedRedis() as primary, EmbeddedRedis("--replicaof", f"127.0.0.1 {primary.port}") as replica:
         with redis.Redis.from_url(primary.url, protocol=2) as client:
             wait_until(lambda: client.info("replication")["connected_slaves"] == 1, "a replica")
@@ -127,10 +126,10 @@ def watched() -> Iterator[Watched]:
                 f"sentinel failover-timeout {SENTINEL_NAME} 3000\n"
             )
             with (Path(folder) / "log").open("ab") as log:
-                command = [*_tie_to_owner(), _binary(), str(file), "--sentinel"]
+                command = [*death_signal_command(), server_binary(), str(file), "--sentinel"]
                 process = subprocess.Popen(command, stdout=log, stderr=log)
             try:
-                found = Watched(primary, replica, port)
+                found = Monitored(primary, replica, port)
                 wait_until(lambda: knows_replica(port), "a sentinel")
                 yield found
             finally:
@@ -145,10 +144,3 @@ def knows_replica(port: int) -> bool:
             return len(sentinel.execute_command("SENTINEL", "REPLICAS", SENTINEL_NAME)) == 1
     except redis.ConnectionError:
         return False
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,9 +1,9 @@
-"""The queues in Redis, on asynq's layout: one method per script, and nothing about rows.
+"""The queues in Redis, in asynq's layout: one method per script.
 
-Knows keys, messages as bytes, leases and fences; knows nothing of rows. A task's hash, and the one list or
-zset that holds its id, change together in one script. Every method may be called again after its reply was
-lost: it answers in words what is now the case. At most 200 tasks go into one script call, so that Redis is
-never busy for long; a longer batch is several calls, and an error may leave it half done.
+Knows keys, messages as bytes, leases and fences; must not know rows. A task's hash, and the one list or zset that
+holds its id, change together in one script. Every method may be called again after a lost reply: its reply says what
+is the case now. One script call gets at most 200 tasks, so that Redis is never busy for long; a longer batch is
+several calls, and an error may leave it half done.
 """
 
 from __future__ import annotations
@@ -20,43 +20,53 @@ from redis.exceptions import ResponseError
 from .. import conf, failpoints
 from . import clients, scripts, taking
 from .clients import broker_errors
-from .entries import Dequeued, Entry, Expired, Extended, Forwarded, GateKeys, Lease, Pulse, id_bytes, id_text
-from .keys import QueueKeys, alive_key, due_channel, keys_of, names_channel, prefix, pulse_key, queues_key, standby_key
+from .entries import Dequeued, Entry, Expired, Extended, Forwarded, GateKeys, Lease, Reachability, id_bytes, id_text
+from .keys import (
+    QueueKeys,
+    alive_key,
+    due_channel,
+    keys_of,
+    names_channel,
+    prefix,
+    queues_key,
+    reachability_key,
+    standby_key,
+)
 
-__all__ = ["Broker", "Dequeued", "Entry", "Expired", "Extended", "Forwarded", "GateKeys", "Lease", "Pulse"]
+__all__ = ["Broker", "Dequeued", "Entry", "Expired", "Extended", "Forwarded", "GateKeys", "Lease", "Reachability"]
 
 IDS_PER_CALL = 200
-# `archive` trims 100 a call, so with no more than that in a call the archive cannot outgrow its limit.
+# `archive` trims 100 tasks a call; with at most as many new ones the archive cannot exceed its limit.
 ARCHIVED_PER_CALL = 100
-# Taking an id out of a long pending list costs about 1 ms for 100,000 ids: 50 of them, 50 ms.
+# Removing an id from a pending list of 100,000 ids takes about 1 ms: 50 of them, 50 ms.
 REMOVED_PER_CALL = 50
-# Each may bring as much as a megabyte; asking is not bounded so, for hardly any task has one.
+# An outcome may have a megabyte. Reading them is not limited like this: hardly any task has one.
 OUTCOMES_PER_CALL = 20
-# So many leases of foreign workers may lie in front of our own.
+# How many leases are looked at: those of Go workers may come before our own.
 LEASES_LOOKED_AT = 1000
 COUNTER_SECONDS = 90 * 86_400
 LARGEST_COUNTER = 2**63 - 1
 ARCHIVE_SECONDS = 90 * 86_400
 # What is noted of a worker that stands by, when nobody is left to remove it; a wait is shorter.
 STANDBY_SECONDS = 3_600
-# asynq says 10,000 and keeps one less.
+# asynq documents 10,000 and keeps one less.
 ARCHIVE_SIZE = 9_999
-# A queue is named again each minute: the set may have been lost or the queue removed since.
+# A queue is registered again each minute: the set may have been lost, or the queue removed.
 REGISTERED_SECONDS = 60
-# So old may be what an idle process goes by: a queue that is new to it is looked after that much later.
+# How long a process uses the queue names it has read: so much later it notices a new queue.
 KNOWN_SECONDS = 5.0
 
 _registered: dict[tuple[str, str], float] = {}
-# By prefix: when the names were read, and the names.
+# Key prefix → when the names were read, and the names.
 _known: dict[str, tuple[float, set[str]]] = {}
 _registered_lock = threading.Lock()
 
 
 class Broker:
-    """The queues as one role sees them; roles differ in their timeouts.
+    """Access the queues with the client of one role; roles differ in their timeouts.
 
-    It holds no connection, so it survives a fork. Every method raises BrokerUnavailable when Redis cannot
-    be reached or refuses.
+    Holds no connection, so it survives a fork. Every method raises BrokerUnavailable when Redis is unreachable or
+    refuses the command.
     """
 
     def __init__(self, role: clients.Role = "worker") -> None:
@@ -69,19 +79,19 @@ class Broker:
 
     @property
     def reaches_all(self) -> bool:
-        """Whether a script may name keys of a queue and of a gate or a worker: in a cluster they live apart."""
+        """Whether one script may use keys of a queue and of a gate or a worker; in a cluster their slots differ."""
         return not clients.is_cluster(self.client)
 
-    # --- queues, and whether Redis is there
+    # --- queue names, and the state of Redis
 
     def register_queue(self, queue: str) -> None:
-        """Name the queue in the set of all queues, where tools and workers find it; done once a minute."""
+        """Add the queue to the set of all queues, where tools and workers find it; at most once a minute."""
         key = (prefix(), queue)
         now = time.monotonic()
         with _registered_lock:
             if now < _registered.get(key, 0.0):
                 return
-        with broker_errors():
+        with broker_errors(self.client):
             if self.client.sadd(queues_key(), queue):
                 self.client.publish(names_channel(), queue)
         with _registered_lock:
@@ -90,20 +100,20 @@ class Broker:
 
     @staticmethod
     def forget_registered() -> None:
-        """Name every queue anew at its next use: Redis may have lost its memory."""
+        """Register every queue again at its next use, because Redis may have lost its memory."""
         with _registered_lock:
             _registered.clear()
             _known.clear()
 
     def queues(self) -> set[str]:
-        """Return the names of all queues; a name that is not UTF-8 is no queue of ours and is left out."""
-        with broker_errors():
+        """Return the names of all queues; skip a name that is not UTF-8, which no queue of ours has."""
+        with broker_errors(self.client):
             found = self.client.smembers(queues_key())
         names = {id_text(name) for name in found}
         return {name for name in names if name.encode("utf-8", "replace") == id_bytes(name)}
 
     def known_queues(self) -> list[str]:
-        """Return the names of all queues in order, as this process read them within KNOWN_SECONDS."""
+        """Return the names of all queues, sorted, as this process read them at most KNOWN_SECONDS ago."""
         now = time.monotonic()
         read_at, names = _known.get(prefix(), (-math.inf, set()))
         if now - read_at >= KNOWN_SECONDS:
@@ -112,49 +122,53 @@ class Broker:
                 _known[prefix()] = (now, names)
         return sorted(names)
 
-    def is_alive(self) -> int | None:
-        """Return since when Redis has its memory (Unix seconds), or None when it has lost it."""
-        with broker_errors():
+    def alive_since(self) -> int | None:
+        """Return the Unix seconds since which Redis remembers everything; None when it has lost its memory."""
+        with broker_errors(self.client):
             found = self.client.get(alive_key())
         return int(found) if found else None
 
     def mark_alive(self) -> None:
-        """Say that Redis remembers from now on; a mark that is there stays."""
+        """Mark that Redis remembers everything from now on; an existing mark stays."""
         self.forget_registered()
         scripts.run("mark_alive", self.client, [alive_key()])
 
-    def pulse(self, gap_seconds: float) -> Pulse:
-        """Note that Redis can be reached. gap_seconds: so long without any pulse, and it counts as having been away."""
-        found = scripts.run("pulse", self.client, [alive_key(), pulse_key()], [round(gap_seconds * 1000)])
-        return Pulse(int(found[0]) if found[0] else None, int(found[1]) / 1000)
+    def reachability(self, gap_seconds: float) -> Reachability:
+        """Record that Redis was reached now, and return how long it has been reachable.
+
+        gap_seconds: how long a time without any call of this method, in any process, counts as an outage.
+        """
+        keys = [alive_key(), reachability_key()]
+        found = scripts.run("reachability", self.client, keys, [round(gap_seconds * 1000)])
+        return Reachability(int(found[0]) if found[0] else None, int(found[1]) / 1000)
 
     def notify_due(self) -> None:
-        """Tell all who wait for what is due that something nearer may be there."""
-        with broker_errors():
+        """Notify every process that sleeps until the next due task: a nearer one may exist now."""
+        with broker_errors(self.client):
             self.client.publish(due_channel(), "1")
 
     def ping(self) -> None:
-        """Do nothing but ask Redis for an answer."""
-        with broker_errors():
+        """Check that Redis answers."""
+        with broker_errors(self.client):
             self.client.ping()
 
     def eviction_policy(self) -> str:
-        """Return `maxmemory-policy`, or "" where the server does not tell (a managed one may not)."""
-        with broker_errors():
+        """Return `maxmemory-policy`; "" when the server refuses CONFIG, as managed servers do."""
+        with broker_errors(self.client):
             try:
                 found = self.client.config_get("maxmemory-policy")
             except ResponseError:
                 return ""
         return str(found.get("maxmemory-policy", ""))
 
-    # --- in
+    # --- adding tasks
 
     def enqueue(self, queue: str, entries: Sequence[Entry], *, again: bool = False) -> list[str]:
-        """Make tasks pending, the first to run first; the slots of those with a `gate` last from now on.
+        """Make tasks pending, the first to run first, and confirm the slots of those with a `gate`.
 
-        again: an id that waits in retry, archived, completed or scheduled is taken from there.
-        Returns, for each: "queued", "exists", "duplicate" (another id holds its lock), or "slotless" (its gate is to
-        be asked first).
+        again: also move an id that waits in retry, archived, completed or scheduled.
+        Returns, for each: "queued", "exists", "duplicate" (another id holds its lock), or "no_slot" (acquire a slot
+        first).
         """
         keys = keys_of(queue)
         gates = {entry.gate: 0 for entry in entries if entry.gate is not None}
@@ -169,13 +183,13 @@ class Broker:
         return self._words("enqueue", places, head, items)
 
     def schedule(self, queue: str, entries: Sequence[Entry]) -> list[str]:
-        """Let new tasks wait for their `due_at`. Returns, for each: "scheduled", "exists" or "duplicate"."""
+        """Schedule new tasks for their `due_at`. Returns, for each: "scheduled", "exists" or "duplicate"."""
         keys = keys_of(queue)
         items = [[*_arguments_of(entry), *_due(entry.due_at)] for entry in entries]
         return self._words("schedule", [keys.scheduled, keys.due], [keys.task_prefix, due_channel()], items)
 
     def park(self, queue: str, entries: Sequence[Entry]) -> list[str]:
-        """Put tasks into the retry set until their `due_at`, from wherever they wait; new ones too.
+        """Put tasks, new ones and those that wait elsewhere, into the retry set until their `due_at`.
 
         Returns, for each: "parked", or "exists" (it is pending, active, completed or in a group).
         """
@@ -185,7 +199,7 @@ class Broker:
         return self._words("park", places, [keys.task_prefix, due_channel()], items)
 
     def add_to_group(self, queue: str, group: str, entries: Sequence[Entry]) -> list[str]:
-        """Let new tasks wait in a group. Returns, for each: "grouped", "exists" or "duplicate"."""
+        """Add new tasks to a group. Returns, for each: "grouped", "exists" or "duplicate"."""
         keys = keys_of(queue)
         items = [_arguments_of(entry) for entry in entries]
         return self._words("add_to_group", [keys.group(group), keys.groups], [keys.task_prefix, group], items)
@@ -219,7 +233,7 @@ class Broker:
 
     def dismiss(self, worker_id: str) -> bool:
         """Have nothing handed any more to a worker that stood by; return whether nothing has been."""
-        with broker_errors():
+        with broker_errors(self.client):
             was_ready = self.client.hdel(standby_key(worker_id), "")
             self.client.delete(standby_key(worker_id))
         return bool(was_ready)
@@ -239,69 +253,69 @@ class Broker:
         return [Extended(int(kept), [id_text(id) for id in lost]) for kept, *lost in replies]
 
     def reassert(self, queue: str, worker_id: str, entries: Sequence[Entry], lease_seconds: int) -> list[str]:
-        """Give running tasks their entry back after Redis lost its memory. entries: each with the fence of its lease.
+        """Recreate the entries of running tasks after Redis lost its memory. entries: each has the fence of its lease.
 
-        Returns, for each: "reasserted", "exists" (there with this fence), or "stale" (there with another).
+        Returns, for each: "reasserted", "exists" (an entry with this fence), or "stale" (an entry with another fence).
         """
         keys = keys_of(queue)
         places = [keys.active, keys.lease, keys.held(worker_id)]
         rows = [[id_bytes(entry.id), entry.message, entry.fence, entry.priority] for entry in entries]
         return self._words("reassert", places, [keys.task_prefix, lease_seconds, worker_id], rows)
 
-    # --- out. "stale": another run holds it, or none, and nothing changed; "gone": Redis does not know it.
+    # --- finishing tasks. "stale": not active with this fence, nothing changed; "missing": Redis does not know it.
 
     def done(self, queue: str, worker_id: str, leases: Sequence[Lease]) -> list[str]:
-        """Remove tasks that have ended, and count them. Returns, for each: "done", "stale" or "gone"."""
+        """Remove finished tasks and count them. Returns, for each: "done", "stale" or "missing"."""
         keys = keys_of(queue)
-        places = [*_taken(keys, worker_id), keys.processed_on(_today()), keys.processed]
+        places = [*_active(keys, worker_id), keys.processed_on(_today()), keys.processed]
         rows = [_lease_of(lease) for lease in leases]
         return self._words("done", places, [keys.task_prefix, *_counting()], rows)
 
     def retry(
         self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes, float]], *, counted: bool = True
     ) -> list[str]:
-        """Put tasks that failed into the retry set. items: (lease, message, due in Unix seconds).
+        """Move failed tasks to the retry set. items: (lease, message, due in Unix seconds).
 
-        counted: whether the day's and the queue's counters of failures rise.
-        Returns, for each: "retried", "stale" or "gone".
+        counted: whether to count a failure in the counters of the day and of the queue.
+        Returns, for each: "retried", "stale" or "missing".
         """
         keys = keys_of(queue)
-        places = [*_taken(keys, worker_id), keys.retry, *_counters(keys)]
+        places = [*_active(keys, worker_id), keys.retry, *_counters(keys)]
         head = [keys.task_prefix, *_counting(), int(counted), due_channel()]
         rows = [[*_lease_of(lease), message, _due(due_at)[0]] for lease, message, due_at in items]
         return self._words("retry", places, head, rows)
 
     def archive(self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes]]) -> list[str]:
-        """Put tasks that failed for good into the archive. items: (lease, message; b"" leaves it as it is).
+        """Move tasks that failed for the last time to the archive. items: (lease, message; b"" keeps the old one).
 
-        Returns, for each: "archived", "stale" or "gone".
+        Returns, for each: "archived", "stale" or "missing".
         """
         keys = keys_of(queue)
-        places = [*_taken(keys, worker_id), keys.archived, *_counters(keys)]
+        places = [*_active(keys, worker_id), keys.archived, *_counters(keys)]
         head = [keys.task_prefix, *_counting(), ARCHIVE_SECONDS, ARCHIVE_SIZE]
         rows = [[*_lease_of(lease), message] for lease, message in items]
         return self._words("archive", places, head, rows, size=ARCHIVED_PER_CALL)
 
     def requeue(self, queue: str, worker_id: str, leases: Sequence[Lease], *, raise_fence: bool = False) -> list[str]:
-        """Give tasks back unfinished; they are the next to be taken, in the order given.
+        """Requeue unfinished tasks; they are the next to run, in the order given.
 
-        raise_fence: by one, so that nothing is accepted any more from whoever held them.
-        Returns, for each: "requeued", "stale" or "gone".
+        raise_fence: by one, so that nothing is accepted any more from the run that held them.
+        Returns, for each: "requeued", "stale" or "missing".
         """
         keys = keys_of(queue)
-        places = [*_taken(keys, worker_id), keys.pending, keys.priority]
+        places = [*_active(keys, worker_id), keys.pending, keys.priority]
         head = [keys.task_prefix, keys.wake, int(raise_fence)]
-        # Each goes in front of the one before.
+        # The script puts each task before the one it got earlier.
         rows = [_lease_of(lease) for lease in reversed(leases)]
         return self._words("requeue", places, head, rows)[::-1]
 
     def postpone(self, queue: str, worker_id: str, leases: Sequence[Lease], delay_seconds: int) -> list[int]:
-        """Put taken tasks aside for a while without running them.
+        """Postpone leased tasks without running them.
 
-        Returns, for each: the seconds since this was first done to it, or -1 when it is stale or gone.
+        Returns, for each: the seconds since it was first postponed, or -1 when it is stale or missing.
         """
         keys = keys_of(queue)
-        places = [*_taken(keys, worker_id), keys.scheduled, keys.due]
+        places = [*_active(keys, worker_id), keys.scheduled, keys.due]
         found: list[int] = []
         for part in _chunks([_lease_of(lease) for lease in leases], IDS_PER_CALL):
             arguments = [keys.task_prefix, delay_seconds, due_channel(), *part]
@@ -309,9 +323,9 @@ class Broker:
         return found
 
     def spill_outcomes(self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes]]) -> list[str]:
-        """Leave how runs ended with their tasks, for whoever takes them next; give the leases up.
+        """Store the outcomes of runs with their tasks, for another process to record, and expire their leases.
 
-        items: (lease, outcome). Returns, for each: "spilled", "stale" or "gone".
+        items: (lease, outcome). Returns, for each: "spilled", "stale" or "missing".
         """
         keys = keys_of(queue)
         rows = [[*_lease_of(lease), outcome] for lease, outcome in items]
@@ -319,7 +333,7 @@ class Broker:
         return self._words("spill_outcomes", places, [keys.task_prefix], rows, size=OUTCOMES_PER_CALL)
 
     def spilled_outcomes(self, queue: str, ids: Sequence[str]) -> dict[str, bytes]:
-        """Return what `spill_outcomes` left with these tasks, by id."""
+        """Return the outcomes that `spill_outcomes` stored with these tasks, by id."""
         keys = keys_of(queue)
         found: dict[str, bytes] = {}
         for part in _chunks([[id_bytes(id)] for id in ids], IDS_PER_CALL):
@@ -330,7 +344,7 @@ class Broker:
     # --- maintenance
 
     def forward(self, queue: str, source: Literal["scheduled", "retry"], limit: int = 100) -> Forwarded:
-        """Move what is due to pending, or to its priority or group; our own tasks in retry are only named."""
+        """Move due tasks to pending, priority or their group; return, but do not move, our own tasks in retry."""
         keys = keys_of(queue)
         is_retry = source == "retry"
         due = keys.retry if is_retry else keys.scheduled
@@ -340,7 +354,7 @@ class Broker:
         return Forwarded(int(moved), [id_text(id) for id in own], int(next_ms) / 1000 if next_ms else None)
 
     def expired(self, queue: str, limit: int = 100) -> list[Expired]:
-        """Return tasks of ours whose lease has run out, the longest expired first."""
+        """Return our tasks whose lease has expired, the longest expired first."""
         keys = keys_of(queue)
         arguments = [keys.task_prefix, limit, LEASES_LOOKED_AT]
         found = scripts.run("expired", self.client, [keys.lease, keys.active], arguments)
@@ -348,7 +362,7 @@ class Broker:
         return [Expired(id_text(id), int(fence), id_text(worker)) for id, fence, worker in triples]
 
     def remove(self, queue: str, ids: Sequence[str]) -> int:
-        """Remove tasks from wherever they are, locks too; return how many were there."""
+        """Remove tasks from wherever they are, with their locks; return how many existed."""
         keys = keys_of(queue)
         places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed]
         places += [keys.active, keys.lease, keys.groups, keys.due]
@@ -357,7 +371,7 @@ class Broker:
         return sum(int(scripts.run("remove", self.client, places, [*head, *part])) for part in parts)
 
     def prune_completed(self, queue: str, limit: int = 100) -> int:
-        """Delete what a Go worker completed and whose retention is over, at most `limit` and 200; return how many."""
+        """Delete tasks of Go workers whose retention has expired, at most `limit` and 200; return how many."""
         keys = keys_of(queue)
         arguments = [keys.task_prefix, max(0, min(limit, IDS_PER_CALL))]
         return int(scripts.run("prune_completed", self.client, [keys.completed], arguments))
@@ -370,7 +384,7 @@ class Broker:
         items: Sequence[Sequence[Any]],
         size: int = IDS_PER_CALL,
     ) -> list[str]:
-        """Run a script that answers each item with a word, `size` items a call."""
+        """Run a script that returns one word for each item, with `size` items a call."""
         words: list[str] = []
         for part in _chunks(items, size):
             words += [word.decode() for word in scripts.run(name, self.client, keys, [*head, *part])]
@@ -379,15 +393,15 @@ class Broker:
 
 
 def _chunks(items: Sequence[Sequence[Any]], size: int) -> Iterator[list[Any]]:
-    """Yield the arguments of `size` items after another."""
+    """Yield the arguments of `size` items at a time."""
     for start in range(0, len(items), size):
         yield [argument for item in items[start : start + size] for argument in item]
 
 
 def _due(due_at: float | None) -> tuple[int, int]:
-    """Return when it is due in whole seconds, as asynq writes it, and in ms, 0 when both are the same.
+    """Return the due time in whole seconds, as asynq writes it, and in ms; 0 ms when it is a whole second.
 
-    Rounded up, since a task must never start before its time.
+    Both are rounded up: a task must never start before its time.
     """
     whole = math.ceil(due_at or 0)
     return whole, 0 if due_at is None or due_at == whole else math.ceil(due_at * 1000)
@@ -395,7 +409,7 @@ def _due(due_at: float | None) -> tuple[int, int]:
 
 def _arguments_of(entry: Entry) -> list[Any]:
     lock = id_bytes(entry.unique_key)
-    # SET … EX 0 is an error, and would end the script between two tasks.
+    # SET … EX 0 is an error, and would stop the script between two tasks.
     seconds = max(entry.unique_seconds, 1)
     return [id_bytes(entry.id), entry.message, entry.fence, entry.priority, lock, seconds]
 
@@ -404,8 +418,8 @@ def _lease_of(lease: Lease) -> list[Any]:
     return [id_bytes(lease.id), lease.fence]
 
 
-def _taken(keys: QueueKeys, worker_id: str) -> list[str]:
-    """Where a task is while it runs."""
+def _active(keys: QueueKeys, worker_id: str) -> list[str]:
+    """Return the keys that hold a task while it runs."""
     return [keys.active, keys.lease, keys.held(worker_id)]
 
 
@@ -415,7 +429,7 @@ def _counters(keys: QueueKeys) -> list[str]:
 
 
 def _counting() -> list[int]:
-    """When the counters of today expire, and the largest value of the total."""
+    """Return when the counters of today expire, and the largest value of the total."""
     return [int(time.time()) + COUNTER_SECONDS, LARGEST_COUNTER]
 
 

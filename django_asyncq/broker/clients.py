@@ -1,8 +1,8 @@
-"""Redis clients, built in one place from a django-redis alias, one per role.
+"""Build the Redis clients from a django-redis alias, one per role; no other module builds one.
 
-Pools are our own: django-redis caches pools by URL alone, so ours would get the cache's options. No client
-repeats a command blindly; RESP2, because the default of redis-py 8 skips the check for unread replies
-before a connection is lent.
+The pools are private: django-redis caches pools by URL alone, so ours would get the cache's options. No client
+repeats a command by itself. RESP2, because with the default of redis-py 8 a connection is not checked for unread
+replies before it is lent.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 from django_redis.pool import get_connection_factory
+from redis import Redis
 from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
 from redis.connection import BlockingConnectionPool
@@ -39,16 +40,16 @@ Client = Any  # redis.Redis or redis.cluster.RedisCluster, or what is used like 
 Role = Literal["producer", "worker", "blocking"]
 
 BLOCK_SECONDS = 5
-# (connect, read) seconds. A request waits for the producer's; a blocked move must outlive its own time-out.
+# (connect, read) seconds. A web request waits for the producer's; a blocking move needs longer than its own time-out.
 TIMEOUTS: dict[Role, tuple[float, float]] = {
     "producer": (0.25, 0.5),
     "worker": (1.0, 5.0),
     "blocking": (1.0, BLOCK_SECONDS + 5.0),
 }
 LONGEST_PAUSE_SECONDS = 5.0
-# Threads of a process, not tasks, hold connections; a pool that runs dry would fail an enqueue without need.
+# Threads hold connections, not tasks; an exhausted pool would make an enqueue fail without need.
 MOST_CONNECTIONS = 1000
-# How Redis says that it will not write now; to a caller that is the same as being away.
+# The words with which Redis refuses to write now; for a caller it is then as good as unreachable.
 REFUSALS = (
     "OOM",
     "MISCONF",
@@ -60,7 +61,7 @@ REFUSALS = (
     "NOREPLICAS",
     "TRYAGAIN",
 )
-# redis-py takes the first word off the text of these, so only the class tells them.
+# redis-py removes the first word from the text of these, so only the class identifies them.
 REFUSAL_CLASSES = (OutOfMemoryError, ClusterDownError, TryAgainError)
 
 _clients: dict[tuple[Role, str, str], Client] = {}
@@ -68,10 +69,10 @@ _lock = threading.Lock()
 
 
 def client(role: Role) -> Client:
-    """Return this process's client for a role; thread-safe, its pool re-opens after a fork.
+    """Return this process's client for a role; it is thread-safe, and its pool reconnects after a fork.
 
-    Raises: ImproperlyConfigured when the alias is missing or has no LOCATION; BrokerUnavailable when it is a cluster's
-    and no node answers.
+    Raises: ImproperlyConfigured when the alias is missing or has no LOCATION; BrokerUnavailable when no node of a
+    cluster answers.
     """
     configured = conf.current()
     key = (role, configured.redis, configured.client_factory)
@@ -114,7 +115,7 @@ def alias() -> tuple[list[str], dict[str, Any]]:
 
 
 def connection_options(role: Role) -> dict[str, Any]:
-    """Return what each connection of a role has, whatever the alias says."""
+    """Return the options that each connection of a role has, even if the alias has others."""
     connect_seconds, read_seconds = TIMEOUTS[role]
     return {
         "protocol": 2,
@@ -127,7 +128,7 @@ def connection_options(role: Role) -> dict[str, Any]:
 
 
 def factory_options(written: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of the alias's OPTIONS, with our connection options in the place of its own."""
+    """Return a copy of the alias's OPTIONS with its connection options replaced by `ours`."""
     options = {
         name: value for name, value in written.items() if name not in ("SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT")
     }
@@ -137,91 +138,107 @@ def factory_options(written: dict[str, Any], ours: dict[str, Any]) -> dict[str, 
         "max_connections": MOST_CONNECTIONS,
     }
     if written.get("SENTINELS"):
-        # Asking a sentinel must not last longer than asking Redis.
+        # A sentinel must answer within the same time as Redis.
         timeouts = {name: ours[name] for name in ("socket_connect_timeout", "socket_timeout")}
         options["SENTINEL_KWARGS"] = {**(written.get("SENTINEL_KWARGS") or {}), **timeouts}
     return options
 
 
 def pause_after(failures: int) -> float:
-    """Return how long to wait after so many failures in a row before Redis is tried again: longer, and spread out."""
+    """Return the random, growing pause in seconds before the next attempt, after some failures in a row."""
     return random.uniform(0, min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(failures, 10)))  # noqa: S311
 
 
 def _build(role: Role) -> Client:
     if path := conf.current().client_factory:
         factory = import_string(path)
-        with broker_errors():  # that of a cluster asks it for its nodes
+        with broker_errors():  # a cluster client asks for its nodes
             return factory(role)
     urls, written = alias()
     ours = connection_options(role)
     maker: Any = get_connection_factory(options=factory_options(written, ours))
-    # Not maker.connect(): that looks in the pools shared by URL.
+    # Not maker.connect(): it uses the pools that are shared by URL.
     pool = maker.get_connection_pool(maker.make_connection_params(urls[0]))
-    # Once more: what the query string of a URL says wins over keywords in redis-py.
+    # Set again, because in redis-py the query string of a URL overrides keyword arguments.
     pool.connection_kwargs.update(ours)
     return maker.redis_client_cls(connection_pool=pool, **maker.redis_client_cls_kwargs)
 
 
 def is_cluster(found: Client) -> bool:
-    """Whether a client finds the node for each key by itself."""
+    """Whether a client is that of a cluster, which finds the node for each key by itself."""
     return _is_cluster_kind(found.__class__)
 
 
 @cache
 def _is_cluster_kind(kind: type) -> bool:
-    # Asked for each push, and redis-py's class is a protocol's: Python goes a long way to answer.
+    # Cached: it is checked at each push, and the check is slow because redis-py's class implements a Protocol.
     return issubclass(kind, RedisCluster)
 
 
 def pool_for(found: Client, key: str) -> Any:
-    """Return the connections to the server that has a key. Raises: what redis-py raises."""
+    """Return the connection pool of the server that has a key. Raises: redis-py's own errors."""
     if not is_cluster(found):
         return found.connection_pool
-    found.exists(key)  # follows a slot that has moved, which the next line does not
+    found.exists(key)  # follows a moved slot, which the next line does not
     return found.get_redis_connection(found.get_node_from_key(key)).connection_pool
 
 
-class broker_errors:
-    """Turn what redis-py raises when the server is away or refuses into BrokerUnavailable.
+def server_name(found: Client | None) -> str:
+    """Return "Redis" with the host, port and database of a client; never the password. found: None when unknown."""
+    if found is None or not isinstance(found, Redis):
+        return "the Redis cluster" if found is not None and is_cluster(found) else "Redis"
+    options = found.get_connection_kwargs()
+    if "path" in options:
+        return f"Redis at {options['path']}/{options.get('db', 0)}"
+    if "host" in options:
+        return f"Redis at {options['host']}:{options.get('port', 6379)}/{options.get('db', 0)}"
+    return "Redis"
 
-    The text never has the address, which may hold a password.
-    Other errors of a reply are bugs and stay what they are.
+
+class broker_errors:
+    """Raise BrokerUnavailable in place of redis-py's errors for a server that is unreachable or refuses.
+
+    found: the client that is used, to name its server. The text never contains the password. Other errors of a reply
+    are bugs and stay as they are.
     """
+
+    def __init__(self, found: Client | None = None) -> None:
+        self._client = found
 
     def __enter__(self) -> None:
         """Begin."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Raise what the error means to a caller; let others pass."""
+        """Raise BrokerUnavailable for an error of the server; let other errors pass."""
         if error is None:
             return
         if isinstance(error, ConnectionError | TimeoutError | RedisClusterException):
-            raise BrokerUnavailable(f"Redis cannot be reached ({type(error).__name__})") from error
+            raise BrokerUnavailable(f"{server_name(self._client)} is unreachable ({type(error).__name__})") from error
         word = _refusal(error) if isinstance(error, ResponseError) else None
         if word is None:
             return
         if word == "READONLY":
-            # The server has become a replica: new connections may reach the new primary.
+            # The server is a replica now: new connections may reach the new primary.
             drop_idle_connections()
-        raise BrokerUnavailable(f"Redis refuses the command ({word}): {str(error)[:200]}") from error
+        raise BrokerUnavailable(
+            f"{server_name(self._client)} refuses the command ({word}): {str(error)[:200]}"
+        ) from error
 
 
 def _refusal(error: ResponseError) -> str | None:
-    """Return the word with which Redis refuses, or None when the error means something else."""
+    """Return the word with which Redis refuses a command, or None for any other error."""
     if isinstance(error, ReadOnlyError):
         return "READONLY"
     if isinstance(error, REFUSAL_CLASSES):
         return "OOM" if isinstance(error, OutOfMemoryError) else type(error).__name__
     text = str(error)
     first = text.split(" ", 1)[0]
-    # Redis 6.2 hides the word of a command in a script: "ERR Error running script …: @user_script:12: -OOM
-    # …".
+    # In a script, Redis 6.2 puts the word later: "ERR Error running script …: @user_script:12: -OOM …".
     return next((word for word in REFUSALS if first == word or f" -{word} " in text), None)
 
 
 def drop_idle_connections() -> None:
-    """Close every connection that no thread is using now; they are opened anew when needed."""
+    """Close every connection that no thread is using now; new ones are opened when needed."""
     with _lock:
         found = list(_clients.values())
     for each in found:
@@ -229,11 +246,11 @@ def drop_idle_connections() -> None:
 
 
 def _disconnect(found: Client, *, in_use: bool) -> None:
-    # That of a cluster has a client for each node.
+    # A cluster client has one client for each node.
     servers = [node.redis_connection for node in found.get_nodes()] if is_cluster(found) else [found]
     for pool in [server.connection_pool for server in servers if server is not None]:
         if isinstance(pool, BlockingConnectionPool):
-            # In the oldest redis-py allowed its `disconnect` takes no argument.
+            # In the oldest redis-py that is allowed, its `disconnect` takes no argument.
             pool.disconnect()
         else:
             pool.disconnect(inuse_connections=in_use)

@@ -1,4 +1,7 @@
-"""Redis Cluster, which django-redis does not build: `"CLIENT_FACTORY": "django_asyncq.broker.cluster.client"`."""
+"""A client factory for Redis Cluster: `"CLIENT_FACTORY": "django_asyncq.broker.cluster.client"`.
+
+django-redis builds none.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,20 @@ from redis.exceptions import RedisClusterException
 
 from . import clients
 
-# redis-py says it in the midst of a sentence.
+# Part of the text of redis-py's error.
 NO_CLUSTER = "Cluster mode is not enabled"
 
 
 def client(role: clients.Role) -> RedisCluster:
-    """Return a client of the cluster of which the alias's LOCATION names a node, or several.
+    """Return a client of the cluster that has the nodes in the alias's LOCATION.
 
-    Each of them is asked for the others. User, password and TLS are those of the first address, or of OPTIONS.
-    Raises: ImproperlyConfigured when the alias is missing, has no LOCATION, or an address is none of a node's; what
-    redis-py raises when no node answers.
+    One node is enough: each is asked for the others. User, password and TLS come from the first address or OPTIONS.
+    Raises: ImproperlyConfigured when the alias is missing, has no LOCATION, or an address is not that of a node;
+    redis-py's own error when no node answers.
     """
     urls, written = clients.alias()
     options = clients.factory_options(written, clients.connection_options(role))
-    del options["CONNECTION_POOL_KWARGS"]["retry_on_timeout"]  # outdated there; a client without retries has none
+    del options["CONNECTION_POOL_KWARGS"]["retry_on_timeout"]  # deprecated there; a client without retries needs none
     names = {"username": "USERNAME", "password": "PASSWORD"}
     credentials = {word: options[name] for word, name in names.items() if options.get(name)}
     parsed = [_parsed(url) for url in urls]
@@ -35,18 +38,18 @@ def client(role: clients.Role) -> RedisCluster:
         if NO_CLUSTER not in str(error):
             raise
         raise ImproperlyConfigured(
-            "LOCATION names a server that is no node of a cluster: remove ASYNCQ['CLIENT_FACTORY'], or name a node"
+            "LOCATION names a server that is not a cluster node: remove ASYNCQ['CLIENT_FACTORY'], or name a node"
         ) from error
 
 
 def _parsed(url: str) -> dict[str, Any]:
-    """Return an address as keywords of redis-py, without the number of a database: a cluster has only 0."""
+    """Return an address as keyword arguments for redis-py, without the database number: a cluster has only 0."""
     found: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
     if found.pop("db", 0) or "host" not in found:
         raise ImproperlyConfigured(
-            "LOCATION of a cluster: each address must name a host and no database but 0, as redis://10.0.0.1:6379"
+            "LOCATION of a cluster: each address must name a host, and no database except 0, like redis://10.0.0.1:6379"
         )
     if found.pop("connection_class", None):
-        # What `rediss://` says; a cluster's client is told in another word.
+        # The address begins with `rediss://`; a cluster client has another option for that.
         found["ssl"] = True
     return found

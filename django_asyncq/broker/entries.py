@@ -1,4 +1,4 @@
-"""The values that go into the broker and come out of it."""
+"""The values that the broker takes and returns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class GateKeys(NamedTuple):
-    """Where a gate's slots are, and what holds where its meta hash says nothing. limit: None for none."""
+    """Name the keys of a gate, and the limit and run time to use when its meta hash has none. limit: None for none."""
 
     members: str
     meta: str
@@ -15,11 +15,11 @@ class GateKeys(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A task to be queued.
+    """Describe a task to put into a queue.
 
-    message: an encoded TaskMessage. fence: the lowest it may have, 0 for a new one. due_at: Unix
-    seconds, also between two, for what waits for its time. unique_key: full name of the lock,
-    "" for none; unique_seconds: how long it lasts, at least 1. gate: where its slot is to be made lasting.
+    message: an encoded TaskMessage. fence: the lowest fence it may have, 0 for a new task. due_at: Unix seconds, with
+    fractions, for a delayed task. unique_key: full name of the lock, "" for none; unique_seconds: its TTL, at least 1.
+    gate: the gate whose slot the push confirms.
     """
 
     id: str
@@ -33,16 +33,16 @@ class Entry(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """What a run has in its hand: the task's id, and the fence that every later write must name."""
+    """Identify a run in Redis: the task's id, and the fence that every later write must name."""
 
     id: str
     fence: int
 
 
 class Dequeued(NamedTuple):
-    """What a dequeue brought, the next to run first.
+    """Hold the result of a dequeue, the next task to run first.
 
-    paused: nothing comes until the queue is resumed. is_drained: nothing was left.
+    paused: the queue gives out no task until it is resumed. is_drained: no task was left.
     """
 
     leases: list[Lease]
@@ -51,10 +51,10 @@ class Dequeued(NamedTuple):
 
 
 class Forwarded(NamedTuple):
-    """What a look at due tasks did. own: ids in retry whose row must change first; they are still there.
+    """Hold the result of forwarding due tasks. own: due ids in retry that were not moved; their row must change first.
 
-    next_seconds: until the nearest of what is left without `own`, by the server's clock; negative when the
-    limit cut the look short.
+    next_seconds: until the nearest task that is left, except `own`, is due, by the server's clock; None when there is
+    none, negative when more tasks than the limit are due.
     """
 
     moved: int
@@ -63,24 +63,25 @@ class Forwarded(NamedTuple):
 
 
 class Extended(NamedTuple):
-    """What a renewal did. lost: ids the worker held no longer."""
+    """Hold the result of renewing leases. lost: ids that the worker no longer holds."""
 
     kept: int
     lost: list[str]
 
 
-class Pulse(NamedTuple):
-    """What a pulse told. alive_since: Unix seconds, None when Redis has lost its memory.
+class Reachability(NamedTuple):
+    """Say how long Redis has remembered and has been reachable.
 
-    in_reach_seconds: since the end of the last outage, of whatever length; very long when there was none.
+    alive_since: Unix seconds since which it remembers everything, None when it has lost its memory.
+    reachable_seconds: since the last outage, of any length; very long when there was none.
     """
 
     alive_since: int | None
-    in_reach_seconds: float
+    reachable_seconds: float
 
 
 class Expired(NamedTuple):
-    """A lease that has run out, and whose it was."""
+    """Describe an expired lease. worker: id of the worker process that held it."""
 
     id: str
     fence: int
@@ -88,10 +89,10 @@ class Expired(NamedTuple):
 
 
 def id_bytes(id: str) -> bytes:
-    """Return an id as Redis has it, also one that a foreign producer wrote in broken UTF-8."""
+    """Return an id as Redis stores it, also one that a foreign producer wrote in broken UTF-8."""
     return id.encode("utf-8", "surrogateescape")
 
 
 def id_text(id: bytes) -> str:
-    """Return an id that came from Redis; what is not UTF-8 survives the way back through `id_bytes`."""
+    """Return an id from Redis as text; bytes that are not UTF-8 survive the way back through `id_bytes`."""
     return id.decode("utf-8", "surrogateescape")

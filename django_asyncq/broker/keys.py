@@ -1,7 +1,6 @@
-"""Every Redis key of a queue, in one place. Source: `asynq-wire.md` section 2; own keys are marked.
+"""Every Redis key of a queue, in one module. Source: `asynq-wire.md` section 2; keys that asynq lacks are marked "Own".
 
-No key is put together anywhere else, but those of gates and of the coordinator's locks: they belong to no
-queue.
+No other module builds a key, except those of gates and of the coordinator's locks, which belong to no queue.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from functools import lru_cache
 
 from .. import conf
 
-# What stands after a queue's tag, where it is not the name of the field.
+# The word after a queue's hash tag, where it is not the name of the field.
 WORDS = {
     "base": "",
     "priority": "prio",
@@ -33,13 +32,13 @@ def queues_key() -> str:
 
 
 def alive_key() -> str:
-    """Own: the string that is there until Redis loses its memory; holds the Unix time it was set."""
+    """Own: the string that exists until Redis loses its memory; holds the Unix time at which it was set."""
     return f"{prefix()}:alive"
 
 
-def pulse_key() -> str:
-    """Own: the hash that tells when Redis was last asked, and since when without a gap; in the slot of `alive_key`."""
-    return f"{{{alive_key()}}}:pulse"
+def reachability_key() -> str:
+    """Own: the hash of when Redis was last reached, and since when without a gap; in the slot of `alive_key`."""
+    return f"{{{alive_key()}}}:reachability"
 
 
 def standby_key(worker_id: str) -> str:
@@ -48,12 +47,12 @@ def standby_key(worker_id: str) -> str:
 
 
 def names_channel() -> str:
-    """Own: the channel on which it is told that a queue has been named for the first time."""
+    """Own: the channel that announces a queue registered for the first time."""
     return f"{prefix()}:names"
 
 
 def due_channel() -> str:
-    """Own: the channel on which something nearer than all that was due before is told."""
+    """Own: the channel that announces a task due before all others."""
     return f"{prefix()}:due"
 
 
@@ -73,25 +72,25 @@ def scheduler_history_key(entry_id: str) -> str:
 
 
 def keys_of(queue: str) -> QueueKeys:
-    """Return the keys of a queue, kept from call to call."""
+    """Return the keys of a queue, cached."""
     return _keys_of(prefix(), queue)
 
 
 @lru_cache(maxsize=256)
 def _keys_of(prefix: str, queue: str) -> QueueKeys:
-    # They begin with the prefix: another one, other keys.
+    # `prefix` is part of the cache key only: QueueKeys reads it itself.
     return QueueKeys(queue)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueKeys:
-    """The keys of one queue; the braces put them all into one cluster slot.
+    """Hold the keys of one queue; the braces put them all into one cluster slot.
 
-    Own: due (zset of those in `scheduled` that are due between two seconds; score = Unix milliseconds), priority
-    (zset of waiting tasks with a priority other than 0; score = -priority, member = id), wake (channel on which a push
-    to `priority` is told, for an idle worker blocks on `pending` only), and what begins with `held_prefix` or
-    `handed_prefix`. task_prefix, group_prefix: what stands before a task's id, a group's name; the others: before a
-    worker's id.
+    Own: due (zset of the tasks in `scheduled` whose due time is not a whole second; score = Unix milliseconds),
+    priority (zset of waiting tasks with a priority other than 0; score = -priority, member = id), wake (channel that
+    announces a push to `priority`, because an idle worker blocks on `pending` only), and the keys that begin with
+    `held_prefix` or `handed_prefix`. After task_prefix comes a task's id, after group_prefix a group's name, after the
+    others a worker's id.
     """
 
     queue: str
@@ -130,7 +129,7 @@ class QueueKeys:
         return f"{self.group_prefix}{name}"
 
     def processed_on(self, day: str) -> str:
-        """Return the counter of ended tasks of one UTC day. day: YYYY-MM-DD."""
+        """Return the counter of finished tasks of one UTC day. day: YYYY-MM-DD."""
         return f"{self.base}processed:{day}"
 
     def failed_on(self, day: str) -> str:
@@ -142,7 +141,7 @@ class QueueKeys:
         return f"{self.base}unique:{task_type}:{digest}"
 
     def held(self, worker_id: str) -> str:
-        """Own: hash of what one worker process has leased; id → fence."""
+        """Own: hash of the tasks that one worker process has leased; id → fence."""
         return f"{self.held_prefix}{worker_id}"
 
     def handed(self, worker_id: str) -> str:

@@ -1,6 +1,7 @@
-"""How who waits is told on channels: of pushes by priority, of new queues, of what is due sooner.
+"""Wake sleeping threads by pub/sub: on pushes to `priority`, new queue names, and tasks that are due sooner.
 
-One thread listens; it only wakes: who comes for nothing waits again. Pushes to `pending` are not told so (`standby`).
+One thread listens, and only wakes: a thread that finds no work sleeps again. Pushes to `pending` are not published; for
+those see `handoff`.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ STOP_SECONDS = 2.0
 
 
 class Settable(Protocol):
-    """What the watch sets when there may be work: a `threading.Event`, or anything with its `set`."""
+    """What a listener sets when there may be work: a `threading.Event`, or any object with the same `set`."""
 
     def set(self) -> None:
-        """Wake whoever waits."""
+        """Wake the thread that waits."""
 
 
 def cut(connection: Any) -> None:
-    """Let whoever reads from a connection find its end. Closing it is theirs: redis-py stumbles when others do."""
+    """Shut down a connection's socket, so that the thread that reads from it stops and closes it.
+
+    redis-py fails when another thread closes it.
+    """
     found = getattr(connection, "_sock", None)
     if found is not None:
         with suppress(OSError):
@@ -40,9 +44,9 @@ def cut(connection: Any) -> None:
 
 
 class Listener:
-    """Sets `event` when a channel is told something.
+    """Set `event` when a message arrives on one of the channels, from a thread of its own.
 
-    event: what to set; without one, a `threading.Event` of its own.
+    event: default a new `threading.Event`.
     """
 
     def __init__(self, channels: Iterable[str], event: Settable | None = None) -> None:
@@ -50,19 +54,19 @@ class Listener:
         self.event = threading.Event() if event is None else event
         self._stopped = threading.Event()
         self._failures = 0
-        # What is being read from now, to be cut off at the end.
+        # The connection that the thread reads from, for `stop` to shut down.
         self._connection: Any = None
-        self._thread = threading.Thread(target=self._keep, name="watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; what blocks is cut off, and where it cannot be, ends by itself in seconds."""
+        """Stop the thread; shut down the connection it blocks on. Without one it stops by itself within seconds."""
         self._stopped.set()
         for _ in range(int(STOP_SECONDS / 0.05)):
-            # Again and again, for it may just have been about to connect.
+            # Repeatedly, because the thread may be about to connect.
             cut(self._connection)
             if not self._thread.is_alive():
                 return
@@ -70,8 +74,8 @@ class Listener:
 
     # --- the thread
 
-    def _keep(self) -> None:
-        """Listen until stopped, after an error again, with growing, spread-out pauses."""
+    def _run(self) -> None:
+        """Listen until stopped; after an error, listen again after a random, growing pause."""
         while not self._stopped.is_set():
             try:
                 self._listen()
@@ -87,21 +91,22 @@ class Listener:
             logger.info("listening to %s again", ", ".join(self.channels))
         self._failures = 0
 
-    def _heard(self, channel: bytes) -> None:
-        """Take note of what a channel tells beyond that there may be work."""
+    def _received(self, channel: bytes) -> None:
+        """Handle a message beyond setting the event."""
 
     def _listen(self) -> None:
-        with clients.broker_errors():
-            subscription = clients.client("blocking").pubsub(ignore_subscribe_messages=True)
+        client = clients.client("blocking")
+        with clients.broker_errors(client):
+            subscription = client.pubsub(ignore_subscribe_messages=True)
             try:
                 subscription.subscribe(*self.channels)
                 self._connection = subscription.connection
                 self._succeeded()
-                # What was pushed before the subscription stood has not been told.
+                # Pushes before the subscription was made have sent no message here.
                 self.event.set()
                 while not self._stopped.is_set():
                     if message := subscription.get_message(timeout=LISTEN_SECONDS):
-                        self._heard(message["channel"])
+                        self._received(message["channel"])
                         self.event.set()
             finally:
                 self._connection = None
@@ -109,7 +114,7 @@ class Listener:
 
 
 class QueueListener(Listener):
-    """The watch of a worker: the channels on which pushes by priority to its queues are told, and new names."""
+    """Listen for a worker: to the pushes by priority to its queues, and to new queue names."""
 
     def __init__(self, queues: Iterable[str], event: Settable | None = None) -> None:
         self.queues = sorted(queues)
@@ -118,9 +123,9 @@ class QueueListener(Listener):
         super().__init__([self._names_channel, *(keys_of(name).wake for name in self.queues)], event)
 
     def take_new_names(self) -> bool:
-        """Return whether a queue was named since this was last asked."""
+        """Return whether a new queue was registered since the last call."""
         found, self._has_new_names = self._has_new_names, False
         return found
 
-    def _heard(self, channel: bytes) -> None:
+    def _received(self, channel: bytes) -> None:
         self._has_new_names |= channel == self._names_channel.encode()

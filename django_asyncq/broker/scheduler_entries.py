@@ -1,6 +1,6 @@
-"""What asynq's tools list of schedules: entries that live as long as a scheduler beats, and their latest events.
+"""Write schedules for asynq's tools: entries that expire unless they are renewed, and their latest events.
 
-Nothing is ever read from here; the rows decide. Source: `asynq-wire.md` section 13.
+The package never reads them back: the rows decide. Source: `asynq-wire.md` section 13.
 """
 
 from __future__ import annotations
@@ -19,32 +19,33 @@ EVENTS_KEPT = 1000
 
 
 class SchedulerEntryList:
-    """The entries of one scheduler process. Every method raises BrokerUnavailable when Redis is away."""
+    """Keep the entries of one scheduler process. Every method raises BrokerUnavailable when Redis is unreachable."""
 
     def __init__(self) -> None:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4()}"
 
     def beat(self, entries: Sequence[bytes], seconds: int) -> None:
-        """Show these entries for so long."""
+        """List these entries for `seconds`."""
         client = clients.client("worker")
-        with broker_errors():
+        with broker_errors(client):
             client.zadd(schedulers_key(), {scheduler_key(self.id): int(time.time()) + seconds})
         scripts.run("scheduler_beat", client, [scheduler_key(self.id)], [seconds, *entries])
 
     def note(self, entry_id: str, event: bytes, at: int) -> None:
-        """Note a firing. at: Unix seconds."""
+        """Add one firing to the history of an entry. at: Unix seconds."""
         client = clients.client("worker")
         scripts.run("scheduler_event", client, [scheduler_history_key(entry_id)], [at, event, EVENTS_KEPT])
 
     def clear(self) -> None:
-        """Show nothing any more; a clean stop. Events stay: the entry may be another scheduler's by now."""
+        """Remove all entries at a clean stop. Events stay: the entry may belong to another scheduler by now."""
         client = clients.client("worker")
-        with broker_errors():
+        with broker_errors(client):
             client.zrem(schedulers_key(), scheduler_key(self.id))
             client.delete(scheduler_key(self.id))
 
 
 def forget_events(entry_id: str) -> None:
-    """Remove the events of an entry that is no more. Raises: BrokerUnavailable."""
-    with broker_errors():
-        clients.client("producer").delete(scheduler_history_key(entry_id))
+    """Remove the history of a deleted entry. Raises: BrokerUnavailable."""
+    client = clients.client("producer")
+    with broker_errors(client):
+        client.delete(scheduler_history_key(entry_id))

@@ -1,6 +1,6 @@
-"""The Lua scripts: one file per operation under `lua/`, sent once, then called by digest.
+"""Run the Lua scripts: one file per operation under `lua/`, sent once, then called by digest.
 
-Other parts keep scripts here too: `gate_*.lua` is the gate's, `lock_*.lua` the coordinator's.
+Other parts keep their scripts here too: `gate_*.lua` are those of the gates, `lock_*.lua` those of the coordinator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .clients import Client, broker_errors
 
 
 class Script(NamedTuple):
-    """A script's text and its SHA-1, by which Redis knows it."""
+    """Hold a script's text, and the SHA-1 by which Redis calls it."""
 
     text: str
     digest: str
@@ -31,13 +31,13 @@ def script(name: str) -> Script:
 
 
 def run(name: str, client: Client, keys: Sequence[str], arguments: Sequence[Any] = ()) -> Any:
-    """Run a script; send its text when the server does not have it (new, restarted, or flushed).
+    """Run a script, and send its text when the server does not have it (new, restarted or flushed).
 
-    keys: of one cluster slot; the first one says which. Returns the reply as it came, text as bytes.
+    keys: all in the cluster slot of the first. Returns the raw reply, text as bytes.
     Raises: BrokerUnavailable.
     """
     text, digest = script(name)
-    with broker_errors():
+    with broker_errors(client):
         try:
             return client.evalsha(digest, len(keys), *keys, *arguments)
         except NoScriptError:

@@ -1,4 +1,4 @@
-"""The startup lock coordinator: which one process of the fleet leads, and which runs a start-up task."""
+"""The startup lock coordinator: it decides which process of the fleet leads and which one runs a start-up task."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Terms of locks: numbers from the database that rise with each holder, so what an older one writes is refused.
+"""Fencing tokens: each leadership term has a higher number, so that writes of an older term are refused.
 
-Redis may forget a lock, and a clock may stand still; the number of the latest term does neither. All of it is on
-the database that `LockTerm` is written to, and protects writes to that database only.
+Redis may forget a lock, and a clock may stand still, but the number of the latest term is in the database. It is in the
+database that `LockTerm` is written to, and protects writes to that database only.
+Source: Kleppmann, How to do distributed locking (fencing tokens).
 """
 
 from __future__ import annotations
@@ -22,38 +23,37 @@ MOST_CHARACTERS = 200
 
 
 def database() -> str:
-    """Return the alias of the database with the terms."""
+    """Return the alias of the database that holds the terms."""
     return str(router.db_for_write(LockTerm))
 
 
 def begin(name: str, holder: str) -> int:
-    """Begin a new term of a lock, which ends the one before it; return its number.
+    """Begin a new term of a lock, which replaces the older one; return its number.
 
-    Waits for a transaction that has fenced the older term. holder: readable text, such as host and pid.
-    Raises: RuntimeError inside a transaction, for a number that is rolled back would be given out twice.
+    Waits for a transaction that has fenced the older term. holder: text for people, such as host and pid.
+    Raises: RuntimeError inside a transaction, because a number that is rolled back would be used twice.
     """
     alias = database()
     rows = LockTerm.objects.using(alias)
     name, holder = _row_name(name), holder[:MOST_CHARACTERS]
     while True:
-        # The first statement is the write: SQLite could not turn a read into one while others write.
+        # The first statement is a write: SQLite cannot upgrade a read transaction while others write.
         with transaction.atomic(using=alias, durable=True):
             if rows.filter(name=name).update(number=F("number") + 1, holder=holder, begun_at=timezone.now()):
                 return rows.values_list("number", flat=True).get(name=name)
-        # Apart from the update: two whose insert was refused would deadlock over the row on MySQL.
+        # In a transaction of its own: on MySQL, two refused inserts would deadlock over the row.
         rows.bulk_create([LockTerm(name=name)], ignore_conflicts=True)
 
 
 def fence(name: str, number: int) -> None:
-    """Prove that a term is current, and keep it so until the transaction ends: a newer one has to wait.
+    """Check that a term is the latest, and make newer terms wait until the transaction finishes.
 
-    Raises: LockLost; TransactionManagementError outside a transaction. Source: Kleppmann, How to do distributed
-    locking (fencing tokens).
+    Raises: LockLost when it is not; TransactionManagementError outside a transaction.
     """
     alias = database()
     if not transaction.get_connection(alias).in_atomic_block:
         raise TransactionManagementError("a term can only be fenced inside transaction.atomic()")
-    # An update that changes nothing locks the row on every database; select_for_update does nothing on SQLite.
+    # An update that changes nothing locks the row on every database; select_for_update has no effect on SQLite.
     rows = LockTerm.objects.using(alias).filter(name=_row_name(name), number=number)
     if not rows.update(holder=F("holder")):
         raise LockLost(name, number)
@@ -61,14 +61,14 @@ def fence(name: str, number: int) -> None:
 
 @contextmanager
 def fenced(name: str, number: int) -> Iterator[None]:
-    """Run the body in a transaction that is fenced. Raises: LockLost, then nothing is written."""
+    """Run the body in a fenced transaction. Raises: LockLost; then nothing is written."""
     with transaction.atomic(using=database()):
         fence(name, number)
         yield
 
 
 def _row_name(name: str) -> str:
-    """Return a name that the column can hold, for any name of a lock."""
+    """Return a name that fits into the column, for any name of a lock."""
     if len(name) <= MOST_CHARACTERS:
         return name
     return name[:135] + "-" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,4 +1,4 @@
-"""A lock that this process holds, and until when it may trust it."""
+"""One hold of a lock by this process, and until when the process may trust it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any
 
 from .lock_files import LockFile
 
-# How much earlier than its TTL a lock is no longer trusted: room for a slow reply and a coarse clock.
+# The last tenth of the TTL is not trusted: a margin for a slow reply and a coarse clock.
 MARGIN_SHARE = 0.1
 
 _serials = itertools.count()
 
 
 def trust_clock() -> float:
-    """Return monotonic seconds that also pass while the machine is suspended, where the system has such."""
+    """Return monotonic seconds that also pass while the machine is suspended, where the system has such a clock."""
     boot_clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot_clock is None else time.clock_gettime(boot_clock)
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """One hold of a lock, from taking it to losing it.
+    """Describe one hold of a lock, from acquiring it to releasing or losing it.
 
-    value: what stands in Redis, "" for a file lock. trusted_until, renew_at: seconds of the clock; no end for a file
-    lock. term: None until somebody asks for it. serial: tells a hold from the next one of the same lock.
+    value: the value in Redis, "" for a file lock. trusted_until, renew_at: seconds of the clock, infinite for a file
+    lock. term: None until it is first asked for. serial: distinguishes this hold from the next one of the same lock.
     """
 
     file: LockFile | None
@@ -40,8 +40,8 @@ class Hold:
     term: int | None = None
     serial: int = field(default_factory=_serials.__next__)
 
-    def since(self, before: float, ttl: float) -> Hold:
-        """Return the same hold, confirmed by Redis, which was asked at `before`."""
+    def renewed(self, before: float, ttl: float) -> Hold:
+        """Return this hold as Redis has confirmed it. before: clock time before the call."""
         trusted_until = before + ttl * (1 - MARGIN_SHARE)
         return replace(self, ttl_seconds=ttl, trusted_until=trusted_until, renew_at=before + ttl / 3)
 
@@ -52,24 +52,24 @@ def key_of(name: str) -> str:
 
 
 def text_of(reply: Any) -> str:
-    """Read a reply of a client with or without `decode_responses`."""
+    """Return a reply as text, from a client with or without `decode_responses`."""
     return reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
 
 
-# Holds whose coordinator is gone though its process lives, with its clock.
+# Holds of garbage-collected coordinators, with their clocks.
 _orphans: list[tuple[Callable[[], float], Hold]] = []
 
 
-def orphan(holds: Mapping[str, Hold], clock: Callable[[], float]) -> None:
-    """Keep the files of a coordinator that was dropped without a release: its locks last until their time."""
+def keep_orphans(holds: Mapping[str, Hold], clock: Callable[[], float]) -> None:
+    """Keep the files of a garbage-collected coordinator, so that its locks last until they expire."""
     _orphans.extend((clock, hold) for hold in holds.values() if hold.file is not None)
 
 
-def let_go_of_orphans() -> None:
-    """Unlock the files of those whose time is over; nobody else would."""
+def unlock_orphans() -> None:
+    """Unlock the files of garbage-collected coordinators whose locks have expired."""
     for entry in list(_orphans):
         clock, hold = entry
         if hold.file is not None and clock() >= hold.trusted_until:
             hold.file.unlock()
-            with suppress(ValueError):  # Another thread was quicker.
+            with suppress(ValueError):  # Another thread has removed it.
                 _orphans.remove(entry)

@@ -1,7 +1,8 @@
-"""The lock file: locked as long as its descriptor is kept, never unlinked, signed by who had it last.
+"""Lock files: locked while their descriptor is open, never unlinked, signed by the last process that locked them.
 
-By flock, which closing the same file elsewhere does not undo. Beside it stands until when its owner may trust the
-lock, for those who find the file locked: its owner may be stopped. Knows nothing of Redis.
+They use flock, which is not released when another descriptor of the same file is closed. A second file beside it says
+until when the owner trusts its lock, for a process that finds the file locked: the owner may be stopped.
+Must not know Redis.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ except ImportError:  # pragma: no cover - Windows
 
 logger = logging.getLogger("django_asyncq.leadership.coordinator")
 
-# Times a lock file is opened again because it was replaced between opening and locking it.
-TRIES = 3
+# How often a lock file is opened, when another program replaces it between opening and locking.
+OPEN_ATTEMPTS = 3
 UNSAFE_IN_FILE_NAME = re.compile(r"[^A-Za-z0-9_.-]")
-# Longer than any owner's value: host names have 64 bytes at most.
+# More than any owner's value: host names have at most 64 bytes.
 MOST_BYTES = 4096
-# Longer than any token and time: a newer line covers the older one.
-PROMISE_BYTES = 96
+# More than any token and time, so that a newer line overwrites all of the older one.
+TRUST_LINE_BYTES = 96
 
-# What a child of a fork must close. The guard keeps a fork out while a file is open and not yet listed.
+# The files that a forked child must close. The guard prevents a fork while a file is open and not yet listed.
 _open_files: set[LockFile] = set()
 _guard = threading.RLock()
 
 
 class LockFile:
-    """A lock file: open, locked once `lock` has returned it.
+    """An open lock file; `LockFolder.lock` returns it locked.
 
-    inode: device and number. former_token, former_written: who had signed it, and its `st_ctime_ns` then.
-    written: the same after this owner's signature; "" when it could not be written.
+    inode: device and number. former_token, former_written: token of the owner that had signed it, and the file's
+    `st_ctime_ns` then. written: `st_ctime_ns` after this owner's signature, "" when it could not be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +56,7 @@ class LockFile:
         self.former_token = self.former_written = self.written = ""
 
     def sign(self, owner: Owner) -> None:
-        """Read who signed the locked file, then sign it, unless the signature is this owner's: its time must stay."""
+        """Read the signature in the locked file, then sign it; this owner's own signature keeps its time."""
         before = os.fstat(self.descriptor)
         line = os.pread(self.descriptor, MOST_BYTES, 0).decode("utf-8", "replace").partition("\n")[0]
         former = Owner.read(line)
@@ -70,16 +71,16 @@ class LockFile:
             os.ftruncate(self.descriptor, len(content))
             self.written = str(os.fstat(self.descriptor).st_ctime_ns)
         except OSError:
-            self.written = ""  # A full disk: locked it is all the same, only nobody can prove this owner dead.
+            self.written = ""  # A full disk: the file is locked all the same, but this owner cannot be proved dead.
 
-    def promise(self, owner: Owner, until: float) -> None:
-        """Tell others that the lock is not trusted any more from then on. until: seconds since boot, or inf.
+    def publish_trust(self, owner: Owner, until: float) -> None:
+        """Write until when this owner may trust its lock, for other processes. until: seconds since boot, or inf.
 
-        Never sooner than it ends to be trusted. Not in the lock file, whose time must stay. With one write over the
-        older one: who is stopped at any moment leaves one of the two, and nobody ever finds none.
+        It may be later than the real time, never sooner. It is not in the lock file, whose time must stay. One write
+        overwrites the older line: a process that is stopped at any moment leaves one of the two.
         """
-        line = f"{owner.token} {until}".ljust(PROMISE_BYTES - 1) + "\n"
-        with suppress(OSError):  # An older promise stays; then Redis alone says whether the lock is free.
+        line = f"{owner.token} {until}".ljust(TRUST_LINE_BYTES - 1) + "\n"
+        with suppress(OSError):  # The older line stays; then Redis alone decides whether the lock is free.
             descriptor = os.open(_beside(self.path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             try:
                 os.pwrite(descriptor, line.encode(), 0)
@@ -87,18 +88,18 @@ class LockFile:
                 os.close(descriptor)
 
     def unlock(self) -> None:
-        """Give it back, once; the next call does nothing.
+        """Unlock and close it; a second call does nothing.
 
-        Not by closing alone: a process forked behind Python's back may have the file open too.
+        Closing alone is not enough: a child that was forked without Python's fork hooks has the file open too.
         """
         with _guard:
             if self in _open_files:
                 with suppress(OSError):
                     fcntl.flock(self.descriptor, fcntl.LOCK_UN)
-                self.leave()
+                self.close()
 
-    def leave(self) -> None:
-        """Close it without unlocking, in the child of a fork: it stays locked by the parent."""
+    def close(self) -> None:
+        """Close it without unlocking it, in a forked child: the parent keeps it locked."""
         with _guard:
             if self in _open_files:
                 _open_files.remove(self)
@@ -106,7 +107,7 @@ class LockFile:
 
 
 class LockFolder:
-    """The folder of the lock files; made when it is first needed. given: default the setting, read then."""
+    """The folder of the lock files, made when it is first needed. given: default the setting, read at the first use."""
 
     def __init__(self, given: str | Path | None) -> None:
         self._given = given
@@ -114,21 +115,21 @@ class LockFolder:
 
     @property
     def path(self) -> Path:
-        """The folder, absolute from the first use on: a process may change its own."""
+        """The folder; absolute from the first use on, because a process may change its working directory."""
         self._given = Path(self._given or conf.current().task_lock_dir).absolute()
         return self._given
 
     def lock(self, name: str, owner: Owner) -> LockFile:
         """Lock and sign the file of a lock.
 
-        If something else has replaced the file, the one locked is given up for the one there.
-        Raises: BlockingIOError when somebody else has it; OSError when it cannot be used.
+        If another program has replaced the file meanwhile, lock the new one instead.
+        Raises: BlockingIOError when another process has locked it; OSError when it cannot be used.
         """
         if fcntl is None:
             raise OSError("this platform does not support file locks (it has no fcntl)")
         path = self._file(name)
         _make_folder(path.parent)
-        for _ in range(TRIES):
+        for _ in range(OPEN_ATTEMPTS):
             file = LockFile(path)
             try:
                 fcntl.flock(file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,38 +140,41 @@ class LockFolder:
                 file.unlock()
                 raise
             file.unlock()
-        raise BlockingIOError(f"{path} is being replaced all the time")
+        raise BlockingIOError(f"{path} was replaced {OPEN_ATTEMPTS} times while it was being locked")
 
     def lock_if_usable(self, name: str, owner: Owner) -> LockFile | None:
-        """The same, but None where the folder cannot be used, which is told once. Raises: BlockingIOError."""
+        """Lock and sign as `lock` does; return None when the folder is unusable, and log that once.
+
+        Raises: BlockingIOError.
+        """
         try:
             file = self.lock(name, owner)
         except BlockingIOError:
             raise
         except OSError as error:
             if not self._is_unusable:
-                logger.warning("lock folder %s cannot be used (%s): locks are Redis's alone", self.path, error)
+                logger.warning("lock folder %s cannot be used (%s): locks are in Redis only", self.path, error)
             self._is_unusable = True
             return None
         self._is_unusable = False
         return file
 
-    def promised_until(self, name: str, asker: Owner) -> float:
-        """Return until when whoever has a file locked may trust its lock, in seconds since boot; inf in doubt."""
+    def trusted_until(self, name: str, asker: Owner) -> float:
+        """Return until when the process that has locked a file may trust its lock: seconds since boot; inf in doubt."""
         path = self._file(name)
         try:
             signer = Owner.read(path.read_text(errors="replace").partition("\n")[0])
             token, until = _beside(path).read_text(errors="replace").split()
-            is_said = signer is not None and token == signer.token and signer.shares_kernel(asker)
-            return float(until) if is_said else math.inf
+            is_valid = signer is not None and token == signer.token and signer.shares_kernel(asker)
+            return float(until) if is_valid else math.inf
         except (OSError, ValueError):
             return math.inf
 
-    def neither(self, error: OSError) -> BrokerUnavailable:
-        """Return the error for a lock that neither Redis nor this folder can keep."""
+    def unusable_error(self, error: OSError) -> BrokerUnavailable:
+        """Return the error for a lock that can be neither in Redis nor in this folder."""
         return BrokerUnavailable(
-            f"Redis was away at start, and the lock folder {self.path} cannot be used ({error}): "
-            f"start Redis before the workers, or set TASK_LOCK_DIR to a folder they may write"
+            f"Redis was unreachable at start, and the lock folder {self.path} cannot be used ({error}): "
+            f"start Redis before the workers, or set TASK_LOCK_DIR to a folder they can write to"
         )
 
     def _file(self, name: str) -> Path:
@@ -182,7 +186,7 @@ def _beside(path: Path) -> Path:
 
 
 def file_name(name: str) -> str:
-    """Return a file name for any lock name; a digest keeps `a/b` and `a_b` apart."""
+    """Return a file name for any lock name; a digest makes those of `a/b` and `a_b` different."""
     safe = UNSAFE_IN_FILE_NAME.sub("_", name)[:100]
     if safe != name:
         safe += "-" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -190,7 +194,7 @@ def file_name(name: str) -> str:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder; one that was not there is kept out of version control."""
+    """Make the folder; keep a new one out of version control."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -211,9 +215,9 @@ def _after_fork_in_child() -> None:
     global _guard
     _guard = threading.RLock()
     for file in list(_open_files):
-        file.leave()
+        file.close()
 
 
 if hasattr(os, "register_at_fork"):
-    # A child that keeps the descriptor of a lock file would keep the lock after its parent was killed.
+    # A child that kept the descriptor of a lock file would keep the lock after its parent was killed.
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

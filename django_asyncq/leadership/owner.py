@@ -1,4 +1,4 @@
-"""Who holds a lock, as its value says. Decides nothing: what proves an owner dead is the coordinator's matter."""
+"""The owner of a lock, as its value describes it. Decides nothing: the coordinator judges whether an owner is dead."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Owner(NamedTuple):
-    """Who holds a lock, as written into its value: `token|boot id|written|host|pid`.
+    """Describe the owner of a lock. The value of the lock is `token|boot id|written|host|pid`.
 
-    token: of one coordinator object. boot: names the running kernel, "" where none can be had. written:
-    `st_ctime_ns` of the lock file after the token was written into it, "" for a lock without one. host, pid: for
-    people only.
+    token: identifies one coordinator object. boot: identifies the running kernel, "" where there is no boot id.
+    written: `st_ctime_ns` of the lock file after the owner signed it, "" without a file. host, pid: for people only.
     """
 
     token: str
@@ -29,24 +28,24 @@ class Owner(NamedTuple):
 
     @classmethod
     def of_this_process(cls) -> Owner:
-        """Return this process as an owner, under a token of its own."""
+        """Return this process as an owner with a new token."""
         return cls(uuid.uuid4().hex, _boot_id(), "", socket.gethostname().replace("|", "_"), os.getpid())
 
     @classmethod
     def read(cls, value: str) -> Owner | None:
-        """Read a lock's value; None for one that another program wrote."""
+        """Read a lock's value; return None for a value that another program wrote."""
         parts = value.split("|")
         if len(parts) != 5 or not re.fullmatch(r"[0-9]*", parts[2]) or not re.fullmatch(r"[0-9]{1,10}", parts[4]):
             return None
         return cls(parts[0], parts[1], parts[2], parts[3], int(parts[4]))
 
     def value(self) -> str:
-        """Return what is written into the lock."""
+        """Return the value that is written into the lock."""
         return "|".join(str(part) for part in self)
 
     def shares_kernel(self, other: Owner) -> bool:
-        """Whether both run under one kernel, which is what keeps file locks; in doubt, no."""
-        # Linux without a boot id is a sandbox that may keep file locks to itself. Elsewhere there is none to compare.
+        """Return whether both run under one kernel, which manages the file locks; in doubt, False."""
+        # Linux without a boot id is a sandbox, which may have its own file locks. Other systems have no boot id.
         return self.boot == other.boot and (bool(self.boot) or not sys.platform.startswith("linux"))
 
 

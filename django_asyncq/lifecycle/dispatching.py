@@ -84,8 +84,8 @@ def _make_pending(broker: Broker, queue: str, records: list[TaskRecord], *, agai
     entries = [_entry(record, again=again, confirmed=confirmed) for record in records]
     words = broker.enqueue(queue, entries, again=again)
     pushed = words.count("queued")
-    if "slotless" in words:
-        kept = _confirmed([record for record, word in zip(records, words, strict=True) if word == "slotless"])
+    if "no_slot" in words:
+        kept = _confirmed([record for record, word in zip(records, words, strict=True) if word == "no_slot"])
         pushed += _make_pending(broker, queue, kept, again=again, confirmed=True) if kept else 0
     return pushed
 

@@ -51,7 +51,7 @@ def enqueue(
     Raises: EnqueueRefused, and what receivers veto with: nothing was written. django.db.Error when the INSERT fails.
     """
     refused = ask(records, None, partial=partial)
-    failpoints.reach("enqueue.slot_taken")
+    failpoints.reach("enqueue.slot_acquired")
     admitted = [record for record in records if record.id not in refused] if refused else list(records)
     if not admitted:
         return []

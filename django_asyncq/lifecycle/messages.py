@@ -6,7 +6,7 @@ import math
 import time
 
 from ..broker import Entry, GateKeys
-from ..broker.message import Envelope, TaskMessage
+from ..broker.message import MessageTemplate, TaskMessage
 from ..definitions.payload import json_bytes
 from ..models import TaskRecord
 
@@ -17,7 +17,7 @@ def message_of(record: TaskRecord) -> bytes:
     payload = json_bytes({"args": record.args, "kwargs": record.kwargs})
     timeout = math.ceil(record.timeout_seconds or 0)
     if not record.attempt and not record.errors:
-        return Envelope.of(record.name, record.queue_name, most_retries, timeout).around(payload, str(record.id))
+        return MessageTemplate.of(record.name, record.queue_name, most_retries, timeout).encode(payload, str(record.id))
     last_error = record.errors[-1] if record.errors else None
     failed_at = record.last_attempted_at if last_error else None
     return TaskMessage(

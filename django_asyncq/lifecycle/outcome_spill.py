@@ -95,7 +95,7 @@ def spill_outcomes(broker: Broker, worker_id: str, runs: Sequence[Run]) -> int:
             if run.record.id in ids
         ]
         spilled += broker.spill_outcomes(queue, worker_id, items).count("spilled")
-        failpoints.reach("spill.outcome_left")
+        failpoints.reach("spill.queue_spilled")
     return spilled
 
 

@@ -138,7 +138,7 @@ class PushBatcher:
             self._changed.notify_all()
 
     def _push(self, records: list[TaskRecord]) -> None:
-        failpoints.reach("batch.taken")
+        failpoints.reach("push_batch.collected")
         try:
             dispatch(records)
         except Exception:

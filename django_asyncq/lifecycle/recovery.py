@@ -109,7 +109,7 @@ def _update_redis(
         broker.retry(queue, worker_id, items)
     if final := [record for record in failed.values() if record.retry_at is None]:
         broker.archive(queue, worker_id, [(leases[str(record.id)], message_of(record)) for record in final])
-    failpoints.reach("recover.redis_told")
+    failpoints.reach("recover.redis_updated")
     announce([record for record in records if record.state == TaskState.QUEUED], TaskState.RUNNING, TaskState.QUEUED)
     announce(list(failed.values()), TaskState.RUNNING, TaskState.FAILED)
     return words.count("requeued")

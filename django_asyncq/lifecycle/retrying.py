@@ -57,7 +57,7 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         rows = TaskRecord.objects.using(database).select_for_update().filter(id__in=ids, state=TaskState.FAILED)
         records = list(rows if by_person else rows.filter(retry_at__isnull=False))
         refused = ask(records, TaskState.FAILED, partial=True, timed=not by_person) if records else set()
-        failpoints.reach("retry.slot_taken")
+        failpoints.reach("retry.slot_acquired")
         admitted = [record for record in records if record.id not in refused]
         changes: dict[str, Any] = {"state": TaskState.QUEUED, "retry_at": None, "finished_at": None, "run_after": None}
         if by_person:

@@ -202,7 +202,7 @@ def mark_running(runs: Sequence[Run]) -> list[Run]:
     If we die in between, the row is RUNNING without a lease, and the reconciler requeues the task.
     """
     lost = record_runs(runs)
-    failpoints.reach("mark.row_written")
+    failpoints.reach("mark_running.row_written")
     for run in runs:
         run.written = True
     announce([run.record for run in runs if run not in lost], TaskState.QUEUED, TaskState.RUNNING)
@@ -260,7 +260,7 @@ def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Seque
         final = [run for run in of if run.record.state == TaskState.FAILED and run.record.retry_at is None]
         if final:
             broker.archive(queue, worker_id, [(run.lease, message_of(run.record)) for run in final])
-        failpoints.reach("acknowledge.queue_told")
+        failpoints.reach("acknowledge.queue_acknowledged")
 
 
 def _retry_item(run: Run) -> tuple[Lease, bytes, int]:

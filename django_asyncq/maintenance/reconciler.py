@@ -42,7 +42,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from .. import conf, failpoints, gates, lifecycle
-from ..broker import Broker, Expired, Lease, Pulse
+from ..broker import Broker, Expired, Lease, Reachability
 from ..broker.inspection import EntryState, Inspection, Page
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..lifecycle.messages import entry_of, later_fence
@@ -97,7 +97,7 @@ class Reconciler:
         self._stranded: set[UUID] = set()
         self._is_dry_run = False
         # Read at the start of a round, and used by its first repair.
-        self._pulse: Pulse | None = None
+        self._reachability: Reachability | None = None
         self._quick_at = 0.0
         self._sweep_at = 0.0
         # The sweep that the last round left unfinished.
@@ -134,16 +134,16 @@ class Reconciler:
 
     def _notice_lost_memory(self, outage_seconds: float) -> bool:
         """Start over when Redis has lost its memory since the last round; return whether it has only just come back."""
-        self._pulse = self.broker.pulse(outage_seconds)
-        is_new = self._pulse.alive_since is None
+        self._reachability = self.broker.reachability(outage_seconds)
+        is_new = self._reachability.alive_since is None
         if is_new:
             # Before the rebuild: tasks enqueued from now on are pushed by their own process.
             self.broker.mark_alive()
             failpoints.reach("reconcile.marked_alive")
-        if is_new or self._pulse.alive_since != self._alive_since:
+        if is_new or self._reachability.alive_since != self._alive_since:
             # Earlier findings are void. If another process has marked Redis, its rebuild may not have finished.
             self.current_sweep, self._sweep_at, self._unmatched_slots, self._has_checked_all = None, 0.0, {}, False
-            self._alive_since = self.broker.is_alive() if is_new else self._pulse.alive_since
+            self._alive_since = self.broker.alive_since() if is_new else self._reachability.alive_since
         return is_new
 
     def _continue_sweep(self, sweep: Sweep, now: float, seconds: float) -> Repairs:
@@ -237,8 +237,8 @@ class Reconciler:
         Does nothing shortly after an outage of Redis: supervisors renew the leases that expired during it.
         """
         settings = conf.current()
-        pulse, self._pulse = self._pulse or self.broker.pulse(settings.outage_seconds), None
-        if pulse.in_reach_seconds < settings.quiet_seconds:
+        reachability, self._reachability = self._reachability or self.broker.reachability(settings.outage_seconds), None
+        if reachability.reachable_seconds < settings.quiet_seconds:
             return 0
         recovered = 0
         for queue in self.broker.known_queues():
@@ -247,7 +247,7 @@ class Reconciler:
             while (found := self.broker.expired(queue)) and found != previous:
                 recovered += self._recover_leases(queue, found)
                 previous = found
-        failpoints.reach("reconcile.leases_mended")
+        failpoints.reach("reconcile.leases_recovered")
         return recovered
 
     def _recover_leases(self, queue: str, found: Iterable[Expired]) -> int:
@@ -270,7 +270,7 @@ class Reconciler:
 
     def _repair_page(self, queue: str, page: Page) -> Repairs:
         strays = [task.id for task in page.tasks if not task.state]
-        dropped = self.inspection.drop_strays(queue, page.place, strays) if strays else 0
+        dropped = self.inspection.remove_dangling(queue, page.place, strays) if strays else 0
         if page.place == "active":
             claimed = [task.id for task in page.tasks if task.state == "active" and task.fence]
             return Repairs(strays=dropped, leased=self._grant_leases(queue, claimed))
@@ -287,7 +287,7 @@ class Reconciler:
         ids = {str(id) for id in finished.values_list("id", flat=True)}
         if not ids:
             return 0
-        return self.inspection.discard(queue, [task for task in tasks if task.id in ids])
+        return self.inspection.remove_waiting(queue, [task for task in tasks if task.id in ids])
 
     def _rows_of(self, queue: str, ids: Iterable[str]) -> QuerySet[TaskRecord]:
         return TaskRecord.objects.filter(id__in=list(map(UUID, filter(is_row_id, ids))), queue_name=queue)
@@ -299,7 +299,9 @@ class Reconciler:
                 yield Repairs(released=sum(self.inspection.prune_held(queue, worker) for worker in workers))
             for queue, ids in found.tasks.items():
                 misplaced = self.inspection.misplaced(queue, ids)
-                known = self._rows_of(queue, misplaced.astray).values_list("id", flat=True) if misplaced.astray else []
+                known = (
+                    self._rows_of(queue, misplaced.orphans).values_list("id", flat=True) if misplaced.orphans else []
+                )
                 orphans = self.inspection.repair_orphans(queue, [str(id) for id in known])
                 yield Repairs(orphans=orphans, leased=self._grant_leases(queue, misplaced.leaseless))
 
@@ -361,7 +363,7 @@ class Reconciler:
 
         Either Redis does not know them, or the recoverer of a Go server has set them aside.
         """
-        alive_since = self.broker.is_alive()
+        alive_since = self.broker.alive_since()
         settings = conf.current()
         quiet = settings.lease_seconds + 2 * settings.beat_seconds
         if alive_since is None or time.time() - alive_since < quiet:
@@ -393,7 +395,7 @@ class Reconciler:
             matching = list(rows.filter(id__in=list(found)).order_by("id")) if found else []
             yield [RowAndEntry(row, found[str(row.id)]) for row in matching]
             if matching:
-                failpoints.reach("reconcile.page_mended")
+                failpoints.reach("reconcile.page_repaired")
             self.on_page(len(checked))
 
     # --- gates

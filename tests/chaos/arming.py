@@ -1,7 +1,7 @@
-"""Failpoints armed while a process runs, so that a kill at one costs no start of a fleet.
+"""Arm failpoints while a process runs, so that a kill does not cost the start of a fleet.
 
-The rig writes a file for each role; every process of that role reads it some times a second. All share one mark, so
-only the first that comes to the point dies there. What they then run is `django_asyncq.failpoints`, as with a variable.
+The rig writes a file for each role; every process of that role reads it some 30 times a second. All share one mark, so
+only the first process that reaches the point dies there.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from django_asyncq import failpoints
+from django_asyncq.testing import KillAt
 
 VARIABLE = "ASYNCQ_CHAOS_ARMS"
 LOOK_SECONDS = 0.03
@@ -20,7 +21,7 @@ ROLES = ("worker", "supervisor")
 
 
 class Arms:
-    """The rig's side: at most one point is armed for a role at a time."""
+    """Arm at most one point for each role at a time; the rig's side."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,18 +36,18 @@ class Arms:
         return mark
 
     def disarm(self, role: str) -> None:
-        """Let the others pass."""
+        """Disarm all processes of a role."""
         self._write(role, "\n")
 
     def _write(self, role: str, text: str) -> None:
-        # By a renaming, so that nobody reads half of it.
+        # Renamed into place, so that no process reads half of it.
         fresh = self.folder / f"{role}.new"
         fresh.write_text(text)
         fresh.rename(self.folder / role)
 
 
 def victim_of(mark: Path) -> int | None:
-    """Return the pid of who died at the point, if somebody has."""
+    """Return the pid of the process that died at the point; None when none has."""
     with suppress(FileNotFoundError):
         words = mark.read_text().split()
         return int(words[0]) if len(words) == 2 else None
@@ -54,7 +55,7 @@ def victim_of(mark: Path) -> int | None:
 
 
 def watch(folder: str) -> None:
-    """Arm this process as its role's file says, from now on. Called once, at import of the tasks."""
+    """Keep this process armed as its role's file says. Called once, when the tasks are imported."""
     role = ROLES[multiprocessing.parent_process() is None]
     path, known = Path(folder) / role, [""]
 
@@ -64,7 +65,7 @@ def watch(folder: str) -> None:
             if text != known[0]:
                 known[0] = text
                 point, _, mark = text.partition("\n")
-                failpoints.reach = failpoints.read(point, mark)
+                failpoints.arm(KillAt.parse(point, mark)) if point else failpoints.disarm()
 
     def keep_looking() -> None:
         while True:

@@ -16,6 +16,7 @@ from django.db import connections, transaction
 from django_asyncq import GateUnavailable, QueueFull, failpoints, gates
 from django_asyncq.broker import clients
 from django_asyncq.models import TaskRecord
+from django_asyncq.testing import KillAt
 from tests.tasks import note
 
 from . import tasks
@@ -70,12 +71,12 @@ def delete(name: str, chance: random.Random) -> None:
 Scene = Callable[[str, random.Random], None]
 SCENES: dict[str, Scene] = {
     "build.gate_built": two_queues,
-    "enqueue.slot_taken": two_queues,
+    "enqueue.slot_acquired": two_queues,
     "enqueue.row_inserted": two_queues,
     "enqueue.committed": two_queues,
     "dispatch.slots_confirmed": for_later,
     "dispatch.queue_pushed": two_queues,
-    "batch.taken": one_after_the_other,
+    "push_batch.collected": one_after_the_other,
     "enqueue.pushed": two_queues,
     "broker.batch_sent": many,
     "park.row_written": lose_the_slot,
@@ -104,7 +105,7 @@ def doomed(times: str, pause_ms: str, seed: str) -> None:
 
 def _die_at(point: str, nth: int, name: str, chance: random.Random) -> None:
     clients.reset_clients()
-    failpoints.reach = failpoints.read(f"{point}:{nth}")
+    failpoints.arm(KillAt(point, nth))
     try:
         for turn in range(TRIES):
             # A gate that is new each time is built each time.

@@ -81,6 +81,7 @@ def no_gate_rebuild() -> None:
     """A gate that was never built since Redis lost its memory admits."""
     _cut_scripts("no-gate-rebuild")
     from django_asyncq.gates.slots import Drift
+
     from django_asyncq.maintenance.reconciler import Reconciler
 
     Reconciler.audit_gates = lambda self, names: Drift(0, 0)  # type: ignore[method-assign]

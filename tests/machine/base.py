@@ -1,4 +1,4 @@
-"""What all rules need: the stores at their beginning, what there is to choose from, and a process that dies."""
+"""What all rules need: both stores at the start, the choices there are, and a process that dies."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from . import stores
 from .model import Model
 from .values import FAILED, GATE, QUEUED, QUEUES, Held
 
-# Few tasks meet often: most guards are about two who want the same one.
+# With few tasks, two processes often want the same one: most guards are about that.
 MOST_LIVE = 5
 LIKELY_QUEUES = ("one", "one", "one", "two")
 LONG = timedelta(hours=2)
-# A second call of these answers something else by their nature: they take, or list and clean up.
+# A second call of these returns something else by nature: they dequeue, or they list and clean up.
 NOT_REPEATABLE = {"dequeue", "expired"}
 
 
@@ -44,17 +44,17 @@ class Hand:
     lost: bool = False
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """How Hypothesis prints it in a failing sequence."""
+        """Print it as Hypothesis does in a failing sequence."""
         printer.text(self.label)
 
 
 def one_of(attribute: str) -> st.SearchStrategy[Any]:
-    """Choose among what the machine has at this moment."""
+    """Choose among what the machine has now."""
     return st.runner().flatmap(lambda machine: st.sampled_from(getattr(machine, attribute)))
 
 
 def seldom(function: Any) -> Any:
-    """Offer a rule at each third step only: what the world does must not crowd out what workers do."""
+    """Offer a rule at every third step only, so that faults do not crowd out what workers do."""
     return precondition(lambda machine: machine.steps % 3 == 0)(function)
 
 
@@ -98,7 +98,7 @@ class Base(RuleBasedStateMachine):
             patch.start()
 
     def _later(self, record: TaskRecord) -> int:
-        """In place of the clock's, for two calls within a millisecond are none in the life of a queue."""
+        """Replace the clock: in the life of a queue no two calls come within a microsecond, here they could."""
         return max(self.model.later, record.fence + 1)
 
     def _run_script(self, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,18 +109,18 @@ class Base(RuleBasedStateMachine):
         return run
 
     def remember(self) -> None:
-        """Redis has its memory, and has had it for long."""
+        """Make Redis remember everything, since long ago."""
         stores.client().sadd(queues_key(), *QUEUES)
         stores.client().set(alive_key(), 1)
         self.model.alive = "long"
 
     def answer(self, got: Any, wanted: Any) -> None:
-        """Compare an answer; the second of two calls may count differently."""
+        """Compare a result; the second of two calls may count differently."""
         assert self.twice or got == wanted, f"answered {got}, the model says {wanted}"
 
     @contextmanager
     def dies_before(self, module: Any, name: str, *, dies: bool) -> Iterator[None]:
-        """Let the process end when it comes to this call."""
+        """Let the process die when it comes to this call."""
         if not dies:
             yield
             return
@@ -140,12 +140,15 @@ class Base(RuleBasedStateMachine):
         return sorted(name for name, row in self.model.rows.items() if row.state == QUEUED)
 
     @property
-    def takeable(self) -> list[str]:
+    def claimable(self) -> list[str]:
         return sorted({e.queue for e in self.model.entries.values() if e.place in ("pending", "priority")})
 
     @property
     def movable(self) -> list[str]:
-        """Queues whose `BLMOVE` ends. One id is aside at a time: of two the older might be the one that came back."""
+        """Queues whose `BLMOVE` returns an id.
+
+        One id is aside at a time: of two, the older might be the one that came back.
+        """
         if any(self.model.moved.values()):
             return []
         return sorted(queue for queue, names in self.model.pending.items() if names)
@@ -183,12 +186,12 @@ class Base(RuleBasedStateMachine):
         ]
 
     @property
-    def late_hands(self) -> list[Hand]:
+    def unannounced_hands(self) -> list[Hand]:
         return hands_of(self, "recorded", "acknowledged")
 
     @property
-    def left(self) -> list[str]:
-        """Those of which an outcome waits in Redis where somebody will find it."""
+    def spilled(self) -> list[str]:
+        """Tasks with an outcome in Redis, where a process will find it."""
         entries = self.model.entries.items()
         return sorted(n for n, e in entries if e.outcome and e.place in ("active", "pending", "priority"))
 

@@ -10,12 +10,12 @@ from .values import QUEUES, WAITING, WORKERS, Entry, Handoff, Outcome, Row
 
 @dataclass
 class Entries:
-    """Redis, and the rows that its calls are made from. members: id → is its slot provisional.
+    """Redis, and the rows that its calls are made from. members: id → whether its slot is provisional.
 
-    pending: from left to right; an id that stands twice is there twice, and may be there when it waits no more.
-    standby: worker → what Redis has noted of one that stands by. moved: what `BLMOVE` has moved aside for a worker.
-    retaken: id → fence of the last run that may no more give the slot back. alive: "" after Redis was
-    emptied, "just", "long". calls: how many have made tasks pending; what one call made is equally old.
+    pending: from left to right; an id may be there twice, and may stay when it waits no more. standby: worker → its
+    handoff. moved: what `BLMOVE` has moved aside for a worker. retaken: id → fence of the last run that may no longer
+    release the slot. alive: "" after Redis was emptied, "just", "long". calls: how many calls have made tasks pending;
+    tasks of one call have the same age.
     """
 
     rows: dict[str, Row] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Entries:
 
     def _activate(self, name: str, worker: str) -> int:
         entry = self.entries[name]
-        entry.place, entry.worker, entry.lapsed, entry.due, entry.since = "active", worker, False, "", 0
+        entry.place, entry.worker, entry.expired, entry.due, entry.since = "active", worker, False, "", 0
         entry.fence += 1
         self.held.setdefault((entry.queue, worker), {})[name] = entry.fence
         return entry.fence
@@ -87,12 +87,12 @@ class Entries:
     # --- standing by
 
     def is_aside(self, name: str) -> bool:
-        """Whether it was moved aside, and stands nowhere else."""
+        """Whether it was moved aside, and is in no other list."""
         entry = self.entries[name]
         return entry.place == "pending" and name not in self.pending[entry.queue]
 
     def move(self, queue: str, worker: str) -> None:
-        """`BLMOVE` ends: the next of `pending` goes aside."""
+        """`BLMOVE` returns: the next of `pending` goes aside."""
         self.moved.setdefault((queue, worker), []).insert(0, self.pending[queue].pop())
 
     def hand(self, queue: str, worker: str) -> list[tuple[str, int]] | None:
@@ -123,33 +123,33 @@ class Entries:
         return stood_by
 
     def repair_orphans(self, queue: str) -> int:
-        """What is aside goes back before all others, where its row is known, and its turn has come."""
+        """An id that was moved aside goes back before all others, if it has a row and is late."""
         aside = sorted(n for n, e in self.entries.items() if e.queue == queue and self.is_aside(n))
-        found = [name for name in aside if name in self.rows and self._misses_its_turn(name)]
+        found = [name for name in aside if name in self.rows and self._is_late(name)]
         self.pending[queue] += found
         return len(found)
 
-    def _misses_its_turn(self, name: str) -> bool:
+    def _is_late(self, name: str) -> bool:
         """Whether Redis sees that it has waited for longer than the next that is left."""
-        entry, turn = self.entries[name], 0
+        entry, oldest = self.entries[name], 0
         for id in self.pending[entry.queue][-10:]:
-            turn = (self.entries[id].since if id in self.entries else 0) or turn
-        return not self.pending[entry.queue] or entry.since == 0 or entry.since < turn
+            oldest = (self.entries[id].since if id in self.entries else 0) or oldest
+        return not self.pending[entry.queue] or entry.since == 0 or entry.since < oldest
 
-    def drop_strays(self, queue: str) -> int:
-        strays = {name for name in self.pending[queue] if name not in self.entries}
+    def remove_dangling(self, queue: str) -> int:
+        dangling = {name for name in self.pending[queue] if name not in self.entries}
         self.pending[queue] = [name for name in self.pending[queue] if name in self.entries]
-        return len(strays)
+        return len(dangling)
 
     # --- what is held
 
     def holds(self, name: str, fence: int) -> bool:
-        """The guard of every script that ends a run."""
+        """The guard of every script that finishes a run."""
         entry = self.entries.get(name)
         return entry is not None and entry.place == "active" and entry.fence == fence
 
     def listed(self, queue: str, worker: str) -> dict[str, int]:
-        """What a worker holds, but for what another run has or is about to have."""
+        """What a worker holds, except what another run has or is about to have."""
         mine = self.held.get((queue, worker), {}).items()
         return {n: f for n, f in mine if n not in self.entries or self._is_of(n, f, worker)}
 
@@ -157,13 +157,13 @@ class Entries:
         return self.holds(name, fence) and self.entries[name].worker == worker
 
     def release(self, queue: str, name: str, worker: str, fence: int) -> Entry | None:
-        """Take a run out of active, lease and held; None when it is stale or gone."""
+        """Remove a run from active, lease and held; None when it is stale or missing."""
         if self.holds(name, fence) or name not in self.entries:
             self.held.get((queue, worker), {}).pop(name, None)
         if not self.holds(name, fence):
             return None
         entry = self.entries[name]
-        entry.worker, entry.lapsed = "", False
+        entry.worker, entry.expired = "", False
         return entry
 
     def count(self, queue: str, *, failed: bool) -> None:
@@ -187,7 +187,7 @@ class Entries:
             self.count(queue, failed=True)
 
     def requeue(self, queue: str, names: Sequence[tuple[str, int]], worker: str, *, raised: bool = False) -> int:
-        """The first given is the next to be taken."""
+        """The first one given is the next to run."""
         words = 0
         for name, fence in reversed(names):
             if entry := self.release(queue, name, worker, fence):
@@ -208,11 +208,11 @@ class Entries:
         return entry is not None
 
     def spill_outcomes(self, queue: str, name: str, worker: str, fence: int, outcome: Outcome) -> bool:
-        """The entry stays active with its fence; its lease is over, and nobody renews it."""
+        """The entry stays active with its fence; its lease has expired, and no worker renews it."""
         if not self.holds(name, fence):
             return False
         self.held.get((queue, worker), {}).pop(name, None)
-        self.entries[name].outcome, self.entries[name].lapsed = outcome, True
+        self.entries[name].outcome, self.entries[name].expired = outcome, True
         return True
 
     def extend(self, queue: str, worker: str, begun: Iterable[str]) -> tuple[int, list[str]]:
@@ -223,7 +223,7 @@ class Entries:
         unread = set(self.standby[worker].unread.values()) - set(begun)
         renewed = [name for name in mine if name not in unread]
         for name in renewed:
-            self.entries[name].lapsed = False
+            self.entries[name].expired = False
         return len(renewed), lost
 
     def remove(self, name: str) -> None:
@@ -241,9 +241,9 @@ class Entries:
         return len(found)
 
     def foreign_recoverer(self, name: str) -> None:
-        """asynq's own recoverer and forwarder: back to pending; neither the row nor `held` learns of it."""
+        """asynq's own recoverer and forwarder: back to pending; neither the row nor `held` changes."""
         entry = self.entries[name]
-        entry.lapsed = False
+        entry.expired = False
         self._to_pending(name, entry, head=False)
 
     def flush(self) -> None:

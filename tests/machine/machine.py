@@ -1,7 +1,7 @@
-"""The rules: each calls the project and the model alike; after each the stores must be as the model says.
+"""The rules: each calls the project and the model with the same arguments; then the stores must be as the model says.
 
-A worker that is frozen needs no rule of its own: what it has taken stays in its hands whatever becomes of the lease,
-and every verb may come later. Names of tasks are numbers in the order of their birth.
+A frozen worker needs no rule: what it has claimed stays in its hands, whatever happens to the lease, and every verb may
+come later. Names of tasks are numbers in the order of their creation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .workers import Workers
 
 
 class Machine(Producers, Workers, People):
-    """Broker, gate and rows against the model."""
+    """Broker, gates and rows against the model."""
 
     def teardown(self) -> None:
         try:
@@ -32,7 +32,7 @@ class Machine(Producers, Workers, People):
             for patch in self.patches:
                 patch.stop()
 
-    # --- short ways to where two want the same task
+    # --- short cuts to where two workers want the same task
 
     @precondition(lambda self: self.live < MOST_LIVE)
     @rule(worker=st.sampled_from(WORKERS), gated=st.booleans(), marked=st.booleans())
@@ -44,44 +44,44 @@ class Machine(Producers, Workers, People):
 
     @precondition(lambda self: self.active)
     @rule(name=one_of("active"), begins=st.booleans())
-    def another_takes_over(self, name: str, begins: bool) -> None:
+    def another_worker_recovers_it(self, name: str, begins: bool) -> None:
         """Its worker is frozen for longer than the lease."""
         entry = self.model.entries[name]
         queue, other = entry.queue, "B" if entry.worker == "A" else "A"
-        self.lease_lapses(name)
+        self.lease_expires(name)
         self.recover_expired("")
         self.claim(queue, other, 1)
         for hand in self.fresh_hands[-1:] if begins else ():
             self.begin(hand, True)
 
     @precondition(lambda self: self.zombies)
-    @rule(hand=one_of("zombies"), how=st.sampled_from(["succeeds", "fails, retried", "fails", "is handed back"]))
+    @rule(hand=one_of("zombies"), how=st.sampled_from(["succeeds", "fails, retried", "fails", "is requeued"]))
     def frozen_worker_wakes_up(self, hand: Hand, how: str) -> None:
-        """Its lease is another's by now, or nobody's."""
-        if how == "is handed back":
+        """By now another worker has its lease, or none has."""
+        if how == "is requeued":
             self.requeue(hand)
         else:
-            self.end(hand, how, "announced")
+            self.finish(hand, how, "announced")
 
     @precondition(lambda self: self.holding)
-    @rule(hand=one_of("holding"), how=st.sampled_from(["succeeds", "fails, retried", "fails", "is handed back"]))
-    def foreign_recoverer_comes_before(self, hand: Hand, how: str) -> None:
-        """The entry waits already, with the fence of the run: only its state says that another may take it."""
+    @rule(hand=one_of("holding"), how=st.sampled_from(["succeeds", "fails, retried", "fails", "is requeued"]))
+    def foreign_recoverer_comes_first(self, hand: Hand, how: str) -> None:
+        """The entry waits already, with the fence of the run: only its state says that another may dequeue it."""
         self.foreign_recoverer(hand.held.name)
         if hand.stage == "recorded":
-            self.goes_on(hand)
-        elif how == "is handed back":
+            self.worker_continues(hand)
+        elif how == "is requeued":
             self.requeue(hand)
         else:
-            self.end(hand, how, "announced")
+            self.finish(hand, how, "announced")
 
     @precondition(lambda self: self.failed)
     @rule(name=one_of("failed"), worker=st.sampled_from(WORKERS))
-    def person_retries_and_one_takes_it(self, name: str, worker: str) -> None:
+    def person_retries_and_a_worker_claims(self, name: str, worker: str) -> None:
         self.person_retries(name)
         self.claim(self.model.rows[name].queue, worker, 1)
 
-    # --- replies that are lost
+    # --- lost replies
 
     @precondition(lambda self: self.last is not None)
     @rule()
@@ -93,17 +93,17 @@ class Machine(Producers, Workers, People):
     @seldom
     @rule(twice=st.booleans())
     def every_reply_of_redis_is_lost(self, twice: bool) -> None:
-        """twice: from now on each script runs twice, and the second answer is heard."""
+        """twice: from now on each script runs twice, and the second reply is used."""
         self.twice = twice
 
     # --- what always holds
 
     @invariant()
     def all_holds(self) -> None:
-        """One invariant for all: a failing sequence names each after every step."""
+        """One invariant for all: a failing sequence prints each after every step."""
         self.model.later += 1000
         self.steps += 1
-        # A call is repeated at once or not at all.
+        # A call is repeated at once or never.
         self.last = None if self.last is self.called_before else self.last
         self.called_before = self.last
         got, wanted = stores.observed(), stores.expected(self.model)
@@ -117,7 +117,7 @@ class Machine(Producers, Workers, People):
             # I4
             assert fences == sorted(set(fences)), f"outcomes of {name} were accepted by the fences {fences}"
 
-    # --- the end
+    # --- after the last step
 
     def drain(self) -> None:
         """Run all that is left; then the gate is empty, and Redis agrees with the rows."""
@@ -127,23 +127,23 @@ class Machine(Producers, Workers, People):
         self.model.paused = set()
         self.change_limit(4)
         for (queue, worker), names in list(self.model.moved.items()):
-            # What no row knows of, no sweep mends: it may be anybody's.
+            # No sweep repairs an id without a row: it may belong to another program.
             if not self.model.rows.keys() >= set(names):
                 self.put_back(queue, worker)
         for _ in range(20):
             self.remember()
             for name in self.active:
-                self.lease_lapses(name)
+                self.lease_expires(name)
             for name in self.provisional:
                 self.provisional_slot_expires(name)
             self.sweep()
             for name in self.waiting:
-                self.its_time_comes(name)
+                self.due_time_comes(name)
             self.forward()
             for queue in QUEUES:
                 self.claim(queue, "A", 50)
             for hand in self.open_hands:
-                self.end(hand, "succeeds", "announced")
+                self.finish(hand, "succeeds", "announced")
             self.all_holds()
             if all(row.is_final for row in self.model.rows.values()) and not self.active:
                 break
@@ -151,8 +151,8 @@ class Machine(Producers, Workers, People):
         self.all_holds()
         found = stores.observed()
         unfinished = {name: found["rows"][name] for name, row in self.model.rows.items() if not row.is_final}
-        assert not unfinished, f"never ended: {unfinished}"
-        assert not found["members"], f"slots of nobody: {found['members']}"
-        assert not any(found["held"].values()), f"held by nobody: {found['held']}"
+        assert not unfinished, f"never finished: {unfinished}"
+        assert not found["members"], f"slots without a task: {found['members']}"
+        assert not any(found["held"].values()), f"held without a run: {found['held']}"
         left = {name: entry for name, entry in found["entries"].items() if entry[1] != "archived"}
         assert not left, f"Redis still has {left}"

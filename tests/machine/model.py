@@ -1,4 +1,4 @@
-"""What the two stores must hold after each call: plain Python, no Redis, no database."""
+"""What both stores must hold after each call: plain Python, without Redis or a database."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from .values import FAILED, MOST_CRASHES, QUEUED, QUEUES, RUNNING, SUCCEEDED, WA
 
 @dataclass
 class Model(Entries):
-    """Both stores. strangers: slots without a row that the last audit saw. later: the least fence of what is pushed
-    again in this step. stranded: rows in 0 that the last sweep saw in a place of 3. effects: of committed runs.
+    """Both stores. strangers: slots without a row that the last audit saw.
+
+    later: the lowest fence of tasks that are pushed again in this step. stranded: QUEUED rows whose entry waits in
+    retry or archived, as the last sweep saw. effects: of committed runs.
     """
 
     strangers: set[str] = field(default_factory=set)
@@ -27,7 +29,7 @@ class Model(Entries):
         return sorted(name for name, row in self.rows.items() if row.gate and row.is_live)
 
     def admit(self, names: Sequence[str], *, provisional: bool, partial: bool, again: bool = False) -> list[str] | None:
-        """Return those refused, or None when all are, for they do not all fit."""
+        """Return the names that are refused; None when all are, because not all fit."""
         if not self.built:
             self.build()
         if self.limit <= 0:
@@ -58,17 +60,17 @@ class Model(Entries):
             self.retaken.pop(name, None)
 
     def announce(self, name: str, fence: int) -> None:
-        """The slot goes with the run that has it, never with one before: the task has been queued again since."""
+        """Release the slot of this run, but not that of a retry: the task has been queued again since."""
         if fence <= self.retaken.get(name, -1):
             return
         row = self.rows.get(name)
-        # An open gate counts nobody; when it gets a limit again, it is built anew.
+        # An open gate counts no task; when it has a limit again, it is built again.
         is_counted = self.limit > 0 and name in self.members
-        assert row is None or not row.is_live or not is_counted, f"{name} lives, and its slot goes"
+        assert row is None or not row.is_live or not is_counted, f"{name} is live, and its slot is released"
         self.free_slots([name])
 
     def audit(self) -> dict[str, int]:
-        """A slot without a live row goes when it is seen for the second time."""
+        """A slot without a live row is released when it is seen for the second time."""
         holders = self.holders() if self.limit > 0 else []
         added = len(set(holders) - set(self.members))
         strangers = {n for n, provisional in self.members.items() if not provisional} - set(self.holders())
@@ -81,7 +83,7 @@ class Model(Entries):
     # --- rows
 
     def write(self, name: str, held_fence: int, new: Row) -> bool:
-        """The guard of every write of a run; what it had already written counts as written."""
+        """The guard of every write of a run; a repeated write counts as written."""
         row = self.rows.get(name)
         if row is None:
             return False
@@ -91,7 +93,7 @@ class Model(Entries):
         return (row.fence, row.state) == (new.fence, new.state)
 
     def is_open_to(self, name: str, held_fence: int) -> bool:
-        """Whether a run may write its row for the first time, or from 1 on."""
+        """Whether a run may write its row for the first time, or after RUNNING."""
         row = self.rows.get(name)
         if row is None:
             return False
@@ -109,26 +111,26 @@ class Model(Entries):
     # --- lifecycle: one method per verb
 
     def dispatch(self, names: Sequence[str], *, again: bool = False) -> int:
-        """Queue by queue; what must ask for its slot goes in behind the rest, then what waits for its time."""
+        """Queue by queue: first what the script may push by itself, then what needs a slot, then what is delayed."""
         pushed = 0
         for queue in dict.fromkeys(self.rows[name].queue for name in names):
             mine = [name for name in names if self.rows[name].queue == queue]
             delayed = [name for name in mine if self.rows[name].run_after == "future"]
-            asking = [name for name in mine if name not in delayed and not self.needs_no_slot(name)]
-            at_once = [name for name in mine if name not in delayed and name not in asking]
+            unconfirmed = [name for name in mine if name not in delayed and not self.needs_no_slot(name)]
+            at_once = [name for name in mine if name not in delayed and name not in unconfirmed]
             if self.limit > 0:
                 self.members |= dict.fromkeys((name for name in at_once if name in self.members), False)
             pushed += self._push(at_once, again=again)
-            pushed += self._push(self._confirmed(asking), again=again)
+            pushed += self._push(self._confirmed(unconfirmed), again=again)
             pushed += self._push(self._confirmed(delayed), again=again)
         return pushed
 
     def needs_no_slot(self, name: str) -> bool:
-        """Whether the script that pushes may do so by itself."""
+        """Whether the script may push it without a confirmation."""
         return not self.rows[name].gate or (self.built and (self.limit <= 0 or name in self.members))
 
     def _confirmed(self, names: Sequence[str]) -> list[str]:
-        """Those whose slots last; who has lost one that others have by now is put off."""
+        """The names whose slots are confirmed; a task whose slot another has by now is parked."""
         gated = [name for name in names if self.rows[name].gate]
         lost = (self.admit(gated, provisional=False, partial=True) or []) if gated else []
         for name in lost:
@@ -147,10 +149,10 @@ class Model(Entries):
                 self.enqueue(name, fence=fence, again=again)
         return len(names)
 
-    def sort_out(self, queue: str, worker: str, leases: Sequence[tuple[str, int]]) -> list[Held]:
-        """Return what is to be run; see to the rest."""
-        taken_up, runs, behind = self.replay_outcomes(queue, worker, leases), [], []
-        leases = [lease for lease in leases if lease[0] not in taken_up]
+    def classify(self, queue: str, worker: str, leases: Sequence[tuple[str, int]]) -> list[Held]:
+        """Return what is to be run; handle the rest."""
+        replayed, runs, behind = self.replay_outcomes(queue, worker, leases), [], []
+        leases = [lease for lease in leases if lease[0] not in replayed]
         for name, fence in leases:
             row = self.rows.get(name)
             if row is None:
@@ -173,20 +175,20 @@ class Model(Entries):
             for name, fence in leases
             if name in self.rows and self.rows[name].state == RUNNING and self.rows[name].fence <= fence
         ]
-        return runs + [run for name, fence in running if (run := self._take_over(queue, worker, name, fence))]
+        return runs + [run for name, fence in running if (run := self._recover_run(queue, worker, name, fence))]
 
     def replay_outcomes(
         self, queue: str, worker: str, leases: Sequence[tuple[str, int]], *, cut: bool = False
     ) -> set[str]:
-        """Write what was left in Redis into rows that still tell of that run. cut: it dies between rows and Redis."""
+        """Write spilled outcomes into rows that still belong to that run. cut: it dies between rows and Redis."""
         found = []
         for name, fence in leases:
             row, entry = self.rows.get(name), self.entries.get(name)
             if row is None or entry is None or entry.outcome is None:
                 continue
-            left = entry.outcome.row
-            new = replace(left, crashes=row.crashes)
-            if self.write(name, left.fence, new):
+            spilled = entry.outcome.row
+            new = replace(spilled, crashes=row.crashes)
+            if self.write(name, spilled.fence, new):
                 found.append(Held(name, worker, fence, new, counted=entry.outcome.counted))
         if not cut:
             for run in found:
@@ -194,7 +196,7 @@ class Model(Entries):
                 self.announce(run.name, run.row.fence)
         return {run.name for run in found}
 
-    def _take_over(self, queue: str, worker: str, name: str, fence: int) -> Held | None:
+    def _recover_run(self, queue: str, worker: str, name: str, fence: int) -> Held | None:
         row = self.rows[name]
         self.count_crash(row)
         if row.state == QUEUED:
@@ -213,7 +215,7 @@ class Model(Entries):
             self.archive(queue, name, worker, fence)
 
     def retry(self, names: Sequence[str], *, by_person: bool) -> list[str]:
-        """3 → 0 in the rows; return those whose gate is full. `dispatch` what was retried afterwards."""
+        """FAILED becomes QUEUED in the rows; return those whose gate is full. `dispatch` the others afterwards."""
         names = [name for name in names if name in self.rows and self.rows[name].state == FAILED]
         gated = [name for name in names if self.rows[name].gate]
         full = (self.admit(gated, provisional=True, partial=True, again=True) or []) if gated else []
@@ -268,10 +270,10 @@ class Model(Entries):
         for name, fence in final:
             self.done(queue, name, worker, fence)
         rest = [lease for lease in leases if lease not in final]
-        taken_up = self.replay_outcomes(queue, worker, rest, cut=cut)
-        if cut and taken_up:
+        replayed = self.replay_outcomes(queue, worker, rest, cut=cut)
+        if cut and replayed:
             return 0
-        live, over = [lease for lease in rest if lease[0] not in taken_up], []
+        live, over = [lease for lease in rest if lease[0] not in replayed], []
         for name, fence in live:
             row = self.rows.get(name)
             if row and row.state != FAILED:
@@ -291,13 +293,13 @@ class Model(Entries):
         for name, fence in over:
             self.archive(queue, name, worker, fence)
         self.free_slots(name for name, _ in over)
-        return len(taken_up) + recovered
+        return len(replayed) + recovered
 
-    def lapsed(self, queue: str) -> dict[str, list[tuple[str, int]]]:
-        """Leases that ran out, by worker, in the order in which Redis lists them."""
+    def expired_leases(self, queue: str) -> dict[str, list[tuple[str, int]]]:
+        """Expired leases by worker, in the order in which Redis lists them."""
         found: dict[str, list[tuple[str, int]]] = {}
         for name, entry in sorted(self.entries.items()):
-            if entry.queue == queue and entry.lapsed:
+            if entry.queue == queue and entry.expired:
                 found.setdefault(entry.worker, []).append((name, entry.fence))
         return found
 
@@ -306,14 +308,14 @@ class Model(Entries):
     def recover_expired(self, *, cut: bool = False) -> int:
         recovered = 0
         for queue in QUEUES:
-            for worker, leases in self.lapsed(queue).items():
+            for worker, leases in self.expired_leases(queue).items():
                 recovered += self.recover(queue, worker, leases, cut=cut)
                 if cut:
                     return recovered
         return recovered
 
     def missing(self, wanted: Callable[[Row], bool], places: Iterable[str] = ()) -> list[str]:
-        """Rows that Redis does not know, or has in one of these places."""
+        """Rows without an entry in Redis, or with one in these places."""
         found = [name for name, row in self.rows.items() if wanted(row)]
         return sorted(n for n in found if n not in self.entries or self.entries[n].place in places)
 
@@ -325,7 +327,7 @@ class Model(Entries):
         return self.dispatch(self.missing(lambda row: row.state == QUEUED), again=True)
 
     def push_stranded(self) -> int:
-        """Also those whose entry stands in a place of 3, when they are seen so for the second time."""
+        """Also rows whose entry waits in retry or archived, when they are seen so for the second time."""
         found = self.missing(lambda row: row.state == QUEUED, ("retry", "archived"))
         stranded = {name for name in found if name in self.entries} - self.stranded
         self.stranded = stranded
@@ -333,9 +335,9 @@ class Model(Entries):
 
     def sweep(self) -> dict[str, int]:
         repairs = {"recovered": self.recover_expired()}
-        repairs["strays"] = sum(self.drop_strays(queue) for queue in QUEUES)
+        repairs["strays"] = sum(self.remove_dangling(queue) for queue in QUEUES)
         waiting = [name for name, entry in self.entries.items() if entry.place not in ("active", "archived")]
-        # What is aside stands nowhere: it is put back first, and found by the next sweep.
+        # An id that was moved aside is in no list: it is requeued first, and found by the next sweep.
         standing = [name for name in waiting if not self.is_aside(name)]
         ended = [name for name in standing if name in self.rows and self.rows[name].is_final]
         for name in ended:

@@ -18,7 +18,7 @@ from .values import GATE
 
 
 class People(Base):
-    """What is clicked in the admin."""
+    """What people do in the admin."""
 
     @precondition(lambda self: self.failed)
     @rule(name=one_of("failed"))
@@ -36,7 +36,7 @@ class People(Base):
     @precondition(lambda self: self.names)
     @rule(name=one_of("names"), dies=st.booleans())
     def delete(self, name: str, dies: bool) -> None:
-        """dies: after the commit, so that neither Redis nor the gate is told."""
+        """dies: after the commit, before Redis and the gate are changed."""
         row = self.model.rows.pop(name)
         record = TaskRecord.objects.get(id=stores.id_of(name))
         with self.dies_before(deletion.Removal, "__call__", dies=dies):

@@ -1,4 +1,4 @@
-"""Rules of who enqueues: at once, in a transaction, and with a death in between."""
+"""Rules of producers: they enqueue at once, in a transaction, and with a death in between."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .values import GATE, QUEUES, Row
 
 
 class Producers(Base):
-    """What goes in."""
+    """How tasks are enqueued."""
 
     @precondition(lambda self: self.live < MOST_LIVE)
     @rule(
@@ -31,28 +31,28 @@ class Producers(Base):
         gated=st.booleans(),
         priority=st.sampled_from([0, 0, 5, -5]),
         delayed=st.sampled_from([False, False, True]),
-        ends=st.sampled_from(["at once", "at once", "commits", "rolls back", "dies after the commit"]),
+        how=st.sampled_from(["at once", "at once", "commits", "rolls back", "dies after the commit"]),
     )
-    def enqueue(self, count: int, queue: str, gated: bool, priority: int, delayed: bool, ends: str) -> None:
-        """at once: all or nothing. Otherwise one by one in a transaction, as many as there is room for."""
+    def enqueue(self, count: int, queue: str, gated: bool, priority: int, delayed: bool, how: str) -> None:
+        """at once: all or nothing. Otherwise one by one in a transaction, as many as the gate admits."""
         names = [f"t{self.born + number:02}" for number in range(1, count + 1)]
         self.born += count
         run_after = "future" if delayed else ""
         row = Row(queue, GATE if gated else "", priority, run_after)
         records = [self.record(name, row) for name in names]
-        groups = [records] if ends == "at once" else [[record] for record in records]
+        groups = [records] if how == "at once" else [[record] for record in records]
         admitted: list[str] = []
         try:
-            with self.dies_before(enqueueing, "dispatch", dies=ends.startswith("dies")), transaction.atomic():
+            with self.dies_before(enqueueing, "dispatch", dies=how.startswith("dies")), transaction.atomic():
                 for group in groups:
-                    admitted += self.enter(group, row)
-                if ends == "rolls back":
+                    admitted += self.enqueue_group(group, row)
+                if how == "rolls back":
                     raise ZeroDivisionError
         except ZeroDivisionError:
             for name in admitted:
                 del self.model.rows[name]
             return
-        if not ends.startswith("dies"):
+        if not how.startswith("dies"):
             self.model.dispatch(admitted)
             self.last = lambda: lifecycle.dispatch([r for r in records if stores.name_of(str(r.id)) in admitted])
 
@@ -69,8 +69,8 @@ class Producers(Base):
             enqueued_at=timezone.now() - timedelta(minutes=1),
         )
 
-    def enter(self, records: list[TaskRecord], row: Row) -> list[str]:
-        """Enqueue within the transaction; return the names admitted."""
+    def enqueue_group(self, records: list[TaskRecord], row: Row) -> list[str]:
+        """Enqueue within the transaction; return the names that are admitted."""
         names = [stores.name_of(str(record.id)) for record in records]
         refused = self.model.admit(names, provisional=True, partial=False) if row.gate else []
         try:
@@ -85,7 +85,7 @@ class Producers(Base):
     @seldom
     @rule()
     def producer_dies_with_a_slot(self) -> None:
-        """The slot was taken, the row never written."""
+        """The slot was acquired, the row never written."""
         self.born += 1
         record = self.record(name := f"t{self.born:02}", Row(QUEUES[0], GATE))
         refused = self.model.admit([name], provisional=True, partial=True)
@@ -102,11 +102,11 @@ class Producers(Base):
     @precondition(lambda self: self.queued)
     @rule(name=one_of("queued"), again=st.booleans())
     def push_late(self, name: str, again: bool) -> None:
-        """A second reconciler, or a hook that was slow."""
+        """By a second reconciler, or a slow commit hook."""
         record = TaskRecord.objects.get(id=stores.id_of(name))
         entry = self.model.entries.get(name)
         if entry is None and not again:
-            return  # after Redis was emptied its fence would begin anew; only fresh rows are pushed so
+            return  # after Redis was emptied, its fence would start again; only new rows are pushed like this
         self.last = lambda: lifecycle.dispatch([copy(record)], again=again)
         self.last()
         self.model.dispatch([name], again=again)

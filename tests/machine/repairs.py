@@ -1,4 +1,4 @@
-"""Rules of leases, of faults, and of those that mend: supervisors, reconcilers, forwarders and asynq's own."""
+"""Rules of leases, of faults, and of those that repair: supervisors, reconcilers, forwarders and asynq's own."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .waits import Waits
 
 
 class Repairs(Waits):
-    """What ends by itself, what breaks, and what is done about it."""
+    """What expires, what breaks, and what repairs it."""
 
     @seldom
     @rule(worker=st.sampled_from(WORKERS), reasserts=st.booleans())
-    def beat(self, worker: str, reasserts: bool) -> None:
-        """The supervisor renews; after Redis lost its memory it gives back what runs."""
+    def heartbeat(self, worker: str, reasserts: bool) -> None:
+        """The supervisor renews leases; after Redis lost its memory it reasserts what runs."""
         self.last = None
-        # What its board shows: of one that is frozen also what is another's by now.
+        # What its slot table shows: that of a frozen worker has tasks that another runs by now.
         begun = [hand.held.name for hand in self.open_hands if hand.held.worker == worker and hand.held.begun]
         for queue in QUEUES:
             kept, lost = self.model.extend(queue, worker, begun)
@@ -41,7 +41,7 @@ class Repairs(Waits):
             mine = [hand.held for hand in self.open_hands if hand.held.worker == worker and hand.held.begun]
             names = list(dict.fromkeys(held.name for held in mine if held.name in self.model.rows))
             rows = {name: self.model.rows[name] for name in names}
-            # One that was frozen may believe to run what is another's by now.
+            # A worker that was frozen may believe that it runs a task that another runs by now.
             running = [n for n, row in rows.items() if row.state == RUNNING and row.workers[-1:] == (worker,)]
             ids = [str(stores.id_of(name)) for name in names]
             self.last = lambda: lifecycle.reassert(self.broker, worker, ids)
@@ -49,14 +49,14 @@ class Repairs(Waits):
 
     @precondition(lambda self: self.active)
     @rule(name=one_of("active"))
-    def lease_lapses(self, name: str) -> None:
+    def lease_expires(self, name: str) -> None:
         entry = self.model.entries[name]
         stores.client().zadd(QueueKeys(entry.queue).lease, {str(stores.id_of(name)): 1})
-        entry.lapsed = True
+        entry.expired = True
 
     @rule(dies=st.sampled_from(["", "", "before Redis"]))
     def recover_expired(self, dies: str) -> None:
-        """dies: when the rows are written, before Redis is told of them."""
+        """dies: when the rows are written, before Redis is changed."""
         wanted = self.model.recover_expired(cut=bool(dies))
         with (
             self.dies_before(recovery, "_update_redis", dies=bool(dies)),
@@ -70,8 +70,8 @@ class Repairs(Waits):
 
     @seldom
     @rule(worker=st.sampled_from(WORKERS), killed=st.booleans())
-    def worker_ends(self, worker: str, killed: bool) -> None:
-        """Its supervisor hands back what it held; nothing is left in its hands."""
+    def worker_stops(self, worker: str, killed: bool) -> None:
+        """Its supervisor recovers what it held; nothing is left in its hands."""
         mine = [hand.held for hand in self.open_hands if hand.held.worker == worker]
         self.hands = [hand for hand in self.hands if hand.held.worker != worker]
         started = [held.name for held in mine if held.begun]
@@ -83,27 +83,29 @@ class Repairs(Waits):
             found = [(stores.name_of(lease.id), lease.fence) for lease in leases]
             assert dict(found) == self.model.listed(queue, worker)
             wanted = self.model.recover(queue, worker, found, crashed=killed, started=started)
-            got = lifecycle.recover(self.broker, queue, worker, leases, reason="it ended", crashed=killed, started=ids)
+            got = lifecycle.recover(
+                self.broker, queue, worker, leases, reason="it stopped", crashed=killed, started=ids
+            )
             self.answer(got, wanted)
         self.last = None
 
     @precondition(lambda self: self.active)
     @rule(name=one_of("active"))
-    def someone_lists_a_lease(self, name: str) -> None:
-        """A supervisor or reconciler reads what a worker holds, and stops there for a while."""
+    def leases_are_listed(self, name: str) -> None:
+        """A supervisor or reconciler reads what a worker holds, and pauses there."""
         entry = self.model.entries[name]
         self.listed = (entry.queue, entry.worker, name, entry.fence)
 
     @precondition(lambda self: self.listed is not None)
     @rule(killed=st.booleans())
-    def acts_on_an_old_list(self, killed: bool) -> None:
-        """Whatever has become of the task since: ended, put off, taken by another."""
+    def an_old_list_is_recovered(self, killed: bool) -> None:
+        """Whatever has happened to the task since: finished, postponed, claimed by another."""
         assert self.listed is not None
         queue, worker, name, fence = self.listed
         self.listed = None
         wanted = self.model.recover(queue, worker, [(name, fence)], crashed=killed)
         leases = [Lease(str(stores.id_of(name)), fence)]
-        got = lifecycle.recover(self.broker, queue, worker, leases, reason="it ended", crashed=killed)
+        got = lifecycle.recover(self.broker, queue, worker, leases, reason="it stopped", crashed=killed)
         self.answer(got, wanted)
         self.last = None
 
@@ -111,7 +113,7 @@ class Repairs(Waits):
     @precondition(lambda self: self.active)
     @rule(name=one_of("active"))
     def foreign_recoverer(self, name: str) -> None:
-        """asynq's own server gives a lapsed task on; rows and what is held it does not know."""
+        """asynq's own server requeues an expired task; it does not know rows and held tasks."""
         entry, keys, id = self.model.entries[name], QueueKeys(self.model.entries[name].queue), str(stores.id_of(name))
         stores.client().lrem(keys.active, 0, id)
         stores.client().zrem(keys.lease, id)
@@ -124,7 +126,7 @@ class Repairs(Waits):
 
     @precondition(lambda self: self.waiting)
     @rule(name=one_of("waiting"))
-    def its_time_comes(self, name: str) -> None:
+    def due_time_comes(self, name: str) -> None:
         rows = TaskRecord.objects.filter(id=stores.id_of(name))
         past = timezone.now() - LONG
         rows.filter(run_after__isnull=False).update(run_after=past)
@@ -153,7 +155,7 @@ class Repairs(Waits):
         stores.flush()
         self.model.flush()
         self.last = None
-        # Every process names its queues anew, at the latest a minute later.
+        # Every process registers its queues again, at the latest a minute later.
         Broker.forget_registered()
         if knows:
             self.remember()
@@ -178,7 +180,7 @@ class Repairs(Waits):
             self.mended(self.reconciler.sweep(), self.model.sweep())
         if not self.twice:
             repairs = self.reconciler.sweep()
-            assert not any(repairs), f"nothing is broken, and yet it mended {repairs}"
+            assert not any(repairs), f"nothing is broken, but it repaired {repairs}"
         self.last = self.reconciler.sweep
 
     @precondition(lambda self: self.model.alive == "just")

@@ -1,4 +1,4 @@
-"""What the two stores hold, read in the words of the model; an id in two places at once fails here."""
+"""What both stores hold, read in the words of the model; an id in two lists at once is an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .values import GATE, QUEUES, WORKERS, Entry, Row
 ZSETS = ("priority", "scheduled", "retry", "archived")
 PLACES = {"priority": "pending"}
 
-# An effect of a task in the database: the limit of a gate that nothing uses goes up by one.
+# An effect of a task in the database: the limit of an unused gate rises by one.
 effects = Gate.objects.filter(name="effects")
 Picture = dict[str, Any]
 
@@ -39,12 +39,12 @@ def name_of(id: str | bytes) -> str:
 
 
 def client() -> redis.Redis:
-    """The client that looks, and that plays the world outside."""
+    """The client that reads, and that acts as other programs."""
     return clients.client("worker")
 
 
 def flush() -> None:
-    """Let Redis lose its memory: this test's keys go, nobody else's."""
+    """Let Redis lose its memory: only the keys of this test are deleted."""
     for pattern in (f"{prefix()}*", f"{{{prefix()}*"):
         if found := client().keys(pattern):
             client().delete(*found)
@@ -72,8 +72,8 @@ def _row(row: Row) -> tuple[Any, ...]:
 def _entry(entry: Entry) -> tuple[Any, ...]:
     is_active = entry.place == "active"
     due = entry.due if entry.place in ("scheduled", "retry") else ""
-    worker, lapsed = (entry.worker, entry.lapsed) if is_active else ("", False)
-    return entry.queue, entry.place, entry.fence, worker, lapsed, due, entry.outcome and entry.outcome.row.fence
+    worker, expired = (entry.worker, entry.expired) if is_active else ("", False)
+    return entry.queue, entry.place, entry.fence, worker, expired, due, entry.outcome and entry.outcome.row.fence
 
 
 def observed() -> Picture:
@@ -142,13 +142,13 @@ def _read_queue(
     pipe.keys(f"{keys.base.replace('{', '[{]')}t:*")
     in_pending, in_active, *zsets, held_a, held_b, moved_a, moved_b, counted, hashes = pipe.execute()
     scores = {word: dict(found) for word, found in zip((*ZSETS, "lease", "due"), zsets, strict=True)}
-    # An id may be left in pending when it does not wait, or stand there twice; its taker drops it.
+    # An id may stay in pending when it does not wait, or be there twice; `dequeue` drops it.
     waiting = {id for id in {*in_pending, *moved_a, *moved_b} if _is_pending(keys, id)}
     places = [(id, "pending") for id in waiting] + [(id, "active") for id in in_active]
     places += [(id, word) for word in ZSETS for id in scores[word]]
     assert len({id for id, _ in places}) == len(places), f"an id is in two places of queue {queue}: {places}"
-    assert set(scores["lease"]) == set(in_active), f"leases {scores['lease']} of what is not active: {in_active}"
-    assert set(scores["due"]) <= set(scores["scheduled"]), "due (ms) names what is not scheduled"
+    assert set(scores["lease"]) == set(in_active), f"leases {scores['lease']} of tasks that are not active: {in_active}"
+    assert set(scores["due"]) <= set(scores["scheduled"]), "due (ms) has ids that are not scheduled"
     assert {key.rpartition(b"t:")[2] for key in hashes} == {id for id, _ in places}, "hashes and places differ"
     for id, place in places:
         fields = ("msg", "state", "fence", "worker", "outcome")
@@ -156,12 +156,12 @@ def _read_queue(
         assert message is not None, f"{name_of(id)} is in {place} without a message"
         assert state.decode() == PLACES.get(place, place), f"{name_of(id)} is in {place}, its hash says {state}"
         is_active = place == "active"
-        lapsed = is_active and scores["lease"][id] <= now
+        expired = is_active and scores["lease"][id] <= now
         due = scores[place][id] if place in ("scheduled", "retry") else None
         when = "" if due is None else "future" if due > now else "past"
         holder = worker.decode() if is_active and worker else ""
         left = json.loads(outcome)["fence"] if outcome else None
-        entries[name_of(id)] = (queue, place, int(fence or 0), holder, lapsed, when, left)
+        entries[name_of(id)] = (queue, place, int(fence or 0), holder, expired, when, left)
     pending[queue] = [name_of(id) for id in in_pending]
     for worker, found, aside in zip(WORKERS, (held_a, held_b), (moved_a, moved_b), strict=True):
         if found:

@@ -1,7 +1,7 @@
-"""What rows, entries and claims are in the model.
+"""Rows, entries and runs of the model.
 
-A row and its entry in Redis are told apart on purpose, as they are in the design: each has its own guard, and a crash
-may change the one without the other. Times are "future" or "past"; to let time pass is to say "past".
+A row and its entry in Redis are separate, as in the design: each has its own guard, and a crash may change one without
+the other. Times are "future" or "past"; time passes when a "future" becomes "past".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WAITING = ("scheduled", "retry", "archived")
 
 @dataclass
 class Row:
-    """One record. retry_at, run_after: "", "future" or "past". workers: who has tried it, the latest last."""
+    """A row. retry_at, run_after: "", "future" or "past". workers: the workers of its attempts, the latest last."""
 
     queue: str
     gate: str = ""
@@ -52,7 +52,7 @@ class Row:
 
 @dataclass
 class Outcome:
-    """How a run ended, as its worker left it in Redis. row: as the run would have written it."""
+    """A spilled outcome of a run. row: as the run would have written it."""
 
     row: Row
     counted: bool
@@ -62,8 +62,8 @@ class Outcome:
 class Entry:
     """What Redis knows of a task. place: pending, priority, scheduled, retry, archived or active.
 
-    outcome: what a worker that could not tell the row has left. since: the call that made it pending, where
-    Redis knows; 0 where not.
+    outcome: spilled by a worker that could not write the row. since: the number of the call that made it pending, 0
+    where Redis does not know.
     """
 
     queue: str
@@ -72,7 +72,7 @@ class Entry:
     worker: str = ""
     priority: int = 0
     due: str = ""
-    lapsed: bool = False
+    expired: bool = False
     outcome: Outcome | None = None
     since: int = 0
 
@@ -87,7 +87,7 @@ class Handoff:
 
 @dataclass
 class Held:
-    """One claim in a worker's hands; the values are those of its record in memory."""
+    """A claim of a worker; the values are those of its record in memory."""
 
     name: str
     worker: str

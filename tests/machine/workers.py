@@ -1,4 +1,4 @@
-"""Rules of workers: they claim, run, end, stop half way, hand back, and leave outcomes in Redis."""
+"""Rules of workers: they claim, run, finish, stop half way, requeue, and spill outcomes to Redis."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .values import FAILED, QUEUED, RUNNING, SUCCEEDED, WORKERS, Outcome
 
 
 class Workers(Repairs):
-    """What is done with what was taken. Where a worker needs someone to mend something first, it is in `Repairs`."""
+    """What workers do with what they claim. What depends on a repair first is in `Repairs`."""
 
-    @precondition(lambda self: self.takeable)
-    @rule(queue=one_of("takeable"), worker=st.sampled_from(WORKERS), count=st.integers(1, 2))
+    @precondition(lambda self: self.claimable)
+    @rule(queue=one_of("claimable"), worker=st.sampled_from(WORKERS), count=st.integers(1, 2))
     def claim(self, queue: str, worker: str, count: int) -> None:
         leases = self.model.dequeue(queue, worker, count)
         claimed = lifecycle.claim(self.broker, queue, worker, count, "default")
         assert claimed.paused == (queue in self.model.paused)
-        self.take(queue, worker, leases, claimed.runs)
+        self.receive(queue, worker, leases, claimed.runs)
 
-    @precondition(lambda self: self.takeable)
-    @rule(queue=one_of("takeable"), worker=st.sampled_from(WORKERS), count=st.integers(1, 2))
+    @precondition(lambda self: self.claimable)
+    @rule(queue=one_of("claimable"), worker=st.sampled_from(WORKERS), count=st.integers(1, 2))
     def claim_whose_reply_is_lost(self, queue: str, worker: str, count: int) -> None:
         self.model.dequeue(queue, worker, count)
         self.broker.dequeue(queue, worker, count, conf.current().lease_seconds)
@@ -60,23 +60,23 @@ class Workers(Repairs):
         assert taken.paused == (queue in self.model.paused)
         if is_heard:
             claimed = lifecycle.receive(self.broker, queue, worker, taken, "default")
-            self.take(queue, worker, leases, claimed.runs)
+            self.receive(queue, worker, leases, claimed.runs)
 
     @rule(queue=st.sampled_from(LIKELY_QUEUES), worker=st.sampled_from(WORKERS))
     def adopt(self, queue: str, worker: str) -> None:
-        """Run what Redis says the worker holds and it does not know."""
+        """Run what Redis says the worker holds and the worker does not know."""
         self.put_back(queue, worker)
         known = {hand.held.name for hand in self.hands if hand.held.worker == worker}
         leases = [lease for lease in self.broker.held(queue, worker) if stores.name_of(lease.id) not in known]
         found = [(stores.name_of(lease.id), lease.fence) for lease in leases]
         held = self.model.listed(queue, worker)
         assert dict(found) == {name: fence for name, fence in held.items() if name not in known}
-        self.take(queue, worker, found, lifecycle.classify(self.broker, queue, worker, leases, "default"))
+        self.receive(queue, worker, found, lifecycle.classify(self.broker, queue, worker, leases, "default"))
 
-    def take(self, queue: str, worker: str, leases: list[tuple[str, int]], runs: list[lifecycle.Run]) -> None:
+    def receive(self, queue: str, worker: str, leases: list[tuple[str, int]], runs: list[lifecycle.Run]) -> None:
         """Put what was claimed into the worker's hands."""
         self.last = None
-        helds = self.model.sort_out(queue, worker, leases)
+        helds = self.model.classify(queue, worker, leases)
         got = [(stores.name_of(run.lease.id), run.lease.fence) for run in runs]
         assert got == [(held.name, held.fence) for held in helds], f"got {got}, the model says {helds}"
         for held, run in zip(helds, runs, strict=True):
@@ -86,7 +86,7 @@ class Workers(Repairs):
     @precondition(lambda self: self.fresh_hands)
     @rule(hand=one_of("fresh_hands"), marked=st.booleans())
     def begin(self, hand: Hand, marked: bool) -> None:
-        """marked: it runs for long enough for its row to be told."""
+        """marked: it runs for long enough that its row becomes RUNNING."""
         self.start(hand)
         if marked:
             self.mark(hand)
@@ -110,14 +110,14 @@ class Workers(Repairs):
         how=st.sampled_from(["succeeds", "succeeds", "fails, retried", "fails", "asks for a retry"]),
         until=st.sampled_from(["recorded", "acknowledged", "announced", "announced", "announced"]),
     )
-    def end(self, hand: Hand, how: str, until: str) -> None:
-        """until: the step after which the worker is stopped; what is left may still come."""
-        self.decide(hand, how)
-        self.record_end(hand)
-        self.tell(hand, until)
+    def finish(self, hand: Hand, how: str, until: str) -> None:
+        """until: the step after which the worker stops; the other steps may still come."""
+        self.set_outcome(hand, how)
+        self.record_outcome(hand)
+        self.acknowledge_and_announce(hand, until)
 
-    def decide(self, hand: Hand, how: str) -> None:
-        """How the run ends, in memory."""
+    def set_outcome(self, hand: Hand, how: str) -> None:
+        """Set the outcome of the run, in memory."""
         if not hand.held.begun:
             self.start(hand)
         held, run, now = hand.held, hand.run, timezone.now()
@@ -132,22 +132,22 @@ class Workers(Repairs):
             if not counted:
                 held.row.undo_attempt()
 
-    def tell(self, hand: Hand, until: str) -> None:
-        """Redis, and whoever listens, of an end that the row knows."""
+    def acknowledge_and_announce(self, hand: Hand, until: str) -> None:
+        """Acknowledge and announce an outcome that is in the row."""
         if until != "recorded":
             self.acknowledge(hand)
         if until == "announced":
             self.announce(hand)
 
-    def record_end(self, hand: Hand) -> None:
+    def record_outcome(self, hand: Hand) -> None:
         held = hand.held
         hand.lost = not self.model.write(held.name, held.fence, held.row)
 
         def record() -> None:
             lost = bool(lifecycle.record_runs([hand.run]))
-            assert lost == hand.lost, f"the end of {hand}: the model says lost={hand.lost}"
+            assert lost == hand.lost, f"the outcome of {hand}: the model says lost={hand.lost}"
 
-        # Each end is written twice: the answer to the first is lost.
+        # Each outcome is written twice: the reply to the first is lost.
         record()
         record()
         self.last = record
@@ -170,9 +170,9 @@ class Workers(Repairs):
             self.last()
             self.model.announce(hand.held.name, hand.held.fence)
 
-    @precondition(lambda self: self.late_hands)
-    @rule(hand=one_of("late_hands"))
-    def goes_on(self, hand: Hand) -> None:
+    @precondition(lambda self: self.unannounced_hands)
+    @rule(hand=one_of("unannounced_hands"))
+    def worker_continues(self, hand: Hand) -> None:
         """A worker that stopped after a step takes the next."""
         if hand.stage == "recorded":
             self.acknowledge(hand)
@@ -187,7 +187,7 @@ class Workers(Repairs):
         until=st.sampled_from(["recorded", "acknowledged", "announced"]),
     )
     def complete(self, hand: Hand, marked: bool, commits: bool, until: str) -> None:
-        """End the run in the transaction of its effects. After a rollback it has still to be ended."""
+        """Finish the run in the transaction of its effects. After a rollback it is still unfinished."""
         held = hand.held
         if not held.begun:
             self.start(hand)
@@ -199,7 +199,7 @@ class Workers(Repairs):
         if completed is None:
             return
         is_recorded = lifecycle.already_recorded([completed]) == [completed]
-        assert is_recorded == commits, f"a commit of {hand} that gave no answer is looked up: {is_recorded}"
+        assert is_recorded == commits, f"a commit of {hand} that gave no reply is looked up: {is_recorded}"
         if not commits:
             return
         held.row.state = SUCCEEDED
@@ -207,7 +207,7 @@ class Workers(Repairs):
         self.model.effects += 1
         self.outcomes.setdefault(held.name, []).append(held.fence)
         hand.run, hand.stage, hand.lost = completed, "recorded", False
-        self.tell(hand, until)
+        self.acknowledge_and_announce(hand, until)
 
     def commit(self, hand: Hand, *, commits: bool, accepted: bool) -> lifecycle.Run | None:
         """Have the effect and write the success, twice, as one commit."""
@@ -228,11 +228,11 @@ class Workers(Repairs):
         in_doubt=st.sampled_from([False, False, True]),
     )
     def spill_outcomes(self, hand: Hand, how: str, in_doubt: bool) -> None:
-        """It must stop while the database is away. in_doubt: its last commit gave no answer, and was one."""
+        """It must stop while the database is unreachable. in_doubt: its last commit gave no reply, but succeeded."""
         held = hand.held
-        self.decide(hand, how)
+        self.set_outcome(hand, how)
         if in_doubt:
-            self.record_end(hand)
+            self.record_outcome(hand)
         taken = self.model.spill_outcomes(
             held.row.queue, held.name, held.worker, held.fence, Outcome(replace(held.row), held.counted)
         )
@@ -241,14 +241,17 @@ class Workers(Repairs):
             assert got == taken, f"spill_outcomes of {hand}: the model says {taken}"
         self.last = None
         if taken:
-            # As every lapsed lease of the machine, or the order in which they are found would depend on the clock.
-            self.lease_lapses(held.name)
+            # Like every expired lease of the machine: otherwise their order would depend on the clock.
+            self.lease_expires(held.name)
         self.hands.remove(hand)
 
-    @precondition(lambda self: self.left)
-    @rule(name=one_of("left"), to=st.sampled_from(["the reconciler", "a worker", "a worker, unheard", "nobody"]))
-    def left_outcome_is_found(self, name: str, to: str) -> None:
-        """By whoever gets the entry first; to a worker it comes by a foreign recoverer."""
+    @precondition(lambda self: self.spilled)
+    @rule(
+        name=one_of("spilled"),
+        to=st.sampled_from(["the reconciler", "a worker", "a worker that loses the reply", "nobody"]),
+    )
+    def spilled_outcome_is_replayed(self, name: str, to: str) -> None:
+        """By the process that gets the entry first; a worker gets it from a foreign recoverer."""
         entry = self.model.entries[name]
         if to == "the reconciler":
             self.recover_expired("")
@@ -279,7 +282,7 @@ class Workers(Repairs):
     @precondition(lambda self: self.fresh_hands)
     @rule(hand=one_of("fresh_hands"), refused=st.booleans())
     def postpone(self, hand: Hand, refused: bool) -> None:
-        """No code for it here. refused: for too long already, so it fails."""
+        """It has no code for the task. refused: it was postponed for too long already, so it fails."""
         held = hand.held
         wanted = self.model.postpone(held.row.queue, held.name, held.worker, held.fence)
         ages = lifecycle.postpone(self.broker, held.worker, [hand.run], 7200)

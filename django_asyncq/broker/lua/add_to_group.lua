@@ -1,9 +1,8 @@
--- Let new tasks wait in a group.
+-- Add new tasks to a group.
 -- KEYS: 1 group zset, 2 groups set
 -- ARGV: 1 task key prefix, 2 group name, then for each task: id, message, fence ("0": none), priority, lock key or "",
 --       lock seconds
--- Returns one word for each: "grouped", "exists" (nothing changed), "duplicate" (another id holds the lock; nothing
---       changed).
+-- Returns one word for each: "grouped"; or, with nothing changed, "exists" or "duplicate" (another id holds the lock).
 -- Invariant: a group with members is named in the groups set. As in asynq, the hash has no unique_key field.
 local now = redis.call('TIME')[1]
 local words = {}

@@ -1,9 +1,9 @@
--- Put tasks that failed for good into the archive, and trim it as asynq does, at most 100 a call.
+-- Move failed tasks from active to the archive, and trim the archive as asynq does, at most 100 a call.
 -- KEYS: 1 active, 2 lease, 3 held, 4 archived, 5 processed of the day, 6 failed of the day, 7 processed, 8 failed
--- ARGV: 1 task key prefix, 2 time the day's counters expire, 3 largest counter, 4 seconds an archived task is kept,
---       5 how many are kept, then for each task: id, fence, message ("": leave it)
--- Returns one word for each: "archived", "stale" (nothing changed), "gone" (no hash).
--- Invariant: as `retry`; what is trimmed leaves no hash behind.
+-- ARGV: 1 task key prefix, 2 time at which the day's counters expire, 3 largest counter, 4 seconds an archived task is
+--       kept, 5 how many are kept, then for each task: id, fence, message ("": keep the old one)
+-- Returns one word for each: "archived", "stale" (nothing changed) or "missing" (no hash).
+-- Invariant: as in `done`; a trimmed task leaves no hash behind.
 local now = redis.call('TIME')[1]
 local words, count = {}, 0
 for i = 6, #ARGV, 3 do
@@ -23,7 +23,7 @@ for i = 6, #ARGV, 3 do
       if message ~= '' then redis.call('HSET', key, 'msg', message) end
       count = count + 1
     end
-    words[#words + 1] = known[2] and 'archived' or 'gone'
+    words[#words + 1] = known[2] and 'archived' or 'missing'
   end
 end
 if count == 0 then return words end

@@ -1,12 +1,12 @@
--- Make tasks pending, and the slots of those at a gate last.
+-- Make tasks pending, and confirm the gate slots of those that have a gate.
 -- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 archived, 6 completed, 7 due (ms); for each gate: members, meta
--- ARGV: 1 task key prefix, 2 wake channel, 3 "again" or "", 4 seconds after which a gate nobody has asked is not
---       believed, 5 number of gates; for each gate: limit and expected seconds, if meta has none; then for each task: id,
---       message, fence ("0": none), priority, lock key or "", lock seconds, number of its gate ("0": none)
--- Returns one word for each: "queued", or, and nothing changed: "exists", "duplicate" (another id holds the lock),
---       "slotless" (no slot that can be relied on: the gate is to be asked).
--- Invariant: an id is in one place; with "again" it leaves retry, archived, completed or scheduled for pending, and its
--- fence never falls. No lock is taken for a task that is refused. No slot is taken here, and none is shortened.
+-- ARGV: 1 task key prefix, 2 wake channel, 3 "again" or "", 4 seconds without an acquire after which a gate is not
+--       reliable, 5 number of gates; for each gate: limit and expected seconds, if meta has none; then for each task:
+--       id, message, fence ("0": none), priority, lock key or "", lock seconds, number of its gate ("0": none)
+-- Returns one word for each: "queued"; or, with nothing changed, "exists", "duplicate" (another id holds the lock) or
+--       "no_slot" (it has no slot that can be relied on: acquire one first).
+-- Invariant: an id is in one list; with "again" it moves from retry, archived, completed or scheduled to pending. A
+--       fence never falls. A refused task takes no lock. No slot is acquired or shortened here.
 local time = redis.call('TIME')
 local now, now_ns = tonumber(time[1]), time[1] .. ('00000' .. time[2]):sub(-6) .. '000'
 local place = {scheduled = KEYS[3], retry = KEYS[4], archived = KEYS[5], completed = KEYS[6]}
@@ -50,7 +50,7 @@ for i = 6 + 2 * ARGV[5], #ARGV, 7 do
   local id, key, lock, gate = ARGV[i], ARGV[1] .. ARGV[i], ARGV[i + 4], gates[tonumber(ARGV[i + 6])]
   local state = redis.call('HEXISTS', key, 'msg') == 1 and (redis.call('HGET', key, 'state') or 'none')
   local owner = lock ~= '' and redis.call('GET', lock)
-  local word = gate and not has_slot(id, gate) and 'slotless' or owner and owner ~= id and 'duplicate'
+  local word = gate and not has_slot(id, gate) and 'no_slot' or owner and owner ~= id and 'duplicate'
     or state and not (ARGV[3] == 'again' and place[state]) and 'exists' or 'queued'
   if word == 'queued' then put(key, state, unpack(ARGV, i, i + 5)) end
   words[#words + 1] = word

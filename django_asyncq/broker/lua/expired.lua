@@ -1,8 +1,8 @@
--- List tasks of ours whose lease has run out.
+-- List our tasks whose lease has expired.
 -- KEYS: 1 lease, 2 active
--- ARGV: 1 task key prefix, 2 how many at most, 3 how many leases to look at
--- Returns {id, fence, worker, …}. Leases of foreign workers (no fence) are left to their own recoverer.
--- Invariant: no task changes; but an id without message, or one of ours that is not active, is no lease and goes.
+-- ARGV: 1 task key prefix, 2 how many tasks at most, 3 how many leases to look at
+-- Returns {id, fence, worker, …}. Leases of Go workers (no fence) are left to asynq's recoverer.
+-- Invariant: no task changes. An id without a message, or with our fence and not active, loses its lease.
 local now = redis.call('TIME')[1]
 local reply, most = {}, 3 * ARGV[2]
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[3])) do

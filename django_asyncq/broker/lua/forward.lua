@@ -1,9 +1,10 @@
--- Move what has become due to where workers take it from.
+-- Move due tasks to where workers dequeue them.
 -- KEYS: 1 scheduled or retry, 2 pending, 3 priority, 4 groups, 5 due (ms; read for scheduled only)
--- ARGV: 1 task key prefix, 2 group key prefix, 3 wake channel, 4 how many of each kind at most, 5 "1" if 1 is retry
--- Returns {how many were moved, ms until the nearest that is left or "", id of a task whose row must change first, …};
---       the nearest is one that is not in this reply
--- Invariant: an id is in one place; an id without message is dropped; tasks of ours in retry are left there.
+-- ARGV: 1 task key prefix, 2 group key prefix, 3 wake channel, 4 how many of each kind at most, 5 "1" if the first key
+--       is retry
+-- Returns {how many were moved, ms until the nearest task that is left or "", id of one of our retries that is due, …}.
+--       The row of a retry must change before it moves; the nearest task is not one of those in this reply.
+-- Invariant: an id is in one list; an id without a message is removed; our own tasks in retry stay there.
 local time = redis.call('TIME')
 local now_ns = time[1] .. ('00000' .. time[2]):sub(-6) .. '000'
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -43,7 +44,7 @@ for _, id in ipairs(ids) do
   end
 end
 if woke then redis.call('PUBLISH', ARGV[3], '1') end
--- All that was looked at had the lowest scores, and of it only `own` is left.
+-- The tasks above had the lowest scores; of them only `own` is left in the set.
 local later = redis.call('ZRANGE', KEYS[1], #own, #own, 'WITHSCORES')[2]
 local sooner = ARGV[5] ~= '1' and redis.call('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')[2]
 if not later and not sooner then return {moved, '', unpack(own)} end

@@ -1,10 +1,10 @@
--- Give a lease to tasks that our workers have taken and that have none: its key was evicted, or a tool removed it.
+-- Give a lease to tasks that our workers run and that have none: its key was evicted, or a tool removed it.
 -- KEYS: 1 active, 2 lease
 -- ARGV: 1 task key prefix, 2 held key prefix, 3 lease seconds, then task ids
--- Returns how many were given one. A live worker's supervisor renews it; else it runs out and the task is handed back.
--- Invariant: no lease that is there changes, nor any fence; what a Go server has taken (no fence) is left to it.
+-- Returns how many leases were granted. The supervisor of a live worker renews it; else it expires and is recovered.
+-- Invariant: no existing lease changes, and no fence. A task of a Go worker (no fence) is left to asynq's recoverer.
 local lease_end = redis.call('TIME')[1] + ARGV[3]
-local given = 0
+local granted = 0
 for i = 4, #ARGV do
   local id = ARGV[i]
   local key = ARGV[1] .. id
@@ -14,7 +14,7 @@ for i = 4, #ARGV do
     if not redis.call('LPOS', KEYS[1], id) then redis.call('LPUSH', KEYS[1], id) end
     redis.call('ZADD', KEYS[2], lease_end, id)
     if known[3] then redis.call('HSET', ARGV[2] .. known[3], id, known[2]) end
-    given = given + 1
+    granted = granted + 1
   end
 end
-return given
+return granted

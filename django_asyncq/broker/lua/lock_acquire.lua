@@ -1,8 +1,8 @@
--- Take a lock: free, already mine, or held by the owner that is known to be dead.
+-- Acquire a lock that is free, already mine, or held by an owner that is known to be dead.
 -- KEYS: 1 lock (string: the owner's value)
 -- ARGV: 1 my value, 2 TTL in ms, 3 value of a dead owner, or ""
--- Returns {"held"} or {"taken", value of its owner}.
--- Invariant: a lock is only taken from an owner whose exact value was judged dead, never by age.
+-- Returns {"held"}, or {"taken", value of its owner} with nothing changed.
+-- Invariant: a lock is taken only from an owner whose exact value was proved dead, never because of its age.
 local lock = KEYS[1]
 local mine, ttl_ms, dead = ARGV[1], ARGV[2], ARGV[3]
 

@@ -1,4 +1,4 @@
--- Give a lock of one's own back.
+-- Release a lock that is mine.
 -- KEYS: 1 lock (string: the owner's value)
 -- ARGV: 1 my value
 -- Returns "released", or "stale" when it is not mine (nothing changed).

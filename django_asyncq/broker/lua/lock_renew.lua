@@ -1,8 +1,8 @@
--- Prolong a lock of one's own.
+-- Extend the TTL of a lock that is mine.
 -- KEYS: 1 lock (string: the owner's value)
 -- ARGV: 1 my value, 2 TTL in ms
 -- Returns "renewed", or "stale" when it is not mine any more (nothing changed).
--- Invariant: a lock that ran out is not made anew; whoever held it has to acquire again.
+-- Invariant: an expired lock is not created again; its former owner has to acquire it.
 local lock = KEYS[1]
 local mine, ttl_ms = ARGV[1], ARGV[2]
 

@@ -1,10 +1,10 @@
--- Put tasks into the retry set, to be looked at again when due.
+-- Put tasks into the retry set until they are due.
 -- KEYS: 1 retry, 2 scheduled, 3 archived, 4 due (ms)
--- ARGV: 1 task key prefix, 2 channel of what is due, then for each task: id, message, fence ("0": none), priority,
---       lock key or "", lock seconds, due (Unix seconds)
--- Returns one word for each: "parked", or "exists" for one that is anywhere else, such as pending (nothing changed).
--- Invariant: an id is in one place, and its hash is there; `fence` marks it as one whose row must change first. A lock
--- that another id holds is left to it. Who sleeps until the nearest is told when one of these is nearer.
+-- ARGV: 1 task key prefix, 2 due channel, then for each task: id, message, fence ("0": none), priority, lock key or "",
+--       lock seconds, due (Unix seconds)
+-- Returns one word for each: "parked"; or "exists" when it is anywhere else, such as pending (nothing changed).
+-- Invariant: an id is in one list and has a hash; its fence marks it as a task whose row must change first. A lock
+--       that another id holds stays. Forwarders are notified when one of these tasks is now the nearest.
 local place = {retry = KEYS[1], scheduled = KEYS[2], archived = KEYS[3]}
 local words, nearer = {}, false
 for i = 3, #ARGV, 7 do

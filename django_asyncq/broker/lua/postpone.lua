@@ -1,8 +1,8 @@
--- Put tasks aside that cannot run here now: from active to scheduled.
+-- Postpone tasks that cannot run here now: move them from active to scheduled.
 -- KEYS: 1 active, 2 lease, 3 held, 4 scheduled, 5 due (ms)
--- ARGV: 1 task key prefix, 2 delay in seconds, 3 channel of what is due, then for each task: id, fence
--- Returns for each how many seconds ago it was first put aside, or -1 when it is stale (nothing changed) or gone.
--- Invariant: an id is in one place. Who sleeps until the nearest is told when one of these is nearer.
+-- ARGV: 1 task key prefix, 2 delay in seconds, 3 due channel, then for each task: id, fence
+-- Returns for each the seconds since it was first postponed; -1 when it is stale (nothing changed) or missing.
+-- Invariant: an id is in one list. Forwarders are notified when one of these tasks is now the nearest.
 local now = tonumber(redis.call('TIME')[1])
 local ages, nearer = {}, false
 for i = 4, #ARGV, 2 do

@@ -1,18 +1,18 @@
--- Delete tasks that a Go worker completed and whose retention is over, as asynq's janitor does.
+-- Delete tasks that a Go worker completed and whose retention has expired, as asynq's janitor does.
 -- KEYS: 1 completed
 -- ARGV: 1 task key prefix, 2 how many at most
--- Returns how many left the set.
--- Invariant: what is not over stays as it is; a task that stands elsewhere by now loses its place in the set only.
+-- Returns how many ids were removed from the set.
+-- Invariant: a task that is still retained stays; a task that is in another list now is removed from the set only.
 local now = redis.call('TIME')[1]
 local over = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[2])
 for _, id in ipairs(over) do
   local key = ARGV[1] .. id
   local known = redis.call('HMGET', key, 'state', 'unique_key')
   redis.call('ZREM', KEYS[1], id)
-  -- A hash without state is what asynq's result writer leaves behind.
+  -- asynq's result writer leaves a hash without a state behind.
   if not known[1] or known[1] == 'completed' then
     redis.call('DEL', key)
-    -- asynq gives the lock back when the task completes; one that is left would block until its TTL.
+    -- asynq releases the lock when the task completes; a lock that is left would block until its TTL.
     if known[2] and redis.call('GET', known[2]) == id then redis.call('DEL', known[2]) end
   end
 end

@@ -1,6 +1,8 @@
--- Take out of a worker's held tasks what it does not hold any more: it is gone, and others had its tasks since.
--- KEYS: 1 held by the worker   ARGV: 1 task key prefix, 2 worker id
--- Returns how many went. Invariant: what the worker has taken last, with this fence, stays.
+-- Remove from a worker's held tasks those that it no longer holds, after the worker died.
+-- KEYS: 1 held by the worker
+-- ARGV: 1 task key prefix, 2 worker id
+-- Returns how many were removed.
+-- Invariant: a task that this worker dequeued last, with this fence, stays.
 local held = redis.call('HGETALL', KEYS[1])
 local pruned = 0
 for i = 1, #held, 2 do

@@ -1,8 +1,8 @@
--- Give running tasks their entry back after Redis lost its memory.
+-- Recreate the entries of running tasks after Redis lost its memory.
 -- KEYS: 1 active, 2 lease, 3 held by this worker
 -- ARGV: 1 task key prefix, 2 lease seconds, 3 worker id, then for each task: id, message, fence, priority
--- Returns one word for each: "reasserted", "exists" (it is there with this fence), "stale" (there with another).
--- Invariant: what is there is never changed. With its priority a task that is handed back returns to its place.
+-- Returns one word for each: "reasserted"; or, with nothing changed, "exists" (same fence) or "stale" (other fence).
+-- Invariant: an existing entry never changes. The priority is kept, so a requeue puts the task where it was.
 local lease_end = redis.call('TIME')[1] + ARGV[2]
 local words = {}
 for i = 4, #ARGV, 4 do

@@ -1,9 +1,9 @@
--- Remove tasks from wherever they are.
--- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 archived, 6 completed, 7 active, 8 lease, 9 groups,
---       10 due (ms)
+-- Remove tasks from wherever they are, with their locks.
+-- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 archived, 6 completed, 7 active, 8 lease, 9 groups, 10 due (ms)
 -- ARGV: 1 task key prefix, 2 held key prefix, 3 group key prefix, then task ids
--- Returns how many were there. Invariant: nothing of them stays, their lock neither, if it is theirs. Only the hash
--- can tell that an id is in pending, which may be long; an id there without a hash is dropped by its taker.
+-- Returns how many tasks existed.
+-- Invariant: nothing of them is left; a lock that another id holds stays. Pending may be long and is searched only when
+--       the hash says so: `dequeue` drops an id without a hash.
 local removed = 0
 for i = 4, #ARGV do
   local id = ARGV[i]

@@ -1,9 +1,9 @@
--- Give tasks back that were taken: to the head of pending, or to their place by priority.
+-- Requeue running tasks, unfinished: as the next in pending, or by their priority.
 -- KEYS: 1 active, 2 lease, 3 held, 4 pending, 5 priority
--- ARGV: 1 task key prefix, 2 wake channel, 3 "1" to raise the fence, then for each task: id, fence; the last given
---       is the next to be taken
--- Returns one word for each: "requeued", "stale" (nothing changed), "gone" (no hash).
--- Invariant: with a raised fence nothing the former holder still says is accepted.
+-- ARGV: 1 task key prefix, 2 wake channel, 3 "1" to raise the fence, then for each task: id, fence; the last one given
+--       is the next to run
+-- Returns one word for each: "requeued", "stale" (nothing changed) or "missing" (no hash).
+-- Invariant: after the fence is raised, nothing that the former holder reports is accepted.
 local words, woke = {}, false
 for i = 4, #ARGV, 2 do
   local id, fence = ARGV[i], ARGV[i + 1]
@@ -26,7 +26,7 @@ for i = 4, #ARGV, 2 do
         redis.call('RPUSH', KEYS[4], id)
       end
     end
-    words[#words + 1] = known[2] and 'requeued' or 'gone'
+    words[#words + 1] = known[2] and 'requeued' or 'missing'
   end
 end
 if woke then redis.call('PUBLISH', ARGV[2], '1') end

@@ -1,9 +1,9 @@
--- Put tasks that failed into the retry set.
+-- Move failed tasks from active to the retry set.
 -- KEYS: 1 active, 2 lease, 3 held, 4 retry, 5 processed of the day, 6 failed of the day, 7 processed, 8 failed
--- ARGV: 1 task key prefix, 2 time the day's counters expire, 3 largest counter, 4 "1" to count failures,
---       5 channel of what is due, then for each task: id, fence, message, due (Unix seconds)
--- Returns one word for each: "retried", "stale" (nothing changed), "gone" (no hash).
--- Invariant: as `done`; the task's unique lock stays. Who sleeps until the nearest is told when one of these is nearer.
+-- ARGV: 1 task key prefix, 2 time at which the day's counters expire, 3 largest counter, 4 "1" to count failures,
+--       5 due channel, then for each task: id, fence, message, due (Unix seconds)
+-- Returns one word for each: "retried", "stale" (nothing changed) or "missing" (no hash).
+-- Invariant: as in `done`; the unique lock stays. Forwarders are notified when one of these tasks is now the nearest.
 local words, count, nearer = {}, 0, false
 for i = 6, #ARGV, 4 do
   local id, fence, message, due = unpack(ARGV, i, i + 3)
@@ -22,7 +22,7 @@ for i = 6, #ARGV, 4 do
       nearer = nearer or redis.call('ZRANGE', KEYS[4], 0, 0)[1] == id
       count = count + 1
     end
-    words[#words + 1] = known[2] and 'retried' or 'gone'
+    words[#words + 1] = known[2] and 'retried' or 'missing'
   end
 end
 if count > 0 and ARGV[4] == '1' then

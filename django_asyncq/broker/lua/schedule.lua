@@ -1,11 +1,10 @@
--- Put new tasks into the scheduled set, until they are due.
+-- Put new tasks into the scheduled set until they are due.
 -- KEYS: 1 scheduled, 2 due (ms)
--- ARGV: 1 task key prefix, 2 channel of what is due, then for each task: id, message, fence ("0": none), priority,
---       lock key or "", lock seconds, due (Unix seconds), due (Unix ms, or "0" when that is no earlier)
--- Returns one word for each: "scheduled", "exists" (nothing changed), "duplicate" (another id holds the lock; nothing
---       changed).
--- Invariant: an id that is anywhere stays there. No lock is taken for a task that is refused. Who sleeps until the
---       nearest is told when one of these is nearer.
+-- ARGV: 1 task key prefix, 2 due channel, then for each task: id, message, fence ("0": none), priority, lock key or "",
+--       lock seconds, due (Unix seconds, rounded up), due (Unix ms, "0" when it is a whole second)
+-- Returns one word for each: "scheduled"; or, with nothing changed, "exists" or "duplicate" (another id has the lock).
+-- Invariant: an id that is in any list stays there. A refused task takes no lock. Forwarders are notified when one of
+--       these tasks is now the nearest.
 local words, nearer = {}, false
 for i = 3, #ARGV, 8 do
   local id, message, fence, priority, lock, seconds, due, due_ms = unpack(ARGV, i, i + 7)

@@ -1,8 +1,8 @@
--- Leave how runs ended in the hashes of their tasks, for whoever takes them next to record, and give their leases up.
+-- Store the outcomes of runs in the hashes of their tasks, to be recorded by another process, and expire their leases.
 -- KEYS: 1 lease, 2 held
 -- ARGV: 1 task key prefix, then for each task: id, fence, outcome
--- Returns one word for each: "spilled", "stale" (another run holds it, or none; nothing changed), "gone" (no hash).
--- Invariant: the task stays active with its fence, its lease is over now, and its former holder does not renew it.
+-- Returns one word for each: "spilled", "stale" (not active with this fence; nothing changed) or "missing" (no hash).
+-- Invariant: the task stays active with its fence; its lease expires now, and its former holder does not renew it.
 local now = redis.call('TIME')[1]
 local words = {}
 for i = 2, #ARGV, 3 do
@@ -10,7 +10,7 @@ for i = 2, #ARGV, 3 do
   local key = ARGV[1] .. id
   local known = redis.call('HMGET', key, 'fence', 'state')
   if not known[2] then
-    words[#words + 1] = 'gone'
+    words[#words + 1] = 'missing'
   elseif (known[1] or '0') ~= fence or known[2] ~= 'active' then
     words[#words + 1] = 'stale'
   else

@@ -1,6 +1,8 @@
--- Tell how runs ended whose worker could not record it.
--- KEYS: 1 pending, which only says where the queue lives   ARGV: 1 task key prefix, then task ids
--- Returns {id, outcome, …} for those that have one. Invariant: nothing changes.
+-- Read the outcomes of runs whose worker could not record them.
+-- KEYS: 1 pending (not read; it only selects the cluster slot)
+-- ARGV: 1 task key prefix, then task ids
+-- Returns {id, outcome, …} for the tasks that have one.
+-- Invariant: nothing changes.
 local reply = {}
 for i = 2, #ARGV do
   local outcome = redis.call('HGET', ARGV[1] .. ARGV[i], 'outcome')

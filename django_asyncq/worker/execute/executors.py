@@ -89,7 +89,7 @@ class Runner:
             late = TaskTimeout(f"the task took longer than its timeout of {job.timeout_seconds:g} s")
             late.__cause__ = exception
             exception = late
-        failpoints.reach("run.ended")
+        failpoints.reach("run.function_returned")
         self.board.leave(job.slot)
         self.on_ended(Outcome(job, timezone.now(), value, exception))
 

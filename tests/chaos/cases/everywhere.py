@@ -25,10 +25,10 @@ WORKER = (
     "claim.leased",
     "claim.rows_read",
     "begin.counted",
-    "mark.row_written",
-    "run.ended",
+    "mark_running.row_written",
+    "run.function_returned",
     "report.row_written",
-    "acknowledge.queue_told",
+    "acknowledge.queue_acknowledged",
     "report.acknowledged",
     "complete.row_written",
     "complete.committed",
@@ -37,23 +37,28 @@ WORKER = (
 )
 PRODUCER = (
     "build.gate_built",
-    "enqueue.slot_taken",
+    "enqueue.slot_acquired",
     "enqueue.row_inserted",
     "enqueue.committed",
     "dispatch.slots_confirmed",
     "dispatch.queue_pushed",
-    "batch.taken",
+    "push_batch.collected",
     "enqueue.pushed",
     "broker.batch_sent",
     "park.row_written",
     "delete.committed",
 )
 # They are passed only while the database is away, and here it is not: `test_crash.py` kills there.
-ELSEWHERE = ("spill.outcome_left", "replay.row_written")
+ELSEWHERE = ("spill.queue_spilled", "replay.row_written")
 POINTS = tuple(point for point in failpoints.POINTS if point not in ELSEWHERE)
 SUPERVISOR = tuple(point for point in POINTS if point not in WORKER and point not in PRODUCER)
 # How often a process may pass before it dies; the others are brought about one by one, and die at the first.
-OFTEN = {**dict.fromkeys(WORKER[:10], 6), "beat.lease_renewed": 6, "reconcile.leases_mended": 2, "mark.row_written": 2}
+OFTEN = {
+    **dict.fromkeys(WORKER[:10], 6),
+    "beat.leases_renewed": 6,
+    "reconcile.leases_recovered": 2,
+    "mark_running.row_written": 2,
+}
 REACHED_SECONDS = 20
 TRIES = 3
 
@@ -174,13 +179,13 @@ class Killing:
     def _provoke_supervisor(self, point: str) -> None:
         provoke: dict[str, Callable[[], object]] = {
             "reconcile.marked_alive": self._forget_alive,
-            "reconcile.page_mended": self._never_pushed,
+            "reconcile.page_repaired": self._never_pushed,
             "abandon.row_written": self._unknown_run,
             "prune.rows_deleted": self._old_rows,
             "start_up.row_written": self._start_anew,
             "reap.death_noticed": self._kill_busy,
             "recover.row_written": self._kill_busy,
-            "recover.redis_told": self._kill_busy,
+            "recover.redis_updated": self._kill_busy,
         }
         provoke.get(point, lambda: None)()
 

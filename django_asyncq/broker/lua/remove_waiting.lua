@@ -1,9 +1,10 @@
 -- Remove waiting tasks whose row is final, at most 50 a call.
 -- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 due (ms)
 -- ARGV: 1 task key prefix, then for each task: id, fence ("" for none) as it was seen before the row was read
--- Returns how many went. Invariant: a task that was pushed again or taken since has another fence or state and stays.
+-- Returns how many tasks were removed.
+-- Invariant: a task that was pushed or dequeued since then has another fence or state, and stays.
 local waits = {pending = true, scheduled = true, retry = true}
-local discarded = 0
+local removed = 0
 for i = 2, #ARGV, 2 do
   local id, key = ARGV[i], ARGV[1] .. ARGV[i]
   local known = redis.call('HMGET', key, 'state', 'fence', 'unique_key')
@@ -13,7 +14,7 @@ for i = 2, #ARGV, 2 do
     if waited == 0 then redis.call('LREM', KEYS[1], 0, id) end
     redis.call('ZREM', KEYS[5], id)
     if known[3] and redis.call('GET', known[3]) == id then redis.call('DEL', known[3]) end
-    discarded = discarded + redis.call('DEL', key)
+    removed = removed + redis.call('DEL', key)
   end
 end
-return discarded
+return removed

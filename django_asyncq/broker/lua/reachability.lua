@@ -1,8 +1,8 @@
--- Note that somebody reaches Redis, and tell for how long it has been within reach.
--- KEYS: 1 alive (string), 2 pulse (hash: last, resumed; Unix milliseconds)
--- ARGV: 1 milliseconds without a pulse from which on it counts as having been out of reach
--- Returns {since when it remembers, in Unix seconds ("": it does not), milliseconds since it came back into reach}
--- Invariant: the first pulse after an outage ends it for all.
+-- Record that a process reached Redis, and return how long Redis has been reachable without a gap.
+-- KEYS: 1 alive (string), 2 reachability (hash: last, resumed; Unix milliseconds)
+-- ARGV: 1 milliseconds without a call of this script that count as an outage
+-- Returns {Unix seconds since which Redis remembers ("": it does not), milliseconds since the last outage}.
+-- Invariant: the first call after an outage sets its end for all processes.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local known = redis.call('HMGET', KEYS[2], 'last', 'resumed')

@@ -1,6 +1,7 @@
--- Tell how tasks stand in Redis.
--- KEYS: 1 pending, which only says where the queue lives   ARGV: 1 task key prefix, then task ids
--- Returns state and fence of each id, one after the other; state "" for one without message, fence "" for none.
+-- Read the states of tasks in Redis.
+-- KEYS: 1 pending (not read; it only selects the cluster slot)
+-- ARGV: 1 task key prefix, then task ids
+-- Returns state and fence of each id, one after the other: state "" without a message, fence "" for none.
 -- Invariant: nothing changes.
 local reply = {}
 for i = 2, #ARGV do
