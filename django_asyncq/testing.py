@@ -21,6 +21,8 @@ from types import TracebackType
 
 from . import failpoints
 
+__all__ = ["EmbeddedRedis", "arm_from_environment", "crash_at"]
+
 START_SECONDS = 10.0
 STOP_SECONDS = 5.0
 START_ATTEMPTS = 3

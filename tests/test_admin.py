@@ -346,7 +346,7 @@ def test_retry_without_redis_changes_nothing(operator: Client, monkeypatch: pyte
     def unreachable(*args: Any, **kwargs: Any) -> Any:
         raise GateUnavailable("small")
 
-    monkeypatch.setattr(gates, "acquire", unreachable)
+    monkeypatch.setattr("django_asyncq.gates.receivers.acquire", unreachable)
     records = [make(gate="small"), make()]
     response = run_action(operator, *records, confirmed="yes")
     assert said(response) == [

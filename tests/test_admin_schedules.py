@@ -649,7 +649,7 @@ def test_run_without_redis_gives_the_reason(boss: Client, monkeypatch: pytest.Mo
     def unreachable(*args: Any, **kwargs: Any) -> Any:
         raise GateUnavailable("reports")
 
-    monkeypatch.setattr(gates, "acquire", unreachable)
+    monkeypatch.setattr("django_asyncq.gates.receivers.acquire", unreachable)
     row = make(task="tests.tasks.gated_tally")
     ((level, text),) = said(boss.post(f"{LIST}{row.pk}/run/", {"seen": "0"}))
     assert level == "error" and "cannot be asked" in text

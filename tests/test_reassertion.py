@@ -91,7 +91,7 @@ def test_task_that_another_worker_finished_is_not_reasserted(step: int) -> None:
         finish(taken_by("other"), "other")
 
     assert "reassert" not in reassert("frozen", run, step, recover_and_finish)
-    assert Broker().done("default", "frozen", [run.lease]) == ["gone"]
+    assert Broker().done("default", "frozen", [run.lease]) == ["missing"]
     assert TaskRecord.objects.get().worker_ids == ["frozen", "other"]
 
 
