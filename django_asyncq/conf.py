@@ -52,6 +52,8 @@ class Settings:
     """Expected seconds of a task at a gate that does not say."""
     push_batch_seconds: float = 0.01
     """How long what is enqueued right after a push waits to be pushed with more; 0: each `enqueue` pushes at once."""
+    handoff: bool = True
+    """Whether an idle worker is handed a pushed task at once; if not, all idle workers are only woken."""
     max_arguments_bytes: int = 262_144
     """Largest size of a task's arguments as JSON."""
     max_result_bytes: int = 1_048_576

@@ -273,10 +273,10 @@ class Supervisor:
     def _recover(self, child: Child, exit_code: int | None) -> None:
         started = {running.id for running in child.board.running()}
         # First: Redis may not have noticed yet that nobody waits there any more.
-        self.broker.dismiss(child.worker_id)
+        self.broker.stop_handoff(child.worker_id)
         # Asked anew: the names known were read up to 5 s ago, and it may have taken a task of a queue named since.
         for queue in self.options.queues or sorted(self.broker.queues()):
-            self.broker.put_back(queue, child.worker_id)
+            self.broker.requeue_moved(queue, child.worker_id)
             leases = self.broker.held(queue, child.worker_id)
             if not leases:
                 continue

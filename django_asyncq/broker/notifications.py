@@ -1,15 +1,13 @@
 """How who waits is told on channels: of pushes by priority, of new queues, of what is due sooner.
 
-One thread listens; it only wakes: who comes for nothing waits again. Pushes to `pending` are not told so (`standby`).
+One thread listens; it only wakes: who comes for nothing waits again. Pushes to `pending` are not told so (`handoff`).
 """
 
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any, Protocol
 
 from redis.exceptions import RedisError
@@ -17,6 +15,7 @@ from redis.exceptions import RedisError
 from ..exceptions import BrokerUnavailable
 from . import clients
 from .keys import keys_of, names_channel
+from .redis_internals import shut_down
 
 logger = logging.getLogger("django_asyncq.broker")
 
@@ -29,14 +28,6 @@ class Settable(Protocol):
 
     def set(self) -> None:
         """Wake whoever waits."""
-
-
-def cut(connection: Any) -> None:
-    """Let whoever reads from a connection find its end. Closing it is theirs: redis-py stumbles when others do."""
-    found = getattr(connection, "_sock", None)
-    if found is not None:
-        with suppress(OSError):
-            found.shutdown(socket.SHUT_RDWR)
 
 
 class Listener:
@@ -63,7 +54,7 @@ class Listener:
         self._stopped.set()
         for _ in range(int(STOP_SECONDS / 0.05)):
             # Again and again, for it may just have been about to connect.
-            cut(self._connection)
+            shut_down(self._connection)
             if not self._thread.is_alive():
                 return
             self._thread.join(0.05)
