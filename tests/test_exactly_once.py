@@ -236,12 +236,12 @@ def test_frameworks_signals_come_once_after_the_commit(history_path: Path) -> No
     """`task_finished` of a task that failed after its completion tells of a success."""
     result = tasks.completes.enqueue(then="raise")
     run_workers(ASYNCQ_TEST_SIGNALS="1")
-    heard = [line for line in history(history_path) if line["event"] in ("started", "finished")]
-    assert [(line["event"], line["status"], line["handling"]) for line in heard] == [
+    sent = [line for line in history(history_path) if line["event"] in ("started", "finished")]
+    assert [(line["event"], line["status"], line["handling"]) for line in sent] == [
         ("started", "RUNNING", None),
         ("finished", "SUCCESSFUL", None),
     ]
-    assert {line["id"] for line in heard} == {result.id}
+    assert {line["id"] for line in sent} == {result.id}
 
 
 async def _never() -> None:

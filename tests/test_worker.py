@@ -51,7 +51,7 @@ def record_of(result: Any) -> TaskRecord:
 
 
 def is_running(result: Any) -> bool:
-    """Whether the row says 1."""
+    """Whether the row says RUNNING."""
     return record_of(result).state == TaskState.RUNNING
 
 
@@ -77,7 +77,7 @@ def test_leaves_nothing_in_redis_but_counters(handoff: str, redis_client: Any, k
 
 
 def test_retries_until_it_succeeds(history_path: Path) -> None:
-    """A failure with attempts left is tried again; each try leaves its error and its worker."""
+    """A failure with attempts left is retried; each attempt leaves its error and its worker."""
     result = tasks.fail_until.enqueue(3)
     run_workers()
     record = record_of(result)
@@ -88,7 +88,7 @@ def test_retries_until_it_succeeds(history_path: Path) -> None:
 
 
 def test_gives_up_after_the_last_attempt_and_at_once_on_give_up_on(history_path: Path) -> None:
-    """`max_attempts` bounds the tries; an exception of `give_up_on` ends them."""
+    """`max_attempts` bounds the attempts; after an exception of `give_up_on` there is no other."""
     exhausted, fatal = tasks.fail_until.enqueue(9), tasks.fail_until.enqueue(9, fatal=True)
     log = run_workers().stderr
     assert log.count("attempt 1 of 3 failed with Glitch; next attempt at") == 1
@@ -120,14 +120,14 @@ def test_result_that_json_cannot_carry_is_replaced_by_a_note() -> None:
 
 
 def test_async_task_over_its_timeout_is_cancelled() -> None:
-    """An `async def` task ends at its timeout with TaskTimeout."""
+    """An `async def` task fails at its timeout with TaskTimeout."""
     result = tasks.overruns_async.enqueue()
     run_workers()
     (error,) = record_of(result).errors
     assert error["exception"] == "django_asyncq.exceptions.TaskTimeout"
 
 
-def test_sync_task_that_listens_fails_with_timeout_and_keeps_its_process(history_path: Path) -> None:
+def test_sync_task_that_stops_when_asked_fails_with_timeout_and_keeps_its_process(history_path: Path) -> None:
     """The cooperative flag is set; a run that took too long has failed even when it returns."""
     result, other = tasks.overruns.enqueue(listens=True), tasks.add.enqueue(1)
     run_workers("--concurrency", "1")
@@ -136,7 +136,7 @@ def test_sync_task_that_listens_fails_with_timeout_and_keeps_its_process(history
 
 
 def test_sync_task_that_ignores_its_timeout_has_its_process_replaced(history_path: Path) -> None:
-    """The process is ended; the overdue task has failed, its neighbour runs again without an attempt used."""
+    """The process is killed; the overdue task has failed, its neighbour runs again without an attempt used."""
     late, neighbour = tasks.overruns.enqueue(listens=False), tasks.nap.enqueue(1.5)
     run_workers("--concurrency", "2", ASYNCQ_TEST_TIMEOUT_GRACE="0.5")
     assert record_of(late).state == TaskState.FAILED
@@ -164,7 +164,7 @@ def test_task_that_holds_the_interpreter_past_its_lease_runs_once(history_path: 
 
 
 def test_killed_process_has_exactly_its_tasks_run_again_within_two_seconds(history_path: Path, tmp_path: Path) -> None:
-    """kill -9 of one of three processes: what it ran begins again elsewhere, and nothing else does."""
+    """kill -9 of one of three processes: its tasks begin again elsewhere, and no others do."""
     results = [tasks.nap.enqueue(6) for _ in range(4)]
     # What is left of six slots after the kill holds all four tasks: nobody waits for the new process to start.
     with workers(tmp_path, "--processes", "3", "--concurrency", "2"):
@@ -190,7 +190,7 @@ def test_killed_process_has_exactly_its_tasks_run_again_within_two_seconds(histo
 
 
 def test_task_that_kills_its_worker_three_times_is_failed(history_path: Path) -> None:
-    """A poison pill ends as WorkerLost with the signal that killed its process."""
+    """A poison pill fails with WorkerLost and the signal that killed its process."""
     result = tasks.kills_its_process.enqueue()
     run_workers()
     record = record_of(result)
@@ -200,8 +200,8 @@ def test_task_that_kills_its_worker_three_times_is_failed(history_path: Path) ->
     assert len(history(history_path)) == 3
 
 
-def test_sigterm_drains_what_ends_in_time(history_path: Path, tmp_path: Path) -> None:
-    """Running tasks end, waiting ones are not begun and lose nothing."""
+def test_sigterm_drains_tasks_that_finish_in_time(history_path: Path, tmp_path: Path) -> None:
+    """Running tasks finish; waiting ones are not begun and lose nothing."""
     running = [tasks.nap.enqueue(1.0) for _ in range(2)]
     with workers(tmp_path, "--concurrency", "2") as fleet:
         wait_until(lambda: all(is_running(result) for result in running), "running tasks")
@@ -211,8 +211,8 @@ def test_sigterm_drains_what_ends_in_time(history_path: Path, tmp_path: Path) ->
     assert (record_of(waiting).state, record_of(waiting).attempt) == (TaskState.QUEUED, 0)
 
 
-def test_shutdown_past_the_grace_hands_back_without_an_attempt(history_path: Path, tmp_path: Path) -> None:
-    """What does not end in time is queued again, its try taken back, sync and async alike."""
+def test_shutdown_past_the_grace_requeues_without_an_attempt(history_path: Path, tmp_path: Path) -> None:
+    """A task that does not finish in time is queued again, its attempt not counted, sync and async alike."""
     slow, slow_async = tasks.nap.enqueue(30), tasks.nap_async.enqueue(30)
     with workers(tmp_path, ASYNCQ_TEST_SHUTDOWN_GRACE="1") as fleet:
         wait_until(lambda: is_running(slow) and is_running(slow_async), "running tasks")
@@ -241,8 +241,8 @@ def test_second_signal_hurries(history_path: Path, tmp_path: Path) -> None:
     assert record_of(slow).attempt == 0
 
 
-def test_workers_are_looked_for_while_threads_of_the_supervisor_end() -> None:
-    """A thread that is listed may be gone when its children are asked for."""
+def test_workers_are_found_while_threads_of_the_supervisor_exit() -> None:
+    """A thread that is listed may have exited when its children are asked for."""
     over = threading.Event()
 
     def start_and_end() -> None:
@@ -260,8 +260,8 @@ def test_workers_are_looked_for_while_threads_of_the_supervisor_end() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_to_the_end_do_not_kill_what_has_ended(number: signal.Signals, tmp_path: Path) -> None:
-    """Whoever signals again and again, until the process is gone: it has stopped in order, and says so."""
+def test_signals_until_the_exit_do_not_kill_a_process_that_has_stopped(number: signal.Signals, tmp_path: Path) -> None:
+    """Signalled again and again until it exits, it stops in order, and its exit code says so."""
     with workers(tmp_path, "--processes", "1") as fleet:
         wait_until(fleet.children, "a worker")
         deadline = time.monotonic() + 30
@@ -283,7 +283,7 @@ def test_idle_worker_exits_within_two_seconds(handoff: str, tmp_path: Path) -> N
 
 
 def test_children_drain_when_their_supervisor_is_killed(history_path: Path, tmp_path: Path) -> None:
-    """A supervisor that is gone leaves no worker behind."""
+    """A dead supervisor leaves no worker behind."""
     done = tasks.add.enqueue(1)
     with workers(tmp_path) as fleet:
         wait_until(lambda: record_of(done).state == TaskState.SUCCEEDED, "a first task")
@@ -327,7 +327,7 @@ def test_no_outcome_is_expected_once_nothing_runs_and_nothing_is_fetched() -> No
 
 
 def test_unregistered_task_is_failed_with_the_reason(history_path: Path) -> None:
-    """A name the code does not know: put off, then 3 with the name in the reason; others go on."""
+    """A name that the code does not know: postponed, then FAILED with the name in the reason; others go on."""
     record = TaskRecord.objects.create(name="os.system", args=["true"], queue_name="default")
     lifecycle.dispatch([record])
     fine = tasks.add.enqueue(1)
@@ -405,7 +405,7 @@ def test_max_tasks_replaces_processes() -> None:
 
 
 def test_spiteful_results_and_errors_are_recorded_and_others_do_not_suffer() -> None:
-    """Objects that raise when looked at, errors that cannot be printed, SystemExit: all have an end."""
+    """Objects that raise when they are read, errors that cannot be printed, SystemExit: all are recorded."""
     spite, unspeakable, leaving = (
         tasks.returns_spite.enqueue(),
         tasks.raises_unspeakable.enqueue(),
@@ -421,7 +421,7 @@ def test_spiteful_results_and_errors_are_recorded_and_others_do_not_suffer() -> 
 
 
 def test_async_tasks_keep_to_the_concurrency(history_path: Path) -> None:
-    """Short tasks make the worker take more ahead; no more than N of them run at once."""
+    """Short tasks make the worker prefetch more; no more than N of them run at once."""
     tasks.add_async.enqueue_many([(n,) for n in range(100)])
     tasks.counts_others.enqueue_many([(0.05,)] * 20)
     run_workers("--concurrency", "3")
@@ -472,11 +472,11 @@ def test_liveness_file_is_touched_while_all_is_well(tmp_path: Path) -> None:
 
 
 def test_frameworks_signals_are_sent_in_the_worker(history_path: Path) -> None:
-    """`task_started` for each try; `task_finished` once, at the end, where `sys.exc_info()` shows the failure."""
+    """`task_started` for each attempt; `task_finished` once, for the last, and `sys.exc_info()` shows the failure."""
     retried, failing = tasks.fail_until.enqueue(2), tasks.fail_until.enqueue(9, fatal=True)
     run_workers(ASYNCQ_TEST_SIGNALS="1")
-    heard = [line for line in history(history_path) if line["event"] in ("started", "finished")]
-    by_id = {id: [line for line in heard if line["id"] == id] for id in (retried.id, failing.id)}
+    sent = [line for line in history(history_path) if line["event"] in ("started", "finished")]
+    by_id = {id: [line for line in sent if line["id"] == id] for id in (retried.id, failing.id)}
     assert [line["event"] for line in by_id[retried.id]] == ["started", "started", "finished"]
     assert [line["status"] for line in by_id[retried.id]] == ["RUNNING", "RUNNING", "SUCCESSFUL"]
     assert [(line["event"], line["handling"]) for line in by_id[failing.id]] == [
@@ -486,7 +486,7 @@ def test_frameworks_signals_are_sent_in_the_worker(history_path: Path) -> None:
 
 
 def job(seconds_ago: float = 0.0) -> Job:
-    """A job of a task that is nowhere, and when it was taken."""
+    """A job of a task that is in no store. seconds_ago: when it was taken."""
     record = TaskRecord(name="tests.tasks.add", args=[1])
     taken_at = time.monotonic() - seconds_ago
     return Job(lifecycle.Run(record, Lease(str(record.id), 1)), registered("tests.tasks.add"), taken_at)
