@@ -113,7 +113,7 @@ def test_sigterm_while_the_database_is_away_runs_nothing_again(
     with workers(tmp_path, "--concurrency", str(TASKS), DATABASE_URL=outage.url) as fleet:
         end_without_database(outage, history_path, 2.0)
         assert fleet.stop() == 0
-        assert f"{TASKS} of {TASKS} outcomes were left in Redis" in fleet.output()
+        assert f"{TASKS} of {TASKS} outcomes were spilled to Redis" in fleet.output()
     outage.end()
     assert TaskRecord.objects.succeeded().count() == 0
     run_workers()
