@@ -107,6 +107,7 @@ RULES: dict[str, Rule] = {
         f"keep: {retention_policy.RETENTION_TIME_HINT}.",
     ),
     "PRUNE_SECONDS": Rule("asyncq.E130", _is_positive, POSITIVE_SECONDS),
+    "HANDOFF": Rule("asyncq.E134", _is_bool, TRUE_OR_FALSE),
     "PUSH_BATCH_SECONDS": Rule(
         "asyncq.E131",
         lambda value: _is_number(value) and 0 <= value <= 1,

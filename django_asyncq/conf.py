@@ -53,6 +53,8 @@ class Settings:
     """Expected run time of a task with a gate that sets no `expected_seconds`."""
     push_batch_seconds: float = 0.01
     """How long a task may wait to be pushed together with others; 0 pushes in every `enqueue`."""
+    handoff: bool = True
+    """Whether an idle worker is handed a pushed task at once; if not, a push wakes all idle workers."""
     max_arguments_bytes: int = 262_144
     """Largest size of a task's arguments as JSON."""
     max_result_bytes: int = 1_048_576

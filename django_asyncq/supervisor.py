@@ -298,10 +298,10 @@ class Supervisor:
         """Recover the tasks of one dead process. Raises: BrokerUnavailable, django.db.Error."""
         started = {running.id for running in child.slot_table.running()}
         # First: Redis may still hand a task to the dead worker's blocked connection.
-        self.broker.dismiss(child.worker_id)
+        self.broker.stop_handoff(child.worker_id)
         # Read again: the known names may be 5 s old, and the worker may have claimed a task of a newer queue.
         for queue in self.options.queues or sorted(self.broker.queues()):
-            self.broker.put_back(queue, child.worker_id)
+            self.broker.requeue_moved(queue, child.worker_id)
             leases = self.broker.held(queue, child.worker_id)
             if not leases:
                 continue

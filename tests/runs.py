@@ -1,26 +1,46 @@
-"""Tasks that a worker has taken and begun, made with the verbs themselves."""
+"""What a worker does, done in the test's own process: tasks claimed and begun, and a worker whose main thread it is."""
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.utils import timezone
 
 from django_asyncq import lifecycle
 from django_asyncq.broker import Broker
+from django_asyncq.worker.options import WorkerOptions
+from django_asyncq.worker.process import WorkerProcess
+from django_asyncq.worker.slot_table import SlotTable
 
 from . import tasks
 
 
 def claimed(worker_id: str = "w", **options: Any) -> lifecycle.Run:
-    """A new task that a worker has taken and whose row says so. options: as of `using`."""
+    """Return a new task that a worker has claimed and written as RUNNING. options: as of `using`."""
     tasks.add.using(**options).enqueue(1)
     return taken_by(worker_id)
 
 
 def taken_by(worker_id: str) -> lifecycle.Run:
-    """The next task, which a worker has taken and whose row says so."""
+    """Return the next task, which a worker has claimed and written as RUNNING."""
     (run,) = lifecycle.claim(Broker(), "default", worker_id, 1, "default").runs
     lifecycle.begin(run, worker_id, timezone.now())
     lifecycle.mark_running([run])
     return run
+
+
+@contextmanager
+def worker_process(*, concurrency: int = 2) -> Iterator[WorkerProcess]:
+    """A worker of the queue `default` in this process, whose main thread is the test's; its reporter is not started."""
+    ours, theirs = multiprocessing.Pipe()
+    options = WorkerOptions(concurrency=concurrency, queues={"default": 1})
+    process = WorkerProcess(options, SlotTable(2 * concurrency), theirs)
+    try:
+        yield process
+    finally:
+        process.fetcher.stop()
+        ours.close()
+        theirs.close()

@@ -71,14 +71,14 @@ MACHINE = {
         "dequeue", "redis.call('RPUSH', KEYS[1], moved)", "return {'taken'}"
     ),
     "dequeue that notes nothing unread": Cut("dequeue", "redis.call('HSET', KEYS[7], ARGV[5], taken[1])", ""),
-    "dequeue by who goes on standing by": Cut("dequeue", "if KEYS[7] then", "if false then"),
+    "dequeue by a worker that stays ready": Cut("dequeue", "if KEYS[7] then", "if false then"),
     "extend that renews what was not read": Cut("extend", "unread[id] = not begun[id]", ""),
     "extend that asks not what has begun": Cut("extend", "not begun[id]", "true"),
-    "stand_by that takes all for read": Cut(
-        "stand_by", "redis.call('HDEL', KEYS[1], ARGV[1])", "redis.call('DEL', KEYS[1])"
+    "handoff_ready that takes all for read": Cut(
+        "handoff_ready", "redis.call('HDEL', KEYS[1], ARGV[1])", "redis.call('DEL', KEYS[1])"
     ),
-    "stand_by that is never over": Cut("stand_by", "redis.call('HDEL', KEYS[1], '')", ""),
-    "put_back behind the others": Cut("put_back", "redis.call('RPUSH'", "redis.call('LPUSH'"),
+    "handoff_ready that is never over": Cut("handoff_ready", "redis.call('HDEL', KEYS[1], '')", ""),
+    "requeue_moved behind the others": Cut("requeue_moved", "redis.call('RPUSH'", "redis.call('LPUSH'"),
     "repair_orphans of a task in a list": Cut(
         "repair_orphans", "redis.call('LPOS', KEYS[list], id, 'RANK', -1)", "false"
     ),

@@ -1,4 +1,4 @@
-"""What a worker process leaves behind that a signal has ended."""
+"""The stacks that a worker process leaves behind when a signal kills it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .workers import ROOT, run_workers
 
 @pytest.mark.django_db(transaction=True)
 def test_task_that_crashes_its_process_three_times_says_where(tmp_path: Path) -> None:
-    """3 with `WorkerLost`, the signal, and the stack with the task's own function; no file is left."""
+    """FAILED with `WorkerLost`, the signal, and the stack with the task's own function; no file is left."""
     result = tasks.reads_nowhere.enqueue()
     done = run_workers(TMPDIR=str(tmp_path))
     record = TaskRecord.objects.get(id=result.id)
@@ -43,7 +43,7 @@ def test_task_that_is_killed_has_no_stack(tmp_path: Path) -> None:
 
 
 def test_what_was_written_is_read_and_bounded() -> None:
-    """The process removes the path; the supervisor still reads, as much as fits."""
+    """The process unlinks the file; the supervisor still reads it, as much as fits."""
     last = CrashStack()
     code = (
         "import sys, os, faulthandler; from django_asyncq.worker.crash_stack import write_crash_stack\n"
@@ -59,7 +59,7 @@ def test_what_was_written_is_read_and_bounded() -> None:
     assert not Path(long.path).exists()
 
 
-def test_without_a_place_for_files_workers_start_all_the_same(
+def test_workers_start_where_no_file_can_be_made(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The stack is not known then, and the log says so."""

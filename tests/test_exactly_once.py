@@ -88,7 +88,7 @@ def test_result_that_the_database_refuses_does_not_undo_the_effects(monkeypatch:
 
 
 def test_commit_that_gave_no_answer_is_looked_up() -> None:
-    """`recorded` tells a run whose row stands as it wanted from one that was rolled back."""
+    """`already_recorded` tells a run whose row was committed from one that was rolled back."""
     record = TaskRecord.objects.create(name="tests.tasks.add")
     run = lifecycle.Run(record, Lease(str(record.id), 1))
     lifecycle.begin(run, "w", timezone.now())
@@ -104,7 +104,7 @@ def test_commit_that_gave_no_answer_is_looked_up() -> None:
 
 
 def test_failure_rolls_effects_back_and_is_recorded(history_path: Path) -> None:
-    """The first try leaves its error and nothing else; the second has the effect."""
+    """The first attempt leaves its error and nothing else; the second has the effect."""
     result = tasks.counts_once.enqueue(fails=1)
     run_workers()
     record = record_of(result)
@@ -118,7 +118,7 @@ def test_failure_rolls_effects_back_and_is_recorded(history_path: Path) -> None:
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("name", ["counts_once", "completes"])
 def test_killed_at_any_moment_the_effect_is_there_once(name: str, moment: str, history_path: Path) -> None:
-    """kill -9 before the commit: run again; after it: not, although Redis was not told."""
+    """kill -9 before the commit: run again; after it: not, although it was not acknowledged."""
     result = getattr(tasks, name).enqueue(moment=moment)
     run_workers()
     record = record_of(result)
@@ -133,7 +133,7 @@ def test_killed_at_any_moment_the_effect_is_there_once(name: str, moment: str, h
 def test_commit_without_an_answer_is_looked_up_in_the_row(
     name: str, moment: str, runs: int, history_path: Path
 ) -> None:
-    """Where it was a commit the task has succeeded, for the framework's signals too; where not, it is tried again."""
+    """If it was a commit, the task has succeeded, for the framework's signals too; if not, it is retried."""
     result = getattr(tasks, name).enqueue(moment=moment)
     run_workers(ASYNCQ_TEST_SIGNALS="1")
     record = record_of(result)
@@ -146,7 +146,7 @@ def test_commit_without_an_answer_is_looked_up_in_the_row(
     assert counted() == 1
 
 
-def test_run_that_was_taken_over_has_no_effect(history_path: Path, tmp_path: Path) -> None:
+def test_run_whose_task_was_recovered_has_no_effect(history_path: Path, tmp_path: Path) -> None:
     """The fence on the row is raised while the task runs: its block is rolled back, and the log says so."""
     go = tmp_path / "go"
     result = tasks.completes_when_told.enqueue(str(go))
@@ -159,7 +159,9 @@ def test_run_that_was_taken_over_has_no_effect(history_path: Path, tmp_path: Pat
 
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="nobody else can write during a transaction of SQLite")
-def test_atomic_run_that_was_taken_over_in_its_transaction_has_no_effect(history_path: Path, tmp_path: Path) -> None:
+def test_atomic_run_whose_task_was_recovered_in_its_transaction_has_no_effect(
+    history_path: Path, tmp_path: Path
+) -> None:
     """The same for a task whose whole body is the transaction."""
     go = tmp_path / "go"
     result = tasks.counts_and_waits.enqueue(str(go))
@@ -173,7 +175,7 @@ def test_atomic_run_that_was_taken_over_in_its_transaction_has_no_effect(history
 
 
 def test_run_past_its_timeout_is_not_committed() -> None:
-    """It has failed with TaskTimeout, and its effects are gone."""
+    """It has failed with TaskTimeout, and its effects are rolled back."""
     result = tasks.counts_too_late.enqueue()
     run_workers()
     assert record_of(result).errors[0]["exception"] == "django_asyncq.exceptions.TaskTimeout"
@@ -181,7 +183,7 @@ def test_run_past_its_timeout_is_not_committed() -> None:
 
 
 def test_shutdown_during_the_transaction_rolls_it_back_and_uses_no_attempt(history_path: Path, tmp_path: Path) -> None:
-    """What is open at the end of the grace is undone with the process, and the task is queued again."""
+    """What is open when the grace is over is rolled back with the process, and the task is queued again."""
     result = tasks.counts_and_waits.enqueue(str(tmp_path / "never"))
     with workers(tmp_path, ASYNCQ_TEST_SHUTDOWN_GRACE="1") as fleet:
         wait_until(lambda: history(history_path), "the effect in the open transaction")
@@ -191,7 +193,7 @@ def test_shutdown_during_the_transaction_rolls_it_back_and_uses_no_attempt(histo
     assert counted() == 0
 
 
-def test_task_is_over_after_its_block(history_path: Path) -> None:
+def test_task_has_succeeded_after_its_block(history_path: Path) -> None:
     """The block gives the result; what comes after it runs and counts for nothing."""
     fine, failing = tasks.completes.enqueue(), tasks.completes.enqueue(then="raise")
     log = run_workers().stderr
@@ -201,7 +203,7 @@ def test_task_is_over_after_its_block(history_path: Path) -> None:
         assert record.errors == []
     assert counted() == 2
     assert [line["id"] for line in history(history_path) if line["event"] == "after"] == [fine.id]
-    assert f"task {failing.id}: failed after its end; it has succeeded" in log
+    assert f"task {failing.id}: failed after its completion; it has succeeded" in log
 
 
 @pytest.mark.parametrize("then", ["twice", "hook fails"])
@@ -211,7 +213,7 @@ def test_second_block_and_failing_hooks_change_nothing(then: str) -> None:
     log = run_workers().stderr
     assert record_of(result).state == TaskState.SUCCEEDED
     assert counted() == 1
-    assert "failed after its end" in log
+    assert "failed after its completion" in log
 
 
 def test_block_that_raised_may_be_followed_by_another() -> None:
@@ -222,7 +224,7 @@ def test_block_that_raised_may_be_followed_by_another() -> None:
     assert counted() == 1
 
 
-def test_async_task_ends_within_a_block_in_a_thread() -> None:
+def test_async_task_completes_within_a_block_in_a_thread() -> None:
     """`sync_to_async` brings the block to a thread that may use the database."""
     result = tasks.completes_in_a_thread.enqueue()
     run_workers()
@@ -231,15 +233,15 @@ def test_async_task_ends_within_a_block_in_a_thread() -> None:
 
 
 def test_frameworks_signals_come_once_after_the_commit(history_path: Path) -> None:
-    """`task_finished` of a task that failed after its end tells of a success."""
+    """`task_finished` of a task that failed after its completion tells of a success."""
     result = tasks.completes.enqueue(then="raise")
     run_workers(ASYNCQ_TEST_SIGNALS="1")
-    heard = [line for line in history(history_path) if line["event"] in ("started", "finished")]
-    assert [(line["event"], line["status"], line["handling"]) for line in heard] == [
+    sent = [line for line in history(history_path) if line["event"] in ("started", "finished")]
+    assert [(line["event"], line["status"], line["handling"]) for line in sent] == [
         ("started", "RUNNING", None),
         ("finished", "SUCCESSFUL", None),
     ]
-    assert {line["id"] for line in heard} == {result.id}
+    assert {line["id"] for line in sent} == {result.id}
 
 
 async def _never() -> None:
@@ -259,7 +261,7 @@ def test_async_function_cannot_be_atomic() -> None:
 
 
 def test_block_outside_a_worker_is_refused() -> None:
-    """A context made by hand ends no run."""
+    """A context made by hand completes no run."""
     record = TaskRecord(name="tests.tasks.completes")
     context = TaskContext(task_result=None, record=record)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="worker"):

@@ -1,4 +1,4 @@
-"""The line before the slots: in order, nothing twice, nobody sleeps while something waits, few are woken."""
+"""The queue before the slots: in order, nothing twice, no thread sleeps while a job waits, few are woken."""
 
 from __future__ import annotations
 
@@ -13,70 +13,70 @@ from django_asyncq.worker.execute.job_queue import JobQueue
 from .workers import wait_until
 
 THREADS = 8
-# Ends a thread that takes it.
-END = -1
+# Stops the thread that takes it.
+STOP = -1
 
 
 @pytest.fixture
 def crew() -> Iterator[Callable[[JobQueue[int], Callable[[int], object]], None]]:
-    """Starts threads that take from a line, each number with a call, and ends them after the test."""
+    """Starts threads that take from a queue, each number with a call, and stops them after the test."""
     started: list[tuple[JobQueue[int], list[threading.Thread]]] = []
 
-    def start(line: JobQueue[int], call: Callable[[int], object]) -> None:
+    def start(queue: JobQueue[int], call: Callable[[int], object]) -> None:
         def work() -> None:
-            while (number := line.take()) != END:
+            while (number := queue.take()) != STOP:
                 call(number)
 
         threads = [threading.Thread(target=work, daemon=True) for _ in range(THREADS)]
-        started.append((line, threads))
+        started.append((queue, threads))
         for thread in threads:
             thread.start()
 
     yield start
-    for line, threads in started:
-        line.extend([END] * THREADS)
+    for queue, threads in started:
+        queue.extend([STOP] * THREADS)
         for thread in threads:
             thread.join(10)
-        assert not any(thread.is_alive() for thread in threads), "a thread sleeps while something waits"
+        assert not any(thread.is_alive() for thread in threads), "a thread sleeps while a job waits"
 
 
-def test_first_come_first_served() -> None:
-    """And an empty line says so at once, to who does not want to rest."""
-    line: JobQueue[int] = JobQueue()
-    line.extend([1, 2])
-    line.extend([])
-    line.extend([3])
-    assert [line.take_now() for _ in range(4)] == [1, 2, 3, None]
+def test_first_in_first_out() -> None:
+    """And an empty queue says so at once to a thread that does not want to wait."""
+    queue: JobQueue[int] = JobQueue()
+    queue.extend([1, 2])
+    queue.extend([])
+    queue.extend([3])
+    assert [queue.take_now() for _ in range(4)] == [1, 2, 3, None]
 
 
-def test_several_put_and_several_take_and_each_is_taken_once(crew: Callable[..., None]) -> None:
+def test_several_threads_put_and_several_take_and_each_job_is_taken_once(crew: Callable[..., None]) -> None:
     """With the interpreter changing hands as often as it can."""
-    line: JobQueue[int] = JobQueue()
+    queue: JobQueue[int] = JobQueue()
     taken: list[int] = []
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        crew(line, taken.append)
+        crew(queue, taken.append)
         each = 2_000
 
         def put(first: int) -> None:
             for number in range(first, first + each, 2):
-                line.extend([number, number + 1])
+                queue.extend([number, number + 1])
 
         putting = [threading.Thread(target=put, args=(number * each,)) for number in range(4)]
         for thread in putting:
             thread.start()
         for thread in putting:
             thread.join(30)
-        wait_until(lambda: len(taken) >= 4 * each, "the last of them")
+        wait_until(lambda: len(taken) >= 4 * each, "last job")
     finally:
         sys.setswitchinterval(interval)
     assert sorted(taken) == list(range(4 * each))
 
 
-def test_who_is_busy_with_one_keeps_nobody_from_the_next(crew: Callable[..., None]) -> None:
-    """All that came together are begun while each waits for the others."""
-    line: JobQueue[int] = JobQueue()
+def test_a_thread_that_is_busy_keeps_no_other_from_the_next_job(crew: Callable[..., None]) -> None:
+    """All jobs that came together are begun while each waits for the others."""
+    queue: JobQueue[int] = JobQueue()
     met = threading.Barrier(THREADS)
     begun: list[int] = []
 
@@ -84,48 +84,48 @@ def test_who_is_busy_with_one_keeps_nobody_from_the_next(crew: Callable[..., Non
         met.wait(20)
         begun.append(number)
 
-    crew(line, meet)
-    line.extend(range(THREADS))
-    wait_until(lambda: len(begun) == THREADS, "the meeting of all of them")
+    crew(queue, meet)
+    queue.extend(range(THREADS))
+    wait_until(lambda: len(begun) == THREADS, "meeting of all threads")
 
 
 class CountedBell:
-    """The lock that wakes those who rest, and how many it has woken."""
+    """The lock that wakes waiting threads, and how many it has woken."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self.lock = lock
-        self.resting = self.woken = 0
+        self.waiting = self.woken = 0
         self.locked, self.release = lock.locked, lock.release
 
     def acquire(self) -> None:
-        """Rest."""
-        self.resting += 1
+        """Wait."""
+        self.waiting += 1
         self.lock.acquire()
-        self.resting -= 1
+        self.waiting -= 1
         self.woken += 1
 
 
-def test_short_ones_are_left_to_the_first_that_wakes(crew: Callable[..., None]) -> None:
-    """Each thread that wakes wants the interpreter: with one for each job they fight for it."""
-    line: JobQueue[int] = JobQueue()
-    bell = line._bell = CountedBell(line._bell)  # type: ignore[assignment]
+def test_short_jobs_are_left_to_the_first_thread_that_wakes(crew: Callable[..., None]) -> None:
+    """Each thread that wakes wants the interpreter: one for each job would compete for it."""
+    queue: JobQueue[int] = JobQueue()
+    bell = queue.bell = CountedBell(queue.bell)  # type: ignore[assignment]
     takers: list[str] = []
 
     def compute(number: int) -> None:
         takers.append(threading.current_thread().name)
         sum(range(2_000))
 
-    crew(line, compute)
-    wait_until(lambda: bell.resting == THREADS, "the rest of all")
+    crew(queue, compute)
+    wait_until(lambda: bell.waiting == THREADS, "sleep of all threads")
     interval = sys.getswitchinterval()
     sys.setswitchinterval(60)
     try:
         for _ in range(5):
             takers.clear()
-            line.extend(range(500))
-            wait_until(lambda: len(takers) == 500 and bell.resting == THREADS, "the rest of all")
+            queue.extend(range(500))
+            wait_until(lambda: len(takers) == 500 and bell.waiting == THREADS, "sleep of all threads")
             assert len(set(takers)) == 1
     finally:
         sys.setswitchinterval(interval)
-    # Each time who took them, and the one that it woke.
+    # Each time the thread that took them, and the one that it woke.
     assert bell.woken <= 2 * 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -27,10 +28,12 @@ from django_asyncq.worker import reporter as reporter_module
 from django_asyncq.worker.execute.job import Job, Outcome
 from django_asyncq.worker.fetch import fetcher
 from django_asyncq.worker.reporter import Reporter
+from django_asyncq.worker.wakeup import Wakeup
 
 from . import tasks
 from .proxy import Proxy
 from .redis_state import unknown
+from .runs import worker_process
 from .test_gate import holders
 from .workers import environment, history, run_workers, wait_until, workers
 
@@ -110,7 +113,7 @@ def test_sigterm_while_the_database_is_unreachable_runs_nothing_again(
     with workers(tmp_path, "--concurrency", str(TASKS), DATABASE_URL=outage.url) as fleet:
         finish_without_database(outage, history_path, 2.0)
         assert fleet.stop() == 0
-        assert f"{TASKS} of {TASKS} outcomes were left in Redis" in fleet.output()
+        assert f"{TASKS} of {TASKS} outcomes were spilled to Redis" in fleet.output()
     outage.end()
     assert TaskRecord.objects.succeeded().count() == 0
     run_workers()
@@ -250,16 +253,16 @@ def ended(run: lifecycle.Run, value: object) -> Outcome:
 
 def test_reporter_leaves_outcomes_it_never_looked_at(caplog: pytest.LogCaptureFixture) -> None:
     """Those still in line when the process must end are not forgotten; those being handed back are."""
-    reporter = Reporter(Broker(), "w", lambda: None, lambda: True)
+    reporter = Reporter(Broker(), "w", Wakeup(), threading.Event())
     kept, dropped = ended(taken_run(), 1), ended(taken_run(), 2)
-    reporter.ended(kept)
-    reporter.ended(dropped)
+    reporter.report(kept)
+    reporter.report(dropped)
     reporter.abandon([dropped.job])
     reporter.spill_outcomes()
     assert list(Broker().spilled_outcomes("default", [kept.job.run.lease.id, dropped.job.run.lease.id])) == [
         kept.job.run.lease.id
     ]
-    assert "1 of 1 outcomes were left in Redis" in caplog.text
+    assert "1 of 1 outcomes were spilled to Redis" in caplog.text
 
 
 def test_redis_away_too_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -268,8 +271,8 @@ def test_redis_away_too_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     def away(*arguments: Any) -> list[str]:
         raise BrokerUnavailable("away")
 
-    reporter = Reporter(Broker(), "w", lambda: None, lambda: True)
-    reporter.ended(ended(taken_run(), 1))
+    reporter = Reporter(Broker(), "w", Wakeup(), threading.Event())
+    reporter.report(ended(taken_run(), 1))
     monkeypatch.setattr(Broker, "spill_outcomes", away)
     reporter.spill_outcomes()
     assert ("django_asyncq.worker", logging.ERROR) in [record[:2] for record in caplog.record_tuples]
@@ -278,11 +281,11 @@ def test_redis_away_too_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
 def test_nothing_is_fetched_while_outcomes_cannot_be_written() -> None:
     """Neither while the database is away nor with as many outcomes in memory as it may hold."""
-    fetching = object.__new__(fetcher.Fetcher)
-    fetching.reporter = Reporter(Broker(), "w", lambda: None, lambda: True)
-    fetching.reporter.database_is_away = True
-    assert fetching._room() == 0
-    fetching.reporter.database_is_away = False
-    fetching.reporter.unwritten = fetcher.MOST_UNWRITTEN
-    assert fetching._room() == 0
+    with worker_process() as process:
+        assert process.fetcher.to_fetch() > 0
+        process.reporter.is_database_unreachable = True
+        assert process.fetcher.to_fetch() == 0
+        process.reporter.is_database_unreachable = False
+        process.reporter.unwritten = fetcher.MOST_UNWRITTEN
+        assert process.fetcher.to_fetch() == 0
     assert reporter_module.GIVE_UP_SECONDS + process_module.REPORT_SECONDS < 8

@@ -125,19 +125,9 @@ def listed() -> set[tuple[str, str]]:
     return {(module, name + suffix) for name, suffix, module in rows}
 
 
-# MERGE: where a name is used until the branches that move it are merged. Delete this table then, and its use below.
-BEFORE_THE_MERGE = {
-    ("broker.handoff", "_sock"): "broker.redis_internals",
-    ("broker.notifications", "_sock"): "broker.redis_internals",
-    ("broker.clients", "connection_kwargs"): "broker.redis_internals",
-    ("worker.execute.executors", "context_to_thread_executor"): "worker.execute.asgiref_internals",
-}
-
-
 def test_private_names_are_the_listed_ones() -> None:
     """No other name, no other module, and nothing on the page that the code no longer uses."""
     found = {(name, private) for name, tree in MODULES.items() for private in foreign(tree, OURS)}
-    found = {(BEFORE_THE_MERGE.get((module, name), module), name) for module, name in found}
     assert found == listed()
 
 

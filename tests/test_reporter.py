@@ -1,100 +1,97 @@
-"""How outcomes are gathered into groups: a lone one is written at once, a stream of them in ever larger groups."""
+"""How outcomes are written in batches: a single one at once, a stream of them in ever larger batches."""
 
 from __future__ import annotations
 
+import threading
 import time
-from typing import Any
 
 import pytest
 
 from django_asyncq.broker import Broker
-from django_asyncq.worker.reporter import LARGEST_GROUP, LONGEST_GATHER_SECONDS, SHORTEST_GATHER_SECONDS, Reporter
+from django_asyncq.worker.reporter import LARGEST_BATCH, LONGEST_WAIT_SECONDS, SHORTEST_WAIT_SECONDS, Reporter
+from django_asyncq.worker.wakeup import Wakeup
 
 
-class Waits:
-    """Stands where the reporter waits; notes for how long."""
+class Quiet(threading.Event):
+    """Stands in for the event that says that no outcome follows; notes for how long it is waited for."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seconds: list[float] = []
-        self.is_more_to_come = True
 
-    def wait(self, seconds: float) -> bool:
-        """Note the wait."""
-        self.seconds.append(seconds)
-        return False
-
-    def clear(self) -> None:
-        """Nobody tells anything here."""
+    def wait(self, timeout: float | None = None) -> bool:
+        """Note the wait, if there is one."""
+        if not self.is_set():
+            self.seconds.append(timeout or 0.0)
+        return self.is_set()
 
 
 @pytest.fixture
-def waits() -> Waits:
-    """The waits of one test."""
-    return Waits()
+def quiet() -> Quiet:
+    """The event of one test."""
+    return Quiet()
 
 
 @pytest.fixture
-def reporter(waits: Waits) -> Reporter:
-    """A reporter that was not started: it gathers when it is told to."""
-    made = Reporter(Broker("worker"), "here:1", lambda: None, lambda: waits.is_more_to_come)
-    made._last_has_ended = waits  # type: ignore[assignment]
-    return made
+def reporter(quiet: Quiet) -> Reporter:
+    """A reporter that was not started: it takes a batch when the test says so."""
+    return Reporter(Broker("worker"), "here:1", Wakeup(), quiet)
 
 
-def gather(reporter: Reporter, count: int) -> int:
-    """Report so many and gather; return the size of the group. What is reported is not looked at."""
+def batch(reporter: Reporter, count: int) -> int:
+    """Report so many outcomes and take a batch; return its size. What is reported is not looked at."""
     for _ in range(count):
         reporter.events.put(None)
-    found: list[Any] = reporter._gather()
-    return len(found)
+    return len(reporter.take_batch())
 
 
-def test_lone_outcomes_are_never_kept_waiting(reporter: Reporter, waits: Waits) -> None:
+def test_single_outcomes_never_wait(reporter: Reporter, quiet: Quiet) -> None:
     """However many come, if each is alone."""
-    assert [gather(reporter, 1) for _ in range(5)] == [1] * 5
-    assert waits.seconds == []
+    assert [batch(reporter, 1) for _ in range(5)] == [1] * 5
+    assert quiet.seconds == []
 
 
-def test_groups_wait_longer_while_several_come_and_not_after_a_lone_one(reporter: Reporter, waits: Waits) -> None:
-    """The first group of a stream does not wait; then each twice as long, to the longest; a lull ends it."""
-    assert [gather(reporter, 2) for _ in range(5)] == [2] * 5
-    doubling = [SHORTEST_GATHER_SECONDS, 2 * SHORTEST_GATHER_SECONDS, LONGEST_GATHER_SECONDS, LONGEST_GATHER_SECONDS]
-    assert waits.seconds == pytest.approx(doubling)
-    assert gather(reporter, 1) == 1  # the last that waits for others
-    waits.seconds.clear()
-    assert gather(reporter, 1) == 1
-    assert gather(reporter, 2) == 2
-    assert waits.seconds == []
+def test_batches_wait_longer_while_several_come_and_not_after_a_single_one(reporter: Reporter, quiet: Quiet) -> None:
+    """The first batch of a stream does not wait; then each twice as long, up to the longest; a lull resets it."""
+    assert [batch(reporter, 2) for _ in range(5)] == [2] * 5
+    doubling = [SHORTEST_WAIT_SECONDS, 2 * SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS]
+    assert quiet.seconds == pytest.approx(doubling)
+    assert batch(reporter, 1) == 1  # the last that waits for others
+    quiet.seconds.clear()
+    assert batch(reporter, 1) == 1
+    assert batch(reporter, 2) == 2
+    assert quiet.seconds == []
 
 
-def test_group_that_is_full_does_not_wait(reporter: Reporter, waits: Waits) -> None:
-    """The rest is the next group."""
-    gather(reporter, 2)
-    assert gather(reporter, LARGEST_GROUP + 1) == LARGEST_GROUP
-    assert waits.seconds == []
-    assert gather(reporter, 1) == 2
+def test_full_batch_does_not_wait(reporter: Reporter, quiet: Quiet) -> None:
+    """The rest is the next batch."""
+    batch(reporter, 2)
+    assert batch(reporter, LARGEST_BATCH + 1) == LARGEST_BATCH
+    assert quiet.seconds == []
+    assert batch(reporter, 1) == 2
 
 
-def test_group_after_which_nothing_can_come_does_not_wait(reporter: Reporter, waits: Waits) -> None:
-    """The last of a backlog are written at once; the next stream waits again."""
-    gather(reporter, 2)
-    waits.is_more_to_come = False
-    assert gather(reporter, 2) == 2
-    assert waits.seconds == []
-    waits.is_more_to_come = True
-    gather(reporter, 2)
-    assert len(waits.seconds) == 1
+def test_batch_that_nothing_can_follow_does_not_wait(reporter: Reporter, quiet: Quiet) -> None:
+    """The last outcomes of a backlog are written at once; the next stream waits again."""
+    batch(reporter, 2)
+    quiet.set()
+    assert batch(reporter, 2) == 2
+    assert quiet.seconds == []
+    quiet.clear()
+    batch(reporter, 2)
+    assert len(quiet.seconds) == 1
 
 
-def test_wait_ends_when_the_last_has_ended() -> None:
-    """Also when that is told between the look and the wait: the reporter is told after its look, before it waits."""
-
-    def look_and_be_told() -> bool:
-        reporter.last_has_ended()
-        return True
-
-    reporter = Reporter(Broker("worker"), "here:1", lambda: None, look_and_be_told)
-    reporter._gather_seconds = 60.0
+def test_wait_ends_once_nothing_can_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last slot that finishes sets the event while the reporter waits."""
+    monkeypatch.setattr("django_asyncq.worker.reporter.SHORTEST_WAIT_SECONDS", 60.0)
+    monkeypatch.setattr("django_asyncq.worker.reporter.LONGEST_WAIT_SECONDS", 60.0)
+    quiet = threading.Event()
+    reporter = Reporter(Broker("worker"), "here:1", Wakeup(), quiet)
+    batch(reporter, 2)
     began = time.monotonic()
-    assert gather(reporter, 2) == 2
+    timer = threading.Timer(0.05, quiet.set)
+    timer.start()
+    assert batch(reporter, 2) == 2
     assert time.monotonic() - began < 30
+    timer.join()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
-import multiprocessing
 import os
 import signal
 import threading
@@ -22,16 +21,17 @@ from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.registry import registered
 from django_asyncq.results import result_of
-from django_asyncq.worker.execute.executors import Executor, Runner, ThreadExecutor
-from django_asyncq.worker.execute.job import Job, Outcome
-from django_asyncq.worker.fetch.capacity import MOST_AHEAD, Capacity
-from django_asyncq.worker.options import WorkerOptions
-from django_asyncq.worker.process import WorkerProcess
+from django_asyncq.worker.execute.executors import Executor, ThreadExecutor
+from django_asyncq.worker.execute.job import Job, JobPhase, Outcome
+from django_asyncq.worker.execute.jobs import Jobs
+from django_asyncq.worker.execute.run import JobRunner
+from django_asyncq.worker.fetch.capacity import MOST_PREFETCHED, Capacity
 from django_asyncq.worker.slot_table import SlotTable
-from django_asyncq.worker.wakeup import Wakeup
+from django_asyncq.worker.wakeup import Reason, Wakeup
 
 from . import tasks
 from .redis_state import unknown
+from .runs import worker_process
 from .workers import history, run_workers, start_workers, wait_until, worker_pids, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -51,31 +51,33 @@ def record_of(result: Any) -> TaskRecord:
 
 
 def is_running(result: Any) -> bool:
-    """Whether the row says 1."""
+    """Whether the row says RUNNING."""
     return record_of(result).state == TaskState.RUNNING
 
 
-def test_runs_sync_and_async_tasks_and_stores_results() -> None:
+@pytest.mark.parametrize("handoff", ["1", "0"])
+def test_runs_sync_and_async_tasks_and_stores_results(handoff: str) -> None:
     """A burst runs what waits and leaves the results on the rows."""
     first, second = tasks.add.enqueue(1, b=2), tasks.add_async.enqueue(3, 4)
-    run_workers()
+    run_workers(ASYNCQ_TEST_HANDOFF=handoff)
     first.refresh()
     second.refresh()
     assert (first.return_value, second.return_value) == (3, 7)
     assert set(TaskRecord.objects.values_list("state", flat=True)) == {TaskState.SUCCEEDED}
 
 
-def test_leaves_nothing_in_redis_but_counters(redis_client: Any, key_prefix: str) -> None:
-    """What has succeeded is gone from Redis: no hash, no lease, nothing held."""
+@pytest.mark.parametrize("handoff", ["1", "0"])
+def test_leaves_nothing_in_redis_but_counters(handoff: str, redis_client: Any, key_prefix: str) -> None:
+    """A task that has succeeded leaves no hash, no lease, nothing held."""
     tasks.add.enqueue_many([(n,) for n in range(50)])
-    run_workers("--processes", "2")
+    run_workers("--processes", "2", ASYNCQ_TEST_HANDOFF=handoff)
     left = {key.decode().split("}:")[-1].split(":")[0] for key in redis_client.scan_iter(f"{key_prefix}:{{*")}
     assert left == {"processed"}
     assert redis_client.get(QueueKeys("default").processed) == b"50"
 
 
 def test_retries_until_it_succeeds(history_path: Path) -> None:
-    """A failure with attempts left is tried again; each try leaves its error and its worker."""
+    """A failure with attempts left is retried; each attempt leaves its error and its worker."""
     result = tasks.fail_until.enqueue(3)
     run_workers()
     record = record_of(result)
@@ -86,12 +88,12 @@ def test_retries_until_it_succeeds(history_path: Path) -> None:
 
 
 def test_gives_up_after_the_last_attempt_and_at_once_on_give_up_on(history_path: Path) -> None:
-    """`max_attempts` bounds the tries; an exception of `give_up_on` ends them."""
+    """`max_attempts` bounds the attempts; after an exception of `give_up_on` there is no other."""
     exhausted, fatal = tasks.fail_until.enqueue(9), tasks.fail_until.enqueue(9, fatal=True)
     log = run_workers().stderr
-    assert log.count("attempt 1 of 3 failed with Glitch; next try at") == 1
-    assert log.count("attempt 3 of 3 failed with Glitch; it is not tried again") == 1
-    assert log.count("attempt 1 of 3 failed with Fatal; it is not tried again") == 1
+    assert log.count("attempt 1 of 3 failed with Glitch; next attempt at") == 1
+    assert log.count("attempt 3 of 3 failed with Glitch; it is not retried") == 1
+    assert log.count("attempt 1 of 3 failed with Fatal; it is not retried") == 1
     assert [record_of(exhausted).attempt, record_of(fatal).attempt] == [3, 1]
     for result in (exhausted, fatal):
         record = record_of(result)
@@ -118,14 +120,14 @@ def test_result_that_json_cannot_carry_is_replaced_by_a_note() -> None:
 
 
 def test_async_task_over_its_timeout_is_cancelled() -> None:
-    """An `async def` task ends at its timeout with TaskTimeout."""
+    """An `async def` task fails at its timeout with TaskTimeout."""
     result = tasks.overruns_async.enqueue()
     run_workers()
     (error,) = record_of(result).errors
     assert error["exception"] == "django_asyncq.exceptions.TaskTimeout"
 
 
-def test_sync_task_that_listens_fails_with_timeout_and_keeps_its_process(history_path: Path) -> None:
+def test_sync_task_that_stops_when_asked_fails_with_timeout_and_keeps_its_process(history_path: Path) -> None:
     """The cooperative flag is set; a run that took too long has failed even when it returns."""
     result, other = tasks.overruns.enqueue(listens=True), tasks.add.enqueue(1)
     run_workers("--concurrency", "1")
@@ -134,7 +136,7 @@ def test_sync_task_that_listens_fails_with_timeout_and_keeps_its_process(history
 
 
 def test_sync_task_that_ignores_its_timeout_has_its_process_replaced(history_path: Path) -> None:
-    """The process is ended; the overdue task has failed, its neighbour runs again without an attempt used."""
+    """The process is killed; the overdue task has failed, its neighbour runs again without an attempt used."""
     late, neighbour = tasks.overruns.enqueue(listens=False), tasks.nap.enqueue(1.5)
     run_workers("--concurrency", "2", ASYNCQ_TEST_TIMEOUT_GRACE="0.5")
     assert record_of(late).state == TaskState.FAILED
@@ -162,7 +164,7 @@ def test_task_that_holds_the_interpreter_past_its_lease_runs_once(history_path: 
 
 
 def test_killed_process_has_exactly_its_tasks_run_again_within_two_seconds(history_path: Path, tmp_path: Path) -> None:
-    """kill -9 of one of three processes: what it ran begins again elsewhere, and nothing else does."""
+    """kill -9 of one of three processes: its tasks begin again elsewhere, and no others do."""
     results = [tasks.nap.enqueue(6) for _ in range(4)]
     # What is left of six slots after the kill holds all four tasks: nobody waits for the new process to start.
     with workers(tmp_path, "--processes", "3", "--concurrency", "2"):
@@ -188,7 +190,7 @@ def test_killed_process_has_exactly_its_tasks_run_again_within_two_seconds(histo
 
 
 def test_task_that_kills_its_worker_three_times_is_failed(history_path: Path) -> None:
-    """A poison pill ends as WorkerLost with the signal that killed its process."""
+    """A poison pill fails with WorkerLost and the signal that killed its process."""
     result = tasks.kills_its_process.enqueue()
     run_workers()
     record = record_of(result)
@@ -198,8 +200,8 @@ def test_task_that_kills_its_worker_three_times_is_failed(history_path: Path) ->
     assert len(history(history_path)) == 3
 
 
-def test_sigterm_drains_what_ends_in_time(history_path: Path, tmp_path: Path) -> None:
-    """Running tasks end, waiting ones are not begun and lose nothing."""
+def test_sigterm_drains_tasks_that_finish_in_time(history_path: Path, tmp_path: Path) -> None:
+    """Running tasks finish; waiting ones are not begun and lose nothing."""
     running = [tasks.nap.enqueue(1.0) for _ in range(2)]
     with workers(tmp_path, "--concurrency", "2") as fleet:
         wait_until(lambda: all(is_running(result) for result in running), "running tasks")
@@ -209,8 +211,8 @@ def test_sigterm_drains_what_ends_in_time(history_path: Path, tmp_path: Path) ->
     assert (record_of(waiting).state, record_of(waiting).attempt) == (TaskState.QUEUED, 0)
 
 
-def test_shutdown_past_the_grace_hands_back_without_an_attempt(history_path: Path, tmp_path: Path) -> None:
-    """What does not end in time is queued again, its try taken back, sync and async alike."""
+def test_shutdown_past_the_grace_requeues_without_an_attempt(history_path: Path, tmp_path: Path) -> None:
+    """A task that does not finish in time is queued again, its attempt not counted, sync and async alike."""
     slow, slow_async = tasks.nap.enqueue(30), tasks.nap_async.enqueue(30)
     with workers(tmp_path, ASYNCQ_TEST_SHUTDOWN_GRACE="1") as fleet:
         wait_until(lambda: is_running(slow) and is_running(slow_async), "running tasks")
@@ -239,8 +241,8 @@ def test_second_signal_hurries(history_path: Path, tmp_path: Path) -> None:
     assert record_of(slow).attempt == 0
 
 
-def test_workers_are_looked_for_while_threads_of_the_supervisor_end() -> None:
-    """A thread that is listed may be gone when its children are asked for."""
+def test_workers_are_found_while_threads_of_the_supervisor_exit() -> None:
+    """A thread that is listed may have exited when its children are asked for."""
     over = threading.Event()
 
     def start_and_end() -> None:
@@ -258,8 +260,8 @@ def test_workers_are_looked_for_while_threads_of_the_supervisor_end() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_to_the_end_do_not_kill_what_has_ended(number: signal.Signals, tmp_path: Path) -> None:
-    """Whoever signals again and again, until the process is gone: it has stopped in order, and says so."""
+def test_signals_until_the_exit_do_not_kill_a_process_that_has_stopped(number: signal.Signals, tmp_path: Path) -> None:
+    """Signalled again and again until it exits, it stops in order, and its exit code says so."""
     with workers(tmp_path, "--processes", "1") as fleet:
         wait_until(fleet.children, "a worker")
         deadline = time.monotonic() + 30
@@ -269,10 +271,11 @@ def test_signals_to_the_end_do_not_kill_what_has_ended(number: signal.Signals, t
         assert fleet.process.returncode == 0, fleet.output()
 
 
-def test_idle_worker_exits_within_a_second(tmp_path: Path) -> None:
-    """SIGTERM to a worker that waits in Redis is heard at once."""
+@pytest.mark.parametrize("handoff", ["1", "0"])
+def test_idle_worker_exits_within_two_seconds(handoff: str, tmp_path: Path) -> None:
+    """SIGTERM wakes a worker that waits in Redis."""
     done = tasks.add.enqueue(1)
-    with workers(tmp_path) as fleet:
+    with workers(tmp_path, ASYNCQ_TEST_HANDOFF=handoff) as fleet:
         wait_until(lambda: record_of(done).state == TaskState.SUCCEEDED, "a first task")
         began = time.monotonic()
         assert fleet.stop() == 0
@@ -280,50 +283,51 @@ def test_idle_worker_exits_within_a_second(tmp_path: Path) -> None:
 
 
 def test_children_drain_when_their_supervisor_is_killed(history_path: Path, tmp_path: Path) -> None:
-    """A supervisor that is gone leaves no worker behind."""
+    """A dead supervisor leaves no worker behind."""
     done = tasks.add.enqueue(1)
     with workers(tmp_path) as fleet:
         wait_until(lambda: record_of(done).state == TaskState.SUCCEEDED, "a first task")
         children = fleet.children()
         fleet.process.kill()
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "no children")
-        assert fleet.output().count("the supervisor is gone; draining") == len(children)
+        assert fleet.output().count("the supervisor is dead; draining") == len(children)
         assert "failed; draining" not in fleet.output()
 
 
 def test_worker_whose_main_loop_fails_says_why(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """It drains, and its exit code tells the supervisor that this was no orderly end."""
-    _ours, theirs = multiprocessing.Pipe()
-    process = WorkerProcess(WorkerOptions(concurrency=1), SlotTable(2), theirs)
-    ended: list[int] = []
+    """It drains, and its exit code tells the supervisor that it has failed."""
+    with worker_process() as process:
+        exit_codes: list[int] = []
 
-    def fail() -> bool:
-        raise RuntimeError("a mistake of ours")
+        def fail() -> bool:
+            raise RuntimeError("a mistake of ours")
 
-    monkeypatch.setattr(process, "_install_signals", lambda: None)
-    monkeypatch.setattr(process.fetching, "fetch", fail)
-    monkeypatch.setattr(process, "_shut_down", ended.append)
-    process.run()
-    assert process.reporter.close(5)
-    assert ended == [1]
+        monkeypatch.setattr(process, "install_signals", lambda: None)
+        monkeypatch.setattr(process.fetcher, "fetch", fail)
+        monkeypatch.setattr(process, "shut_down", exit_codes.append)
+        process.run()
+        assert process.reporter.close(5)
+    assert exit_codes == [1]
     assert "a mistake of ours" in caplog.text
 
 
-def test_reporter_is_told_when_nothing_runs_and_nothing_is_fetched() -> None:
-    """Not while the queues are asked: the next tasks of a backlog are on their way, and end in the same group."""
-    _ours, theirs = multiprocessing.Pipe()
-    process = WorkerProcess(WorkerOptions(concurrency=1), SlotTable(2), theirs)
-    told = process.reporter._last_has_ended
-    process.fetching.turns.begin()
-    process._slot_is_free()
-    assert not told.is_set()
-    process.fetching.turns.end(0, is_more_left=False, look_seconds=5)
-    process._slot_is_free()
-    assert told.is_set()
+def test_no_outcome_is_expected_once_nothing_runs_and_nothing_is_fetched() -> None:
+    """While the queues are asked, more outcomes may follow; the reporter may wait for them."""
+    with worker_process() as process:
+        capacity = process.capacity
+        capacity.expect_outcomes()
+        capacity.slot_freed()
+        assert not capacity.quiet.is_set()
+        process.fetcher.fetch()
+        capacity.slot_freed()
+        assert capacity.quiet.is_set()
+        capacity.jobs.add([job()])
+        capacity.expect_outcomes()
+        assert not capacity.quiet.is_set()
 
 
 def test_unregistered_task_is_failed_with_the_reason(history_path: Path) -> None:
-    """A name the code does not know: put off, then 3 with the name in the reason; others go on."""
+    """A name that the code does not know: postponed, then FAILED with the name in the reason; others go on."""
     record = TaskRecord.objects.create(name="os.system", args=["true"], queue_name="default")
     lifecycle.dispatch([record])
     fine = tasks.add.enqueue(1)
@@ -401,7 +405,7 @@ def test_max_tasks_replaces_processes() -> None:
 
 
 def test_spiteful_results_and_errors_are_recorded_and_others_do_not_suffer() -> None:
-    """Objects that raise when looked at, errors that cannot be printed, SystemExit: all have an end."""
+    """Objects that raise when they are read, errors that cannot be printed, SystemExit: all are recorded."""
     spite, unspeakable, leaving = (
         tasks.returns_spite.enqueue(),
         tasks.raises_unspeakable.enqueue(),
@@ -417,7 +421,7 @@ def test_spiteful_results_and_errors_are_recorded_and_others_do_not_suffer() -> 
 
 
 def test_async_tasks_keep_to_the_concurrency(history_path: Path) -> None:
-    """Short tasks make the worker take more ahead; no more than N of them run at once."""
+    """Short tasks make the worker prefetch more; no more than N of them run at once."""
     tasks.add_async.enqueue_many([(n,) for n in range(100)])
     tasks.counts_others.enqueue_many([(0.05,)] * 20)
     run_workers("--concurrency", "3")
@@ -468,11 +472,11 @@ def test_liveness_file_is_touched_while_all_is_well(tmp_path: Path) -> None:
 
 
 def test_frameworks_signals_are_sent_in_the_worker(history_path: Path) -> None:
-    """`task_started` for each try; `task_finished` once, at the end, where `sys.exc_info()` shows the failure."""
+    """`task_started` for each attempt; `task_finished` once, for the last, and `sys.exc_info()` shows the failure."""
     retried, failing = tasks.fail_until.enqueue(2), tasks.fail_until.enqueue(9, fatal=True)
     run_workers(ASYNCQ_TEST_SIGNALS="1")
-    heard = [line for line in history(history_path) if line["event"] in ("started", "finished")]
-    by_id = {id: [line for line in heard if line["id"] == id] for id in (retried.id, failing.id)}
+    sent = [line for line in history(history_path) if line["event"] in ("started", "finished")]
+    by_id = {id: [line for line in sent if line["id"] == id] for id in (retried.id, failing.id)}
     assert [line["event"] for line in by_id[retried.id]] == ["started", "started", "finished"]
     assert [line["status"] for line in by_id[retried.id]] == ["RUNNING", "RUNNING", "SUCCESSFUL"]
     assert [(line["event"], line["handling"]) for line in by_id[failing.id]] == [
@@ -482,125 +486,134 @@ def test_frameworks_signals_are_sent_in_the_worker(history_path: Path) -> None:
 
 
 def job(seconds_ago: float = 0.0) -> Job:
-    """A job of a task that is nowhere, and when it was taken."""
+    """A job of a task that is in no store. seconds_ago: when it was taken."""
     record = TaskRecord(name="tests.tasks.add", args=[1])
     taken_at = time.monotonic() - seconds_ago
     return Job(lifecycle.Run(record, Lease(str(record.id), 1)), registered("tests.tasks.add"), taken_at)
 
 
-class Bell:
-    """Counts how often it is rung."""
+class Reported:
+    """Stands in for the reporter; keeps the outcomes."""
 
     def __init__(self) -> None:
-        self.rung = 0
+        self.outcomes: list[Outcome] = []
+        self.report = self.outcomes.append
 
-    def ring(self) -> None:
-        """Count."""
-        self.rung += 1
-
-
-def test_takes_free_slots_and_the_more_ahead_the_shorter_tasks_are() -> None:
-    """Nothing ahead of slow tasks; 50 ms of work ahead of short ones; a line that is half full is not refilled."""
-    slots = Executor(None)  # type: ignore[arg-type]
-    room = Capacity([slots], 4, Bell().ring)
-    assert room.left() == 4
-    room.pace_seconds = 1.0
-    assert room.left() == 4
-    room.pace_seconds = 0.01
-    assert room.left() == 4 + 20
-    room.pace_seconds = 0.00001
-    assert room.left() == 4 + MOST_AHEAD
-    slots.put([job() for _ in range(4 + MOST_AHEAD // 2 + 1)])
-    assert room.left() == 0
-    slots.take_back(slots.waiting.copy().popitem()[0].came_at)
-    assert room.left() == 4 + MOST_AHEAD
+    def leave_row(self, job: Job) -> None:
+        """Leave it."""
 
 
-def test_what_was_taken_too_long_ago_is_handed_back_and_not_begun() -> None:
+def runner_of(jobs: Jobs, slots: int = 1) -> JobRunner:
+    """A runner of jobs whose outcomes its stand-in of a reporter keeps."""
+    return JobRunner("w", SlotTable(slots), Reported(), Capacity(jobs, slots, Wakeup()))  # type: ignore[arg-type]
+
+
+def test_fetches_for_free_slots_and_prefetches_the_more_the_shorter_tasks_are() -> None:
+    """No prefetch of slow tasks; 50 ms of work of short ones; no refill while half of the prefetch is left."""
+    jobs = Jobs()
+    capacity = Capacity(jobs, 4, Wakeup())
+    assert capacity.to_fetch() == 4
+    capacity.task_seconds = 1.0
+    assert capacity.to_fetch() == 4
+    capacity.task_seconds = 0.01
+    assert capacity.to_fetch() == 4 + 20
+    capacity.task_seconds = 0.00001
+    assert capacity.to_fetch() == 4 + MOST_PREFETCHED
+    jobs.add(waiting := [job() for _ in range(4 + MOST_PREFETCHED // 2 + 1)])
+    assert capacity.to_fetch() == 0
+    jobs.take_waiting(waiting[-1].arrived_at)
+    assert capacity.to_fetch() == 4 + MOST_PREFETCHED
+
+
+def test_job_taken_too_long_ago_is_requeued_and_not_begun() -> None:
     """The process stood still, and its leases may have run out: others may run these tasks by now."""
-    ended: list[Outcome] = []
-    runner = Runner("w", SlotTable(1), ended.append, lambda: None, lambda job: None)
+    jobs = Jobs()
+    runner = runner_of(jobs)
     old, fresh = job(seconds_ago=conf.current().lease_seconds / 2 + 1), job()
-    slots = ThreadExecutor(runner, 1)
+    slots = ThreadExecutor(runner, jobs, 1)
     slots.put([old, fresh])
-    wait_until(lambda: bool(ended), "the end of the fresh one")
-    assert [outcome.job for outcome in ended] == [fresh]
-    assert (old.run.begun, list(slots.waiting)) == (False, [old])
-    assert slots.take_back(time.monotonic()) == [old]
+    outcomes = runner.reporter.outcomes  # type: ignore[attr-defined]
+    wait_until(lambda: outcomes, "outcome of the fresh one")
+    assert [outcome.job for outcome in outcomes] == [fresh]
+    assert (old.run.begun, old.phase, list(jobs.waiting)) == (False, JobPhase.WAITING, [old])
+    assert jobs.take_waiting(time.monotonic()) == [old]
 
 
-def test_takes_nothing_ahead_while_long_tasks_fill_all_slots() -> None:
+def test_prefetches_nothing_while_long_tasks_fill_all_slots() -> None:
     """Short ones would wait behind them, while another process may be idle."""
-    slots = Executor(None)  # type: ignore[arg-type]
-    room = Capacity([slots], 2, Bell().ring)
-    room.pace_seconds = 0.001
+    jobs = Jobs()
+    capacity = Capacity(jobs, 2, Wakeup())
+    capacity.task_seconds = 0.001
     for _ in range(2):
-        slots.busy.add(long := job())
+        jobs.busy.add(long := job())
         long.begun_at = time.monotonic() - 1
-    assert room.left() == 0
-    slots.busy.discard(long)
-    assert room.left() > 1
+    assert capacity.to_fetch() == 0
+    jobs.busy.discard(long)
+    assert capacity.to_fetch() > 1
 
 
-def test_job_on_its_way_from_the_line_to_a_slot_is_counted() -> None:
-    """Else the main thread would not look after it, and sleep for seconds."""
-    slots = Executor(Runner("w", SlotTable(1), lambda outcome: None, lambda: None, lambda job: None))
+def test_job_on_its_way_to_a_slot_is_counted() -> None:
+    """Otherwise the main thread would not look after it, and sleep for seconds."""
+    jobs = Jobs()
     moving = job()
 
     class Busy(set[Job]):
         def __len__(self) -> int:
             size = super().__len__()
             # A slot has the interpreter now.
-            slots._enters_slot(moving)
+            jobs.enter_slot(moving)
             return size
 
-    slots.put([moving])
-    slots.busy = Busy()
-    assert Capacity([slots], 1, Bell().ring).occupied
-    assert moving in slots.busy
+    jobs.add([moving])
+    jobs.busy = Busy()
+    assert jobs.count
+    assert moving in jobs.busy
 
 
-def test_main_thread_is_woken_for_room_only_when_it_waits_for_it() -> None:
-    """Not for each slot that becomes free: at half of the line, and at its end."""
-    bell = Bell()
-    slots = Executor(None)  # type: ignore[arg-type]
-    room = Capacity([slots], 1, bell.ring)
-    slots.put([first := job(), second := job()])
-    assert room.left() == 0
-    slots.waiting.pop(first)
-    room.slot_is_free()
-    assert bell.rung == 0
-    slots.waiting.pop(second)
-    room.slot_is_free()
-    assert bell.rung == 1
-    assert room.left() == 1
-    room.slot_is_free()
-    assert bell.rung == 1
+def test_main_thread_is_woken_for_capacity_only_when_it_waits_for_it() -> None:
+    """Not for each slot that is freed: when half of the prefetch is left, and when nothing is."""
+    jobs, wakeup = Jobs(), Wakeup()
+    capacity = Capacity(jobs, 1, wakeup)
+    jobs.add([first := job(), second := job()])
+    assert capacity.to_fetch() == 0
+    jobs.waiting.pop(first)
+    capacity.slot_freed()
+    assert wakeup.wait(0).reasons == set()
+    jobs.waiting.pop(second)
+    capacity.slot_freed()
+    assert wakeup.wait(0).reasons == {Reason.CAPACITY_FREED}
+    assert capacity.to_fetch() == 1
+    capacity.slot_freed()
+    assert wakeup.wait(0).reasons == set()
 
 
-def test_job_in_line_goes_to_a_slot_or_back_never_both() -> None:
-    """Whoever removes it from the line has it, whichever thread comes first."""
-    slots = Executor(Runner("w", SlotTable(1), lambda outcome: None, lambda: None, lambda job: None))
-    jobs = [job() for _ in range(2000)]
-    slots.put(jobs)
+@pytest.mark.parametrize("limits", [{"max_tasks": 2}, {"max_memory_mb": 1}])
+def test_main_thread_is_woken_when_its_process_is_used_up(limits: dict[str, int]) -> None:
+    """By the slot that has run the last task."""
+    wakeup = Wakeup(expected=[Reason.USED_UP])
+    capacity = Capacity(Jobs(), 1, wakeup, **limits)
+    capacity.finished = limits.get("max_tasks", 1) - 1
+    capacity.slot_freed()
+    assert wakeup.wait(0).reasons == set()
+    capacity.count_run(0.1)
+    capacity.slot_freed()
+    assert wakeup.wait(0).reasons == {Reason.USED_UP}
+
+
+def test_waiting_job_goes_to_a_slot_or_is_requeued_never_both() -> None:
+    """The thread that removes it first has it."""
+    jobs = Jobs()
+    slots = Executor(runner_of(jobs), jobs)
+    found = [job() for _ in range(2000)]
+    slots.put(found)
     begun: list[Job] = []
-    taking = threading.Thread(target=lambda: begun.extend(each for each in jobs if slots._enters_slot(each)))
-    taking.start()
-    back = slots.take_back(time.monotonic())
-    taking.join()
-    assert len(begun) + len(back) == len(jobs)
-    assert slots.busy == set(begun)
+    entering = threading.Thread(target=lambda: begun.extend(each for each in found if slots.enter_slot(each)))
+    entering.start()
+    back = jobs.take_waiting(time.monotonic())
+    entering.join()
+    assert len(begun) + len(back) == len(found)
+    assert jobs.busy == set(begun)
     assert not set(begun) & set(back)
-
-
-def test_alarm_wakes_again_after_each_wait() -> None:
-    """Many rings are one; a later one is another."""
-    alarm = Wakeup()
-    for _ in range(3):
-        alarm.ring()
-        alarm.ring()
-        assert alarm.wait(5)
-        assert not alarm.wait(0)
 
 
 def test_what_a_task_activates_goes_with_its_context() -> None:

@@ -1,4 +1,4 @@
-"""Running `manage.py runworkers` for tests, as a user would: in processes of its own."""
+"""Running `manage.py runworkers` for tests, as a user would, in its own processes."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
-    """Wait until something holds; return it."""
+    """Wait until a condition is true; return its value."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():
             return found
         time.sleep(0.02)
-    raise AssertionError(f"{what} did not come to be within {seconds} s")
+    raise AssertionError(f"no {what} within {seconds} s")
 
 
 def start_workers(*options: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run `runworkers` to its own end."""
+    """Run `runworkers` until it exits."""
     command = [sys.executable, "-m", "django", "runworkers", *options]
     return subprocess.run(
         command,
@@ -65,7 +65,7 @@ def start_workers(*options: str, **more: str) -> subprocess.CompletedProcess[str
 
 
 def run_workers(*options: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a burst that ends well."""
+    """Run a burst that succeeds."""
     done = start_workers("--burst", *options, **more)
     assert done.returncode == 0, done.stderr
     return done
@@ -83,18 +83,18 @@ class Workers:
         return worker_pids(self.process.pid)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Signal the supervisor and wait for its end."""
+        """Signal the supervisor and wait until it exits."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(PATIENCE_SECONDS)
 
     def output(self) -> str:
-        """All it has logged."""
+        """Return all it has logged."""
         return self.log.read_text()
 
 
 def worker_pids(supervisor: int) -> list[int]:
-    """Worker processes of a supervisor; multiprocessing's resource tracker is a child too, and none."""
+    """Return the worker processes of a supervisor; multiprocessing's resource tracker is a child too, but no worker."""
     found = []
     for task in Path(f"/proc/{supervisor}/task").iterdir():
         for pid in read_of_living(task / "children").split():
@@ -104,7 +104,7 @@ def worker_pids(supervisor: int) -> list[int]:
 
 
 def read_of_living(path: Path) -> bytes:
-    """Read a file below /proc; nothing when its thread or process has just ended."""
+    """Read a file below /proc; return nothing if its thread or process has just exited."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -113,7 +113,7 @@ def read_of_living(path: Path) -> bytes:
 
 @contextmanager
 def workers(folder: Path, *options: str, **more: str) -> Iterator[Workers]:
-    """Run workers in the background; they are ended, by force if need be, at the end."""
+    """Run workers in the background; they are stopped at the end, by force if need be."""
     log = folder / "workers.log"
     with log.open("a") as output:
         process = subprocess.Popen(

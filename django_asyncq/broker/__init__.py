@@ -18,19 +18,19 @@ from typing import Any, Literal
 from redis.exceptions import ResponseError
 
 from .. import conf, failpoints
-from . import clients, scripts, taking
+from . import clients, handoff, scripts
 from .clients import broker_errors
 from .entries import Dequeued, Entry, Expired, Extended, Forwarded, GateKeys, Lease, Reachability, id_bytes, id_text
 from .keys import (
     QueueKeys,
     alive_key,
     due_channel,
+    handoff_key,
     keys_of,
     names_channel,
     prefix,
     queues_key,
     reachability_key,
-    standby_key,
 )
 
 __all__ = ["Broker", "Dequeued", "Entry", "Expired", "Extended", "Forwarded", "GateKeys", "Lease", "Reachability"]
@@ -47,8 +47,8 @@ LEASES_LOOKED_AT = 1000
 COUNTER_SECONDS = 90 * 86_400
 LARGEST_COUNTER = 2**63 - 1
 ARCHIVE_SECONDS = 90 * 86_400
-# What is noted of a worker that stands by, when nobody is left to remove it; a wait is shorter.
-STANDBY_SECONDS = 3_600
+# How long Redis remembers a handoff that nobody is left to remove; a wait is shorter.
+HANDOFF_SECONDS = 3_600
 # asynq documents 10,000 and keeps one less.
 ARCHIVE_SIZE = 9_999
 # A queue is registered again each minute: the set may have been lost, or the queue removed.
@@ -81,6 +81,11 @@ class Broker:
     def reaches_all(self) -> bool:
         """Whether one script may use keys of a queue and of a gate or a worker; in a cluster their slots differ."""
         return not clients.is_cluster(self.client)
+
+    @property
+    def uses_handoff(self) -> bool:
+        """Whether idle workers are handed tasks: HANDOFF is on, and Redis is not a cluster."""
+        return conf.current().handoff and self.reaches_all
 
     # --- queue names, and the state of Redis
 
@@ -207,46 +212,53 @@ class Broker:
     # --- run
 
     def dequeue(self, queue: str, worker_id: str, count: int, lease_seconds: int) -> Dequeued:
-        """Take the next tasks, at most `count` and at most 200; each gets a fence above any it had.
+        """Dequeue the next tasks, at most `count` and at most 200; each gets a fence above any it had.
 
         Order: priorities above 0, the highest first; then pending, the oldest first; then priorities below 0.
         """
         count = max(0, min(count, IDS_PER_CALL))
-        call = taking.asking(queue, worker_id, count, lease_seconds, reaches_standby=self.reaches_all)
-        return taking.taken(scripts.run("dequeue", self.client, *call), count)
+        call = handoff.dequeue_call(queue, worker_id, count, lease_seconds, with_handoff=self.uses_handoff)
+        return handoff.read_dequeued(scripts.run("dequeue", self.client, *call), count)
 
     def held(self, queue: str, worker_id: str) -> list[Lease]:
-        """Return what Redis believes the worker to have taken and not yet answered for, and no other has since."""
+        """Return the leases of tasks that the worker has dequeued and not acknowledged, and that no other holds now."""
         keys = keys_of(queue)
         flat = scripts.run("held", self.client, [keys.held(worker_id)], [keys.task_prefix, id_bytes(worker_id)])
-        return taking.leases_of(flat)
+        return handoff.leases_of(flat)
 
-    def put_back(self, queue: str, worker_id: str) -> int:
-        """Put back what was moved for a worker that stood by, and not taken; return how many, hardly ever any."""
+    def requeue_moved(self, queue: str, worker_id: str) -> int:
+        """Requeue what `BLMOVE` moved for a worker and no script dequeued; return how many tasks, hardly ever any."""
+        if not self.uses_handoff:
+            return 0
         keys = keys_of(queue)
-        return int(scripts.run("put_back", self.client, [keys.pending, keys.handed(worker_id)]))
+        return int(scripts.run("requeue_moved", self.client, [keys.pending, keys.handed(worker_id)]))
 
-    def stand_by(self, queue: str, worker_id: str, *, may_be_handed: bool) -> None:
-        """Note that a worker has read what it was handed from the queue, and whether it may be handed a task now."""
-        arguments = [queue, "1" if may_be_handed else "", STANDBY_SECONDS]
-        scripts.run("stand_by", self.client, [standby_key(worker_id)], arguments)
+    def handoff_ready(self, queue: str, worker_id: str, *, ready: bool) -> None:
+        """Record that a worker has read the task it was handed from the queue, and whether it is ready for another.
 
-    def dismiss(self, worker_id: str) -> bool:
-        """Have nothing handed any more to a worker that stood by; return whether nothing has been."""
+        queue: "" when it has read none. Only with handoff.
+        """
+        arguments = [queue, "1" if ready else "", HANDOFF_SECONDS]
+        scripts.run("handoff_ready", self.client, [handoff_key(worker_id)], arguments)
+
+    def stop_handoff(self, worker_id: str) -> bool:
+        """Hand no more tasks to a worker; return whether it was still ready, so nothing was handed to it."""
+        if not self.uses_handoff:
+            return False
         with broker_errors(self.client):
-            was_ready = self.client.hdel(standby_key(worker_id), "")
-            self.client.delete(standby_key(worker_id))
+            was_ready = self.client.hdel(handoff_key(worker_id), "")
+            self.client.delete(handoff_key(worker_id))
         return bool(was_ready)
 
     def extend(
         self, queue: str, worker_ids: Sequence[str], lease_seconds: int, begun: Iterable[str] = ()
     ) -> list[Extended]:
-        """Renew the leases of each of these workers; what one has lost is not held any more.
+        """Renew the leases of each of these workers; a task that one has lost is no longer held by it.
 
-        begun: ids of what they run. What one was handed, and has neither read nor begun, is not renewed.
+        begun: ids of the tasks they run. The lease of a handed task that is neither read nor begun is not renewed.
         """
         keys = keys_of(queue)
-        of_worker = [keys.held, standby_key] if self.reaches_all else [keys.held]
+        of_worker = [keys.held, handoff_key] if self.uses_handoff else [keys.held]
         places = [keys.lease, *(key(worker_id) for worker_id in worker_ids for key in of_worker)]
         arguments = [keys.task_prefix, lease_seconds, len(of_worker), *map(id_bytes, begun)]
         replies = scripts.run("extend", self.client, places, arguments)

@@ -35,6 +35,7 @@ from redis.retry import Retry
 
 from .. import conf
 from ..exceptions import BrokerUnavailable
+from .redis_internals import set_connection_options
 
 Client = Any  # redis.Redis or redis.cluster.RedisCluster, or what is used like one of them
 Role = Literal["producer", "worker", "blocking"]
@@ -160,7 +161,7 @@ def _build(role: Role) -> Client:
     # Not maker.connect(): it uses the pools that are shared by URL.
     pool = maker.get_connection_pool(maker.make_connection_params(urls[0]))
     # Set again, because in redis-py the query string of a URL overrides keyword arguments.
-    pool.connection_kwargs.update(ours)
+    set_connection_options(pool, ours)
     return maker.redis_client_cls(connection_pool=pool, **maker.redis_client_cls_kwargs)
 
 

@@ -1,97 +1,197 @@
-"""How an idle worker is woken by a push to `pending`, without polling and without a thread of its own.
+"""Handoff: an idle worker waits in Redis, and is given a task at the moment it is pushed. Knows nothing of rows.
 
-It blocks on one connection for each queue: `BLMOVE` moves the next id aside for it, and right behind it, on the same
-connection, Redis runs the script that takes. A worker that runs nothing *stands by*, and is handed that task: it is in
-its hands when it wakes, and of an idle fleet one process wakes. For any other the script puts the id back, for the next
-who waits, and the worker is told that there may be work.
+The plain variant (HANDOFF is False, or Redis is a cluster)
+    An idle worker keeps one connection for each of its queues, and blocks on it in `BLMOVE pending pending RIGHT
+    RIGHT`. That command changes nothing: the id returns to where it was, and the next blocked worker wakes too. So a
+    push wakes every idle worker. Each then dequeues as a busy worker does, and all except one find nothing.
 
-Who stands by is handed the task whatever it does by then, so that is bounded: it is handed one, of all its queues;
-nothing once it has taken any other; and until it says that it has read it, or runs it, its supervisor does not renew
-the lease. In a cluster, where a worker's standby and its queues live apart, all are only woken.
+Handoff
+    The worker sends two commands at once on that connection:
+
+    1. `BLMOVE pending handed:<worker> RIGHT LEFT` blocks. A push wakes only the worker that has waited longest.
+    2. `dequeue.lua` runs right behind it. It first returns the moved id to `pending`. If the worker is ready, it then
+       dequeues one task for it, so the task is leased before the worker has even woken. If the worker is not ready,
+       the returned id wakes the next worker, and this one learns that there may be work.
+
+    What Redis knows of a worker is the hash `handoff:<worker>`: the field "" while it is ready, and a field for each
+    queue of which it has not read a task yet.
+
+        ┌───────────┐  reports that it is ready   ┌───────────┐
+        │ NOT READY │ ──────────────────────────▶ │   READY   │
+        │ no field  │ ◀────────────────────────── │ field ""  │
+        └───────────┘   dequeues tasks itself     └───────────┘
+          ▲       ▲       (in dequeue.lua)              │
+          │       │                                     │ a push: the script dequeues one task for it
+          │       │ stops, or its supervisor            ▼
+          │       │ stops its handoff             ┌──────────────────┐
+          │       └────────────────────────────── │  HANDED, UNREAD  │
+          │                                       │ field: queue→id  │
+          └────────────────────────────────────── └──────────────────┘
+             reports that it has read the task (and, in the same call, whether it is ready again)
+
+The cluster has no handoff because a script cannot reach both a queue and `handoff:<worker>` there.
+
+Bounds, since the worker gets the task whatever it does by then (it may be frozen, or its host lost):
+- It is ready only while it runs nothing. It is handed one task, of all its queues together.
+- Its supervisor does not renew the lease of a task that it has neither read nor begun, so another worker gets it.
+- A wait ends after BLOCK_SECONDS. A longer one has lost its connection without notice, and is given up.
+- When the connection breaks between 1 and 2, the id stays in `handed:<worker>`. The worker requeues it when it looks
+  for what it holds; its supervisor does so when the worker died; the sweep finds the rest.
 """
 
 from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import RedisError
 
 from ..exceptions import BrokerUnavailable
-from . import Broker, clients, scripts, taking
-from .entries import Dequeued
-from .keys import keys_of
+from . import clients, scripts
+from .entries import Dequeued, Lease, id_text
+from .keys import handoff_key, keys_of
+from .redis_internals import socket_of
 
-# Longer than a wait takes it, its connection must have been lost without a word.
+if TYPE_CHECKING:
+    from . import Broker
+
+# A wait that lasts longer than BLOCK_SECONDS by this much has lost its connection without notice.
 PATIENCE_SECONDS = 5.0
-# Until an answer that Redis has given has come over the network.
-LAST_ANSWER_SECONDS = 0.1
+# How long a reply that Redis has sent may take to arrive.
+LAST_REPLY_SECONDS = 0.1
 
 
-class Heard(NamedTuple):
+# --- the calls of dequeue.lua
+
+
+class DequeueCall(NamedTuple):
+    """The keys and the arguments of a call of `dequeue.lua`."""
+
+    keys: list[str]
+    arguments: list[Any]
+
+
+def dequeue_call(queue: str, worker_id: str, count: int, lease_seconds: int, *, with_handoff: bool) -> DequeueCall:
+    """Return the call of a worker that asks for tasks. with_handoff: name the hash that says whether it is ready."""
+    keys = keys_of(queue)
+    names = [keys.pending, keys.priority, keys.active, keys.lease, keys.paused, keys.held(worker_id)]
+    if with_handoff:
+        names.append(handoff_key(worker_id))
+    return DequeueCall(names, [keys.task_prefix, count, lease_seconds, worker_id, ""])
+
+
+def handed_call(queue: str, worker_id: str, lease_seconds: int) -> DequeueCall:
+    """Return the call behind `BLMOVE`, which dequeues one task for a worker that is ready."""
+    names, arguments = dequeue_call(queue, worker_id, 1, lease_seconds, with_handoff=True)
+    return DequeueCall([*names, keys_of(queue).handed(worker_id)], [*arguments[:-1], queue])
+
+
+def read_dequeued(reply: Sequence[Any], count: int) -> Dequeued:
+    """Return what the reply to `dequeue_call` says. count: how many tasks were asked for."""
+    word, *flat = reply
+    leases = leases_of(flat)
+    return Dequeued(leases, paused=word == b"paused", is_drained=word == b"taken" and len(leases) < count)
+
+
+def read_handed(reply: Sequence[Any]) -> Dequeued | None:
+    """Return what the reply to `handed_call` says, None when the worker was not ready."""
+    word, *flat = reply
+    if word == b"not ready":
+        return None
+    return Dequeued(leases_of(flat), paused=word == b"paused", is_drained=word == b"taken")
+
+
+def leases_of(flat: Sequence[Any]) -> list[Lease]:
+    """Return the leases in a script's flat list of ids and fences."""
+    return [Lease(id_text(id), int(fence)) for id, fence in zip(flat[::2], flat[1::2], strict=True)]
+
+
+# --- the waits of a worker
+
+
+class WaitResult(NamedTuple):
     """What ended a wait.
 
-    is_told: there may be work; who asks will see. taken: what was handed, None when nothing can have been. since:
-    monotonic seconds at which the wait began; no lease is older.
+    may_have_work: the queue may have tasks, so dequeue. handed: what the script dequeued, None when the worker was not
+    ready or there is no handoff. since: monotonic seconds at which the wait began; no lease is older.
     """
 
-    is_told: bool
-    taken: Dequeued | None
+    may_have_work: bool
+    handed: Dequeued | None
     since: float
 
 
 class Wait(NamedTuple):
-    """A wait under way. socket: what to sleep on. since: monotonic seconds."""
+    """A wait in progress. socket: what to sleep on. since: monotonic seconds."""
 
     socket: Any
     since: float
 
 
-class Link:
-    """The connection of one queue, kept from wait to wait."""
+class QueueConnection:
+    """The connection on which one queue is waited for, kept from wait to wait."""
 
     def __init__(self, pool: Any) -> None:
         self.connection: Any = pool.get_connection()
         self._pool = pool
         # Whether its server has the script.
-        self._is_known = False
+        self._has_script = False
 
     def send(self, commands: list[tuple[Any, ...]]) -> None:
-        """Send commands in one go."""
+        """Send commands in one write."""
         self.connection.send_packed_command(self.connection.pack_commands(commands))
 
-    def dequeue(self, call: taking.Call) -> tuple[Any, ...]:
-        """Return the command that takes; at first with the script's text, for the server may be new."""
+    def command_of(self, call: DequeueCall) -> tuple[Any, ...]:
+        """Return the command that runs `dequeue.lua`; the first one sends its text, since the server may be new."""
         text, digest = scripts.script("dequeue")
-        how = ("EVALSHA", digest) if self._is_known else ("EVAL", text)
-        self._is_known = True
-        return (*how, len(call.keys), *call.keys, *call.arguments)
+        command = ("EVALSHA", digest) if self._has_script else ("EVAL", text)
+        self._has_script = True
+        return (*command, len(call.keys), *call.keys, *call.arguments)
 
-    def end(self) -> None:
-        """Close it."""
+    def reopen_if_closed(self) -> None:
+        """Disconnect if the server has closed the connection while nothing was expected on it."""
+        is_closed = True
+        with suppress(RedisError):
+            is_closed = self.connection.can_read()  # no reply is due: what can be read is the end of the stream
+        if is_closed:
+            self.connection.disconnect()
+
+    def close(self) -> None:
+        """Disconnect, and return the connection to its pool."""
         self.connection.disconnect()
         self._pool.release(self.connection)
 
 
 class Handoff:
-    """The waits of one worker process, for its main thread alone."""
+    """The waits of one idle worker process, with handoff or in the plain variant. Used by its main thread only."""
 
-    def __init__(self, worker_id: str, lease_seconds: int) -> None:
-        self.broker = Broker("worker")
+    def __init__(self, broker: Broker, worker_id: str, lease_seconds: int) -> None:
+        self.broker = broker
         self.worker_id = worker_id
         self.lease_seconds = lease_seconds
-        # Short beside a lease: who is handed a task knows no more of its age than how long he has waited.
+        # Short beside a lease: all a worker knows of the age of a handed lease is how long it has waited.
         self.block_seconds = min(clients.BLOCK_SECONDS, lease_seconds / 4)
-        self._links: dict[str, Link] = {}
+        self._connections: dict[str, QueueConnection] = {}
         self._waits: dict[str, Wait] = {}
-        # The queue of what was handed, which Redis still takes for unread.
+        # The queue of a task that was read, which Redis still lists as unread.
         self._unread: str | None = None
-        # Whether Redis was told that a task may be handed, and nothing was taken since.
-        self._stands_by = False
-        # Whether a wait was lost, with what it had brought.
-        self._has_lost = False
+        # Whether Redis has been told that this worker is ready, and it has dequeued nothing since.
+        self._is_ready = False
+        # Whether the reply to a wait was lost, maybe with a task.
+        self._has_lost_reply = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether tasks are handed to this worker; if not, pushes only wake it."""
+        return self.broker.uses_handoff
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that have a connection."""
+        return list(self._connections)
 
     @property
     def sockets(self) -> dict[int, str]:
@@ -99,126 +199,120 @@ class Handoff:
         return {wait.socket.fileno(): queue for queue, wait in self._waits.items() if wait.socket.fileno() >= 0}
 
     @property
-    def could_stand_by(self) -> bool:
-        """Whether a task would be handed, if Redis were told that it may be."""
-        return bool(self._waits) and not self._stands_by and self.broker.reaches_all
+    def could_be_ready(self) -> bool:
+        """Whether a task would be handed to this worker if it reported that it is ready."""
+        return bool(self._waits) and not self._is_ready and self.is_on
 
-    def took(self) -> None:
-        """Take note that the worker has taken tasks itself: nothing is handed to it until it is told to stand by."""
-        self._stands_by = False
+    def note_dequeue(self) -> None:
+        """Note that this worker has dequeued tasks itself: it is no longer ready until it reports so again."""
+        self._is_ready = False
 
-    def stand_by(self, *, may_be_handed: bool) -> None:
-        """Tell Redis, if it does not know, that what was handed is read, and whether a task may be handed now.
+    def report_ready(self, *, ready: bool) -> None:
+        """Tell Redis that the handed task is read, and whether this worker is ready, unless Redis knows both.
 
-        Raises: BrokerUnavailable; then Redis may know or not.
+        Raises: BrokerUnavailable; Redis may or may not know then.
         """
-        if not self.broker.reaches_all:
+        if not self.is_on:
             return
-        if self._has_lost:
-            self.broker.dismiss(self.worker_id)
-            self._has_lost = self._stands_by = False
-        if self._unread is not None or (may_be_handed and not self._stands_by):
-            self.broker.stand_by(self._unread or "", self.worker_id, may_be_handed=may_be_handed)
-            self._unread, self._stands_by = None, may_be_handed
+        if self._has_lost_reply:
+            self.broker.stop_handoff(self.worker_id)
+            self._has_lost_reply = self._is_ready = False
+        if self._unread is not None or (ready and not self._is_ready):
+            self.broker.handoff_ready(self._unread or "", self.worker_id, ready=ready)
+            self._unread, self._is_ready = None, ready
 
     def wait_for(self, queue: str) -> None:
-        """Wait for a push, unless it is waited for. Raises: BrokerUnavailable; then it is not waited for."""
+        """Start to wait for a push, unless this is already waiting. Raises: BrokerUnavailable; nothing waits then."""
         wait = self._waits.get(queue)
         if wait is not None and time.monotonic() - wait.since < self.block_seconds + PATIENCE_SECONDS:
             return
         try:
             if wait is not None:
-                raise TimeoutError("no answer")
-            self._waits[queue] = self._begin(queue)
+                raise TimeoutError("no reply")
+            self._waits[queue] = self._start(queue)
         except Exception as error:
-            raise self._given_up(queue, error) from error
+            raise self._give_up(queue, error) from error
 
-    def hear(self, queue: str) -> Heard | None:
-        """Read what ended a wait; None when it goes on.
+    def read(self, queue: str) -> WaitResult | None:
+        """Read what ended a wait; return None if it goes on.
 
-        Raises: BrokerUnavailable; then it is over, and what came is lost.
+        Raises: BrokerUnavailable; the wait is over then, and what came is lost.
         """
         wait = self._waits[queue]
-        connection, takes = self._links[queue].connection, self.broker.reaches_all
+        connection, is_on = self._connections[queue].connection, self.is_on
         try:
-            # TLS has things to read that are no answer.
+            # TLS has things to read that are no reply.
             if type(wait.socket) is not socket.socket and not connection.can_read():
                 return None
-            found = connection.read_response()
-            reply: Any = connection.read_response() if takes else None
+            moved = connection.read_response()
+            reply: Any = connection.read_response() if is_on else None
         except Exception as error:
-            raise self._given_up(queue, error) from error
+            raise self._give_up(queue, error) from error
         del self._waits[queue]
-        if not takes:
-            return Heard(found is not None, None, wait.since)
-        taken = taking.handed(reply)
-        if taken is None or taken.leases:
-            self._stands_by = False
-        if taken is not None and taken.leases:
+        if not is_on:
+            return WaitResult(moved is not None, None, wait.since)
+        handed = read_handed(reply)
+        if handed is None or handed.leases:
+            self._is_ready = False
+        if handed is None:
+            return WaitResult(moved is not None, None, wait.since)
+        if handed.leases:
             self._unread = queue
-        is_told = found is not None if taken is None else not (taken.is_drained or taken.paused)
-        return Heard(is_told, taken, wait.since)
+        return WaitResult(not (handed.is_drained or handed.paused), handed, wait.since)
 
-    def close(self) -> dict[str, Heard]:
-        """End every wait; return what was handed at the last moment, by queue."""
-        stood_by, self._stands_by = self._stands_by, False
-        handed: dict[str, Heard] = {}
+    def close(self) -> dict[str, WaitResult]:
+        """End every wait; return the tasks that were handed at the last moment, by queue."""
+        was_ready, self._is_ready = self._is_ready, False
+        handed: dict[str, WaitResult] = {}
         with suppress(BrokerUnavailable, RedisError, OSError):
-            if not self.broker.dismiss(self.worker_id) and stood_by:
+            if self.is_on and not self.broker.stop_handoff(self.worker_id) and was_ready:
                 for queue in list(self._waits):
-                    if self._links[queue].connection.can_read(LAST_ANSWER_SECONDS) and (heard := self.hear(queue)):
-                        handed[queue] = heard
-        for queue in list(self._links):
-            self.leave(queue)
+                    if self._connections[queue].connection.can_read(LAST_REPLY_SECONDS) and (found := self.read(queue)):
+                        handed[queue] = found
+        for queue in self.queues:
+            self.stop_waiting(queue)
         return handed
 
-    def leave(self, queue: str) -> None:
+    def stop_waiting(self, queue: str) -> None:
         """Close the connection of a queue, and with it its wait."""
         self._waits.pop(queue, None)
-        if link := self._links.pop(queue, None):
-            link.end()
+        if connection := self._connections.pop(queue, None):
+            connection.close()
 
-    def _begin(self, queue: str) -> Wait:
-        client = clients.client("blocking")
-        link = self._link(client, queue)
+    def _start(self, queue: str) -> Wait:
+        """Send the commands of a wait."""
+        connection = self._connect(queue)
         keys = keys_of(queue)
         since = time.monotonic()
-        if self.broker.reaches_all:
-            call = taking.standing_by(queue, self.worker_id, self.lease_seconds)
-            moves = "BLMOVE", keys.pending, keys.handed(self.worker_id), "RIGHT", "LEFT", self.block_seconds
-            link.send([moves, link.dequeue(call)])
+        if self.is_on:
+            move = ("BLMOVE", keys.pending, keys.handed(self.worker_id), "RIGHT", "LEFT", self.block_seconds)
+            call = handed_call(queue, self.worker_id, self.lease_seconds)
+            connection.send([move, connection.command_of(call)])
         else:
-            link.send([("BLMOVE", keys.pending, keys.pending, "RIGHT", "RIGHT", self.block_seconds)])
-        return Wait(link.connection._sock, since)
+            connection.send([("BLMOVE", keys.pending, keys.pending, "RIGHT", "RIGHT", self.block_seconds)])
+        return Wait(socket_of(connection.connection), since)
 
-    def _link(self, client: Any, queue: str) -> Link:
-        if link := self._links.get(queue):
-            _renew(link.connection)
-            if link.connection._sock is not None:
-                return link
-            self.leave(queue)  # it was closed while nobody used it
-        link = self._links[queue] = Link(clients.pool_for(client, keys_of(queue).pending))
-        return link
+    def _connect(self, queue: str) -> QueueConnection:
+        client = clients.client("blocking")
+        if connection := self._connections.get(queue):
+            connection.reopen_if_closed()
+            if socket_of(connection.connection) is not None:
+                return connection
+            self.stop_waiting(queue)
+        connection = QueueConnection(clients.pool_for(client, keys_of(queue).pending))
+        self._connections[queue] = connection
+        return connection
 
-    def _given_up(self, queue: str, error: Exception) -> Exception:
-        """Drop the connection of a queue, for it may have answers left; return what is to be raised."""
-        self.leave(queue)
-        self._has_lost = True
+    def _give_up(self, queue: str, error: Exception) -> Exception:
+        """Close the connection of a queue, which may hold more replies; return the error to raise."""
+        self.stop_waiting(queue)
+        self._has_lost_reply = True
         if not isinstance(error, RedisError | OSError):
             return error
         try:
-            with clients.broker_errors():
+            with clients.broker_errors(clients.client("blocking")):
                 raise error
         except BrokerUnavailable as unavailable:
             return unavailable
         except (RedisError, OSError):
-            return BrokerUnavailable(f"Redis does not let {queue} be waited for: {str(error)[:200]}")
-
-
-def _renew(connection: Any) -> None:
-    """Have a connection that was closed while nobody used it connect anew at its next command."""
-    has_ended = True
-    with suppress(RedisError):
-        has_ended = connection.can_read()  # nothing is expected: what there is to read is its end
-    if has_ended:
-        connection.disconnect()
+            return BrokerUnavailable(f"cannot wait for queue {queue} in Redis: {str(error)[:200]}")

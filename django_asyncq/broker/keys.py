@@ -41,9 +41,9 @@ def reachability_key() -> str:
     return f"{{{alive_key()}}}:reachability"
 
 
-def standby_key(worker_id: str) -> str:
-    """Own: the hash of a worker that stands by: "" while it may be handed a task; queue → id it has not read yet."""
-    return f"{prefix()}:standby:{worker_id}"
+def handoff_key(worker_id: str) -> str:
+    """Own: the hash of a worker's handoff: "" while it is ready for a task; queue → id of one it has not read."""
+    return f"{prefix()}:handoff:{worker_id}"
 
 
 def names_channel() -> str:
@@ -145,5 +145,5 @@ class QueueKeys:
         return f"{self.held_prefix}{worker_id}"
 
     def handed(self, worker_id: str) -> str:
-        """Own: list to which `BLMOVE` moves an id for a worker that stands by, until the next script takes it."""
+        """Own: list to which `BLMOVE` moves an id for a waiting worker, until `dequeue.lua` right behind reads it."""
         return f"{self.handed_prefix}{worker_id}"

@@ -7,10 +7,8 @@ those see `handoff`.
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any, Protocol
 
 from redis.exceptions import RedisError
@@ -18,6 +16,7 @@ from redis.exceptions import RedisError
 from ..exceptions import BrokerUnavailable
 from . import clients
 from .keys import keys_of, names_channel
+from .redis_internals import shut_down
 
 logger = logging.getLogger("django_asyncq.broker")
 
@@ -30,17 +29,6 @@ class Settable(Protocol):
 
     def set(self) -> None:
         """Wake the thread that waits."""
-
-
-def cut(connection: Any) -> None:
-    """Shut down a connection's socket, so that the thread that reads from it stops and closes it.
-
-    redis-py fails when another thread closes it.
-    """
-    found = getattr(connection, "_sock", None)
-    if found is not None:
-        with suppress(OSError):
-            found.shutdown(socket.SHUT_RDWR)
 
 
 class Listener:
@@ -67,7 +55,7 @@ class Listener:
         self._stopped.set()
         for _ in range(int(STOP_SECONDS / 0.05)):
             # Repeatedly, because the thread may be about to connect.
-            cut(self._connection)
+            shut_down(self._connection)
             if not self._thread.is_alive():
                 return
             self._thread.join(0.05)

@@ -31,7 +31,7 @@ def build(gate: str) -> None:
 
     Does nothing when the limit of the gate is changed in the meantime. Raises: BrokerUnavailable.
     """
-    with clients.broker_errors():
+    with clients.broker_errors(client()):
         changes = client().hget(keys(gate)[1], "changes") or b""
     row = Gate.objects.filter(name=gate).first()
     holders = list(_live(gate).values_list("id", "state", "fence"))
@@ -55,7 +55,7 @@ def occupied() -> set[str]:
     Scans the keys of the gates in Redis. Raises: BrokerUnavailable.
     """
     prefix = conf.current().gate_prefix
-    with clients.broker_errors():
+    with clients.broker_errors(client()):
         found = client().scan_iter(match=f"{prefix}*", count=KEYS_PER_SCAN)
         names = {key.decode("utf-8", "replace").removeprefix(prefix) for key in found}
         # A gate without the mark "built" belongs to another program.
@@ -111,7 +111,7 @@ def _limit_of(row: Gate | None) -> tuple[int, float] | None:
 
 def _known_limit(gate: str) -> tuple[int, float] | None:
     """Return the limit and the expected seconds that Redis has of the Gate row."""
-    with clients.broker_errors():
+    with clients.broker_errors(client()):
         limit, expected = client().hmget(keys(gate)[1], "limit", "expected_seconds")
     return (int(limit), float(expected)) if limit else None
 

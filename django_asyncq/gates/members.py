@@ -52,7 +52,7 @@ def hold_seconds(expected_seconds: float) -> int:
 
 def slots(gate: str) -> list[Slot]:
     """Return the gate's slots, the one that expires first in front. Raises: BrokerUnavailable."""
-    with clients.broker_errors():
+    with clients.broker_errors(client()):
         pairs = client().zrange(keys(gate)[0], 0, -1, withscores=True)
     return [Slot(member.decode(), int(score)) for member, score in pairs]
 

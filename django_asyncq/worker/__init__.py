@@ -1,4 +1,4 @@
-"""A worker process: fetch a batch → run in slots → report a batch.
+"""A worker process: `fetch` a batch of tasks → `execute` them in slots → the `reporter` writes a batch of outcomes.
 
-`process` fetches, `slots` run, `reporter` writes; `board` shows the supervisor what runs, `alarm` wakes the fetcher.
+`process` is its main thread, which sleeps on one `wakeup`. The supervisor sees in `slot_table` what runs.
 """

@@ -1,4 +1,4 @@
-"""The first code of a child process: sets Django up, then hands over.
+"""The first code of a child process: sets Django up, then runs the worker or a start-up task.
 
 Child processes are fresh interpreters, not forks: the supervisor has threads and connections that must not be shared.
 """
@@ -16,7 +16,7 @@ from .options import WorkerOptions
 from .slot_table import SlotTable
 
 
-def start(options: WorkerOptions, board: SlotTable, supervisor: Any, stack_file: str) -> None:
+def start(options: WorkerOptions, slot_table: SlotTable, supervisor: Any, stack_file: str) -> None:
     """Set Django up, import the tasks, run the worker.
 
     stack_file: where the stacks of all threads go when a signal such as SIGSEGV ends the process.
@@ -27,12 +27,12 @@ def start(options: WorkerOptions, board: SlotTable, supervisor: Any, stack_file:
 
     from .process import WorkerProcess
 
-    WorkerProcess(options, board, supervisor).run()
+    WorkerProcess(options, slot_table, supervisor).run()
 
 
 def run_startup_task(name: str, supervisor: Any) -> None:
-    """Run one start-up task; tell the supervisor "" or the traceback. Ends when the supervisor does."""
-    threading.Thread(target=_end_with, args=(supervisor,), daemon=True).start()
+    """Run one start-up task; send the supervisor "" or the traceback. Exits when the supervisor does."""
+    threading.Thread(target=_exit_with, args=(supervisor,), daemon=True).start()
     try:
         _set_up()
 
@@ -45,7 +45,7 @@ def run_startup_task(name: str, supervisor: Any) -> None:
             async_to_sync(function)()
         else:
             function()
-    except BaseException:  # noqa: BLE001 - whatever ends it is told
+    except BaseException:  # noqa: BLE001 - the supervisor gets any of them
         supervisor.send(traceback.format_exc())
         raise SystemExit(1) from None
     supervisor.send("")
@@ -54,7 +54,7 @@ def run_startup_task(name: str, supervisor: Any) -> None:
 def _set_up() -> None:
     import django
 
-    # Ctrl-C reaches the whole process group; until there is another handler, the supervisor's word counts.
+    # Ctrl-C reaches the whole process group; until there is another handler, the supervisor decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     django.setup()
 
@@ -63,7 +63,7 @@ def _set_up() -> None:
     load_task_modules()
 
 
-def _end_with(supervisor: Any) -> None:
-    """Nothing is ever sent this way: what can be read is the end of the other side."""
+def _exit_with(supervisor: Any) -> None:
+    """Exit with the supervisor. It never sends anything this way, so what can be read is the end of the stream."""
     supervisor.poll(None)
     os._exit(1)

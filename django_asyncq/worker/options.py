@@ -1,4 +1,4 @@
-"""What a supervisor tells its worker processes. Imports nothing that needs Django to be set up."""
+"""What a supervisor passes to its worker processes. Imports nothing that needs Django to be set up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import uuid
 from dataclasses import dataclass, field
 
-# What a worker process sends to its supervisor once it is about to fetch; all it ever sends.
+# The only message of a worker process to its supervisor: it is about to fetch.
 READY = "ready"
 
 
@@ -15,8 +15,8 @@ READY = "ready"
 class WorkerOptions:
     """The options of one worker process.
 
-    queues: name → weight; empty: every queue there is. name: first part of its id. supervisor_pid, token: make the id
-    unique, also against a process of the same host name and pid.
+    queues: name → weight; empty for all queues that exist. name: first part of its id. supervisor_pid, token: make the
+    id unique, also against a process of the same host name and pid.
     """
 
     backend: str = "default"

@@ -1,73 +1,128 @@
-"""Waking a loop that sleeps: from threads, and from signals without doing work in the handler."""
+"""Wakes a thread that sleeps: from other threads, each with a reason, and from signals. Does no work by itself."""
 
 from __future__ import annotations
 
+import enum
 import os
 import select
 import signal
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-# Read at once; fewer than that were all there were.
-MOST_RINGS = 4096
-# What `select` can look at: numbers below.
+# Bytes to read at once; fewer than that were all there were.
+READ_BYTES = 4096
+# `select` can look at descriptors below this.
 FD_SETSIZE = 1024
 
 
-def readable(descriptors: Sequence[int], timeout_seconds: float | None) -> list[int]:
+class Reason(enum.StrEnum):
+    """Why the main thread of a worker process is woken."""
+
+    SIGNAL = "a signal has arrived"
+    PUSH = "a queue may have work, or there is a new queue"
+    CAPACITY_FREED = "enough slots are free to dequeue more"
+    IDLE = "no task is left in this process"
+    REPORTED = "the reporter has written a batch"
+    USED_UP = "this process has run as many tasks, or used as much memory, as it may"
+
+
+class Woken(NamedTuple):
+    """What ended a sleep; both are empty when its time was over. ready: those of `also` that have become readable."""
+
+    reasons: set[Reason]
+    ready: list[Any]
+
+
+def readable(descriptors: Sequence[Any], timeout_seconds: float | None) -> list[Any]:
     """Sleep until one of them is readable; return those that are."""
-    if max(descriptors) < FD_SETSIZE:
+    numbers = [each if isinstance(each, int) else each.fileno() for each in descriptors]
+    if max(numbers) < FD_SETSIZE:
         return select.select(descriptors, [], [], timeout_seconds)[0]
-    # In whole milliseconds, but of any number: a task may have opened a thousand files before Redis was reached anew.
+    # In whole milliseconds, but of any number: a task may open a thousand files before a connection is made anew.
     poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    return [descriptor for descriptor, _ in poll.poll(None if timeout_seconds is None else timeout_seconds * 1000)]
+    for number in numbers:
+        poll.register(number, select.POLLIN)
+    found = {number for number, _ in poll.poll(None if timeout_seconds is None else timeout_seconds * 1000)}
+    return [each for each, number in zip(descriptors, numbers, strict=True) if number in found]
 
 
 class Wakeup:
-    """A self-pipe. `ring` from any thread ends the `wait` of the one thread that owns it.
+    """A self-pipe with reasons. `notify` from any thread ends the `wait` of the one thread that owns it.
 
-    Only the first ring after a `wait` costs a system call.
+    The owner says with `expect` which reasons it waits for, before it looks at what they are about: what changes after
+    the look notifies. A reason that is not expected, or that the owner is still to read, costs no system call.
     Source: Bernstein, "The self-pipe trick"; Python's `signal.set_wakeup_fd`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, expected: Sequence[Reason] = ()) -> None:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
-        self._has_rung = False
+        self._expected = set(expected)
+        self._given: set[Reason] = set()
+
+    # --- called by the owner
 
     def attach_signals(self) -> None:
-        """Let every signal that has a handler ring as well. Main thread only."""
+        """Let every signal that has a handler wake the owner too. Main thread only."""
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
-    def ring(self) -> None:
-        """End the current or the next `wait`."""
-        if self._has_rung:
+    def expect(self, reason: Reason) -> None:
+        """Be woken for a reason from now on."""
+        self._expected.add(reason)
+
+    def ignore(self, reason: Reason) -> None:
+        """Be woken for a reason no longer."""
+        self._expected.discard(reason)
+
+    def wait(self, timeout_seconds: float | None, also: Sequence[Any] = ()) -> Woken:
+        """Sleep until a reason is given, one of `also` becomes readable, or the time is over."""
+        ready = readable([self._read, *also], timeout_seconds)
+        if self._read not in ready:
+            return Woken(set(), ready)
+        ready.remove(self._read)
+        return Woken(self._take_reasons(), ready)
+
+    def _take_reasons(self) -> set[Reason]:
+        reasons = {Reason.SIGNAL} if self._empty_pipe() else set()
+        # After the pipe is empty: a reason that is given from here on is either taken now or in the pipe again.
+        while self._given:
+            reasons.add(self._given.pop())
+        return reasons
+
+    def _empty_pipe(self) -> bool:
+        """Read all that is in the pipe; return whether a signal wrote into it. A signal writes its number."""
+        is_signal = False
+        try:
+            while True:
+                found = os.read(self._read, READ_BYTES)
+                is_signal = is_signal or found.strip(b"\0") != b""
+                if len(found) < READ_BYTES:
+                    return is_signal
+        except BlockingIOError:
+            return is_signal
+
+    # --- called by any thread
+
+    def notify(self, reason: Reason) -> None:
+        """End the current or the next `wait`, if the owner expects this reason."""
+        if reason not in self._expected or reason in self._given:
             return
-        self._has_rung = True
+        self._given.add(reason)
         try:
             os.write(self._write, b"\0")
         except BlockingIOError:
-            return  # the pipe is full of rings already
+            return  # the pipe is full, so the owner wakes anyway
 
-    # The watch on the queues knows an object with a `set` method.
-    set = ring
 
-    def wait(self, timeout_seconds: float | None, also: Sequence[Any] = ()) -> list[Any]:
-        """Sleep until somebody rings or one of `also` becomes readable; return what has become so, the pipe too."""
-        ready = readable([self._read, *also], timeout_seconds)
-        if self._read in ready:
-            self.clear()
-        return ready
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One reason of a wake-up as an event, for a listener that calls `set`."""
 
-    def clear(self) -> None:
-        """Forget the rings so far."""
-        # In this order: a ring in between is forgotten too, but its owner is awake and looks at everything anew.
-        try:
-            while len(os.read(self._read, MOST_RINGS)) == MOST_RINGS:
-                continue
-        except BlockingIOError:
-            pass  # as many as that, or none
-        self._has_rung = False
+    wakeup: Wakeup
+    reason: Reason
+
+    def set(self) -> None:
+        """Notify."""
+        self.wakeup.notify(self.reason)

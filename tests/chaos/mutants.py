@@ -91,7 +91,7 @@ def no_adoption() -> None:
     """What a lost reply handed out is not looked for."""
     from django_asyncq.worker.fetch.fetcher import Fetcher
 
-    Fetcher._adopt = lambda self, queue: True  # type: ignore[method-assign]
+    Fetcher.adopt = lambda self, queue: True  # type: ignore[method-assign]
 
 
 def no_fence() -> None:
@@ -168,7 +168,7 @@ def outcomes_dropped() -> None:
         except Error:
             return []
 
-    Reporter._insist = write_once  # type: ignore[method-assign]
+    Reporter._write_until_done = write_once  # type: ignore[method-assign]
 
 
 def no_terms() -> None:

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_asyncq import conf, gates
 from django_asyncq.broker import clients
-from django_asyncq.broker.keys import QueueKeys, prefix, standby_key
+from django_asyncq.broker.keys import QueueKeys, handoff_key, prefix
 from django_asyncq.models import Gate, TaskRecord
 
 from .model import Model
@@ -102,7 +102,7 @@ def observed() -> Picture:
 
 
 def _standby(worker: str) -> tuple[bool, dict[str, str]]:
-    noted = client().hgetall(standby_key(worker))
+    noted = client().hgetall(handoff_key(worker))
     return b"" in noted, {queue.decode(): name_of(id) for queue, id in noted.items() if queue}
 
 

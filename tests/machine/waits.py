@@ -21,14 +21,14 @@ class Waits(Base):
         unread = self.model.standby[worker].unread
         queue = next(iter(unread), "") if read else ""
         self.model.stand_by(queue, worker, may_be_handed=may_be_handed)
-        self.last = lambda: self.broker.stand_by(queue, worker, may_be_handed=may_be_handed)
+        self.last = lambda: self.broker.handoff_ready(queue, worker, ready=may_be_handed)
         self.last()
 
     @rule(worker=st.sampled_from(WORKERS))
     def dismiss(self, worker: str) -> None:
         """By its supervisor, or by itself when an answer was lost."""
-        assert self.broker.dismiss(worker) == self.model.dismiss(worker)
-        self.last = lambda: self.broker.dismiss(worker)
+        assert self.broker.stop_handoff(worker) == self.model.dismiss(worker)
+        self.last = lambda: self.broker.stop_handoff(worker)
 
     @precondition(lambda self: self.movable)
     @rule(queue=one_of("movable"), worker=st.sampled_from(WORKERS))
@@ -46,5 +46,5 @@ class Waits(Base):
     @rule(queue=st.sampled_from(LIKELY_QUEUES), worker=st.sampled_from(WORKERS))
     def put_back(self, queue: str, worker: str) -> None:
         """By its supervisor, or by itself when an answer was lost."""
-        self.last = lambda: self.broker.put_back(queue, worker)
+        self.last = lambda: self.broker.requeue_moved(queue, worker)
         self.answer(self.last(), self.model.put_back(queue, worker))

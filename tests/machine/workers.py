@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from django_asyncq import conf, lifecycle
-from django_asyncq.broker import scripts, taking
+from django_asyncq.broker import handoff, scripts
 
 from . import stores
 from .base import LIKELY_QUEUES, LONG, Hand, one_of, seldom
@@ -51,8 +51,8 @@ class Workers(Repairs):
         self.model.move(queue, worker)
         leases = self.model.hand(queue, worker)
         self.move(queue, worker)
-        call = taking.standing_by(queue, worker, conf.current().lease_seconds)
-        taken = taking.handed(scripts.run("dequeue", stores.client(), *call))
+        call = handoff.handed_call(queue, worker, conf.current().lease_seconds)
+        taken = handoff.read_handed(scripts.run("dequeue", stores.client(), *call))
         self.last = None
         if taken is None or leases is None:
             assert taken is None and leases is None, f"{taken} was handed, the model says {leases}"

@@ -1,19 +1,19 @@
--- Take tasks to be run: high priorities, then pending from the right, then low priorities.
--- KEYS: 1 pending, 2 priority, 3 active, 4 lease, 5 paused, 6 held by this worker; but in a cluster: 7 standby of this
---       worker, 8 what is handed to it
--- ARGV: 1 task key prefix, 2 how many, 3 lease seconds, 4 worker id, 5 the queue when the worker stands by: one task is
---       handed to it, whatever it does now; "" when it asks
--- Returns {"paused"}, {"withdrawn"} (it stands by no longer), or {"taken", id, fence, …}; "more": it stood by, more is left
--- Invariant: what is taken is active, leased and held, with a fence above any before; an id without message, or one that
---       is not pending (it stands here twice), is dropped. Who has taken anything stands by no longer, and to who has
---       not yet read what he was handed nothing is handed.
-local stands_by = ARGV[5] ~= ''
-if stands_by then
-  -- What BLMOVE has moved goes back first: it is taken in its turn, or by others.
+-- Dequeue tasks to run: priorities above 0, then pending from the right, then priorities below 0.
+-- KEYS: 1 pending, 2 priority, 3 active, 4 lease, 5 paused, 6 held by this worker; with handoff: 7 its handoff;
+--       behind BLMOVE: 8 ids moved for it
+-- ARGV: 1 task key prefix, 2 how many, 3 lease seconds, 4 worker id, 5 the queue behind BLMOVE, where one task is handed
+--       to the worker if it is ready; "" when the worker asks by itself
+-- Returns {"paused"}, {"not ready"} (behind BLMOVE), {"taken", id, fence, …}; "more" when one was handed and more is left
+-- Invariant: each returned task is active, leased and held, with a fence above any before. An id without a message, or
+--       one that is not pending (it stood here twice), is dropped. A worker that gets tasks is no longer ready. A worker
+--       that has not read the task it was handed gets no other.
+local is_handoff = ARGV[5] ~= ''
+if is_handoff then
+  -- The id that BLMOVE moved returns to its place first: a task with a higher priority may be due before it.
   local moved = redis.call('RPOP', KEYS[8])
   if moved then redis.call('RPUSH', KEYS[1], moved) end
   local noted = redis.call('HKEYS', KEYS[7])
-  if #noted ~= 1 or noted[1] ~= '' then return {'withdrawn'} end
+  if #noted ~= 1 or noted[1] ~= '' then return {'not ready'} end
 end
 if redis.call('EXISTS', KEYS[5]) == 1 then return {'paused'} end
 local wanted, ids = tonumber(ARGV[2]), {}
@@ -52,8 +52,8 @@ if #taken > 0 then
   redis.call('LPUSH', KEYS[3], unpack(taken))
   redis.call('ZADD', KEYS[4], unpack(leases))
   redis.call('HSET', KEYS[6], unpack(held))
-  if stands_by then redis.call('HSET', KEYS[7], ARGV[5], taken[1]) end
+  if is_handoff then redis.call('HSET', KEYS[7], ARGV[5], taken[1]) end
   if KEYS[7] then redis.call('HDEL', KEYS[7], '') end
 end
-local is_more = stands_by and redis.call('EXISTS', KEYS[1], KEYS[2]) > 0
+local is_more = is_handoff and redis.call('EXISTS', KEYS[1], KEYS[2]) > 0
 return {is_more and 'more' or 'taken', unpack(held)}

@@ -1,16 +1,16 @@
--- Renew the leases of all that some worker processes hold.
--- KEYS: 1 lease, then for each worker: what it holds; but in a cluster: its standby
--- ARGV: 1 task key prefix, 2 lease seconds, 3 keys for each worker, then the ids of all that these workers run
--- Returns for each worker {how many were renewed, id it has lost, …}; what is lost is not held any more.
--- Invariant: a lease that another run holds, or that nobody holds, is never renewed; nor that of what was handed to a
---       worker which has neither read nor begun it: it may be frozen, while others are idle.
+-- Renew the leases of all tasks that some worker processes hold.
+-- KEYS: 1 lease; then for each worker: what it holds, and with handoff: its handoff
+-- ARGV: 1 task key prefix, 2 lease seconds, 3 number of keys for each worker, then the ids of all tasks that these run
+-- Returns for each worker {how many leases were renewed, id of a task it has lost, …}; a lost task is no longer held.
+-- Invariant: a lease that another run holds, or that nobody holds, is never renewed. Nor is that of a task which was
+--       handed to a worker that has neither read nor begun it: the worker may be frozen while others are idle.
 local lease_end = redis.call('TIME')[1] + ARGV[2]
 local begun, replies = {}, {}
 for i = 4, #ARGV do begun[ARGV[i]] = true end
 for worker = 2, #KEYS, tonumber(ARGV[3]) do
   local held, reply, unread = redis.call('HGETALL', KEYS[worker]), {0}, {}
   for _, id in ipairs(ARGV[3] == '2' and redis.call('HVALS', KEYS[worker + 1]) or {}) do unread[id] = not begun[id] end
-  -- At maxmemory ZADD is refused unless the script has written before; this writes nothing and is never refused.
+  -- At maxmemory, Redis refuses ZADD unless the script has written before. HDEL is never refused, and changes nothing.
   redis.call('HDEL', KEYS[worker], '')
   for i = 1, #held, 2 do
     local id = held[i]

@@ -1,7 +1,7 @@
--- List what a worker has taken and not yet answered for.
+-- List the tasks that a worker has dequeued and not acknowledged.
 -- KEYS: 1 held by the worker   ARGV: 1 task key prefix, 2 worker id
--- Returns {id, fence, …}. Invariant: nothing changes. What asynq's own recoverer gave on is another run's by now, or
--- about to be: it is not listed. Who has lost its hash is, for nobody else can tell of it.
+-- Returns {id, fence, …}. Invariant: nothing changes. A task that asynq's own recoverer has requeued is not listed: it is
+--       another run's, or will be. A task that has lost its hash is listed: no other script can name it.
 local held = redis.call('HGETALL', KEYS[1])
 local listed = {}
 for i = 1, #held, 2 do

@@ -1,7 +1,8 @@
-"""One task on its way through a worker process, and how its run ended."""
+"""One task on its way through a worker process, and its outcome."""
 
 from __future__ import annotations
 
+import enum
 import inspect
 import threading
 import time
@@ -14,33 +15,41 @@ from ...lifecycle import Run
 from ...tasks import Task
 
 
+class JobPhase(enum.Enum):
+    """How far a job has come. A job only goes forward, except that a completion may be rolled back and begin anew."""
+
+    WAITING = "it waits for a slot, or is about to begin in one"
+    RUNNING = "its function runs, and the reporter writes its row"
+    COMPLETING = "its function runs, and its slot writes its row, in the task's own transaction; the reporter may not"
+    COMPLETED = "its success is committed; what its function still returns or raises does not count"
+    REPORTED = "its outcome has been given to the reporter"
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """A claimed task with its code.
 
-    taken_at, came_at, begun_at: monotonic seconds; taken_at: before Redis was asked, or could hand it over; its lease
-    is no older; came_at: when it was here. stop: the cooperative flag of its context, where it has one. slot: its entry
-    on the board. is_marked: the reporter was asked to write that it runs. is_withheld: its slot writes its row, the
-    reporter may not. is_completed: its success was committed by its slot. is_over: its end was reported. doubtful: its
-    success, when the commit gave no answer.
+    taken_at, arrived_at, begun_at: monotonic seconds; taken_at: before Redis was asked or could hand the task over, so
+    its lease is no older; arrived_at: when it came to this process. stop: the flag that its function may look at, if it
+    takes a context. slot: its number in the slot table.
+    Independent of the phase: is_marked: the reporter was asked to write RUNNING. uncertain: its run as it would be
+    after a commit that gave no answer, so that nobody knows yet whether it succeeded.
     """
 
     run: Run
     task: Task[Any, Any]
     taken_at: float
-    came_at: float = field(default_factory=time.monotonic)
+    arrived_at: float = field(default_factory=time.monotonic)
     begun_at: float | None = None
     stop: threading.Event | None = None
     slot: int = -1
+    phase: JobPhase = JobPhase.WAITING
     is_marked: bool = False
-    is_withheld: bool = False
-    is_completed: bool = False
-    is_over: bool = False
-    doubtful: Run | None = None
+    uncertain: Run | None = None
 
     @property
     def timeout_seconds(self) -> float | None:
-        """How long the run may take, as it was decided at enqueue."""
+        """How long the run may take, as it was decided when the task was enqueued."""
         return self.run.record.timeout_seconds
 
     @property
@@ -48,17 +57,28 @@ class Job:
         """Whether its function is a coroutine function."""
         return _is_coroutine_function(self.task.func)
 
-    def tell_to_stop(self) -> None:
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        """What a log line about this job carries as `extra`."""
+        record = self.run.record
+        return {
+            "task_id": str(record.id),
+            "task": record.name,
+            "queue": record.queue_name,
+            "attempt": record.attempt,
+        }
+
+    def ask_to_stop(self) -> None:
         """Set the flag that its function may look at."""
         if self.stop is not None:
             self.stop.set()
 
     def has_run_for(self, seconds: float, now: float) -> bool:
-        """Whether it began so long ago. now: monotonic seconds."""
+        """Whether it began that long ago. now: monotonic seconds."""
         return self.begun_at is not None and now - self.begun_at >= seconds
 
-    def is_to_be_marked(self, seconds: float, now: float) -> bool:
-        """Whether it has run for so long and the row is still to say so. now: monotonic seconds."""
+    def needs_mark(self, seconds: float, now: float) -> bool:
+        """Whether it has run for that long and the reporter has not been asked to write so. now: monotonic seconds."""
         return not self.is_marked and self.run.begun and self.has_run_for(seconds, now)
 
     def is_overdue(self, now: float) -> bool:
@@ -77,9 +97,9 @@ def _is_coroutine_function(function: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: with a value, or with an exception."""
+    """How a run finished: with a value, or with an exception."""
 
     job: Job
-    ended_at: datetime
+    finished_at: datetime
     value: Any = None
     exception: BaseException | None = None

@@ -1,4 +1,4 @@
-"""The line in which jobs wait for a slot, and how a slot that rests is woken."""
+"""The queue from which slots take jobs, and how a waiting slot is woken."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ T = TypeVar("T")
 
 
 class JobQueue(Generic[T]):
-    """First come, first served. Jobs that come together wake one thread, which wakes the next if it leaves any.
+    """First in, first out. Jobs that arrive together wake one thread, which wakes the next if it leaves any.
 
-    The next begins when it gets the interpreter: while tasks are short, the first has emptied the line by then, and
-    they do not fight for it. `queue.SimpleQueue` did the same up to Python 3.12; since 3.13 each item wakes a thread.
+    The next thread starts when it gets the interpreter. While tasks are short, the first thread has emptied the queue
+    by then, and the threads do not compete for the interpreter. `queue.SimpleQueue` did the same up to Python 3.12;
+    since 3.13 each item wakes a thread.
+
+    bell: unlocked while a waiting thread is to look into the queue.
     """
 
     def __init__(self) -> None:
         self._jobs: deque[T] = deque()
-        # Free while one who rests is to look.
-        self._bell = threading.Lock()
-        self._bell.acquire()
-        # Whether one has been called who has not begun to look: until he has the interpreter, nobody else is woken.
-        self._has_called = False
+        self.bell = threading.Lock()
+        self.bell.acquire()
+        # Whether a thread has been woken that has not looked yet; no other is woken until it does.
+        self._is_waking = False
 
     def extend(self, jobs: Iterable[T]) -> None:
-        """Add jobs behind the others."""
+        """Add jobs at the end."""
         self._jobs.extend(jobs)
         self._wake_one()
 
     def take_now(self) -> T | None:
-        """Return the first job, or None when there is none."""
+        """Return the first job, or None if there is none."""
         try:
             job = self._jobs.popleft()
         except IndexError:
@@ -40,17 +42,17 @@ class JobQueue(Generic[T]):
         return job
 
     def take(self) -> T:
-        """Return the first job; rests until there is one."""
+        """Return the first job; wait until there is one."""
         while (job := self.take_now()) is None:
-            self._bell.acquire()
-            # Before the look: what is added from here on calls again.
-            self._has_called = False
+            self.bell.acquire()
+            # Before the look: jobs that are added from here on wake a thread again.
+            self._is_waking = False
         return job
 
     def _wake_one(self) -> None:
-        if self._jobs and not self._has_called:
-            self._has_called = True
-            try:  # noqa: SIM105 - who waits for the job waits for each function that comes first
-                self._bell.release()
+        if self._jobs and not self._is_waking:
+            self._is_waking = True
+            try:  # noqa: SIM105 - `suppress` costs a function call for each job
+                self.bell.release()
             except RuntimeError:
-                pass  # it is free: somebody is on his way to look
+                pass  # it is unlocked: a thread is about to look

@@ -1,100 +1,110 @@
-"""How many tasks a process may take, and when its main thread must be woken to take more."""
+"""How many tasks a process may fetch, and when its main thread must be woken to fetch more."""
 
 from __future__ import annotations
 
+import resource
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
 
-from ..execute.executors import Executor
-from ..execute.job import Job
+from ..execute.jobs import Jobs
+from ..wakeup import Reason, Wakeup
 
-# So much work is kept in line: short against the time after which what waits is handed back, long against a fetch.
-AHEAD_SECONDS = 0.05
-# No-op tasks: half of them are one fetch of 200, and a few milliseconds of work.
-MOST_AHEAD = 400
-NEVER = -1
+# How much work is prefetched: little beside the time after which waiting jobs are requeued, much beside a fetch.
+PREFETCH_SECONDS = 0.05
+# For no-op tasks: half of them are one fetch of 200, and a few milliseconds of work.
+MOST_PREFETCHED = 400
+
+
+def peak_memory_mb() -> float:
+    """Return the most memory this process has had; macOS counts it in bytes, Linux in kilobytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1024 / 1024 if sys.platform == "darwin" else peak / 1024
 
 
 class Capacity:
-    """Free slots, and a line ahead of them: the shorter the tasks, the longer."""
+    """The free slots, and the prefetch behind them: the shorter the tasks are, the more.
 
-    def __init__(self, slots: Sequence[Executor], concurrency: int, ring: Callable[[], None], *, most: int = 0) -> None:
-        """ring: wakes the main thread, from any other. most: tasks of this process's life; 0 for no end."""
-        self.slots = slots
-        self.most = most
-        self.finished = 0
+    max_tasks, max_memory_mb: after which the process is replaced; 0 for no limit.
+    quiet: set while no outcome can follow soon, since no task is here and none is being fetched; the reporter waits on
+    it. expects_more: whether tasks are being fetched, or known to be in the queues; set by the main thread.
+    """
+
+    def __init__(
+        self, jobs: Jobs, concurrency: int, wakeup: Wakeup, *, max_tasks: int = 0, max_memory_mb: int = 0
+    ) -> None:
+        self.jobs = jobs
         self.concurrency = concurrency
-        self.ring = ring
-        self.pace_seconds: float | None = None
-        # The main thread sleeps until no more tasks than this are here.
-        self._enough = NEVER
+        self.wakeup = wakeup
+        self.max_tasks = max_tasks
+        self.max_memory_mb = max_memory_mb
+        self.finished = 0
+        self.task_seconds: float | None = None
+        self.quiet = threading.Event()
+        self.expects_more = False
+        # The main thread fetches more once this few jobs are here.
+        self._refill_at = 0
         self._counter = threading.Lock()
 
     # --- called by the main thread
 
-    @property
-    def running(self) -> list[Job]:
-        """What is in a slot."""
-        return [job for slots in self.slots for job in slots.busy.copy()]
-
-    @property
-    def jobs(self) -> list[Job]:
-        """What is in line for a slot or in one. In this order, which is a job's: none is missed on its way."""
-        return [job for slots in self.slots for job in slots.waiting.copy()] + self.running
-
-    @property
-    def occupied(self) -> int:
-        """How many tasks are here, in a slot or in line for one."""
-        count = 0
-        for slots in self.slots:
-            # In this order, as in `jobs`: one on its way is counted twice rather than not at all.
-            count += len(slots.waiting) + len(slots.busy)
-        return count
-
-    def left(self) -> int:
-        """Return how many tasks to take now; where that is 0, `ring` is called when it is more."""
-        ahead = self._ahead()
-        # In this order: a slot that becomes free in between is counted, or rings.
-        self._enough = self.concurrency + ahead - max(1, ahead // 2)
-        occupied = self.occupied
-        if occupied > self._enough:
+    def to_fetch(self) -> int:
+        """Return how many tasks to fetch now; after 0, CAPACITY_FREED tells when it is more."""
+        prefetch = self._prefetch()
+        self._refill_at = self.concurrency + prefetch - max(1, prefetch // 2)
+        # Before the look: a slot that is freed in between is counted, or notifies.
+        self.wakeup.expect(Reason.CAPACITY_FREED)
+        here = self.jobs.count
+        if here > self._refill_at:
             return 0
-        self._enough = NEVER
-        left = self.concurrency + ahead - occupied
-        return min(left, self.most - self.finished - occupied) if self.most else left
+        self.wakeup.ignore(Reason.CAPACITY_FREED)
+        free = self.concurrency + prefetch - here
+        return min(free, self.max_tasks - self.finished - here) if self.max_tasks else free
 
     @property
     def is_used_up(self) -> bool:
-        """Whether this process has had as many tasks as it may."""
-        return bool(self.most) and self.finished >= self.most
+        """Whether this process has run as many tasks, or used as much memory, as it may."""
+        if self.max_tasks and self.finished >= self.max_tasks:
+            return True
+        # Only after a task: a limit below what Django itself takes must not keep every task from running.
+        return bool(self.max_memory_mb and self.finished) and peak_memory_mb() > self.max_memory_mb
 
-    def wait_until_empty(self) -> None:
-        """Have `ring` called when the last task has ended."""
-        self._enough = 0
+    def expect_outcomes(self) -> None:
+        """Note that outcomes will follow: tasks are being fetched, or have come."""
+        self.expects_more = True
+        self.quiet.clear()
 
-    def _ahead(self) -> int:
-        """Return how many tasks the slots begin within AHEAD_SECONDS, at the pace of the latest; of slow ones none."""
-        if self.pace_seconds is None:
+    def check_quiet(self) -> None:
+        """Set `quiet` if no outcome can follow soon. The slots call it too."""
+        if not (self.jobs.count or self.expects_more):
+            self.quiet.set()
+
+    def _prefetch(self) -> int:
+        """Return how many tasks the slots begin within PREFETCH_SECONDS, as long as the latest ones; none if slow."""
+        if self.task_seconds is None:
             return 0
-        running, now = self.running, time.monotonic()
-        if len([job for job in running if job.has_run_for(AHEAD_SECONDS, now)]) >= self.concurrency:
-            return 0  # the short ones would wait for the long ones, while other processes may be idle
-        return int(min(MOST_AHEAD, AHEAD_SECONDS * self.concurrency / max(self.pace_seconds, 1e-6)))
+        running, now = self.jobs.running, time.monotonic()
+        if len([job for job in running if job.has_run_for(PREFETCH_SECONDS, now)]) >= self.concurrency:
+            return 0  # short tasks would wait for the long ones, while other processes may be idle
+        return int(min(MOST_PREFETCHED, PREFETCH_SECONDS * self.concurrency / max(self.task_seconds, 1e-6)))
 
     # --- called by the slots
 
-    def ended(self, seconds: float) -> None:
-        """Count a run that took so long."""
+    def count_run(self, seconds: float) -> None:
+        """Count a run and how long it took."""
         with self._counter:
             self.finished += 1
-        # Without the lock: a measurement that gets lost between two threads does no harm.
-        pace = self.pace_seconds
-        self.pace_seconds = seconds if pace is None else 0.9 * pace + 0.1 * seconds
+        # Without the lock: a measurement that is lost between two threads does no harm.
+        average = self.task_seconds
+        self.task_seconds = seconds if average is None else 0.9 * average + 0.1 * seconds
 
-    def slot_is_free(self) -> bool:
-        """Wake the main thread when it waits for this; return whether no task is left here."""
-        occupied = self.occupied
-        if self._enough != NEVER and occupied <= self._enough:
-            self.ring()
-        return not occupied
+    def slot_freed(self) -> None:
+        """Wake the main thread if it waits for what a free slot changes."""
+        here = self.jobs.count
+        if here <= self._refill_at:
+            self.wakeup.notify(Reason.CAPACITY_FREED)
+        if not here:
+            self.wakeup.notify(Reason.IDLE)
+            self.check_quiet()
+        if self.is_used_up:
+            self.wakeup.notify(Reason.USED_UP)

@@ -1,13 +1,13 @@
-"""How a worker process comes to its tasks: it asks its queues in turn, or is handed one as it stands by.
+"""How a worker process gets its tasks: it dequeues them, or is handed one while it is idle.
 
-All of it is done by the main thread, which sleeps for as long as is said here, and on the sockets.
+The main thread does all of it. It sleeps as long as is said here, and on the sockets.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from django.db import Error as DatabaseError
 from django.db import connections
@@ -18,25 +18,26 @@ from ...broker.handoff import Handoff
 from ...broker.notifications import QueueListener
 from ...exceptions import BrokerUnavailable, TaskNotRegistered
 from ...registry import registered
+from ..execute.executors import Executors
 from ..execute.job import Job
 from ..options import WorkerOptions
 from ..reporter import Reporter
+from ..wakeup import Notice, Reason, Wakeup
 from .capacity import Capacity
-from .pacing import SHORTEST_REST_SECONDS, Pacing
+from .pacing import SHORTEST_PAUSE_SECONDS, Pacing
 from .queue_order import QueueOrder
-from .waiting import Waiting
 
 logger = logging.getLogger("django_asyncq.worker")
 
 IDLE_LOOK_SECONDS = 5.0
-# So many outcomes may wait to be written, each with a result of up to a megabyte: two groups. Beyond that nothing is
-# taken, for what a killed process had not written runs again.
+# How many outcomes may wait to be written, each with a result of up to a megabyte: two batches. Beyond that nothing is
+# fetched, because what a killed process had not written runs again.
 MOST_UNWRITTEN = 1_000
-PUT_OFF_SECONDS = 15
+POSTPONE_SECONDS = 15
 
 
 class Fetcher:
-    """Takes tasks while there is room, and gives them to the slots."""
+    """Fetches tasks while there is capacity, and gives them to the slots."""
 
     def __init__(
         self,
@@ -44,213 +45,242 @@ class Fetcher:
         worker_id: str,
         options: WorkerOptions,
         *,
-        room: Capacity,
+        capacity: Capacity,
+        executors: Executors,
         reporter: Reporter,
-        put: Callable[[Sequence[Job]], None],
-        ring: Callable[[], None],
+        wakeup: Wakeup,
     ) -> None:
-        """put: gives jobs to the slots. ring: wakes the main thread, from any other."""
         self.broker = broker
         self.worker_id = worker_id
         self.options = options
-        self.room = room
+        self.capacity = capacity
+        self.executors = executors
         self.reporter = reporter
-        self.put = put
-        self.ring = ring
+        self.wakeup = wakeup
         self.order = QueueOrder(broker, options.queues, strict=options.strict)
-        self.turns = Pacing()
-        self.standby = Handoff(worker_id, conf.current().lease_seconds)
-        self.waiting = Waiting(self.standby)
-        self.watch: QueueListener | None = None
-        self._waits_for_reporter = False
-        # Queues of which an answer may have been lost, with what it had brought.
-        self._uncertain: set[str] = set()
-
-    # --- called from other threads
-
-    def set(self) -> None:
-        """Take note that a queue may have work; the watch calls it."""
-        self.turns.told()
-        self.ring()
-
-    def may_bring(self) -> bool:
-        """Whether tasks are being fetched, or are to be fetched now."""
-        return self.turns.may_bring()
-
-    def written(self) -> None:
-        """Take note that the reporter has written a group."""
-        if self._waits_for_reporter:
-            self.ring()
+        self.pacing = Pacing()
+        self.handoff = Handoff(broker, worker_id, conf.current().lease_seconds)
+        self.listener: QueueListener | None = None
+        # Queues that were found empty (and not paused), whose pushes are to be waited for.
+        self.to_wait_for: set[str] = set()
+        # Queues whose latest reply may have been lost, with the tasks in it.
+        self.uncertain: set[str] = set()
 
     # --- what the main thread sleeps on
 
     def begin_waits(self) -> None:
-        """Wait for pushes where that is due, and stand by where a task may be handed."""
-        if (queue := self.waiting.begin(self._may_stand_by)) is not None:
-            self._lose(queue)
+        """Begin to wait for pushes where that is due, and report whether a task may be handed to this process."""
+        if self.pacing.until_wait() or not (self.to_wait_for or self.handoff.could_be_ready):
+            return
+        queue = None
+        try:
+            self.handoff.report_ready(ready=self.is_ready())
+            for queue in self.to_wait_for.copy():
+                self.handoff.wait_for(queue)
+                self.to_wait_for.discard(queue)
+        except BrokerUnavailable as error:
+            self._wait_failed(error)
+            if queue is not None:
+                self._look_for_lost(queue)
 
     @property
-    def could_stand_by(self) -> bool:
-        """Whether this process would stand by, if it ran nothing."""
-        return self.standby.could_stand_by
+    def could_be_ready(self) -> bool:
+        """Whether a task could be handed to this process if it ran nothing."""
+        return self.handoff.could_be_ready
 
     @property
     def sockets(self) -> dict[int, str]:
-        """File descriptor → queue, whose wait has ended when there is something to read."""
-        return self.standby.sockets
+        """File descriptor → queue; when it is readable, the wait for that queue has ended."""
+        return self.handoff.sockets
 
-    def pause_seconds(self, shortest: float) -> float:
-        """Return how long there is nothing to do here, if nobody rings and no socket is readable."""
-        pauses = [self.turns.pause_seconds(shortest)]
-        if self.could_stand_by and (rest := self.turns.rest_seconds()):
-            pauses.append(rest)
-        if self._uncertain:
-            pauses.append(shortest)
-        if (until_waiting := self.waiting.pause_seconds()) is not None:
-            pauses.append(until_waiting)
-        return min(pauses)
+    def sleep_seconds(self, shortest: float) -> float:
+        """Return how long there is nothing to do here, if nothing is notified and no socket is readable."""
+        found = [self.pacing.sleep_seconds(shortest)]
+        if self.could_be_ready and (pause := self.pacing.pause_left()):
+            found.append(pause)
+        if self.uncertain:
+            found.append(shortest)
+        if self.to_wait_for:
+            found.append(self.pacing.until_wait())
+        return min(found)
 
-    # --- taking
+    # --- fetching
 
     def fetch(self) -> bool:
-        """Take tasks from the queues in their order; return whether to ask again at once.
+        """Dequeue tasks from the queues in their order; return whether to fetch again at once.
 
-        Else the main thread sleeps at once: the slots need the interpreter to begin what has come.
+        If not, the main thread sleeps at once: the slots need the interpreter to begin the tasks that have come.
         """
-        room = self._room() if self.turns.is_due() else 0
-        if room <= 0:
-            return False
-        self.turns.begin()
-        if self.watch is not None and self.watch.take_new_names():
-            self.order.look_again()
-        got, empty, is_more_left = 0, [], False
-        try:
-            names = self.order.next()
-            self._listen()
-            for queue in names:
-                asked_at = time.monotonic()
-                claimed = self._claim(queue, room - got)
-                got += len(claimed.runs)
-                self._start(claimed.runs, asked_at)
-                if claimed.is_drained:
-                    empty.append(queue)
-                is_more_left = not (claimed.is_drained or claimed.paused) or is_more_left
-                if got >= room:
-                    is_more_left = True
-                    break
-        except (BrokerUnavailable, DatabaseError) as error:
-            self._put_off_fetching(error)
-            return self.turns.is_due()
-        if got:
-            self.standby.took()
-        look_seconds = min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
-        if self.turns.end(got, is_more_left=is_more_left or bool(self._uncertain), look_seconds=look_seconds):
-            # Who begins what has come needs the interpreter.
-            self.waiting.add(empty, rest_seconds=SHORTEST_REST_SECONDS if got else 0.0)
-        return got > 0 and self.turns.is_due()
+        again = self._fetch()
+        self.capacity.expects_more = self.pacing.is_due()
+        return again
 
-    def hear(self, queue: str) -> None:
-        """Take what was handed to this process as it stood by, or take note that there may be work."""
+    def _fetch(self) -> bool:
+        wanted = self.to_fetch() if self.pacing.is_due() else 0
+        if wanted <= 0:
+            return False
+        self.pacing.begin()
+        self.capacity.expect_outcomes()
+        if self.listener is not None and self.listener.take_new_names():
+            self.order.refresh()
         try:
-            heard = self.waiting.hear(queue)
-        except BrokerUnavailable:
-            self._lose(queue)
+            got, empty, is_more_left = self._dequeue(wanted)
+        except (BrokerUnavailable, DatabaseError) as error:
+            self._fetch_failed(error)
+            return self.pacing.is_due()
+        if got:
+            self.handoff.note_dequeue()
+        look_seconds = min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
+        if self.pacing.finish(got, is_more_left=is_more_left or bool(self.uncertain), look_seconds=look_seconds):
+            # Later if tasks have come: the slots that begin them need the interpreter.
+            self._wait_for(empty, after_seconds=SHORTEST_PAUSE_SECONDS if got else 0.0)
+        return got > 0 and self.pacing.is_due()
+
+    def _dequeue(self, wanted: int) -> tuple[int, list[str], bool]:
+        """Dequeue up to `wanted` tasks and start them; return how many, the empty queues, and whether more is left."""
+        got, empty, is_more_left = 0, [], False
+        names = self.order.next()
+        self._listen()
+        for queue in names:
+            asked_at = time.monotonic()
+            claimed = self._claim(queue, wanted - got)
+            got += len(claimed.runs)
+            self._start(claimed.runs, asked_at)
+            if claimed.is_drained:
+                empty.append(queue)
+            is_more_left = not (claimed.is_drained or claimed.paused) or is_more_left
+            if got >= wanted:
+                return got, empty, True
+        return got, empty, is_more_left
+
+    def read_wait(self, queue: str) -> None:
+        """Read what ended a wait: start the task that was handed to this process, or note that there may be work."""
+        try:
+            result = self.handoff.read(queue)
+        except BrokerUnavailable as error:
+            self._wait_failed(error)
+            self._look_for_lost(queue)
             return
-        if heard is None:
+        if self.pacing.wait_succeeded():
+            logger.info("worker %s waits for pushes again", self.worker_id)
+        if result is None:
             return
-        if heard.taken is not None and heard.taken.leases:
-            self._receive(queue, heard.taken, heard.since)
-        elif heard.is_told:
-            self.turns.told()
+        if result.handed is not None and result.handed.leases:
+            self.receive(queue, result.handed, result.since)
+        elif result.may_have_work:
+            self.pacing.note_push()
         elif queue not in self.order.weights:
-            self.standby.leave(queue)  # it was removed
-        elif heard.taken is None or not heard.taken.paused:
-            self.waiting.add([queue], rest_seconds=0.0)
+            self.handoff.stop_waiting(queue)  # it was removed
+        elif result.handed is None or not result.handed.paused:
+            self._wait_for([queue], after_seconds=0.0)
+
+    def note_push(self) -> None:
+        """Note that a queue may have work, or that there is a new one."""
+        self.pacing.note_push()
 
     def stop(self) -> None:
-        """Take nothing any more, and give back what was handed at the last moment."""
-        if self.watch is not None:
-            self.watch.stop()
-        for queue, heard in self.standby.close().items():
-            if heard.taken is not None and heard.taken.leases:
+        """Fetch nothing any more, and requeue what was handed at the last moment."""
+        self.capacity.expects_more = False
+        if self.listener is not None:
+            self.listener.stop()
+        for queue, result in self.handoff.close().items():
+            if result.handed is not None and result.handed.leases:
                 try:
-                    self.broker.requeue(queue, self.worker_id, heard.taken.leases)
+                    self.broker.requeue(queue, self.worker_id, result.handed.leases)
                 except BrokerUnavailable as error:
-                    logger.warning("a task of %s not handed back now; the supervisor will: %s", queue, error)
+                    logger.warning("a task of queue %s was not requeued; the supervisor will: %s", queue, error)
 
-    def _room(self) -> int:
-        """Return how many tasks may be taken."""
-        # Set before the look: what the reporter writes in between is seen, or told.
-        self._waits_for_reporter = True
-        if self.reporter.database_is_away or self.reporter.unwritten >= MOST_UNWRITTEN:
+    def to_fetch(self) -> int:
+        """Return how many tasks may be fetched; after 0, CAPACITY_FREED or REPORTED tells when it is more."""
+        # Before the look: what the reporter writes in between is seen, or notified.
+        self.wakeup.expect(Reason.REPORTED)
+        if self.reporter.is_database_unreachable or self.reporter.unwritten >= MOST_UNWRITTEN:
             return 0  # what cannot be read or written is not taken from others
-        self._waits_for_reporter = False
-        return self.room.left()
+        self.wakeup.ignore(Reason.REPORTED)
+        return self.capacity.to_fetch()
 
-    def _may_stand_by(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether a task may be handed to this process: it runs nothing that could keep it from beginning another."""
-        return not (self.room.occupied or self._uncertain or self.turns.rest_seconds()) and self._room() > 0
+        is_free = not (self.capacity.jobs.count or self.uncertain or self.pacing.pause_left())
+        return is_free and self.to_fetch() > 0
 
-    def _receive(self, queue: str, taken: Dequeued, since: float) -> None:
-        """Run what was handed. since: monotonic seconds; no lease is older."""
+    def receive(self, queue: str, dequeued: Dequeued, since: float) -> None:
+        """Start what was handed. since: monotonic seconds; no lease is older."""
+        self.capacity.expect_outcomes()
         try:
-            claimed = lifecycle.receive(self.broker, queue, self.worker_id, taken, self.options.backend)
+            claimed = lifecycle.receive(self.broker, queue, self.worker_id, dequeued, self.options.backend)
         except (BrokerUnavailable, DatabaseError) as error:
-            self._uncertain.add(queue)
-            self._put_off_fetching(error)
+            self.uncertain.add(queue)
+            self._fetch_failed(error)
             return
         self._start(claimed.runs, since)
         if not claimed.is_drained:
-            self.turns.told()
+            self.pacing.note_push()
             return
-        # At once, for who begins it needs the interpreter.
-        time.sleep(SHORTEST_REST_SECONDS)
-        self.waiting.add([queue], rest_seconds=0.0)
+        # Now, since the slot that begins the task needs the interpreter.
+        time.sleep(SHORTEST_PAUSE_SECONDS)
+        self._wait_for([queue], after_seconds=0.0)
+
+    def _wait_for(self, queues: Sequence[str], *, after_seconds: float) -> None:
+        self.to_wait_for.update(queues)
+        self.pacing.wait_later(after_seconds)
 
     def _claim(self, queue: str, count: int) -> lifecycle.Claimed:
-        adopted = self._adopt(queue) if queue in self._uncertain else True
-        self._uncertain.add(queue)
+        adopted = self.adopt(queue) if queue in self.uncertain else True
+        self.uncertain.add(queue)
         claimed = lifecycle.claim(self.broker, queue, self.worker_id, count, self.options.backend)
         if adopted:
-            self._uncertain.discard(queue)
+            self.uncertain.discard(queue)
         return claimed
 
-    def _lose(self, queue: str) -> None:
-        """Look for what may have been handed in an answer that was lost."""
-        self._uncertain.add(queue)
-        self.turns.told()
+    def adopt(self, queue: str) -> bool:
+        """Start what Redis gave to this process in a reply that was lost, or whose rows could not be read.
 
-    def _adopt(self, queue: str) -> bool:
-        """Run what Redis gave to this process in a reply that was lost, or whose rows could not be read."""
-        self.broker.put_back(queue, self.worker_id)
-        known = {str(job.run.record.id) for job in self.room.jobs}
+        Returns False if that cannot be told yet.
+        """
+        self.broker.requeue_moved(queue, self.worker_id)
+        known = {str(job.run.record.id) for job in self.capacity.jobs.all}
         if self.reporter.unwritten:
-            return False  # what has just ended is still held in Redis; look again later
+            return False  # Redis still holds what has just finished; look again later
         asked_at = time.monotonic()
         leases = [lease for lease in self.broker.held(queue, self.worker_id) if lease.id not in known]
         self._start(lifecycle.classify(self.broker, queue, self.worker_id, leases, self.options.backend), asked_at)
         return True
 
-    def _put_off_fetching(self, error: Exception) -> None:
-        """Try again on new connections; say so once per outage."""
+    def _look_for_lost(self, queue: str) -> None:
+        """Look at the next fetch for what may have been in a lost reply."""
+        self.uncertain.add(queue)
+        self.pacing.note_push()
+
+    def _fetch_failed(self, error: Exception) -> None:
+        """Fetch again later on new connections; log it once per outage."""
         connections.close_all()
-        self.turns.fail()
-        if self.turns.failures == 2:
+        self.pacing.fail()
+        if self.pacing.failures == 2:
             logger.warning("worker %s cannot fetch: %s", self.worker_id, error)
 
-    def _listen(self) -> None:
-        """Be told of pushes by priority to the queues known now, and of new ones."""
-        if self.watch is not None and self.watch.queues == self.order.names:
-            return
-        if self.watch is not None:
-            self.watch.stop()
-        self.watch = QueueListener(self.order.names, self)
-        self.watch.start()
+    def _wait_failed(self, error: Exception) -> None:
+        if self.pacing.wait_failed():
+            logger.warning(
+                "worker %s cannot wait for pushes; it looks for tasks every %g s: %s",
+                self.worker_id,
+                IDLE_LOOK_SECONDS,
+                error,
+            )
 
-    # --- what was taken
+    def _listen(self) -> None:
+        """Listen to the channels of the queues known now: pushes with a priority, and new queues."""
+        if self.listener is not None and self.listener.queues == self.order.names:
+            return
+        if self.listener is not None:
+            self.listener.stop()
+        self.listener = QueueListener(self.order.names, Notice(self.wakeup, Reason.PUSH))
+        self.listener.start()
+
+    # --- what was fetched
 
     def _start(self, runs: Sequence[lifecycle.Run], taken_at: float) -> None:
-        """Find each task's code and give it to the slots; put off what is not registered here."""
+        """Find each task's code and give it to the slots; postpone tasks that are not registered here."""
         jobs: list[Job] = []
         unknown: list[tuple[lifecycle.Run, TaskNotRegistered]] = []
         for run in runs:
@@ -258,19 +288,29 @@ class Fetcher:
                 jobs.append(Job(run, registered(run.record.name), taken_at))
             except TaskNotRegistered as error:
                 unknown.append((run, error))
-        self.put(jobs)
+        self.executors.put(jobs)
         if unknown:
-            self._put_off(unknown)
+            self._postpone(unknown)
 
-    def _put_off(self, unknown: Sequence[tuple[lifecycle.Run, TaskNotRegistered]]) -> None:
-        """Leave tasks to a worker with newer code for a while; then fail them, saying why."""
+    def _postpone(self, unknown: Sequence[tuple[lifecycle.Run, TaskNotRegistered]]) -> None:
+        """Leave tasks to a worker with newer code for a while; then fail them with the reason."""
         patience = conf.current().unregistered_patience_seconds
-        delay = PUT_OFF_SECONDS if patience else 1
+        delay = POSTPONE_SECONDS if patience else 1
         ages = lifecycle.postpone(self.broker, self.worker_id, [run for run, _ in unknown], delay)
         for run, reason in unknown:
-            name, age = run.record.name, ages[run.record.id]
+            record = run.record
+            age = ages[record.id]
             logger.error(
-                "task %s: no task named %r is registered here; put off (%d s so far)", run.record.id, name, age
+                "task %s: no task named %r is registered here; postponed (for %d s so far)",
+                record.id,
+                record.name,
+                age,
+                extra={
+                    "task_id": str(record.id),
+                    "task": record.name,
+                    "queue": record.queue_name,
+                    "attempt": record.attempt,
+                },
             )
             if age >= patience:
                 lifecycle.refuse(self.broker, run, reason)

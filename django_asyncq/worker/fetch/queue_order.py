@@ -13,10 +13,10 @@ DEFAULT_QUEUE = "default"
 
 
 class QueueOrder:
-    """All queues are asked at every fetch; weight only shifts the chance of being first.
+    """Every fetch asks all queues; a weight only raises the chance of being asked first.
 
-    weights: name → weight; empty means every queue there is, looked up again every REFRESH_SECONDS.
-    strict: the highest weight first, always. Source: asynq, processor.queues.
+    weights: name → weight; if empty, all queues that exist, looked up again each REFRESH_SECONDS.
+    strict: the highest weight is always first. Source: asynq, processor.queues.
     """
 
     def __init__(self, broker: Broker, weights: Mapping[str, int], *, strict: bool) -> None:
@@ -27,7 +27,7 @@ class QueueOrder:
         self.refresh_seconds = REFRESH_SECONDS if self.finds_queues else float("inf")
         self._refresh_at = 0.0
 
-    def look_again(self) -> None:
+    def refresh(self) -> None:
         """Look the queues up at the next fetch."""
         self._refresh_at = 0.0
 
@@ -45,5 +45,5 @@ class QueueOrder:
             return list(self.weights)
         if self.strict:
             return sorted(self.weights, key=lambda name: -self.weights[name])
-        # Each name as often as its weight, shuffled, first occurrences kept: drawn here by exponential clocks.
+        # A weighted shuffle without replacement, by exponential clocks: each queue's is as fast as its weight.
         return sorted(self.weights, key=lambda name: random.expovariate(self.weights[name]))

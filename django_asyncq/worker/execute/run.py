@@ -1,0 +1,170 @@
+"""One run of one job, from top to bottom: begin → call → finish → report.
+
+`run` is for a `def` task in a thread, `arun` for an `async def` task in the event loop. They differ in the call only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.db import connections
+from django.utils import timezone
+
+from ... import compat, conf, failpoints, lifecycle
+from ...context import Ending, TaskContext
+from ...exceptions import TaskNotRunnable, TaskTimeout
+from ...results import result_of, sender_of
+from ..fetch.capacity import Capacity
+from ..reporter import Reporter
+from ..slot_table import SlotTable
+from .asgiref_internals import has_thread
+from .completion import Completion
+from .connections import refresh_connections, tidy_connections
+from .job import Job, JobPhase, Outcome
+
+logger = logging.getLogger("django_asyncq.worker")
+
+
+class JobRunner:
+    """Runs the jobs of one worker process. Called by its slots, many at a time; keeps nothing of a single job."""
+
+    def __init__(self, worker_id: str, slot_table: SlotTable, reporter: Reporter, capacity: Capacity) -> None:
+        self.worker_id = worker_id
+        self.slot_table = slot_table
+        self.reporter = reporter
+        self.capacity = capacity
+        self.timeout_grace_seconds = conf.current().timeout_grace_seconds
+
+    def run(self, job: Job, *, refresh: bool) -> None:
+        """Run a `def` task. refresh: the thread has waited, so its database connections may be old."""
+        value, exception = None, None
+        try:
+            if refresh:
+                refresh_connections()
+            args, kwargs = self._begin(job)
+            value = self._call(job, args, kwargs)
+        except BaseException as error:  # noqa: BLE001 - SystemExit of a task must not end the slot
+            exception = error
+        self._tidy(job)
+        if outcome := self._finish(job, value, exception):
+            self._report(outcome)
+
+    async def arun(self, job: Job) -> None:
+        """Run an `async def` task."""
+        value, exception = None, None
+        try:
+            async with ThreadSensitiveContext() as context:
+                try:
+                    args, kwargs = self._begin(job)
+                    value = await self._acall(job, args, kwargs)
+                finally:
+                    await self._atidy(context)
+        except BaseException as error:  # noqa: BLE001 - as in `run`
+            exception = error
+        if outcome := self._finish(job, value, exception):
+            self._report(outcome)
+
+    # --- 1. begin
+
+    def _begin(self, job: Job) -> tuple[list[Any], dict[str, Any]]:
+        """Count the attempt, show the run in the slot table, send `task_started`; return the function's arguments."""
+        record = job.run.record
+        job.stop = threading.Event() if job.task.takes_context else None
+        job.begun_at = time.monotonic()
+        job.phase = JobPhase.RUNNING
+        deadline = job.begun_at + job.timeout_seconds + self.timeout_grace_seconds if job.timeout_seconds else 0.0
+        self.slot_table.enter(job.slot, record.id, deadline)
+        lifecycle.begin(job.run, self.worker_id, timezone.now())
+        failpoints.reach("begin.counted")
+        if not isinstance(record.args, list) or not isinstance(record.kwargs, dict):
+            raise TaskNotRunnable("the row's arguments are not a list and an object")
+        result = result_of(record)
+        compat.task_started.send_robust(sender_of(job.task.backend), task_result=result)
+        arguments = list(record.args)
+        if job.task.takes_context:
+            completion = self._completion(job)
+            block: Callable[[Any], AbstractContextManager[Ending]]
+            block = completion.refuse if job.task.atomic else completion.block
+            arguments.insert(0, TaskContext(task_result=result, record=record, stop=job.stop, completion=block))
+        return arguments, dict(record.kwargs)
+
+    def _completion(self, job: Job) -> Completion:
+        return Completion(job, self.reporter.leave_row, self._report)
+
+    # --- 2. call, and tidy up behind the task
+
+    def _call(self, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call the function; that of an atomic task in the transaction that completes it."""
+        if not job.task.atomic:
+            return job.task.func(*args, **kwargs)
+        with self._completion(job).block() as ending:
+            ending.result = job.task.func(*args, **kwargs)
+        return None
+
+    async def _acall(self, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Await the function, and cancel it at its timeout."""
+        try:
+            async with asyncio.timeout(job.timeout_seconds) as scope:
+                return await job.task.func(*args, **kwargs)
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise _timeout_of(job) from error
+
+    def _tidy(self, job: Job) -> None:
+        try:
+            tidy_connections()
+        except Exception:
+            logger.exception(
+                "task %s: its database connection could not be tidied", job.run.record.id, extra=job.log_fields
+            )
+
+    async def _atidy(self, context: ThreadSensitiveContext) -> None:
+        # Only a task that used the database synchronously has a thread, with connections, of its own.
+        if has_thread(context):
+            await sync_to_async(connections.close_all)()
+
+    # --- 3. finish
+
+    def _finish(self, job: Job, value: Any, exception: BaseException | None) -> Outcome | None:
+        """Remove the run from the slot table; return its outcome, None if the task has completed itself.
+
+        A run that finished after its timeout has failed.
+        """
+        if job.phase is JobPhase.COMPLETED:
+            self.slot_table.leave(job.slot)
+            if exception is not None:
+                logger.error(
+                    "task %s: failed after its completion; it has succeeded",
+                    job.run.record.id,
+                    exc_info=exception,
+                    extra=job.log_fields,
+                )
+            return None
+        job.phase = JobPhase.REPORTED
+        if job.is_overdue(time.monotonic()) and not isinstance(exception, TaskTimeout):
+            late = _timeout_of(job)
+            late.__cause__ = exception
+            exception = late
+        failpoints.reach("run.function_returned")
+        self.slot_table.leave(job.slot)
+        return Outcome(job, timezone.now(), value, exception)
+
+    # --- 4. report
+
+    def _report(self, outcome: Outcome) -> None:
+        """Count the run, and give its outcome to the reporter."""
+        job = outcome.job
+        self.capacity.count_run(time.monotonic() - (job.begun_at or job.arrived_at))
+        self.reporter.report(outcome)
+
+
+def _timeout_of(job: Job) -> TaskTimeout:
+    return TaskTimeout(f"the task took longer than its timeout of {job.timeout_seconds:g} s")
