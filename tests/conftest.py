@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,10 +27,17 @@ FAULTS = {
 }
 
 
+def pytest_configure() -> None:
+    """Refuse a name in FAULTS that no file has: after a rename its tests would run with the default ones."""
+    names = {path.name for path in Path(__file__).parent.rglob("test_*.py")}
+    if missing := FAULTS - names:
+        raise pytest.UsageError(f"tests/conftest.py, FAULTS: no file is called {', '.join(sorted(missing))}")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what takes minutes, so that the plain command stays short; `.ci/run` runs both."""
+    """Mark the tests of the files in FAULTS, except those that are marked `long`: each test has one marker at most."""
     for item in items:
-        if item.path.name in FAULTS:
+        if item.path.name in FAULTS and item.get_closest_marker("long") is None:
             item.add_marker("faults")
 
 

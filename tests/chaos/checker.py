@@ -176,6 +176,15 @@ def falling_terms(history: Iterable[Line]) -> list[tuple[str, int, int]]:
     return found
 
 
+def unreached(history: Iterable[Line]) -> set[str]:
+    """Return what a mutant replaced and nothing called; a run with such a mutant proves nothing."""
+    found: dict[str, set[str]] = {"replaced": set(), "reached": set()}
+    for line in history:
+        if line["event"] in found:
+            found[line["event"]].add(line["what"])
+    return (found["replaced"] or {"anything"}) - found["reached"]
+
+
 def plain(id: str) -> str:
     """Write an id as both databases' witnesses can be compared by."""
     return id.replace("-", "")

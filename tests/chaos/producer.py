@@ -140,12 +140,12 @@ def requests(count: str, pause_ms: str) -> None:
         time.sleep(float(pause_ms) / 1000)
 
 
-def hammer(seconds: str, gates: str, limit: str, long_share: str, long_seconds: str, seed: str) -> None:
+def hammer(seconds: str, gate_count: str, limit: str, long_share: str, long_seconds: str, seed: str) -> None:
     """Take and give back slots as fast as possible, some of them held for long."""
     chance = random.Random(seed)
     deadline = time.monotonic() + float(seconds)
     while time.monotonic() < deadline:
-        name = f"g{chance.randrange(int(gates))}"
+        name = f"g{chance.randrange(int(gate_count))}"
         is_long = chance.random() < float(long_share)
         record = TaskRecord(gate=name, queue_limit=int(limit), expected_seconds=1)
         asked = time.monotonic()
@@ -160,13 +160,13 @@ def hammer(seconds: str, gates: str, limit: str, long_share: str, long_seconds: 
         gates.release([record])
 
 
-def occupy(seconds: str, gates: str, limit: str, longest_ms: str, seed: str) -> None:
+def occupy(seconds: str, gate_count: str, limit: str, longest_ms: str, seed: str) -> None:
     """Enqueue what no worker takes yet, and delete it after a while: holders that have rows, in and out by the API."""
     chance = random.Random(seed)
     deadline = time.monotonic() + float(seconds)
     later = timedelta(hours=1)
     while time.monotonic() < deadline:
-        name = f"g{chance.randrange(int(gates))}"
+        name = f"g{chance.randrange(int(gate_count))}"
         asked = time.monotonic()
         try:
             result = tasks.gated.using(queue_limit=int(limit), run_after=later).enqueue(name)

@@ -190,3 +190,11 @@ def test_a_raise_wakes_up_whom_the_limit_before_kept_out() -> None:
     assert checker.wake_ups([*changes, *inside, end]) == [0.5]
     assert checker.wake_ups([*changes, inside[0], end]) == [float("inf")]
     assert checker.wake_ups([*changes, *inside]) == []
+
+
+def test_a_mutant_that_replaced_nothing_or_was_not_called_is_unreached() -> None:
+    """One call in any process is enough; a run in which nothing was replaced has no mutant."""
+    replaced = [line(at, "replaced", what=what) for at, what in enumerate(("a", "b", "a"))]
+    assert checker.unreached([*replaced, line(3, "reached", what="a")]) == {"b"}
+    assert checker.unreached([*replaced, *(line(3, "reached", what=what) for what in "ab")]) == set()
+    assert checker.unreached([]) == {"anything"}
