@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 if not sys.platform.startswith("linux"):
     pytest.skip("the benchmark reads /proc", allow_module_level=True)
 
-from tests.benchmarks import beside, compare, environments, measures, processes, relay, table
+from tests.benchmarks import beside, compare, environments, measures, processes, table
 from tests.benchmarks.costs import Reading, between, foreign_share
 from tests.benchmarks.figures import longest_idle_wait_ms, percentile, ratio_between, ratios, spread
 from tests.benchmarks.inside import layout
@@ -128,26 +127,24 @@ def test_every_measure_is_known_everywhere() -> None:
     assert set(beside.MEASURES) == set(beside.TAKEN) <= set(MEASURES)
 
 
-@pytest.mark.parametrize("has_page", [False, True], ids=["alone", "disk"])
-def test_relay_hands_its_token_on_and_ends(tmp_path: Path, has_page: bool) -> None:
-    """Each process has had every token, the disk too where it takes part, and none of them is left."""
-    before = {process.pid for process in multiprocessing.active_children()}
-    page = tmp_path / "page" if has_page else None
-    with relay.running(page) as running:
-        times = running.measure(10, 100)
-        assert len({process.pid for process in multiprocessing.active_children()} - before) == 4
-    assert 0 < times.p50 <= times.p95 <= times.p99 == times.longest
-    assert {process.pid for process in multiprocessing.active_children()} == before
-    assert [path.stat().st_size for path in tmp_path.iterdir()] == [8192] * has_page
+def test_goals_are_ratios_within_a_round_to_the_best_of_the_peers() -> None:
+    """A round that lacks one of the peers does not count; a goal without figures is not named."""
+    rows = [Row(number, OURS, "drain 1,000", {"per_second": rate}) for number, rate in enumerate((130.0, 300.0, 999.0))]
+    rows += [Row(number, "huey", "drain 1,000", {"per_second": 100.0}) for number in range(3)]
+    rows += [Row(number, "dramatiq", "drain 1,000", {"per_second": 50.0 + 50 * number}) for number in range(2)]
+    rows += [Row(0, OURS, "latency 50/s", {"p50_ms": 3.2}), Row(0, "celery", "latency 50/s", {"p50_ms": 2.0})]
+    found = table.goals(rows)[2:]
+    assert found == [
+        "| drain 1,000 | per_second | dramatiq or huey | 1.30 | **2.15** | 3.00 | at least 1.3 | reached |",
+        "| latency 50/s | p50_ms | celery | 1.60 | **1.60** | 1.60 | at most 1.5 | **missed** |",
+    ]
 
 
-def test_relay_says_what_it_cannot_do(capsys: pytest.CaptureFixture[str]) -> None:
-    """No token arrives before it was handed on."""
-    with relay.running(None) as running, pytest.raises(ValueError, match="choose more than 0"):
-        running.steps_for(0.001)
-    with pytest.raises(SystemExit):
-        relay.main(["--p50", "0.001"])
-    assert "--p50: handing a token on takes" in capsys.readouterr().err
+def test_every_goal_is_measured_of_its_peers() -> None:
+    """A goal names a known value of a measure that each of its peers takes."""
+    for goal in table.GOALS:
+        assert goal.name in {name for name, _, _ in table.SHOWN[goal.label]}
+        assert all(ALL[peer].measures(goal.label) for peer in (OURS, *goal.peers))
 
 
 def test_turns_are_compared_with_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
