@@ -1,4 +1,4 @@
-"""Fixtures for every test: a key space of its own, clients, and servers that may be killed."""
+"""Fixtures of all tests: keys of their own, clients, and servers that a test may kill."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def own_keys(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
-    """Give the test keys of its own, in this process and in those it starts; remove them afterwards.
+    """Give the test keys of its own, in this process and in the processes it starts; delete them afterwards.
 
-    A lock's key has no prefix, but its name has: maintenance begins it with KEY_PREFIX, and so do the tests.
+    The key of a lock has no prefix, but its name has: maintenance and the tests begin it with KEY_PREFIX.
     """
     from django_asyncq.lifecycle import dispatching
 
@@ -78,18 +78,19 @@ def own_keys(
         "KEY_PREFIX": key_prefix,
         "GATE_PREFIX": f"{key_prefix}:qgate:",
         "TASK_LOCK_DIR": lock_folder,
-        # A test looks into Redis right after it has enqueued; processes that it starts gather as in any project.
+        # A test looks into Redis right after enqueuing. The processes that it starts batch pushes as any project does.
         "PUSH_BATCH_SECONDS": 0,
     }
     yield
     for pattern in (f"{key_prefix}*", f"{{{key_prefix}*", f"task_lock:{key_prefix}*"):
-        for key in redis_client.scan_iter(pattern):
-            redis_client.delete(key)
+        # All at once: some tests leave ten thousand keys.
+        if keys := list(redis_client.scan_iter(pattern, count=1000)):
+            redis_client.delete(*keys)
 
 
 @pytest.fixture
 def own_redis(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedRedis]:
-    """A server for this test alone, which it may kill or empty."""
+    """A server for this test alone, which it may kill or flush."""
     with EmbeddedRedis() as server:
         monkeypatch.setenv("ASYNCQ_TEST_REDIS_URL", server.url)
         settings.CACHES = {"default": {**django_settings.CACHES["default"], "LOCATION": server.url}}
@@ -98,7 +99,7 @@ def own_redis(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedd
 
 @pytest.fixture
 def redis_proxy(redis_client: redis.Redis) -> Iterator[Proxy]:
-    """A relay before the suite's server that can lose replies or hold everything back."""
+    """A relay in front of the suite's server that can drop replies or hold all data back."""
     address = redis_client.connection_pool.connection_kwargs
     with Proxy((address["host"], address["port"])) as proxy:
         yield proxy

@@ -564,7 +564,7 @@ def test_words_of_a_hand_back_are_in_the_order_asked(broker: Broker) -> None:
     assert words == ["gone", "requeued", "stale"]
 
 
-@pytest.mark.parametrize("fence", [time.time_ns() // 1_000, 2**53 - 3])
+@pytest.mark.parametrize("fence", [time.time_ns() // 1_000, 2**53 - 3], ids=["now", "2**53 - 3"])
 def test_fences_of_sixteen_digits_stay_exact(broker: Broker, keys: QueueKeys, fence: int) -> None:
     """Lua's numbers are doubles, and its own words for them end at fourteen digits."""
     broker.enqueue(QUEUE, [entry("a", fence=fence)])
