@@ -40,21 +40,22 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("-n", dest="processes", type=int)
     parser.add_argument("-m", dest="marker", default="")
     options, rest = parser.parse_known_args(arguments)
-    is_part = any(Path(word.split("::")[0]).exists() for word in rest)
+    paths = [path for word in rest if (path := Path(word.split("::")[0])).exists()]
     processes = options.processes
     if processes is None:
-        processes = default_processes(rest, is_part or bool(options.marker))
+        is_small = bool(options.marker) or (bool(paths) and all(path.is_file() for path in paths))
+        processes = default_processes(rest, is_small)
     marker = ["-m", options.marker] if options.marker else []
     workers = ["-n", str(processes), "--dist", "worksteal"] if processes > 0 else []
-    if options.marker in DURATIONS and not is_part and not IN_ONE_PROCESS & set(rest):
+    if options.marker in DURATIONS and not paths and not IN_ONE_PROCESS & set(rest):
         where = f"{processes} processes" if processes > 1 else "one process"
         print(f"The tests take {DURATIONS[options.marker]}. Here: {where}, {os.cpu_count()} cores.", flush=True)
     return int(pytest.main(["-p", "tests.servers", *workers, *marker, *rest]))
 
 
-def default_processes(arguments: list[str], is_selection: bool) -> int:
+def default_processes(arguments: list[str], is_small: bool) -> int:
     """Return how many processes run the tests; 0 is this one alone."""
-    if is_selection or IN_ONE_PROCESS & set(arguments) or os.environ.get("ASYNCQ_TEST_REDIS_URL"):
+    if is_small or IN_ONE_PROCESS & set(arguments) or os.environ.get("ASYNCQ_TEST_REDIS_URL"):
         return 0
     return os.cpu_count() or 1
 
