@@ -56,7 +56,7 @@ def test_a_ratio_over_turns_has_an_interval() -> None:
 
 
 def test_only_waits_while_a_slot_is_free_count() -> None:
-    """A task waits 20 ms while the only slot is busy and 10 ms while it is free; with two slots, a slot is free for 30."""
+    """A task waits 20 ms while the only slot is busy, then 10 ms while it is free; of two slots one is always free."""
     ms = 1_000_000
     busy, waiting = Times(0, 0, 20 * ms), Times(0, 30 * ms, 31 * ms)
     assert longest_idle_wait_ms([waiting], [busy, waiting], 1) == 10
