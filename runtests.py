@@ -2,8 +2,9 @@
 """Run the tests against a real Valkey and a real database: `python runtests.py [-n PROCESSES] [arguments of pytest]`.
 
     python runtests.py                        all tests that take seconds, in as many processes as there are cores
-    python runtests.py -m faults              kills, refusals and random sequences, in one process
-    python runtests.py -m long                what takes hours: full chaos cases, all mutants, long random sequences
+    python runtests.py -m faults              kills, refusals and random sequences
+    python runtests.py -m long                what takes hours: full chaos cases, all mutants, long random sequences;
+                                              in one process
     python runtests.py tests/test_broker.py   one file, in one process
     python runtests.py -n 0 --pdb             one process, with the debugger
 
@@ -22,7 +23,7 @@ from pathlib import Path
 
 DURATIONS = {
     "": "about 4 minutes on 2 cores",
-    "faults": "about 10 minutes on 2 cores",
+    "faults": "about 4 minutes on 2 cores",
     "long": "several hours",
 }
 # The debugger needs the terminal; the others run no test.
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> int:
     paths = [path for word in rest if (path := Path(word.split("::")[0])).exists()]
     processes = options.processes
     if processes is None:
-        is_small = bool(options.marker) or (bool(paths) and all(path.is_file() for path in paths))
+        is_small = options.marker == "long" or (bool(paths) and all(path.is_file() for path in paths))
         processes = default_processes(rest, is_small)
     marker = ["-m", options.marker] if options.marker else []
     workers = ["-n", str(processes), "--dist", "worksteal"] if processes > 0 else []
