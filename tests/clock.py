@@ -1,10 +1,10 @@
-"""Time for tests that must not wait for it."""
+"""A clock for tests that must not wait."""
 
 from __future__ import annotations
 
 
 class Clock:
-    """Seconds that pass when told."""
+    """Seconds that pass only when a test moves them."""
 
     def __init__(self) -> None:
         self.now = 1000.0

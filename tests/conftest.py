@@ -1,10 +1,11 @@
-"""Fixtures for every test: a key space of its own, clients, and servers that may be killed."""
+"""Fixtures of all tests: keys of their own, clients, and servers that a test may kill."""
 
 from __future__ import annotations
 
 import os
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,10 +27,17 @@ FAULTS = {
 }
 
 
+def pytest_configure() -> None:
+    """Refuse a name in FAULTS that no file has: after a rename its tests would run with the default ones."""
+    names = {path.name for path in Path(__file__).parent.rglob("test_*.py")}
+    if missing := FAULTS - names:
+        raise pytest.UsageError(f"tests/conftest.py, FAULTS: no file is called {', '.join(sorted(missing))}")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what takes minutes, so that the plain command stays short; `.ci/run` runs both."""
+    """Mark the tests of the files in FAULTS, except those that are marked `long`: each test has one marker at most."""
     for item in items:
-        if item.path.name in FAULTS:
+        if item.path.name in FAULTS and item.get_closest_marker("long") is None:
             item.add_marker("faults")
 
 
@@ -55,9 +63,9 @@ def own_keys(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
-    """Give the test keys of its own, in this process and in those it starts; remove them afterwards.
+    """Give the test keys of its own, in this process and in the processes it starts; delete them afterwards.
 
-    A lock's key has no prefix, but its name has: maintenance begins it with KEY_PREFIX, and so do the tests.
+    The key of a lock has no prefix, but its name has: maintenance and the tests begin it with KEY_PREFIX.
     """
     from django_asyncq.lifecycle import dispatching
 
@@ -70,18 +78,19 @@ def own_keys(
         "KEY_PREFIX": key_prefix,
         "GATE_PREFIX": f"{key_prefix}:qgate:",
         "TASK_LOCK_DIR": lock_folder,
-        # A test looks into Redis right after it has enqueued; processes that it starts gather as in any project.
+        # A test looks into Redis right after enqueuing. The processes that it starts batch pushes as any project does.
         "PUSH_BATCH_SECONDS": 0,
     }
     yield
     for pattern in (f"{key_prefix}*", f"{{{key_prefix}*", f"task_lock:{key_prefix}*"):
-        for key in redis_client.scan_iter(pattern):
-            redis_client.delete(key)
+        # All at once: some tests leave ten thousand keys.
+        if keys := list(redis_client.scan_iter(pattern, count=1000)):
+            redis_client.delete(*keys)
 
 
 @pytest.fixture
 def own_redis(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedRedis]:
-    """A server for this test alone, which it may kill or empty."""
+    """A server for this test alone, which it may kill or flush."""
     with EmbeddedRedis() as server:
         monkeypatch.setenv("ASYNCQ_TEST_REDIS_URL", server.url)
         settings.CACHES = {"default": {**django_settings.CACHES["default"], "LOCATION": server.url}}
@@ -90,7 +99,7 @@ def own_redis(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedd
 
 @pytest.fixture
 def redis_proxy(redis_client: redis.Redis) -> Iterator[Proxy]:
-    """A relay before the suite's server that can lose replies or hold everything back."""
+    """A relay in front of the suite's server that can drop replies or hold all data back."""
     address = redis_client.connection_pool.connection_kwargs
     with Proxy((address["host"], address["port"])) as proxy:
         yield proxy

@@ -1,4 +1,4 @@
-"""A TCP relay before Redis that can lose replies, for what happens between a command and its answer."""
+"""A TCP relay in front of a server that can lose replies: faults between a command and its reply."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import TracebackType
 class Proxy:
     """Relays a free loopback port (`port`) to `upstream`; usable as a context manager.
 
-    `drop = n` swallows the next n replies, each with its connection; the server has done what was asked.
-    `hold()` keeps everything back until `resume()`: a server that is reachable and silent.
-    `go_away()` breaks every connection, new ones too, until `come_back()`: a server that is not there.
+    `drop = n` swallows the next n replies, each with its connection; the server has run the commands.
+    `hold()` keeps all data back until `resume()`: the server is reachable and silent.
+    `go_away()` breaks every connection, also new ones, until `come_back()`: the server is unreachable.
     """
 
     def __init__(self, upstream: tuple[str, int]) -> None:
@@ -44,7 +44,7 @@ class Proxy:
         return "127.0.0.1"
 
     def url(self, database: int = 0) -> str:
-        """The address for a client that shall go through here."""
+        """The address for a client of this relay."""
         return f"redis://{self.host}:{self.port}/{database}"
 
     def hold(self) -> None:
@@ -52,7 +52,7 @@ class Proxy:
         self._flows.clear()
 
     def resume(self) -> None:
-        """Let data flow again, what was kept back first."""
+        """Let data flow again, first what was kept back."""
         self._flows.set()
 
     def cut(self) -> None:
@@ -109,7 +109,7 @@ class Proxy:
             self._start(self._relay, client, server)
 
     def _relay(self, client: socket.socket, server: socket.socket) -> None:
-        """Run both directions of one connection, then close both ends: nobody uses them any more."""
+        """Relay both directions of one connection, then close both sockets."""
         backwards = threading.Thread(target=self._pipe, args=(server, client, True), daemon=True)
         backwards.start()
         self._pipe(client, server, False)
@@ -140,6 +140,6 @@ class Proxy:
 
 
 def _shut(end: socket.socket) -> None:
-    """Wake whoever reads or accepts on a socket; closing alone does not."""
+    """Wake the thread that reads from or accepts on a socket; closing alone does not."""
     with suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)

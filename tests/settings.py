@@ -1,4 +1,4 @@
-"""Settings of the test suite; `runtests.py` sets the two addresses in the environment."""
+"""Settings of the test suite; `tests/servers.py` sets the two addresses in the environment."""
 
 from __future__ import annotations
 

@@ -568,7 +568,7 @@ def test_the_words_of_a_requeue_are_in_the_order_given(broker: Broker) -> None:
     assert words == ["missing", "requeued", "stale"]
 
 
-@pytest.mark.parametrize("fence", [time.time_ns() // 1_000, 2**53 - 3])
+@pytest.mark.parametrize("fence", [time.time_ns() // 1_000, 2**53 - 3], ids=["now", "2**53 - 3"])
 def test_fences_of_sixteen_digits_stay_exact(broker: Broker, keys: QueueKeys, fence: int) -> None:
     """Lua's numbers are doubles, and its default format has fourteen digits."""
     broker.enqueue(QUEUE, [entry("a", fence=fence)])

@@ -1,6 +1,6 @@
 """Broker, gate and rows against a small model, by a state machine that also repeats calls; and its mutants.
 
-The long form: `ASYNCQ_TEST_EXAMPLES=5000 python runtests.py tests/test_machine.py -k long`.
+The long form: `python runtests.py -m long tests/test_machine.py`; ASYNCQ_TEST_EXAMPLES is its number of sequences.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .machine.machine import Machine
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-EXAMPLES = int(os.environ.get("ASYNCQ_TEST_EXAMPLES", "0"))
-# Without a mutant the same sequences pass, so a failure is due to the mutant. They are derandomized, but change with
-# the package: Hypothesis uses the literals of its modules.
-MUTANT_EXAMPLES = EXAMPLES or 60
+EXAMPLES = int(os.environ.get("ASYNCQ_TEST_EXAMPLES", "5000"))
+# Without a mutant these same sequences are run too: what they find is the mutant. They are derandomized, and yet others
+# after a change of the package: Hypothesis draws on the literals of its modules.
+MUTANT_EXAMPLES = 60
 
 
 def profile(examples: int, **more: Any) -> settings:
@@ -68,7 +68,7 @@ def test_stores_agree_with_the_model() -> None:
     run_state_machine_as_test(Machine, settings=profile(MUTANT_EXAMPLES, derandomize=True))
 
 
-@pytest.mark.skipif(not EXAMPLES, reason="the long form: set ASYNCQ_TEST_EXAMPLES")
+@pytest.mark.long
 @pytest.mark.timeout(0)
 def test_stores_agree_with_the_model_long() -> None:
     """The same, with random sequences and for long."""
@@ -110,12 +110,15 @@ QUICK = {
 
 
 def quick_or_long(name: str, mutant: Any) -> Any:
-    skip = pytest.mark.skipif(name not in QUICK and not EXAMPLES, reason="the long form: set ASYNCQ_TEST_EXAMPLES")
-    return pytest.param(mutant, id=name, marks=skip)
+    return pytest.param(mutant, id=name, marks=[] if name in QUICK else [pytest.mark.long])
 
 
-def assert_found(examples: int = MUTANT_EXAMPLES) -> None:
-    """The machine fails; the sequence is not made shorter, for nobody reads it."""
+def examples_for(name: str) -> int:
+    return MUTANT_EXAMPLES if name in QUICK else EXAMPLES
+
+
+def assert_found(examples: int) -> None:
+    """The machine fails; the sequence is not made shorter, because nobody reads it."""
     with pytest.raises(Exception) as caught:
         run_state_machine_as_test(Machine, settings=profile(examples, derandomize=True, phases=[Phase.generate]))
     # A time-out, which Hypothesis reports as differing data, is not a find.
@@ -127,7 +130,7 @@ def assert_found(examples: int = MUTANT_EXAMPLES) -> None:
 def test_finds_a_script_without_its_guard(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each guard of the scripts is needed by some sequence of the machine."""
     monkeypatch.setattr(scripts, "script", script_mutants.without(script_mutants.MACHINE[mutant]))
-    assert_found()
+    assert_found(examples_for(mutant))
 
 
 def guard_is(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +205,7 @@ def test_finds_python_without_its_guard(
 ) -> None:
     """The same for the guards of the rows, and for the order of steps."""
     mutant(monkeypatch)
-    assert_found()
+    assert_found(examples_for(mutant.__name__))
 
 
 # --- errors that the machine has found

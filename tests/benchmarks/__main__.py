@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks compare` and `… beside`; the other measurements are modules of their own."""
+"""Run `python -m tests.benchmarks compare` or `… beside`; see README.md in this folder."""
 
 from __future__ import annotations
 

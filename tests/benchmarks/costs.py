@@ -1,13 +1,12 @@
 """What a measure cost: CPU, Redis commands, SQL, WAL, memory, between two readings, for each task.
 
-Redis counts a command inside a script like any other (INFO commandstats), so its count says how much it does, not how
-often it is asked. The latter is counted where it is asked: `inside/probe.py` counts what redis-py sends from the peer's
-processes, both commands and sends (round trips; a pipeline is one). What commandstats has beyond that, without the
-harness's own, ran inside scripts. For a check, Redis's own count of reads from sockets (`total_reads_processed`) is in
-the raw figures.
+Redis counts commands inside scripts like all others (INFO commandstats). `inside/probe.py` counts what redis-py sends
+from the peer's processes: commands, and round trips (a pipeline is one). What Redis counts beyond those and beyond the
+harness's own commands ran inside scripts. As a check, the raw figures hold Redis's count of reads from sockets
+(`total_reads_processed`).
 Statements are those of pg_stat_statements by the peer's role (BEGIN and COMMIT are statements), exact at any instant.
-Transactions are pg_stat_database's, which a session tells when it ends, at the latest: they are read before the
-workers start and after they ended, so theirs at start and end are among them.
+Transactions are pg_stat_database's. A session reports them when it ends, at the latest, so they are read before the
+workers start and after they stopped; those of start and stop are included.
 Source: https://redis.io/docs/latest/commands/info/, PostgreSQL manual, chapter "The Cumulative Statistics System".
 """
 
@@ -24,7 +23,7 @@ from .servers import DATABASE, ROLE, PostgresServer, RedisServer
 
 MEMORY_SECONDS = 0.5
 QUIET_SECONDS = 0.5
-# Share of the machine that others had, above which a figure is pointed out, or taken again.
+# A figure is marked, or taken again, when other programs used more than this share of the machine.
 FOREIGN_LIMIT = 0.15
 MIB = 2**20
 STATEMENTS = (
@@ -84,12 +83,12 @@ class Meter:
         )
 
     def transactions(self) -> int:
-        """Return how many transactions the peer's database has seen, as far as its sessions have told."""
+        """Return how many transactions the sessions of the peer's database have reported."""
         return int(self._postgres.ask(TRANSACTIONS)[0][0])
 
 
 def between(before: Reading, after: Reading, tasks: float) -> dict[str, float]:
-    """Return what each of so many tasks has cost; CPU in microseconds. `foreign` is no cost: see `foreign_share`."""
+    """Return the costs of one of `tasks` tasks; CPU in microseconds. `foreign` is no cost: see `foreign_share`."""
     each = 1 / max(tasks, 1)
     sent = after.sent_commands - before.sent_commands
     commands = after.redis_commands - before.redis_commands
@@ -110,7 +109,7 @@ def between(before: Reading, after: Reading, tasks: float) -> dict[str, float]:
 
 
 def foreign_share(before: Reading, after: Reading, processors: int | None = None) -> float:
-    """Return which share of the machine others used meanwhile: 0 to 1; figures with much of it are worth little."""
+    """Return which share of the machine other programs used meanwhile, from 0 to 1."""
     seconds = (after.at - before.at) * (processors or os.cpu_count() or 1)
     parts = ("worker_cpu", "client_cpu", "redis_cpu", "database_cpu", "harness_cpu")
     ours = sum(getattr(after, part) - getattr(before, part) for part in parts)
@@ -118,7 +117,7 @@ def foreign_share(before: Reading, after: Reading, processors: int | None = None
 
 
 def wait_quiet(patience_seconds: float) -> bool:
-    """Wait until others use little of the machine; whether they do. Nothing of ours may be running."""
+    """Wait until other programs use little of the machine; return whether they do. No peer may run meanwhile."""
     deadline = time.monotonic() + patience_seconds
     while patience_seconds:
         at, used = time.monotonic(), processes.machine_cpu_seconds()

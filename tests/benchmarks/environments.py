@@ -13,7 +13,7 @@ INSTALL_SECONDS = 900
 
 
 class NotInstalled(RuntimeError):
-    """A peer's packages could not be installed; the message is the end of pip's."""
+    """A peer's packages could not be installed; the message is pip's."""
 
 
 def requirements_of(name: str) -> str:
@@ -27,14 +27,14 @@ def unpinned(requirements: str) -> list[str]:
 
 
 def digest(requirements: str) -> str:
-    """Return what the environment's folder is called by: requirements and this very interpreter."""
+    """Return a hash of the requirements and of this interpreter, the name of the environment's folder."""
     return hashlib.sha256(f"{sys.executable}\n{sys.version}\n{requirements}".encode()).hexdigest()[:12]
 
 
 def ensure(name: str, folder: Path) -> Path:
-    """Return the environment of these requirements, made when it is not there yet.
+    """Return the environment of these requirements; create it if it does not exist.
 
-    A file is put into it last, so that one which was interrupted is never taken for whole.
+    Its last step writes a marker file, so that an interrupted installation is repeated.
     Raises: NotInstalled.
     """
     requirements = requirements_of(name)

@@ -12,7 +12,7 @@ from .probing import Times
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least this share (0 to 1) does not exceed: nearest rank, nothing invented.
+    """Return the smallest value that at least this share (0 to 1) does not exceed: nearest rank, no interpolation.
 
     Raises: ValueError without values.
     """
@@ -40,14 +40,14 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def ratios(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
-    """Divide our value by theirs in each round that has both; what a machine does to one round it does to both."""
+    """Divide our value by theirs in each round that has both; a disturbed round disturbs both."""
     return [ours[number] / theirs[number] for number in sorted(ours) if theirs.get(number)]
 
 
 def ratio_between(ours: Sequence[float], theirs: Sequence[float], resamples: int = 1000) -> tuple[float, float, float]:
-    """Divide our median by theirs; return it, and between what it lies in 95 of 100 draws of turns (bootstrap).
+    """Divide our median by theirs; return the ratio and its 95 % interval (bootstrap over turns).
 
-    ours, theirs: a value for each turn; a turn is drawn for both.
+    ours, theirs: one value for each turn; a turn is drawn for both.
     """
     draw = random.Random(0)
     turns = range(len(ours))

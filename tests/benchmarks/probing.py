@@ -1,4 +1,4 @@
-"""What the task bodies have noted, read from the file that `inside/probe.py` maps; its layout is said there."""
+"""What the task bodies noted, read from the file that `inside/probe.py` maps; `inside/layout.py` has its layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .inside.layout import (
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When a task was enqueued (call begun), begun and ended, in nanoseconds of CLOCK_MONOTONIC; 0: not yet."""
+    """When a task was enqueued (start of the call), began and finished: CLOCK_MONOTONIC in nanoseconds; 0: not yet."""
 
     enqueued_ns: int
     begun_ns: int
@@ -41,7 +41,7 @@ class Probe:
         self._words = memoryview(self._map).cast("q")
 
     def clear(self) -> None:
-        """Forget all; nobody else may have the file open any more."""
+        """Clear the file; no other process may have it open."""
         self._map[:] = bytes(SIZE_BYTES)
 
     def _slots(self, field: int) -> list[int]:
@@ -50,7 +50,7 @@ class Probe:
 
     @property
     def count(self) -> int:
-        """How many tasks have ended."""
+        """The number of finished tasks."""
         return sum(self._slots(COUNT))
 
     @property
@@ -60,26 +60,26 @@ class Probe:
 
     @property
     def last_ns(self) -> int:
-        """When the last body ended so far."""
+        """When the last body finished so far."""
         return max(self._slots(LAST), default=0)
 
     @property
     def redis_commands(self) -> int:
-        """Commands that redis-py has sent from the processes of the peer, its producer's included."""
+        """Commands that redis-py sent from the processes of the peer, including its producer."""
         return sum(self._slots(COMMANDS))
 
     @property
     def round_trips(self) -> int:
-        """How often redis-py has sent something; a pipeline is one."""
+        """The number of round trips of redis-py; a pipeline is one."""
         return sum(self._slots(ROUND_TRIPS))
 
     def times(self, number: int) -> Times:
-        """Return when the task of this number did what."""
+        """Return the times of the task with this number."""
         at = TIMES_AT + number * TIMES_WORDS
         return Times(*self._words[at : at + 3])
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._words.release()
         self._map.close()
         self._file.close()

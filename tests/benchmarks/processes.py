@@ -1,4 +1,4 @@
-"""Processes: what they used, read from /proc, and their end, by process id. Linux only."""
+"""Processes: their use of CPU and memory, read from /proc, and how they are started and stopped. Linux only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parse_stat(text: str) -> Stat:
 
 
 def read_stat(pid: int) -> Stat | None:
-    """Return what a process has used until now; None when it is gone."""
+    """Return what a process has used so far; None when it has exited."""
     try:
         return parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except (OSError, ValueError):
@@ -60,7 +60,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def family_cpu_seconds(root: int) -> float:
-    """Sum up the CPU of a process, of its children that live (PostgreSQL's each have a session), and of the reaped."""
+    """Sum up the CPU of a process, its living children (each of PostgreSQL's has its own session) and the reaped."""
     found = stats()
     if root not in found:
         return 0.0
@@ -69,13 +69,13 @@ def family_cpu_seconds(root: int) -> float:
 
 
 def machine_cpu_seconds() -> float:
-    """Return what all processors have been busy for since boot, without waiting for disks."""
+    """Return the busy seconds of all processors since boot, without waits for disks."""
     user, nice, system, _idle, _wait, irq, soft_irq = Path("/proc/stat").read_text().split()[1:8]
     return sum(map(int, (user, nice, system, irq, soft_irq))) / TICKS_PER_SECOND
 
 
 def pss_bytes(pid: int) -> int:
-    """Return the memory of a process, pages that are shared counted in equal parts; 0 when it is gone."""
+    """Return the memory of a process, shared pages divided among their users; 0 when it has exited."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -88,9 +88,9 @@ def pss_bytes(pid: int) -> int:
 def launch(
     command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path, *, with_pipes: bool = False
 ) -> subprocess.Popen[str]:
-    """Start a process in a session of its own, so that all its descendants can be found and Ctrl-C reaches only us.
+    """Start a process in a session of its own: its descendants can be found, and Ctrl-C reaches only the harness.
 
-    It ends with us, even when we are killed (PR_SET_PDEATHSIG); its own children then see their pipes closed.
+    It ends with the harness, even after SIGKILL (PR_SET_PDEATHSIG); its children then see their pipes closed.
     """
     tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
     with log.open("ab") as sink:
@@ -107,7 +107,7 @@ def launch(
 
 
 def end(started: Sequence[subprocess.Popen[str]], grace_seconds: float = END_SECONDS) -> None:
-    """Ask processes to end (SIGTERM); after the grace kill what is left in their sessions."""
+    """Stop processes by SIGTERM; after the grace, kill what is left in their sessions."""
     for process in started:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):

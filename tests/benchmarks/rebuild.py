@@ -1,8 +1,8 @@
 """How long a rebuild takes after Redis was emptied: `python -m tests.benchmarks.rebuild --help`.
 
-Starts a Valkey of its own; the database is a file of SQLite unless DATABASE_URL names another (an empty one: it is
-migrated, and its tasks and gates are deleted). Of the rows 70 in 100 wait, 10 are delayed, 10 wait for a retry, and 10
-are gated, at ten gates.
+Starts a Valkey of its own. The database is a file of SQLite unless DATABASE_URL names another (an empty one: it is
+migrated, and its tasks and gates are deleted). Of 100 rows 70 are pending, 10 scheduled, 10 RETRYING, and 10 hold slots
+of ten gates.
 """
 
 from __future__ import annotations

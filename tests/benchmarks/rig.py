@@ -1,4 +1,4 @@
-"""One measure's surroundings: empty servers, a producer, workers; every wait has an end."""
+"""What a measure runs in: empty servers, a producer, workers. Every wait has a time limit."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ LOOK_SECONDS = 0.005
 
 
 class MeasureFailed(RuntimeError):
-    """A measure did not come to its end; the message says where it stood, and in which log to look."""
+    """A measure did not finish; the message says how far it came, and which log to read."""
 
 
 class Producer:
-    """The process in the peer's environment that enqueues, by order."""
+    """The process in the peer's environment that enqueues on demand."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self.process = process
@@ -47,14 +47,14 @@ class Producer:
         return self.process.pid
 
     def order(self, order: str, **more: Any) -> None:
-        """Give an order without waiting for its end."""
+        """Send an order without waiting for its answer."""
         assert self.process.stdin is not None
         self._pending = order
         self.process.stdin.write(json.dumps({"order": order, **more}) + "\n")
         self.process.stdin.flush()
 
     def answer(self, seconds: float = ORDER_SECONDS) -> dict[str, float]:
-        """Wait for the end of the order; return what it took. Raises: MeasureFailed."""
+        """Wait for the answer; return what the order took. Raises: MeasureFailed."""
         assert self.process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
@@ -64,14 +64,14 @@ class Producer:
         return dict(json.loads(line))
 
     def do(self, order: str, **more: Any) -> dict[str, float]:
-        """Give an order and wait for its end."""
+        """Send an order and wait for its answer."""
         self.order(order, **more)
         return self.answer()
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Workers that have been started."""
+    """The started workers."""
 
     started: list[subprocess.Popen[str]]
     started_ns: int
@@ -79,25 +79,25 @@ class Fleet:
 
     @property
     def sessions(self) -> list[int]:
-        """Ids of their sessions, for `processes.session_members`."""
+        """The ids of their sessions, for `processes.session_members`."""
         return [process.pid for process in self.started]
 
     def check(self) -> None:
-        """Raise MeasureFailed when one has ended."""
+        """Raise MeasureFailed when one has exited."""
         if any(process.poll() is not None for process in self.started):
-            raise MeasureFailed(f"workers ended: {[process.returncode for process in self.started]}, see {self.log}")
+            raise MeasureFailed(f"workers exited: {[process.returncode for process in self.started]}, see {self.log}")
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a peer keeps its tasks."""
+    """The databases in which a peer keeps its tasks."""
 
     database: str = DATABASE
     redis_database: int = 0
 
 
 class Rig:
-    """What every measure works with."""
+    """The servers, producers and workers of the measures."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Rig:
         self.probe.clear()
 
     def reset_all(self, peers: Sequence[Peer]) -> None:
-        """Empty everything, and give each peer stores of its own, so that all can be up at once."""
+        """Empty everything, and give each peer databases of its own, so that all can run at once."""
         self._seats = {peer.name: Seat(f"{DATABASE}_{number}", number) for number, peer in enumerate(peers, 1)}
         for peer in peers:
             self.postgres.create(self._seats[peer.name].database, self._template(peer))
@@ -158,20 +158,20 @@ class Rig:
         return template
 
     def analyze(self, peer: Peer) -> None:
-        """Do what autovacuum would have done while a backlog grew."""
+        """Analyze the tables, as autovacuum would while a backlog grows."""
         if peer.uses_postgres:
             self.postgres.ask("VACUUM ANALYZE", DATABASE)
             self.postgres.disconnect(DATABASE)
 
     def fill(self, peer: Peer, kind: str, count: int) -> None:
-        """Make a backlog, not timed."""
+        """Enqueue a backlog; it is not timed."""
         with self.producer(peer) as producer:
             producer.do("fill", kind=kind, first=0, count=count)
         self.analyze(peer)
 
     @contextmanager
     def producer(self, peer: Peer) -> Iterator[Producer]:
-        """Start a producer; end it."""
+        """Run a producer."""
         log = self.folder / f"{peer.name}-producer.log"
         command = self._command(peer, ["python", str(INSIDE / "producer.py"), peer.application])
         process = processes.launch(command, self._environment(peer, ""), self.folder, log, with_pipes=True)
@@ -189,7 +189,7 @@ class Rig:
 
     @contextmanager
     def workers(self, peer: Peer, profile: str) -> Iterator[Fleet]:
-        """Start the workers of a profile; end them."""
+        """Run the workers of a profile."""
         log = self.folder / f"{peer.name}-{profile}.log"
         environment = self._environment(peer, profile)
         fleet = Fleet([], time.monotonic_ns(), log)
@@ -201,29 +201,31 @@ class Rig:
             processes.end(fleet.started)
 
     def wait(self, condition: Callable[[], Any], what: str, fleet: Fleet, seconds: float, **more: Any) -> None:
-        """Wait until something holds. meanwhile: called at each look. Raises: MeasureFailed."""
+        """Wait until a condition holds. meanwhile: called at each look. Raises: MeasureFailed."""
         deadline = time.monotonic() + seconds
         meanwhile = more.get("meanwhile")
         while not condition():
             fleet.check()
             if time.monotonic() > deadline:
-                raise MeasureFailed(f"{what}: not within {seconds:.0f} s, {self.probe.count} tasks ended; {fleet.log}")
+                raise MeasureFailed(
+                    f"{what}: not within {seconds:.0f} s, {self.probe.count} tasks finished; {fleet.log}"
+                )
             if meanwhile is not None:
                 meanwhile()
             time.sleep(LOOK_SECONDS)
 
     def wait_settled(self, peer: Peer, fleet: Fleet, tasks: int) -> None:
-        """Wait until the peer's own books are closed."""
+        """Wait until the peer's own records say that all is finished."""
         stores = _Stores(self)
-        self.wait(lambda: peer.is_settled(stores, tasks), "its books", fleet, SETTLE_SECONDS)
+        self.wait(lambda: peer.is_settled(stores, tasks), "its own records", fleet, SETTLE_SECONDS)
         self.postgres.disconnect(DATABASE)
 
     def count_transactions(self) -> int:
-        """Return the transactions of the peer until now; call it when its processes have ended."""
+        """Return the transactions of the peer so far; call it after its processes have exited."""
         return self.meter.transactions() - self._own_transactions
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Close what is open."""
         self.probe.close()
 
     # --- processes
@@ -267,7 +269,7 @@ class Rig:
 
 
 class _Stores:
-    """The rig as peers see it."""
+    """What peers see of the rig."""
 
     def __init__(self, rig: Rig) -> None:
         self.redis, self.sql = rig.ask_redis, rig.sql

@@ -1,4 +1,4 @@
-"""Redis and PostgreSQL of the benchmark's own: free loopback ports, temporary folders, ended with it."""
+"""A Redis and a PostgreSQL for the benchmark: free loopback ports, temporary folders, stopped with it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ START_SECONDS = 30.0
 STOP_SECONDS = 30.0
 STATEMENT_SECONDS = 300
 DATABASE = "bench"
-# Not the superuser: what the harness itself asks is then told apart in pg_stat_statements.
+# Not the superuser, so that pg_stat_statements separates the harness's own statements.
 ROLE = "bench"
 POSTGRES_SETTINGS = {
-    # A forced flush for each commit is what a row costs; without it every figure would flatter rows.
+    # A flush for each commit is part of the cost of a row; without it the figures of rows would be too good.
     "fsync": "on",
     "synchronous_commit": "on",
     "shared_buffers": "256MB",
@@ -34,11 +34,11 @@ POSTGRES_SETTINGS = {
 
 
 class ServerFailed(RuntimeError):
-    """A server did not start; the message has the end of its log."""
+    """A server did not start; the message holds the last lines of its log."""
 
 
 def free_port() -> int:
-    """Return a port nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -114,7 +114,7 @@ def redis_binary() -> str:
 
 
 class RedisServer(Server):
-    """Without persistence: its loss loses nothing of ours, and the peers that keep tasks in it are not slowed."""
+    """A server without persistence, so that it does not slow the peers that keep their tasks only in it."""
 
     prefix = "redis"
 
@@ -172,7 +172,7 @@ def postgres_binaries() -> Path:
 
 
 class PostgresServer(Server):
-    """A new cluster. Each measure gets a copy of a peer's migrated template, so all begin alike."""
+    """A new cluster. Each measure starts with a copy of a migrated template."""
 
     prefix = "postgres"
     stop_signal = signal.SIGINT
@@ -237,19 +237,19 @@ class PostgresServer(Server):
         return list(cursor.fetchall()) if cursor.description else []
 
     def disconnect(self, database: str) -> None:
-        """Close the harness's connection to a database; it then may be copied or dropped."""
+        """Close the harness's connection to a database, so that it can be copied or dropped."""
         if (connection := self._connections.pop(database, None)) is not None:
             connection.close()
 
     def create(self, name: str, template: str = "template1") -> None:
-        """Make a database anew, as a copy."""
+        """Replace a database by a copy of a template."""
         self.disconnect(name)
         self.disconnect(template)
         self.ask(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
         self.ask(f"CREATE DATABASE {name} OWNER {ROLE} TEMPLATE {template}")
 
     def reset(self, template: str) -> None:
-        """Begin a measure: the template's tables, the WAL flushed, no statements counted."""
+        """Prepare a measure: a copy of the template, a checkpoint, and no counted statements."""
         self.create(DATABASE, template)
         self.ask("CHECKPOINT")
         if self.has_statements:

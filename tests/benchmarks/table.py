@@ -9,6 +9,40 @@ from .costs import FOREIGN_LIMIT
 from .figures import ratios, spread
 from .peers import ALL, OURS, Peer
 
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A ratio that was promised: ours divided by the best of these peers, within a round.
+
+    label: the measure's; name: of the value. at_least, at_most: one of them is the bound.
+    """
+
+    label: str
+    name: str
+    peers: tuple[str, ...]
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def bound(self) -> str:
+        """The bound in words."""
+        return f"at least {self.at_least}" if self.at_least is not None else f"at most {self.at_most}"
+
+    def is_reached(self, ratio: float) -> bool:
+        """Whether a ratio keeps the bound."""
+        return (self.at_least is None or ratio >= self.at_least) and (self.at_most is None or ratio <= self.at_most)
+
+
+GOALS = (
+    Goal("drain", "per_second", ("celery+results",), at_least=15),
+    Goal("drain", "per_second", ("dramatiq", "huey"), at_least=1.3),
+    Goal("bulk", "per_second", ("celery",), at_least=6),
+    Goal("flow", "per_second", ("celery+results",), at_least=2),
+    Goal("enqueue", "per_second", ("celery",), at_least=0.85),
+    Goal("enqueue", "per_second", ("django-tasks-db",), at_least=1),
+    Goal("transaction", "per_second", ("django-tasks-db",), at_least=1.2),
+    Goal("latency", "p50_ms", ("celery",), at_most=1.5),
+)
 TOO_LONG = "they would take many minutes and say the same"
 PER_SECOND = (("per_second", "tasks/s", True),)
 # Label (its first word) → the values shown: name, unit, whether more is better.
@@ -108,6 +142,33 @@ def figures(rows: Sequence[Row], peers: Sequence[str]) -> list[str]:
     return lines(head, body, words=3)
 
 
+def goals(rows: Sequence[Row]) -> list[str]:
+    """Each goal beside what was measured: the ratios of the rounds in which both were measured."""
+    body: list[list[str]] = []
+    for goal in GOALS:
+        for label in dict.fromkeys(row.label for row in rows if row.label.split()[0] == goal.label):
+            ours = by_round(rows, OURS, label, goal.name)
+            best = best_by_round(rows, goal, label)
+            if not (found := ratios(ours, best)):
+                continue
+            is_reached = goal.is_reached(spread(found).middle)
+            peers = " or ".join(goal.peers)
+            body.append([label, goal.name, peers, *cells(found), goal.bound, "reached" if is_reached else "**missed**"])
+    head = ["measure", "value", "ours / the best of", "min", "median", "max", "goal", "by the median"]
+    return lines(head, body, words=3) if body else []
+
+
+def best_by_round(rows: Sequence[Row], goal: Goal, label: str) -> dict[int, float]:
+    """Return the best value of the goal's peers in each round in which all of them were measured."""
+    values = [by_round(rows, peer, label, goal.name) for peer in goal.peers]
+    choose = max if goal.at_least is not None else min
+    return {
+        number: choose(found[number] for found in values)
+        for number in values[0]
+        if all(number in found for found in values)
+    }
+
+
 def costs(rows: Sequence[Row], peers: Sequence[str]) -> list[str]:
     """Medians of what each task cost, for the measures that have costs."""
     body: list[list[str]] = []
@@ -161,6 +222,7 @@ def report(
     """Put it all together."""
     good = [row for row in rows if not row.error]
     parts: list[tuple[str, list[str]]] = [
+        ("Goals: ratios within a round", goals(good)),
         ("Figures", figures(good, peers)),
         ("Costs for each task (medians)", costs(good, peers)),
         ("Missing", failures(rows, refused)),

@@ -1,4 +1,4 @@
 """The chaos suite: faults at random, seeded moments, and a checker that trusts neither store.
 
-`python -m tests.chaos --help` runs the long form; `test_short.py` runs a short one with every test run.
+`python -m tests.chaos --help` runs cases at full scale; `test_short.py` runs them at a short one.
 """

@@ -1,8 +1,9 @@
 """The chaos suite's long form: `python -m tests.chaos [--case N …] [--scale X] [--seed N] [--mutant NAME]`.
 
-Prints the table of figures in markdown, with versions; ends with 1 when a goal was missed. Starts every server it
-kills. The database is a file of SQLite unless DATABASE_URL names another (its tasks and gates are deleted); the
-cases that stop PostgreSQL start one of their own. --keep leaves histories and logs in their folder.
+Prints the table of figures in markdown, with versions. Exit code 1: a goal was missed; 2: the mutant was never
+reached, so the run proves nothing. Starts every server that it kills. The database is a file of SQLite unless
+DATABASE_URL names another (its tasks and gates are deleted); the cases that stop PostgreSQL start one of their own.
+--keep leaves histories and logs in their folder.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from pathlib import Path
 
 import django
 
+# The exit code of a run whose mutant was never called.
+UNREACHED = 2
+
 
 def main() -> int:
-    """Run the cases asked for; return 1 when a goal was missed."""
+    """Run the chosen cases; return the exit code."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.chaos.settings"
     from .cases import CASES
 
@@ -60,8 +64,8 @@ def _run_apart(number: str, *, is_first: bool) -> int:
 
 
 def run(number: str, folder: Path, scale: float, seed: int, mutant: str, stack: ExitStack) -> int:
-    """Run one case in `folder`; print its row; return 1 when a goal was missed."""
-    from . import cluster
+    """Run one case in `folder`; print its row; return 1 when a goal was missed, 2 when the mutant was never reached."""
+    from . import checker, cluster
     from .cases import CASES
     from .rig import Report, Rig, free_port
     from .witness import clear_witness, install_witness, remove_witness
@@ -101,6 +105,9 @@ def run(number: str, folder: Path, scale: float, seed: int, mutant: str, stack: 
         print(_versions(rig.server_versions))
         print("\n| case | fault | figures | goals |\n|---|---|---|---|")
     print(report.row(), flush=True)
+    if mutant and (never := checker.unreached(rig.history())):
+        print(f"mutant never reached: {', '.join(sorted(never))}", file=sys.stderr)
+        return UNREACHED
     return int(bool(report.missed))
 
 

@@ -1,8 +1,8 @@
-"""What a run proved or broke, computed from three witnesses that the package cannot talk to.
+"""Check what a run proved or broke, from three witnesses that the package cannot influence.
 
 - the history: a file of lines that task bodies, producers and the rig append, outside both stores;
-- the transitions: what a trigger in the database saw of every row's state, fence and gate, in the order it happened;
-- what is left in Redis when all is quiet.
+- the transitions: every change of a row's state, fence and gate that a database trigger saw, in order;
+- what is left in Redis when all tasks are finished.
 
 Pure functions; `test_checker.py` feeds them made-up histories in which each violation is found.
 """
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 LIVE = (0, 1)
 QUEUED, RUNNING, SUCCEEDED, FAILED = 0, 1, 2, 3
-# An outcome is written within this time of a task's end, or the store is away.
+# An outcome is written within this time after the task's body, unless the store is unreachable.
 UNWRITTEN_SECONDS = 0.5
 
 Line = Mapping[str, Any]
@@ -35,7 +35,7 @@ class Transition(NamedTuple):
 
 
 class Execution(NamedTuple):
-    """One run of a task's body. ended_at None: it was cut off. attempt: a retry is no repetition."""
+    """One run of a task's body. ended_at None: it was cut off. attempt: a run of another attempt is no repetition."""
 
     id: str
     pid: int
@@ -66,13 +66,13 @@ def committed(history: Iterable[Line]) -> set[str]:
 
 
 def lost(committed_ids: Collection[str], states: Mapping[str, int], waiting: Collection[str] = ()) -> set[str]:
-    """I1: return the committed ids that are not in a final state. waiting: ids in 3 that will be tried again."""
+    """I1: return the committed ids that are not in a final state. waiting: ids that are RETRYING."""
     ended = {id for id, state in states.items() if state in (SUCCEEDED, FAILED)} - set(waiting)
     return set(committed_ids) - ended
 
 
 def ghosts(history: Sequence[Line], committed_ids: Collection[str]) -> set[str]:
-    """I2: return the ids that ran although they were never committed."""
+    """I2: return the ids that ran without having been committed."""
     return {run.id for run in executions(history)} - set(committed_ids)
 
 
@@ -115,7 +115,7 @@ def most_executions(history: Sequence[Line]) -> dict[str, int]:
 
 
 def in_flight(history: Sequence[Line]) -> int:
-    """Return how many runs were going on, or ended a moment before, when a fault hit their process."""
+    """Return how many runs were going on, or had just finished, when a fault hit their process."""
     runs_by_pid: dict[int, list[Execution]] = defaultdict(list)
     for run in executions(history):
         runs_by_pid[run.pid].append(run)
@@ -140,7 +140,7 @@ def recovery_seconds(history: Sequence[Line]) -> list[float]:
 
 
 def double_ends(transitions: Iterable[Transition]) -> list[Transition]:
-    """I4: return the changes of rows that had already ended."""
+    """I4: return the changes of rows that were already final."""
     return [each for each in transitions if _is_ended(each) and each.new_state is not None]
 
 
@@ -149,7 +149,7 @@ def _is_ended(each: Transition) -> bool:
 
 
 def resurrected(transitions: Iterable[Transition]) -> set[str]:
-    """I4: return the ids whose row was there again after it had been deleted."""
+    """I4: return the ids whose row came back after its deletion."""
     deleted: set[str] = set()
     found = set()
     for each in transitions:
@@ -161,9 +161,9 @@ def resurrected(transitions: Iterable[Transition]) -> set[str]:
 
 
 def falling_terms(history: Iterable[Line]) -> list[tuple[str, int, int]]:
-    """I10: return (lock, term, higher term before it) of coordinator's writes that were accepted out of turn.
+    """I10: return (lock, term, higher term before it) of a former leader's writes that were accepted.
 
-    history: "fenced" lines, written while the row of the term is locked, hence in the order of the commits.
+    history: "fenced" lines, written while the row of the term is locked, so in the order of the commits.
     """
     highest: dict[str, int] = {}
     found = []
@@ -176,13 +176,22 @@ def falling_terms(history: Iterable[Line]) -> list[tuple[str, int, int]]:
     return found
 
 
+def unreached(history: Iterable[Line]) -> set[str]:
+    """Return what a mutant replaced and nothing called; a run with such a mutant proves nothing."""
+    found: dict[str, set[str]] = {"replaced": set(), "reached": set()}
+    for line in history:
+        if line["event"] in found:
+            found[line["event"]].add(line["what"])
+    return (found["replaced"] or {"anything"}) - found["reached"]
+
+
 def plain(id: str) -> str:
-    """Write an id as both databases' witnesses can be compared by."""
+    """Write an id in the form that is the same for all witnesses."""
     return id.replace("-", "")
 
 
 def stale_rows(transitions: Iterable[Transition]) -> list[Transition]:
-    """I5: return the writes that the database took from a run that did not hold the row any more."""
+    """I5: return the writes that the database accepted from a run that no longer held the row."""
     return [each for each in transitions if _is_stale(each)]
 
 
@@ -199,7 +208,7 @@ def _is_stale(each: Transition) -> bool:
 
 
 def stale_answers(history: Iterable[Line]) -> list[tuple[str, int, int]]:
-    """I5: return (id, fence, newer fence) of endings that Redis took although it had handed out a newer fence."""
+    """I5: return (id, fence, newer fence) of outcomes that Redis accepted although it had issued a newer fence."""
     newest: dict[str, int] = {}
     found = []
     for line in history:
@@ -214,14 +223,14 @@ def stale_answers(history: Iterable[Line]) -> list[tuple[str, int, int]]:
 
 
 def refused_answers(history: Iterable[Line]) -> int:
-    """Return how many endings Redis refused as stale: without any, a test of the fence has tested nothing."""
+    """Return how many outcomes Redis refused as stale: without any, a test of the fence has tested nothing."""
     return sum(word == "stale" for line in history if line["event"] == "answered" for _, _, word in line["runs"])
 
 
 def most_live(transitions: Iterable[Transition]) -> dict[str, int]:
-    """I6: return, for each gate, the most rows that were in 0 or 1 at one instant.
+    """I6: return, for each gate, the most rows that were QUEUED or RUNNING at one instant.
 
-    A row enters after its slot was taken and leaves before it is given back, so this never counts too many.
+    A row is inserted after its slot is acquired and final before it is released, so this never counts too many.
     """
     live: dict[str, set[str]] = defaultdict(set)
     most: dict[str, int] = defaultdict(int)
@@ -238,11 +247,11 @@ def most_live(transitions: Iterable[Transition]) -> dict[str, int]:
 
 
 def over_limit(history: Iterable[Line], grace_seconds: float = 0.5) -> list[tuple[float, str, int, int]]:
-    """I6: return (instant, gate, holders, limit) of each entry that found the gate full already.
+    """I6: return (instant, gate, holders, limit) of each entry into a gate that was already full.
 
-    history: "in" after a slot was taken, "out" before it is given back, "limit" when one changed, "fault" with the
-    pids of holders that died. An entry may go by any limit that was in force since it `asked` (where it does not say
-    so: within the last `grace_seconds`). A limit of 0 or less is none.
+    history: "in" after a slot was acquired, "out" before it is released, "limit" when one changed, "fault" with the
+    pids of holders that died. An entry may go by any limit that was in force since it `asked` (without that: within
+    the last `grace_seconds`). A limit of 0 or less is none.
     """
     return [
         (entry.at, entry.gate, entry.holders, entry.limit)
@@ -252,7 +261,7 @@ def over_limit(history: Iterable[Line], grace_seconds: float = 0.5) -> list[tupl
 
 
 class Entry(NamedTuple):
-    """Somebody who got a slot. holders: with this one; limit: the largest that it may have gone by, 0 for none."""
+    """An acquired slot. holders: with this one; limit: the largest that it may have gone by, 0 for none."""
 
     at: float
     gate: str
@@ -282,16 +291,16 @@ def entries(history: Iterable[Line], grace_seconds: float = 0.5) -> Iterator[Ent
 
 
 def _largest_limit(changes: Sequence[tuple[float, int]], since: float, until: float) -> int:
-    """Return the largest limit that was in force at some time of the span; 0 when there was none at some time."""
+    """Return the largest limit that was in force within the span; 0 when there was none for some time."""
     current = [limit for at, limit in changes if at <= since][-1:]
     recent = [limit for at, limit in changes if since < at <= until]
     return 0 if min(found := [*current, *recent]) <= 0 else max(found)
 
 
 def wake_ups(history: Sequence[Line]) -> list[float]:
-    """Return, for each raise of a limit, after how long the first got in whom the limit before it kept out.
+    """Return, for each raised limit, the delay of the first entry that the old limit would have refused.
 
-    `inf` where nobody did before the next change.
+    `inf` where there was none before the next change.
     """
     found = []
     all_entries = list(entries(history))
@@ -313,12 +322,12 @@ def wake_ups(history: Sequence[Line]) -> list[float]:
 
 
 def leaked_slots(slots: Mapping[str, Collection[str]], states: Mapping[str, int]) -> set[str]:
-    """I7: return the members of gates whose task is neither queued nor running, or does not exist."""
+    """I7: return the members of gates whose task is neither QUEUED nor RUNNING, or does not exist."""
     return {id for members in slots.values() for id in members if states.get(id) not in LIVE}
 
 
 def disagreements(places: Mapping[str, Collection[str]], states: Mapping[str, int]) -> set[str]:
-    """I9: return ids that Redis would still run although their row has ended or is gone.
+    """I9: return ids that Redis would still run although their row is final or deleted.
 
     places: for "pending", "active", "lease", "scheduled" and "held", the ids there.
     """

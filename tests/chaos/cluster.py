@@ -1,4 +1,4 @@
-"""A PostgreSQL of one's own that may be stopped: `initdb` in a temporary folder, on a free loopback port."""
+"""A PostgreSQL that a case may stop: `initdb` in a temporary folder, on a free loopback port."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BINARIES = Path(os.environ.get("ASYNCQ_CHAOS_POSTGRES", "/usr/lib/postgresql/15/
 
 
 def is_available() -> bool:
-    """Whether there is a PostgreSQL to start, and a driver to talk to it."""
+    """Whether PostgreSQL's server programs and its driver are installed."""
     return (BINARIES / "initdb").exists() and find_spec("psycopg") is not None
 
 
 class Cluster:
-    """Started and ended as a context manager; `url` is for DATABASE_URL."""
+    """Runs as a context manager; `url` is for DATABASE_URL."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -53,7 +53,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start it and wait until it takes connections."""
-        # Not by pg_ctl: so it ends with this process, even when that is killed.
+        # Without pg_ctl, so that it ends with this process, even when that is killed.
         tied = ["setpriv", "--pdeathsig", "QUIT"] if shutil.which("setpriv") else []
         settings = ["-p", str(self.port), "-h", "127.0.0.1", "-k", str(self._folder), "-c", "max_connections=300"]
         with (self._folder / "log").open("ab") as log:
@@ -69,7 +69,7 @@ class Cluster:
         wait_until(lambda: subprocess.run([str(BINARIES / ready[0]), *ready[1:]], check=False).returncode == 0, "it")
 
     def stop(self) -> None:
-        """Stop it at once: connections break, nothing is finished."""
+        """Stop it immediately: connections break, and transactions are rolled back."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait(30)

@@ -1,14 +1,23 @@
 """The package with one guard taken out: a case that passes with its mutant proves nothing.
 
-Applied in the processes of a run by ASYNCQ_CHAOS_MUTANT, never in the one that checks.
+ASYNCQ_CHAOS_MUTANT names the mutant. It is applied in the processes of a run, never in the one that checks.
+
+Every replacement is made by `replace`, `replace_value` or `_cut_scripts`. They raise when the package no longer has
+what they replace. They write into the history that the replacement stands there and, once per process, that it was
+reached. A run whose mutant was never reached has proved nothing and fails (see `checker.unreached`).
+
+These are the only private names of the package that the tests use.
 """
 
 from __future__ import annotations
 
+import random
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+from tests.tasks import note
 
 
 def apply(name: str) -> None:
@@ -17,18 +26,87 @@ def apply(name: str) -> None:
         MUTANTS[name]()
 
 
+# --- replacing
+
+_noted: set[str] = set()
+
+
+def replace(owners: Any, name: str, substitute: Callable[..., Any]) -> None:
+    """Replace a function in its module or class, and count that it is called.
+
+    owners: one, or a tuple of those that hold the same function; it counts as reached when one of them is called.
+    Raises: AttributeError when an owner has no such name.
+    """
+    owners = owners if isinstance(owners, tuple) else (owners,)
+    what = f"{owners[0].__name__}.{name}"
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        _reached(what)
+        return substitute(*arguments, **more)
+
+    for owner in owners:
+        _set(owner, name, counted)
+    note("replaced", what=what)
+
+
+def replace_value(owner: Any, name: str, make: Callable[[Callable[[], None]], Any]) -> None:
+    """Replace a value that is no function. make: called with what is to be called when the value is used."""
+    what = f"{owner.__name__}.{name}"
+    _set(owner, name, make(lambda: _reached(what)))
+    note("replaced", what=what)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    if not hasattr(owner, name):
+        raise AttributeError(f"{owner.__name__} has no {name} any more: write the mutant anew")
+    setattr(owner, name, value)
+
+
+def _reached(what: str) -> None:
+    if what not in _noted:
+        _noted.add(what)
+        note("reached", what=what)
+
+
+def _cut_scripts(name: str) -> None:
+    """Let this process run its scripts without what this mutant takes out of them; one of them must be run."""
+    from django_asyncq.broker import scripts
+    from tests import script_mutants
+
+    cuts = script_mutants.CHAOS[name]
+    for cut in cuts:
+        scripts.script = script_mutants.without(cut)  # type: ignore[assignment]
+    what, names, known = f"the scripts of {name}", {cut.script for cut in cuts}, scripts.script
+
+    def counted(script: str) -> Any:
+        if script in names:
+            _reached(what)
+        return known(script)
+
+    scripts.script = counted  # type: ignore[assignment]
+    note("replaced", what=what)
+
+
+def _module_of(function: Callable[..., Any]) -> Any:
+    """Return the module that defines a function, where its callees are looked up."""
+    return sys.modules[function.__module__]
+
+
+# --- the mutants
+
+
 def no_recovery() -> None:
-    """Nobody hands back what a dead worker held."""
+    """Nothing requeues what a dead worker held."""
     from django_asyncq.maintenance.reconciler import Reconciler
     from django_asyncq.supervisor import Supervisor
 
-    Supervisor.recover = lambda self, child, exit_code: None  # type: ignore[method-assign]
-    Reconciler.recover_expired = lambda self: 0  # type: ignore[method-assign]
-    Reconciler.requeue_lost_runs = lambda self: iter(())  # type: ignore[method-assign]
+    replace(Supervisor, "recover", lambda self, child, exit_code: None)
+    replace(Reconciler, "recover_expired", lambda self: 0)
+    replace(Reconciler, "requeue_lost_runs", lambda self: iter(()))
 
 
 def late_recovery() -> None:
-    """What a dead worker held is handed back LATE_SECONDS after somebody could have."""
+    """What a dead worker held is requeued LATE_SECONDS after it could have been."""
     from django_asyncq.exceptions import BrokerUnavailable
     from django_asyncq.maintenance.reconciler import Reconciler
     from django_asyncq.supervisor import Supervisor
@@ -48,57 +126,71 @@ def late_recovery() -> None:
     def recover_leases_late(self: Any, queue: str, found: Any) -> int:
         return recover_leases(self, queue, [expired for expired in found if is_due(expired.id)])
 
-    Supervisor.recover = recover_late  # type: ignore[method-assign]
-    Reconciler._recover_leases = recover_leases_late  # type: ignore[method-assign]
+    replace(Supervisor, "recover", recover_late)
+    replace(Reconciler, "_recover_leases", recover_leases_late)
 
 
 def no_way_back() -> None:
-    """Who could not reach Redis once looks again minutes later."""
+    """A worker that could not reach Redis once asks again minutes later."""
     from django_asyncq.worker.fetch.pacing import Pacing
 
-    def give_up(self: Any) -> None:
-        self._not_before = time.monotonic() + 150
+    is_due, failed_at = Pacing.is_due, dict[int, float]()
 
-    Pacing.fail = give_up  # type: ignore[method-assign]
+    def is_due_much_later(self: Any) -> bool:
+        return time.monotonic() - failed_at.get(id(self), -150.0) >= 150 and is_due(self)
+
+    replace(Pacing, "fail", lambda self: failed_at.update({id(self): time.monotonic()}))
+    replace(Pacing, "is_due", is_due_much_later)
 
 
 def eager_pushes() -> None:
-    """Tasks are pushed before their transaction is over, and an id without a row is run all the same."""
+    """Tasks are pushed before their transaction commits, and an id without a row runs nevertheless."""
     from django_asyncq.lifecycle import enqueueing
 
     trusts_messages()
-    enqueueing.CommitHook.register = lambda self, database: self()  # type: ignore[method-assign]
+    replace(enqueueing.CommitHook, "register", lambda self, connection: self())
 
 
 def no_rebuild() -> None:
     """What Redis forgot is not pushed again."""
     from django_asyncq.maintenance.reconciler import Reconciler
 
-    Reconciler._push_pages = lambda self, *, young, is_rebuild=False: iter(())  # type: ignore[method-assign]
+    replace(Reconciler, "_push_pages", lambda self, *, young, is_rebuild=False: iter(()))
 
 
 def no_gate_rebuild() -> None:
-    """A gate that was never built since Redis lost its memory admits."""
-    _cut_scripts("no-gate-rebuild")
-    from django_asyncq.gates.slots import Drift
-
+    """A gate that was never built since Redis lost its memory admits tasks."""
+    from django_asyncq.gates import Drift
     from django_asyncq.maintenance.reconciler import Reconciler
 
-    Reconciler.audit_gates = lambda self, names: Drift(0, 0)  # type: ignore[method-assign]
+    _cut_scripts("no-gate-rebuild")
+    replace(Reconciler, "audit_gates", lambda self, names: Drift(0, 0))
 
 
 def no_adoption() -> None:
-    """What a lost reply handed out is not looked for."""
+    """What Redis handed out in a lost reply is not looked for."""
     from django_asyncq.worker.fetch.fetcher import Fetcher
 
-    Fetcher.adopt = lambda self, queue: True  # type: ignore[method-assign]
+    replace(Fetcher, "adopt", lambda self, queue: True)
 
 
 def no_fence() -> None:
-    """Whoever answers last wins, in both stores."""
+    """The last outcome wins, in both stores."""
     from django_asyncq.storage import batches
 
-    batches.GUARD = "(t.state = t.state)"
+    class Guard(str):
+        on_use: Callable[[], None]
+
+        def __format__(self, spec: str) -> str:
+            self.on_use()
+            return str(self)
+
+    def make(on_use: Callable[[], None]) -> str:
+        guard = Guard("(t.state = t.state)")
+        guard.on_use = on_use
+        return guard
+
+    replace_value(batches, "GUARD", make)
     _cut_scripts("no-fence")
 
 
@@ -106,7 +198,7 @@ def check_then_add() -> None:
     """The gate looks, then adds."""
     from django_asyncq import QueueFull, broker, gates
 
-    def admit(name: str, records: Any, *, partial: bool, seconds: int, again: bool) -> gates.Admission:
+    def admit(name: str, records: Any, *, partial: bool, seconds: int, again: bool = False) -> gates.Admission:
         client, key = broker.Broker("producer").client, gates.keys(name)[0]
         limit = int(client.hget(gates.keys(name)[1], "limit") or records[0].queue_limit)
         occupancy = client.zcard(key)
@@ -115,11 +207,11 @@ def check_then_add() -> None:
         client.zadd(key, {str(record.id): int(time.time()) + seconds for record in records})
         return gates.Admission(set(), limit, occupancy, 1.0)
 
-    gates.admit = admit
+    replace((gates, _module_of(gates.acquire)), "admit", admit)
 
 
 def deaf_gates() -> None:
-    """What the Gate row says does not count, only what the task was declared with."""
+    """The Gate row does not count, only the limit with which the task was declared."""
     _cut_scripts("deaf-gates")
 
 
@@ -129,31 +221,43 @@ def shrinking_ttl() -> None:
 
 
 def lasting_slots() -> None:
-    """A slot lasts from the start, not from the commit, and nobody audits."""
+    """A slot lasts from the start, not from the commit, and nothing audits."""
     from django_asyncq import gates
     from django_asyncq.maintenance.reconciler import Reconciler
 
-    Reconciler.audit_gates = lambda self, names: gates.Drift(0, 0)  # type: ignore[method-assign]
-
     admit = gates.admit
-    gates.admit = lambda name, records, *, partial, seconds, again: admit(
-        name, records, partial=partial, seconds=0, again=again
-    )
+
+    def admit_for_long(name: str, records: Any, *, partial: bool, seconds: int, again: bool = False) -> Any:
+        return admit(name, records, partial=partial, seconds=0, again=again)
+
+    replace((gates, _module_of(gates.acquire)), "admit", admit_for_long)
+    replace(Reconciler, "audit_gates", lambda self, names: gates.Drift(0, 0))
 
 
 def no_breaker() -> None:
-    """Every request waits for Redis, however long it has been silent."""
+    """Every request waits for Redis, however long Redis has been silent."""
     from django_asyncq.lifecycle import dispatching
 
-    dispatching.BREAKER_SECONDS = 0.0
+    class NoPause(float):
+        on_use: Callable[[], None]
+
+        def __radd__(self, other: float) -> float:
+            self.on_use()
+            return other
+
+    def make(on_use: Callable[[], None]) -> float:
+        pause = NoPause()
+        pause.on_use = on_use
+        return pause
+
+    replace_value(dispatching, "BREAKER_SECONDS", make)
 
 
 def attempts_stay_used() -> None:
-    """A hand-back uses up the attempt."""
+    """A requeued task has used the attempt."""
     from django_asyncq import lifecycle
 
-    # Where the verb has it from, for it may have been imported there.
-    sys.modules[lifecycle.requeue.__module__].undo_attempt = lambda record: None  # type: ignore[attr-defined]
+    replace(_module_of(lifecycle.requeue), "undo_attempt", lambda record: None)
 
 
 def outcomes_dropped() -> None:
@@ -168,19 +272,18 @@ def outcomes_dropped() -> None:
         except Error:
             return []
 
-    Reporter._write_until_done = write_once  # type: ignore[method-assign]
+    replace(Reporter, "_write_until_done", write_once)
 
 
 def no_terms() -> None:
-    """Who once led goes on leading: no trust that ends, no term that is refused."""
+    """A process that once led goes on leading: its trust never ends, and no term is refused."""
     from django_asyncq.leadership import fencing
     from django_asyncq.leadership.coordinator import StartupTaskCoordinator
-    from tests.tasks import note
 
-    StartupTaskCoordinator.is_held = lambda self, name: name in self._holds  # type: ignore[method-assign]
-    StartupTaskCoordinator._drop = lambda self, name: name in self._holds  # type: ignore[method-assign]
-    StartupTaskCoordinator._is_overdue = lambda self, name: True  # type: ignore[method-assign]
-    fencing.fence = lambda name, number: note("fenced", lock=name, term=number)
+    replace(StartupTaskCoordinator, "is_held", lambda self, name: name in self._holds)
+    replace(StartupTaskCoordinator, "_drop", lambda self, name: name in self._holds)
+    replace(StartupTaskCoordinator, "_is_overdue", lambda self, name: True)
+    replace(fencing, "fence", lambda name, number: note("fenced", lock=name, term=number))
 
 
 def leaking_sockets() -> None:
@@ -195,53 +298,50 @@ def leaking_sockets() -> None:
             kept.append(sock.dup())
         disconnect(self, *arguments, **more)
 
-    AbstractConnection.disconnect = leak  # type: ignore[method-assign]
+    replace(AbstractConnection, "disconnect", leak)
 
 
 def no_jitter() -> None:
-    """All who failed together come back together."""
-    import random
-
+    """All tasks that failed together are retried together."""
     from django_asyncq.definitions import backoff
 
     class Even(random.Random):
+        on_use: Callable[[], None]
+
         def random(self) -> float:
+            self.on_use()
             return 0.5
 
-    backoff.random = Even()  # type: ignore[attr-defined]
+    def make(on_use: Callable[[], None]) -> random.Random:
+        even = Even()
+        even.on_use = on_use
+        return even
+
+    replace_value(backoff, "random", make)
 
 
 def no_sweep() -> None:
-    """Nobody walks what Redis has."""
+    """Nothing walks what Redis has."""
     from django_asyncq.maintenance.reconciler import Reconciler
 
-    Reconciler.repair_lists = lambda self: iter(())  # type: ignore[method-assign]
-    Reconciler.repair_hashes = lambda self: iter(())  # type: ignore[method-assign]
+    replace(Reconciler, "repair_lists", lambda self: iter(()))
+    replace(Reconciler, "repair_hashes", lambda self: iter(()))
 
 
 def trusts_messages() -> None:
-    """An id without a row is run all the same."""
+    """An id without a row runs nevertheless."""
     from django_asyncq import lifecycle
     from django_asyncq.models import TaskRecord
 
-    home: Any = sys.modules[lifecycle.sort_out.__module__]
-    load = home.load
+    home = _module_of(lifecycle.classify)
+    load_rows = home.load_rows
 
     def load_or_invent(leases: Any) -> dict[str, TaskRecord]:
         leases = list(leases)
-        strangers = {lease.id for lease in leases} - set(found := load(leases))
+        strangers = {lease.id for lease in leases} - set(found := load_rows(leases))
         return {**found, **{id: TaskRecord(name=FORGED, args=[1, "forged"], kwargs={}) for id in strangers}}
 
-    home.load = load_or_invent
-
-
-def _cut_scripts(name: str) -> None:
-    """Let this process run its scripts without what this mutant takes out of them."""
-    from django_asyncq.broker import scripts
-    from tests import script_mutants
-
-    for cut in script_mutants.CHAOS[name]:
-        scripts.script = script_mutants.without(cut)  # type: ignore[assignment]
+    replace(home, "load_rows", load_or_invent)
 
 
 # Beyond the goal of the short form, five times that of the long one.

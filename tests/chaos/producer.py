@@ -1,6 +1,6 @@
 """Producers of the chaos suite: `python -m tests.chaos.producer KIND …`, each in a process of its own.
 
-What was committed is written into the history after the commit, by the producer itself.
+A producer writes into the history what it has committed, after the commit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from . import doomed, tasks  # noqa: E402
 
 
 def load(count: str, longest_ms: str, pause_ms: str, seed: str, gate_name: str = "", delay: str = "0") -> None:
-    """Enqueue tasks one by one; a full or unreachable gate is asked again until it admits."""
+    """Enqueue tasks one by one; ask a full or unreachable gate again until it admits the task."""
     chance = random.Random(seed)
     for _ in range(int(count)):
         ms = chance.uniform(0, float(longest_ms))
@@ -93,7 +93,7 @@ def _enqueue_and_die(size: int, gated: bool) -> None:
 
 
 class Rollback(Exception):
-    """Ends a transaction on purpose."""
+    """Rolls a transaction back."""
 
 
 def rollback(count: str, seed: str) -> None:
@@ -126,7 +126,7 @@ def _enqueue_somewhere(chance: random.Random) -> str:
 
 
 def requests(count: str, pause_ms: str) -> None:
-    """Enqueue as requests do, and write down how long each took and whether it was accepted."""
+    """Enqueue as requests do, and note how long each took and whether it was accepted."""
     for _ in range(int(count)):
         began = time.monotonic()
         try:
@@ -140,12 +140,12 @@ def requests(count: str, pause_ms: str) -> None:
         time.sleep(float(pause_ms) / 1000)
 
 
-def hammer(seconds: str, gates: str, limit: str, long_share: str, long_seconds: str, seed: str) -> None:
-    """Take and give back slots as fast as possible, some of them held for long."""
+def hammer(seconds: str, gate_count: str, limit: str, long_share: str, long_seconds: str, seed: str) -> None:
+    """Acquire and release slots as fast as possible, and hold some of them for long."""
     chance = random.Random(seed)
     deadline = time.monotonic() + float(seconds)
     while time.monotonic() < deadline:
-        name = f"g{chance.randrange(int(gates))}"
+        name = f"g{chance.randrange(int(gate_count))}"
         is_long = chance.random() < float(long_share)
         record = TaskRecord(gate=name, queue_limit=int(limit), expected_seconds=1)
         asked = time.monotonic()
@@ -160,20 +160,20 @@ def hammer(seconds: str, gates: str, limit: str, long_share: str, long_seconds: 
         gates.release([record])
 
 
-def occupy(seconds: str, gates: str, limit: str, longest_ms: str, seed: str) -> None:
-    """Enqueue what no worker takes yet, and delete it after a while: holders that have rows, in and out by the API."""
+def occupy(seconds: str, gate_count: str, limit: str, longest_ms: str, seed: str) -> None:
+    """Enqueue tasks for later and delete them after a while: slots acquired and released through the API."""
     chance = random.Random(seed)
     deadline = time.monotonic() + float(seconds)
     later = timedelta(hours=1)
     while time.monotonic() < deadline:
-        name = f"g{chance.randrange(int(gates))}"
+        name = f"g{chance.randrange(int(gate_count))}"
         asked = time.monotonic()
         try:
             result = tasks.gated.using(queue_limit=int(limit), run_after=later).enqueue(name)
         except (QueueFull, GateUnavailable):
             time.sleep(chance.uniform(0, 0.01))
             continue
-        # Who was admitted to an open gate that was closed before the row was committed is put off, not in.
+        # A task that was admitted without a limit, and met one before its row was committed, is parked, not in.
         row = TaskRecord.objects.get(id=result.id)
         if row.state == TaskState.QUEUED:
             note("in", gate=name, id=str(row.id), asked=asked)
@@ -189,7 +189,7 @@ def storm(count: str) -> None:
 
 
 def sparse(seconds: str, limit: str) -> None:
-    """At a gate of its own: long holders, a short one, silence for longer than its slot; then as many as will enter."""
+    """At one gate: hold slots for long and one shortly, pause for longer than the short slot, then fill the gate."""
     deadline = time.monotonic() + float(seconds)
     while time.monotonic() < deadline:
         holders = [_enter("sparse", int(limit), hold=30) for _ in range(int(limit) - 1)]

@@ -1,4 +1,4 @@
-"""The relay of the other tests as a bad line, by a seeded choice: replies or requests lost, latency, drops."""
+"""The tests' relay as a bad connection: it loses replies or requests, delays, or sends small parts, by a seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.proxy import Proxy
 
 
 class LossyProxy(Proxy):
-    """Swallows each reply with `share` probability, and the connection with it; `lost` counts them."""
+    """Drops each reply with the probability `share`, and its connection; `lost` counts them."""
 
     def __init__(self, upstream: tuple[str, int], share: float, seed: int) -> None:
         self.share = share
@@ -30,7 +30,7 @@ class LossyProxy(Proxy):
 
 
 class Weather(Proxy):
-    """A bad line: loses a share of requests with their connections, keeps data back, or lets it through in drops."""
+    """A bad connection: loses a share of requests with their connections, delays replies, or sends small parts."""
 
     def __init__(self, upstream: tuple[str, int], seed: int) -> None:
         self.request_share = 0.0
@@ -41,7 +41,7 @@ class Weather(Proxy):
         super().__init__(upstream)
 
     def clear(self) -> None:
-        """Be a good line again."""
+        """Be reliable again."""
         self.request_share, self.delay_seconds, self.is_trickling = 0.0, 0.0, False
 
     def _pipe(self, source: socket.socket, sink: socket.socket, is_reply: bool) -> None:
@@ -75,8 +75,8 @@ class Weather(Proxy):
 
 
 class Switch(Proxy):
-    """Can lead to another server from now on, as a name or an address does after a fail-over."""
+    """Can relay to another server, as a host name does after a fail-over."""
 
     def lead_to(self, upstream: tuple[str, int]) -> None:
-        """Relay new connections there."""
+        """Relay new connections to this server."""
         self._upstream = upstream

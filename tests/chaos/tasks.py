@@ -1,6 +1,6 @@
-"""What the chaos suite runs, and the witness: every answer of a fenced script goes into the history.
+"""The tasks of the chaos suite, and a witness that writes every reply of a fenced script into the history.
 
-Imported by each process of the suite, the mutants of which are made here too.
+Each process of the suite imports this module, which also applies the mutant.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tests.tasks import Glitch, note
 
 from . import arming, mutants
 
-# Scripts in which a run says how it ended, and how many arguments stand before and in each item.
+# Scripts that acknowledge runs: the number of arguments before the items, and in each item.
 ENDINGS = {"done": (3, 2), "retry": (5, 4), "archive": (5, 3)}
 
 
 @task(takes_context=True)
 def work(context: TaskContext, ms: float = 0.0, payload: str = "") -> None:
-    """Take a while, leaving begin and end in the history."""
+    """Sleep; write begin and end into the history."""
     note("begin", id=context.task_result.id, payload=payload)
     time.sleep(ms / 1000)
     note("end", id=context.task_result.id)
@@ -41,7 +41,7 @@ def gated(context: TaskContext, gate: str, ms: float = 0.0) -> None:
 
 @task(takes_context=True, atomic=True)
 def work_at_once(context: TaskContext, ms: float = 0.0) -> None:
-    """Do the same in the transaction that ends the run."""
+    """Do the same in the transaction that completes the run."""
     note("begin", id=context.task_result.id)
     time.sleep(ms / 1000)
     note("end", id=context.task_result.id)
@@ -85,7 +85,7 @@ _fence = fencing.fence
 
 
 def witnessed_run(name: str, client: Any, keys: Sequence[str], arguments: Sequence[Any] = ()) -> Any:
-    """Run a script; write down which fences were handed out and what became of those that came back."""
+    """Run a script; note the fences that it issues, and the replies to those that come back."""
     reply = _run(name, client, keys, arguments)
     if name == "dequeue" and len(reply) > 1:
         pairs = [(_text(id), int(fence)) for id, fence in zip(reply[1::2], reply[2::2], strict=True)]
@@ -99,7 +99,7 @@ def witnessed_run(name: str, client: Any, keys: Sequence[str], arguments: Sequen
 
 
 def witnessed_fence(name: str, number: int) -> None:
-    """Fence a write of the coordinator's; write its term down while the row of the term is locked."""
+    """Fence a write of the leader; note its term while the row of the term is locked."""
     _fence(name, number)
     note("fenced", lock=name, term=number)
 

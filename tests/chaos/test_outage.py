@@ -1,4 +1,4 @@
-"""Redis out of reach for longer than the leases last: stopped, or killed and back with what it had written."""
+"""Redis unreachable for longer than the leases: frozen, or killed and restarted with what it had written."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from django_asyncq.models import TaskRecord
 from tests import tasks
 from tests.workers import history, wait_until, workers
 
+from . import log_lines
 from .rig import Server, free_port
 
 pytestmark = pytest.mark.django_db(transaction=True)
-# With a lease of 2 s; the tasks run for longer still, so each is running when Redis is back.
-AWAY_SECONDS = 5.0
+# The lease is 2 s; the tasks run longer than the outage, so each is still running when Redis is back.
+OUTAGE_SECONDS = 5.0
 TASK_SECONDS = 9.0
 
 
 @pytest.fixture
 def server(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server of this test alone that keeps what it has answered."""
+    """A server of this test alone that persists every write."""
     found = Server(free_port(), tmp_path / "redis", "valkey", "AOF always")
     found.start()
     monkeypatch.setenv("ASYNCQ_TEST_REDIS_URL", found.url)
@@ -38,19 +39,19 @@ def server(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def stopped(server: Server) -> None:
-    """It stands still: connections stay, nothing is answered."""
+    """Freeze the server: connections stay open, and nothing is answered."""
     pid = server.pid
     os.kill(pid, signal.SIGSTOP)
     try:
-        time.sleep(AWAY_SECONDS)
+        time.sleep(OUTAGE_SECONDS)
     finally:
         os.kill(pid, signal.SIGCONT)
 
 
 def killed(server: Server) -> None:
-    """Killed, and started again with what it had written."""
+    """Kill the server, and restart it with what it had written."""
     server.kill()
-    time.sleep(AWAY_SECONDS)
+    time.sleep(OUTAGE_SECONDS)
     server.start()
 
 
@@ -58,7 +59,7 @@ def killed(server: Server) -> None:
 def test_outage_beyond_the_leases_repeats_nothing(
     outage: Callable[[Server], None], server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three fleets, one of which leads: what each runs goes on, and each says once that Redis is away."""
+    """The tasks of all three fleets go on and run once; each fleet logs the outage at most once."""
     path = tmp_path / "history.jsonl"
     monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(path))
     monkeypatch.setenv("SINGLE_INSTANCE_MODE", "false")
@@ -70,10 +71,10 @@ def test_outage_beyond_the_leases_repeats_nothing(
             fleets.append(stack.enter_context(workers(folder, "--concurrency", "2", "--worker-id", f"w{number}")))
         wait_until(lambda: len(history(path)) == len(results), "running tasks")
         outage(server)
-        wait_until(lambda: TaskRecord.objects.succeeded().count() == len(results), "the end of all")
+        wait_until(lambda: TaskRecord.objects.succeeded().count() == len(results), "the success of all")
         for fleet in fleets:
-            assert fleet.output().count("leases cannot be renewed") <= 1
-            assert fleet.output().count("repairs loop cannot reach a store") <= 1
+            assert fleet.output().count(log_lines.LEASES_NOT_RENEWED) <= 1
+            assert fleet.output().count(log_lines.WAITS_FOR_A_STORE % "repairs") <= 1
             assert "Traceback" not in fleet.output()
     begun = Counter(line["id"] for line in history(path) if line["event"] == "begin")
     assert begun == {result.id: 1 for result in results}

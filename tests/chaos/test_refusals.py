@@ -1,6 +1,6 @@
-"""What happens while Redis answers and refuses: OOM, READONLY, LOADING, MISCONF, BUSY, NOSCRIPT, a policy that evicts.
+"""Redis answers and refuses: OOM, READONLY, LOADING, MISCONF, BUSY, NOSCRIPT, a policy that evicts.
 
-A refusal is an outage to callers: requests succeed, tasks that run go on, what was refused is done afterwards.
+A refusal is an outage: requests succeed, running tasks go on, and what was refused is done afterwards.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from django_asyncq.models import TaskRecord, TaskState
 from tests import tasks
 from tests.workers import Workers, history, start_workers, wait_until, workers
 
+from . import log_lines
 from .rig import Server, free_port
 
 pytestmark = pytest.mark.django_db(transaction=True)
-# Shorter than the lease of 2 s: what is renewed once before and once after is never taken for lost.
+# Shorter than the lease of 2 s: a lease that is renewed before and after the refusal does not expire.
 REFUSES_SECONDS = 1.2
 SHUT_PORT = 1
 
 
 @pytest.fixture
 def server(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server of this test alone, with RDB so that it can be made to fail at saving."""
+    """A server of this test alone, with RDB persistence, so that saving can be made to fail."""
     found = Server(free_port(), tmp_path / "redis", "valkey", "RDB")
     found.extra = ["--enable-protected-configs", "local"]
     found.start()
@@ -53,7 +54,7 @@ def history_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def out_of_memory(server: Server) -> Iterator[None]:
-    """OOM: `maxmemory` below what is used, nothing may be evicted."""
+    """OOM: set `maxmemory` below what is used, with a policy that evicts nothing."""
     with server.client() as client:
         client.config_set("maxmemory", 1)
         yield
@@ -62,7 +63,7 @@ def out_of_memory(server: Server) -> Iterator[None]:
 
 @contextmanager
 def replica(server: Server) -> Iterator[None]:
-    """READONLY: it has become a replica of a primary that is not there."""
+    """READONLY: make it the replica of an unreachable primary."""
     with server.client() as client:
         client.config_set("replica-serve-stale-data", "yes")
         client.replicaof("127.0.0.1", SHUT_PORT)
@@ -72,7 +73,7 @@ def replica(server: Server) -> Iterator[None]:
 
 @contextmanager
 def disk_full(server: Server) -> Iterator[None]:
-    """MISCONF: a folder stands where the dump would be written, so saving fails."""
+    """MISCONF: put a folder where the dump is to be written, so that saving fails."""
     dump = server.folder / "nowhere.rdb"
     dump.mkdir()
     with server.client() as client:
@@ -84,7 +85,7 @@ def disk_full(server: Server) -> Iterator[None]:
 
 
 def _save(client: redis.Redis) -> None:
-    """Save in the background, and wait for the end of it, good or bad."""
+    """Save in the background, and wait until that has succeeded or failed."""
     wait_until(lambda: not client.info("persistence")["rdb_bgsave_in_progress"], "an earlier save")
     client.bgsave()
     wait_until(lambda: not client.info("persistence")["rdb_bgsave_in_progress"], "the save")
@@ -92,7 +93,7 @@ def _save(client: redis.Redis) -> None:
 
 @contextmanager
 def busy(server: Server) -> Iterator[None]:
-    """BUSY: somebody's script does not end."""
+    """BUSY: run a script that never returns."""
     with server.client() as client:
         client.config_set("busy-reply-threshold", 50)
 
@@ -111,7 +112,7 @@ def busy(server: Server) -> Iterator[None]:
 
 @contextmanager
 def asleep(server: Server) -> Iterator[None]:
-    """No refusal but silence: DEBUG SLEEP, as a slow command would have it."""
+    """Silence instead of a refusal: DEBUG SLEEP, like a slow command."""
 
     def sleep() -> None:
         with suppress(redis.RedisError), server.client(socket_timeout=60) as client:
@@ -125,16 +126,9 @@ def asleep(server: Server) -> Iterator[None]:
 
 
 def complaints(fleet: Workers) -> Counter[str]:
-    """Count the lines above INFO by process and cause; the lines of a log without a format are told apart by text."""
-    words = (
-        "leases cannot be renewed",
-        "cannot fetch",
-        "cannot watch",
-        "cannot reach a store",
-        "Redis not told",
-        "Traceback",
-    )
-    return Counter(word for line in fleet.output().splitlines() for word in words if word in line)
+    """Count the lines of the log that complain, by their text."""
+    lines = fleet.output().splitlines()
+    return Counter(text for line in lines for text in log_lines.COMPLAINTS if text in line)
 
 
 @pytest.mark.parametrize("refusal", [out_of_memory, replica, disk_full, busy, asleep])
@@ -145,9 +139,9 @@ def test_refusing_server_costs_no_request_and_no_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What runs goes on and ends once, a request is accepted within its budget and its task run afterwards.
+    """Running tasks go on and finish once; a request is accepted in time, and its task runs afterwards.
 
-    For a refusal that is well within a lease: one that outlasts it may cost a second run, says `reliability.md`.
+    The refusal is shorter than a lease; a longer one may cost a second run (see `reliability.md`).
     """
     monkeypatch.setenv("ASYNCQ_TEST_LEASE", "10")
     running = [tasks.nap.enqueue(seconds) for seconds in (0.8, 3.0)]
@@ -173,7 +167,7 @@ def test_refusing_server_costs_no_request_and_no_run(
 def test_out_of_memory_for_longer_than_the_lease_renews_and_acknowledges(
     server: Server, history_path: Path, tmp_path: Path
 ) -> None:
-    """Renewals, endings and hand-backs need no memory: nothing lapses, and what ends is gone from Redis meanwhile."""
+    """Renewals and acknowledgements need no memory: no lease expires, and a finished task leaves Redis meanwhile."""
     ending, going_on = tasks.nap.enqueue(3.0), tasks.nap.enqueue(7.0)
     with workers(tmp_path, "--concurrency", "2") as fleet:
         wait_until(lambda: len(history(history_path)) == 2, "running tasks")
@@ -185,7 +179,7 @@ def test_out_of_memory_for_longer_than_the_lease_renews_and_acknowledges(
             assert lease_end is not None
             assert lease_end > client.time()[0] - 1
         wait_until(lambda: TaskRecord.objects.succeeded().count() == 2, "the longer one")
-        assert complaints(fleet)["leases cannot be renewed"] == 0
+        assert complaints(fleet)[log_lines.LEASES_NOT_RENEWED] == 0
     begun = Counter(line["id"] for line in history(history_path) if line["event"] == "begin")
     assert begun == {ending.id: 1, going_on.id: 1}
 
@@ -197,7 +191,7 @@ def _base() -> str:
 
 
 def test_server_that_is_loading_is_waited_for(server: Server, history_path: Path, tmp_path: Path) -> None:
-    """LOADING: a request is accepted while a restarted server reads its dump, and its task runs afterwards."""
+    """LOADING: a request is accepted while a restarted server loads its dump, and its task runs afterwards."""
     with workers(tmp_path) as fleet:
         first = tasks.nap.enqueue(0)
         wait_until(lambda: TaskRecord.objects.get(id=first.id).state == TaskState.SUCCEEDED, "a first task")
@@ -208,7 +202,7 @@ def test_server_that_is_loading_is_waited_for(server: Server, history_path: Path
                 pipeline.execute()
             _save(client)
         server.kill()
-        # 1 ms a key: two seconds of loading; it looks at its clients after each KiB it reads.
+        # 1 ms for each key makes two seconds of loading; the server serves clients after each KiB.
         server.extra += ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"]
         server.launch()
         wait_until(lambda: _says_loading(server), "a server that is loading")
@@ -231,10 +225,10 @@ def _says_loading(server: Server) -> bool:
     return False
 
 
-def test_scripts_that_are_forgotten_again_and_again_are_sent_anew(
+def test_scripts_that_redis_forgets_repeatedly_are_loaded_again(
     server: Server, history_path: Path, tmp_path: Path
 ) -> None:
-    """NOSCRIPT: SCRIPT FLUSH each 20 ms is seen by nobody."""
+    """NOSCRIPT: SCRIPT FLUSH each 20 ms disturbs no task and logs nothing."""
     with workers(tmp_path) as fleet, server.client() as client:
         for number in range(100):
             tasks.add.enqueue(number)
@@ -245,8 +239,8 @@ def test_scripts_that_are_forgotten_again_and_again_are_sent_anew(
     assert len(history(history_path)) == 100
 
 
-def test_evicting_server_is_named_at_the_start(server: Server) -> None:
-    """A policy that may evict keys is told at once, with what to set."""
+def test_policy_that_evicts_is_reported_at_start(server: Server) -> None:
+    """A worker reports a policy that may evict keys, and which one to set."""
     with server.client() as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
     done = start_workers("--burst")
@@ -254,8 +248,8 @@ def test_evicting_server_is_named_at_the_start(server: Server) -> None:
     assert "noeviction" in done.stdout + done.stderr
 
 
-def test_dispatch_asks_again_only_after_a_pause(server: Server) -> None:
-    """The breaker: after one refusal the next requests do not ask; they would each pay for it."""
+def test_dispatch_tries_again_only_after_a_pause(server: Server) -> None:
+    """After one refusal the breaker lets the next requests skip Redis, so that they do not wait for it."""
     with out_of_memory(server):
         tasks.add.enqueue(1)
         record = TaskRecord.objects.get()

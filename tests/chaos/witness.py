@@ -1,6 +1,6 @@
-"""The witness inside the database: triggers that log every change of a task's state, fence and gate, in order.
+"""The witness in the database: triggers that log every change of a task's state, fence and gate, in order.
 
-The package cannot talk to them, and they see what a statement did, not what its caller meant.
+The package cannot influence them. They see what a statement did, not what its caller meant.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def install_witness() -> None:
 
 
 def remove_witness() -> None:
-    """Drop what `install_witness` made, if it is there."""
+    """Drop what `install_witness` created, if it exists."""
     from django_asyncq.models import TaskRecord
 
     with connection.cursor() as cursor:
@@ -66,7 +66,7 @@ def remove_witness() -> None:
 
 
 def clear_witness() -> None:
-    """Forget the rows and transitions of an earlier case."""
+    """Delete the rows and transitions of an earlier case."""
     from django_asyncq.models import Gate, TaskRecord
 
     TaskRecord.objects.all()._raw_delete(TaskRecord.objects.db)

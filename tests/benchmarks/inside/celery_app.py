@@ -33,7 +33,7 @@ if WITH_RESULTS:
 
 TASKS: dict[str, Any] = {kind: app.task(name=kind)(body) for kind, body in kinds.PLAIN.items()}
 TASKS["fail_once"] = app.task(
-    name="fail_once", autoretry_for=(probe.FirstTry,), max_retries=1, default_retry_delay=0, retry_backoff=False
+    name="fail_once", autoretry_for=(probe.FirstAttempt,), max_retries=1, default_retry_delay=0, retry_backoff=False
 )(kinds.fail_once)
 
 

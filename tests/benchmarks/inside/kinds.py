@@ -41,7 +41,7 @@ def long(n: int) -> None:
 
 
 def fail_once(n: int) -> None:
-    """Fail at the first try."""
+    """Fail at the first attempt."""
     probe.fail_once(n)
 
 
@@ -71,7 +71,7 @@ async def along(n: int) -> None:
 
 
 async def afail_once(n: int) -> None:
-    """Fail at the first try."""
+    """Fail at the first attempt."""
     probe.fail_once(n)
 
 

@@ -16,6 +16,7 @@ from time import monotonic_ns
 from typing import Any
 
 from layout import (
+    ATTEMPTS,
     BEGUN,
     COMMANDS,
     COUNT,
@@ -30,7 +31,6 @@ from layout import (
     SLOTS_AT,
     TIMES_AT,
     TIMES_WORDS,
-    TRIES,
 )
 
 SHORT_SECONDS, NAP_SECONDS, LONG_SECONDS = 0.001, 0.01, 1.0
@@ -41,8 +41,8 @@ _lock = threading.Lock()
 _own = threading.local()
 
 
-class FirstTry(Exception):
-    """Raised by the first try of a task that is to be tried twice."""
+class FirstAttempt(Exception):
+    """Raised by the first attempt of a task that is to run twice."""
 
 
 def _forget() -> None:
@@ -133,12 +133,12 @@ async def asleep(number: int, seconds: float) -> None:
 
 
 def fail_once(number: int) -> None:
-    """Fail at the first try. Raises: FirstTry."""
+    """Fail at the first attempt. Raises: FirstAttempt."""
     begin(number)
-    at = TIMES_AT + number * TIMES_WORDS + TRIES
+    at = TIMES_AT + number * TIMES_WORDS + ATTEMPTS
     _words[at] += 1
     if _words[at] == 1:
-        raise FirstTry
+        raise FirstAttempt
     finish(number)
 
 

@@ -8,7 +8,7 @@ from ..peers import MEASURES, Peer
 from ..rig import Rig
 from .base import Outcome, Sizes
 from .draining import asleep, drain, gated, retries, sleep
-from .entering import bulk, enqueue, flow, transaction
+from .enqueueing import bulk, enqueue, flow, transaction
 from .waiting import idle, latency, mix
 
 __all__ = ["ALL", "MEASURES", "Outcome", "Sizes"]

@@ -1,4 +1,4 @@
-"""How large the measures are, and what they give back."""
+"""The sizes of the measures, and their outcomes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Outcome(NamedTuple):
-    """What was measured once. `values`: by name, with the unit in it; costs are for each task (see `costs.between`)."""
+    """One measured outcome. `values`: by name, with the unit in it; costs are per task (see `costs.between`)."""
 
     label: str
     values: dict[str, float]
@@ -15,7 +15,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Numbers of tasks, unless said otherwise. The slowest peers take some ten seconds for each of these."""
+    """Numbers of tasks, except where the name says otherwise. The slowest peers need some ten seconds for each."""
 
     warm: int = 200
     enqueue: int = 10_000

@@ -1,8 +1,8 @@
-"""How fast a backlog goes down.
+"""How fast workers drain a backlog.
 
 The tasks are enqueued while no worker runs. Then the workers are started. The clock of `per_second` runs from the first
-body that begins to the instant at which the peer's own books are closed (rows final, messages acknowledged:
-`is_settled`), so neither the start of processes nor their imports count, and nobody can hide writes behind the end.
+body to the instant at which the peer's own records say that all is finished (rows final, messages acknowledged:
+`is_settled`). So the start of processes and their imports do not count, and deferred writes do.
 `bodies_per_second` ends with the last body, `from_start_per_second` begins with the start of the processes.
 
 Costs are taken from the look after the first body (2 to 5 ms later) to that end, over the tasks that ended meanwhile.
@@ -17,7 +17,7 @@ from ..costs import Memory, between
 from ..peers import Peer
 from ..rig import MeasureFailed, Rig
 from .base import Outcome, Sizes
-from .entering import produce
+from .enqueueing import produce
 
 BEGIN_SECONDS = 60.0
 SLOTS = 32
@@ -52,7 +52,7 @@ def nap(rig: Rig, peer: Peer, kind: str, count: int) -> dict[str, float]:
 
 
 def retries(rig: Rig, peer: Peer, sizes: Sizes) -> Iterator[Outcome]:
-    """Tasks that fail at their first try and are to be tried again at once; tasks a second, each run twice."""
+    """Tasks whose first attempt fails and that are retried at once; tasks a second, each run twice."""
     yield Outcome("retries", go_down(rig, peer, "fail_once", sizes.retries, "retries"))
 
 

@@ -1,4 +1,4 @@
-"""How long a task waits: on an idle worker, and among tasks of very different length; and what waiting costs."""
+"""How long a task waits for an idle worker and among long tasks, and what an idle worker costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .base import Outcome, Sizes
 
 WARM = 20
 WARM_SECONDS = 60.0
-# What processes do at their start (imports, registering, first looks) is over by then.
+# Long enough for what processes do at their start: imports, registration, the first looks at the queues.
 REST_SECONDS = 3.0
 SLOTS = 8
 MIX_WARM = 200
@@ -22,7 +22,7 @@ LONG_SECONDS = 1.0
 
 
 def warm_up(rig: Rig, peer: Peer, fleet: Fleet, kind: str, count: int) -> None:
-    """Run some tasks, numbered from 0, and let the fleet come to rest: what starts slowly shall not be measured."""
+    """Run some tasks, numbered from 0, and wait: the measure must not include the start of the processes."""
     with rig.producer(peer) as producer:
         producer.do("one_by_one", kind=kind, first=0, count=count)
     rig.wait(lambda: rig.probe.count >= count, "the warm-up", fleet, WARM_SECONDS)
@@ -30,9 +30,9 @@ def warm_up(rig: Rig, peer: Peer, fleet: Fleet, kind: str, count: int) -> None:
 
 
 def latency(rig: Rig, peer: Peer, sizes: Sizes) -> Iterator[Outcome]:
-    """From before the call that enqueues to the first line of the body, at a steady rate, workers else idle.
+    """Measure from before the enqueue call to the first line of the body, at a steady rate, with idle workers.
 
-    `call_ms`: how long the middle one of those calls took itself; at 50 a second all processes have slept in between.
+    `call_ms`: the median time of those calls; at 50 a second all processes sleep in between.
     """
     for rate in sizes.latency_rates:
         yield Outcome(f"latency {rate:,}/s", _pick_up(rig, peer, sizes.latency, rate))
@@ -55,16 +55,16 @@ def _pick_up(rig: Rig, peer: Peer, count: int, per_second: int) -> dict[str, flo
     waits = [(task.begun_ns - task.enqueued_ns) / 1e6 for task in found]
     values = {f"p{share}_ms": percentile(waits, share / 100) for share in (50, 95, 99)}
     values["call_ms"] = took["call_seconds"] * 1000
-    # All of the processes' lives, the warm-ups included.
+    # Over the whole life of the processes, including the warm-ups.
     values["transactions"] = (rig.count_transactions() - transactions) / (first + count)
     return {"count": count, **values, "max_ms": max(waits), **between(before, after, count)}
 
 
 def mix(rig: Rig, peer: Peer, sizes: Sizes) -> Iterator[Outcome]:
-    """Bursts of one task of 1 s and thirty of 1 ms, every 0.4 s, at 8 slots: less than half of them is busy.
+    """Enqueue a burst of one 1 s task and thirty 1 ms tasks every 0.4 s, at 8 slots of which fewer than half are busy.
 
     `idle_wait_ms`: how long, at most, a short task waited while fewer than 8 tasks ran; `p99_ms`: any wait of one.
-    Two hundred short tasks run before, so that a worker that learns how long tasks take has learnt the wrong thing.
+    Two hundred short tasks run before, so that a worker that estimates durations starts with a wrong estimate.
     """
     rig.reset(peer)
     each = sizes.shorts_in_burst + 1
@@ -88,7 +88,7 @@ def mix(rig: Rig, peer: Peer, sizes: Sizes) -> Iterator[Outcome]:
 
 
 def idle(rig: Rig, peer: Peer, sizes: Sizes) -> Iterator[Outcome]:
-    """A fleet of two processes that has run some tasks and has nothing to do; for each second, and CPU in % of a core.
+    """Measure an idle fleet of two processes that has run some tasks, per second, and its CPU in % of a core.
 
     `worker_cpu_percent`: of all its processes together; `busiest_cpu_percent`: of the one that used most.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .bare import Bare
 from .base import MEASURES, Peer
 from .celery import Celery, CeleryWithResults
 from .django_asyncq import DjangoAsyncq
@@ -26,6 +25,5 @@ ALL: dict[str, Peer] = {
         Dramatiq(),
         Huey(),
         Taskiq(),
-        Bare(),
     )
 }

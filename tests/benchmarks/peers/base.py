@@ -1,4 +1,4 @@
-"""What the harness must know of a peer."""
+"""What the harness knows about a peer."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Stores(Protocol):
 
 
 class Peer(ABC):
-    """One task queue, set up as its users would who have measured.
+    """One task queue, with the settings that its users would choose after measuring.
 
     requirements: name of a file in requirements/. application: module in inside/ (see inside/producer.py).
-    packages: whose versions are printed. record: where a task's state is kept, and when it is written.
-    settings: what was chosen → why. unmeasured: measure → why it makes no sense here; all others are taken.
-    drain_limit: largest backlog that is drained; more would take many minutes and say the same.
-    sleep_slots: tasks it can have asleep at once with two processes at most.
+    packages: those whose versions are printed. record: where a task's state is kept, and when it is written.
+    settings: setting → reason. unmeasured: measure → why it makes no sense here; all others are taken.
+    drain_limit: the largest backlog that is drained; a larger one takes many minutes and says the same.
+    sleep_slots: how many tasks it runs at once with two processes.
     """
 
     name: ClassVar[str]

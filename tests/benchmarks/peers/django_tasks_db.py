@@ -23,7 +23,7 @@ class DjangoTasksDb(Peer):
         "bulk": NO_BULK,
         "asleep": NO_ASYNC,
         "mix": "has 2 slots with two processes, and a mix needs 8",
-        "retries": "does not try again",
+        "retries": "has no retries",
         "gated": NO_GATE,
     }
     uses_postgres, uses_redis = True, False

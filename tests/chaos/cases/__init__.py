@@ -1,4 +1,4 @@
-"""The cases, by the numbers of the fault list; each takes a rig and a scale (1: the long form) and fills a report."""
+"""The cases, by the numbers of the fault list. Each takes a rig and a scale (1 is full scale) and fills a report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import databases, everywhere, gates, hands, leaders, links, messages, pro
 
 @dataclass(frozen=True)
 class Case:
-    """One case. short: its scale in the short form. mutants: guards without which it must fail."""
+    """One case. short: its scale in the short form. mutants: the guards without which it must fail."""
 
     number: str
     what: str
@@ -26,10 +26,10 @@ ALL = (
     Case("2", "kill -9 at every failpoint, under mixed load", everywhere.everywhere, 0.05),
     Case("3", "fleets frozen past their leases (SIGSTOP, SIGCONT)", workers.freezes, 0.01, ("no-fence",)),
     Case("4", "5 % of Redis's replies lost", stores.lost_replies, 0.04, ("no-adoption",)),
-    Case("5", "requests lost, latency, data in drops", links.bad_line, 0.2, ("no-way-back",)),
+    Case("5", "requests lost, latency, data in small parts", links.bad_line, 0.2, ("no-way-back",)),
     Case("6", "producer killed between COMMIT and push", producers.crashes, 0.03, ("no-rebuild",)),
     Case("7", "half-rolled-back nested savepoints", producers.rollbacks, 0.1, ("lasting-slots", "eager-pushes")),
-    Case("8", "Redis gone or silent at enqueue", producers.redis_away, 0.1, ("no-breaker",)),
+    Case("8", "Redis unreachable or silent at enqueue", producers.redis_away, 0.1, ("no-breaker",)),
     Case("9", "Redis killed under load, four kinds of persistence", stores.redis_killed, 0.05, ("no-rebuild",)),
     Case("10", "FLUSHALL under load, gates full", stores.flushed, 0.05, ("no-gate-rebuild",)),
     Case("11", "fail-over that loses a second of writes", links.failed_over, 0.2),
@@ -38,12 +38,12 @@ ALL = (
     Case("17", "gates under load", gates.under_load, 0.04, ("check-then-add", "shrinking-ttl")),
     Case("18", "limits of gates changed under load", gates.changed, 0.04, ("deaf-gates",)),
     Case("21", "Redis flapping, leaders cut off", leaders.flapping, 0.1, ("no-terms",)),
-    Case("22", "PostgreSQL stopped while tasks end", databases.stopped, 0.2, ("outcomes-dropped",), True),
+    Case("22", "PostgreSQL stopped while tasks finish", databases.stopped, 0.2, ("outcomes-dropped",), True),
     Case("23", "database connections terminated", databases.terminated, 0.05, ("outcomes-dropped",), True),
     Case("24", "rows deleted and edited by SQL", hands.edited, 0.06, ("no-fence",)),
     Case("25", "forged messages in Redis", messages.forged, 0.1, ("trusts-messages",)),
     Case("29", "SIGTERM under load", workers.terminations, 0.04, ("attempts-stay-used",)),
-    # Of a few hundred delays one bin may have 5 % by chance.
+    # With fewer than some hundred delays, one bin may have 5 % by chance.
     Case("33", "all tasks fail at once", hands.storm, 0.2, ("no-jitter",)),
 )
 CASES = {case.number: case for case in ALL}

@@ -1,4 +1,4 @@
-"""PostgreSQL: stopped while tasks end, connections terminated."""
+"""PostgreSQL: stopped while tasks finish, and terminated connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..rig import Report, Rig
 
 
 def stopped(rig: Rig, report: Report, scale: float) -> None:
-    """A hundred tasks that have begun end while PostgreSQL is down for 10 s (stop -m immediate)."""
+    """Stop PostgreSQL for 10 s (-m immediate) while a hundred running tasks finish."""
     from django_asyncq.models import TaskRecord
 
     count, down = max(20, round(100 * scale)), max(4.0, 10 * scale)
@@ -30,7 +30,7 @@ def stopped(rig: Rig, report: Report, scale: float) -> None:
         back = time.monotonic()
         is_settled = rig.settle(15 if rig.mutant else 60)
         report.figure("down s", down)
-        report.goal("tasks that ended meanwhile", ended, at_least=5)
+        report.goal("tasks that finished meanwhile", ended, at_least=5)
         report.figure("s from the return to the last outcome", time.monotonic() - back)
         report.goal("settled", int(is_settled), at_least=1)
         rig.check(report)
@@ -39,7 +39,7 @@ def stopped(rig: Rig, report: Report, scale: float) -> None:
 
 
 def terminated(rig: Rig, report: Report, scale: float) -> None:
-    """Each connection but the rig's is terminated each 0.5 s for a minute, under load."""
+    """Terminate every connection except the rig's each 0.5 s for a minute, under load."""
     from django_asyncq.models import TaskRecord
 
     times = max(6, round(120 * scale))

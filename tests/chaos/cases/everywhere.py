@@ -1,4 +1,4 @@
-"""Kills at every named point between the two stores, under a load of everything."""
+"""Kills at every failpoint, under a mixed load."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from django_asyncq import failpoints
 from tests.workers import wait_until
 
 from .. import arming, checker
+from ..log_lines import LEADS
 from ..rig import Fleet, Report, Rig
 
 WORKER = (
@@ -64,7 +65,7 @@ TRIES = 3
 
 
 def everywhere(rig: Rig, report: Report, scale: float) -> None:
-    """Twenty kills at each point: of producers in forks, of workers and supervisors of three fleets."""
+    """Kill producers, workers and supervisors of three fleets, twenty times at each failpoint."""
     times = max(1, round(20 * scale))
     rig.more.update(
         {
@@ -118,26 +119,26 @@ def _deleted(rig: Rig) -> list[str]:
 
 
 class Killing:
-    """Arms a point, brings it about, waits for the death, writes it down, and makes the loss good."""
+    """Arm a point, provoke it, wait for the death, write it into the history, and replace the process."""
 
     def __init__(self, rig: Rig, fleets: list[Fleet]) -> None:
         self.rig = rig
         self.fleets = fleets
         self.arms = arming.Arms(rig.folder / "arms")
-        # Two threads: each its own choice, so that a seed gives each the same one again.
+        # Each of the two threads draws from its own generator, so that a seed repeats the draws of both.
         self.chance = {role: random.Random(rig.seed + number) for number, role in enumerate(arming.ROLES)}
         self.children: dict[int, set[int]] = {}
-        # Workers of dead supervisors that have not ended yet, each with the point its supervisor died at.
+        # Workers of dead supervisors that have not exited yet, each with the point at which its supervisor died.
         self.orphans: dict[int, str] = {}
 
     # --- workers, by a thread of their own
 
     def kill_workers(self, times: int) -> None:
-        """Each death is seen to by its supervisor."""
+        """Kill workers; their supervisors replace them."""
         chance = self.chance["worker"]
         try:
             for point in self._turns(WORKER, times, chance):
-                wait_until(lambda: len(self._ready()) >= 3, "workers that are there again", 60)
+                wait_until(lambda: len(self._ready()) >= 3, "workers that are back", 60)
                 pid = self._kill_surely("worker", point, self._provoke_worker)
                 if pid is not None:
                     self.rig.note("fault", kind=point, pids=[pid])
@@ -148,7 +149,7 @@ class Killing:
         if point == "refuse.row_written":
             self._unknown_task()
         elif point == "requeue.row_written":
-            # Who is told to go ends by itself what is short, and hands the rest back: no fault that repeats anything.
+            # A worker that gets SIGTERM finishes short tasks and requeues the rest: this repeats no run.
             victim = self.chance["worker"].choice(self._busy() or self._ready() or [0])
             if victim:
                 self.rig.note("fault", kind="SIGTERM worker", pids=[victim])
@@ -157,7 +158,7 @@ class Killing:
     # --- supervisors
 
     def kill_supervisors(self, times: int) -> None:
-        """Each second time as if the host were lost: its workers go too; otherwise they notice by themselves."""
+        """Kill supervisors: half of the times with their workers, as if the host were lost."""
         for point in self._turns(SUPERVISOR, times, self.chance["supervisor"]):
             wait_until(lambda: len({fleet for fleet in self.fleets if fleet.ready()}) >= 2, "two fleets", 60)
             pid = self._kill_surely("supervisor", point, self._provoke_supervisor)
@@ -165,7 +166,7 @@ class Killing:
                 self._replace(next(fleet for fleet in self.fleets if fleet.pid == pid), point)
 
     def _replace(self, fleet: Fleet, kind: str) -> None:
-        """Have the workers of a dead supervisor end, write it down, start another."""
+        """Kill the workers of a dead supervisor or let them drain, write it into the history, and start another."""
         fleet.process.wait(10)
         children = sorted(self.children.get(fleet.pid, ()))
         if self.chance["supervisor"].random() < 0.5:
@@ -198,12 +199,12 @@ class Killing:
         return turns
 
     def _kill_surely(self, role: str, point: str, provoke: Callable[[str], None]) -> int | None:
-        """Try again when nobody came to the point in time: what provokes it may have met who was just dying."""
+        """Try again when no process reached the point in time: what provokes it may have met a dying process."""
         tries = 1 if self.rig.mutant else TRIES
         return next((pid for _ in range(tries) if (pid := self._kill(role, point, provoke)) is not None), None)
 
     def _kill(self, role: str, point: str, provoke: Callable[[str], None]) -> int | None:
-        """Return the pid of who died at the point; None when nobody came there, which counts as missed."""
+        """Return the pid of the process that died at the point; None when none reached it, which counts as missed."""
         self._look()
         mark = self.arms.arm(role, point, self.chance[role].randint(1, OFTEN.get(point, 1)))
         again_at = 0.0
@@ -221,11 +222,11 @@ class Killing:
             self.arms.disarm(role)
 
     def _look(self) -> None:
-        """Remember whose worker is whose: the dead cannot be asked. Write down when an orphan has ended.
+        """Remember the workers of each supervisor, since a dead one cannot be asked; note the exit of orphans.
 
-        What it began until it noticed that it was one, its end has hit: it drains, but for no longer than its grace.
+        An orphan drains for no longer than its grace, so its exit may cut off runs that it began meanwhile.
         """
-        # Both threads come here.
+        # Called by both threads.
         for pid in [pid for pid in list(self.orphans) if not Path(f"/proc/{pid}").exists()]:
             if point := self.orphans.pop(pid, ""):
                 self.rig.note("fault", kind="orphan ended", pids=[pid], of=point)
@@ -234,13 +235,13 @@ class Killing:
                 self.children.setdefault(fleet.pid, set()).update(fleet.workers())
 
     def wait_for_orphans(self) -> None:
-        """Wait until no worker is left of a dead supervisor."""
+        """Wait until all workers of dead supervisors have exited."""
 
         def are_gone() -> bool:
             self._look()
             return not self.orphans
 
-        wait_until(are_gone, "the end of all workers whose supervisor died", 30)
+        wait_until(are_gone, "the exit of all workers whose supervisor died", 30)
 
     def _ready(self) -> list[int]:
         return [pid for fleet in self.fleets for pid in fleet.ready()]
@@ -262,7 +263,7 @@ class Killing:
             client.delete(alive_key())
 
     def _never_pushed(self) -> None:
-        """Rows of a producer that died a while ago."""
+        """Insert rows of a producer that died a while ago."""
         from django_asyncq.models import TaskRecord
 
         at = timezone.now() - timedelta(seconds=10)
@@ -271,14 +272,14 @@ class Killing:
         )
 
     def _unknown_task(self) -> None:
-        """A task that no worker has the code of."""
+        """Enqueue a task of which no worker has the code."""
         from django_asyncq import lifecycle
         from django_asyncq.models import TaskRecord
 
         lifecycle.dispatch(_rows([TaskRecord(name="gone.away", queue_name="default")]))
 
     def _unknown_run(self) -> None:
-        """A row in 1 that nobody knows of."""
+        """Insert a RUNNING row that Redis does not know."""
         from django_asyncq.models import TaskRecord, TaskState
 
         then = timezone.now() - timedelta(minutes=1)
@@ -287,7 +288,7 @@ class Killing:
         _rows([TaskRecord(name=name, args=[0], started_at=then, last_attempted_at=then, **fields)])
 
     def _old_rows(self) -> None:
-        """Rows older than such are kept, and a new leader, which prunes at once."""
+        """Insert rows beyond their retention, and provoke a new leader, which prunes at once."""
         from django_asyncq.maintenance.pruner import lowest_uuid7_at
         from django_asyncq.models import TaskRecord, TaskState
 
@@ -295,13 +296,11 @@ class Killing:
         rows = _rows([TaskRecord(id=lowest_uuid7_at(then), name="gone", state=TaskState.FAILED, finished_at=then)])
         self.rig.note("deleted", ids=[str(row.id) for row in rows])
         for fleet in self.fleets:
-            if f" {fleet.pid} INFO django_asyncq.maintenance.service: leadership acquired" in fleet.log.read_text(
-                errors="replace"
-            ):
+            if f" {fleet.pid} INFO django_asyncq.maintenance.service: {LEADS}" in fleet.log.read_text(errors="replace"):
                 self._lose(fleet)
 
     def _start_anew(self) -> None:
-        """A supervisor that has start-up tasks."""
+        """Restart a supervisor with start-up tasks."""
         fleet = self.chance["supervisor"].choice([fleet for fleet in self.fleets if fleet.process.poll() is None])
         fleet.more["ASYNCQ_TEST_STARTUP"] = "well"
         self._lose(fleet)

@@ -1,4 +1,4 @@
-"""The gate: many producers, holders killed, limits changed."""
+"""Gates: many producers, killed holders, changed limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMITS = (5, 2, 8, 3, 5)
 
 
 def under_load(rig: Rig, report: Report, scale: float) -> None:
-    """Twelve processes at eight gates for five minutes; each 3 s the limits change, and one is killed just then."""
+    """Run twelve processes at eight gates for five minutes; every 3 s change the limits and kill a process."""
     from django_asyncq.models import Gate
 
     seconds, processes = 300 * scale, 12 if scale >= 1 else 6
@@ -29,7 +29,7 @@ def under_load(rig: Rig, report: Report, scale: float) -> None:
         def start(number: int) -> subprocess.Popen[bytes]:
             return rig.producer("hammer", seconds, GATES, 5, share, long, rig.seed * 1000 + number)
 
-        # What becomes of a key whose time to live was shortened by a later slot shows only where little happens.
+        # A later slot that shortens the time to live of its key shows only at a gate with little traffic.
         rig.note("limit", gate="sparse", limit=5)
         quiet = rig.producer("sparse", seconds, 5)
         running = [start(number) for number in range(processes)]
@@ -39,7 +39,7 @@ def under_load(rig: Rig, report: Report, scale: float) -> None:
             time.sleep(min(3.0, left))
             changes += 1
             _change_limits(rig, LIMITS[changes % len(LIMITS)])
-            # While the gates are built anew, more often than not.
+            # Mostly while the gates are being rebuilt.
             time.sleep(rig.random.choice([0.0, 0.005, 0.02, 0.5]))
             victim = running.pop(rig.random.randrange(len(running)))
             rig.signal(signal.SIGKILL, victim.pid)
@@ -56,7 +56,7 @@ def under_load(rig: Rig, report: Report, scale: float) -> None:
         report.figure("holders killed", kills)
         report.figure("changes of limits", changes)
         report.goal("entries over the limit", len(over), at_most=0)
-        # What a killed holder had expires by itself, with the time it was taken for.
+        # The slots of a killed holder expire after their time.
         until = time.monotonic() + long + 5
         while (left_over := sum(map(len, rig.slots().values()))) and time.monotonic() < until:
             time.sleep(0.2)
@@ -64,7 +64,7 @@ def under_load(rig: Rig, report: Report, scale: float) -> None:
 
 
 def _change_limits(rig: Rig, limit: int) -> None:
-    """Save another limit for each gate; a raised one is in force from before, a lowered one from after."""
+    """Save another limit for each gate; a raised one counts from before the write, a lowered one from after it."""
     from django_asyncq.models import Gate
 
     for row in Gate.objects.all():
@@ -83,7 +83,7 @@ TASK_LIMIT = 3
 
 
 def changed(rig: Rig, report: Report, scale: float) -> None:
-    """Limits go 5, 2, none (0), 8, the task's own 3 (row deleted), 5 under load, each for 2.5 s, again and again."""
+    """Cycle the limits under load: 5, 2, none (0), 8, the task's own 3 (row deleted), each for 2.5 s."""
     from django_asyncq.models import Gate, TaskRecord
 
     rounds, pause = max(1, round(24 * scale)), 2.5
@@ -113,7 +113,7 @@ def changed(rig: Rig, report: Report, scale: float) -> None:
 
 
 def _step(rig: Rig, name: str, limit: int | None) -> None:
-    """Save or delete the row; who asks between the two lines may go by either limit."""
+    """Save or delete the row; a task that asks between the two lines may go by either limit."""
     from django_asyncq.models import Gate
 
     row = Gate.objects.filter(name=name).first()

@@ -1,4 +1,4 @@
-"""What people do past the package: rows deleted and edited by SQL, connections killed, a crowd that fails at once."""
+"""Interventions from outside: rows changed by SQL, killed connections, and many failures at once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.workers import wait_until
 from .. import checker
 from ..rig import Fleet, Report, Rig
 
-# Who had it when its row was deleted may be about to begin it: claimed, read, handed to a slot.
+# A worker that has claimed the task may be about to begin it when the row is deleted.
 BEGUN_SECONDS = 0.5
 
 
 def edited(rig: Rig, report: Report, scale: float) -> None:
-    """400 rows in 0 and 1 are deleted, failed, ended or put back by SQL, while workers have them or are about to."""
+    """Delete, fail, succeed or requeue 400 QUEUED and RUNNING rows by SQL, under load."""
     times = max(24, round(400 * scale))
     with rig.redis(), rig.fleet(2, 4) as fleet:
         rig.wait_ready(fleet, 2)
@@ -31,7 +31,7 @@ def edited(rig: Rig, report: Report, scale: float) -> None:
         wait_until(lambda: rig.count("begin") > 4, "tasks that run", 30)
         done: Counter[str] = Counter()
         while done.total() < times:
-            kind = ("deleted", "failed", "succeeded", "put back")[done.total() % 4]
+            kind = ("deleted", "failed", "succeeded", "requeued")[done.total() % 4]
             done[kind] += _edit(rig, kind)
             time.sleep(rig.random.uniform(0, 0.1))
         rig.ended_well(*loads)
@@ -45,7 +45,7 @@ def edited(rig: Rig, report: Report, scale: float) -> None:
 
 
 def _edit(rig: Rig, kind: str) -> int:
-    """Change one row as SQL does: no signal, no fence; return how many it was."""
+    """Change one row by SQL, without signals and fence; return how many rows changed."""
     from django_asyncq.models import TaskRecord, TaskState
 
     states = (TaskState.QUEUED, TaskState.RUNNING) if kind == "deleted" else (TaskState.RUNNING,)
@@ -60,16 +60,16 @@ def _edit(rig: Rig, kind: str) -> int:
         if changed:
             rig.note("deleted", ids=[str(id)])
         return int(changed)
-    if kind == "put back":
-        # Whoever does this asks for a second run.
-        rig.note("fault", kind="put back", pids=[pid for fleet in rig.fleets for pid in fleet.workers()])
+    if kind == "requeued":
+        # A person who does this asks for a second run.
+        rig.note("fault", kind="requeued", pids=[pid for fleet in rig.fleets for pid in fleet.workers()])
         return row.update(state=TaskState.QUEUED)
     state = TaskState.FAILED if kind == "failed" else TaskState.SUCCEEDED
     return row.update(state=state, finished_at=now, retry_at=None)
 
 
 def cut_off(rig: Rig, report: Report, scale: float) -> None:
-    """Every connection of Redis is killed each 20 ms for a minute, under load; then all is counted."""
+    """Kill every connection to Redis each 20 ms for a minute, under load; then count files and connections."""
     seconds = max(5.0, 60 * scale)
     with rig.redis() as server, rig.fleet(2, 4) as fleet:
         rig.wait_ready(fleet, 2)
@@ -85,7 +85,7 @@ def cut_off(rig: Rig, report: Report, scale: float) -> None:
         rig.check(report)
         report.figure("open files before", before)
         deadline = time.monotonic() + 10
-        # A pool may have grown by a connection for each slot, once.
+        # A pool may have grown once by one connection for each slot.
         while (grown := _open_files(fleet) - before) > 8 and time.monotonic() < deadline:
             time.sleep(0.2)
         report.goal("open files more afterwards", grown, at_most=8)
@@ -108,7 +108,7 @@ def _kill_clients(client: redis.Redis, seconds: float) -> int:
 
 
 def storm(rig: Rig, report: Report, scale: float) -> None:
-    """10,000 tasks fail at their first attempt: the delays until the second are spread, and all succeed."""
+    """Let 10,000 tasks fail at their first attempt: the delays are spread, and all second attempts succeed."""
     from django_asyncq.models import TaskRecord
 
     count = max(400, round(10_000 * scale)) // 200 * 200

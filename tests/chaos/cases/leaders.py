@@ -1,4 +1,4 @@
-"""Who may do what only one may: Redis comes and goes, and leaders are cut off from it."""
+"""Leadership: Redis flaps, and leaders are cut off from it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tests.proxy import Proxy
 from tests.workers import wait_until
 
 from .. import checker
+from ..log_lines import LEADS
 from ..rig import Fleet, Report, Rig
 from .everywhere import schedule, unschedule
 
@@ -16,7 +17,7 @@ LOCK_TTL_SECONDS = 3
 
 
 def flapping(rig: Rig, report: Report, scale: float) -> None:
-    """For a minute Redis is 1 s there and 1 s away; then ten times the leader alone is cut off until another leads."""
+    """Let Redis be reachable for 1 s and unreachable for 1 s, for a minute; then cut off the leader, ten times."""
     from django_asyncq.models import Occurrence
 
     flaps, cuts = max(3, round(30 * scale)), max(2, round(10 * scale))
@@ -36,7 +37,7 @@ def flapping(rig: Rig, report: Report, scale: float) -> None:
             for proxy in proxies:
                 proxy.come_back()
             time.sleep(1)
-        # Without its guard the first leader does not notice, and nobody would be the next.
+        # Without its guard the first leader does not notice, and no other would follow.
         cuts = 1 if rig.mutant else cuts
         slowest = max(_cut_off_leader(fleets, proxies) for _ in range(cuts))
         rig.ended_well(load)
@@ -56,11 +57,11 @@ def flapping(rig: Rig, report: Report, scale: float) -> None:
 
 
 def _leads_since(fleet: Fleet) -> int:
-    return fleet.log.read_text(errors="replace").count("leadership acquired")
+    return fleet.log.read_text(errors="replace").count(LEADS)
 
 
 def _cut_off_leader(fleets: list[Fleet], proxies: list[Proxy]) -> float:
-    """Cut the leader off until the other leads, then for another second; return how long that took."""
+    """Cut the leader off until another leads, and some time longer; return how long that took."""
     leader = _leader_of(fleets)
     other = 1 - leader
     before, began = _leads_since(fleets[other]), time.monotonic()
@@ -76,9 +77,9 @@ def _cut_off_leader(fleets: list[Fleet], proxies: list[Proxy]) -> float:
 
 
 def _leader_of(fleets: list[Fleet]) -> int:
-    """Return which fleet said last that it leads."""
+    """Return which fleet logged last that it leads."""
     said = []
     for number, fleet in enumerate(fleets):
-        lines = [line for line in fleet.log.read_text(errors="replace").splitlines() if "leadership acquired" in line]
+        lines = [line for line in fleet.log.read_text(errors="replace").splitlines() if LEADS in line]
         said += [(lines[-1][:23], number)] if lines else []
     return max(said)[1]

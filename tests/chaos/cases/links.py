@@ -1,4 +1,4 @@
-"""The line to Redis: bad, or leading to another server after a fail-over."""
+"""The connection to Redis: bad, or leading to another server after a fail-over."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from tests.workers import wait_until
 
 from .. import checker, witness
+from ..log_lines import WORKER_DIED
 from ..proxy import Switch, Weather
 from ..rig import Report, Rig, Server, free_port
 
@@ -15,14 +16,14 @@ RECOVERED_SECONDS = 10.0
 
 
 def bad_line(rig: Rig, report: Report, scale: float) -> None:
-    """For 20 s each: 5 % of the requests lost, 200 ms of latency, data in drops; then a good line again."""
+    """Lose 5 % of the requests, delay by 200 ms, send in small parts, for 20 s each; then be reliable again."""
     each = max(4.0, 20 * scale)
     with rig.redis() as server, Weather(("127.0.0.1", server.port), rig.seed) as proxy:
         direct, rig.redis_url = rig.redis_url, proxy.url()
         with rig.fleet(2, 4) as fleet:
             rig.wait_ready(fleet, 2)
             rig.redis_url = direct
-            # Producers have a good line: what reaches Redis is the load.
+            # The producers connect directly, so that the load stays the same.
             load = rig.producer("load", round(each * 5 * 40), 10, 25, rig.seed)
             wait_until(lambda: rig.count("end") > 20, "a load", 30)
             usual = _per_second(rig, each)
@@ -43,7 +44,7 @@ def bad_line(rig: Rig, report: Report, scale: float) -> None:
             report.goal("settled", int(rig.settle(20 if rig.mutant else 60)), at_least=1)
             report.goal("requests lost in all", proxy.lost, at_least=5)
             rig.check(report)
-    crashed = sum(fleet.log.read_text(errors="replace").count("exited unexpectedly:") for fleet in rig.fleets)
+    crashed = sum(fleet.log.read_text(errors="replace").count(WORKER_DIED) for fleet in rig.fleets)
     report.goal("workers that had to be replaced", crashed, at_most=0)
 
 
@@ -54,7 +55,7 @@ def _per_second(rig: Rig, seconds: float) -> float:
 
 
 def failed_over(rig: Rig, report: Report, scale: float) -> None:
-    """Ten times: the replica hears nothing for a second or two, the primary is killed, the replica takes its place."""
+    """Cut the replication, kill the primary a second later, and let the replica replace it, ten times."""
     times = max(2, round(10 * scale))
     with rig.redis() as first, ExitStack() as stack:
         proxy = stack.enter_context(Switch(("127.0.0.1", first.port)))
@@ -73,8 +74,10 @@ def failed_over(rig: Rig, report: Report, scale: float) -> None:
         report.figure("fail-overs", times)
         report.goal("writes that the new primaries never had", lost, at_least=times)
         rig.check(report, agreement_seconds=25)
-    # A strict gate cannot be kept by a store that forgets: the window is stated, not denied.
-    report.figure("most in 0 or 1 at a gate of 5", checker.most_live(witness.transitions()).get("failed-over", 0))
+    # A gate cannot be strict in a store that loses writes: the figure states how far it was exceeded.
+    report.figure(
+        "most QUEUED or RUNNING at a gate of 5", checker.most_live(witness.transitions()).get("failed-over", 0)
+    )
 
 
 def _fail_over(rig: Rig, stack: ExitStack, proxy: Switch, number: int) -> int:

@@ -1,4 +1,4 @@
-"""Messages that nobody enqueued, and keys that vanish, straight in Redis."""
+"""Forged messages and deleted keys in Redis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..rig import Report, Rig
 
 
 def forged(rig: Rig, report: Report, scale: float) -> None:
-    """200 forged entries of each of seven kinds among 1,000 honest tasks: none runs, and the honest ones do."""
+    """Forge 200 entries of each of seven kinds among 1,000 real tasks: only the real ones run."""
     from django_asyncq.models import TaskRecord
 
     each, honest = max(5, round(200 * scale)), max(50, round(1_000 * scale))
@@ -75,7 +75,7 @@ def dotted(rig: Rig, client: Any, done: str) -> None:
 
 
 def replayed(rig: Rig, client: Any, done: str) -> None:
-    """The id of a task that has ended, with other arguments."""
+    """The id of a finished task, with other arguments."""
     _push(rig, client, done, _message("tests.chaos.tasks.work", done))
 
 
@@ -90,12 +90,12 @@ def huge(rig: Rig, client: Any, done: str) -> None:
 
 
 def no_uuid(rig: Rig, client: Any, done: str) -> None:
-    """An id that is no UUID, nor even text."""
+    """An id that is neither a UUID nor text."""
     _push(rig, client, rig.random.randbytes(20), b"x")
 
 
 def without_hash(rig: Rig, client: Any, done: str) -> None:
-    """An id that stands in pending alone."""
+    """An id in the pending list without a hash."""
     _push(rig, client, str(uuid.uuid4()), None)
 
 
@@ -111,7 +111,7 @@ KINDS: tuple[Callable[[Rig, Any, str], None], ...] = (
 
 
 def vanished(rig: Rig, report: Report, scale: float) -> None:
-    """Twenty times one of the queue's own keys vanishes under load, as an evicting server would have it."""
+    """Delete one key of the queue under load, twenty times, as a server that evicts keys would."""
     times = max(5, round(20 * scale))
     with rig.redis() as server, rig.fleet(2, 4) as fleet:
         rig.wait_ready(fleet, 2)

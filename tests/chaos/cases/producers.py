@@ -1,4 +1,4 @@
-"""Producers: killed, rolled back, and without a Redis."""
+"""Producers: killed, rolled back, and without Redis."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..rig import Report, Rig
 
 
 def crashes(rig: Rig, report: Report, scale: float) -> None:
-    """1,000 processes die between COMMIT and push, some with gate slots."""
+    """Kill 1,000 processes between COMMIT and push, some of them with gate slots."""
     count = max(20, round(1_000 * scale))
     with rig.redis(), rig.fleet(1, 8):
         producers = [rig.producer("crash", count // 2, rig.seed + number) for number in range(2)]
         rig.ended_well(*producers)
-        # A child that was not killed has failed its producer.
+        # A child that is not killed makes its producer fail.
         report.goal("crashes", rig.count("crash"), at_least=count // 2 * 2)
         rig.settle(10 if rig.mutant else 60)
         rig.check(report)
@@ -29,26 +29,26 @@ def crashes(rig: Rig, report: Report, scale: float) -> None:
         for id in line["ids"]
         if id in begins
     )
-    # 3 s of grace for the producer itself, 1 s between passes, and the pass.
+    # The reconciler gives the producer 3 s, passes each second, and needs time for a pass.
     p99 = waited[round(len(waited) * 0.99) - 1] if waited else 0.0
     report.timing("p99 s from COMMIT to start", p99, at_most=3 + 1 + 2)
 
 
 def rollbacks(rig: Rig, report: Report, scale: float) -> None:
-    """1,000 transactions with savepoints to a depth of four, about half of all blocks rolled back."""
+    """Run 1,000 transactions with savepoints to a depth of four, and roll about half of all blocks back."""
     count = max(50, round(1_000 * scale))
     rig.more["ASYNCQ_CHAOS_PROVISIONAL"] = "7"
     with rig.redis(), rig.fleet(1, 8):
         rig.ended_well(*(rig.producer("rollback", count // 2, rig.seed + number) for number in range(2)))
-        # Each writes down what it kept, were it nothing.
+        # Each transaction writes one line, even when it kept nothing.
         report.goal("transactions", rig.count("committed"), at_least=count // 2 * 2)
         rig.settle(60)
-        # A slot of a rolled-back task ends with its provisional time (7 s here).
+        # The slot of a rolled-back task expires after its provisional time (7 s here).
         rig.check(report, agreement_seconds=12)
 
 
 def redis_away(rig: Rig, report: Report, scale: float) -> None:
-    """1,000 requests while Redis is silent, 1,000 while nothing listens: all accepted, all run once it is back."""
+    """Make 1,000 requests while Redis is silent and 1,000 while its port is closed; all tasks run afterwards."""
     count = max(100, round(1_000 * scale))
     with ExitStack() as stack:
         server = stack.enter_context(rig.redis())
@@ -66,7 +66,7 @@ def redis_away(rig: Rig, report: Report, scale: float) -> None:
                 return_()
             usual = baseline[len(baseline) // 2]
             added = [seconds - usual for seconds in taken]
-            # A request that finds the breaker closed pays; the breaker lets one through each 2 s.
+            # The breaker lets one request through each 2 s; that one waits for Redis.
             paying = [seconds for seconds in added if seconds > 0.1]
             rest = sorted(seconds for seconds in added if seconds <= 0.1)
             report.goal(f"{name}: paying requests of {count}", len(paying), at_most=max(2, count * 0.01))

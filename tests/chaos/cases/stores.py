@@ -11,24 +11,24 @@ from ..proxy import LossyProxy
 from ..rig import PERSISTENCE, Report, Rig, Server, enqueue
 
 REBUILT_SECONDS = 5.0
-# As many times the load of `lost_replies`, at most.
+# The load of `lost_replies` is repeated at most this often.
 LOADS = 5
 
 
 def lost_replies(rig: Rig, report: Report, scale: float) -> None:
-    """10,000 tasks through a relay that loses 5 % of all replies after Redis has done what was asked.
+    """Run 10,000 tasks through a relay that loses 5 % of all replies after Redis has run the commands.
 
-    How many replies there are depends on how tasks gather: there is more load until enough have been lost.
+    The number of replies depends on the batches, so more load follows until enough replies are lost.
     """
     count, wanted = max(200, round(10_000 * scale)), 500 if scale >= 1 else 20
     with rig.redis() as server, LossyProxy(("127.0.0.1", server.port), 0.05, rig.seed) as proxy:
         direct, rig.redis_url = rig.redis_url, proxy.url()
         with rig.fleet(2, 4):
             for seed in range(rig.seed, rig.seed + 2 * LOADS, 2):
-                producers = [
-                    rig.producer("load", count - count // 20, 5, 1, seed),
-                    rig.producer("load", count // 20, 5, 1, seed + 1, "lossy"),
-                ]
+                producers = [rig.producer("load", count - count // 20, 5, 1, seed)]
+                if not rig.mutant:
+                    # Without its guard five lost tasks would keep the gate full, and its producer waiting, for ever.
+                    producers.append(rig.producer("load", count // 20, 5, 1, seed + 1, "lossy"))
                 rig.ended_well(*producers)
                 if proxy.lost >= wanted:
                     break
@@ -39,11 +39,11 @@ def lost_replies(rig: Rig, report: Report, scale: float) -> None:
         report.goal("replies lost", proxy.lost, at_least=wanted)
         report.figure("of", proxy.replies)
     most = checker.most_live(witness.transitions()).get("lossy", 0)
-    report.goal("most in 0 or 1 at a gate of 5", most, at_most=5)
+    report.goal("most QUEUED or RUNNING at a gate of 5", most, at_most=5)
 
 
 def redis_killed(rig: Rig, report: Report, scale: float) -> None:
-    """Twenty kills under load with each kind of persistence; the server comes back after up to 2 s."""
+    """Kill Redis under load, twenty times for each kind of persistence, and restart it within 2 s."""
     each, count = max(1, round(20 * scale)), max(200, round(8_000 * scale))
     slowest = 0.0
     kinds = list(PERSISTENCE) if scale >= 0.25 else ["none"]
@@ -56,7 +56,7 @@ def redis_killed(rig: Rig, report: Report, scale: float) -> None:
                 rig.producer("load", count // 8, 10, 8, rig.seed + 1, f"gate {kind}".replace(" ", "-")),
             ]
             for _ in range(each):
-                # Tasks that wait, so that there is something to lose.
+                # Pending tasks, so that a kill loses something.
                 enqueue(rig, 200, 40)
                 time.sleep(rig.random.uniform(0, 0.3))
                 slowest = max(slowest, _kill_redis(rig, redis))
@@ -83,9 +83,9 @@ def _kill_redis(rig: Rig, redis: Server) -> float:
 
 
 def flushed(rig: Rig, report: Report, scale: float) -> None:
-    """FLUSHALL with 5,000 queued, 50 running, 500 scheduled and four full gates, producers still knocking."""
+    """Send FLUSHALL with 5,000 tasks pending, 50 running, 500 scheduled, four full gates, and busy producers."""
     queued, scheduled = max(400, round(5_000 * scale)), max(20, round(500 * scale))
-    # Of 54 slots: so what is queued waits.
+    # Of 54 slots, so that the queued tasks wait.
     running = 50
     gates, times = [f"flushed-{number}" for number in range(4)], max(2, round(3 * scale))
     with rig.redis() as redis, rig.fleet(2, 18) as first, rig.fleet(1, 18) as second:
@@ -117,7 +117,7 @@ def flushed(rig: Rig, report: Report, scale: float) -> None:
 
 
 def _fill(rig: Rig, running: int, queued: int) -> None:
-    """Have tasks that run for long, and behind them those that wait."""
+    """Start long tasks, and enqueue tasks that wait behind them."""
     from django_asyncq.models import TaskRecord
 
     from .. import tasks
@@ -125,12 +125,12 @@ def _fill(rig: Rig, running: int, queued: int) -> None:
     long = tasks.work.enqueue_many([(rig.random.uniform(4_000, 5_000),) for _ in range(running)])
     rig.note("committed", ids=[str(result.id) for result in long])
     wait_until(lambda: TaskRecord.objects.running().count() >= running * 0.9, "tasks that run", 60)
-    # Some begin meanwhile.
+    # Some of them begin meanwhile.
     enqueue(rig, round(queued * 1.2), 20)
 
 
 def _standing() -> tuple[int, int, int]:
-    """Return how many rows are scheduled, wait, and run."""
+    """Return how many tasks are scheduled, pending and running."""
     from django.utils import timezone
 
     from django_asyncq.models import TaskRecord
@@ -141,13 +141,13 @@ def _standing() -> tuple[int, int, int]:
 
 
 def _until_rebuilt(rig: Rig, redis: Server, began: float) -> float:
-    """Wait until Redis knows every row in 0 of before; return how long after the FLUSHALL."""
+    """Wait until Redis knows every row that was QUEUED before; return the time since the FLUSHALL."""
     from django_asyncq.models import TaskRecord
 
     unseen = list(TaskRecord.objects.queued().values_list("id", "queue_name"))
 
     def is_known() -> bool:
-        # Some at a time: asking for all of them each time would take a core from who rebuilds.
+        # In parts: asking for all of them each time would take a core from the rebuild.
         while part := unseen[:500]:
             with redis.client() as client, client.pipeline(transaction=False) as pipeline:
                 for id, queue in part:

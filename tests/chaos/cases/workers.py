@@ -1,4 +1,4 @@
-"""Workers that are killed, frozen, or told to stop."""
+"""Workers that are killed, frozen or terminated."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from contextlib import ExitStack
 from tests.workers import wait_until
 
 from .. import checker
+from ..log_lines import LEASE_LOST
 from ..rig import Report, Rig, enqueue
 
 LEASE_SECONDS = 2
 
 
 def kills(rig: Rig, report: Report, scale: float) -> None:
-    """10,000 tasks of 0-5 ms, half of them async; 50 kills of a worker process, or of a supervisor with its workers.
+    """Run 10,000 tasks of 0-5 ms, half of them async; kill a worker, or a supervisor with its workers, 50 times.
 
-    For each kill a chunk of tasks is enqueued once all workers are there, and the kill comes in the middle of it: so
-    each hits work, and there is somebody left to take over.
+    Each kill waits for all workers and comes in the middle of a chunk of tasks: so it hits work, and other workers are
+    left to recover the tasks.
     """
     times = max(3, round(50 * scale))
     kinds: list[str] = []
@@ -46,7 +47,7 @@ def kills(rig: Rig, report: Report, scale: float) -> None:
 
 
 def _kill_something(rig: Rig, fleets: list) -> str:  # type: ignore[type-arg]
-    """Kill a worker that is running, or a whole fleet, which is started again; return which."""
+    """Kill a worker, or a whole fleet, which is started again; return which."""
     while True:
         fleet = rig.random.choice(fleets)
         if victims := fleet.workers():
@@ -61,12 +62,12 @@ def _kill_something(rig: Rig, fleets: list) -> str:  # type: ignore[type-arg]
 
 
 def freezes(rig: Rig, report: Report, scale: float) -> None:
-    """200 times: a fleet stands still in the middle of its tasks for longer than its leases, then goes on."""
+    """Freeze fleets in the middle of their tasks for longer than their leases, 200 times."""
     times = max(2, round(200 * scale))
-    # Whoever leads may be frozen too; its successor waits for the lock's time to live.
+    # The leader may be frozen too; its successor waits for the lock's time to live.
     rig.more["ASYNCQ_TEST_LOCK_TTL"] = "3"
     with rig.redis(), ExitStack() as stack:
-        # One of them goes on, so that somebody takes over what the others held.
+        # One fleet is never frozen at the same time, so that it recovers what the others held.
         fleets = [stack.enter_context(rig.fleet(1, 8)) for _ in range(3 if times < 20 else 6)]
         for fleet in fleets:
             rig.wait_ready(fleet, 1)
@@ -93,7 +94,7 @@ def freezes(rig: Rig, report: Report, scale: float) -> None:
         rig.check(report)
     history = rig.history()
     refused = checker.refused_answers(history)
-    lost = sum(fleet.log.read_text(errors="replace").count("lost its lease") for fleet in fleets)
+    lost = sum(fleet.log.read_text(errors="replace").count(LEASE_LOST) for fleet in fleets)
     report.figure("runs cut off by a freeze", checker.in_flight(history))
     if not rig.mutant:
         report.goal("late writes refused", refused + lost, at_least=1)
@@ -106,7 +107,7 @@ def _running_in(rig: Rig, pids: set[int]) -> int:
 
 
 def terminations(rig: Rig, report: Report, scale: float) -> None:
-    """50 times: SIGTERM to a fleet under load, with a grace of 1 s and tasks of up to 3 s; then a new fleet."""
+    """Send SIGTERM to a fleet under load, 50 times, with a grace of 1 s and tasks of up to 3 s."""
     from django_asyncq.models import TaskRecord
 
     times, grace = max(2, round(50 * scale)), 1.0
@@ -128,5 +129,5 @@ def terminations(rig: Rig, report: Report, scale: float) -> None:
     report.figure("median exit s", sorted(exits)[len(exits) // 2])
     report.timing("slowest exit s", max(exits), at_most=grace + 1.0)
     over = TaskRecord.objects.exclude(attempt=1).count() + TaskRecord.objects.exclude(crash_count=0).count()
-    report.goal("attempts or crashes used by hand-backs", over, at_most=0)
+    report.goal("attempts or crashes counted by requeuing", over, at_most=0)
     report.goal("tasks failed", TaskRecord.objects.failed().count(), at_most=0)

@@ -56,7 +56,7 @@ def long(n: int) -> None:
 
 @task(max_attempts=2, backoff=0)
 def fail_once(n: int) -> None:
-    """Fail at the first try."""
+    """Fail at the first attempt."""
     probe.fail_once(n)
 
 

@@ -1,4 +1,4 @@
-"""How fast tasks get in: one by one, in transactions, in bulk, and while workers run."""
+"""How fast tasks are enqueued: one by one, in transactions, in bulk, and while workers run."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ FLOW_SECONDS = 600.0
 
 
 def enqueue(rig: Rig, peer: Peer, sizes: Sizes) -> Iterator[Outcome]:
-    """One process, one call after the other, each in autocommit; no worker runs."""
+    """Enqueue from one process, one call after the other, each in autocommit; no worker runs."""
     yield Outcome("enqueue", produce(rig, peer, sizes.warm, sizes.enqueue, "one_by_one"))
 
 
 def transaction(rig: Rig, peer: Peer, sizes: Sizes) -> Iterator[Outcome]:
-    """As `enqueue`, a hundred calls in each transaction."""
+    """Do the same, a hundred calls in each transaction."""
     values = produce(rig, peer, sizes.warm, sizes.enqueue, "one_by_one", per_transaction=PER_TRANSACTION)
     yield Outcome("transaction", values)
 
 
 def bulk(rig: Rig, peer: Peer, sizes: Sizes) -> Iterator[Outcome]:
-    """The bulk call, a thousand tasks each; no worker runs."""
+    """Enqueue by the bulk call, a thousand tasks each; no worker runs."""
     yield Outcome("bulk", produce(rig, peer, 1000, sizes.bulk, "bulk"))
 
 
 def produce(rig: Rig, peer: Peer, warm: int, count: int, order: str, **more: Any) -> dict[str, float]:
-    """Enqueue so many tasks after a warm-up; return their rate and costs. `kind` is noop unless given."""
+    """Enqueue `count` tasks after a warm-up; return their rate and costs. `kind` is noop unless given."""
     rig.reset(peer)
     kind = more.pop("kind", "noop")
     with rig.producer(peer) as producer:
@@ -51,7 +51,7 @@ def produce(rig: Rig, peer: Peer, warm: int, count: int, order: str, **more: Any
 
 
 def flow(rig: Rig, peer: Peer, sizes: Sizes) -> Iterator[Outcome]:
-    """One producer enqueues one by one while two worker processes run: from the first call to the last books closed."""
+    """Enqueue one by one while two worker processes run: from the first call until all tasks are finished."""
     rig.reset(peer)
     warm, count = sizes.warm, sizes.flow
     transactions = rig.count_transactions()
@@ -69,6 +69,6 @@ def flow(rig: Rig, peer: Peer, sizes: Sizes) -> Iterator[Outcome]:
     if rig.probe.count > warm + count:
         raise MeasureFailed(f"{rig.probe.count} runs of {warm + count} tasks")
     values = {"count": count, "per_second": count / seconds, "enqueued_per_second": count / took["seconds"]}
-    # All of the processes' lives, the warm-up included.
+    # Over the whole life of the processes, including the warm-up.
     values["transactions"] = (rig.count_transactions() - transactions) / (warm + count)
     yield Outcome("flow", values | between(before, after, count) | memory.values())
