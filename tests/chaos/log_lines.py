@@ -5,15 +5,15 @@ A reworded line would let a check pass unseen, so `test_checker.py` fails for a 
 
 from __future__ import annotations
 
-LEADS = "this process leads"
+LEADS = "leadership acquired"
 WORKER_STARTED = "started: %d slots"
-WORKER_DIED = "is gone: "
+WORKER_DIED = "exited unexpectedly: "
 LEASE_LOST = "lost its lease"
 LEASES_NOT_RENEWED = "leases cannot be renewed"
 CANNOT_FETCH = "cannot fetch"
 CANNOT_LISTEN = "cannot listen to"
-WAITS_FOR_A_STORE = "%s waits for a store"
-NOT_ACKNOWLEDGED = "Redis not told yet"
+WAITS_FOR_A_STORE = "the %s loop cannot reach a store"
+NOT_ACKNOWLEDGED = "not acknowledged in Redis yet"
 
 ALL = (
     LEADS,
@@ -31,7 +31,7 @@ COMPLAINTS = (
     LEASES_NOT_RENEWED,
     CANNOT_FETCH,
     CANNOT_LISTEN,
-    WAITS_FOR_A_STORE.removeprefix("%s "),
+    WAITS_FOR_A_STORE.removeprefix("the %s loop "),
     NOT_ACKNOWLEDGED,
     "Traceback",
 )
