@@ -254,7 +254,7 @@ def _atomic_by_word() -> None:
 
 def test_async_function_cannot_be_atomic() -> None:
     """The declaration is refused, with the reason."""
-    with pytest.raises(InvalidOption, match="must be a `def`"):
+    with pytest.raises(InvalidOption, match="make the function a `def`"):
         task(atomic=True)(_never)
     with pytest.raises(InvalidOption, match="True or False"):
         task(atomic="yes")(_atomic_by_word)  # type: ignore[call-overload]

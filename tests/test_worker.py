@@ -414,7 +414,7 @@ def test_spiteful_results_and_errors_are_recorded_and_others_do_not_suffer() -> 
     fine = tasks.add.enqueue(1)
     run_workers("--concurrency", "1")
     assert record_of(spite).return_value == {"result_not_stored": "return value could not be read: OSError"}
-    assert "could not be made" in record_of(unspeakable).errors[0]["message"]
+    assert "its __str__ raised RuntimeError" in record_of(unspeakable).errors[0]["message"]
     assert record_of(leaving).errors[0]["exception"] == "builtins.SystemExit"
     assert record_of(fine).state == TaskState.SUCCEEDED
     assert record_of(fine).worker_ids == record_of(leaving).worker_ids
@@ -445,7 +445,7 @@ def test_burst_ends_with_an_error_when_processes_cannot_start() -> None:
     tasks.add.enqueue(1)
     done = start_workers("--burst", ASYNCQ_TEST_BREAK_WORKERS="1")
     assert done.returncode == 1
-    assert "end before they begin" in done.stderr
+    assert "exit before they are ready" in done.stderr
     assert "broken on purpose" in done.stderr
     assert TaskRecord.objects.queued().count() == 1
 

@@ -208,7 +208,7 @@ class Handoff:
         self._is_ready = False
 
     def report_ready(self, *, ready: bool) -> None:
-        """Tell Redis that the handed task is read, and whether this worker is ready, unless Redis knows both.
+        """Say to Redis that the handed task is read, and whether this worker is ready, unless Redis knows both.
 
         Raises: BrokerUnavailable; Redis may or may not know then.
         """

@@ -1,7 +1,7 @@
 """Start-up tasks: functions that one process of the fleet runs when the fleet starts.
 
 Each runs in a process of its own, because a supervisor runs no user code and must be able to kill what hangs. The
-process that holds the lock of the task's name starts it. A row tells processes that start later that the task has run,
+process that holds the lock of the task's name starts it. A row shows processes that start later that the task has run,
 and with what result.
 """
 

@@ -77,7 +77,7 @@ class WorkerProcess:
     # --- from start to stop
 
     def run(self) -> None:
-        """Work until told to stop, until used up, or until the supervisor is dead."""
+        """Work until asked to stop, until used up, or until the supervisor is dead."""
         self.install_signals()
         self.reporter.start()
         self.supervisor.send(READY)

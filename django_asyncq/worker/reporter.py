@@ -317,7 +317,7 @@ def _format(exception: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(exception))
     except Exception as error:  # noqa: BLE001 - a user's exception may break the formatting in any way
-        return f"<the traceback could not be made: {error!r}>"
+        return f"<no traceback: {error!r}>"
 
 
 def _send_finished(outcome: Outcome) -> None:

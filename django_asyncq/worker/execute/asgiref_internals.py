@@ -6,7 +6,7 @@ from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 
 
 def has_thread(context: ThreadSensitiveContext) -> bool:
-    """Whether a context has a thread, so database connections to close; can go when asgiref tells this itself.
+    """Whether a context has a thread, so database connections to close; can go when asgiref has a public way to ask.
 
     Asking a context that has none would start a thread for each coroutine.
     """

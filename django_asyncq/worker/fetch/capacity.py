@@ -49,7 +49,7 @@ class Capacity:
     # --- called by the main thread
 
     def to_fetch(self) -> int:
-        """Return how many tasks to fetch now; after 0, CAPACITY_FREED tells when it is more."""
+        """Return how many tasks to fetch now; after 0, CAPACITY_FREED notifies when it is more."""
         prefetch = self._prefetch()
         self._refill_at = self.concurrency + prefetch - max(1, prefetch // 2)
         # Before the look: a slot that is freed in between is counted, or notifies.

@@ -191,7 +191,7 @@ class Fetcher:
                     logger.warning("a task of queue %s was not requeued; the supervisor will: %s", queue, error)
 
     def to_fetch(self) -> int:
-        """Return how many tasks may be fetched; after 0, CAPACITY_FREED or REPORTED tells when it is more."""
+        """Return how many tasks may be fetched; after 0, CAPACITY_FREED or REPORTED notifies when it is more."""
         # Before the look: what the reporter writes in between is seen, or notified.
         self.wakeup.expect(Reason.REPORTED)
         if self.reporter.is_database_unreachable or self.reporter.unwritten >= MOST_UNWRITTEN:
@@ -236,7 +236,7 @@ class Fetcher:
     def adopt(self, queue: str) -> bool:
         """Start what Redis gave to this process in a reply that was lost, or whose rows could not be read.
 
-        Returns False if that cannot be told yet.
+        Returns False if it is too early to know.
         """
         self.broker.requeue_moved(queue, self.worker_id)
         known = {str(job.run.record.id) for job in self.capacity.jobs.all}
