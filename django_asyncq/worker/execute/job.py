@@ -29,9 +29,9 @@ class JobPhase(enum.Enum):
 class Job:
     """A claimed task with its code.
 
-    taken_at, arrived_at, begun_at: monotonic seconds; taken_at: before Redis was asked or could hand it to this worker, so
-    its lease is no older; arrived_at: when it came to this process. stop: the flag that its function may look at, if it
-    takes a context. slot: its number in the slot table.
+    taken_at, arrived_at, begun_at: monotonic seconds; taken_at: before Redis was asked or could hand it to this worker,
+    so its lease is no older; arrived_at: when it came to this process. stop: the flag that its function may look at, if
+    it takes a context. slot: its number in the slot table.
     Independent of the phase: is_marked: the reporter was asked to write RUNNING. uncertain: its run as it would be
     after a commit that gave no answer, so that nobody knows yet whether it succeeded.
     """
