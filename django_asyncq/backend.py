@@ -7,6 +7,7 @@ open no connection before the first call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from django.utils import timezone
 
 from . import compat
 from .definitions import payload
-from .definitions.names import QUEUE_NAME
+from .definitions.names import QUEUE_NAME, uuid7
 from .results import result_of
 from .tasks import Arguments, Task, default_of, gate_name, is_attempt_count, is_duration
 
@@ -68,13 +69,15 @@ class AsyncqBackend(compat.BaseTaskBackend):
         from . import lifecycle
 
         records = self._records(task, calls)
+        own_task = task if task.backend == self.alias else None
+        results = {record.id: result_of(record, own_task) for record in records}
 
         def announce_enqueued(committed: list[TaskRecord]) -> None:
             for record in committed:
-                compat.task_enqueued.send_robust(type(self), task_result=result_of(record))
+                compat.task_enqueued.send_robust(type(self), task_result=results[record.id])
 
         admitted = {record.id for record in lifecycle.enqueue(records, partial=partial, on_committed=announce_enqueued)}
-        return [result_of(record) if record.id in admitted else None for record in records]
+        return [result if id in admitted else None for id, result in results.items()]
 
     def _records(self, task: Any, calls: Sequence[Arguments]) -> list[TaskRecord]:
         """Return an unsaved row for each call. Raises: InvalidTask, InvalidOption."""
@@ -82,6 +85,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
         self.validate_task(task)
         common: dict[str, Any] = {
+            **_column_defaults(),
             "name": task.module_path,
             "backend": self.alias,
             "queue_name": task.queue_name,
@@ -97,7 +101,17 @@ class AsyncqBackend(compat.BaseTaskBackend):
         for call in calls:
             given = payload.of_call(call.args, call.kwargs)
             gate = gate_name(task, call.args, call.kwargs)
-            records.append(TaskRecord(**common, args=given.args, kwargs=given.kwargs, gate=gate))
+            own = {
+                "id": uuid7(),
+                "args": given.args,
+                "kwargs": given.kwargs,
+                "gate": gate,
+                "errors": [],
+                "worker_ids": [],
+            }
+            values: Any = {**common, **own}
+            # In the order of the columns: with keywords the constructor takes 14 µs, not 4.
+            records.append(TaskRecord(*values.values()))
         return records
 
     def get_result(self, result_id: str) -> Any:
@@ -141,6 +155,15 @@ class AsyncqBackend(compat.BaseTaskBackend):
                     hint=OPTIONS[option].hint,
                     id="asyncq.E022",
                 )
+
+
+@cache
+def _column_defaults() -> dict[str, Any]:
+    """Return the default of each column of a row, in the order of the columns."""
+    from .models import TaskRecord
+
+    row = TaskRecord()
+    return {field.attname: getattr(row, field.attname) for field in TaskRecord._meta.concrete_fields}
 
 
 def _uuids(text: Any) -> list[UUID]:

@@ -31,10 +31,10 @@ def sender_of(alias: str) -> type:
     return type(compat.task_backends[alias])
 
 
-def result_of(record: TaskRecord) -> compat.TaskResult[Any, Any]:
-    """Return the row as a result of Django's framework."""
+def result_of(record: TaskRecord, task: Any = None) -> compat.TaskResult[Any, Any]:
+    """Return the row as a result of Django's framework. task: as it was enqueued; default read from the row."""
     result: compat.TaskResult[Any, Any] = compat.TaskResult(
-        task=_task_of(record),
+        task=task or _task_of(record),
         id=str(record.id),
         status=_status_of(record),
         enqueued_at=record.enqueued_at,
