@@ -151,13 +151,17 @@ class Supervisor:
     def tick(self) -> None:
         """Do one round of supervision: each step below, if it is due."""
         now = time.monotonic()
+        self._look_after_children(now)
+        self._restart_on_code_change()
+        self._give_up_on_failed_starts()
+        while len(self.children) < self.processes and now >= self._start_at:
+            self.children.append(self._start_child(now))
+
+    def _look_after_children(self, now: float) -> None:
         self._kill_overdue(now)
         self._reap(now)
         self._recover_dead(now)
         self.beat()
-        self._restart_on_code_change()
-        self._give_up_on_failed_starts()
-        self._start_missing(now)
 
     # --- processes
 
@@ -169,10 +173,6 @@ class Supervisor:
     def _give_up_on_failed_starts(self) -> None:
         if self.burst and self._failed_starts >= FAILED_STARTS:
             raise WorkersCannotStart("worker processes exit before they are ready; their output above says why")
-
-    def _start_missing(self, now: float) -> None:
-        while len(self.children) < self.processes and now >= self._start_at:
-            self.children.append(self._start_child(now))
 
     def _start_child(self, now: float) -> Child:
         # Async tasks have slots of their own, after those of the threads.
@@ -261,7 +261,7 @@ class Supervisor:
         running = {child.worker_id: {task.id for task in child.slot_table.running()} for child in self.children}
         workers, begun = list(running), [id for ids in running.values() for id in ids]
         kept = dict.fromkeys(workers, 0)
-        for queue in self._queues() if workers else ():
+        for queue in (self.options.queues or self.broker.known_queues()) if workers else ():
             extensions = self.broker.extend(queue, workers, settings.lease_seconds, begun)
             for worker_id, extended in zip(workers, extensions, strict=True):
                 kept[worker_id] += extended.kept
@@ -273,9 +273,6 @@ class Supervisor:
                 lifecycle.reassert(self.broker, worker_id, ids)
         # Kept while there is no mark, so that every beat reasserts until the new mark is seen.
         self._alive_since = alive_since or self._alive_since
-
-    def _queues(self) -> list[str]:
-        return list(self.options.queues) or self.broker.known_queues()
 
     # --- dead processes
 
@@ -322,8 +319,7 @@ class Supervisor:
     def _timed_out(leases: list[Lease], overdue: set[str]) -> dict[str, tuple[BaseException, datetime | None]]:
         """Return the error and the time of the retry, by id, of tasks that overran their timeout."""
         decided: dict[str, tuple[BaseException, datetime | None]] = {}
-        rows = lifecycle.load_rows([lease for lease in leases if lease.id in overdue])
-        for id, record in rows.items():
+        for id, record in lifecycle.load_rows([lease for lease in leases if lease.id in overdue]).items():
             error = TaskTimeout(
                 f"the task took longer than its timeout of {record.timeout_seconds:g} s and did not stop when asked; "
                 f"its process was replaced"
@@ -365,11 +361,7 @@ class Supervisor:
             if self.stop_requests > max(requests, 1):
                 requests = self.stop_requests
                 self._signal_all(signal.SIGTERM)
-            now = time.monotonic()
-            self._kill_overdue(now)
-            self._reap(now)
-            self._recover_dead(now)
-            self.beat()
+            self._look_after_children(time.monotonic())
 
     def _kill_remaining(self) -> None:
         for child in self.children:

@@ -65,7 +65,6 @@ class Command(BaseCommand):
     help = "Show queues and gates, rebuild Redis from the database, delete tasks that finished long ago."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the sub-commands."""
         commands = parser.add_subparsers(dest="action", required=True, metavar="rebuild | prune | stats")
         rebuild = commands.add_parser(
             "rebuild", help="push every waiting task that Redis does not know; removes no task"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,15 +122,14 @@ class Command(BaseCommand):
         mode = parser.add_mutually_exclusive_group()
         mode.add_argument(
             "--single-instance",
-            action="store_const",
-            const=True,
-            dest="single_instance",
+            action="store_true",
+            default=None,
             help="all workers share this host: replace the dead holder of a lock at once",
         )
         mode.add_argument(
             "--multi-instance",
-            action="store_const",
-            const=False,
+            action="store_false",
+            default=None,
             dest="single_instance",
             help="workers may run on several hosts: replace the dead holder of a lock after its TTL",
         )
@@ -209,8 +209,6 @@ class CodeChanges:
     def _snapshot() -> dict[Path, float]:
         found = {}
         for path in autoreload.iter_all_python_module_files():
-            try:
+            with suppress(OSError):
                 found[path] = path.stat().st_mtime
-            except OSError:
-                continue
         return found
