@@ -249,9 +249,7 @@ class Handoff:
         except Exception as error:
             raise self._give_up(queue, error) from error
         del self._waits[queue]
-        if not is_on:
-            return WaitResult(moved is not None, None, wait.since)
-        handed = read_handed(reply)
+        handed = read_handed(reply) if is_on else None
         if handed is None or handed.leases:
             self._is_ready = False
         if handed is None:

@@ -41,10 +41,8 @@ def run_startup_task(name: str, supervisor: Any) -> None:
         from ..definitions.schedules import startup_tasks
 
         function = next(task.function for task in startup_tasks() if task.name == name)
-        if iscoroutinefunction(function):
-            async_to_sync(function)()
-        else:
-            function()
+        run = async_to_sync(function) if iscoroutinefunction(function) else function
+        run()
     except BaseException:  # noqa: BLE001 - the supervisor gets any of them
         supervisor.send(traceback.format_exc())
         raise SystemExit(1) from None

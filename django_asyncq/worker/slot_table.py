@@ -26,7 +26,6 @@ class SlotTable:
     """A fixed number of slots; only the slot itself writes its part, so no lock is needed."""
 
     def __init__(self, slots: int) -> None:
-        self.slots = slots
         self.memory: Any = RawArray("c", SLOT.size * slots)
 
     def enter(self, slot: int, id: UUID, deadline: float) -> None:
@@ -41,10 +40,5 @@ class SlotTable:
 
     def running(self) -> list[Running]:
         """Return the occupied slots."""
-        found = []
-        for slot in range(self.slots):
-            start = slot * SLOT.size
-            occupied, id, deadline = SLOT.unpack(self.memory[start : start + SLOT.size])
-            if occupied:
-                found.append(Running(str(UUID(bytes=id)), deadline))
-        return found
+        slots = SLOT.iter_unpack(self.memory.raw)
+        return [Running(str(UUID(bytes=id)), deadline) for occupied, id, deadline in slots if occupied]

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -110,10 +111,8 @@ class Wakeup:
         if reason not in self._expected or reason in self._given:
             return
         self._given.add(reason)
-        try:
+        with suppress(BlockingIOError):  # the pipe is full, so the owner wakes anyway
             os.write(self._write, b"\0")
-        except BlockingIOError:
-            return  # the pipe is full, so the owner wakes anyway
 
 
 @dataclass(frozen=True, slots=True)
