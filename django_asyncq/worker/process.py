@@ -135,7 +135,7 @@ class WorkerProcess:
         sockets = self.fetcher.sockets
         woken = self.wakeup.wait(seconds, also=[self._supervisor_fd, *sockets])
         if Reason.PUSH in woken.reasons:
-            self.fetcher.note_push()
+            self.fetcher.pacing.note_push()
         # The other reasons need no more than that this thread looks again.
         for descriptor in woken.ready:
             if queue := sockets.get(descriptor):
@@ -168,12 +168,15 @@ class WorkerProcess:
         """Stop fetching, requeue what has not begun, drain until the deadline, requeue the rest, and exit."""
         self.fetcher.stop()
         self.requeue(self.jobs.take_waiting(time.monotonic()))
-        deadline = time.monotonic() + conf.current().shutdown_grace_seconds
+        grace_seconds = conf.current().shutdown_grace_seconds
+        deadline = time.monotonic() + grace_seconds
         self.wakeup.expect(Reason.IDLE)
         while self.jobs.running and time.monotonic() < deadline and self.stop_requests < 2:
             self.wakeup.wait(TICK_SECONDS)
             self._tick()
-            self._hurry(deadline)
+            if time.monotonic() > deadline - grace_seconds / 4:  # the last quarter of the grace
+                for job in self.jobs.running:
+                    job.ask_to_stop()
         # A run in its own transaction is left to the supervisor: it is rolled back with this process, or committed.
         rest = [job for job in self.jobs.running if job.phase in (JobPhase.WAITING, JobPhase.RUNNING)]
         self.reporter.abandon(rest)
@@ -187,9 +190,3 @@ class WorkerProcess:
         )
         # Threads that still run a task cannot be stopped otherwise, and its fence would refuse their outcome.
         os._exit(exit_code)
-
-    def _hurry(self, deadline: float) -> None:
-        """Ask all runs to stop in the last quarter of the grace."""
-        if time.monotonic() > deadline - conf.current().shutdown_grace_seconds / 4:
-            for job in self.jobs.running:
-                job.ask_to_stop()

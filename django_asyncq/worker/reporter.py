@@ -23,7 +23,8 @@ from django.utils import timezone
 from .. import compat, failpoints, lifecycle
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable, LeaseLost, RetryRequested
-from ..models import TaskState
+from ..lifecycle.events import log_extra
+from ..models import TaskRecord, TaskState
 from ..results import next_attempt_at, result_of, sender_of
 from .execute.job import Job, JobPhase, Outcome
 from .wakeup import Reason, Wakeup
@@ -113,8 +114,7 @@ class Reporter(threading.Thread):
                 event = self.events.get_nowait()
                 if isinstance(event, Outcome) and event.job not in self._abandoned:
                     self._unrecorded[event.job] = event
-        unrecorded = self._unrecorded.copy()
-        outcomes = [outcome for job, outcome in unrecorded.items() if job.phase is not JobPhase.COMPLETED]
+        outcomes = [outcome for job, outcome in self._unrecorded.copy().items() if job.phase is not JobPhase.COMPLETED]
         if not outcomes:
             return
         for outcome in outcomes:
@@ -149,11 +149,9 @@ class Reporter(threading.Thread):
             return []
         if self._wait_seconds and self.events.qsize() < LARGEST_BATCH:
             self.quiet.wait(self._wait_seconds)
-        while len(found) < LARGEST_BATCH:
-            try:
+        with suppress(queue.Empty):
+            while len(found) < LARGEST_BATCH:
                 found.append(self.events.get_nowait())
-            except queue.Empty:
-                break
         longer = min(max(2 * self._wait_seconds, SHORTEST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
         self._wait_seconds = longer if len(found) > 1 else 0.0
         return found
@@ -223,7 +221,7 @@ class Reporter(threading.Thread):
         except GaveUp:
             raise
         except Exception as error:
-            logger.exception("task %s: its outcome cannot be recorded", run.record.id, extra=outcome.job.log_fields)
+            logger.exception("task %s: its outcome cannot be recorded", run.record.id, extra=log_extra(run.record))
             lifecycle.fail(run, error, "its outcome could not be recorded", outcome.finished_at, retry_at=None)
             lifecycle.acknowledge(self.broker, self.worker_id, [run], lifecycle.record_runs([run]))
 
@@ -286,18 +284,17 @@ def _apply(outcome: Outcome) -> None:
     try:
         retry_at = next_attempt_at(job.task, run.record, exception, timezone.now())
     except Exception as error:
-        logger.exception("task %s: its backoff failed; it is not retried", run.record.id, extra=job.log_fields)
+        logger.exception("task %s: its backoff failed; it is not retried", run.record.id, extra=log_extra(run.record))
         error.__context__ = exception
         exception, retry_at = error, None
     counted = not isinstance(exception, RetryRequested) or exception.counted
     lifecycle.fail(run, exception, _format(exception), outcome.finished_at, retry_at=retry_at, counted=counted)
     if counted and not isinstance(exception, LeaseLost):
-        _log_failure(job, exception)
+        _log_failure(run.record, exception)
 
 
-def _log_failure(job: Job, exception: BaseException) -> None:
+def _log_failure(record: TaskRecord, exception: BaseException) -> None:
     """Log in one line what failed and what comes next; the row has the traceback."""
-    record = job.run.record
     level = logging.ERROR if record.retry_at is None else logging.WARNING
     then = "it is not retried" if record.retry_at is None else f"next attempt at {record.retry_at:%Y-%m-%dT%H:%M:%SZ}"
     logger.log(
@@ -309,7 +306,7 @@ def _log_failure(job: Job, exception: BaseException) -> None:
         record.max_attempts,
         type(exception).__qualname__,
         then,
-        extra=job.log_fields,
+        extra=log_extra(record),
     )
 
 

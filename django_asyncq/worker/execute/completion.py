@@ -18,7 +18,8 @@ from django.utils import timezone
 
 from ... import failpoints, lifecycle
 from ...context import Ending
-from ...exceptions import InvalidOption, LeaseLost, TaskTimeout
+from ...exceptions import InvalidOption, LeaseLost
+from ...lifecycle.events import log_extra
 from ...models import TaskRecord
 from .job import Job, JobPhase, Outcome
 
@@ -82,7 +83,7 @@ class Completion:
         job = self.job
         self._refuse_if_reported()
         if job.is_overdue(time.monotonic()):
-            raise self._timeout()
+            raise job.timed_out()
         completed = lifecycle.complete(job.run, ending.result, timezone.now())
         if completed is None:
             raise LeaseLost(f"task {job.run.record.id}: another run has taken its place; its effects are rolled back")
@@ -92,10 +93,7 @@ class Completion:
     def _refuse_if_reported(self) -> None:
         """Raise TaskTimeout if the run was reported: the event loop cancelled it; its block is in another thread."""
         if self.job.phase is JobPhase.REPORTED:
-            raise self._timeout()
-
-    def _timeout(self) -> TaskTimeout:
-        return TaskTimeout(f"the task took longer than its timeout of {self.job.timeout_seconds or 0:g} s")
+            raise self.job.timed_out()
 
     def _conclude(self, completed: lifecycle.Run | None, ending: Ending) -> None:
         job = self.job
@@ -108,9 +106,8 @@ class Completion:
         failpoints.reach("complete.committed")
         if job.phase is JobPhase.REPORTED:
             record = job.run.record
-            logger.error("task %s: its outcome was reported before its commit", record.id, extra=job.log_fields)
+            logger.error("task %s: its outcome was reported before its commit", record.id, extra=log_extra(record))
             return
         job.run = completed
         job.phase = JobPhase.COMPLETED
-        finished_at = completed.record.finished_at
-        self.report(Outcome(job, finished_at or timezone.now(), ending.result))
+        self.report(Outcome(job, completed.record.finished_at or timezone.now(), ending.result))

@@ -1,13 +1,8 @@
-"""Database connections in a worker behave as in a request: fresh before a task, tidy after it."""
+"""Tidies the database connections of a thread after a task, as Django does after a request."""
 
 from __future__ import annotations
 
-from django.db import close_old_connections, connections
-
-
-def refresh_connections() -> None:
-    """Close this thread's connections that are unusable or too old (CONN_MAX_AGE, CONN_HEALTH_CHECKS)."""
-    close_old_connections()
+from django.db import connections
 
 
 def tidy_connections() -> None:

@@ -50,11 +50,8 @@ class ThreadExecutor(Executor):
 
     def __init__(self, runner: JobRunner, jobs: Jobs, count: int) -> None:
         super().__init__(runner, jobs)
-        self._threads = [
-            threading.Thread(target=self._work, args=(slot,), name=f"slot-{slot}", daemon=True) for slot in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        for slot in range(count):
+            threading.Thread(target=self._work, args=(slot,), name=f"slot-{slot}", daemon=True).start()
 
     def _work(self, slot: int) -> None:
         for alias in compat.task_backends:
@@ -78,8 +75,7 @@ class AsyncExecutor(Executor):
         self._free_slots = deque(range(first_slot, first_slot + count))
         self._coroutines: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="loop", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._loop.run_forever, name="loop", daemon=True).start()
 
     def put(self, jobs: Sequence[Job]) -> None:
         """Queue jobs, and have the event loop look at them."""

@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
+from ...exceptions import TaskTimeout
 from ...lifecycle import Run
 from ...tasks import Task
 
@@ -57,16 +58,9 @@ class Job:
         """Whether its function is a coroutine function."""
         return _is_coroutine_function(self.task.func)
 
-    @property
-    def log_fields(self) -> dict[str, Any]:
-        """What a log line about this job carries as `extra`."""
-        record = self.run.record
-        return {
-            "task_id": str(record.id),
-            "task": record.name,
-            "queue": record.queue_name,
-            "attempt": record.attempt,
-        }
+    def timed_out(self) -> TaskTimeout:
+        """Return the error of a run that has passed its timeout."""
+        return TaskTimeout(f"the task took longer than its timeout of {self.timeout_seconds or 0:g} s")
 
     def ask_to_stop(self) -> None:
         """Set the flag that its function may look at."""

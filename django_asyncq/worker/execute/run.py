@@ -14,19 +14,20 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
-from django.db import connections
+from django.db import close_old_connections, connections
 from django.utils import timezone
 
 from ... import compat, conf, failpoints, lifecycle
 from ...context import Ending, TaskContext
 from ...exceptions import TaskNotRunnable, TaskTimeout
+from ...lifecycle.events import log_extra
 from ...results import result_of, sender_of
 from ..fetch.capacity import Capacity
 from ..reporter import Reporter
 from ..slot_table import SlotTable
 from .asgiref_internals import has_thread
 from .completion import Completion
-from .connections import refresh_connections, tidy_connections
+from .connections import tidy_connections
 from .job import Job, JobPhase, Outcome
 
 logger = logging.getLogger("django_asyncq.worker")
@@ -43,18 +44,20 @@ class JobRunner:
         self.timeout_grace_seconds = conf.current().timeout_grace_seconds
 
     def run(self, job: Job, *, refresh: bool) -> None:
-        """Run a `def` task. refresh: the thread has waited, so its database connections may be old."""
+        """Run a `def` task.
+
+        refresh: the thread has waited, so its database connections may be too old (CONN_MAX_AGE, CONN_HEALTH_CHECKS).
+        """
         value, exception = None, None
         try:
             if refresh:
-                refresh_connections()
+                close_old_connections()
             args, kwargs = self._begin(job)
             value = self._call(job, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - SystemExit of a task must not end the slot
             exception = error
         self._tidy(job)
-        if outcome := self._finish(job, value, exception):
-            self._report(outcome)
+        self._finish(job, value, exception)
 
     async def arun(self, job: Job) -> None:
         """Run an `async def` task."""
@@ -68,8 +71,7 @@ class JobRunner:
                     await self._atidy(context)
         except BaseException as error:  # noqa: BLE001 - as in `run`
             exception = error
-        if outcome := self._finish(job, value, exception):
-            self._report(outcome)
+        self._finish(job, value, exception)
 
     # --- 1. begin
 
@@ -116,15 +118,14 @@ class JobRunner:
         except TimeoutError as error:
             if not scope.expired():
                 raise
-            raise _timeout_of(job) from error
+            raise job.timed_out() from error
 
     def _tidy(self, job: Job) -> None:
         try:
             tidy_connections()
         except Exception:
-            logger.exception(
-                "task %s: its database connection could not be tidied", job.run.record.id, extra=job.log_fields
-            )
+            record = job.run.record
+            logger.exception("task %s: its database connection could not be tidied", record.id, extra=log_extra(record))
 
     async def _atidy(self, context: ThreadSensitiveContext) -> None:
         # Only a task that used the database synchronously has a thread, with connections, of its own.
@@ -133,29 +134,29 @@ class JobRunner:
 
     # --- 3. finish
 
-    def _finish(self, job: Job, value: Any, exception: BaseException | None) -> Outcome | None:
-        """Remove the run from the slot table; return its outcome, None if the task has completed itself.
+    def _finish(self, job: Job, value: Any, exception: BaseException | None) -> None:
+        """Remove the run from the slot table, and report its outcome unless the task has completed itself.
 
         A run that finished after its timeout has failed.
         """
         if job.phase is JobPhase.COMPLETED:
             self.slot_table.leave(job.slot)
             if exception is not None:
+                record = job.run.record
                 logger.error(
                     "task %s: failed after its completion; it has succeeded",
-                    job.run.record.id,
+                    record.id,
                     exc_info=exception,
-                    extra=job.log_fields,
+                    extra=log_extra(record),
                 )
-            return None
+            return
         job.phase = JobPhase.REPORTED
         if job.is_overdue(time.monotonic()) and not isinstance(exception, TaskTimeout):
-            late = _timeout_of(job)
-            late.__cause__ = exception
-            exception = late
+            cause, exception = exception, job.timed_out()
+            exception.__cause__ = cause
         failpoints.reach("run.function_returned")
         self.slot_table.leave(job.slot)
-        return Outcome(job, timezone.now(), value, exception)
+        self._report(Outcome(job, timezone.now(), value, exception))
 
     # --- 4. report
 
@@ -164,7 +165,3 @@ class JobRunner:
         job = outcome.job
         self.capacity.count_run(time.monotonic() - (job.begun_at or job.arrived_at))
         self.reporter.report(outcome)
-
-
-def _timeout_of(job: Job) -> TaskTimeout:
-    return TaskTimeout(f"the task took longer than its timeout of {job.timeout_seconds:g} s")

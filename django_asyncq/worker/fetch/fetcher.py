@@ -17,6 +17,7 @@ from ...broker import Broker, Dequeued
 from ...broker.handoff import Handoff
 from ...broker.notifications import QueueListener
 from ...exceptions import BrokerUnavailable, TaskNotRegistered
+from ...lifecycle.events import log_extra
 from ...registry import registered
 from ..execute.executors import Executors
 from ..execute.job import Job
@@ -174,10 +175,6 @@ class Fetcher:
         elif result.handed is None or not result.handed.paused:
             self._wait_for([queue], after_seconds=0.0)
 
-    def note_push(self) -> None:
-        """Note that a queue may have work, or that there is a new one."""
-        self.pacing.note_push()
-
     def stop(self) -> None:
         """Fetch nothing any more, and requeue what was handed at the last moment."""
         self.capacity.expects_more = False
@@ -270,9 +267,9 @@ class Fetcher:
 
     def _listen(self) -> None:
         """Listen to the channels of the queues known now: pushes with a priority, and new queues."""
-        if self.listener is not None and self.listener.queues == self.order.names:
-            return
         if self.listener is not None:
+            if self.listener.queues == self.order.names:
+                return
             self.listener.stop()
         self.listener = QueueListener(self.order.names, Notice(self.wakeup, Reason.PUSH))
         self.listener.start()
@@ -305,12 +302,7 @@ class Fetcher:
                 record.id,
                 record.name,
                 age,
-                extra={
-                    "task_id": str(record.id),
-                    "task": record.name,
-                    "queue": record.queue_name,
-                    "attempt": record.attempt,
-                },
+                extra=log_extra(record),
             )
             if age >= patience:
                 lifecycle.refuse(self.broker, run, reason)
