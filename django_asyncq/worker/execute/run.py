@@ -57,7 +57,8 @@ class JobRunner:
         except BaseException as error:  # noqa: BLE001 - SystemExit of a task must not end the slot
             exception = error
         self._tidy(job)
-        self._finish(job, value, exception)
+        if outcome := self._finish(job, value, exception):
+            self._report(outcome)
 
     async def arun(self, job: Job) -> None:
         """Run an `async def` task."""
@@ -71,7 +72,8 @@ class JobRunner:
                     await self._atidy(context)
         except BaseException as error:  # noqa: BLE001 - as in `run`
             exception = error
-        self._finish(job, value, exception)
+        if outcome := self._finish(job, value, exception):
+            self._report(outcome)
 
     # --- 1. begin
 
@@ -134,8 +136,8 @@ class JobRunner:
 
     # --- 3. finish
 
-    def _finish(self, job: Job, value: Any, exception: BaseException | None) -> None:
-        """Remove the run from the slot table, and report its outcome unless the task has completed itself.
+    def _finish(self, job: Job, value: Any, exception: BaseException | None) -> Outcome | None:
+        """Remove the run from the slot table; return its outcome, None if the task has completed itself.
 
         A run that finished after its timeout has failed.
         """
@@ -149,14 +151,14 @@ class JobRunner:
                     exc_info=exception,
                     extra=log_extra(record),
                 )
-            return
+            return None
         job.phase = JobPhase.REPORTED
         if job.is_overdue(time.monotonic()) and not isinstance(exception, TaskTimeout):
             cause, exception = exception, job.timed_out()
             exception.__cause__ = cause
         failpoints.reach("run.function_returned")
         self.slot_table.leave(job.slot)
-        self._report(Outcome(job, timezone.now(), value, exception))
+        return Outcome(job, timezone.now(), value, exception)
 
     # --- 4. report
 
