@@ -18,6 +18,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from .definitions.names import check_gate_name, uuid7
+from .definitions.partial_indexes import PartialIndex, UniqueUnlessNull
 from .definitions.timing import Cron, Interval, Timing
 from .exceptions import InvalidOption
 
@@ -40,6 +41,20 @@ class TaskState(models.IntegerChoices):
     RUNNING = 1, _("Running")
     SUCCEEDED = 2, _("Succeeded")
     FAILED = 3, _("Failed")
+
+
+class FailureReason(models.IntegerChoices):
+    """Why a task is FAILED or RETRYING; NONE in every other state."""
+
+    NONE = 0, _("None")
+    EXCEPTION = 1, _("The function raised an error")
+    TIMEOUT = 2, _("It took longer than its timeout")
+    WORKER_LOST = 3, _("Its worker was lost")
+    CANCELLED = 4, _("It was cancelled")
+    EXPIRED = 5, _("It had not begun in time")
+    PARENT_FAILED = 6, _("A task that it waited for failed")
+    NOT_REGISTERED = 7, _("The code has no such task")
+    SUPERSEDED = 8, _("A newer task replaced it")
 
 
 class TaskRecordQuerySet(models.QuerySet["TaskRecord"]):
@@ -72,32 +87,60 @@ class TaskRecord(models.Model):
     attempt: number of counted runs so far; a run that a worker crash cut short is counted in `crash_count` instead.
     fence: rises with each claim; a worker may write only with the fence of its own claim.
     errors: one entry per failed attempt, oldest first. worker_ids: the workers that claimed it, oldest first.
+    reason, last_exception: why it is FAILED, and the class path of the last error; for filters, which never read JSON.
+    is_suspect: it was running when its worker process died together with others; it runs alone next.
+
+    Every column has a default of the database, so that the INSERT of a plain task names only those with another value.
     """
 
     id = models.UUIDField(_("id"), primary_key=True, default=uuid7, editable=False)
     name = models.CharField(_("task"), max_length=200)
-    backend = models.CharField(_("backend"), max_length=64, default="default")
-    queue_name = models.CharField(_("queue"), max_length=64, default="default")
-    state = models.SmallIntegerField(_("state"), choices=TaskState, default=TaskState.QUEUED)
-    args = models.JSONField(_("positional arguments"), default=list, blank=True)
-    kwargs = models.JSONField(_("keyword arguments"), default=dict, blank=True)
-    priority = models.SmallIntegerField(_("priority"), default=0)
+    backend = models.CharField(_("backend"), max_length=64, default="default", db_default="default")
+    queue_name = models.CharField(_("queue"), max_length=64, default="default", db_default="default")
+    state = models.SmallIntegerField(
+        _("state"), choices=TaskState, default=TaskState.QUEUED, db_default=TaskState.QUEUED.value
+    )
+    reason = models.SmallIntegerField(
+        _("reason"), choices=FailureReason, default=FailureReason.NONE, db_default=FailureReason.NONE.value
+    )
+    args = models.JSONField(_("positional arguments"), default=list, db_default=[], blank=True)
+    kwargs = models.JSONField(_("keyword arguments"), default=dict, db_default={}, blank=True)
+    headers = models.JSONField(_("headers"), null=True, blank=True, default=None)
+    priority = models.SmallIntegerField(_("priority"), default=0, db_default=0)
     run_after = models.DateTimeField(_("run after"), null=True, blank=True)
+    expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
     retry_at = models.DateTimeField(_("retry at"), null=True, blank=True)
-    attempt = models.PositiveIntegerField(_("attempt"), default=0)
-    max_attempts = models.PositiveIntegerField(_("maximum attempts"), default=1)
-    crash_count = models.PositiveIntegerField(_("worker crashes"), default=0)
-    fence = models.BigIntegerField(_("fence"), default=0)
+    attempt = models.PositiveIntegerField(_("attempt"), default=0, db_default=0)
+    max_attempts = models.PositiveIntegerField(_("maximum attempts"), default=1, db_default=1)
+    crash_count = models.PositiveIntegerField(_("worker crashes"), default=0, db_default=0)
+    is_suspect = models.BooleanField(_("runs alone next"), default=False, db_default=False)
+    fence = models.BigIntegerField(_("fence"), default=0, db_default=0)
     timeout_seconds = models.FloatField(_("timeout in seconds"), null=True, blank=True)
-    gate = models.CharField(_("gate"), max_length=200, blank=True, default="")
+    soft_timeout_seconds = models.FloatField(_("soft timeout in seconds"), null=True, blank=True)
+    gate = models.CharField(_("gate"), max_length=200, blank=True, default="", db_default="")
     queue_limit = models.IntegerField(_("gate limit set by the task"), null=True, blank=True)
     expected_seconds = models.FloatField(_("expected seconds"), null=True, blank=True)
-    unique_key = models.CharField(_("unique key"), max_length=250, blank=True, default="")
-    group = models.CharField(_("group"), max_length=200, blank=True, default="")
+    # A digest, because MySQL ignores case in unique columns.
+    unique_slot = models.CharField(_("unique slot"), max_length=64, null=True, blank=True)  # noqa: DJ001 - see its index
+    unique_until = models.DateTimeField(_("unique until"), null=True, blank=True)
+    group = models.CharField(_("group"), max_length=200, blank=True, default="", db_default="")
+    # No foreign keys between tasks: a row may be pruned before those that name it.
+    parent_id = models.UUIDField(_("enqueued by"), null=True, blank=True)
+    after_id = models.UUIDField(_("runs after the task"), null=True, blank=True)
+    retried_from = models.UUIDField(_("copy of the task"), null=True, blank=True)
+    flow_id = models.UUIDField(_("flow"), null=True, blank=True)
+    waits_for = models.PositiveIntegerField(_("tasks it waits for"), null=True, blank=True)
+    # Chosen by a foreign program: any text, unique per queue at most, so it is not the key. MySQL gives no TextField a
+    # default.
+    wire_id = models.TextField(_("id of the foreign message"), null=True, blank=True)  # noqa: DJ001
+    is_remote = models.BooleanField(_("run by another program"), default=False, db_default=False)
+    cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True, blank=True)
+    cancelled_by = models.CharField(_("cancelled by"), max_length=150, blank=True, default="", db_default="")
     return_value = models.JSONField(_("return value"), null=True, blank=True, default=None)
     progress = models.JSONField(_("progress"), null=True, blank=True, default=None)
-    errors = models.JSONField(_("errors"), default=list, blank=True)
-    worker_ids = models.JSONField(_("workers"), default=list, blank=True)
+    errors = models.JSONField(_("errors"), default=list, db_default=[], blank=True)
+    last_exception = models.CharField(_("last error"), max_length=200, blank=True, default="", db_default="")
+    worker_ids = models.JSONField(_("workers"), default=list, db_default=[], blank=True)
     enqueued_at = models.DateTimeField(_("enqueued at"), default=timezone.now)
     started_at = models.DateTimeField(_("started at"), null=True, blank=True)
     last_attempted_at = models.DateTimeField(_("last attempted at"), null=True, blank=True)
@@ -114,8 +157,13 @@ class TaskRecord(models.Model):
             models.Index(fields=["state", "queue_name"], name="asyncq_state_queue"),
             models.Index(fields=["gate", "state"], name="asyncq_gate_state"),
             models.Index(fields=["enqueued_at"], name="asyncq_enqueued_at"),
+            models.Index(fields=["name", "id"], name="asyncq_name_id"),
+            PartialIndex(
+                fields=["name", "last_exception"], where=Q(state=TaskState.FAILED.value), name="asyncq_name_exception"
+            ),
         ]
         constraints = [
+            UniqueUnlessNull(field="unique_slot", name="asyncq_unique_slot"),
             models.CheckConstraint(name="asyncq_state_known", condition=Q(state__gte=0, state__lte=3)),
             models.CheckConstraint(name="asyncq_priority_range", condition=Q(priority__gte=-100, priority__lte=100)),
             models.CheckConstraint(

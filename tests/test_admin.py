@@ -695,7 +695,6 @@ def test_everything_is_escaped(operator: Client) -> None:
         queue_name=EVIL[:64],
         gate=EVIL,
         backend=EVIL[:64],
-        unique_key=EVIL,
         group=EVIL,
         worker_ids=[EVIL],
         errors=[error(EVIL, exception=f"m.{EVIL}", traceback=EVIL, worker=EVIL, attempt=EVIL)],

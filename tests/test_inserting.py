@@ -35,7 +35,6 @@ FULL: dict[str, Any] = {
     "gate": "gpt/large:1",
     "queue_limit": 0,
     "expected_seconds": 12.25,
-    "unique_key": "once",
     "group": "a",
     "return_value": {"x": None},
     "progress": 0,

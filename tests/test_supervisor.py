@@ -76,7 +76,7 @@ def test_running_tasks_are_reasserted_only_after_redis_lost_its_memory(
         elif step == "mark":
             supervisor.broker.client.set(alive_key(), 100 + len(seen))
         reasserted.clear()
-        supervisor.renew_leases()
+        supervisor.leases.renew()
         seen.append(bool(reasserted))
     assert seen == [False, False, False, True, True, True, False]
 
@@ -98,9 +98,9 @@ def test_a_task_that_begins_while_leases_are_renewed_is_not_reasserted(
         return [Extended(1, [])]
 
     monkeypatch.setattr(Broker, "extend", extend)
-    supervisor.renew_leases()
+    supervisor.leases.renew()
     assert reasserted == []
-    supervisor.renew_leases()
+    supervisor.leases.renew()
     assert reasserted == [{"a", "b"}]
 
 
@@ -111,15 +111,15 @@ def test_an_outage_of_redis_is_logged_once_and_retried_soon(
     caplog.set_level(logging.INFO, logger="django_asyncq.supervisor")
     supervisor, times = Supervisor(WorkerOptions(concurrency=1)), conf.current()
     clock, renewals = SimpleNamespace(now=1000.0), []
-    renew_leases = supervisor.renew_leases
-    monkeypatch.setattr("django_asyncq.supervisor.time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(supervisor, "renew_leases", lambda: renewals.append(clock.now) or renew_leases())
+    renew = supervisor.leases.renew
+    monkeypatch.setattr("django_asyncq.supervisor.leases.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(supervisor.leases, "renew", lambda: renewals.append(clock.now) or renew())
 
     def beat_after(seconds: float) -> bool:
         """Return whether a beat renews leases so many seconds after the last one."""
         before = len(renewals)
         clock.now += seconds
-        supervisor.beat()
+        supervisor.leases.beat()
         return len(renewals) > before
 
     assert beat_after(0)

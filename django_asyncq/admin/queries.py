@@ -69,7 +69,7 @@ class LastError(Func):
 
 def as_listed(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
     """Fetch the rows without arguments, results and tracebacks, but with the last error of each."""
-    return rows.only(*SHOWN_IN_LIST).annotate(last_exception=LastError("exception"), last_message=LastError("message"))
+    return rows.only(*SHOWN_IN_LIST).annotate(error_class=LastError("exception"), last_message=LastError("message"))
 
 
 class TaskChangeList(ChangeList):

@@ -38,7 +38,7 @@ else:
 RETRY_ACTION = "retry_selected"
 LISTED_TO_CONFIRM = 100
 # A lookup in the URL (?kwargs__password__startswith=a) would reveal masked values letter by letter.
-MASKED_COLUMNS = {"args", "kwargs", "return_value", "progress", "errors"}
+MASKED_COLUMNS = {"args", "kwargs", "headers", "return_value", "progress", "errors"}
 
 # From Django 6.1 an action may also be on the page of one object. Older decorators know no `location`.
 RETRY_OPTIONS: dict[str, Any] = {"description": gettext_lazy("Retry selected %(verbose_name_plural)s")}
@@ -126,7 +126,7 @@ class TaskRecordAdmin(TaskAdminBase):
     def state_and_error(self, record: TaskRecord) -> SafeString:
         """Show the state as a badge, and the error of a failed task."""
         state = display.state_element(record, timezone.now())
-        exception = getattr(record, "last_exception", None)
+        exception = getattr(record, "error_class", None)
         if record.state != TaskState.FAILED or not exception:
             return state
         message = str(getattr(record, "last_message", None) or "")

@@ -123,7 +123,6 @@ class TaskPage:
             (_("Gate (admission limit)"), record.gate, True),
             (_("Gate limit set by the task"), limit, False),
             (_("Expected duration"), _seconds(record.expected_seconds), False),
-            (_("Unique key"), record.unique_key, True),
             (_("Group"), record.group, True),
             (_("Last worker"), self._last_worker(), True),
             (_("Fence"), str(record.fence), False),

@@ -98,9 +98,9 @@ def _module_of(function: Callable[..., Any]) -> Any:
 def no_recovery() -> None:
     """Nothing requeues what a dead worker held."""
     from django_asyncq.maintenance.reconciler import Reconciler
-    from django_asyncq.supervisor import Supervisor
+    from django_asyncq.supervisor.recovery import Recovery
 
-    replace(Supervisor, "recover", lambda self, child, exit_code: None)
+    replace(Recovery, "recover", lambda self, child: None)
     replace(Reconciler, "recover_expired", lambda self: 0)
     replace(Reconciler, "requeue_lost_runs", lambda self: iter(()))
 
@@ -109,24 +109,24 @@ def late_recovery() -> None:
     """What a dead worker held is requeued LATE_SECONDS after it could have been."""
     from django_asyncq.exceptions import BrokerUnavailable
     from django_asyncq.maintenance.reconciler import Reconciler
-    from django_asyncq.supervisor import Supervisor
+    from django_asyncq.supervisor.recovery import Recovery
 
     noticed: dict[str, float] = {}
 
     def is_due(what: str) -> bool:
         return time.monotonic() - noticed.setdefault(what, time.monotonic()) > LATE_SECONDS
 
-    recover, recover_leases = Supervisor.recover, Reconciler._recover_leases
+    recover, recover_leases = Recovery.recover, Reconciler._recover_leases
 
-    def recover_late(self: Any, child: Any, exit_code: int | None) -> None:
+    def recover_late(self: Any, child: Any) -> None:
         if not is_due(child.worker_id):
             raise BrokerUnavailable("not yet")
-        recover(self, child, exit_code)
+        recover(self, child)
 
     def recover_leases_late(self: Any, queue: str, found: Any) -> int:
         return recover_leases(self, queue, [expired for expired in found if is_due(expired.id)])
 
-    replace(Supervisor, "recover", recover_late)
+    replace(Recovery, "recover", recover_late)
     replace(Reconciler, "_recover_leases", recover_leases_late)
 
 

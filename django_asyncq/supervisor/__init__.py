@@ -1,0 +1,12 @@
+"""The supervisor starts worker processes, renews their leases, replaces dead ones and shuts all of them down in order.
+
+`supervision` has the main loop. It owns three parts: `processes` (start, watch, kill), `leases` (renew) and `recovery`
+(the tasks of dead processes).
+"""
+
+from __future__ import annotations
+
+from .processes import WorkersCannotStart
+from .supervision import Supervisor
+
+__all__ = ["Supervisor", "WorkersCannotStart"]

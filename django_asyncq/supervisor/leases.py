@@ -1,0 +1,71 @@
+"""The leases of the tasks that a supervisor's processes hold: renewed with each beat, reasserted after a lost memory."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from django.db import Error as DatabaseError
+from django.db import connections
+
+from .. import conf, failpoints, lifecycle
+from ..broker import Broker
+from ..exceptions import BrokerUnavailable
+from ..worker.options import WorkerOptions
+from .processes import Processes
+
+logger = logging.getLogger("django_asyncq.supervisor")
+
+
+class LeaseKeeper:
+    """Renews the leases of the tasks that the processes hold."""
+
+    def __init__(self, broker: Broker, options: WorkerOptions, processes: Processes) -> None:
+        self.broker = broker
+        self.options = options
+        self.processes = processes
+        self._beat_at = 0.0
+        self._alive_since: int | None = None
+        self._is_store_unreachable = False
+
+    def beat(self) -> bool:
+        """Renew the leases when due; return whether it was. While a store is unreachable, retry soon; log it once."""
+        now = time.monotonic()
+        if now < self._beat_at:
+            return False
+        try:
+            self.renew()
+        except (BrokerUnavailable, DatabaseError) as error:
+            connections.close_all()
+            self._beat_at = now + conf.current().beat_retry_seconds
+            if not self._is_store_unreachable:
+                logger.warning("leases cannot be renewed: %s", error)
+            self._is_store_unreachable = True
+        else:
+            self._beat_at = now + conf.current().beat_seconds
+            if self._is_store_unreachable:
+                logger.info("leases are renewed again")
+            self._is_store_unreachable = False
+        return True
+
+    def renew(self) -> None:
+        """Renew the leases of all tasks that the processes hold, and reassert tasks that Redis has forgotten."""
+        settings = conf.current()
+        alive_since = self.broker.reachability(settings.outage_seconds).alive_since
+        # Read first: a task that begins from now on has a fresh lease, and must not count as missing.
+        children = self.processes.children
+        running = {child.worker_id: {task.id for task in child.slot_table.running()} for child in children}
+        workers, begun = list(running), [id for ids in running.values() for id in ids]
+        kept = dict.fromkeys(workers, 0)
+        for queue in (self.options.queues or self.broker.known_queues()) if workers else ():
+            extensions = self.broker.extend(queue, workers, settings.lease_seconds, begun)
+            for worker_id, extended in zip(workers, extensions, strict=True):
+                kept[worker_id] += extended.kept
+            failpoints.reach("beat.leases_renewed")
+        # The first mark is not a loss: Redis still has what began before it.
+        has_lost_memory = self._alive_since is not None and alive_since != self._alive_since
+        for worker_id, ids in running.items():
+            if ids and (has_lost_memory or kept[worker_id] < len(ids)):
+                lifecycle.reassert(self.broker, worker_id, ids)
+        # Kept while there is no mark, so that every beat reasserts until the new mark is seen.
+        self._alive_since = alive_since or self._alive_since

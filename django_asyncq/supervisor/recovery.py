@@ -1,0 +1,93 @@
+"""The tasks of dead worker processes: each process's are recovered once, and again while a store is unreachable."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import datetime
+
+from django.db import Error as DatabaseError
+from django.db import connections
+from django.utils import timezone
+
+from .. import lifecycle
+from ..broker import Broker, Lease
+from ..exceptions import BrokerUnavailable, TaskNotRegistered, TaskTimeout
+from ..registry import registered
+from ..results import next_attempt_at
+from ..worker.options import WorkerOptions
+from .processes import Child
+
+logger = logging.getLogger("django_asyncq.supervisor")
+
+RECOVER_AGAIN_SECONDS = 1.0
+
+
+class Recovery:
+    """The dead processes whose tasks are not recovered yet."""
+
+    def __init__(self, broker: Broker, options: WorkerOptions) -> None:
+        self.broker = broker
+        self.options = options
+        self.dead: list[Child] = []
+        self._recover_at = 0.0
+
+    def add(self, child: Child) -> None:
+        """Have the tasks of a dead process recovered in the next round."""
+        self.dead.append(child)
+        self._recover_at = time.monotonic()
+
+    def recover_dead(self, now: float) -> None:
+        """Recover the tasks of dead processes; retry later while a store is unreachable."""
+        if not self.dead or now < self._recover_at:
+            return
+        self._recover_at = now + RECOVER_AGAIN_SECONDS
+        while self.dead:
+            child = self.dead[0]
+            try:
+                self.recover(child)
+            except (BrokerUnavailable, DatabaseError) as error:
+                connections.close_all()
+                logger.warning("worker %s: its tasks cannot be recovered yet: %s", child.worker_id, error)
+                return
+            self.dead.pop(0)
+
+    def recover(self, child: Child) -> None:
+        """Recover the tasks of one dead process. Raises: BrokerUnavailable, django.db.Error."""
+        started = {running.id for running in child.slot_table.running()}
+        # First: Redis may still hand a task to the dead worker's blocked connection.
+        self.broker.stop_handoff(child.worker_id)
+        # Read again: the known names may be 5 s old, and the worker may have claimed a task of a newer queue.
+        for queue in self.options.queues or sorted(self.broker.queues()):
+            self.broker.requeue_moved(queue, child.worker_id)
+            leases = self.broker.held(queue, child.worker_id)
+            if not leases:
+                continue
+            recovered = lifecycle.recover(
+                self.broker,
+                queue,
+                child.worker_id,
+                leases,
+                reason=lifecycle.describe_exit(child.exit_code),
+                crashed=child.exit_code != 0 and not child.overdue,
+                started=started,
+                timed_out=_timed_out(leases, child.overdue),
+                stack=child.stack,
+            )
+            logger.info("worker %s: tasks recovered in queue %s: %d", child.worker_id, queue, recovered)
+
+
+def _timed_out(leases: list[Lease], overdue: set[str]) -> dict[str, tuple[BaseException, datetime | None]]:
+    """Return the error and the time of the retry, by id, of tasks that overran their timeout."""
+    decided: dict[str, tuple[BaseException, datetime | None]] = {}
+    for id, record in lifecycle.load_rows([lease for lease in leases if lease.id in overdue]).items():
+        error = TaskTimeout(
+            f"the task took longer than its timeout of {record.timeout_seconds:g} s and did not stop when asked; "
+            f"its process was replaced"
+        )
+        try:
+            retry_at = next_attempt_at(registered(record.name), record, error, timezone.now())
+        except TaskNotRegistered:
+            retry_at = None
+        decided[id] = (error, retry_at)
+    return decided

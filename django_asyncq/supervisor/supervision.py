@@ -1,0 +1,154 @@
+"""The main loop of the supervisor.
+
+Its thread must never block for long: it renews the leases, so a task is lost only when the whole host is lost. Work
+that may take long (forwarding, reconciling) is done by `maintenance` in threads of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from django.db import connections
+
+from .. import conf
+from ..broker import Broker
+from ..maintenance.service import MaintenanceService
+from ..worker.options import WorkerOptions
+from ..worker.wakeup import Wakeup
+from .leases import LeaseKeeper
+from .processes import Child, Processes, WorkersCannotStart
+from .recovery import Recovery
+
+logger = logging.getLogger("django_asyncq.supervisor")
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+TICK_SECONDS = 0.2
+# After the tasks' own grace period: time to write the last outcomes.
+EXIT_MARGIN_SECONDS = 8.0
+
+
+def ignore_signals() -> None:
+    """Ignore stop signals: Python removes its handlers before it exits, and a signal would then kill the process."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class Supervisor:
+    """Run `processes` worker processes until stopped or, with `burst`, until no task is queued, running or due.
+
+    liveness_file: touched while all processes run. code_changed: returns whether to restart the processes.
+    """
+
+    def __init__(
+        self,
+        options: WorkerOptions,
+        *,
+        processes: int = 1,
+        burst: bool = False,
+        liveness_file: Path | None = None,
+        single_instance: bool | None = None,
+        code_changed: Callable[[], bool] | None = None,
+    ) -> None:
+        self.options = options
+        self.burst = burst
+        self.liveness_file = liveness_file
+        self.code_changed = code_changed
+        self.wakeup = Wakeup()
+        self.broker = Broker("worker")
+        self.maintenance = MaintenanceService(list(options.queues), single_instance=single_instance)
+        self.recovery = Recovery(self.broker, options)
+        self.processes = Processes(options, processes, on_death=self.recovery.add)
+        self.leases = LeaseKeeper(self.broker, options, self.processes)
+        self.stop_requests = 0
+        self._idle_checks = 0
+
+    @property
+    def children(self) -> list[Child]:
+        """The living worker processes."""
+        return self.processes.children
+
+    # --- main loop
+
+    def run(self) -> None:
+        """Supervise until stopped. A second SIGTERM or SIGINT requeues the running tasks at once.
+
+        Raises: WorkersCannotStart, of a burst.
+        """
+        self.wakeup.attach_signals()
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._on_signal)
+        atexit.register(ignore_signals)
+        self.maintenance.start()
+        logger.info(
+            "supervisor %d started; worker processes: %d, slots in each: %d",
+            os.getpid(),
+            self.processes.count,
+            self.options.concurrency,
+        )
+        try:
+            while not self.stop_requests and not (self.burst and self._has_no_work()):
+                self.tick()
+                self.wakeup.wait(TICK_SECONDS, also=self.processes.sentinels)
+        finally:
+            self._shut_down()
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        # Only a flag, see WorkerProcess._on_signal.
+        self.stop_requests += 1
+        self.processes.is_stopping = True
+
+    def tick(self) -> None:
+        """Do one round of supervision: each step below, if it is due."""
+        now = time.monotonic()
+        self._look_after_children(now)
+        if self.code_changed is not None and self.code_changed():
+            logger.info("code has changed: restarting worker processes")
+            self.processes.signal_all(signal.SIGTERM)
+        if self.burst and self.processes.cannot_start:
+            raise WorkersCannotStart("worker processes exit before they are ready; their output above says why")
+        self.processes.start_missing(now)
+
+    def _look_after_children(self, now: float) -> None:
+        self.processes.kill_overdue(now)
+        self.processes.reap(now)
+        self.recovery.recover_dead(now)
+        if self.leases.beat() and self.liveness_file is not None and self.processes.are_complete:
+            self.liveness_file.touch()
+
+    # --- shutdown
+
+    def _has_no_work(self) -> bool:
+        """Return whether a burst is finished: two checks in a row found no task queued, running or due."""
+        if not self.children or time.monotonic() - self.children[0].started_at < TICK_SECONDS:
+            return False
+        self._idle_checks = self._idle_checks + 1 if self.maintenance.has_no_work(self.options.backend) else 0
+        return self._idle_checks > 1
+
+    def _shut_down(self) -> None:
+        """Let the processes drain until the deadline, kill those that remain, and recover their tasks."""
+        self.processes.is_stopping = True
+        self.processes.signal_all(signal.SIGTERM)
+        self._drain()
+        self.processes.kill_remaining()
+        self.recovery.recover_dead(time.monotonic())
+        self.maintenance.stop()
+        connections.close_all()
+        logger.info("supervisor %d stopped", os.getpid())
+
+    def _drain(self) -> None:
+        """Supervise processes that are stopping; pass further stop requests on to them."""
+        requests = self.stop_requests
+        deadline = time.monotonic() + conf.current().shutdown_grace_seconds + EXIT_MARGIN_SECONDS
+        while self.children and time.monotonic() < deadline:
+            self.wakeup.wait(TICK_SECONDS, also=self.processes.sentinels)
+            if self.stop_requests > max(requests, 1):
+                requests = self.stop_requests
+                self.processes.signal_all(signal.SIGTERM)
+            self._look_after_children(time.monotonic())
