@@ -1,4 +1,4 @@
-"""The leases of the tasks that a supervisor's processes hold: renewed with each beat, reasserted after a lost memory."""
+"""The leases of the tasks that a supervisor's processes hold: renewed with each beat, reasserted if Redis lost them."""
 
 from __future__ import annotations
 
