@@ -5,7 +5,7 @@
 -- Invariant: nothing changes.
 local reply = {}
 for i = 2, #ARGV do
-  local outcome = redis.call('HGET', ARGV[1] .. ARGV[i], 'outcome')
+  local outcome = call('HGET', ARGV[1] .. ARGV[i], 'outcome')
   if outcome then
     reply[#reply + 1] = ARGV[i]
     reply[#reply + 1] = outcome
