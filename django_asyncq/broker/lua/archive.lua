@@ -17,7 +17,7 @@ for i = 6, #ARGV, 3 do
     call('ZREM', KEYS[2], id)
     call('HDEL', KEYS[3], id)
     if known[2] then
-      call('HDEL', key, 'worker', 'parked_at', 'outcome')
+      call('HDEL', key, 'worker', 'parked_at', 'outcome', 'outcome_waited')
       call('ZADD', KEYS[4], now, id)
       call('HSET', key, 'state', 'archived')
       if message ~= '' then call('HSET', key, 'msg', message) end

@@ -16,7 +16,7 @@ for i = 6, #ARGV, 4 do
     call('ZREM', KEYS[2], id)
     call('HDEL', KEYS[3], id)
     if known[2] then
-      call('HDEL', key, 'worker', 'parked_at', 'outcome')
+      call('HDEL', key, 'worker', 'parked_at', 'outcome', 'outcome_waited')
       call('ZADD', KEYS[4], due, id)
       call('HSET', key, 'msg', message, 'state', 'retry')
       nearer = nearer or call('ZRANGE', KEYS[4], 0, 0)[1] == id
