@@ -78,7 +78,7 @@ MACHINE = {
     "handoff_ready that is never over": Cut("handoff_ready", "call('HDEL', KEYS[1], '')", ""),
     "requeue_moved behind the others": Cut("requeue_moved", "call('RPUSH'", "call('LPUSH'"),
     "repair_orphans of a task in a list": Cut("repair_orphans", "call('LPOS', KEYS[list], id, 'RANK', -1)", "false"),
-    "repair_orphans of nothing": Cut("repair_orphans", "if not stays then", "if false then"),
+    "repair_orphans of nothing": Cut("repair_orphans", "if not stays and", "if false and"),
     "enqueue that pushes twice": Cut("enqueue", "and 'exists' or 'queued'", "and 'queued' or 'queued'"),
     "enqueue that checks no slot": Cut("enqueue", "gate and not has_slot(id, gate)", "false"),
     "enqueue whose fence may fall": Cut(

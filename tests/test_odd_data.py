@@ -55,6 +55,7 @@ class Fleet:
         self.keys = keys.QueueKeys(QUEUE)
         self.entries = SchedulerEntries()
         self.broker.register_queue(QUEUE)
+        self.client.set(keys.alive_key(), 1)
         self.reconciler.tick(1000.0)
 
     def unpushed(self) -> str:
@@ -84,7 +85,9 @@ class Fleet:
         raise AssertionError(f"not finished: {list(TaskRecord.objects.values('id', 'state', 'fence'))}, {entries}")
 
     def let_time_pass(self) -> None:
-        """Let every lease of the lost host expire, and let any outage be long ago."""
+        """Let every lease of the lost host expire, and let every outage and the begin of every run be long ago."""
+        minutes_ago = timezone.now() - datetime.timedelta(minutes=5)
+        TaskRecord.objects.filter(state=TaskState.RUNNING).update(last_attempted_at=minutes_ago)
         for id in TaskRecord.objects.filter(state=TaskState.RUNNING).values_list("id", flat=True):
             if self.client.type(self.keys.lease) == b"zset" and self.has_near_lease(str(id)):
                 self.client.zadd(self.keys.lease, {str(id): 1}, xx=True)
@@ -251,13 +254,9 @@ def test_tasks_whose_own_hash_has_a_wrong_type_come_back(fleet: Fleet) -> None:
     for wrong in odd_values.TYPES:
         if wrong != "hash":
             ids = [fleet.unpushed(), fleet.lost(), str(tasks.add.enqueue(1).id)]
-            TaskRecord.objects.update(
-                enqueued_at=timezone.now() - datetime.timedelta(minutes=1),
-                last_attempted_at=timezone.now() - datetime.timedelta(minutes=5),
-            )
+            TaskRecord.objects.update(enqueued_at=timezone.now() - datetime.timedelta(minutes=1))
             for id in ids:
                 odd_values.write(fleet.client, fleet.keys.task(id), wrong)
-            fleet.client.set(keys.alive_key(), 1)
             fleet.finish_all(*ids)
 
 
