@@ -98,7 +98,41 @@ MACHINE = {
     "gate that lets an earlier run release": Cut("gate_release", "tonumber(fence) > (fence_of(retaken) or 0)", "true"),
 }
 
+# In every script of tasks: no other one finds the key later, and sets it aside.
+SETTING_ASIDE = "then set_aside((...)) end"
+OF_TASKS = [
+    "enqueue",
+    "schedule",
+    "park",
+    "dequeue",
+    "held",
+    "requeue_moved",
+    "handoff_ready",
+    "extend",
+    "reassert",
+    "done",
+    "retry",
+    "archive",
+    "requeue",
+    "postpone",
+    "forward",
+    "expired",
+    "remove",
+    "prune_completed",
+    "entry_states",
+    "misplaced",
+    "remove_dangling",
+    "grant_lease",
+    "repair_orphans",
+    "prune_held",
+    "remove_waiting",
+]
+
 CHAOS = {
+    "odd-keys-stay": [
+        *(Cut(script, SETTING_ASIDE, "then end") for script in OF_TASKS),
+        Cut("check_type", "set_aside(KEYS[1])\n", ""),
+    ],
     "no-gate-rebuild": [
         Cut("gate_acquire", "if not known[1] then return {'unbuilt', 0, 0, '0'} end", ""),
         Cut("gate_acquire", "if now - (past(known[4], now) or 0) > tonumber(ARGV[5]) then", "if false then"),

@@ -186,7 +186,7 @@ def test_a_key_of_a_wrong_type_stops_nothing(fleet: Fleet, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_odd_values_in_a_key_of_the_right_type_stop_nothing(fleet: Fleet, kind: str) -> None:
-    """As members, as fields with their values, and as the whole value. A paused queue stays paused, whatever is there."""
+    """As members, as fields with their values, and as the whole value. Any value pauses a queue."""
     key, right = key_and_type(kind)
     if kind == "paused":
         pytest.skip("any value pauses")
@@ -203,6 +203,19 @@ def test_odd_scores_stop_nothing(fleet: Fleet, kind: str) -> None:
         unpushed, lost = fleet.unpushed(), fleet.lost()
         fleet.client.zadd(queue_key(kind), {lost: score, unpushed: score, "note": score})
         fleet.finish_all(unpushed, lost)
+
+
+@pytest.mark.parametrize("name", ["huge", "infinite"])
+def test_a_task_that_is_delayed_for_ever_comes_back(fleet: Fleet, name: str) -> None:
+    """Its time in Redis is beyond every year; its row knows the right one."""
+    soon = timezone.now() + datetime.timedelta(seconds=0.2)
+    delayed = str(tasks.add.using(run_after=soon).enqueue(1).id)
+    assert fleet.client.zrange(fleet.keys.scheduled, 0, -1) == [delayed.encode()]
+    for zset in (fleet.keys.scheduled, fleet.keys.due):
+        fleet.client.zadd(zset, {delayed: odd_values.SCORES[name]})
+    minute_ago = timezone.now() - datetime.timedelta(minutes=1)
+    TaskRecord.objects.update(enqueued_at=minute_ago, run_after=minute_ago)
+    fleet.finish_all(delayed)
 
 
 @pytest.mark.parametrize("field", ["alive", "last", "resumed"])

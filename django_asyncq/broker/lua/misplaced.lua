@@ -28,7 +28,7 @@ for i = 2, #ARGV do
     if is_late then report(id, 'orphan') end
   elseif not is_state(state) or state == 'aggregating' or (state == 'active' and not known[2] and not call('ZSCORE', KEYS[3], id)) then
     report(id, 'orphan')
-  elseif zsets[state] and not call('ZSCORE', zsets[state], id) then
+  elseif zsets[state] and not dated(call('ZSCORE', zsets[state], id)) then
     report(id, 'orphan')
   end
 end

@@ -12,13 +12,14 @@ for i = 4, #ARGV do
   local key = ARGV[1] .. id
   local known = call('HMGET', key, 'state', 'priority', 'unique_key', 'fence', 'group')
   local stays = not (waits[known[1]] or not is_state(known[1]) or known[1] == 'active' and not known[4])
-  for zset = 3, 8 do stays = stays or call('ZSCORE', KEYS[zset], id) end
+  for zset = 3, 4 do stays = stays or call('ZSCORE', KEYS[zset], id) end
+  for zset = 5, 8 do stays = stays or dated(call('ZSCORE', KEYS[zset], id)) end
   for list = 1, 2 do stays = stays or call('LPOS', KEYS[list], id, 'RANK', -1) end
   if not stays and call('EXISTS', key) == 1 then
     repaired = repaired + 1
     if known[1] ~= 'pending' then
       release_lock(known[3], id)
-      call('ZREM', KEYS[9], id)
+      for zset = 5, 9 do call('ZREM', KEYS[zset], id) end
       if known[5] then call('ZREM', ARGV[3] .. known[5], id) end
       call('DEL', key)
     elseif whole(known[2]) then
