@@ -21,10 +21,11 @@ from django.utils import timezone
 from django_asyncq import conf, gates, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import QueueKeys
+from django_asyncq.definitions.names import lowest_uuid7_at
 from django_asyncq.definitions.retention_policy import Retention, current_rules
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.maintenance import pruner as pruning
-from django_asyncq.maintenance.pruner import Pruned, Pruner, lowest_uuid7_at, retention_is_over
+from django_asyncq.maintenance.pruner import Pruned, Pruner, retention_is_over
 from django_asyncq.models import Occurrence, Schedule, StartupRun, TaskRecord, TaskState
 
 from . import tasks

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 import uuid
+from datetime import datetime
 
 from ..exceptions import InvalidOption
 
@@ -56,3 +57,8 @@ def uuid7() -> uuid.UUID:
     random_bits = int.from_bytes(os.urandom(8)) & (1 << 62) - 1
     value = (instant >> 12) << 80 | 0x7 << 76 | (instant & 0xFFF) << 64 | 0b10 << 62 | random_bits
     return uuid.UUID(int=value)
+
+
+def lowest_uuid7_at(moment: datetime) -> uuid.UUID:
+    """Return the lowest UUIDv7 of a millisecond."""
+    return uuid.UUID(int=int(moment.timestamp() * 1000) << 80 | 0x7 << 76 | 0b10 << 62)
