@@ -27,11 +27,11 @@ from django_asyncq.admin import GateAdmin, TaskRecordAdmin, display
 from django_asyncq.admin.queries import MAX_LISTED, BoundedPaginator
 from django_asyncq.admin.task_admin import MASKED_COLUMNS
 from django_asyncq.broker.clients import Client as RedisClient
-from django_asyncq.definitions.names import lowest_uuid7_at
 from django_asyncq.exceptions import GateUnavailable
 from django_asyncq.models import Gate, TaskRecord, TaskState
 
 from . import tasks  # noqa: F401 - registers them
+from .clock import uuid7_at
 
 pytestmark = pytest.mark.django_db
 
@@ -62,7 +62,7 @@ def make(state: TaskState = TaskState.FAILED, *, name: str = "tests.tasks.add", 
         values.setdefault("attempt", 1)
         values.setdefault("errors", [error()])
     if enqueued_at := values.get("enqueued_at"):
-        values.setdefault("id", lowest_uuid7_at(enqueued_at))
+        values.setdefault("id", uuid7_at(enqueued_at))
     return TaskRecord.objects.create(state=state, name=name, **values)
 
 

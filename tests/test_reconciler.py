@@ -26,6 +26,7 @@ from django_asyncq.maintenance.sweep import Repairs
 from django_asyncq.models import Gate, TaskRecord, TaskState
 
 from . import tasks
+from .clock import uuid7_at
 from .redis_state import unknown
 from .runs import claimed
 from .workers import history, wait_until, workers
@@ -39,11 +40,10 @@ def reconciler() -> Reconciler:
     return Reconciler(Broker())
 
 
-def old(**fields: Any) -> TaskRecord:
-    """A row that was enqueued a minute ago and never pushed."""
-    return TaskRecord.objects.create(
-        name="tests.tasks.add", args=[1], enqueued_at=timezone.now() - timedelta(minutes=1), **fields
-    )
+def old(*, minutes: float = 1, **fields: Any) -> TaskRecord:
+    """A row that was enqueued some minutes ago and never pushed."""
+    then = timezone.now() - timedelta(minutes=minutes)
+    return TaskRecord.objects.create(id=uuid7_at(then), name="tests.tasks.add", args=[1], enqueued_at=then, **fields)
 
 
 def test_pushes_rows_that_were_never_pushed(reconciler: Reconciler) -> None:
@@ -390,8 +390,7 @@ def slow(reconciler: Reconciler, settings: Any, monkeypatch: pytest.MonkeyPatch)
     settings.ASYNCQ = {**settings.ASYNCQ, "RECONCILE_SECONDS": 1e-9}
     monkeypatch.setattr("django_asyncq.maintenance.reconciler.ROWS_PER_PAGE", 1)
     for _ in range(3):
-        old()
-    TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(hours=1))
+        old(minutes=60)
     reconciler.tick(1000.0)
     assert reconciler.current_sweep
     return reconciler
@@ -550,8 +549,7 @@ def test_an_interrupted_rebuild_starts_over_in_the_next_round(
     """Redis fails again during the rebuild. The sweep does not wait for a whole interval."""
     reconciler.tick(1000.0)
     Broker().client.delete(f"{conf.current().key_prefix}:alive")
-    lost = old()
-    TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(hours=1))
+    lost = old(minutes=60)
 
     def away() -> int:
         raise BrokerUnavailable("gone again")
