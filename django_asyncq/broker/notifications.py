@@ -6,7 +6,6 @@ those see `handoff`.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -14,11 +13,12 @@ from typing import Any, Protocol
 from redis.exceptions import RedisError
 
 from ..exceptions import BrokerUnavailable
+from ..guard import get_logger
 from . import clients
 from .keys import keys_of, names_channel
 from .redis_internals import shut_down
 
-logger = logging.getLogger("django_asyncq.broker")
+logger = get_logger("django_asyncq.broker")
 
 LISTEN_SECONDS = 1.0
 STOP_SECONDS = 2.0

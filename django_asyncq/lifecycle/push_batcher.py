@@ -11,7 +11,6 @@ Source: RFC 896 (Nagle), with time in place of the acknowledgement.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 import time
@@ -22,10 +21,11 @@ from django.db import connections
 from django.template.defaultfilters import pluralize
 
 from .. import conf, failpoints
+from ..guard import get_logger
 from ..models import TaskRecord
 from .dispatching import dispatch
 
-logger = logging.getLogger("django_asyncq.lifecycle")
+logger = get_logger("django_asyncq.lifecycle")
 
 # Commits within PUSH_BATCH_SECONDS that make a dense stream. With fewer, waiting costs each task more than it saves.
 DENSE = 4

@@ -7,7 +7,6 @@ Schedules, repairs and pruning run only in the leader, which is the process that
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from ..broker import Broker
 from ..broker.keys import due_channel
 from ..broker.notifications import Listener
 from ..exceptions import BrokerUnavailable, LockLost
+from ..guard import get_logger
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..models import TaskRecord, TaskState
 from ..scheduling.asynq_entries import BEAT_SECONDS, SchedulerEntries
@@ -34,7 +34,7 @@ from .pruner import Pruner
 from .reconciler import Reconciler
 from .startup_tasks import StartupRunner
 
-logger = logging.getLogger("django_asyncq.maintenance.service")
+logger = get_logger("django_asyncq.maintenance.service")
 
 # Times in Redis are whole seconds, so a task that is due this soon counts as due.
 DUE_WITHIN_SECONDS = 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from datetime import datetime
 
@@ -13,12 +12,13 @@ from django.utils import timezone
 from .. import lifecycle
 from ..broker import Broker, Lease
 from ..exceptions import BrokerUnavailable, TaskNotRegistered, TaskTimeout
+from ..guard import get_logger
 from ..registry import registered
 from ..results import next_attempt_at
 from ..worker.options import WorkerOptions
 from .processes import Child
 
-logger = logging.getLogger("django_asyncq.supervisor")
+logger = get_logger("django_asyncq.supervisor")
 
 RECOVER_AGAIN_SECONDS = 1.0
 

@@ -7,7 +7,6 @@ that may take long (forwarding, reconciling) is done by `maintenance` in threads
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import signal
 import time
@@ -19,6 +18,7 @@ from django.db import connections
 
 from .. import conf
 from ..broker import Broker
+from ..guard import get_logger
 from ..maintenance.service import MaintenanceService
 from ..worker.options import WorkerOptions
 from ..worker.wakeup import Wakeup
@@ -26,7 +26,7 @@ from .leases import LeaseKeeper
 from .processes import Child, Processes, WorkersCannotStart
 from .recovery import Recovery
 
-logger = logging.getLogger("django_asyncq.supervisor")
+logger = get_logger("django_asyncq.supervisor")
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 TICK_SECONDS = 0.2

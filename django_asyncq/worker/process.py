@@ -6,7 +6,6 @@ must not look dead.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import signal
@@ -20,6 +19,7 @@ from django.db import connections
 from .. import conf, lifecycle
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable
+from ..guard import get_logger
 from .execute.executors import Executors
 from .execute.job import Job, JobPhase
 from .execute.jobs import Jobs
@@ -31,7 +31,7 @@ from .reporter import Reporter
 from .slot_table import SlotTable
 from .wakeup import Reason, Wakeup
 
-logger = logging.getLogger("django_asyncq.worker")
+logger = get_logger("django_asyncq.worker")
 
 REQUEUE_AFTER_SECONDS = 0.15
 MARK_AFTER_SECONDS = 0.05

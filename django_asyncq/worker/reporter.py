@@ -23,13 +23,14 @@ from django.utils import timezone
 from .. import compat, failpoints, lifecycle
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable, LeaseLost, RetryRequested
+from ..guard import get_logger
 from ..lifecycle.events import log_extra
 from ..models import TaskRecord, TaskState
 from ..results import next_attempt_at, result_of, sender_of
 from .execute.job import Job, JobPhase, Outcome
 from .wakeup import Reason, Wakeup
 
-logger = logging.getLogger("django_asyncq.worker")
+logger = get_logger("django_asyncq.worker")
 
 LARGEST_BATCH = 500
 SHORTEST_WAIT_SECONDS = 0.005

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from django.utils import timezone
 from ... import compat, conf, failpoints, lifecycle
 from ...context import Ending, TaskContext
 from ...exceptions import TaskNotRunnable, TaskTimeout
+from ...guard import get_logger
 from ...lifecycle.events import log_extra
 from ...results import result_of, sender_of
 from ..fetch.capacity import Capacity
@@ -30,7 +30,7 @@ from .completion import Completion
 from .connections import tidy_connections
 from .job import Job, JobPhase, Outcome
 
-logger = logging.getLogger("django_asyncq.worker")
+logger = get_logger("django_asyncq.worker")
 
 
 class JobRunner:

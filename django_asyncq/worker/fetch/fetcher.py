@@ -5,7 +5,6 @@ The main thread does all of it. It sleeps as long as is said here, and on the so
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ from ...broker import Broker, Dequeued
 from ...broker.handoff import Handoff
 from ...broker.notifications import QueueListener
 from ...exceptions import BrokerUnavailable, TaskNotRegistered
+from ...guard import get_logger
 from ...lifecycle.events import log_extra
 from ...registry import registered
 from ..execute.executors import Executors
@@ -28,7 +28,7 @@ from .capacity import Capacity
 from .pacing import SHORTEST_PAUSE_SECONDS, Pacing
 from .queue_order import QueueOrder
 
-logger = logging.getLogger("django_asyncq.worker")
+logger = get_logger("django_asyncq.worker")
 
 IDLE_LOOK_SECONDS = 5.0
 # How many outcomes may wait to be written, each with a result of up to a megabyte: two batches. Beyond that nothing is
