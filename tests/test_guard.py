@@ -72,8 +72,11 @@ def test_a_block_is_outlived_and_logged(
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, Uncommon])
-def test_a_request_to_stop_passes_in_a_process_of_the_project(kind: type[BaseException]) -> None:
+def test_a_request_to_stop_passes_in_a_process_of_the_project(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A web server's: Ctrl-C, gunicorn's exit, gevent's timeout. An Exception is caught there too."""
+    monkeypatch.setattr(guard, "_is_own_process", False)
     with pytest.raises(kind):
         guard.attempt(raiser(kind()))
     with pytest.raises(kind), guard.outlives(guard.get_logger("django_asyncq.tests"), "text"):
@@ -81,8 +84,9 @@ def test_a_request_to_stop_passes_in_a_process_of_the_project(kind: type[BaseExc
     assert isinstance(guard.attempt(raiser(ValueError())).error, ValueError)
 
 
-def test_a_thread_of_the_package_catches_everything_in_any_process() -> None:
+def test_a_thread_of_the_package_catches_everything_in_any_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the push batcher's, in a web server."""
+    monkeypatch.setattr(guard, "_is_own_process", False)
     found: list[Any] = []
 
     def work() -> None:
