@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from django.utils import timezone
 
 from .. import conf, failpoints
 from ..broker import Broker, Dequeued, Lease
+from ..guard import get_logger
 from ..models import TaskRecord, TaskState
 from ..storage.batches import FencedWrite, write_fenced
 from .dispatching import dispatch
@@ -19,7 +19,7 @@ from .messages import entry_of, message_of
 from .outcome_spill import replay_outcomes
 from .running import Run, acknowledge, count_crash, load_rows
 
-logger = logging.getLogger("django_asyncq.lifecycle")
+logger = get_logger("django_asyncq.lifecycle")
 
 POSTPONE_SECONDS = 15
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -20,13 +19,14 @@ from django.template.defaultfilters import pluralize
 from .. import failpoints
 from ..broker import Broker, Lease
 from ..definitions.payload import json_bytes
+from ..guard import get_logger
 from ..models import TaskRecord, TaskState
 from ..storage.batches import FencedWrite, write_fenced
 from .dispatching import by_queue
 from .events import announce, log_extra
 from .running import Run, acknowledge, strip_result
 
-logger = logging.getLogger("django_asyncq.lifecycle")
+logger = get_logger("django_asyncq.lifecycle")
 
 LARGEST_BYTES = 1_048_576
 PLAIN = ("state", "attempt", "return_value", "worker_ids")

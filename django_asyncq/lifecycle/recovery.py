@@ -14,6 +14,7 @@ from .. import failpoints
 from ..broker import Broker, Lease
 from ..models import TaskRecord, TaskState
 from ..storage.batches import FencedWrite, write_fenced
+from ..threads import EX_SOFTWARE
 from .dispatching import dispatch
 from .events import announce
 from .messages import entry_of, later_fence, message_of
@@ -142,4 +143,6 @@ def describe_exit(exit_code: int | None) -> str:
     """Describe how a worker process exited, for the error on the row."""
     if exit_code is not None and exit_code < 0:
         return f"its process was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    if exit_code == EX_SOFTWARE:
+        return f"a thread of its process died, so the process exited with code {exit_code}"
     return f"its process exited with code {exit_code}"

@@ -7,7 +7,6 @@ the rows of a whole batch, and only those of runs that still hold their fence.
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,15 +21,17 @@ from django.utils import timezone
 
 from .. import conf, failpoints
 from ..broker import Broker, Lease
+from ..definitions.exception_text import class_path, text_of
 from ..definitions.payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_result, storable_text
 from ..exceptions import WorkerLost
+from ..guard import get_logger
 from ..models import TaskRecord, TaskState
 from ..storage.batches import FencedWrite, read_rows, write_fenced
 from .dispatching import by_queue
 from .events import announce, log_extra
 from .messages import message_of
 
-logger = logging.getLogger("django_asyncq.lifecycle")
+logger = get_logger("django_asyncq.lifecycle")
 
 UUID_TEXT = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -163,12 +164,11 @@ def fail(
 
 def add_error(record: TaskRecord, exception: BaseException, traceback: str, now: datetime) -> None:
     """Append the error of a failed attempt, in memory."""
-    kind = type(exception)
     record.errors = [
         *record.errors,
         {
-            "exception": f"{kind.__module__}.{kind.__qualname__}",
-            "message": storable_text(_message(exception), MESSAGE_CHARACTERS),
+            "exception": class_path(exception),
+            "message": text_of(exception),
             "traceback": storable_text(traceback, TRACEBACK_CHARACTERS),
             "attempt": record.attempt,
             "worker": record.worker_ids[-1] if record.worker_ids else "",
@@ -176,13 +176,6 @@ def add_error(record: TaskRecord, exception: BaseException, traceback: str, now:
             "failed_at": now.isoformat(),
         },
     ]
-
-
-def _message(exception: BaseException) -> str:
-    try:
-        return str(exception)
-    except Exception as error:  # noqa: BLE001 - a user's __str__ may raise anything
-        return f"<no message: its __str__ raised {type(error).__qualname__}>"
 
 
 def undo_attempt(record: TaskRecord) -> None:

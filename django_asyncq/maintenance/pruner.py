@@ -6,7 +6,6 @@ short transaction, and a pass is followed by a pause. Nothing is deleted early; 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -22,9 +21,10 @@ from .. import conf, lifecycle, registry
 from ..broker import Broker
 from ..definitions.names import lowest_uuid7_at
 from ..definitions.retention_policy import Outcome, Retention, Rules, current_rules
+from ..guard import get_logger
 from ..models import Occurrence, StartupRun, TaskRecord, TaskState
 
-logger = logging.getLogger("django_asyncq.maintenance.pruner")
+logger = get_logger("django_asyncq.maintenance.pruner")
 
 # PostgreSQL reads 5,000 rows of the primary key in some ms; a row that stays costs about a microsecond.
 ROWS_PER_PAGE = 5000

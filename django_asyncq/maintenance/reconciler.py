@@ -45,11 +45,12 @@ from .. import conf, failpoints, gates, lifecycle
 from ..broker import Broker, Expired, Lease, Reachability
 from ..broker.inspection import EntryState, Inspection, Page
 from ..exceptions import BrokerUnavailable, GateUnavailable
+from ..guard import get_logger
 from ..lifecycle.messages import entry_of, later_fence
 from ..models import Gate, TaskRecord, TaskState
 from .sweep import Repairs, Sweep
 
-logger = logging.getLogger("django_asyncq.maintenance.reconciler")
+logger = get_logger("django_asyncq.maintenance.reconciler")
 
 # The process that enqueued a younger row may still be pushing it.
 GRACE_SECONDS = 3

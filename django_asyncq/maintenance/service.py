@@ -7,7 +7,6 @@ Schedules, repairs and pruning run only in the leader, which is the process that
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,16 +24,18 @@ from ..broker import Broker
 from ..broker.keys import due_channel
 from ..broker.notifications import Listener
 from ..exceptions import BrokerUnavailable, LockLost
+from ..guard import get_logger
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..models import TaskRecord, TaskState
 from ..scheduling.asynq_entries import BEAT_SECONDS, SchedulerEntries
 from ..scheduling.scheduler import Fired, Scheduler
+from ..threads import LongLivedThread
 from .forwarder import forward_due
 from .pruner import Pruner
 from .reconciler import Reconciler
 from .startup_tasks import StartupRunner
 
-logger = logging.getLogger("django_asyncq.maintenance.service")
+logger = get_logger("django_asyncq.maintenance.service")
 
 # Times in Redis are whole seconds, so a task that is due this soon counts as due.
 DUE_WITHIN_SECONDS = 2
@@ -52,24 +53,26 @@ STOP_SECONDS = 10.0
 STARTUP_GRACE_SECONDS = 2.0
 
 
-class Loop(threading.Thread):
+class Loop(LongLivedThread):
     """Repeat a step until stopped.
 
     step: returns the seconds until its next call; None ends the loop. is_enabled: whether this process may do the step
     now; while it may not, the loop uses neither store and says nothing about them.
+    A step may raise anything, SystemExit of the project's code included: nothing is kept from one step to the next, so
+    it is called again.
     """
 
     def __init__(
         self, name: str, step: Callable[[], float | None], is_enabled: Callable[[], bool] = lambda: True
     ) -> None:
-        super().__init__(name=name, daemon=True)
+        super().__init__(name, self.repeat)
         self._step = step
         self._is_enabled = is_enabled
         self._wakeup = threading.Event()
         self._is_stopping = False
         self._is_failing = False
 
-    def run(self) -> None:
+    def repeat(self) -> None:
         """Step and sleep in turn until stopped."""
         try:
             while not self._is_stopping:
@@ -92,9 +95,9 @@ class Loop(threading.Thread):
 
     def tick(self) -> float | None:
         """Do one step if it is enabled; log an outage once when it begins and once when it is over."""
-        if not self._is_enabled():
-            return DISABLED_POLL_SECONDS
         try:
+            if not self._is_enabled():
+                return DISABLED_POLL_SECONDS
             close_old_connections()
             pause = self._step()
         except LockLost as error:
@@ -106,7 +109,7 @@ class Loop(threading.Thread):
                 logger.warning("the %s loop cannot reach a store and tries again: %s", self.name, error)
             self._is_failing = True
             return ERROR_PAUSE_SECONDS
-        except Exception:
+        except BaseException:
             logger.exception("the %s loop failed and tries again", self.name)
             return ERROR_PAUSE_SECONDS
         if self._is_failing:
@@ -184,6 +187,12 @@ class MaintenanceService:
     def is_alive(self) -> bool:
         """Return whether a thread still runs."""
         return any(loop.is_alive() for loop in self._loops)
+
+    @property
+    def dead_threads(self) -> list[str]:
+        """The names of threads that have died, without which this process does not do its work."""
+        threads = [(loop.name, loop.has_died) for loop in self._loops]
+        return [name for name, has_died in [*threads, ("listener", self._due_listener.has_died)] if has_died]
 
     def has_no_work(self, backend: str) -> bool:
         """Return whether the rows show no task of this alias as queued, running or due; False when in doubt."""

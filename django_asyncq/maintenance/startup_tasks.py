@@ -7,7 +7,6 @@ and with what result.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import socket
@@ -20,13 +19,14 @@ from django.db.models import Value
 from .. import conf, failpoints
 from ..definitions.schedules import StartupTask, startup_tasks
 from ..exceptions import LockLost
+from ..guard import get_logger
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..lifecycle import describe_exit
 from ..models import StartupRun
 from ..storage.database_time import DatabaseNow
 from ..worker.bootstrap import run_startup_task
 
-logger = logging.getLogger("django_asyncq.maintenance.startup_tasks")
+logger = get_logger("django_asyncq.maintenance.startup_tasks")
 
 # While a process runs, and while another process holds the lock.
 POLL_SECONDS = 0.2

@@ -7,6 +7,6 @@
 from __future__ import annotations
 
 from .processes import WorkersCannotStart
-from .supervision import Supervisor
+from .supervision import Supervisor, ThreadDied
 
-__all__ = ["Supervisor", "WorkersCannotStart"]
+__all__ = ["Supervisor", "ThreadDied", "WorkersCannotStart"]

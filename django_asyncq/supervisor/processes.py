@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import time
@@ -11,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import failpoints, lifecycle
+from ..guard import get_logger
 from ..worker.bootstrap import start
 from ..worker.crash_stack import CrashStack
 from ..worker.options import READY, WorkerOptions
 from ..worker.slot_table import SlotTable
 
-logger = logging.getLogger("django_asyncq.supervisor")
+logger = get_logger("django_asyncq.supervisor")
 
 # A process that dies younger than this is replaced after growing pauses.
 YOUNG_SECONDS = 5.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from datetime import datetime
 
@@ -13,12 +12,14 @@ from django.utils import timezone
 from .. import lifecycle
 from ..broker import Broker, Lease
 from ..exceptions import BrokerUnavailable, TaskNotRegistered, TaskTimeout
+from ..guard import get_logger
 from ..registry import registered
-from ..results import next_attempt_at
+from ..results import Judgement, judge_failure
+from ..threads import EX_SOFTWARE
 from ..worker.options import WorkerOptions
 from .processes import Child
 
-logger = logging.getLogger("django_asyncq.supervisor")
+logger = get_logger("django_asyncq.supervisor")
 
 RECOVER_AGAIN_SECONDS = 1.0
 
@@ -69,12 +70,23 @@ class Recovery:
                 child.worker_id,
                 leases,
                 reason=lifecycle.describe_exit(child.exit_code),
-                crashed=child.exit_code != 0 and not child.overdue,
+                crashed=_counts(child, started),
                 started=started,
                 timed_out=_timed_out(leases, child.overdue),
                 stack=child.stack,
             )
             logger.info("worker %s: tasks recovered in queue %s: %d", child.worker_id, queue, recovered)
+
+
+def _counts(child: Child, started: set[str]) -> bool:
+    """Whether the death of a process counts as a crash of what it ran.
+
+    A process that exited because one of its threads died says so by its exit code. Only a task that ran alone in it
+    can be to blame.
+    """
+    if child.exit_code == EX_SOFTWARE and len(started) > 1:
+        return False
+    return child.exit_code != 0 and not child.overdue
 
 
 def _timed_out(leases: list[Lease], overdue: set[str]) -> dict[str, tuple[BaseException, datetime | None]]:
@@ -86,8 +98,8 @@ def _timed_out(leases: list[Lease], overdue: set[str]) -> dict[str, tuple[BaseEx
             f"its process was replaced"
         )
         try:
-            retry_at = next_attempt_at(registered(record.name), record, error, timezone.now())
+            judgement = judge_failure(registered(record.name), record, error, timezone.now())
         except TaskNotRegistered:
-            retry_at = None
-        decided[id] = (error, retry_at)
+            judgement = Judgement(error, None)
+        decided[id] = (judgement.exception, judgement.retry_at)
     return decided

@@ -7,7 +7,6 @@ that may take long (forwarding, reconciling) is done by `maintenance` in threads
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import signal
 import time
@@ -19,6 +18,7 @@ from django.db import connections
 
 from .. import conf
 from ..broker import Broker
+from ..guard import get_logger, own_process
 from ..maintenance.service import MaintenanceService
 from ..worker.options import WorkerOptions
 from ..worker.wakeup import Wakeup
@@ -26,12 +26,16 @@ from .leases import LeaseKeeper
 from .processes import Child, Processes, WorkersCannotStart
 from .recovery import Recovery
 
-logger = logging.getLogger("django_asyncq.supervisor")
+logger = get_logger("django_asyncq.supervisor")
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 TICK_SECONDS = 0.2
 # After the tasks' own grace period: time to write the last outcomes.
 EXIT_MARGIN_SECONDS = 8.0
+
+
+class ThreadDied(RuntimeError):
+    """A maintenance thread of the supervisor has died; the log says why."""
 
 
 def ignore_signals() -> None:
@@ -79,8 +83,9 @@ class Supervisor:
     def run(self) -> None:
         """Supervise until stopped. A second SIGTERM or SIGINT requeues the running tasks at once.
 
-        Raises: WorkersCannotStart, of a burst.
+        Raises: WorkersCannotStart, of a burst; ThreadDied, after an orderly stop.
         """
+        own_process()
         self.wakeup.attach_signals()
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
@@ -108,6 +113,8 @@ class Supervisor:
         """Do one round of supervision: each step below, if it is due."""
         now = time.monotonic()
         self._look_after_children(now)
+        if dead := self.maintenance.dead_threads:
+            raise ThreadDied(f"the supervisor stops, since its thread {dead[0]} has died; the log says why")
         if self.code_changed is not None and self.code_changed():
             logger.info("code has changed: restarting worker processes")
             self.processes.signal_all(signal.SIGTERM)

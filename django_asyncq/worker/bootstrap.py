@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import traceback
 from typing import Any
 
+from ..threads import EX_SOFTWARE, LongLivedThread
 from .crash_stack import write_crash_stack
 from .options import WorkerOptions
 from .slot_table import SlotTable
@@ -32,7 +32,7 @@ def start(options: WorkerOptions, slot_table: SlotTable, supervisor: Any, stack_
 
 def run_startup_task(name: str, supervisor: Any) -> None:
     """Run one start-up task; send the supervisor "" or the traceback. Exits when the supervisor does."""
-    threading.Thread(target=_exit_with, args=(supervisor,), daemon=True).start()
+    LongLivedThread("supervisor", lambda: _exit_with(supervisor), on_death=lambda name: os._exit(EX_SOFTWARE)).start()
     try:
         _set_up()
 

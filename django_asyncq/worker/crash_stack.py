@@ -6,13 +6,14 @@ The process writes them itself, in C, when the interpreter may be broken (faulth
 from __future__ import annotations
 
 import faulthandler
-import logging
 import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-logger = logging.getLogger("django_asyncq.supervisor")
+from ..guard import get_logger
+
+logger = get_logger("django_asyncq.supervisor")
 
 # As much as one of a row's errors may hold.
 LARGEST_BYTES = 65_536

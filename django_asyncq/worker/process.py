@@ -6,7 +6,6 @@ must not look dead.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import signal
@@ -20,6 +19,8 @@ from django.db import connections
 from .. import conf, lifecycle
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable
+from ..guard import get_logger, own_process
+from ..threads import EX_SOFTWARE, exit_process
 from .execute.executors import Executors
 from .execute.job import Job, JobPhase
 from .execute.jobs import Jobs
@@ -29,9 +30,10 @@ from .fetch.fetcher import Fetcher
 from .options import READY, WorkerOptions
 from .reporter import Reporter
 from .slot_table import SlotTable
+from .thread_death import ThreadDeath
 from .wakeup import Reason, Wakeup
 
-logger = logging.getLogger("django_asyncq.worker")
+logger = get_logger("django_asyncq.worker")
 
 REQUEUE_AFTER_SECONDS = 0.15
 MARK_AFTER_SECONDS = 0.05
@@ -60,7 +62,8 @@ class WorkerProcess:
             max_tasks=options.max_tasks,
             max_memory_mb=options.max_memory_mb,
         )
-        self.reporter = Reporter(self.broker, self.worker_id, self.wakeup, self.capacity.quiet)
+        on_death = ThreadDeath(self.worker_id, self.jobs)
+        self.reporter = Reporter(self.broker, self.worker_id, self.wakeup, self.capacity.quiet, on_death=on_death)
         runner = JobRunner(self.worker_id, slot_table, self.reporter, self.capacity)
         self.executors = Executors(runner, self.jobs, options.concurrency)
         self.fetcher = Fetcher(
@@ -71,6 +74,7 @@ class WorkerProcess:
             executors=self.executors,
             reporter=self.reporter,
             wakeup=self.wakeup,
+            on_death=on_death,
         )
         self.stop_requests = 0
 
@@ -78,11 +82,12 @@ class WorkerProcess:
 
     def run(self) -> None:
         """Work until asked to stop, until used up, or until the supervisor is dead."""
+        own_process()
         self.install_signals()
         self.reporter.start()
         self.supervisor.send(READY)
         logger.info("worker %s started: %d slots", self.worker_id, self.options.concurrency)
-        exit_code = 1
+        exit_code = EX_SOFTWARE
         try:
             while not self._must_stop():
                 if self.jobs.count:
@@ -91,11 +96,13 @@ class WorkerProcess:
                     self.capacity.check_quiet()
                     self._sleep()
             exit_code = 0
-        except Exception:
+        except BaseException:
             # Logged here, because this process exits without a traceback.
             logger.exception("worker %s failed; draining", self.worker_id)
-        finally:
+        try:
             self.shut_down(exit_code)
+        except BaseException:  # noqa: BLE001 - it is logged by the last words
+            exit_process(lambda: logger.exception("worker %s failed while it drained", self.worker_id))
 
     def install_signals(self) -> None:
         """Handle SIGTERM and SIGINT, and be woken by them."""

@@ -16,7 +16,8 @@ from ...broker import Broker
 from ...definitions.names import QUEUE_NAME, check_queue_name
 from ...exceptions import BrokerUnavailable, InvalidOption
 from ...registry import load_task_modules, registered_names
-from ...supervisor import Supervisor, WorkersCannotStart
+from ...supervisor import Supervisor, ThreadDied, WorkersCannotStart
+from ...threads import EX_SOFTWARE
 from ...worker.options import WorkerOptions
 
 
@@ -164,6 +165,8 @@ class Command(BaseCommand):
             supervisor.run()
         except WorkersCannotStart as error:
             raise CommandError(str(error)) from error
+        except ThreadDied as error:
+            raise CommandError(str(error), returncode=EX_SOFTWARE) from error
 
     def _backend(self, alias: str) -> Any:
         try:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +18,9 @@ from django.utils import timezone
 
 from ... import compat, conf, failpoints, lifecycle
 from ...context import Ending, TaskContext
+from ...definitions.exception_text import is_a
 from ...exceptions import TaskNotRunnable, TaskTimeout
+from ...guard import get_logger
 from ...lifecycle.events import log_extra
 from ...results import result_of, sender_of
 from ..fetch.capacity import Capacity
@@ -30,7 +31,7 @@ from .completion import Completion
 from .connections import tidy_connections
 from .job import Job, JobPhase, Outcome
 
-logger = logging.getLogger("django_asyncq.worker")
+logger = get_logger("django_asyncq.worker")
 
 
 class JobRunner:
@@ -90,7 +91,10 @@ class JobRunner:
         if not isinstance(record.args, list) or not isinstance(record.kwargs, dict):
             raise TaskNotRunnable("the row's arguments are not a list and an object")
         result = result_of(record)
-        compat.task_started.send_robust(sender_of(job.task.backend), task_result=result)
+        try:
+            compat.task_started.send_robust(sender_of(job.task.backend), task_result=result)
+        except BaseException:  # `send_robust` outlives an Exception only
+            logger.exception("task %s: a receiver of task_started failed", record.id, extra=log_extra(record))
         arguments = list(record.args)
         if job.task.takes_context:
             completion = self._completion(job)
@@ -125,7 +129,7 @@ class JobRunner:
     def _tidy(self, job: Job) -> None:
         try:
             tidy_connections()
-        except Exception:
+        except BaseException:
             record = job.run.record
             logger.exception("task %s: its database connection could not be tidied", record.id, extra=log_extra(record))
 
@@ -153,7 +157,7 @@ class JobRunner:
                 )
             return None
         job.phase = JobPhase.REPORTED
-        if job.is_overdue(time.monotonic()) and not isinstance(exception, TaskTimeout):
+        if job.is_overdue(time.monotonic()) and not is_a(exception, TaskTimeout):
             cause, exception = exception, job.timed_out()
             exception.__cause__ = cause
         failpoints.reach("run.function_returned")
