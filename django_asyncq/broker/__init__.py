@@ -40,8 +40,6 @@ IDS_PER_CALL = 200
 ARCHIVED_PER_CALL = 100
 # Removing an id from a pending list of 100,000 ids takes about 1 ms: 50 of them, 50 ms.
 REMOVED_PER_CALL = 50
-# An outcome may have a megabyte. Reading them is not limited like this: hardly any task has one.
-OUTCOMES_PER_CALL = 20
 # How many leases are looked at: those of Go workers may come before our own.
 LEASES_LOOKED_AT = 1000
 COUNTER_SECONDS = 90 * 86_400
@@ -332,25 +330,6 @@ class Broker:
         for part in _chunks([_lease_of(lease) for lease in leases], IDS_PER_CALL):
             arguments = [keys.task_prefix, delay_seconds, due_channel(), *part]
             found += [int(age) for age in scripts.run("postpone", self.client, places, arguments)]
-        return found
-
-    def spill_outcomes(self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes]]) -> list[str]:
-        """Store the outcomes of runs with their tasks, for another process to record, and expire their leases.
-
-        items: (lease, outcome). Returns, for each: "spilled", "stale" or "missing".
-        """
-        keys = keys_of(queue)
-        rows = [[*_lease_of(lease), outcome] for lease, outcome in items]
-        places = [keys.lease, keys.held(worker_id)]
-        return self._words("spill_outcomes", places, [keys.task_prefix], rows, size=OUTCOMES_PER_CALL)
-
-    def spilled_outcomes(self, queue: str, ids: Sequence[str]) -> dict[str, bytes]:
-        """Return the outcomes that `spill_outcomes` stored with these tasks, by id."""
-        keys = keys_of(queue)
-        found: dict[str, bytes] = {}
-        for part in _chunks([[id_bytes(id)] for id in ids], IDS_PER_CALL):
-            flat = scripts.run("spilled_outcomes", self.client, [keys.pending], [keys.task_prefix, *part])
-            found |= {id_text(id): outcome for id, outcome in zip(flat[::2], flat[1::2], strict=True)}
         return found
 
     # --- maintenance

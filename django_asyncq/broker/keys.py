@@ -41,6 +41,11 @@ def reachability_key() -> str:
     return f"{{{alive_key()}}}:reachability"
 
 
+def key_check_key() -> str:
+    """Own: the string that the leader has signed, so that other processes notice when their SECRET_KEY differs."""
+    return f"{prefix()}:key-check"
+
+
 def handoff_key(worker_id: str) -> str:
     """Own: the hash of a worker's handoff: "" while it is ready for a task; queue → id of one it has not read."""
     return f"{prefix()}:handoff:{worker_id}"

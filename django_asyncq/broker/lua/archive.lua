@@ -17,7 +17,7 @@ for i = 6, #ARGV, 3 do
     redis.call('ZREM', KEYS[2], id)
     redis.call('HDEL', KEYS[3], id)
     if known[2] then
-      redis.call('HDEL', key, 'worker', 'parked_at', 'outcome')
+      redis.call('HDEL', key, 'worker', 'parked_at', 'outcome', 'outcome_waited')
       redis.call('ZADD', KEYS[4], now, id)
       redis.call('HSET', key, 'state', 'archived')
       if message ~= '' then redis.call('HSET', key, 'msg', message) end

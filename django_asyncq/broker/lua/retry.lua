@@ -16,7 +16,7 @@ for i = 6, #ARGV, 4 do
     redis.call('ZREM', KEYS[2], id)
     redis.call('HDEL', KEYS[3], id)
     if known[2] then
-      redis.call('HDEL', key, 'worker', 'parked_at', 'outcome')
+      redis.call('HDEL', key, 'worker', 'parked_at', 'outcome', 'outcome_waited')
       redis.call('ZADD', KEYS[4], due, id)
       redis.call('HSET', key, 'msg', message, 'state', 'retry')
       nearer = nearer or redis.call('ZRANGE', KEYS[4], 0, 0)[1] == id
