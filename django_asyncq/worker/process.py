@@ -6,6 +6,7 @@ must not look dead.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import select
@@ -61,7 +62,7 @@ class WorkerProcess:
             max_memory_mb=options.max_memory_mb,
         )
         self.reporter = Reporter(self.broker, self.worker_id, self.wakeup, self.capacity.quiet)
-        runner = JobRunner(self.worker_id, slot_table, self.reporter, self.capacity)
+        runner = JobRunner(self.worker_id, slot_table, self.reporter, self.capacity, asyncio.new_event_loop())
         self.executors = Executors(runner, self.jobs, options.concurrency)
         self.fetcher = Fetcher(
             self.broker,

@@ -74,7 +74,7 @@ class AsyncExecutor(Executor):
         super().__init__(runner, jobs)
         self._free_slots = deque(range(first_slot, first_slot + count))
         self._coroutines: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
+        self._loop = runner.loop
         threading.Thread(target=self._loop.run_forever, name="loop", daemon=True).start()
 
     def put(self, jobs: Sequence[Job]) -> None:
