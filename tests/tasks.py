@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import json
 import multiprocessing
 import os
@@ -72,6 +73,58 @@ async def add_async(a: int, b: int = 0) -> int:
     """Return a sum, later."""
     await asyncio.sleep(0)
     return a + b
+
+
+def passes_on(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate as many libraries do, without a look at what kind of function it is."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@task
+@passes_on
+async def decorated_async(seconds: float) -> int:
+    """Return the number of rows, later, and use the database in a thread."""
+    from asgiref.sync import sync_to_async
+
+    from django_asyncq.models import TaskRecord
+
+    await asyncio.sleep(seconds)
+    rows = await sync_to_async(TaskRecord.objects.count)()
+    note("decorated_async", rows=rows)
+    return rows
+
+
+@task(timeout=0.3)
+@passes_on
+async def decorated_overruns() -> None:
+    """Wait longer than the timeout."""
+    await asyncio.sleep(60)
+
+
+@task
+@passes_on
+async def decorated_exits() -> None:
+    """Try to take the event loop along."""
+    raise SystemExit(3)
+
+
+@task(atomic=True)
+@passes_on
+async def decorated_atomic() -> None:
+    """Return a coroutine within a transaction."""
+
+
+@task(max_attempts=3)
+@passes_on
+def decorated_generator() -> Any:
+    """Yield; nothing of this runs."""
+    note("decorated_generator")
+    yield 1
 
 
 @task(takes_context=True, max_attempts=3, backoff=0, give_up_on=(Fatal,))

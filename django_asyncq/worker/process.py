@@ -6,6 +6,7 @@ must not look dead.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import signal
@@ -64,7 +65,7 @@ class WorkerProcess:
         )
         on_death = ThreadDeath(self.worker_id, self.jobs)
         self.reporter = Reporter(self.broker, self.worker_id, self.wakeup, self.capacity.quiet, on_death=on_death)
-        runner = JobRunner(self.worker_id, slot_table, self.reporter, self.capacity)
+        runner = JobRunner(self.worker_id, slot_table, self.reporter, self.capacity, asyncio.new_event_loop())
         self.executors = Executors(runner, self.jobs, options.concurrency)
         self.fetcher = Fetcher(
             self.broker,
