@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from django_asyncq.worker.process_groups import (
 )
 
 from . import process_tasks
-from .workers import read_of_living, run_workers, wait_until, workers
+from .workers import ROOT, environment, read_of_living, run_workers, wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -132,3 +133,23 @@ def test_dead_child_is_seen_before_it_is_reaped() -> None:
     assert not Path(f"/proc/{child.pid}").exists()
     assert has_exited(child)
     signal_group(child, signal.SIGTERM)
+
+
+# --- memory
+
+
+def test_memory_is_that_of_the_process_itself_and_of_now() -> None:
+    """Neither what its parent once had, nor what it has freed itself."""
+    code = (
+        "import subprocess, sys\n"
+        "from django_asyncq.worker.memory import memory_mb\n"
+        "block = b'1' * (300 << 20); full = memory_mb(); del block\n"
+        "assert full > 300 > memory_mb() + 100, (full, memory_mb())\n"
+        "show = 'from django_asyncq.worker.memory import memory_mb; print(memory_mb())'\n"
+        "block = b'1' * (300 << 20); subprocess.run([sys.executable, '-c', show], check=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert 5 < float(done.stdout) < 200
