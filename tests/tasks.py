@@ -19,6 +19,8 @@ from typing import Any
 from django_asyncq import compat, startup_task, task
 from django_asyncq.context import TaskContext
 
+from . import process_tasks  # noqa: F401 - its tasks are registered
+
 if os.environ.get("ASYNCQ_TEST_BREAK_WORKERS") and multiprocessing.parent_process() is not None:
     raise ImportError("broken on purpose, in worker processes only")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from ..guard import get_logger
 from ..worker.bootstrap import start
 from ..worker.crash_stack import CrashStack
 from ..worker.options import READY, WorkerOptions
+from ..worker.process_groups import has_exited, kill_group, reap_group, signal_group, signal_process, start_of_child
 from ..worker.slot_table import SlotTable
 
 logger = get_logger("django_asyncq.supervisor")
@@ -61,6 +61,7 @@ class Processes:
         # Whether processes are expected to exit: their deaths are no errors, and nobody replaces them.
         self.is_stopping = False
         self._spawn = multiprocessing.get_context("spawn")
+        self._orphaned_groups: set[int] = set()
         self._start_at = 0.0
         self._early_deaths = 0
         self._failed_starts = 0
@@ -94,7 +95,8 @@ class Processes:
         crash_stack = CrashStack()
         arguments = (self.options, slot_table, theirs, crash_stack.path)
         process = self._spawn.Process(target=start, args=arguments, name="asyncq-worker")
-        process.start()
+        with start_of_child():
+            process.start()
         theirs.close()
         pid = process.pid
         assert pid is not None  # noqa: S101 - it has been started
@@ -103,9 +105,15 @@ class Processes:
     # --- death
 
     def reap(self, now: float) -> None:
-        """Notice dead processes: pass them on, and delay the next start if they died young."""
-        for child in [child for child in self.children if child.process.exitcode is not None]:
+        """Notice dead processes: kill what they left, pass them on, and delay the next start if they died young."""
+        self._orphaned_groups = {pid for pid in self._orphaned_groups if reap_group(pid)}
+        for child in [child for child in self.children if has_exited(child.process)]:
+            # Before its process id can be given to another process.
+            kill_group(child.process)
+            if child.process.exitcode is None:
+                continue  # another thread reaps it at this moment
             self.children.remove(child)
+            self._orphaned_groups.add(child.process.pid)
             began_to_fetch = was_ready(child.pipe)
             child.pipe.close()
             child.stack = child.crash_stack.take()
@@ -128,10 +136,14 @@ class Processes:
     # --- signals
 
     def signal_all(self, number: int) -> None:
-        """Send a signal to every process."""
+        """Send a signal to every worker process, not to what its tasks have started."""
         for child in self.children:
-            if child.process.exitcode is None:
-                os.kill(child.process.pid, number)
+            signal_process(child.process, number)
+
+    def signal_groups(self, number: int) -> None:
+        """Send a signal to every worker process and to all that its tasks have started."""
+        for child in self.children:
+            signal_group(child.process, number)
 
     def kill_overdue(self, now: float) -> None:
         """Kill processes in which a task ignores its timeout; the next round replaces them."""
@@ -144,20 +156,14 @@ class Processes:
                 for id in sorted(overdue):
                     text = "worker %s is replaced: task %s ran on after its timeout"
                     logger.error(text, child.worker_id, id, extra={"task_id": id})
-                kill(child)
+                kill_group(child.process)
 
     def kill_remaining(self) -> None:
         """Kill the processes that did not stop in time, and notice their death."""
         for child in self.children:
             logger.error("worker %s did not stop in time and is killed", child.worker_id)
-            kill(child)
+            kill_group(child.process)
         self.reap(time.monotonic())
-
-
-def kill(child: Child) -> None:
-    """Kill one process, and wait until it is dead."""
-    child.process.kill()
-    child.process.join(5)
 
 
 def was_ready(pipe: Any) -> bool:

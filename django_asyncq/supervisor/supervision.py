@@ -23,6 +23,7 @@ from ..maintenance.service import MaintenanceService
 from ..worker.options import WorkerOptions
 from ..worker.wakeup import Wakeup
 from .leases import LeaseKeeper
+from .liveness import LivenessFile
 from .processes import Child, Processes, WorkersCannotStart
 from .recovery import Recovery
 
@@ -62,7 +63,7 @@ class Supervisor:
     ) -> None:
         self.options = options
         self.burst = burst
-        self.liveness_file = liveness_file
+        self.liveness_file = LivenessFile(liveness_file) if liveness_file else None
         self.code_changed = code_changed
         self.wakeup = Wakeup()
         self.broker = Broker("worker")

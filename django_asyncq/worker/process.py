@@ -29,6 +29,7 @@ from .execute.run import JobRunner
 from .fetch.capacity import Capacity
 from .fetch.fetcher import Fetcher
 from .options import READY, WorkerOptions
+from .process_groups import kill_own_group
 from .reporter import Reporter
 from .slot_table import SlotTable
 from .thread_death import ThreadDeath
@@ -78,6 +79,7 @@ class WorkerProcess:
             on_death=on_death,
         )
         self.stop_requests = 0
+        self._is_orphan = False
 
     # --- from start to stop
 
@@ -113,7 +115,7 @@ class WorkerProcess:
 
     def _on_signal(self, number: int, frame: Any) -> None:
         # Only a flag: raising into redis or the database driver would leave a connection half read.
-        # Ctrl-C reaches the whole process group; the supervisor alone decides what it means.
+        # SIGINT is for the programs that tasks run; the supervisor alone decides what Ctrl-C means.
         if number == signal.SIGTERM:
             self.stop_requests += 1
 
@@ -127,6 +129,7 @@ class WorkerProcess:
             except (EOFError, ConnectionResetError):
                 # Reset, when the supervisor had left unread what this process sent to it.
                 logger.warning("worker %s: the supervisor is dead; draining", self.worker_id)
+                self._is_orphan = True
                 return True
         return self.capacity.is_used_up
 
@@ -196,5 +199,8 @@ class WorkerProcess:
         logger.info(
             "worker %s stopped: %d tasks finished, %d requeued", self.worker_id, self.capacity.finished, len(rest)
         )
+        if self._is_orphan:
+            # Nobody else is left to kill what its tasks have started.
+            kill_own_group()
         # Threads that still run a task cannot be stopped otherwise, and its fence would refuse their outcome.
         os._exit(exit_code)
