@@ -18,14 +18,15 @@ from typing import Any, Literal
 from redis.exceptions import ResponseError
 
 from .. import conf, failpoints
-from . import clients, handoff, scripts
+from . import clients, commands, handoff, replies, scripts
 from .clients import broker_errors
-from .entries import Dequeued, Entry, Expired, Extended, Forwarded, GateKeys, Lease, Reachability, id_bytes, id_text
+from .entries import Dequeued, Entry, Expired, Extended, Forwarded, GateKeys, Lease, Reachability, id_bytes
 from .keys import (
     QueueKeys,
     alive_key,
     due_channel,
     handoff_key,
+    is_name,
     keys_of,
     names_channel,
     prefix,
@@ -94,8 +95,8 @@ class Broker:
         with _registered_lock:
             if now < _registered.get(key, 0.0):
                 return
-        with broker_errors(self.client):
-            if self.client.sadd(queues_key(), queue):
+        if commands.send(self.client, "sadd", queues_key(), queue):
+            with broker_errors(self.client):
                 self.client.publish(names_channel(), queue)
         with _registered_lock:
             _registered[key] = now + REGISTERED_SECONDS
@@ -109,11 +110,8 @@ class Broker:
             _known.clear()
 
     def queues(self) -> set[str]:
-        """Return the names of all queues; skip a name that is not UTF-8, which no queue of ours has."""
-        with broker_errors(self.client):
-            found = self.client.smembers(queues_key())
-        names = {id_text(name) for name in found}
-        return {name for name in names if name.encode("utf-8", "replace") == id_bytes(name)}
+        """Return the names of all queues; skip a name that no queue of ours can have."""
+        return {name for name in replies.texts(commands.send(self.client, "smembers", queues_key())) if is_name(name)}
 
     def known_queues(self) -> list[str]:
         """Return the names of all queues, sorted, as this process read them at most KNOWN_SECONDS ago."""
@@ -127,9 +125,7 @@ class Broker:
 
     def alive_since(self) -> int | None:
         """Return the Unix seconds since which Redis remembers everything; None when it has lost its memory."""
-        with broker_errors(self.client):
-            found = self.client.get(alive_key())
-        return int(found) if found else None
+        return replies.whole(commands.send(self.client, "get", alive_key()), 0)
 
     def mark_alive(self) -> None:
         """Mark that Redis remembers everything from now on; an existing mark stays."""
@@ -143,7 +139,7 @@ class Broker:
         """
         keys = [alive_key(), reachability_key()]
         found = scripts.run("reachability", self.client, keys, [round(gap_seconds * 1000)])
-        return Reachability(int(found[0]) if found[0] else None, int(found[1]) / 1000)
+        return Reachability(replies.whole(found[0], 0), replies.count(found[1]) / 1000)
 
     def notify_due(self) -> None:
         """Notify every process that sleeps until the next due task: a nearer one may exist now."""
@@ -222,7 +218,7 @@ class Broker:
         """Return the leases of tasks that the worker has dequeued and not acknowledged, and that no other holds now."""
         keys = keys_of(queue)
         flat = scripts.run("held", self.client, [keys.held(worker_id)], [keys.task_prefix, id_bytes(worker_id)])
-        return handoff.leases_of(flat)
+        return replies.leases(flat)
 
     def requeue_moved(self, queue: str, worker_id: str) -> int:
         """Requeue what `BLMOVE` moved for a worker and no script dequeued; return how many tasks, hardly ever any."""
@@ -243,8 +239,8 @@ class Broker:
         """Hand no more tasks to a worker; return whether it was still ready, so nothing was handed to it."""
         if not self.uses_handoff:
             return False
+        was_ready = commands.send(self.client, "hdel", handoff_key(worker_id), "")
         with broker_errors(self.client):
-            was_ready = self.client.hdel(handoff_key(worker_id), "")
             self.client.delete(handoff_key(worker_id))
         return bool(was_ready)
 
@@ -259,8 +255,8 @@ class Broker:
         of_worker = [keys.held, handoff_key] if self.uses_handoff else [keys.held]
         places = [keys.lease, *(key(worker_id) for worker_id in worker_ids for key in of_worker)]
         arguments = [keys.task_prefix, lease_seconds, len(of_worker), *map(id_bytes, begun)]
-        replies = scripts.run("extend", self.client, places, arguments)
-        return [Extended(int(kept), [id_text(id) for id in lost]) for kept, *lost in replies]
+        found = scripts.run("extend", self.client, places, arguments)
+        return [Extended(replies.count(kept), replies.texts(lost)) for kept, *lost in found]
 
     def reassert(self, queue: str, worker_id: str, entries: Sequence[Entry], lease_seconds: int) -> list[str]:
         """Recreate the entries of running tasks after Redis lost its memory. entries: each has the fence of its lease.
@@ -329,7 +325,7 @@ class Broker:
         found: list[int] = []
         for part in _chunks([_lease_of(lease) for lease in leases], IDS_PER_CALL):
             arguments = [keys.task_prefix, delay_seconds, due_channel(), *part]
-            found += [int(age) for age in scripts.run("postpone", self.client, places, arguments)]
+            found += [replies.whole(age) or 0 for age in scripts.run("postpone", self.client, places, arguments)]
         return found
 
     # --- maintenance
@@ -342,15 +338,15 @@ class Broker:
         places = [due, keys.pending, keys.priority, keys.groups, keys.due]
         arguments = [keys.task_prefix, keys.group_prefix, keys.wake, min(limit, IDS_PER_CALL), int(is_retry)]
         moved, next_ms, *own = scripts.run("forward", self.client, places, arguments)
-        return Forwarded(int(moved), [id_text(id) for id in own], int(next_ms) / 1000 if next_ms else None)
+        next_ms = replies.whole(next_ms)
+        return Forwarded(replies.count(moved), replies.texts(own), None if next_ms is None else next_ms / 1000)
 
     def expired(self, queue: str, limit: int = 100) -> list[Expired]:
         """Return our tasks whose lease has expired, the longest expired first."""
         keys = keys_of(queue)
-        arguments = [keys.task_prefix, limit, LEASES_LOOKED_AT]
+        arguments = [keys.task_prefix, limit, LEASES_LOOKED_AT, conf.current().lease_seconds]
         found = scripts.run("expired", self.client, [keys.lease, keys.active], arguments)
-        triples = zip(found[::3], found[1::3], found[2::3], strict=True)
-        return [Expired(id_text(id), int(fence), id_text(worker)) for id, fence, worker in triples]
+        return replies.expired(found)
 
     def remove(self, queue: str, ids: Sequence[str]) -> int:
         """Remove tasks from wherever they are, with their locks; return how many existed."""
@@ -378,7 +374,7 @@ class Broker:
         """Run a script that returns one word for each item, with `size` items a call."""
         words: list[str] = []
         for part in _chunks(items, size):
-            words += [word.decode() for word in scripts.run(name, self.client, keys, [*head, *part])]
+            words += replies.texts(scripts.run(name, self.client, keys, [*head, *part]))
             failpoints.reach("broker.batch_sent")
         return words
 

@@ -10,6 +10,47 @@ from functools import lru_cache
 
 from .. import conf
 
+# What each key of a queue is, by the name of its field or method. One of another type is set aside (`lua/prelude.lua`);
+# its tasks then come back from their rows, as after an eviction. Locks of unique tasks have a name of their own.
+QUEUE_TYPES = {
+    "pending": "list",
+    "priority": "zset",
+    "active": "list",
+    "lease": "zset",
+    "scheduled": "zset",
+    "due": "zset",
+    "retry": "zset",
+    "archived": "zset",
+    "completed": "zset",
+    "paused": "string",
+    "processed": "string",
+    "failed": "string",
+    "groups": "set",
+    "task": "hash",
+    "group": "zset",
+    "processed_on": "string",
+    "failed_on": "string",
+    "unique": "string",
+    "held": "hash",
+    "handed": "list",
+}
+# The same for the keys of no queue, by the name of their function here; `gate` and `lock` name those that `gates` and
+# `leadership` build.
+OTHER_TYPES = {
+    "queues_key": "set",
+    "alive_key": "string",
+    "reachability_key": "hash",
+    "handoff_key": "hash",
+    "schedulers_key": "zset",
+    "scheduler_key": "list",
+    "scheduler_history_key": "zset",
+    "gate members": "zset",
+    "gate meta": "hash",
+    "gate retaken": "hash",
+    "lock": "string",
+}
+# As in `TaskRecord.queue_name`, and some more for the queues of Go programs.
+LONGEST_NAME = 1000
 # The word after a queue's hash tag, where it is not the name of the field.
 WORDS = {
     "base": "",
@@ -24,6 +65,11 @@ WORDS = {
 def prefix() -> str:
     """Return the first part of every key."""
     return conf.current().key_prefix
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text from Redis can name a queue of ours: some characters of UTF-8, and no NUL."""
+    return 0 < len(text) <= LONGEST_NAME and "\x00" not in text and text.isprintable()
 
 
 def queues_key() -> str:

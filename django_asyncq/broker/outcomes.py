@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from . import clients, scripts
-from .entries import Lease, id_bytes, id_text
+from . import clients, replies, scripts
+from .entries import Lease, id_bytes
 from .keys import keys_of
 
 # An outcome may have a megabyte. Reading them is not limited like this: hardly any task has one.
 WRITTEN_PER_CALL = 20
 IDS_PER_CALL = 200
-FENCE_DIGITS = 19
 
 
 class SpilledOutcome(NamedTuple):
@@ -45,7 +44,7 @@ class SpilledOutcomes:
             for lease, outcome in items[start : start + WRITTEN_PER_CALL]:
                 arguments += [id_bytes(lease.id), lease.fence, outcome]
             found = scripts.run("spill_outcomes", self.client, [keys.lease, keys.held(worker_id)], arguments)
-            words += [word.decode() for word in found]
+            words += replies.texts(found)
         return words
 
     def read(self, queue: str, ids: Sequence[str], *, largest_bytes: int) -> dict[str, SpilledOutcome]:
@@ -56,7 +55,7 @@ class SpilledOutcomes:
             arguments = [keys.task_prefix, largest_bytes, *map(id_bytes, ids[start : start + IDS_PER_CALL])]
             flat = scripts.run("spilled_outcomes", self.client, [keys.pending], arguments)
             for id, outcome, waited in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
-                found[id_text(id)] = SpilledOutcome(outcome, _fence(waited))
+                found[replies.text(id)] = SpilledOutcome(outcome, replies.whole(waited, 0) or 0)
         return found
 
     def mark_waited(self, queue: str, fences: dict[str, int]) -> None:
@@ -66,7 +65,3 @@ class SpilledOutcomes:
         for id, fence in fences.items():
             arguments += [id_bytes(id), fence]
         scripts.run("mark_outcomes_waited", self.client, [keys.pending], arguments)
-
-
-def _fence(text: bytes) -> int:
-    return int(text) if len(text) <= FENCE_DIGITS and text.isdigit() else 0

@@ -6,8 +6,8 @@
 local marked = 0
 for i = 2, #ARGV, 2 do
   local key = ARGV[1] .. ARGV[i]
-  if redis.call('HEXISTS', key, 'outcome') == 1 then
-    redis.call('HSET', key, 'outcome_waited', ARGV[i + 1])
+  if call('HEXISTS', key, 'outcome') == 1 then
+    call('HSET', key, 'outcome_waited', ARGV[i + 1])
     marked = marked + 1
   end
 end

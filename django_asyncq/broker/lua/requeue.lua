@@ -8,26 +8,26 @@ local words, woke = {}, false
 for i = 4, #ARGV, 2 do
   local id, fence = ARGV[i], ARGV[i + 1]
   local key = ARGV[1] .. id
-  local known = redis.call('HMGET', key, 'fence', 'state', 'priority')
-  if known[2] and ((known[1] or '0') ~= fence or known[2] ~= 'active') then
+  local known = call('HMGET', key, 'fence', 'state', 'priority')
+  if known[2] and ((known[1] or '0') ~= fence or is_elsewhere(known[2], 'active')) then
     words[#words + 1] = 'stale'
   else
-    redis.call('LREM', KEYS[1], 0, id)
-    redis.call('ZREM', KEYS[2], id)
-    redis.call('HDEL', KEYS[3], id)
+    call('LREM', KEYS[1], 0, id)
+    call('ZREM', KEYS[2], id)
+    call('HDEL', KEYS[3], id)
     if known[2] then
-      redis.call('HDEL', key, 'worker')
-      redis.call('HSET', key, 'state', 'pending')
-      if ARGV[3] == '1' then redis.call('HINCRBY', key, 'fence', 1) end
-      if known[3] then
-        redis.call('ZADD', KEYS[5], -tonumber(known[3]), id)
+      call('HDEL', key, 'worker')
+      call('HSET', key, 'state', 'pending')
+      if ARGV[3] == '1' then call('HSET', key, 'fence', (fence_of(fence) or 0) + 1) end
+      if whole(known[3]) then
+        call('ZADD', KEYS[5], -whole(known[3]), id)
         woke = true
       else
-        redis.call('RPUSH', KEYS[4], id)
+        call('RPUSH', KEYS[4], id)
       end
     end
     words[#words + 1] = known[2] and 'requeued' or 'missing'
   end
 end
-if woke then redis.call('PUBLISH', ARGV[2], '1') end
+if woke then call('PUBLISH', ARGV[2], '1') end
 return words

@@ -6,9 +6,9 @@
 local reply = {}
 for i = 3, #ARGV do
   local key = ARGV[1] .. ARGV[i]
-  local size = redis.call('HSTRLEN', key, 'outcome')
+  local size = call('HSTRLEN', key, 'outcome')
   if size > 0 and size <= tonumber(ARGV[2]) then
-    local known = redis.call('HMGET', key, 'outcome', 'outcome_waited')
+    local known = call('HMGET', key, 'outcome', 'outcome_waited')
     reply[#reply + 1] = ARGV[i]
     reply[#reply + 1] = known[1]
     reply[#reply + 1] = known[2] or ''
