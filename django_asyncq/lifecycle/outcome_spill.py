@@ -71,6 +71,8 @@ def apply(record: TaskRecord, encoded: bytes) -> Stored:
         setattr(record, name, datetime.fromisoformat(outcome[name]) if outcome[name] else None)
     if outcome["error"]:
         record.errors = [*record.errors, outcome["error"]]
+    # The run has finished, and its process did not die of it.
+    record.is_suspect = False
     record.fence = stored.fence
     return stored
 

@@ -26,6 +26,7 @@ from .execute.jobs import Jobs
 from .execute.run import JobRunner
 from .fetch.capacity import Capacity
 from .fetch.fetcher import Fetcher
+from .fetch.suspect_fetcher import SuspectFetcher
 from .options import READY, WorkerOptions
 from .reporter import Reporter
 from .slot_table import SlotTable
@@ -63,7 +64,8 @@ class WorkerProcess:
         self.reporter = Reporter(self.broker, self.worker_id, self.wakeup, self.capacity.quiet)
         runner = JobRunner(self.worker_id, slot_table, self.reporter, self.capacity)
         self.executors = Executors(runner, self.jobs, options.concurrency)
-        self.fetcher = Fetcher(
+        make_fetcher = Fetcher if options.suspect is None else SuspectFetcher
+        self.fetcher = make_fetcher(
             self.broker,
             self.worker_id,
             options,
@@ -120,7 +122,7 @@ class WorkerProcess:
                 # Reset, when the supervisor had left unread what this process sent to it.
                 logger.warning("worker %s: the supervisor is dead; draining", self.worker_id)
                 return True
-        return self.capacity.is_used_up
+        return self.capacity.is_used_up or self.fetcher.is_finished
 
     def _sleep(self) -> None:
         """Sleep until there is work, capacity, or a clock to look at; then read what has woken this thread."""
