@@ -271,6 +271,20 @@ async def cancels_the_others() -> str:
     return "done"
 
 
+@task(takes_context=True)
+def dies(context: TaskContext, how: str = "SIGKILL", after_seconds: float = 0.5) -> None:
+    """Take along the worker process, or all of the supervisor's process group, after a while."""
+    note("begin", id=context.task_result.id)
+    time.sleep(after_seconds)
+    if how == "group":
+        os.killpg(0, signal.SIGKILL)
+    elif how == "SIGSEGV":
+        ctypes.string_at(0)
+    elif how.isdigit():
+        os._exit(int(how))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @task
 def counts_rows(leaves: str) -> int:
     """Use the database, and leave a transaction open in one of two ways."""

@@ -183,7 +183,7 @@ def test_a_key_of_a_wrong_type_stops_nothing(fleet: Fleet, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_odd_values_in_a_key_of_the_right_type_stop_nothing(fleet: Fleet, kind: str) -> None:
-    """As members, as fields with their values, and as the whole value. A paused queue stays paused, whatever is there."""
+    """As members, as fields with their values, as the whole value. A paused queue stays paused, whatever is there."""
     key, right = key_and_type(kind)
     if kind == "paused":
         pytest.skip("any value pauses")

@@ -139,9 +139,9 @@ class QueueKeys:
 
     Own: due (zset of the tasks in `scheduled` whose due time is not a whole second; score = Unix milliseconds),
     priority (zset of waiting tasks with a priority other than 0; score = -priority, member = id), wake (channel that
-    announces a push to `priority`, because an idle worker blocks on `pending` only), and the keys that begin with
-    `held_prefix` or `handed_prefix`. After task_prefix comes a task's id, after group_prefix a group's name, after the
-    others a worker's id.
+    announces a push to `priority`, because an idle worker blocks on `pending` only), suspects (zset of waiting tasks
+    that must run alone; score = Unix milliseconds), and the keys that begin with `held_prefix` or `handed_prefix`.
+    After task_prefix comes a task's id, after group_prefix a group's name, after the others a worker's id.
     """
 
     queue: str
@@ -164,6 +164,7 @@ class QueueKeys:
     due: str = field(init=False)
     priority: str = field(init=False)
     wake: str = field(init=False)
+    suspects: str = field(init=False)
 
     def __post_init__(self) -> None:
         base = f"{prefix()}:{{{self.queue}}}:"

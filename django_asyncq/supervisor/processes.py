@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import failpoints, lifecycle
+from ..definitions.names import runs_alone
 from ..guard import get_logger
 from ..worker.bootstrap import start
 from ..worker.crash_stack import CrashStack
@@ -33,7 +34,8 @@ class WorkersCannotStart(RuntimeError):
 class Child:
     """One worker process, and what is known about it after its death.
 
-    overdue: ids of the tasks for which it was killed. exit_code, stack: of the dead process; stack: "" if it left none.
+    overdue: ids of the tasks for which it was killed. was_killed: by its supervisor. was_ready: whether it began to
+    fetch; known after its death. exit_code, stack: of the dead process; stack: "" if it left none.
     """
 
     process: Any
@@ -45,10 +47,17 @@ class Child:
     exit_code: int | None = None
     stack: str = ""
     overdue: set[str] = field(default_factory=set)
+    was_killed: bool = False
+    was_ready: bool = False
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is a quarantine process, which runs one task at a time."""
+        return runs_alone(self.worker_id)
 
 
 class Processes:
-    """The living worker processes, at most `count`, and when the next one may be started.
+    """The living worker processes, `count` and those in quarantine, and when the next one may be started.
 
     on_death: called once for each process that has exited.
     """
@@ -73,8 +82,13 @@ class Processes:
 
     @property
     def are_complete(self) -> bool:
-        """Whether all processes run."""
-        return len(self.children) == self.count
+        """Whether all processes run, those in quarantine aside."""
+        return len(self.children) - len(self.alone) == self.count
+
+    @property
+    def alone(self) -> list[Child]:
+        """The quarantine processes."""
+        return [child for child in self.children if child.is_alone]
 
     @property
     def cannot_start(self) -> bool:
@@ -86,21 +100,22 @@ class Processes:
     def start_missing(self, now: float) -> None:
         """Start processes until there are `count`, unless it is too early."""
         while not self.are_complete and now >= self._start_at:
-            self.children.append(self._start(now))
+            self.start(self.options, now)
 
-    def _start(self, now: float) -> Child:
+    def start(self, options: WorkerOptions, now: float) -> None:
+        """Start one process with options of its own."""
         # Async tasks have slots of their own, after those of the threads.
-        slot_table = SlotTable(2 * self.options.concurrency)
+        slot_table = SlotTable(2 * options.concurrency)
         ours, theirs = self._spawn.Pipe()
         crash_stack = CrashStack()
-        arguments = (self.options, slot_table, theirs, crash_stack.path)
+        arguments = (options, slot_table, theirs, crash_stack.path)
         process = self._spawn.Process(target=start, args=arguments, name="asyncq-worker")
         with start_of_child():
             process.start()
         theirs.close()
         pid = process.pid
         assert pid is not None  # noqa: S101 - it has been started
-        return Child(process, slot_table, ours, self.options.worker_id_of(pid), now, crash_stack)
+        self.children.append(Child(process, slot_table, ours, options.worker_id_of(pid), now, crash_stack))
 
     # --- death
 
@@ -114,7 +129,7 @@ class Processes:
                 continue  # another thread reaps it at this moment
             self.children.remove(child)
             self._orphaned_groups.add(child.process.pid)
-            began_to_fetch = was_ready(child.pipe)
+            child.was_ready = was_ready(child.pipe)
             child.pipe.close()
             child.stack = child.crash_stack.take()
             child.exit_code = child.process.exitcode
@@ -124,11 +139,13 @@ class Processes:
                 continue
             details = "\n".join(filter(None, [lifecycle.describe_exit(child.exit_code), child.stack]))
             logger.error("worker %s exited unexpectedly: %s", child.worker_id, details)
-            self._failed_starts = 0 if began_to_fetch else self._failed_starts + 1
-            self._delay_next_start(child, now)
+            if not child.is_alone:
+                self._failed_starts = 0 if child.was_ready else self._failed_starts + 1
+                self._delay_next_start(child, now)
 
     def _delay_next_start(self, child: Child, now: float) -> None:
-        died_young = now - child.started_at < YOUNG_SECONDS
+        # A death that a task may have caused does not repeat itself: the task does not come back to this process.
+        died_young = now - child.started_at < YOUNG_SECONDS and not child.slot_table.running()
         self._early_deaths = self._early_deaths + 1 if died_young else 0
         pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** (self._early_deaths - 2)) if self._early_deaths > 1 else 0.0
         self._start_at = now + pause
@@ -156,14 +173,18 @@ class Processes:
                 for id in sorted(overdue):
                     text = "worker %s is replaced: task %s ran on after its timeout"
                     logger.error(text, child.worker_id, id, extra={"task_id": id})
-                kill_group(child.process)
+                self._kill(child)
 
     def kill_remaining(self) -> None:
         """Kill the processes that did not stop in time, and notice their death."""
         for child in self.children:
             logger.error("worker %s did not stop in time and is killed", child.worker_id)
-            kill_group(child.process)
+            self._kill(child)
         self.reap(time.monotonic())
+
+    def _kill(self, child: Child) -> None:
+        child.was_killed = True
+        kill_group(child.process)
 
 
 def was_ready(pipe: Any) -> bool:

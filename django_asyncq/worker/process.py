@@ -28,6 +28,7 @@ from .execute.jobs import Jobs
 from .execute.run import JobRunner
 from .fetch.capacity import Capacity
 from .fetch.fetcher import Fetcher
+from .fetch.suspect_fetcher import SuspectFetcher
 from .options import READY, WorkerOptions
 from .process_groups import kill_own_group
 from .reporter import Reporter
@@ -68,7 +69,8 @@ class WorkerProcess:
         self.reporter = Reporter(self.broker, self.worker_id, self.wakeup, self.capacity.quiet, on_death=on_death)
         runner = JobRunner(self.worker_id, slot_table, self.reporter, self.capacity, asyncio.new_event_loop())
         self.executors = Executors(runner, self.jobs, options.concurrency)
-        self.fetcher = Fetcher(
+        make_fetcher = Fetcher if options.suspect is None else SuspectFetcher
+        self.fetcher = make_fetcher(
             self.broker,
             self.worker_id,
             options,
@@ -131,7 +133,7 @@ class WorkerProcess:
                 logger.warning("worker %s: the supervisor is dead; draining", self.worker_id)
                 self._is_orphan = True
                 return True
-        return self.capacity.is_used_up
+        return self.capacity.is_used_up or self.fetcher.is_finished
 
     def _sleep(self) -> None:
         """Sleep until there is work, capacity, or a clock to look at; then read what has woken this thread."""
