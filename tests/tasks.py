@@ -238,8 +238,10 @@ def ends_thread(name: str, kind: str) -> str:
     if is_first:
         raise_in_thread(name, {"SystemExit": SystemExit, "Uncommon": Uncommon}[kind])
         # A slot and the event loop sleep until there is work for them.
-        add.enqueue(1)
-        add_async.enqueue(1)
+        if name == "slot":
+            add.enqueue(1)
+        elif name == "loop":
+            add_async.enqueue(1)
         threading.Event().wait(30)
     return "survived"
 
