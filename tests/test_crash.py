@@ -24,7 +24,7 @@ from django.utils import timezone
 from django_asyncq import conf, failpoints, gates, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import alive_key
-from django_asyncq.maintenance.pruner import lowest_uuid7_at
+from django_asyncq.definitions.names import lowest_uuid7_at
 from django_asyncq.models import Gate, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
 from django_asyncq.testing import CRASH_MARK_VARIABLE, CRASH_VARIABLE, crash_at
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -20,7 +20,20 @@ from redis.exceptions import ResponseError
 from .. import conf, failpoints
 from . import clients, commands, handoff, replies, scripts
 from .clients import broker_errors
-from .entries import Dequeued, Entry, Expired, Extended, Forwarded, GateKeys, Lease, Reachability, id_bytes
+from .entries import (
+    Dequeued,
+    Entry,
+    Expired,
+    Extended,
+    Forwarded,
+    GateKeys,
+    Lease,
+    Reachability,
+    arguments_of,
+    due_of,
+    id_bytes,
+    lease_arguments,
+)
 from .keys import (
     QueueKeys,
     alive_key,
@@ -171,8 +184,7 @@ class Broker:
         """Make tasks pending, the first to run first, and confirm the slots of those with a `gate`.
 
         again: also move an id that waits in retry, archived, completed or scheduled.
-        Returns, for each: "queued", "exists", "duplicate" (another id holds its lock), or "no_slot" (acquire a slot
-        first).
+        Returns, for each: "queued", "exists", "duplicate" (another id holds its lock), or "no_slot" (acquire one).
         """
         keys = keys_of(queue)
         gates = {entry.gate: 0 for entry in entries if entry.gate is not None}
@@ -183,13 +195,13 @@ class Broker:
             gates[gate] = number
             places += [gate.members, gate.meta]
             head += ["" if gate.limit is None else gate.limit, gate.expected_seconds]
-        items = [[*_arguments_of(entry), gates[entry.gate] if entry.gate else 0] for entry in entries]
+        items = [[*arguments_of(entry), gates[entry.gate] if entry.gate else 0] for entry in entries]
         return self._words("enqueue", places, head, items)
 
     def schedule(self, queue: str, entries: Sequence[Entry]) -> list[str]:
         """Schedule new tasks for their `due_at`. Returns, for each: "scheduled", "exists" or "duplicate"."""
         keys = keys_of(queue)
-        items = [[*_arguments_of(entry), *_due(entry.due_at)] for entry in entries]
+        items = [[*arguments_of(entry), *due_of(entry.due_at)] for entry in entries]
         return self._words("schedule", [keys.scheduled, keys.due], [keys.task_prefix, due_channel()], items)
 
     def park(self, queue: str, entries: Sequence[Entry]) -> list[str]:
@@ -198,14 +210,14 @@ class Broker:
         Returns, for each: "parked", or "exists" (it is pending, active, completed or in a group).
         """
         keys = keys_of(queue)
-        items = [[*_arguments_of(entry), _due(entry.due_at)[0]] for entry in entries]
+        items = [[*arguments_of(entry), due_of(entry.due_at)[0]] for entry in entries]
         places = [keys.retry, keys.scheduled, keys.archived, keys.due]
         return self._words("park", places, [keys.task_prefix, due_channel()], items)
 
     def add_to_group(self, queue: str, group: str, entries: Sequence[Entry]) -> list[str]:
         """Add new tasks to a group. Returns, for each: "grouped", "exists" or "duplicate"."""
         keys = keys_of(queue)
-        items = [_arguments_of(entry) for entry in entries]
+        items = [arguments_of(entry) for entry in entries]
         return self._words("add_to_group", [keys.group(group), keys.groups], [keys.task_prefix, group], items)
 
     # --- run
@@ -279,7 +291,7 @@ class Broker:
         """Remove finished tasks and count them. Returns, for each: "done", "stale" or "missing"."""
         keys = keys_of(queue)
         places = [*_active(keys, worker_id), keys.processed_on(_today()), keys.processed]
-        rows = [_lease_of(lease) for lease in leases]
+        rows = [lease_arguments(lease) for lease in leases]
         return self._words("done", places, [keys.task_prefix, *_counting()], rows)
 
     def retry(
@@ -293,7 +305,7 @@ class Broker:
         keys = keys_of(queue)
         places = [*_active(keys, worker_id), keys.retry, *_counters(keys)]
         head = [keys.task_prefix, *_counting(), int(counted), due_channel()]
-        rows = [[*_lease_of(lease), message, _due(due_at)[0]] for lease, message, due_at in items]
+        rows = [[*lease_arguments(lease), message, due_of(due_at)[0]] for lease, message, due_at in items]
         return self._words("retry", places, head, rows)
 
     def archive(self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes]]) -> list[str]:
@@ -304,20 +316,29 @@ class Broker:
         keys = keys_of(queue)
         places = [*_active(keys, worker_id), keys.archived, *_counters(keys)]
         head = [keys.task_prefix, *_counting(), ARCHIVE_SECONDS, ARCHIVE_SIZE]
-        rows = [[*_lease_of(lease), message] for lease, message in items]
+        rows = [[*lease_arguments(lease), message] for lease, message in items]
         return self._words("archive", places, head, rows, size=ARCHIVED_PER_CALL)
 
-    def requeue(self, queue: str, worker_id: str, leases: Sequence[Lease], *, raise_fence: bool = False) -> list[str]:
+    def requeue(
+        self,
+        queue: str,
+        worker_id: str,
+        leases: Sequence[Lease],
+        *,
+        raise_fence: bool = False,
+        suspects: Collection[str] = (),
+    ) -> list[str]:
         """Requeue unfinished tasks; they are the next to run, in the order given.
 
         raise_fence: by one, so that nothing is accepted any more from the run that held them.
+        suspects: ids of those that must run alone; they wait behind earlier ones, where `dequeue` does not look.
         Returns, for each: "requeued", "stale" or "missing".
         """
         keys = keys_of(queue)
-        places = [*_active(keys, worker_id), keys.pending, keys.priority]
+        places = [*_active(keys, worker_id), keys.pending, keys.priority, keys.suspects]
         head = [keys.task_prefix, keys.wake, int(raise_fence)]
         # The script puts each task before the one it got earlier.
-        rows = [_lease_of(lease) for lease in reversed(leases)]
+        rows = [[*lease_arguments(lease), int(lease.id in suspects)] for lease in reversed(leases)]
         return self._words("requeue", places, head, rows)[::-1]
 
     def postpone(self, queue: str, worker_id: str, leases: Sequence[Lease], delay_seconds: int) -> list[int]:
@@ -328,7 +349,7 @@ class Broker:
         keys = keys_of(queue)
         places = [*_active(keys, worker_id), keys.scheduled, keys.due]
         found: list[int] = []
-        for part in _chunks([_lease_of(lease) for lease in leases], IDS_PER_CALL):
+        for part in _chunks([lease_arguments(lease) for lease in leases], IDS_PER_CALL):
             arguments = [keys.task_prefix, delay_seconds, due_channel(), *part]
             found += [replies.whole(age) or 0 for age in scripts.run("postpone", self.client, places, arguments)]
         return found
@@ -339,8 +360,7 @@ class Broker:
         """Move due tasks to pending, priority or their group; return, but do not move, our own tasks in retry."""
         keys = keys_of(queue)
         is_retry = source == "retry"
-        due = keys.retry if is_retry else keys.scheduled
-        places = [due, keys.pending, keys.priority, keys.groups, keys.due]
+        places = [keys.retry if is_retry else keys.scheduled, keys.pending, keys.priority, keys.groups, keys.due]
         arguments = [keys.task_prefix, keys.group_prefix, keys.wake, min(limit, IDS_PER_CALL), int(is_retry)]
         moved, next_ms, *own = scripts.run("forward", self.client, places, arguments)
         next_ms = replies.whole(next_ms)
@@ -357,7 +377,7 @@ class Broker:
         """Remove tasks from wherever they are, with their locks; return how many existed."""
         keys = keys_of(queue)
         places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed]
-        places += [keys.active, keys.lease, keys.groups, keys.due]
+        places += [keys.active, keys.lease, keys.groups, keys.due, keys.suspects]
         head = [keys.task_prefix, keys.held_prefix, keys.group_prefix]
         parts = _chunks([[id_bytes(id)] for id in ids], REMOVED_PER_CALL)
         return sum(int(scripts.run("remove", self.client, places, [*head, *part])) for part in parts)
@@ -365,8 +385,8 @@ class Broker:
     def prune_completed(self, queue: str, limit: int = 100) -> int:
         """Delete tasks of Go workers whose retention has expired, at most `limit` and 200; return how many."""
         keys = keys_of(queue)
-        arguments = [keys.task_prefix, max(0, min(limit, IDS_PER_CALL))]
-        return int(scripts.run("prune_completed", self.client, [keys.completed], arguments))
+        limit = max(0, min(limit, IDS_PER_CALL))
+        return int(scripts.run("prune_completed", self.client, [keys.completed], [keys.task_prefix, limit]))
 
     def _words(
         self,
@@ -388,26 +408,6 @@ def _chunks(items: Sequence[Sequence[Any]], size: int) -> Iterator[list[Any]]:
     """Yield the arguments of `size` items at a time."""
     for start in range(0, len(items), size):
         yield [argument for item in items[start : start + size] for argument in item]
-
-
-def _due(due_at: float | None) -> tuple[int, int]:
-    """Return the due time in whole seconds, as asynq writes it, and in ms; 0 ms when it is a whole second.
-
-    Both are rounded up: a task must never start before its time.
-    """
-    whole = math.ceil(due_at or 0)
-    return whole, 0 if due_at is None or due_at == whole else math.ceil(due_at * 1000)
-
-
-def _arguments_of(entry: Entry) -> list[Any]:
-    lock = id_bytes(entry.unique_key)
-    # SET … EX 0 is an error, and would stop the script between two tasks.
-    seconds = max(entry.unique_seconds, 1)
-    return [id_bytes(entry.id), entry.message, entry.fence, entry.priority, lock, seconds]
-
-
-def _lease_of(lease: Lease) -> list[Any]:
-    return [id_bytes(lease.id), lease.fence]
 
 
 def _active(keys: QueueKeys, worker_id: str) -> list[str]:

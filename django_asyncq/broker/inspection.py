@@ -23,7 +23,14 @@ SEARCHED_PER_CALL = 50
 KEYS_PER_SCAN = 1000
 
 # Where an unfinished task is, and the type of that key.
-PLACES = {"pending": "list", "priority": "zset", "scheduled": "zset", "retry": "zset", "active": "list"}
+PLACES = {
+    "pending": "list",
+    "priority": "zset",
+    "suspects": "zset",
+    "scheduled": "zset",
+    "retry": "zset",
+    "active": "list",
+}
 
 
 class EntryState(NamedTuple):
@@ -123,6 +130,7 @@ class Inspection:
         """Return the hashes that may be in no list, and our active tasks without a lease."""
         keys = keys_of(queue)
         places = [keys.pending, keys.priority, keys.lease, keys.scheduled, keys.retry, keys.archived, keys.completed]
+        places.append(keys.suspects)
         found = Misplaced([], [])
         for part in _parts(ids, IDS_PER_CALL):
             reply = scripts.run("misplaced", self.client, places, [keys.task_prefix, *map(id_bytes, part)])
@@ -131,14 +139,14 @@ class Inspection:
         return found
 
     def sizes(self, queue: str) -> dict[str, int]:
-        """Return how many tasks are in each of asynq's states; pending includes those with a priority."""
+        """Return how many tasks are in each of asynq's states; pending includes those with a priority, and suspects."""
         keys = keys_of(queue)
 
         def size(command: str, place: str) -> int:
             return replies.count(commands.send(self.client, command, getattr(keys, place)))
 
         return {
-            "pending": size("llen", "pending") + size("zcard", "priority"),
+            "pending": size("llen", "pending") + size("zcard", "priority") + size("zcard", "suspects"),
             "active": size("llen", "active"),
             **{place: size("zcard", place) for place in ("scheduled", "retry", "archived")},
         }
@@ -164,7 +172,7 @@ class Inspection:
         """
         keys = keys_of(queue)
         places = [keys.pending, keys.active, keys.priority, keys.lease]
-        places += [keys.scheduled, keys.retry, keys.archived, keys.completed, keys.due]
+        places += [keys.scheduled, keys.retry, keys.archived, keys.completed, keys.suspects, keys.due]
         head = [keys.task_prefix, keys.wake, keys.group_prefix]
         return self._count("repair_orphans", places, head, ids, SEARCHED_PER_CALL)
 
@@ -177,7 +185,7 @@ class Inspection:
     def remove_waiting(self, queue: str, tasks: Sequence[EntryState]) -> int:
         """Remove waiting tasks whose row is final, unless they were pushed or dequeued since they were seen."""
         keys = keys_of(queue)
-        places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.due]
+        places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.suspects, keys.due]
         removed = 0
         for start in range(0, len(tasks), SEARCHED_PER_CALL):
             part = [

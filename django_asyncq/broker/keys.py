@@ -15,6 +15,7 @@ from .. import conf
 QUEUE_TYPES = {
     "pending": "list",
     "priority": "zset",
+    "suspects": "zset",
     "active": "list",
     "lease": "zset",
     "scheduled": "zset",
@@ -40,6 +41,7 @@ OTHER_TYPES = {
     "queues_key": "set",
     "alive_key": "string",
     "reachability_key": "hash",
+    "key_check_key": "string",
     "handoff_key": "hash",
     "schedulers_key": "zset",
     "scheduler_key": "list",
@@ -85,6 +87,11 @@ def alive_key() -> str:
 def reachability_key() -> str:
     """Own: the hash of when Redis was last reached, and since when without a gap; in the slot of `alive_key`."""
     return f"{{{alive_key()}}}:reachability"
+
+
+def key_check_key() -> str:
+    """Own: the string that the leader has signed, so that other processes notice when their SECRET_KEY differs."""
+    return f"{prefix()}:key-check"
 
 
 def handoff_key(worker_id: str) -> str:
@@ -134,9 +141,9 @@ class QueueKeys:
 
     Own: due (zset of the tasks in `scheduled` whose due time is not a whole second; score = Unix milliseconds),
     priority (zset of waiting tasks with a priority other than 0; score = -priority, member = id), wake (channel that
-    announces a push to `priority`, because an idle worker blocks on `pending` only), and the keys that begin with
-    `held_prefix` or `handed_prefix`. After task_prefix comes a task's id, after group_prefix a group's name, after the
-    others a worker's id.
+    announces a push to `priority`, because an idle worker blocks on `pending` only), suspects (zset of waiting tasks
+    that must run alone; score = Unix milliseconds), and the keys that begin with `held_prefix` or `handed_prefix`.
+    After task_prefix comes a task's id, after group_prefix a group's name, after the others a worker's id.
     """
 
     queue: str
@@ -159,6 +166,7 @@ class QueueKeys:
     due: str = field(init=False)
     priority: str = field(init=False)
     wake: str = field(init=False)
+    suspects: str = field(init=False)
 
     def __post_init__(self) -> None:
         base = f"{prefix()}:{{{self.queue}}}:"

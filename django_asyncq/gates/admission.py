@@ -6,7 +6,6 @@ after the commit. A gate that was not built since Redis lost its memory is built
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -17,11 +16,12 @@ from django.template.defaultfilters import pluralize
 from .. import conf
 from ..broker import replies, scripts
 from ..exceptions import BrokerUnavailable, GateUnavailable, QueueFull, UnknownGate
+from ..guard import get_logger
 from ..models import TaskRecord
 from .audit import build
 from .members import IDS_PER_CALL, client, keys, release_runs
 
-logger = logging.getLogger("django_asyncq.gates")
+logger = get_logger("django_asyncq.gates")
 
 
 class Admission(NamedTuple):

@@ -115,7 +115,7 @@ def _known_limit(gate: str) -> tuple[int, float] | None:
 
 
 def _live(gate: str) -> QuerySet[TaskRecord]:
-    return TaskRecord.objects.filter(gate=gate, state__in=LIVE_STATES).order_by("id")
+    return TaskRecord.objects.at_gate(gate).filter(state__in=LIVE_STATES).order_by("id")
 
 
 def _holders(gate: str) -> list[str]:

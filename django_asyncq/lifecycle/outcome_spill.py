@@ -7,7 +7,6 @@ follow. Only what this project signed reaches a row; anything else counts as abs
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from django.template.defaultfilters import pluralize
 from .. import conf, failpoints
 from ..broker import Broker, Lease
 from ..broker.outcomes import SpilledOutcome, SpilledOutcomes
+from ..guard import get_logger
 from ..models import TaskRecord, TaskState
 from ..storage.batches import FencedWrite, write_fenced
 from . import outcome_format, signatures
@@ -26,7 +26,7 @@ from .events import announce, log_extra
 from .outcome_format import RunOutcome
 from .running import Run, acknowledge, strip_result, undo_attempt
 
-logger = logging.getLogger("django_asyncq.lifecycle")
+logger = get_logger("django_asyncq.lifecycle")
 
 PURPOSE = "outcome"
 LARGEST_BYTES = signatures.SIGNATURE_BYTES + outcome_format.LARGEST_BYTES

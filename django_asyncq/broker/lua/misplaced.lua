@@ -1,5 +1,5 @@
 -- Find hashes that may be in no list, without searching a list.
--- KEYS: 1 pending, 2 priority, 3 lease, 4 scheduled, 5 retry, 6 archived, 7 completed
+-- KEYS: 1 pending, 2 priority, 3 lease, 4 scheduled, 5 retry, 6 archived, 7 completed, 8 suspects
 -- ARGV: 1 task key prefix, then task ids
 -- Returns {id, "leaseless" or "orphan", …}. A pending task is reported only when it is older than the next in pending:
 --       that list is first in, first out, so before then it is not late. `repair_orphans` searches the list.
@@ -22,11 +22,13 @@ for i = 2, #ARGV do
   local state = known[1]
   if state == 'active' and known[2] and not call('ZSCORE', KEYS[3], id) then
     report(id, 'leaseless')
-  elseif state == 'pending' and not call('ZSCORE', KEYS[2], id) then
+  elseif state == 'pending' and not (call('ZSCORE', KEYS[2], id) or call('ZSCORE', KEYS[8], id)) then
     local since = whole(known[3], 1e19)
     local is_late = is_empty or not since or (oldest and since < oldest)
     if is_late then report(id, 'orphan') end
-  elseif not is_state(state) or state == 'aggregating' or (state == 'active' and not known[2] and not call('ZSCORE', KEYS[3], id)) then
+  elseif not is_state(state) or state == 'aggregating' then
+    report(id, 'orphan')
+  elseif state == 'active' and not known[2] and not call('ZSCORE', KEYS[3], id) then
     report(id, 'orphan')
   elseif zsets[state] and not dated(call('ZSCORE', zsets[state], id)) then
     report(id, 'orphan')

@@ -1,5 +1,6 @@
 -- Remove tasks from wherever they are, with their locks.
--- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 archived, 6 completed, 7 active, 8 lease, 9 groups, 10 due (ms)
+-- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 archived, 6 completed, 7 active, 8 lease, 9 groups, 10 due (ms),
+--       11 suspects
 -- ARGV: 1 task key prefix, 2 held key prefix, 3 group key prefix, then task ids
 -- Returns how many tasks existed.
 -- Invariant: nothing of them is left; a lock that another id holds stays. Pending may be long and is searched only when
@@ -9,7 +10,7 @@ for i = 4, #ARGV do
   local id = ARGV[i]
   local key = ARGV[1] .. id
   local known = call('HMGET', key, 'state', 'worker', 'unique_key', 'group')
-  local waited = call('ZREM', KEYS[2], id)
+  local waited = call('ZREM', KEYS[2], id) + call('ZREM', KEYS[11], id)
   -- asynq's tools put tasks into pending whatever their priority.
   if known[1] == 'pending' and waited == 0 then call('LREM', KEYS[1], 0, id) end
   for zset = 3, 6 do call('ZREM', KEYS[zset], id) end
