@@ -109,6 +109,11 @@ def due_channel() -> str:
     return f"{prefix()}:due"
 
 
+def odd_channel() -> str:
+    """Own: the channel that announces a key that was set aside; the same for every project (`lua/prelude.lua`)."""
+    return "django_asyncq:odd"
+
+
 def schedulers_key() -> str:
     """Return the zset of the entry lists of all schedulers."""
     return f"{prefix()}:schedulers"

@@ -10,7 +10,7 @@ from tests import odd_values
 from ..rig import Report, Rig
 
 FIELDS = ("state", "fence", "priority", "pending_since", "worker", "unique_key", "group", "parked_at", "outcome", "msg")
-ZSETS = ("priority", "lease", "scheduled", "due", "retry", "archived", "completed")
+ZSETS = ("priority", "suspects", "lease", "scheduled", "due", "retry", "archived", "completed")
 
 
 def odd(rig: Rig, report: Report, scale: float) -> None:
@@ -32,10 +32,24 @@ def odd(rig: Rig, report: Report, scale: float) -> None:
             rig.note("fault", kind="odd data", pids=fleet.workers())
             report.figure("written", ", ".join(f"{count} {what}" for what, count in sorted(written.items())))
             report.figure("set aside", sum(1 for _ in client.scan_iter("*odd:*")))
+            report.goal("keys of a wrong type", remove_wrong_types(client), at_most=0)
         rig.check(report, agreement_seconds=40)
         report.goal("supervisors that ended", int(fleet.process.poll() is not None), at_most=0)
         log = fleet.log.read_text(errors="replace")
         report.goal("worker processes that ended", log.count("exited unexpectedly"), at_most=0)
+
+
+def remove_wrong_types(client: Any) -> int:
+    """Delete the keys of a wrong type, which the checker could not read; return how many there were."""
+    from django_asyncq.broker import keys
+
+    names = keys.QueueKeys("default")
+    of_kind = {getattr(names, kind): right for kind, right in keys.QUEUE_TYPES.items()}
+    expected = {key.encode(): right for key, right in of_kind.items() if isinstance(key, str)}
+    for part in ("t", "held"):
+        expected |= dict.fromkeys(client.scan_iter(f"{names.base}{part}:*"), "hash")
+    wrong = [key for key, right in expected.items() if client.type(key) not in (right.encode(), b"none")]
+    return int(client.delete(*wrong)) if wrong else 0
 
 
 def write_one(rig: Rig, client: Any) -> str:
