@@ -12,7 +12,8 @@ from django.utils import timezone
 from .. import conf, failpoints
 from ..broker import Broker, Dequeued, Lease
 from ..models import TaskRecord, TaskState
-from ..storage.batches import FencedWrite, write_fenced
+from ..storage.batches import FencedWrite, write_usable
+from ..storage.isolation import is_set_aside
 from .dispatching import dispatch
 from .events import announce
 from .messages import entry_of, message_of
@@ -69,11 +70,13 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
     runs: list[Run] = []
     open_runs: list[Run] = []
     outdated: list[TaskRecord] = []
-    final, foreign, orphans, retrying = [], [], [], []
+    orphans: list[Lease] = []
+    unusable: list[Lease] = []
+    final, foreign, retrying = [], [], []
     for lease in [lease for lease in leases if lease.id not in recorded_now]:
         record = rows.get(lease.id)
         if record is None:
-            orphans.append(lease)
+            (unusable if is_set_aside(lease.id) else orphans).append(lease)
         elif record.is_final:
             final.append(lease)
         elif record.backend != backend:
@@ -90,6 +93,9 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
     if orphans:
         logger.error("queue %s: no row for %s; archived in Redis", queue, [lease.id for lease in orphans])
         broker.archive(queue, worker_id, [(lease, b"") for lease in orphans])
+    if unusable:
+        # Their rows exist; a sweep dispatches them again when they have been corrected.
+        broker.remove(queue, [lease.id for lease in unusable])
     if final:
         broker.done(queue, worker_id, final)
     if foreign:
@@ -111,7 +117,7 @@ def _close_open_runs(broker: Broker, worker_id: str, runs: Sequence[Run]) -> lis
     """
     for run in runs:
         count_crash(run.record, "its lease was given to another worker", timezone.now())
-    written = write_fenced([FencedWrite(run.record, run.record.fence) for run in runs], router.db_for_write(TaskRecord))
+    written = write_usable([FencedWrite(run.record, run.record.fence) for run in runs], router.db_for_write(TaskRecord))
     final = [run for run in runs if run.record.is_final and run.record.id in written]
     acknowledge(broker, worker_id, final)
     announce([run.record for run in final], TaskState.RUNNING, TaskState.FAILED)

@@ -14,14 +14,15 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from django.db import Error as DatabaseError
-from django.db import InterfaceError, OperationalError, router
+from django.db import router
 from django.template.defaultfilters import pluralize
 
 from .. import failpoints
 from ..broker import Broker, Lease
 from ..definitions.payload import json_bytes
 from ..models import TaskRecord, TaskState
-from ..storage.batches import FencedWrite, write_fenced
+from ..storage.batches import FencedWrite, write_fenced, write_usable
+from ..storage.errors import ErrorKind, kind_of
 from .dispatching import by_queue
 from .events import announce, log_extra
 from .running import Run, acknowledge, strip_result
@@ -143,10 +144,10 @@ def _record_outcome(record: TaskRecord, lease: Lease, encoded: bytes) -> Run | N
     database = router.db_for_write(TaskRecord)
     try:
         written = write_fenced([FencedWrite(record, stored.fence)], database)
-    except (OperationalError, InterfaceError):
-        raise
     except DatabaseError as error:
+        if kind_of(error) is not ErrorKind.ROW:
+            raise
         logger.exception("task %s: the database refuses its result", lease.id, extra=log_extra(record))
         strip_result(run, str(error))
-        written = write_fenced([FencedWrite(record, stored.fence)], database)
+        written = write_usable([FencedWrite(record, stored.fence)], database)
     return run if written else None

@@ -13,7 +13,7 @@ from django.utils import timezone
 from .. import failpoints
 from ..broker import Broker, Lease
 from ..models import TaskRecord, TaskState
-from ..storage.batches import FencedWrite, write_fenced
+from ..storage.batches import FencedWrite, write_usable
 from .dispatching import dispatch
 from .events import announce
 from .messages import entry_of, later_fence, message_of
@@ -62,7 +62,7 @@ def recover(
         for id, lease in live.items()
         if id in rows and rows[id].state != TaskState.FAILED
     ]
-    accepted = write_fenced(writes, router.db_for_write(TaskRecord)) if writes else set()
+    accepted = write_usable(writes, router.db_for_write(TaskRecord)) if writes else set()
     failpoints.reach("recover.row_written")
     closed = [write.record for write in writes if write.record.id in accepted]
     return len(recorded_now) + _update_redis(broker, queue, worker_id, live, closed)
@@ -129,7 +129,7 @@ def abandon(record: TaskRecord, reason: str) -> bool:
     count_crash(record, reason, timezone.now())
     # Of two processes that abandon a run at the same time, one succeeds: the other finds a different fence.
     record.fence = later_fence(record)
-    if record.id not in write_fenced([FencedWrite(record, held)], router.db_for_write(TaskRecord)):
+    if record.id not in write_usable([FencedWrite(record, held)], router.db_for_write(TaskRecord)):
         return False
     failpoints.reach("abandon.row_written")
     if not record.is_final:
