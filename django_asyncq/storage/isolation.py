@@ -207,8 +207,8 @@ def page_of(rows: QuerySet[Any], *columns: str, size: int | None) -> list[tuple[
     """Return the primary keys and some columns of the first rows, without the rows where that cannot be read.
 
     rows: ordered by primary key, not sliced. size: more than MOST_AT_ONCE, so that only the last page can be empty, or
-    None for all rows. SQLite and MySQL keep a UUID as text, so there can be texts that are none. The next page begins after the last key
-    returned.
+    None for all rows. SQLite and MySQL keep a UUID as text, so there can be texts that are none. The next page begins
+    after the last key returned.
     """
     try:
         return list(rows.values_list("pk", *columns)[:size])
