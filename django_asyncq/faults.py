@@ -14,6 +14,7 @@ from typing import TypeVar
 from django.db import Error as DatabaseError
 
 from .exceptions import BrokerUnavailable, DatabaseNotSetUp, LockLost
+from .guard import GuardedLogger
 from .storage.errors import ErrorKind, kind_of, remedy_of
 
 PAUSE_SECONDS = 1.0
@@ -34,7 +35,7 @@ class Faults:
     doing: what the loop cannot do while it fails, for the log: "outcomes cannot be recorded".
     """
 
-    def __init__(self, doing: str, logger: logging.Logger) -> None:
+    def __init__(self, doing: str, logger: GuardedLogger) -> None:
         self._doing = doing
         self._logger = logger
         self._in_a_row = 0

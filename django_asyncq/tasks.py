@@ -180,6 +180,11 @@ def _check_options(task: Task[Any, Any]) -> None:
 
     if not TASK_NAME.fullmatch(task.module_path) and "<" not in task.module_path:
         raise InvalidOption(f"task name {task.module_path!r} is not valid: use 1 to 200 letters, digits, '_', '.'")
+    if _is_generator_function(task.func):
+        raise InvalidOption(
+            f"task {task.module_path}: a function with `yield` is not valid: a call runs nothing of it; "
+            f"collect the values and return them"
+        )
     check_queue_name(task.queue_name)
     if task.max_attempts is not None and not is_attempt_count(task.max_attempts):
         refuse("max_attempts", "give a whole number of at least 1")
@@ -209,6 +214,11 @@ def _check_options(task: Task[Any, Any]) -> None:
         checked_moment(f"task {task.module_path}: run_after", task.run_after)
     if task.schedule is not None:
         _check_schedule(task, refuse)
+
+
+@lru_cache(maxsize=1024)
+def _is_generator_function(function: Callable[..., Any]) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _check_schedule(task: Task[Any, Any], refuse: Callable[[str, str], NoReturn]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import json
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,8 @@ from typing import Any
 
 from django_asyncq import compat, startup_task, task
 from django_asyncq.context import TaskContext
+
+from . import process_tasks  # noqa: F401 - its tasks are registered
 
 if os.environ.get("ASYNCQ_TEST_BREAK_WORKERS") and multiprocessing.parent_process() is not None:
     raise ImportError("broken on purpose, in worker processes only")
@@ -71,6 +75,58 @@ async def add_async(a: int, b: int = 0) -> int:
     """Return a sum, later."""
     await asyncio.sleep(0)
     return a + b
+
+
+def passes_on(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate as many libraries do, without a look at what kind of function it is."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@task
+@passes_on
+async def decorated_async(seconds: float) -> int:
+    """Return the number of rows, later, and use the database in a thread."""
+    from asgiref.sync import sync_to_async
+
+    from django_asyncq.models import TaskRecord
+
+    await asyncio.sleep(seconds)
+    rows = await sync_to_async(TaskRecord.objects.count)()
+    note("decorated_async", rows=rows)
+    return rows
+
+
+@task(timeout=0.3)
+@passes_on
+async def decorated_overruns() -> None:
+    """Wait longer than the timeout."""
+    await asyncio.sleep(60)
+
+
+@task
+@passes_on
+async def decorated_exits() -> None:
+    """Try to take the event loop along."""
+    raise SystemExit(3)
+
+
+@task(atomic=True)
+@passes_on
+async def decorated_atomic() -> None:
+    """Return a coroutine within a transaction."""
+
+
+@task(max_attempts=3)
+@passes_on
+def decorated_generator() -> Any:
+    """Yield; nothing of this runs."""
+    note("decorated_generator")
+    yield 1
 
 
 @task(takes_context=True, max_attempts=3, backoff=0, give_up_on=(Fatal,))
@@ -160,6 +216,75 @@ def reads_nowhere() -> None:
     """Take the worker process along as broken C code does."""
     note("reads_nowhere")
     ctypes.string_at(0)
+
+
+def raise_in_thread(name: str, kind: type[BaseException]) -> None:
+    """Raise in every thread of this name, or whose name begins so, except this one, as soon as it runs Python again."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(name) and thread is not threading.current_thread():
+            assert thread.ident is not None
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(kind))
+
+
+class Uncommon(BaseException):
+    """What `except Exception` does not catch."""
+
+
+@task
+def ends_thread(name: str, kind: str) -> str:
+    """Raise in another thread of its process, at its first run only, and wait for the end."""
+    is_first = "ends_thread" not in (history_file() or Path(os.devnull)).read_text()
+    note("ends_thread")
+    if is_first:
+        raise_in_thread(name, {"SystemExit": SystemExit, "Uncommon": Uncommon}[kind])
+        # A slot and the event loop sleep until there is work for them.
+        if name == "slot":
+            add.enqueue(1)
+        elif name == "loop":
+            add_async.enqueue(1)
+        threading.Event().wait(30)
+    return "survived"
+
+
+@task
+async def exits_in_a_child(how: str) -> str:
+    """End the event loop from within, at the first run only."""
+    is_first = "exits_in_a_child" not in (history_file() or Path(os.devnull)).read_text()
+    note("exits_in_a_child")
+
+    async def child() -> None:
+        if how == "stop":
+            asyncio.get_running_loop().stop()
+        else:
+            sys.exit(3)
+
+    if is_first:
+        children = [asyncio.create_task(child())]
+        await asyncio.sleep(30)
+        assert children
+    return "survived"
+
+
+@task
+async def cancels_the_others() -> str:
+    """Cancel every other task of the event loop."""
+    for other in asyncio.all_tasks() - {asyncio.current_task()}:
+        other.cancel()
+    return "done"
+
+
+@task(takes_context=True)
+def dies(context: TaskContext, how: str = "SIGKILL", after_seconds: float = 0.5) -> None:
+    """Take along the worker process, or all of the supervisor's process group, after a while."""
+    note("begin", id=context.task_result.id)
+    time.sleep(after_seconds)
+    if how == "group":
+        os.killpg(0, signal.SIGKILL)
+    elif how == "SIGSEGV":
+        ctypes.string_at(0)
+    elif how.isdigit():
+        os._exit(int(how))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @task

@@ -170,7 +170,8 @@ def test_tasks_of_a_lost_host_come_back(column: str, value: Any) -> None:
     write(runs[1].record.id, column, value)
     broker = Broker()
     leases = broker.held("default", "w")
-    lifecycle.recover(broker, "default", "w", leases, reason="its host is down")
+    blame = lifecycle.Blame(counted=frozenset(lease.id for lease in leases))
+    lifecycle.recover(broker, "default", "w", leases, reason="its host is down", blame=blame)
     for run in (runs[0], runs[2]):
         row = TaskRecord.objects.get(id=run.record.id)
         assert (row.state, row.crash_count) == (TaskState.QUEUED, 1)
@@ -260,9 +261,8 @@ def test_a_row_that_refuses_a_write_keeps_no_other() -> None:
     assert sorted(pending()) == sorted(ids_of(retrying[0], retrying[2]))
     runs = [taken_by("w") for _ in range(2)]
     with refusing("UPDATE", runs[0].record):
-        lifecycle.recover(
-            reconciler.broker, "default", "w", reconciler.broker.held("default", "w"), reason="its host is down"
-        )
+        leases = reconciler.broker.held("default", "w")
+        lifecycle.recover(reconciler.broker, "default", "w", leases, reason="its host is down")
     assert TaskRecord.objects.get(id=runs[1].record.id).state == TaskState.QUEUED
 
 

@@ -6,7 +6,6 @@ short transaction, and a pass is followed by a pause. Nothing is deleted early; 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,12 +19,14 @@ from django.utils import timezone
 
 from .. import conf, lifecycle, registry
 from ..broker import Broker
+from ..definitions.names import lowest_uuid7_at
 from ..definitions.retention_policy import Outcome, Retention, Rules, current_rules
 from ..faults import Faults
+from ..guard import get_logger
 from ..models import Occurrence, StartupRun, TaskRecord, TaskState
 from ..storage.isolation import MOST_AT_ONCE, each_alone, page_of, table_of
 
-logger = logging.getLogger("django_asyncq.maintenance.pruner")
+logger = get_logger("django_asyncq.maintenance.pruner")
 
 # PostgreSQL reads 5,000 rows of the primary key in some ms; a row that stays costs about a microsecond.
 ROWS_PER_PAGE = 5000
@@ -243,8 +244,3 @@ def _end_of_page(rows: QuerySet[TaskRecord]) -> UUID | None:
         # This one id is none. The page then ends at the last one that is.
         ids = page_of(rows, size=ROWS_PER_PAGE)
         return ids[-1][0] if len(ids) > ROWS_PER_PAGE - MOST_AT_ONCE else None
-
-
-def lowest_uuid7_at(moment: datetime) -> UUID:
-    """Return the lowest UUIDv7 of a millisecond."""
-    return UUID(int=int(moment.timestamp() * 1000) << 80 | 0x7 << 76 | 0b10 << 62)

@@ -10,7 +10,6 @@ whole pass fails as if the database were unreachable.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -23,10 +22,11 @@ from django.db.models import CharField, Model, QuerySet
 from django.db.models.functions import Cast
 
 from ..exceptions import AsyncqError
+from ..guard import get_logger
 from ..models import TaskRecord
 from .errors import DECODE_ERRORS, ErrorKind, kind_of
 
-logger = logging.getLogger("django_asyncq.storage")
+logger = get_logger("django_asyncq.storage")
 
 MOST_AT_ONCE = 100
 SET_ASIDE_SECONDS = 300.0
