@@ -102,11 +102,12 @@ class BrokerUnavailable(AsyncqError):
 class DatabaseNotSetUp(AsyncqError):
     """The database lacks a table, a column or a privilege, or refuses the user; waiting does not help.
 
-    remedy: what a person must do.
+    reason: the database's error. remedy: what a person must do.
     """
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"the database is not set up for this code: {reason}. Remedy: {remedy}.")
+        self.reason = reason
         self.remedy = remedy
 
 

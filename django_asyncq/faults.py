@@ -32,12 +32,16 @@ Value = TypeVar("Value")
 class Faults:
     """The errors of one loop. Used by one thread.
 
-    doing: what the loop cannot do while it fails, for the log: "outcomes cannot be recorded".
+    text: of the log line while a store is unreachable, such as "leases cannot be renewed"; the error follows it.
+    values: for the placeholders of the texts. failed: the text for all other errors.
     """
 
-    def __init__(self, doing: str, logger: GuardedLogger) -> None:
-        self._doing = doing
+    def __init__(self, logger: GuardedLogger, text: str, *values: object, failed: str = "") -> None:
         self._logger = logger
+        self._text = text
+        self._failed = failed or text
+        self._values = values
+        self._error: Exception | None = None
         self._in_a_row = 0
         self._again = 0
         self._looks = 0
@@ -50,9 +54,9 @@ class Faults:
         return self._in_a_row > 0
 
     @property
-    def not_set_up(self) -> bool:
-        """Whether nothing can work until a person has acted: several rounds in a row found the database not set up."""
-        return self._looks >= NOT_SET_UP_LOOKS
+    def not_set_up(self) -> DatabaseNotSetUp | None:
+        """The error to end with, when several rounds in a row have found that nothing can work without a person."""
+        return as_not_set_up(self._error) if self._error and self._looks >= NOT_SET_UP_LOOKS else None
 
     def note(self, error: Exception, *, quiet_first: bool = False) -> float:
         """Note that a round failed, log it unless it was logged in this outage, and return how long to pause.
@@ -60,18 +64,19 @@ class Faults:
         quiet_first: say nothing of a first failure, which may be that of a connection that had died.
         """
         self._in_a_row += 1
+        self._error = error
         kind = kind_of(error) if isinstance(error, DatabaseError) else None
         self._looks = self._looks + 1 if kind is ErrorKind.NOT_SET_UP else 0
         if kind is ErrorKind.AGAIN and self._again < MOST_AGAIN:
             self._again += 1
             return random.uniform(0.0, LONGEST_AGAIN_SECONDS)  # noqa: S311
         if kind is ErrorKind.NOT_SET_UP:
-            self._once("not set up", logging.ERROR, "%s: %s; %s", self._doing, one_line(error), remedy_of(error))
+            self._once("not set up", logging.ERROR, self._failed + ": %s; %s", one_line(error), remedy_of(error))
         elif kind is ErrorKind.ROW or not isinstance(error, STORE_ERRORS):
             text = f"{type(error).__name__}: {error}"
-            self._once(text, logging.ERROR, "%s: %s", self._doing, one_line(error), error=error)
+            self._once(text, logging.ERROR, self._failed + ": %s", one_line(error), error=error)
         elif not (quiet_first and self._in_a_row == 1):
-            self._once("unreachable", logging.WARNING, "%s: %s", self._doing, one_line(error))
+            self._once("unreachable", logging.WARNING, self._text + ": %s", one_line(error))
         return PAUSE_SECONDS
 
     def clear(self) -> bool:
@@ -104,7 +109,7 @@ class Faults:
     def _once(self, key: str, level: int, text: str, *values: object, error: Exception | None = None) -> None:
         if key not in self._logged:
             self._logged.add(key)
-            self._logger.log(level, text, *values, exc_info=error)
+            self._logger.log(level, text, *self._values, *values, exc_info=error)
 
 
 def one_line(error: BaseException) -> str:
@@ -112,7 +117,15 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def check_set_up(error: BaseException) -> None:
-    """Raise DatabaseNotSetUp if an error means that nothing can work until a person has acted."""
+def as_not_set_up(error: BaseException) -> DatabaseNotSetUp | None:
+    """Return the error to end with, if an error means that nothing can work until a person has acted."""
     if isinstance(error, DatabaseError) and kind_of(error) is ErrorKind.NOT_SET_UP:
-        raise DatabaseNotSetUp(one_line(error), remedy_of(error)) from error
+        found = DatabaseNotSetUp(one_line(error), remedy_of(error))
+        found.__cause__ = error
+        return found
+    return None
+
+
+def concerns_one_row(error: BaseException) -> bool:
+    """Return whether an error is that of one row, so that the others need not wait."""
+    return isinstance(error, DatabaseError) and kind_of(error) is ErrorKind.ROW

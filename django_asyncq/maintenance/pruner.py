@@ -69,7 +69,7 @@ class Pruner:
         self._pass: Iterator[Pruned] | None = None
         self._pruned = Pruned()
         self._worked_seconds = 0.0
-        self._faults = Faults("pruning failed", logger)
+        self._faults = Faults(logger, "pruning failed")
 
     def tick(self, now: float) -> Pruned:
         """Continue the current pass, or begin one that is due; return after at most about 0.2 s.

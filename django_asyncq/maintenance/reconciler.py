@@ -99,7 +99,7 @@ class Reconciler:
         # QUEUED rows whose entry was in a state of FAILED tasks at the last sweep.
         self._stranded: set[UUID] = set()
         self._is_dry_run = False
-        self._faults = Faults("a round of repairs failed", logger)
+        self._faults = Faults(logger, "a round of repairs failed")
         # Read at the start of a round, and used by its first repair.
         self._reachability: Reachability | None = None
         self._quick_at = 0.0
