@@ -6,7 +6,6 @@ left, or when one of them takes it down; that task was then alone. The process h
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import replace
 
@@ -14,10 +13,12 @@ from .. import conf
 from ..broker import Broker
 from ..broker.suspects import dequeue_suspect
 from ..exceptions import BrokerUnavailable
+from ..faults import Faults
+from ..guard import get_logger
 from ..worker.options import Suspect, WorkerOptions
 from .processes import Child, Processes
 
-logger = logging.getLogger("django_asyncq.supervisor")
+logger = get_logger("django_asyncq.supervisor")
 
 LOOK_SECONDS = 1.0
 # A suspect that has waited for so long beside the others gets a process of its own.
@@ -35,6 +36,7 @@ class Quarantine:
         self.broker = broker
         self.options = options
         self.processes = processes
+        self._faults = Faults(logger, "suspects cannot be claimed")
         self._number = 1
         self._look_at = 0.0
         self._not_before = 0.0
@@ -61,10 +63,13 @@ class Quarantine:
             return
         try:
             suspect = self._claim(now, waited_seconds=PATIENCE_SECONDS if alone else 0.0)
-        except BrokerUnavailable:
+        except Exception as error:  # noqa: BLE001 - it is logged there; whatever it is, the supervisor must live
+            if not isinstance(error, BrokerUnavailable):
+                self._faults.note(error)
             # The number stays: the next call returns what a lost reply may have claimed for it.
             self._not_before = now + PATIENCE_SECONDS
             return
+        self._faults.clear()
         if suspect is None:
             return
         self._number += 1
