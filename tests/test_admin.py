@@ -28,7 +28,7 @@ from django_asyncq.admin.queries import MAX_LISTED, BoundedPaginator
 from django_asyncq.admin.task_admin import MASKED_COLUMNS
 from django_asyncq.broker.clients import Client as RedisClient
 from django_asyncq.exceptions import GateUnavailable
-from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 
 from . import tasks  # noqa: F401 - registers them
 from .clock import uuid7_at
@@ -61,6 +61,8 @@ def make(state: TaskState = TaskState.FAILED, *, name: str = "tests.tasks.add", 
     if state == TaskState.FAILED:
         values.setdefault("attempt", 1)
         values.setdefault("errors", [error()])
+        values.setdefault("reason", FailureReason.EXCEPTION)
+        values.setdefault("last_exception", "tests.tasks.Glitch")
     if enqueued_at := values.get("enqueued_at"):
         values.setdefault("id", uuid7_at(enqueued_at))
     return TaskRecord.objects.create(state=state, name=name, **values)

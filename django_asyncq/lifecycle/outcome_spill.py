@@ -24,12 +24,13 @@ from ..models import TaskRecord, TaskState
 from ..storage.batches import FencedWrite, write_fenced
 from .dispatching import by_queue
 from .events import announce, log_extra
+from .failures import append_entry
 from .running import Run, acknowledge, strip_result
 
 logger = logging.getLogger("django_asyncq.lifecycle")
 
 LARGEST_BYTES = 1_048_576
-PLAIN = ("state", "attempt", "return_value", "worker_ids")
+PLAIN = ("state", "reason", "attempt", "return_value", "worker_ids")
 TIMES = ("started_at", "last_attempted_at", "finished_at", "retry_at")
 
 
@@ -70,7 +71,7 @@ def apply(record: TaskRecord, encoded: bytes) -> Stored:
     for name in TIMES:
         setattr(record, name, datetime.fromisoformat(outcome[name]) if outcome[name] else None)
     if outcome["error"]:
-        record.errors = [*record.errors, outcome["error"]]
+        append_entry(record, outcome["error"])
     record.fence = stored.fence
     return stored
 

@@ -22,12 +22,13 @@ from django.utils import timezone
 
 from .. import conf, failpoints
 from ..broker import Broker, Lease
-from ..definitions.payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_result, storable_text
+from ..definitions.payload import MESSAGE_CHARACTERS, storable_result, storable_text
 from ..exceptions import WorkerLost
 from ..models import TaskRecord, TaskState
 from ..storage.batches import FencedWrite, read_rows, write_fenced
 from .dispatching import by_queue
 from .events import announce, log_extra
+from .failures import append_error, reason_of
 from .messages import message_of
 
 logger = logging.getLogger("django_asyncq.lifecycle")
@@ -56,15 +57,15 @@ def count_crash(record: TaskRecord, reason: str, now: datetime, *, stack: str = 
     stack: the last stack of the process, if it could still write one.
     """
     record.crash_count += 1
-    add_error(record, WorkerLost(reason), stack, now)
-    # A crash is counted separately and uses no attempt. The worker stays in `worker_ids`, next to its error.
-    record.attempt = max(record.attempt - 1, 0)
     if record.crash_count >= conf.current().max_crashes:
         record.state = TaskState.FAILED
         record.retry_at = None
         record.finished_at = now
     else:
         record.state = TaskState.QUEUED
+    append_error(record, WorkerLost(reason), stack, now)
+    # A crash is counted separately and uses no attempt. The worker stays in `worker_ids`, next to its error.
+    record.attempt = max(record.attempt - 1, 0)
 
 
 def load_rows(leases: Iterable[Lease]) -> dict[str, TaskRecord]:
@@ -156,33 +157,10 @@ def fail(
     record.finished_at = None if retry_at else now
     run.counted = counted
     if counted:
-        add_error(record, exception, traceback, now)
+        append_error(record, exception, traceback, now)
     else:
+        record.reason = reason_of(exception)
         undo_attempt(record)
-
-
-def add_error(record: TaskRecord, exception: BaseException, traceback: str, now: datetime) -> None:
-    """Append the error of a failed attempt, in memory."""
-    kind = type(exception)
-    record.errors = [
-        *record.errors,
-        {
-            "exception": f"{kind.__module__}.{kind.__qualname__}",
-            "message": storable_text(_message(exception), MESSAGE_CHARACTERS),
-            "traceback": storable_text(traceback, TRACEBACK_CHARACTERS),
-            "attempt": record.attempt,
-            "worker": record.worker_ids[-1] if record.worker_ids else "",
-            "started_at": record.last_attempted_at.isoformat() if record.last_attempted_at else None,
-            "failed_at": now.isoformat(),
-        },
-    ]
-
-
-def _message(exception: BaseException) -> str:
-    try:
-        return str(exception)
-    except Exception as error:  # noqa: BLE001 - a user's __str__ may raise anything
-        return f"<no message: its __str__ raised {type(error).__qualname__}>"
 
 
 def undo_attempt(record: TaskRecord) -> None:
@@ -318,7 +296,7 @@ def refuse(broker: Broker, run: Run, exception: BaseException) -> None:
     """
     record, now = run.record, timezone.now()
     record.state, record.fence, record.finished_at = TaskState.FAILED, run.lease.fence, now
-    add_error(record, exception, "", now)
+    append_error(record, exception, "", now)
     if record_runs([run]):
         return
     failpoints.reach("refuse.row_written")
