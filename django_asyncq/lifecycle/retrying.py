@@ -13,7 +13,7 @@ from django.utils import timezone
 from .. import failpoints
 from ..broker import Broker, Lease
 from ..exceptions import GateUnavailable
-from ..models import TaskRecord, TaskState
+from ..models import FailureReason, TaskRecord, TaskState
 from .dispatching import GATE_RETRY_SECONDS, dispatch
 from .events import announce, ask
 from .messages import entry_of
@@ -59,7 +59,13 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         refused = ask(records, TaskState.FAILED, partial=True, timed=not by_person) if records else set()
         failpoints.reach("retry.slot_acquired")
         admitted = [record for record in records if record.id not in refused]
-        changes: dict[str, Any] = {"state": TaskState.QUEUED, "retry_at": None, "finished_at": None, "run_after": None}
+        changes: dict[str, Any] = {
+            "state": TaskState.QUEUED,
+            "reason": FailureReason.NONE,
+            "retry_at": None,
+            "finished_at": None,
+            "run_after": None,
+        }
         if by_person:
             changes["crash_count"] = 0
         for record in admitted:

@@ -21,15 +21,15 @@ from django.utils import timezone
 
 from .. import conf, failpoints
 from ..broker import Broker, Lease
-from ..definitions.exception_text import class_path, text_of
 from ..definitions.names import runs_alone
-from ..definitions.payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_result, storable_text
+from ..definitions.payload import MESSAGE_CHARACTERS, storable_result, storable_text
 from ..exceptions import WorkerLost
 from ..guard import get_logger
-from ..models import TaskRecord, TaskState
+from ..models import FailureReason, TaskRecord, TaskState
 from ..storage.batches import FencedWrite, read_rows, write_fenced
 from .dispatching import by_queue
 from .events import announce, log_extra
+from .failures import append_error, reason_of
 from .messages import message_of
 
 logger = get_logger("django_asyncq.lifecycle")
@@ -59,7 +59,7 @@ def suspect(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") 
     """
     record.state = TaskState.QUEUED
     record.is_suspect = True
-    add_error(record, WorkerLost(reason), stack, now)
+    append_error(record, WorkerLost(reason), stack, now)
     # A loss uses no attempt. The worker stays in `worker_ids`, next to its error.
     record.attempt = max(record.attempt - 1, 0)
 
@@ -72,6 +72,7 @@ def count_crash(record: TaskRecord, reason: str, now: datetime, *, stack: str = 
         record.state = TaskState.FAILED
         record.retry_at = None
         record.finished_at = now
+        record.reason = FailureReason.WORKER_LOST
 
 
 def lose_unseen(record: TaskRecord, reason: str) -> None:
@@ -174,25 +175,10 @@ def fail(
     record.finished_at = None if retry_at else now
     run.counted = counted
     if counted:
-        add_error(record, exception, traceback, now)
+        append_error(record, exception, traceback, now)
     else:
+        record.reason = reason_of(exception)
         undo_attempt(record)
-
-
-def add_error(record: TaskRecord, exception: BaseException, traceback: str, now: datetime) -> None:
-    """Append the error of a failed attempt, in memory."""
-    record.errors = [
-        *record.errors,
-        {
-            "exception": class_path(exception),
-            "message": text_of(exception),
-            "traceback": storable_text(traceback, TRACEBACK_CHARACTERS),
-            "attempt": record.attempt,
-            "worker": record.worker_ids[-1] if record.worker_ids else "",
-            "started_at": record.last_attempted_at.isoformat() if record.last_attempted_at else None,
-            "failed_at": now.isoformat(),
-        },
-    ]
 
 
 def undo_attempt(record: TaskRecord) -> None:
@@ -329,7 +315,7 @@ def refuse(broker: Broker, run: Run, exception: BaseException) -> None:
     """
     record, now = run.record, timezone.now()
     record.state, record.fence, record.finished_at = TaskState.FAILED, run.lease.fence, now
-    add_error(record, exception, "", now)
+    append_error(record, exception, "", now)
     if record_runs([run]):
         return
     failpoints.reach("refuse.row_written")
