@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import Any
 
 from django_asyncq import compat, startup_task, task
 from django_asyncq.context import TaskContext
+
+from . import process_tasks  # noqa: F401 - its tasks are registered
 
 if os.environ.get("ASYNCQ_TEST_BREAK_WORKERS") and multiprocessing.parent_process() is not None:
     raise ImportError("broken on purpose, in worker processes only")
@@ -214,6 +217,75 @@ def reads_nowhere() -> None:
     """Take the worker process along as broken C code does."""
     note("reads_nowhere")
     ctypes.string_at(0)
+
+
+def raise_in_thread(name: str, kind: type[BaseException]) -> None:
+    """Raise in every thread of this name, or whose name begins so, except this one, as soon as it runs Python again."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(name) and thread is not threading.current_thread():
+            assert thread.ident is not None
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(kind))
+
+
+class Uncommon(BaseException):
+    """What `except Exception` does not catch."""
+
+
+@task
+def ends_thread(name: str, kind: str) -> str:
+    """Raise in another thread of its process, at its first run only, and wait for the end."""
+    is_first = "ends_thread" not in (history_file() or Path(os.devnull)).read_text()
+    note("ends_thread")
+    if is_first:
+        raise_in_thread(name, {"SystemExit": SystemExit, "Uncommon": Uncommon}[kind])
+        # A slot and the event loop sleep until there is work for them.
+        if name == "slot":
+            add.enqueue(1)
+        elif name == "loop":
+            add_async.enqueue(1)
+        threading.Event().wait(30)
+    return "survived"
+
+
+@task
+async def exits_in_a_child(how: str) -> str:
+    """End the event loop from within, at the first run only."""
+    is_first = "exits_in_a_child" not in (history_file() or Path(os.devnull)).read_text()
+    note("exits_in_a_child")
+
+    async def child() -> None:
+        if how == "stop":
+            asyncio.get_running_loop().stop()
+        else:
+            sys.exit(3)
+
+    if is_first:
+        children = [asyncio.create_task(child())]
+        await asyncio.sleep(30)
+        assert children
+    return "survived"
+
+
+@task
+async def cancels_the_others() -> str:
+    """Cancel every other task of the event loop."""
+    for other in asyncio.all_tasks() - {asyncio.current_task()}:
+        other.cancel()
+    return "done"
+
+
+@task(takes_context=True)
+def dies(context: TaskContext, how: str = "SIGKILL", after_seconds: float = 0.5) -> None:
+    """Take along the worker process, or all of the supervisor's process group, after a while."""
+    note("begin", id=context.task_result.id)
+    time.sleep(after_seconds)
+    if how == "group":
+        os.killpg(0, signal.SIGKILL)
+    elif how == "SIGSEGV":
+        ctypes.string_at(0)
+    elif how.isdigit():
+        os._exit(int(how))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @task

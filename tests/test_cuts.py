@@ -212,6 +212,28 @@ def test_codes_of_postgresql_that_are_cuts(sql: str, expected: bool) -> None:
     assert is_cut(error, connection, used) is expected
 
 
+class Hostile(Exception):
+    """An error of which nothing can be asked."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("no class")
+
+    @property
+    def __cause__(self) -> Any:
+        raise RuntimeError("no cause")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("not comparable")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_hostile_error_is_no_cut() -> None:
+    """Nothing of it is called."""
+    assert not is_cut(Hostile(), connection, None)
+
+
 def test_causes_of_an_error_come_to_an_end() -> None:
     """Also in a circle."""
     first, second = ValueError(), KeyError()

@@ -6,19 +6,20 @@ those see `handoff`.
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from redis.exceptions import RedisError
 
 from ..exceptions import BrokerUnavailable
+from ..guard import get_logger
+from ..threads import LongLivedThread
 from . import clients
 from .keys import keys_of, names_channel
 from .redis_internals import shut_down
 
-logger = logging.getLogger("django_asyncq.broker")
+logger = get_logger("django_asyncq.broker")
 
 LISTEN_SECONDS = 1.0
 STOP_SECONDS = 2.0
@@ -34,17 +35,28 @@ class Settable(Protocol):
 class Listener:
     """Set `event` when a message arrives on one of the channels, from a thread of its own.
 
-    event: default a new `threading.Event`.
+    event: default a new `threading.Event`. on_death: see `LongLivedThread`.
     """
 
-    def __init__(self, channels: Iterable[str], event: Settable | None = None) -> None:
+    def __init__(
+        self,
+        channels: Iterable[str],
+        event: Settable | None = None,
+        *,
+        on_death: Callable[[str], object] | None = None,
+    ) -> None:
         self.channels = sorted(channels)
         self.event = threading.Event() if event is None else event
         self._stopped = threading.Event()
         self._failures = 0
         # The connection that the thread reads from, for `stop` to shut down.
         self._connection: Any = None
-        self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
+        self._thread = LongLivedThread("listener", self._run, on_death=on_death)
+
+    @property
+    def has_died(self) -> bool:
+        """Whether an error has ended the thread."""
+        return self._thread.has_died
 
     def start(self) -> None:
         """Start the thread."""
@@ -104,11 +116,14 @@ class Listener:
 class QueueListener(Listener):
     """Listen for a worker: to the pushes by priority to its queues, and to new queue names."""
 
-    def __init__(self, queues: Iterable[str], event: Settable | None = None) -> None:
+    def __init__(
+        self, queues: Iterable[str], event: Settable | None = None, *, on_death: Callable[[str], object] | None = None
+    ) -> None:
         self.queues = sorted(queues)
         self._names_channel = names_channel()
         self._has_new_names = False
-        super().__init__([self._names_channel, *(keys_of(name).wake for name in self.queues)], event)
+        channels = [self._names_channel, *(keys_of(name).wake for name in self.queues)]
+        super().__init__(channels, event, on_death=on_death)
 
     def take_new_names(self) -> bool:
         """Return whether a new queue was registered since the last call."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 
 from .. import conf
+from ..definitions.exception_text import text_of
 from ..exceptions import WorkerLost
+from ..guard import class_name
 from ..models import TaskState
 from .running import Run, add_error
 
@@ -22,16 +24,16 @@ def count_cut(run: Run, error: BaseException, traceback: str, now: datetime) -> 
     error: the database's own. `record_runs` writes the row, and `acknowledge` requeues the task in Redis.
     """
     record = run.record
-    text = f"{type(error).__qualname__}: {error}".strip()
     record.crash_count += 1
-    record.attempt = max(record.attempt - 1, 0)
-    lost = WorkerLost(f"its database connection was cut, and nothing was committed: {text}. {REMEDY}")
-    add_error(record, lost, traceback, now)
     # The process did not die of it.
     record.is_suspect = False
     if record.crash_count < conf.current().max_crashes:
         record.state = TaskState.QUEUED
-        return
-    record.state = TaskState.FAILED
-    record.retry_at = None
-    record.finished_at = now
+    else:
+        record.state = TaskState.FAILED
+        record.retry_at = None
+        record.finished_at = now
+    text = f"{class_name(error)}: {text_of(error)}".strip()
+    lost = WorkerLost(f"its database connection was cut, and nothing was committed: {text}. {REMEDY}")
+    add_error(record, lost, traceback, now)
+    record.attempt = max(record.attempt - 1, 0)

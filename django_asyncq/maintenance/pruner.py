@@ -6,7 +6,6 @@ short transaction, and a pass is followed by a pause. Nothing is deleted early; 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -20,10 +19,12 @@ from django.utils import timezone
 
 from .. import conf, lifecycle, registry
 from ..broker import Broker
+from ..definitions.names import lowest_uuid7_at
 from ..definitions.retention_policy import Outcome, Retention, Rules, current_rules
+from ..guard import get_logger
 from ..models import Occurrence, StartupRun, TaskRecord, TaskState
 
-logger = logging.getLogger("django_asyncq.maintenance.pruner")
+logger = get_logger("django_asyncq.maintenance.pruner")
 
 # PostgreSQL reads 5,000 rows of the primary key in some ms; a row that stays costs about a microsecond.
 ROWS_PER_PAGE = 5000
@@ -220,8 +221,3 @@ def pages_by_id(first: UUID, last: UUID) -> Iterator[QuerySet[TaskRecord]]:
             return
         yield rest.filter(id__lte=end)
         first = end
-
-
-def lowest_uuid7_at(moment: datetime) -> UUID:
-    """Return the lowest UUIDv7 of a millisecond."""
-    return UUID(int=int(moment.timestamp() * 1000) << 80 | 0x7 << 76 | 0b10 << 62)

@@ -7,7 +7,6 @@ Schedules, repairs and pruning run only in the leader, which is the process that
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,16 +24,19 @@ from ..broker import Broker
 from ..broker.keys import due_channel
 from ..broker.notifications import Listener
 from ..exceptions import BrokerUnavailable, LockLost
+from ..guard import get_logger
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..models import TaskRecord, TaskState
 from ..scheduling.asynq_entries import BEAT_SECONDS, SchedulerEntries
 from ..scheduling.scheduler import Fired, Scheduler
+from ..threads import LongLivedThread
 from .forwarder import forward_due
+from .key_check import KeyCheck
 from .pruner import Pruner
 from .reconciler import Reconciler
 from .startup_tasks import StartupRunner
 
-logger = logging.getLogger("django_asyncq.maintenance.service")
+logger = get_logger("django_asyncq.maintenance.service")
 
 # Times in Redis are whole seconds, so a task that is due this soon counts as due.
 DUE_WITHIN_SECONDS = 2
@@ -52,24 +54,26 @@ STOP_SECONDS = 10.0
 STARTUP_GRACE_SECONDS = 2.0
 
 
-class Loop(threading.Thread):
+class Loop(LongLivedThread):
     """Repeat a step until stopped.
 
     step: returns the seconds until its next call; None ends the loop. is_enabled: whether this process may do the step
     now; while it may not, the loop uses neither store and says nothing about them.
+    A step may raise anything, SystemExit of the project's code included: nothing is kept from one step to the next, so
+    it is called again.
     """
 
     def __init__(
         self, name: str, step: Callable[[], float | None], is_enabled: Callable[[], bool] = lambda: True
     ) -> None:
-        super().__init__(name=name, daemon=True)
+        super().__init__(name, self.repeat)
         self._step = step
         self._is_enabled = is_enabled
         self._wakeup = threading.Event()
         self._is_stopping = False
         self._is_failing = False
 
-    def run(self) -> None:
+    def repeat(self) -> None:
         """Step and sleep in turn until stopped."""
         try:
             while not self._is_stopping:
@@ -92,9 +96,9 @@ class Loop(threading.Thread):
 
     def tick(self) -> float | None:
         """Do one step if it is enabled; log an outage once when it begins and once when it is over."""
-        if not self._is_enabled():
-            return DISABLED_POLL_SECONDS
         try:
+            if not self._is_enabled():
+                return DISABLED_POLL_SECONDS
             close_old_connections()
             pause = self._step()
         except LockLost as error:
@@ -106,7 +110,7 @@ class Loop(threading.Thread):
                 logger.warning("the %s loop cannot reach a store and tries again: %s", self.name, error)
             self._is_failing = True
             return ERROR_PAUSE_SECONDS
-        except Exception:
+        except BaseException:
             logger.exception("the %s loop failed and tries again", self.name)
             return ERROR_PAUSE_SECONDS
         if self._is_failing:
@@ -141,6 +145,7 @@ class MaintenanceService:
         self.scheduler = Scheduler(self._fenced)
         self.scheduler_entries = SchedulerEntries()
         self.startup_runner = StartupRunner(single_instance=single_instance)
+        self.key_check = KeyCheck()
         self._synced_term = 0
         self._entries_due_at = 0.0
         self._leadership_loop = Loop("leadership", self.seek_leadership)
@@ -148,12 +153,14 @@ class MaintenanceService:
         self._scheduler_loop = Loop("scheduler", self.fire_schedules, self._may_fire_schedules)
         self._repair_loop = Loop("repairs", self.repair_and_prune, self._is_leader)
         self._startup_loop = Loop("startup", self.run_startup_tasks)
+        self._key_check_loop = Loop("key check", self.check_key)
         self._loops = [
             self._leadership_loop,
             self._forwarder_loop,
             self._scheduler_loop,
             self._repair_loop,
             self._startup_loop,
+            self._key_check_loop,
         ]
         waker = LoopWaker(self._forwarder_loop, self._scheduler_loop)
         self._due_listener = Listener(channels=[due_channel()], event=waker)
@@ -184,6 +191,12 @@ class MaintenanceService:
     def is_alive(self) -> bool:
         """Return whether a thread still runs."""
         return any(loop.is_alive() for loop in self._loops)
+
+    @property
+    def dead_threads(self) -> list[str]:
+        """The names of threads that have died, without which this process does not do its work."""
+        threads = [(loop.name, loop.has_died) for loop in self._loops]
+        return [name for name, has_died in [*threads, ("listener", self._due_listener.has_died)] if has_died]
 
     def has_no_work(self, backend: str) -> bool:
         """Return whether the rows show no task of this alias as queued, running or due; False when in doubt."""
@@ -227,6 +240,7 @@ class MaintenanceService:
             logger.info("leadership acquired: this process now runs schedules, repairs and pruning")
             self._scheduler_loop.wake()
             self._repair_loop.wake()
+            self._key_check_loop.wake()
         return conf.current().lock_ttl_seconds / LEADER_CHECKS_PER_TTL
 
     def forward(self) -> float:
@@ -258,6 +272,10 @@ class MaintenanceService:
         self.reconciler.tick(time.monotonic())
         self.pruner.tick(time.monotonic())
         return 0.0 if self.reconciler.is_urgent else min(REPAIR_SECONDS, conf.current().reconcile_seconds)
+
+    def check_key(self) -> float:
+        """Check that this process has the leader's SECRET_KEY; as the leader, let the others check theirs."""
+        return self.key_check.tick(is_leader=self._is_leader())
 
     def run_startup_tasks(self) -> float | None:
         """Advance the start-up tasks; None when all are finished."""

@@ -8,7 +8,6 @@ come from the database's clock. Schedules declared in code have rows too, which 
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
@@ -22,12 +21,13 @@ from .. import compat, conf, failpoints
 from ..definitions import payload
 from ..definitions.schedules import Declaration
 from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, RunAborted
+from ..guard import get_logger
 from ..models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskState
 from ..registry import every_task, registered
 from ..storage.database_time import DatabaseNow
 from ..tasks import Task, check_call
 
-logger = logging.getLogger("django_asyncq.scheduling.scheduler")
+logger = get_logger("django_asyncq.scheduling.scheduler")
 
 SCHEDULES_PER_PAGE = 100
 # An occurrence this late may be fired by the successor of a dead leader; one that is later counts as missed.

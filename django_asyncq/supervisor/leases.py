@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 from django.db import Error as DatabaseError
@@ -11,10 +10,11 @@ from django.db import connections
 from .. import conf, failpoints, lifecycle
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable
+from ..guard import get_logger
 from ..worker.options import WorkerOptions
 from .processes import Processes
 
-logger = logging.getLogger("django_asyncq.supervisor")
+logger = get_logger("django_asyncq.supervisor")
 
 
 class LeaseKeeper:

@@ -7,7 +7,6 @@ must not look dead.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import select
 import signal
@@ -21,18 +20,23 @@ from django.db import connections
 from .. import conf, lifecycle
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable
+from ..guard import get_logger, own_process
+from ..threads import EX_SOFTWARE, exit_process
 from .execute.executors import Executors
 from .execute.job import Job, JobPhase
 from .execute.jobs import Jobs
 from .execute.run import JobRunner
 from .fetch.capacity import Capacity
 from .fetch.fetcher import Fetcher
+from .fetch.suspect_fetcher import SuspectFetcher
 from .options import READY, WorkerOptions
+from .process_groups import kill_own_group
 from .reporter import Reporter
 from .slot_table import SlotTable
+from .thread_death import ThreadDeath
 from .wakeup import Reason, Wakeup
 
-logger = logging.getLogger("django_asyncq.worker")
+logger = get_logger("django_asyncq.worker")
 
 REQUEUE_AFTER_SECONDS = 0.15
 MARK_AFTER_SECONDS = 0.05
@@ -61,10 +65,12 @@ class WorkerProcess:
             max_tasks=options.max_tasks,
             max_memory_mb=options.max_memory_mb,
         )
-        self.reporter = Reporter(self.broker, self.worker_id, self.wakeup, self.capacity.quiet)
+        on_death = ThreadDeath(self.worker_id, self.jobs)
+        self.reporter = Reporter(self.broker, self.worker_id, self.wakeup, self.capacity.quiet, on_death=on_death)
         runner = JobRunner(self.worker_id, slot_table, self.reporter, self.capacity, asyncio.new_event_loop())
         self.executors = Executors(runner, self.jobs, options.concurrency)
-        self.fetcher = Fetcher(
+        make_fetcher = Fetcher if options.suspect is None else SuspectFetcher
+        self.fetcher = make_fetcher(
             self.broker,
             self.worker_id,
             options,
@@ -72,18 +78,21 @@ class WorkerProcess:
             executors=self.executors,
             reporter=self.reporter,
             wakeup=self.wakeup,
+            on_death=on_death,
         )
         self.stop_requests = 0
+        self._is_orphan = False
 
     # --- from start to stop
 
     def run(self) -> None:
         """Work until asked to stop, until used up, or until the supervisor is dead."""
+        own_process()
         self.install_signals()
         self.reporter.start()
         self.supervisor.send(READY)
         logger.info("worker %s started: %d slots", self.worker_id, self.options.concurrency)
-        exit_code = 1
+        exit_code = EX_SOFTWARE
         try:
             while not self._must_stop():
                 if self.jobs.count:
@@ -92,11 +101,13 @@ class WorkerProcess:
                     self.capacity.check_quiet()
                     self._sleep()
             exit_code = 0
-        except Exception:
+        except BaseException:
             # Logged here, because this process exits without a traceback.
             logger.exception("worker %s failed; draining", self.worker_id)
-        finally:
+        try:
             self.shut_down(exit_code)
+        except BaseException:  # noqa: BLE001 - it is logged by the last words
+            exit_process(lambda: logger.exception("worker %s failed while it drained", self.worker_id))
 
     def install_signals(self) -> None:
         """Handle SIGTERM and SIGINT, and be woken by them."""
@@ -106,7 +117,7 @@ class WorkerProcess:
 
     def _on_signal(self, number: int, frame: Any) -> None:
         # Only a flag: raising into redis or the database driver would leave a connection half read.
-        # Ctrl-C reaches the whole process group; the supervisor alone decides what it means.
+        # SIGINT is for the programs that tasks run; the supervisor alone decides what Ctrl-C means.
         if number == signal.SIGTERM:
             self.stop_requests += 1
 
@@ -120,8 +131,9 @@ class WorkerProcess:
             except (EOFError, ConnectionResetError):
                 # Reset, when the supervisor had left unread what this process sent to it.
                 logger.warning("worker %s: the supervisor is dead; draining", self.worker_id)
+                self._is_orphan = True
                 return True
-        return self.capacity.is_used_up
+        return self.capacity.is_used_up or self.fetcher.is_finished
 
     def _sleep(self) -> None:
         """Sleep until there is work, capacity, or a clock to look at; then read what has woken this thread."""
@@ -189,5 +201,8 @@ class WorkerProcess:
         logger.info(
             "worker %s stopped: %d tasks finished, %d requeued", self.worker_id, self.capacity.finished, len(rest)
         )
+        if self._is_orphan:
+            # Nobody else is left to kill what its tasks have started.
+            kill_own_group()
         # Threads that still run a task cannot be stopped otherwise, and its fence would refuse their outcome.
         os._exit(exit_code)

@@ -12,7 +12,6 @@ import logging
 import queue
 import random
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
@@ -22,15 +21,18 @@ from django.utils import timezone
 
 from .. import compat, failpoints, lifecycle
 from ..broker import Broker
-from ..exceptions import BrokerUnavailable, LeaseLost, RetryRequested
+from ..definitions.exception_text import is_a, traceback_of
+from ..exceptions import BrokerUnavailable, LeaseLost
+from ..guard import class_name, get_logger
 from ..lifecycle.events import log_extra
 from ..models import TaskRecord, TaskState
-from ..results import next_attempt_at, result_of, sender_of
+from ..results import judge_failure, result_of, sender_of
+from ..threads import LongLivedThread
 from .execute.cuts import reason_of
 from .execute.job import Cut, Job, JobPhase, Outcome
 from .wakeup import Reason, Wakeup
 
-logger = logging.getLogger("django_asyncq.worker")
+logger = get_logger("django_asyncq.worker")
 
 LARGEST_BATCH = 500
 SHORTEST_WAIT_SECONDS = 0.005
@@ -44,15 +46,23 @@ class GaveUp(Exception):
     """The process must stop while the database is unreachable."""
 
 
-class Reporter(threading.Thread):
+class Reporter(LongLivedThread):
     """The thread of a worker process that changes rows when their runs have finished.
 
     Runs that complete within their own transaction are the exception: it gets them after the commit (`completion`).
     """
 
-    def __init__(self, broker: Broker, worker_id: str, wakeup: Wakeup, quiet: threading.Event) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        worker_id: str,
+        wakeup: Wakeup,
+        quiet: threading.Event,
+        *,
+        on_death: Callable[[str], object] | None = None,
+    ) -> None:
         """wakeup: notified after each batch. quiet: set while no outcome can follow soon (`Capacity.quiet`)."""
-        super().__init__(name="reporter", daemon=True)
+        super().__init__("reporter", self.report_until_closed, on_death=on_death)
         self.broker = broker
         self.worker_id = worker_id
         self.wakeup = wakeup
@@ -137,7 +147,7 @@ class Reporter(threading.Thread):
 
     # --- the thread
 
-    def run(self) -> None:
+    def report_until_closed(self) -> None:
         """Take what is waiting and write it, until closed."""
         try:
             while self._report(self.take_batch()):
@@ -294,19 +304,24 @@ def _apply(outcome: Outcome) -> None:
         lifecycle.succeed(run, outcome.value, outcome.finished_at)
         return
     if isinstance(outcome, Cut):
-        lifecycle.count_cut(run, reason_of(exception), _format(exception), outcome.finished_at)
-        _log_cut(run.record, exception)
+        lifecycle.count_cut(run, reason_of(exception), traceback_of(exception), outcome.finished_at)
+        _log_cut(run.record, reason_of(exception))
         return
-    try:
-        retry_at = next_attempt_at(job.task, run.record, exception, timezone.now())
-    except Exception as error:
-        logger.exception("task %s: its backoff failed; it is not retried", run.record.id, extra=log_extra(run.record))
-        error.__context__ = exception
-        exception, retry_at = error, None
-    counted = not isinstance(exception, RetryRequested) or exception.counted
-    lifecycle.fail(run, exception, _format(exception), outcome.finished_at, retry_at=retry_at, counted=counted)
-    if counted and not isinstance(exception, LeaseLost):
-        _log_failure(run.record, exception)
+    judgement = judge_failure(job.task, run.record, exception, timezone.now())
+    error = judgement.exception
+    if judgement.is_fault:
+        text = "task %s: its backoff failed; it is not retried"
+        logger.error(text, run.record.id, exc_info=error, extra=log_extra(run.record))
+    lifecycle.fail(
+        run,
+        error,
+        traceback_of(error),
+        outcome.finished_at,
+        retry_at=judgement.retry_at,
+        counted=judgement.counted,
+    )
+    if judgement.counted and not is_a(error, LeaseLost):
+        _log_failure(run.record, error)
 
 
 def _log_failure(record: TaskRecord, exception: BaseException) -> None:
@@ -320,7 +335,7 @@ def _log_failure(record: TaskRecord, exception: BaseException) -> None:
         record.name,
         record.attempt,
         record.max_attempts,
-        type(exception).__qualname__,
+        class_name(exception),
         then,
         extra=log_extra(record),
     )
@@ -339,18 +354,18 @@ def _log_cut(record: TaskRecord, exception: BaseException) -> None:
     )
 
 
-def _format(exception: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception(exception))
-    except Exception as error:  # noqa: BLE001 - a user's exception may break the formatting in any way
-        return f"<no traceback: {error!r}>"
-
-
 def _send_finished(outcome: Outcome) -> None:
     """Send Django's `task_finished`, once, for a final row; inside `except`, where error monitors look."""
     record = outcome.job.run.record
     if not record.is_final:
         return
+    try:
+        _send_to_receivers(outcome, record)
+    except BaseException:  # `send_robust` outlives an Exception only
+        logger.exception("task %s: a receiver of task_finished failed", record.id, extra=log_extra(record))
+
+
+def _send_to_receivers(outcome: Outcome, record: TaskRecord) -> None:
     sender = sender_of(outcome.job.task.backend)
     if outcome.exception is None or outcome.job.phase is JobPhase.COMPLETED:
         compat.task_finished.send_robust(sender, task_result=result_of(record))

@@ -7,7 +7,6 @@ write that row meanwhile; it gets the outcome after the commit, acknowledges it 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,12 +20,13 @@ from django.utils import timezone
 from ... import failpoints, lifecycle
 from ...context import Ending
 from ...exceptions import InvalidOption, LeaseLost
+from ...guard import get_logger
 from ...lifecycle.events import log_extra
 from ...models import TaskRecord
 from .cuts import is_cut
 from .job import Job, JobPhase, Outcome
 
-logger = logging.getLogger("django_asyncq.worker")
+logger = get_logger("django_asyncq.worker")
 
 
 class Completion:

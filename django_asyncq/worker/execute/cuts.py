@@ -11,8 +11,13 @@ from typing import Any
 from django.db import Error as DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ...definitions.exception_text import is_a
+
 # SQLSTATEs with which a server ends a session: connection failures, shutdown, and the two idle timeouts.
 CUTTING_SQLSTATES = ("08", "57P0", "25P03", "25P04")
+# Not the attributes of the exception, which a class of the project may have replaced.
+_cause_of = BaseException.__dict__["__cause__"].__get__
+_context_of = BaseException.__dict__["__context__"].__get__
 
 
 def is_cut(error: BaseException, connection: BaseDatabaseWrapper, used: Any) -> bool:
@@ -40,15 +45,15 @@ def causes_of(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        error = error.__cause__ or error.__context__
+        error = _cause_of(error) or _context_of(error)
 
 
 def _database_errors(error: BaseException) -> list[BaseException]:
     """Return the errors of the database among the causes of an error, the latest first."""
-    return [each for each in causes_of(error) if isinstance(each, DatabaseError)]
+    return [each for each in causes_of(error) if is_a(each, DatabaseError)]
 
 
 def _ends_session(error: BaseException) -> bool:
-    original: Any = error.__cause__
+    original: Any = _cause_of(error)
     code = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
     return isinstance(code, str) and code.startswith(CUTTING_SQLSTATES)

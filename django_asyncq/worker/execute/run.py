@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +17,9 @@ from django.utils import timezone
 
 from ... import compat, conf, failpoints, lifecycle
 from ...context import Ending, TaskContext
+from ...definitions.exception_text import is_a
 from ...exceptions import TaskNotRunnable, TaskTimeout
+from ...guard import get_logger
 from ...lifecycle.events import log_extra
 from ...results import result_of, sender_of
 from ..fetch.capacity import Capacity
@@ -30,7 +31,7 @@ from .connections import tidy_connections
 from .cuts import causes_of
 from .job import Cut, Job, JobPhase, Outcome
 
-logger = logging.getLogger("django_asyncq.worker")
+logger = get_logger("django_asyncq.worker")
 
 
 class JobRunner:
@@ -96,7 +97,10 @@ class JobRunner:
         if not isinstance(record.args, list) or not isinstance(record.kwargs, dict):
             raise TaskNotRunnable("the row's arguments are not a list and an object")
         result = result_of(record)
-        compat.task_started.send_robust(sender_of(job.task.backend), task_result=result)
+        try:
+            compat.task_started.send_robust(sender_of(job.task.backend), task_result=result)
+        except BaseException:  # `send_robust` outlives an Exception only
+            logger.exception("task %s: a receiver of task_started failed", record.id, extra=log_extra(record))
         arguments = list(record.args)
         if job.task.takes_context:
             completion = self._completion(job)
@@ -121,7 +125,7 @@ class JobRunner:
     def _tidy(self, job: Job) -> None:
         try:
             tidy_connections()
-        except Exception:
+        except BaseException:
             record = job.run.record
             logger.exception("task %s: its database connection could not be tidied", record.id, extra=log_extra(record))
 
@@ -144,12 +148,12 @@ class JobRunner:
                 )
             return None
         job.phase = JobPhase.REPORTED
-        if job.is_overdue(time.monotonic()) and not isinstance(exception, TaskTimeout):
+        if job.is_overdue(time.monotonic()) and not is_a(exception, TaskTimeout):
             cause, exception = exception, job.timed_out()
             exception.__cause__ = cause
         failpoints.reach("run.function_returned")
         self.slot_table.leave(job.slot)
-        if job.cut is not None and not isinstance(exception, TaskTimeout) and job.cut in causes_of(exception):
+        if job.cut is not None and not is_a(exception, TaskTimeout) and any(e is job.cut for e in causes_of(exception)):
             return Cut(job, timezone.now(), None, exception)
         return Outcome(job, timezone.now(), value, exception)
 

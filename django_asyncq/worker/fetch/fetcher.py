@@ -5,9 +5,8 @@ The main thread does all of it. It sleeps as long as is said here, and on the so
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from django.db import Error as DatabaseError
 from django.db import connections
@@ -17,6 +16,7 @@ from ...broker import Broker, Dequeued
 from ...broker.handoff import Handoff
 from ...broker.notifications import QueueListener
 from ...exceptions import BrokerUnavailable, TaskNotRegistered
+from ...guard import get_logger
 from ...lifecycle.events import log_extra
 from ...registry import registered
 from ..execute.executors import Executors
@@ -28,7 +28,7 @@ from .capacity import Capacity
 from .pacing import SHORTEST_PAUSE_SECONDS, Pacing
 from .queue_order import QueueOrder
 
-logger = logging.getLogger("django_asyncq.worker")
+logger = get_logger("django_asyncq.worker")
 
 IDLE_LOOK_SECONDS = 5.0
 # How many outcomes may wait to be written, each with a result of up to a megabyte: two batches. Beyond that nothing is
@@ -50,7 +50,9 @@ class Fetcher:
         executors: Executors,
         reporter: Reporter,
         wakeup: Wakeup,
+        on_death: Callable[[str], object] | None = None,
     ) -> None:
+        """on_death: called when a thread of the fetcher dies (`ThreadDeath`)."""
         self.broker = broker
         self.worker_id = worker_id
         self.options = options
@@ -58,6 +60,7 @@ class Fetcher:
         self.executors = executors
         self.reporter = reporter
         self.wakeup = wakeup
+        self.on_death = on_death
         self.order = QueueOrder(broker, options.queues, strict=options.strict)
         self.pacing = Pacing()
         self.handoff = Handoff(broker, worker_id, conf.current().lease_seconds)
@@ -66,6 +69,8 @@ class Fetcher:
         self.to_wait_for: set[str] = set()
         # Queues whose latest reply may have been lost, with the tasks in it.
         self.uncertain: set[str] = set()
+        # Whether this process will never fetch again, though nobody has stopped it.
+        self.is_finished = False
 
     # --- what the main thread sleeps on
 
@@ -271,7 +276,7 @@ class Fetcher:
             if self.listener.queues == self.order.names:
                 return
             self.listener.stop()
-        self.listener = QueueListener(self.order.names, Notice(self.wakeup, Reason.PUSH))
+        self.listener = QueueListener(self.order.names, Notice(self.wakeup, Reason.PUSH), on_death=self.on_death)
         self.listener.start()
 
     # --- what was fetched

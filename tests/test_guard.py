@@ -1,0 +1,288 @@
+"""The project's code that is called about a task: whatever it raises concerns that task alone."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_asyncq import guard
+from django_asyncq.definitions.exception_text import class_path, is_a, text_of, traceback_of
+from django_asyncq.definitions.payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_result, storable_text
+from django_asyncq.exceptions import TaskTimeout
+
+from .test_imports import MODULES
+
+
+class Uncommon(BaseException):
+    """What `except Exception` does not catch."""
+
+
+class Mute(Exception):
+    """An error whose text ends the process of whoever asks for it."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+HOSTILE = [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, Uncommon, Mute]
+EACH_HOSTILE = pytest.mark.parametrize("kind", HOSTILE, ids=lambda kind: kind.__name__)
+
+
+@pytest.fixture
+def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand for a worker process."""
+    monkeypatch.setattr(guard, "_is_own_process", True)
+
+
+def raiser(error: Any) -> Any:
+    """Return a function that raises, whatever it is called with."""
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return fail
+
+
+@EACH_HOSTILE
+def test_attempt_returns_what_the_code_raised(own_process: None, kind: type[BaseException]) -> None:
+    """The value is None then; otherwise the error is."""
+    assert type(guard.attempt(raiser(kind())).error) is kind
+    assert guard.attempt(lambda: 7) == (7, None)
+
+
+@EACH_HOSTILE
+def test_a_block_is_outlived_and_logged(
+    own_process: None, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log line has the text, its `extra`, and the error."""
+    logger = guard.get_logger("django_asyncq.tests")
+    with guard.outlives(logger, "task %s: failed", 7, extra={"task_id": "7"}):
+        raise kind
+    (line,) = caplog.records
+    assert line.getMessage() == "task 7: failed"
+    assert line.exc_info
+    assert line.exc_info[0] is kind
+    assert line.task_id == "7"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, Uncommon])
+def test_a_request_to_stop_passes_in_a_process_of_the_project(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A web server's: Ctrl-C, gunicorn's exit, gevent's timeout. An Exception is caught there too."""
+    monkeypatch.setattr(guard, "_is_own_process", False)
+    with pytest.raises(kind):
+        guard.attempt(raiser(kind()))
+    with pytest.raises(kind), guard.outlives(guard.get_logger("django_asyncq.tests"), "text"):
+        raise kind
+    assert isinstance(guard.attempt(raiser(ValueError())).error, ValueError)
+
+
+def test_a_thread_of_the_package_catches_everything_in_any_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the push batcher's, in a web server."""
+    monkeypatch.setattr(guard, "_is_own_process", False)
+    found: list[Any] = []
+
+    def work() -> None:
+        guard.own_thread()
+        found.append(guard.attempt(raiser(SystemExit())).error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert type(found[0]) is SystemExit
+
+
+# --- logging
+
+
+@pytest.fixture
+def spoilt() -> Iterator[list[BaseException]]:
+    """A logger whose filter raises the last of a list."""
+    errors: list[BaseException] = []
+
+    def spoil(record: logging.LogRecord) -> bool:
+        if errors:
+            raise errors[-1]
+        return True
+
+    logger = logging.getLogger("django_asyncq.tests")
+    logger.addFilter(spoil)
+    yield errors
+    logger.removeFilter(spoil)
+
+
+@EACH_HOSTILE
+def test_a_filter_that_raises_costs_no_line(
+    own_process: None, kind: type[BaseException], spoilt: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is written to standard error, with the reason."""
+    spoilt.append(kind())
+    guard.get_logger("django_asyncq.tests").error("task %s: failed", 7)
+    written = capsys.readouterr().err
+    assert "ERROR task 7: failed" in written
+    assert f"logging raised {kind.__name__}" in written
+
+
+def test_a_line_names_the_module_that_logs_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Not the guard; and it keeps its `extra` and its error."""
+    logger = guard.get_logger("django_asyncq.tests")
+    logger.warning("one", extra={"task_id": "1"})
+    try:
+        raise ValueError
+    except ValueError:
+        logger.exception("two")
+    first, second = caplog.records
+    assert (first.module, first.funcName, first.task_id) == (  # type: ignore[attr-defined]
+        "test_guard",
+        "test_a_line_names_the_module_that_logs_it",
+        "1",
+    )
+    assert (second.module, second.exc_info and second.exc_info[0]) == ("test_guard", ValueError)
+
+
+def plain_loggers(tree: ast.AST) -> list[int]:
+    """Return the lines that make a logger of the standard library."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and (getattr(node.func, "attr", "") or getattr(node.func, "id", "")) in ("getLogger", "Logger")
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_every_module_logs_through_the_guard(name: str) -> None:
+    """Otherwise a handler of the project could end its thread."""
+    assert name == "guard" or plain_loggers(MODULES[name]) == []
+
+
+def test_checker_sees_a_plain_logger() -> None:
+    """In either way to write it."""
+    assert plain_loggers(ast.parse("logger = logging.getLogger('x')")) == [1]
+    assert plain_loggers(ast.parse("logger = getLogger('x')")) == [1]
+
+
+# --- the text of an exception
+
+
+class Liar(Exception):
+    """An error that raises when it is asked for its class."""
+
+    @property
+    def __class__(self) -> Any:
+        raise SystemExit(4)
+
+
+class Meta(type):
+    """The class of a class without a name or a module."""
+
+    @property
+    def __module__(cls) -> Any:
+        raise SystemExit(5)
+
+
+class Nameless(Exception, metaclass=Meta):
+    """An error whose class has no path."""
+
+
+class Odd(str):
+    """A text that cannot be copied."""
+
+    def encode(self, *args: Any) -> bytes:
+        """Refuse."""
+        raise SystemExit(6)
+
+    def __getitem__(self, key: Any) -> str:
+        raise SystemExit(7)
+
+    def __len__(self) -> int:
+        raise SystemExit(8)
+
+
+class Speaks(Exception):
+    """An error with a text of a class of its own."""
+
+    def __str__(self) -> str:
+        return Odd("odd" * 5_000)
+
+
+def noted(error: BaseException, *notes: Any) -> BaseException:
+    """Return an error with notes."""
+    error.__notes__ = list(notes)
+    return error
+
+
+# Made within the test: pytest asks a parameter for its class.
+ODD_ERRORS: dict[str, Any] = {
+    "mute": Mute,
+    "liar": Liar,
+    "nameless": Nameless,
+    "speaks": Speaks,
+    "huge": lambda: ValueError("x" * 50_000_000),
+    "not storable": lambda: ValueError("\x00\ud800"),
+    "noted": lambda: noted(ValueError(), Mute(), "x" * 1_000_000),
+    "group": lambda: ExceptionGroup("many", [Mute() for _ in range(50)]),
+}
+
+
+@pytest.mark.parametrize("name", ODD_ERRORS)
+def test_every_text_of_an_exception_can_be_stored(own_process: None, name: str) -> None:
+    """Bounded, and in what a database and a protobuf can hold."""
+    error = ODD_ERRORS[name]()
+    try:
+        raise error
+    except BaseException:  # noqa: BLE001 - so that it has a traceback
+        texts = [(text_of(error), MESSAGE_CHARACTERS), (traceback_of(error), TRACEBACK_CHARACTERS)]
+    texts.append((class_path(error), 600))
+    for text, characters in texts:
+        assert type(text) is str
+        assert len(text) <= characters + 100
+        assert "\x00" not in text
+        text.encode()
+    assert not is_a(error, TaskTimeout)
+
+
+def test_texts_of_a_common_exception() -> None:
+    """Its path, message and traceback as they are."""
+    try:
+        raise TaskTimeout("late")
+    except TaskTimeout as error:
+        assert class_path(error) == "django_asyncq.exceptions.TaskTimeout"
+        assert text_of(error) == "late"
+        assert traceback_of(error).endswith("django_asyncq.exceptions.TaskTimeout: late\n")
+        assert is_a(error, TaskTimeout)
+    assert not is_a(None, TaskTimeout)
+
+
+def test_a_long_text_keeps_its_ends() -> None:
+    """And says how much is missing."""
+    assert storable_text("ab" * 10, 20) == "ab" * 10
+    assert storable_text("a" * 50 + "\x00" * 20 + "b" * 50, 100) == (f"{'a' * 50}\n… 20 characters cut …\n{'b' * 50}")
+
+
+# --- the return value
+
+
+class Map(dict[str, Any]):
+    """A mapping that raises when it is read."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(a=1)
+        self.error = error
+
+    def items(self) -> Any:
+        """Raise."""
+        raise self.error
+
+
+@EACH_HOSTILE
+def test_a_return_value_that_raises_is_replaced_by_a_note(own_process: None, kind: type[BaseException]) -> None:
+    """The task has succeeded all the same."""
+    assert storable_result(Map(kind())) == {"result_not_stored": f"return value could not be read: {kind.__qualname__}"}
