@@ -174,6 +174,9 @@ def fail(
     record.retry_at = retry_at
     record.finished_at = None if retry_at else now
     run.counted = counted
+    if retry_at and counted:
+        # Crashes and cuts are counted in a row. The number of attempts bounds how often the row begins anew.
+        record.crash_count = 0
     if counted:
         append_error(record, exception, traceback, now)
     else:
@@ -231,13 +234,13 @@ def already_recorded(runs: Sequence[Run]) -> list[Run]:
 
 
 def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Sequence[Run] = ()) -> None:
-    """Acknowledge recorded runs in Redis: done, retry or archive, one script per queue and kind.
+    """Acknowledge recorded runs in Redis: done, retry, archive or requeue, one script per queue and kind.
 
     lost: runs that no longer held their fence. Their entry is removed, unless another run holds it.
 
     | check    | the fence: an entry that another run holds is left alone |
     | row      | written before, by `record_runs`                         |
-    | Redis    | removed, retry or archived                               |
+    | Redis    | removed, retry, archived, or pending after a cut         |
     | announce | afterwards, by the caller                                |
 
     If we die before, the next worker that claims the entry finds the row final and acknowledges it.
@@ -253,6 +256,8 @@ def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Seque
             again = [run for run in of if run.record.retry_at and run.counted is counted]
             if again:
                 broker.retry(queue, worker_id, [_retry_item(run) for run in again], counted=counted)
+        if cut := [run.lease for run in of if run.record.state == TaskState.QUEUED]:
+            broker.requeue(queue, worker_id, cut)
         final = [run for run in of if run.record.state == TaskState.FAILED and run.record.retry_at is None]
         if final:
             broker.archive(queue, worker_id, [(run.lease, message_of(run.record)) for run in final])

@@ -275,6 +275,13 @@ def outcomes_dropped() -> None:
     replace(Reporter, "_write_until_done", write_once)
 
 
+def cuts_use_attempts() -> None:
+    """A run whose connection was cut has failed, as one that raised an error."""
+    from django_asyncq.worker.execute import completion
+
+    replace(completion, "is_cut", lambda error, connection, used: False)
+
+
 def no_terms() -> None:
     """A process that once led goes on leading: its trust never ends, and no term is refused."""
     from django_asyncq.leadership import fencing
@@ -363,6 +370,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "no-breaker": no_breaker,
     "attempts-stay-used": attempts_stay_used,
     "outcomes-dropped": outcomes_dropped,
+    "cuts-use-attempts": cuts_use_attempts,
     "no-terms": no_terms,
     "no-jitter": no_jitter,
     "no-sweep": no_sweep,

@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from django.db import connection
+
 from django_asyncq import task
 from django_asyncq.broker import scripts
 from django_asyncq.context import TaskContext
@@ -45,6 +47,17 @@ def work_at_once(context: TaskContext, ms: float = 0.0) -> None:
     note("begin", id=context.task_result.id)
     time.sleep(ms / 1000)
     note("end", id=context.task_result.id)
+
+
+@task(takes_context=True, atomic=True)
+def has_an_effect(context: TaskContext, ms: float) -> None:
+    """Write a row in the transaction that completes the run; note its connection (PostgreSQL)."""
+    with connection.cursor() as cursor:
+        id = context.task_result.id
+        cursor.execute("INSERT INTO chaos_effects (task) VALUES (%s) RETURNING pg_backend_pid()", [id])
+        note("begin", id=id, backend=cursor.fetchone()[0])
+    time.sleep(ms / 1000)
+    note("end", id=id)
 
 
 @task(takes_context=True)
