@@ -41,6 +41,12 @@ def starts_program_and_overruns(pid_file: str) -> None:
     starts_program.func(pid_file)
 
 
+@task
+def writes_pid(path: str) -> None:
+    """Write the pid of the worker process."""
+    write(path, os.getpid())
+
+
 def square(number: int) -> int:
     """Return a square; importable, as a pool needs it."""
     return number * number

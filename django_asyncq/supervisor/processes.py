@@ -15,12 +15,10 @@ from ..worker.crash_stack import CrashStack
 from ..worker.options import READY, WorkerOptions
 from ..worker.process_groups import has_exited, kill_group, reap_group, signal_group, signal_process, start_of_child
 from ..worker.slot_table import SlotTable
+from .vacancies import Vacancy
 
 logger = logging.getLogger("django_asyncq.supervisor")
 
-# A process that dies younger than this is replaced after growing pauses.
-YOUNG_SECONDS = 5.0
-LONGEST_PAUSE_SECONDS = 30.0
 # A burst gives up when this many processes in a row exited before they were ready; a service never gives up.
 FAILED_STARTS = 3
 
@@ -34,6 +32,7 @@ class Child:
     """One worker process, and what is known about it after its death.
 
     overdue: ids of the tasks for which it was killed. exit_code, stack: of the dead process; stack: "" if it left none.
+    failed_starts: how many processes before it, each replaced by the next, exited before they were ready.
     """
 
     process: Any
@@ -45,6 +44,7 @@ class Child:
     exit_code: int | None = None
     stack: str = ""
     overdue: set[str] = field(default_factory=set)
+    failed_starts: int = 0
 
 
 class Processes:
@@ -62,8 +62,7 @@ class Processes:
         self.is_stopping = False
         self._spawn = multiprocessing.get_context("spawn")
         self._orphaned_groups: set[int] = set()
-        self._start_at = 0.0
-        self._early_deaths = 0
+        self._vacancies = [Vacancy()] * count
         self._failed_starts = 0
 
     @property
@@ -84,9 +83,12 @@ class Processes:
     # --- start
 
     def start_missing(self, now: float) -> None:
-        """Start processes until there are `count`, unless it is too early."""
-        while not self.are_complete and now >= self._start_at:
-            self.children.append(self._start(now))
+        """Start a process for each missing one, unless it is too early."""
+        for vacancy in [vacancy for vacancy in self._vacancies if vacancy.start_at <= now]:
+            self._vacancies.remove(vacancy)
+            child = self._start(now)
+            child.failed_starts = vacancy.failed_starts
+            self.children.append(child)
 
     def _start(self, now: float) -> Child:
         # Async tasks have slots of their own, after those of the threads.
@@ -105,7 +107,7 @@ class Processes:
     # --- death
 
     def reap(self, now: float) -> None:
-        """Notice dead processes: kill what they left, pass them on, and delay the next start if they died young."""
+        """Notice dead processes: kill what they left, pass them on, and have them replaced."""
         self._orphaned_groups = {pid for pid in self._orphaned_groups if reap_group(pid)}
         for child in [child for child in self.children if has_exited(child.process)]:
             # Before its process id can be given to another process.
@@ -121,17 +123,16 @@ class Processes:
             self.on_death(child)
             failpoints.reach("reap.death_noticed")
             if child.exit_code == 0 or self.is_stopping:
+                self._vacancies.append(Vacancy())
                 continue
             details = "\n".join(filter(None, [lifecycle.describe_exit(child.exit_code), child.stack]))
             logger.error("worker %s exited unexpectedly: %s", child.worker_id, details)
-            self._failed_starts = 0 if began_to_fetch else self._failed_starts + 1
-            self._delay_next_start(child, now)
-
-    def _delay_next_start(self, child: Child, now: float) -> None:
-        died_young = now - child.started_at < YOUNG_SECONDS
-        self._early_deaths = self._early_deaths + 1 if died_young else 0
-        pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** (self._early_deaths - 2)) if self._early_deaths > 1 else 0.0
-        self._start_at = now + pause
+            if began_to_fetch:
+                self._failed_starts = 0
+                self._vacancies.append(Vacancy.after_death(child.started_at, now))
+            else:
+                self._failed_starts += 1
+                self._vacancies.append(Vacancy.after_failed_start(child.failed_starts + 1, child.started_at, now))
 
     # --- signals
 
