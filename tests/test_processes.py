@@ -167,3 +167,21 @@ def test_process_that_is_killed_again_and_again_is_replaced_each_time_at_once(tm
             wait_until(path.exists, "a process that runs a task", 12)
             os.kill(int(path.read_text()), signal.SIGKILL)
         assert fleet.output().count("exited unexpectedly") >= 6
+
+
+# --- stop requests
+
+
+@pytest.mark.parametrize("kind", ["", " swallows"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_request_during_the_imports_is_obeyed(number: signal.Signals, kind: str, tmp_path: Path) -> None:
+    """The command exits with 0 and has run nothing, also if a module swallows every exception."""
+    task = process_tasks.writes_pid.enqueue(str(tmp_path / "pid"))
+    imports = tmp_path / "imports"
+    with workers(tmp_path, "--burst", ASYNCQ_TEST_SLOW_IMPORT=f"{imports}{kind}") as fleet:
+        wait_until(imports.exists, "an import that takes long")
+        fleet.process.send_signal(number)
+        assert fleet.process.wait(15) == 0, fleet.output()
+    assert "Traceback" not in fleet.output()
+    task.refresh()
+    assert task.status == "READY"

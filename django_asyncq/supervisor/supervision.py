@@ -17,7 +17,7 @@ from typing import Any
 
 from django.db import connections
 
-from .. import conf
+from .. import conf, stop_requests
 from ..broker import Broker
 from ..maintenance.service import MaintenanceService
 from ..worker.options import WorkerOptions
@@ -29,7 +29,6 @@ from .recovery import Recovery
 
 logger = logging.getLogger("django_asyncq.supervisor")
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 TICK_SECONDS = 0.2
 # After the tasks' own grace period: time to write the last outcomes.
 EXIT_MARGIN_SECONDS = 8.0
@@ -37,7 +36,7 @@ EXIT_MARGIN_SECONDS = 8.0
 
 def ignore_signals() -> None:
     """Ignore stop signals: Python removes its handlers before it exits, and a signal would then kill the process."""
-    for number in STOP_SIGNALS:
+    for number in stop_requests.STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -78,14 +77,18 @@ class Supervisor:
     # --- main loop
 
     def run(self) -> None:
-        """Supervise until stopped. A second SIGTERM or SIGINT requeues the running tasks at once.
+        """Supervise until stopped; not at all if a stop was requested before.
 
+        A second SIGTERM or SIGINT requeues the running tasks at once.
         Raises: WorkersCannotStart, of a burst.
         """
         self.wakeup.attach_signals()
-        for number in STOP_SIGNALS:
+        for number in stop_requests.STOP_SIGNALS:
             signal.signal(number, self._on_signal)
         atexit.register(ignore_signals)
+        self.stop_requests += stop_requests.received()
+        if self.stop_requests:
+            return
         self.maintenance.start()
         logger.info(
             "supervisor %d started; worker processes: %d, slots in each: %d",
