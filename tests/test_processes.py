@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import select
@@ -185,3 +186,39 @@ def test_stop_request_during_the_imports_is_obeyed(number: signal.Signals, kind:
     assert "Traceback" not in fleet.output()
     task.refresh()
     assert task.status == "READY"
+
+
+# --- forks
+
+
+def test_forked_children_can_be_terminated() -> None:
+    """A pool of `multiprocessing` exits at once, and `terminate()` has an effect."""
+    pool, child = process_tasks.uses_pool.enqueue(), process_tasks.terminates_fork.enqueue()
+    run_workers("--concurrency", "1")
+    pool.refresh()
+    child.refresh()
+    assert pool.return_value < 3
+    assert child.return_value == -signal.SIGTERM
+
+
+def test_forked_child_has_nothing_of_its_worker(tmp_path: Path) -> None:
+    """Default handlers, no wake-up descriptor, no pipe, and a slot table of its own."""
+    path = tmp_path / "child"
+    task = process_tasks.forks_and_describes.enqueue(str(path))
+    run_workers()
+    task.refresh()
+    assert task.return_value == {"pipes": 2, "running": 1}
+    handlers = [str(signal.SIG_DFL), "default_int_handler", str(signal.SIG_DFL)]
+    assert json.loads(path.read_text()) == {"handlers": handlers, "wakeup": -1, "faulthandler": False, "shared": []}
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("name", ["forks_and_returns", "forks_and_returns_atomically", "forks_and_returns_async"])
+def test_forked_child_that_returns_from_the_task_exits(name: str, raises: bool, tmp_path: Path) -> None:
+    """Only the worker process records an outcome and runs the tasks that wait in it."""
+    path = tmp_path / "status"
+    task = getattr(process_tasks, name).enqueue(str(path), raises=raises)
+    run_workers()
+    task.refresh()
+    assert (task.status, task.return_value) == ("SUCCESSFUL", "parent")
+    assert os.waitstatus_to_exitcode(int(path.read_text())) == int(raises)

@@ -23,6 +23,7 @@ from ...exceptions import TaskNotRunnable, TaskTimeout
 from ...lifecycle.events import log_extra
 from ...results import result_of, sender_of
 from ..fetch.capacity import Capacity
+from ..forks import exit_if_forked
 from ..reporter import Reporter
 from ..slot_table import SlotTable
 from .asgiref_internals import has_thread
@@ -107,16 +108,25 @@ class JobRunner:
     def _call(self, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function; that of an atomic task in the transaction that completes it."""
         if not job.task.atomic:
-            return job.task.func(*args, **kwargs)
+            try:
+                return job.task.func(*args, **kwargs)
+            finally:
+                exit_if_forked()
         with self._completion(job).block() as ending:
-            ending.result = job.task.func(*args, **kwargs)
+            try:
+                ending.result = job.task.func(*args, **kwargs)
+            finally:
+                exit_if_forked()
         return None
 
     async def _acall(self, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Await the function, and cancel it at its timeout."""
         try:
             async with asyncio.timeout(job.timeout_seconds) as scope:
-                return await job.task.func(*args, **kwargs)
+                try:
+                    return await job.task.func(*args, **kwargs)
+                finally:
+                    exit_if_forked()
         except TimeoutError as error:
             if not scope.expired():
                 raise
