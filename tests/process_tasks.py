@@ -41,6 +41,14 @@ def starts_program(pid_file: str, waits: bool = True, escapes: bool = False) -> 
         program.wait()
 
 
+@task(max_attempts=1)
+def runs_program(pid_file: str, seconds: float) -> int:
+    """Run a program that takes so long; return its exit code."""
+    program = subprocess.Popen(["sleep", str(seconds)])
+    write(pid_file, f"{program.pid} {os.getpid()}")
+    return program.wait()
+
+
 @task(max_attempts=1, timeout=0.3)
 def starts_program_and_overruns(pid_file: str) -> None:
     """The same, with a timeout that it ignores."""

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from django_asyncq.supervisor import Supervisor
+from django_asyncq.worker.options import WorkerOptions
 from django_asyncq.worker.process_groups import (
     has_exited,
     signal_group,
@@ -29,10 +31,15 @@ from .workers import ROOT, environment, read_of_living, run_workers, wait_until,
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state, such as "S", or "" if there is no such process."""
+    status = read_of_living(Path(f"/proc/{pid}/stat")).decode()
+    return status.rpartition(")")[2].split()[0] if status else ""
+
+
 def runs(pid: int) -> bool:
     """Return whether a process exists and is no zombie."""
-    status = read_of_living(Path(f"/proc/{pid}/stat")).decode()
-    return bool(status) and status.rpartition(")")[2].split()[0] != "Z"
+    return state_of(pid) not in ("", "Z")
 
 
 def pids_in(path: Path) -> tuple[int, int]:
@@ -222,3 +229,66 @@ def test_forked_child_that_returns_from_the_task_exits(name: str, raises: bool, 
     task.refresh()
     assert (task.status, task.return_value) == ("SUCCESSFUL", "parent")
     assert os.waitstatus_to_exitcode(int(path.read_text())) == int(raises)
+
+
+# --- signals
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 0), (signal.SIGINT, -signal.SIGINT)])
+def test_only_ctrl_c_reaches_the_program_of_a_task(number: signal.Signals, exit_code: int, tmp_path: Path) -> None:
+    """Both stop the workers in order: at SIGTERM the running program may finish, at Ctrl-C it is interrupted too."""
+    path = tmp_path / "pids"
+    task = process_tasks.runs_program.enqueue(str(path), 3)
+    with workers(tmp_path, process_group=0) as fleet:
+        pids_in(path)
+        assert fleet.stop(number) == 0
+    task.refresh()
+    assert (task.status, task.return_value) == ("SUCCESSFUL", exit_code)
+
+
+@pytest.mark.parametrize(
+    ("requests", "passed_on"),
+    [
+        ([], ["workers SIGTERM"]),
+        ([signal.SIGTERM], ["workers SIGTERM"]),
+        ([signal.SIGINT], ["groups SIGINT", "workers SIGTERM"]),
+        ([signal.SIGTERM, signal.SIGTERM], ["groups SIGTERM"]),
+        ([signal.SIGINT, signal.SIGINT], ["groups SIGINT", "workers SIGTERM"]),
+    ],
+)
+def test_a_second_request_reaches_the_programs_of_tasks_too(
+    requests: list[int], passed_on: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They can clean up before their group is killed."""
+    supervisor, passed = Supervisor(WorkerOptions()), []
+    for name, to in (("signal_all", "workers"), ("signal_groups", "groups")):
+        monkeypatch.setattr(
+            supervisor.processes, name, lambda number, to=to: passed.append(f"{to} {signal.Signals(number).name}")
+        )
+    for number in requests:
+        supervisor._on_signal(number, None)
+    supervisor._pass_on_stop()
+    assert passed == passed_on
+
+
+def test_ctrl_z_stops_everything_and_fg_continues_it(tmp_path: Path) -> None:
+    """The supervisor, its worker process, and the program of the task."""
+    path = tmp_path / "pids"
+    task = process_tasks.runs_program.enqueue(str(path), 1)
+    with workers(tmp_path, "--processes", "1", process_group=0) as fleet:
+        everything = [*pids_in(path), fleet.process.pid]
+        fleet.process.send_signal(signal.SIGTSTP)
+        wait_until(lambda: [state_of(pid) for pid in everything] == ["T"] * 3, "everything to stop", 5)
+        fleet.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: task.refresh() or task.status == "SUCCESSFUL", "the task to finish")
+
+
+def test_ctrl_z_without_a_shell_stops_nothing(tmp_path: Path) -> None:
+    """In a session of its own nobody could continue the supervisor, so the kernel ignores it; the workers go on."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    process_tasks.writes_pid.enqueue(str(first))
+    with workers(tmp_path, "--processes", "1", start_new_session=True) as fleet:
+        wait_until(first.exists, "a first task")
+        fleet.process.send_signal(signal.SIGTSTP)
+        process_tasks.writes_pid.enqueue(str(second))
+        wait_until(second.exists, "a second task", 10)

@@ -22,6 +22,7 @@ from ..broker import Broker
 from ..maintenance.service import MaintenanceService
 from ..worker.options import WorkerOptions
 from ..worker.wakeup import Wakeup
+from .job_control import JobControl
 from .leases import LeaseKeeper
 from .liveness import LivenessFile
 from .processes import Child, Processes, WorkersCannotStart
@@ -66,7 +67,9 @@ class Supervisor:
         self.recovery = Recovery(self.broker, options)
         self.processes = Processes(options, processes, on_death=self.recovery.add)
         self.leases = LeaseKeeper(self.broker, options, self.processes)
+        self.job_control = JobControl(self.processes)
         self.stop_requests = 0
+        self._last_stop_signal = signal.SIGTERM
         self._idle_checks = 0
 
     @property
@@ -85,6 +88,7 @@ class Supervisor:
         self.wakeup.attach_signals()
         for number in stop_requests.STOP_SIGNALS:
             signal.signal(number, self._on_signal)
+        self.job_control.attach()
         atexit.register(ignore_signals)
         self.stop_requests += stop_requests.received()
         if self.stop_requests:
@@ -106,6 +110,7 @@ class Supervisor:
     def _on_signal(self, number: int, frame: Any) -> None:
         # Only a flag, see WorkerProcess._on_signal.
         self.stop_requests += 1
+        self._last_stop_signal = signal.Signals(number)
         self.processes.is_stopping = True
 
     def tick(self) -> None:
@@ -120,6 +125,7 @@ class Supervisor:
         self.processes.start_missing(now)
 
     def _look_after_children(self, now: float) -> None:
+        self.job_control.apply()
         self.processes.kill_overdue(now)
         self.processes.reap(now)
         self.recovery.recover_dead(now)
@@ -138,13 +144,25 @@ class Supervisor:
     def _shut_down(self) -> None:
         """Let the processes drain until the deadline, kill those that remain, and recover their tasks."""
         self.processes.is_stopping = True
-        self.processes.signal_all(signal.SIGTERM)
+        self._pass_on_stop()
         self._drain()
         self.processes.kill_remaining()
         self.recovery.recover_dead(time.monotonic())
         self.maintenance.stop()
         connections.close_all()
         logger.info("supervisor %d stopped", os.getpid())
+
+    def _pass_on_stop(self) -> None:
+        """Ask the worker processes to stop; ask the programs of their tasks too at Ctrl-C, and at a second request.
+
+        At the first SIGTERM they go on, because their tasks may finish.
+        """
+        if self._last_stop_signal == signal.SIGINT:
+            self.processes.signal_groups(signal.SIGINT)
+        if self._last_stop_signal == signal.SIGINT or self.stop_requests < 2:
+            self.processes.signal_all(signal.SIGTERM)
+        else:
+            self.processes.signal_groups(signal.SIGTERM)
 
     def _drain(self) -> None:
         """Supervise processes that are stopping; pass further stop requests on to them."""
@@ -154,5 +172,5 @@ class Supervisor:
             self.wakeup.wait(TICK_SECONDS, also=self.processes.sentinels)
             if self.stop_requests > max(requests, 1):
                 requests = self.stop_requests
-                self.processes.signal_all(signal.SIGTERM)
+                self._pass_on_stop()
             self._look_after_children(time.monotonic())
