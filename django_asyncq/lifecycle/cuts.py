@@ -9,7 +9,8 @@ from ..definitions.exception_text import text_of
 from ..exceptions import WorkerLost
 from ..guard import class_name
 from ..models import TaskState
-from .running import Run, add_error
+from .failures import append_error
+from .running import Run
 
 # Each run of such a body is cut, so the text says where to look.
 REMEDY = (
@@ -35,5 +36,5 @@ def count_cut(run: Run, error: BaseException, traceback: str, now: datetime) -> 
         record.finished_at = now
     text = f"{class_name(error)}: {text_of(error)}".strip()
     lost = WorkerLost(f"its database connection was cut, and nothing was committed: {text}. {REMEDY}")
-    add_error(record, lost, traceback, now)
+    append_error(record, lost, traceback, now)
     record.attempt = max(record.attempt - 1, 0)

@@ -16,12 +16,10 @@ from ..worker.crash_stack import CrashStack
 from ..worker.options import READY, WorkerOptions
 from ..worker.process_groups import has_exited, kill_group, reap_group, signal_group, signal_process, start_of_child
 from ..worker.slot_table import SlotTable
+from .vacancies import Vacancy
 
 logger = get_logger("django_asyncq.supervisor")
 
-# A process that dies younger than this is replaced after growing pauses.
-YOUNG_SECONDS = 5.0
-LONGEST_PAUSE_SECONDS = 30.0
 # A burst gives up when this many processes in a row exited before they were ready; a service never gives up.
 FAILED_STARTS = 3
 
@@ -36,6 +34,7 @@ class Child:
 
     overdue: ids of the tasks for which it was killed. was_killed: by its supervisor. was_ready: whether it began to
     fetch; known after its death. exit_code, stack: of the dead process; stack: "" if it left none.
+    failed_starts: how many processes before it, each replaced by the next, exited before they were ready.
     """
 
     process: Any
@@ -49,6 +48,7 @@ class Child:
     overdue: set[str] = field(default_factory=set)
     was_killed: bool = False
     was_ready: bool = False
+    failed_starts: int = 0
 
     @property
     def is_alone(self) -> bool:
@@ -71,8 +71,7 @@ class Processes:
         self.is_stopping = False
         self._spawn = multiprocessing.get_context("spawn")
         self._orphaned_groups: set[int] = set()
-        self._start_at = 0.0
-        self._early_deaths = 0
+        self._vacancies = [Vacancy()] * count
         self._failed_starts = 0
 
     @property
@@ -98,11 +97,12 @@ class Processes:
     # --- start
 
     def start_missing(self, now: float) -> None:
-        """Start processes until there are `count`, unless it is too early."""
-        while not self.are_complete and now >= self._start_at:
-            self.start(self.options, now)
+        """Start a process for each missing one, unless it is too early; nothing replaces one in quarantine."""
+        for vacancy in [vacancy for vacancy in self._vacancies if vacancy.start_at <= now]:
+            self._vacancies.remove(vacancy)
+            self.start(self.options, now).failed_starts = vacancy.failed_starts
 
-    def start(self, options: WorkerOptions, now: float) -> None:
+    def start(self, options: WorkerOptions, now: float) -> Child:
         """Start one process with options of its own."""
         # Async tasks have slots of their own, after those of the threads.
         slot_table = SlotTable(2 * options.concurrency)
@@ -115,12 +115,14 @@ class Processes:
         theirs.close()
         pid = process.pid
         assert pid is not None  # noqa: S101 - it has been started
-        self.children.append(Child(process, slot_table, ours, options.worker_id_of(pid), now, crash_stack))
+        child = Child(process, slot_table, ours, options.worker_id_of(pid), now, crash_stack)
+        self.children.append(child)
+        return child
 
     # --- death
 
     def reap(self, now: float) -> None:
-        """Notice dead processes: kill what they left, pass them on, and delay the next start if they died young."""
+        """Notice dead processes: kill what they left, pass them on, and have them replaced."""
         self._orphaned_groups = {pid for pid in self._orphaned_groups if reap_group(pid)}
         for child in [child for child in self.children if has_exited(child.process)]:
             # Before its process id can be given to another process.
@@ -136,19 +138,21 @@ class Processes:
             self.on_death(child)
             failpoints.reach("reap.death_noticed")
             if child.exit_code == 0 or self.is_stopping:
+                if not child.is_alone:
+                    self._vacancies.append(Vacancy())
                 continue
             details = "\n".join(filter(None, [lifecycle.describe_exit(child.exit_code), child.stack]))
             logger.error("worker %s exited unexpectedly: %s", child.worker_id, details)
             if not child.is_alone:
-                self._failed_starts = 0 if child.was_ready else self._failed_starts + 1
-                self._delay_next_start(child, now)
+                self._add_vacancy(child, now)
 
-    def _delay_next_start(self, child: Child, now: float) -> None:
-        # A death that a task may have caused does not repeat itself: the task does not come back to this process.
-        died_young = now - child.started_at < YOUNG_SECONDS and not child.slot_table.running()
-        self._early_deaths = self._early_deaths + 1 if died_young else 0
-        pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** (self._early_deaths - 2)) if self._early_deaths > 1 else 0.0
-        self._start_at = now + pause
+    def _add_vacancy(self, child: Child, now: float) -> None:
+        if child.was_ready:
+            self._failed_starts = 0
+            self._vacancies.append(Vacancy.after_death(child.started_at, now))
+        else:
+            self._failed_starts += 1
+            self._vacancies.append(Vacancy.after_failed_start(child.failed_starts + 1, child.started_at, now))
 
     # --- signals
 
