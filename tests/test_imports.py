@@ -16,7 +16,7 @@ RANKS = [
     {"definitions", "threads"},
     {"context", "models", "signals"},
     {"broker", "storage"},
-    {"gates", "leadership"},
+    {"gates", "leadership", "faults"},
     {"lifecycle"},
     {"registry"},
     {"tasks"},

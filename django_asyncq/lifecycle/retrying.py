@@ -87,8 +87,8 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
 def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     """Queue RETRYING tasks again whose `retry_at` has come; return how many were queued.
 
-    ids: as found due in Redis. Entries whose row is final or deleted are removed. Tasks whose gate is full are retried
-    GATE_RETRY_SECONDS later.
+    ids: as found due in Redis. Entries whose row is final, deleted or cannot be read are removed; a sweep parks the
+    last ones when their row has been corrected. Tasks whose gate is full are retried GATE_RETRY_SECONDS later.
     """
     rows = load_rows([Lease(id, 0) for id in ids])
     stale = [id for id in ids if (row := rows.get(id)) is None or row.is_final]

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import Error as DatabaseError
-from django.db import InterfaceError, OperationalError, router, transaction
+from django.db import router, transaction
 from django.utils import timezone
 
 from .. import conf, failpoints
@@ -27,6 +27,8 @@ from ..exceptions import WorkerLost
 from ..guard import get_logger
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage.batches import FencedWrite, read_rows, write_fenced
+from ..storage.errors import ErrorKind, kind_of
+from ..storage.isolation import usable_rows
 from .dispatching import by_queue
 from .events import announce, log_extra
 from .failures import append_error, reason_of
@@ -85,9 +87,15 @@ def lose_unseen(record: TaskRecord, reason: str) -> None:
 
 
 def load_rows(leases: Iterable[Lease]) -> dict[str, TaskRecord]:
-    """Load the rows of leased ids, by id; an id that is not a UUID has no row."""
+    """Load the rows of leased ids, by id; an id that is not a UUID has no row.
+
+    A row that cannot be read is missing too, and `is_set_aside` says so.
+    """
     ids = [lease.id for lease in leases if UUID_TEXT.fullmatch(lease.id)]
-    return {str(row.id): row for row in read_rows(ids, router.db_for_write(TaskRecord))} if ids else {}
+    if not ids:
+        return {}
+    database = router.db_for_write(TaskRecord)
+    return {str(row.id): row for row in usable_rows(ids, lambda part: read_rows(part, database), database=database)}
 
 
 def begin(run: Run, worker_id: str, now: datetime) -> None:
@@ -134,10 +142,8 @@ def complete(run: Run, value: Any, now: datetime) -> Run | None:
         # The savepoint saves the effects when the database refuses the result. It never refuses None.
         with transaction.atomic(using=database, savepoint=value is not None):
             written = write_fenced(write, database)
-    except (OperationalError, InterfaceError):
-        raise
     except DatabaseError as error:
-        if value is None:
+        if value is None or kind_of(error) is not ErrorKind.ROW:
             raise
         logger.exception("task %s: the database refuses its result", run.record.id, extra=log_extra(run.record))
         strip_result(completed, str(error))

@@ -5,15 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from .. import failpoints, lifecycle
 from ..definitions.names import runs_alone
+from ..exceptions import DatabaseNotSetUp
 from ..guard import get_logger
 from ..worker.bootstrap import start
 from ..worker.crash_stack import CrashStack
-from ..worker.options import READY, WorkerOptions
+from ..worker.options import NOT_SET_UP, READY, WorkerOptions
 from ..worker.process_groups import has_exited, kill_group, reap_group, signal_group, signal_process, start_of_child
 from ..worker.slot_table import SlotTable
 from .vacancies import Vacancy
@@ -73,6 +75,8 @@ class Processes:
         self._orphaned_groups: set[int] = set()
         self._vacancies = [Vacancy()] * count
         self._failed_starts = 0
+        # What a process said that had to exit because of the database.
+        self.not_set_up: DatabaseNotSetUp | None = None
 
     @property
     def sentinels(self) -> list[int]:
@@ -131,7 +135,7 @@ class Processes:
                 continue  # another thread reaps it at this moment
             self.children.remove(child)
             self._orphaned_groups.add(child.process.pid)
-            child.was_ready = was_ready(child.pipe)
+            self._read_words(child)
             child.pipe.close()
             child.stack = child.crash_stack.take()
             child.exit_code = child.process.exitcode
@@ -153,6 +157,13 @@ class Processes:
         else:
             self._failed_starts += 1
             self._vacancies.append(Vacancy.after_failed_start(child.failed_starts + 1, child.started_at, now))
+
+    def _read_words(self, child: Child) -> None:
+        """Note whether a dead process began to fetch tasks, and whether it found the database not set up."""
+        for word in words_of(child.pipe):
+            child.was_ready = child.was_ready or word == READY
+            if isinstance(word, tuple) and word[:1] == (NOT_SET_UP,):
+                self.not_set_up = DatabaseNotSetUp(*word[1:])
 
     # --- signals
 
@@ -191,9 +202,10 @@ class Processes:
         kill_group(child.process)
 
 
-def was_ready(pipe: Any) -> bool:
-    """Return whether the process at the other end of the pipe began to fetch tasks."""
-    try:
-        return bool(pipe.poll() and pipe.recv() == READY)
-    except (EOFError, OSError):
-        return False
+def words_of(pipe: Any) -> list[Any]:
+    """Return what the dead process at the other end of the pipe has said."""
+    words = []
+    with suppress(EOFError, OSError):
+        while pipe.poll():
+            words.append(pipe.recv())
+    return words

@@ -91,7 +91,7 @@ class Supervisor:
         """Supervise until stopped; not at all if a stop was requested before.
 
         A second SIGTERM or SIGINT requeues the running tasks at once.
-        Raises: WorkersCannotStart, of a burst; ThreadDied, after an orderly stop.
+        Raises: WorkersCannotStart, of a burst; ThreadDied and DatabaseNotSetUp, after an orderly stop.
         """
         own_process()
         self.wakeup.attach_signals()
@@ -126,6 +126,8 @@ class Supervisor:
         """Do one round of supervision: each step below, if it is due."""
         now = time.monotonic()
         self._look_after_children(now)
+        if not_set_up := self.maintenance.not_set_up or self.processes.not_set_up:
+            raise not_set_up
         if dead := self.maintenance.dead_threads:
             raise ThreadDied(f"the supervisor stops, since its thread {dead[0]} has died; the log says why")
         if self.code_changed is not None and self.code_changed():

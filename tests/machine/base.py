@@ -17,7 +17,7 @@ from django_asyncq.broker import Broker, scripts
 from django_asyncq.broker.keys import alive_key, queues_key
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.lifecycle import dispatching, recovery, retrying
-from django_asyncq.maintenance import reconciler
+from django_asyncq.maintenance import entry_repairs, reconciler
 from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import Gate, TaskRecord
 
@@ -90,6 +90,7 @@ class Base(RuleBasedStateMachine):
         self.patches = [
             mock.patch.object(scripts, "run", self._run_script(scripts.run)),
             mock.patch.object(reconciler, "GRACE_SECONDS", 0),
+            mock.patch.object(entry_repairs, "GRACE_SECONDS", 0),
             *(mock.patch.object(module, "later_fence", self._later) for module in (dispatching, recovery, reconciler)),
             mock.patch.object(dispatching, "GATE_RETRY_SECONDS", 7200),
             mock.patch.object(retrying, "GATE_RETRY_SECONDS", 7200),
