@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -175,13 +176,91 @@ class Uncommon(BaseException):
     """What `except Exception` does not catch."""
 
 
+class Mute(Exception):
+    """An error whose text ends the process of whoever asks for it."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+SPITE: dict[str, type[BaseException]] = {
+    "SystemExit": SystemExit,
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "CancelledError": asyncio.CancelledError,
+    "Uncommon": Uncommon,
+    "Mute": Mute,
+}
+
+
+def spiteful_backoff(exception: BaseException, result: Any) -> float:
+    """Raise what the task was told."""
+    raise SPITE[result.args[0]]
+
+
+@task(max_attempts=3, backoff=spiteful_backoff)
+def backs_off_spitefully(kind: str) -> None:
+    """Fail, and have a backoff that raises."""
+    raise Glitch(kind)
+
+
+@task
+def raises_spite(kind: str) -> None:
+    """Raise."""
+    raise SPITE[kind]
+
+
+@task
+async def raises_spite_async(kind: str) -> None:
+    """Raise in the event loop."""
+    raise SPITE[kind]
+
+
+class SpitefulResult(dict[str, Any]):
+    """A mapping that raises when it is read."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(a=1)
+        self.kind = kind
+
+    def items(self) -> Any:
+        """Raise."""
+        raise SPITE[self.kind]
+
+
+@task
+def returns_spite_of(kind: str) -> Any:
+    """Return what raises when it is stored."""
+    return SpitefulResult(kind)
+
+
+def _receive_spitefully(**kwargs: Any) -> None:
+    raise SPITE[os.environ["ASYNCQ_TEST_SPITE"]]
+
+
+def _filter_spitefully(record: logging.LogRecord) -> bool:
+    raise SPITE[os.environ["ASYNCQ_TEST_SPITE"]]
+
+
+if os.environ.get("ASYNCQ_TEST_SPITE"):
+    from django_asyncq.signals import task_state_changed
+
+    if "receivers" in os.environ["ASYNCQ_TEST_SPITE_OF"]:
+        for each in (compat.task_started, compat.task_finished, task_state_changed):
+            each.connect(_receive_spitefully)
+    else:
+        for handler in (*logging.getLogger().handlers, logging.lastResort):
+            if handler is not None:
+                handler.addFilter(_filter_spitefully)
+
+
 @task
 def ends_thread(name: str, kind: str) -> str:
     """Raise in another thread of its process, at its first run only, and wait for the end."""
     is_first = "ends_thread" not in (history_file() or Path(os.devnull)).read_text()
     note("ends_thread")
     if is_first:
-        raise_in_thread(name, {"SystemExit": SystemExit, "Uncommon": Uncommon}[kind])
+        raise_in_thread(name, SPITE[kind])
         # A slot and the event loop sleep until there is work for them.
         if name == "slot":
             add.enqueue(1)
@@ -343,6 +422,15 @@ def _no_gate(region: str, pages: int) -> str:
 @task(schedulable=True, gate=_no_gate, queue_limit=1)
 def badly_gated(region: str, pages: int = 1) -> None:
     """A task whose gate cannot be found."""
+
+
+def _spiteful_gate(kind: str) -> str:
+    raise SPITE[kind]
+
+
+@task(schedulable=True, gate=_spiteful_gate, queue_limit=1)
+def spitefully_gated(kind: str) -> None:
+    """A task whose gate raises what it is told."""
 
 
 def count(name: str = "counter") -> None:
