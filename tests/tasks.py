@@ -183,6 +183,14 @@ class Mute(Exception):
         raise SystemExit(3)
 
 
+class Liar(Exception):
+    """An error that raises when it is asked for its class."""
+
+    @property
+    def __class__(self) -> Any:
+        raise SystemExit(4)
+
+
 SPITE: dict[str, type[BaseException]] = {
     "SystemExit": SystemExit,
     "KeyboardInterrupt": KeyboardInterrupt,
@@ -190,6 +198,7 @@ SPITE: dict[str, type[BaseException]] = {
     "CancelledError": asyncio.CancelledError,
     "Uncommon": Uncommon,
     "Mute": Mute,
+    "Liar": Liar,
 }
 
 
