@@ -12,6 +12,7 @@ from django.core import checks
 
 from . import compat, conf
 from .definitions import retention_policy
+from .lifecycle import signatures
 
 Message = checks.CheckMessage
 
@@ -218,6 +219,17 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
                     id="asyncq.E014",
                 )
             owner[queue] = name
+
+
+@checks.register
+def check_secret_key(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Check that there is a SECRET_KEY, which signs the outcomes that workers leave in Redis."""
+    if not signatures.can_sign():
+        yield checks.Error(
+            "SECRET_KEY is empty, so no worker can leave an outcome in Redis while the database is unreachable.",
+            hint="Set SECRET_KEY to the same long random text on every host.",
+            id="asyncq.E017",
+        )
 
 
 @checks.register

@@ -15,7 +15,7 @@ AsyncqError
 │   ├── WorkerLost         the worker process or its host died
 │   ├── LeaseLost          another run owns the task now; not stored
 │   ├── TaskNotRegistered  the worker's code has no task of this name
-│   └── TaskNotRunnable    no function can be called with the row's arguments
+│   └── TaskNotRunnable    the function cannot be called, or its body did not run
 └── RetryRequested         raised by `context.retry()`; never leaves the worker
 """
 
@@ -132,7 +132,10 @@ class TaskNotRegistered(RunAborted):
 
 
 class TaskNotRunnable(RunAborted):
-    """The row's arguments are not a list and an object; no function can be called with them."""
+    """The row's arguments are not a list and an object, or a part of the function's body did not run.
+
+    The latter when it returned a generator, or an awaitable that cannot be awaited.
+    """
 
 
 class RetryRequested(AsyncqError):

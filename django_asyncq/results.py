@@ -6,7 +6,7 @@ It only reads rows and must not import models, because user modules import the b
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
@@ -15,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from . import compat
 from .definitions.backoff import ExponentialBackoff
 from .definitions.exception_text import is_a
+from .definitions.moments import moment_after
 from .exceptions import InvalidOption, RetryRequested, TaskNotRegistered, TaskNotRunnable
 from .guard import attempt
 from .registry import find
@@ -141,6 +142,7 @@ def next_attempt_at(
     Raises: what the project's code raises; `judge_failure` does not.
 
     `give_up_on` wins over `retry_on`. `context.retry(counted=False)` is retried even after the last attempt.
+    Raises: InvalidOption when the time to wait is none, and what the task's `backoff` raises.
     """
     if is_a(exception, TaskNotRunnable):
         return None
@@ -150,9 +152,9 @@ def next_attempt_at(
     if record.attempt >= record.max_attempts and (asked is None or asked.counted):
         return None
     if asked is not None and asked.delay_seconds is not None:
-        return now + timedelta(seconds=asked.delay_seconds)
+        return moment_after("the time to wait of retry()", now, asked.delay_seconds)
     backoff = task.backoff if task.backoff is not None else ExponentialBackoff()
     delay = backoff(exception, result_of(record)) if callable(backoff) else backoff
     if delay is None:
         return None
-    return now + (delay if isinstance(delay, timedelta) else timedelta(seconds=delay))
+    return moment_after("the result of backoff", now, delay)

@@ -14,7 +14,7 @@ from django_asyncq.testing import arm_from_environment
 # A process that a test starts with the environment of `crash_at` dies where that says.
 arm_from_environment()
 
-SECRET_KEY = "tests"
+SECRET_KEY = os.environ.get("ASYNCQ_TEST_SECRET_KEY", "tests")
 USE_TZ = True
 TIME_ZONE = "UTC"
 ROOT_URLCONF = "tests.urls"

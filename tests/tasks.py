@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import json
 import logging
 import multiprocessing
@@ -18,6 +19,8 @@ from typing import Any
 
 from django_asyncq import compat, startup_task, task
 from django_asyncq.context import TaskContext
+
+from . import process_tasks  # noqa: F401 - its tasks are registered
 
 if os.environ.get("ASYNCQ_TEST_BREAK_WORKERS") and multiprocessing.parent_process() is not None:
     raise ImportError("broken on purpose, in worker processes only")
@@ -73,6 +76,58 @@ async def add_async(a: int, b: int = 0) -> int:
     """Return a sum, later."""
     await asyncio.sleep(0)
     return a + b
+
+
+def passes_on(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate as many libraries do, without a look at what kind of function it is."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@task
+@passes_on
+async def decorated_async(seconds: float) -> int:
+    """Return the number of rows, later, and use the database in a thread."""
+    from asgiref.sync import sync_to_async
+
+    from django_asyncq.models import TaskRecord
+
+    await asyncio.sleep(seconds)
+    rows = await sync_to_async(TaskRecord.objects.count)()
+    note("decorated_async", rows=rows)
+    return rows
+
+
+@task(timeout=0.3)
+@passes_on
+async def decorated_overruns() -> None:
+    """Wait longer than the timeout."""
+    await asyncio.sleep(60)
+
+
+@task
+@passes_on
+async def decorated_exits() -> None:
+    """Try to take the event loop along."""
+    raise SystemExit(3)
+
+
+@task(atomic=True)
+@passes_on
+async def decorated_atomic() -> None:
+    """Return a coroutine within a transaction."""
+
+
+@task(max_attempts=3)
+@passes_on
+def decorated_generator() -> Any:
+    """Yield; nothing of this runs."""
+    note("decorated_generator")
+    yield 1
 
 
 @task(takes_context=True, max_attempts=3, backoff=0, give_up_on=(Fatal,))
@@ -304,6 +359,20 @@ async def cancels_the_others() -> str:
     for other in asyncio.all_tasks() - {asyncio.current_task()}:
         other.cancel()
     return "done"
+
+
+@task(takes_context=True)
+def dies(context: TaskContext, how: str = "SIGKILL", after_seconds: float = 0.5) -> None:
+    """Take along the worker process, or all of the supervisor's process group, after a while."""
+    note("begin", id=context.task_result.id)
+    time.sleep(after_seconds)
+    if how == "group":
+        os.killpg(0, signal.SIGKILL)
+    elif how == "SIGSEGV":
+        ctypes.string_at(0)
+    elif how.isdigit():
+        os._exit(int(how))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @task

@@ -31,6 +31,7 @@ from django_asyncq.exceptions import GateUnavailable
 from django_asyncq.models import Gate, TaskRecord, TaskState
 
 from . import tasks  # noqa: F401 - registers them
+from .clock import uuid7_at
 
 pytestmark = pytest.mark.django_db
 
@@ -60,6 +61,8 @@ def make(state: TaskState = TaskState.FAILED, *, name: str = "tests.tasks.add", 
     if state == TaskState.FAILED:
         values.setdefault("attempt", 1)
         values.setdefault("errors", [error()])
+    if enqueued_at := values.get("enqueued_at"):
+        values.setdefault("id", uuid7_at(enqueued_at))
     return TaskRecord.objects.create(state=state, name=name, **values)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import dataclasses
 import os
@@ -505,7 +506,9 @@ class Reported:
 
 def runner_of(jobs: Jobs, slots: int = 1) -> JobRunner:
     """A runner of jobs whose outcomes its stand-in of a reporter keeps."""
-    return JobRunner("w", SlotTable(slots), Reported(), Capacity(jobs, slots, Wakeup()))  # type: ignore[arg-type]
+    loop = asyncio.new_event_loop()
+    loop.close()
+    return JobRunner("w", SlotTable(slots), Reported(), Capacity(jobs, slots, Wakeup()), loop)  # type: ignore[arg-type]
 
 
 def test_fetches_for_free_slots_and_prefetches_the_more_the_shorter_tasks_are() -> None:

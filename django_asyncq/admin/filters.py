@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django.conf import settings
 from django.contrib import admin
@@ -25,6 +25,8 @@ from .code import known_names, known_task
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrOrPromise
+
+    from ..models import TaskRecordQuerySet
 
 MAX_CHOICES = 100
 
@@ -80,7 +82,11 @@ class ValueFilter(admin.SimpleListFilter, ABC):
         if not chosen:
             return queryset
         # PostgreSQL raises an error for a NUL character, and no row contains one.
-        return queryset.none() if "\x00" in chosen else queryset.filter(**{self.column: chosen})
+        return queryset.none() if "\x00" in chosen else self.matching(queryset, chosen)
+
+    def matching(self, queryset: QuerySet[TaskRecord], chosen: str) -> QuerySet[TaskRecord]:
+        """Return the rows with this value."""
+        return queryset.filter(**{self.column: chosen})
 
 
 class QueueFilter(ValueFilter):
@@ -124,6 +130,10 @@ class GateFilter(ValueFilter):
         """Return the names of gates."""
         return Gate.objects.order_by("name").values_list("name", flat=True)[:MAX_CHOICES]
 
+    def matching(self, queryset: QuerySet[TaskRecord], chosen: str) -> QuerySet[TaskRecord]:
+        """Return the rows at the gate."""
+        return cast("TaskRecordQuerySet", queryset).at_gate(chosen)
+
 
 class EnqueuedFilter(admin.SimpleListFilter):
     """Filter by how recently a task was enqueued."""
@@ -148,4 +158,4 @@ class EnqueuedFilter(admin.SimpleListFilter):
             return queryset
         if chosen not in self.spans:
             raise IncorrectLookupParameters
-        return queryset.filter(enqueued_at__gte=timezone.now() - self.spans[chosen][0])
+        return cast("TaskRecordQuerySet", queryset).enqueued_since(timezone.now() - self.spans[chosen][0])

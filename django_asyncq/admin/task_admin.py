@@ -137,7 +137,7 @@ class TaskRecordAdmin(TaskAdminBase):
         """Show how many attempts were made, of how many, and the worker crashes."""
         return display.short_attempt_count(record)
 
-    @admin.display(description=gettext_lazy("enqueued"), ordering="enqueued_at")
+    @admin.display(description=gettext_lazy("enqueued"), ordering="id")
     def enqueued(self, record: TaskRecord) -> SafeString | str:
         """Show when it was enqueued."""
         return display.time_element(record.enqueued_at, timezone.now())

@@ -6,7 +6,7 @@ RETRYING is FAILED with `retry_at`.
 |---------------------------------------|------------------------------------------------------|-----------------------|
 | new → QUEUED                          | `enqueue`                                            | `enqueueing`          |
 | QUEUED → RETRYING                     | `park`                                               | `dispatching`         |
-| QUEUED → RUNNING                      | `claim`, then `begin`, `mark_running`                | `claiming`, `running` |
+| QUEUED → RUNNING                      | `claim` or `claim_suspect`, `begin`, `mark_running`  | `claiming`, `running` |
 | RUNNING → SUCCEEDED, FAILED, RETRYING | `succeed`, `fail`, then `record_runs`, `acknowledge` | `running`             |
 | RUNNING → SUCCEEDED with its effects  | `complete`                                           | `running`             |
 | the same, recorded later              | `spill_outcomes`, then `replay_outcomes`             | `outcome_spill`       |
@@ -24,7 +24,7 @@ Nothing else in the project writes `state`; a test reads the code to make sure.
 
 from __future__ import annotations
 
-from .claiming import Claimed, claim, classify, receive
+from .claiming import Claimed, claim, claim_suspect, classify, receive
 from .deletion import follow_deletion, prune
 from .dispatching import dispatch, park, push
 from .enqueueing import enqueue
@@ -32,7 +32,7 @@ from .events import announce
 from .outcome_spill import replay_outcomes, spill_outcomes
 from .push_batcher import flush_pushes
 from .reassertion import reassert
-from .recovery import abandon, describe_exit, recover
+from .recovery import Blame, abandon, describe_exit, recover
 from .retrying import Retried, retry, retry_due
 from .running import (
     Run,
@@ -52,6 +52,7 @@ from .running import (
 )
 
 __all__ = [
+    "Blame",
     "Claimed",
     "Retried",
     "Run",
@@ -61,6 +62,7 @@ __all__ = [
     "announce",
     "begin",
     "claim",
+    "claim_suspect",
     "classify",
     "complete",
     "describe_exit",

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from django.db import router
-from django.utils import timezone
 
 from .. import conf, failpoints
 from ..broker import Broker, Dequeued, Lease
+from ..broker.suspects import dequeue_suspect
+from ..definitions.names import runs_alone
 from ..guard import get_logger
 from ..models import TaskRecord, TaskState
 from ..storage.batches import FencedWrite, write_fenced
@@ -17,7 +18,7 @@ from .dispatching import dispatch
 from .events import announce
 from .messages import entry_of, message_of
 from .outcome_spill import replay_outcomes
-from .running import Run, acknowledge, count_crash, load_rows
+from .running import Run, acknowledge, load_rows, lose_unseen
 
 logger = get_logger("django_asyncq.lifecycle")
 
@@ -46,6 +47,16 @@ def claim(broker: Broker, queue: str, worker_id: str, count: int, backend: str) 
     """
     taken = broker.dequeue(queue, worker_id, count, conf.current().lease_seconds)
     return receive(broker, queue, worker_id, taken, backend)
+
+
+def claim_suspect(broker: Broker, queue: str, worker_id: str, backend: str) -> Claimed:
+    """Claim the suspect that has waited longest, for a worker in quarantine that holds no task.
+
+    It returns what the worker holds already, if an earlier reply was lost. Otherwise it does what `claim` does.
+    """
+    lease = dequeue_suspect(broker.client, queue, worker_id, conf.current().lease_seconds)
+    leases = [] if lease is None else [lease]
+    return receive(broker, queue, worker_id, Dequeued(leases, paused=False, is_drained=not leases), backend)
 
 
 def receive(broker: Broker, queue: str, worker_id: str, taken: Dequeued, backend: str) -> Claimed:
@@ -101,7 +112,22 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
     if retrying:
         # asynq's own forwarder moved a task whose row must first be retried, which acquires a gate slot.
         broker.retry(queue, worker_id, retrying, counted=False)
-    return runs + _close_open_runs(broker, worker_id, open_runs) if open_runs else runs
+    if open_runs:
+        runs += _close_open_runs(broker, worker_id, open_runs)
+    return _set_suspects_aside(broker, queue, worker_id, runs)
+
+
+def _set_suspects_aside(broker: Broker, queue: str, worker_id: str, runs: list[Run]) -> list[Run]:
+    """Return the runs to start here: a suspect runs in quarantine only, whatever has pushed it to other workers.
+
+    So a Redis that lost its memory, or a tool, may make a suspect pending like any other task.
+    """
+    suspects = [run for run in runs if run.record.is_suspect]
+    if not suspects or runs_alone(worker_id):
+        return runs
+    ids = {run.lease.id for run in suspects}
+    broker.requeue(queue, worker_id, [run.lease for run in suspects], suspects=ids)
+    return [run for run in runs if run not in suspects]
 
 
 def _close_open_runs(broker: Broker, worker_id: str, runs: Sequence[Run]) -> list[Run]:
@@ -110,7 +136,7 @@ def _close_open_runs(broker: Broker, worker_id: str, runs: Sequence[Run]) -> lis
     asynq's own recoverer has queued such a task again in Redis without changing the row.
     """
     for run in runs:
-        count_crash(run.record, "its lease was given to another worker", timezone.now())
+        lose_unseen(run.record, "its lease was given to another worker")
     written = write_fenced([FencedWrite(run.record, run.record.fence) for run in runs], router.db_for_write(TaskRecord))
     final = [run for run in runs if run.record.is_final and run.record.id in written]
     acknowledge(broker, worker_id, final)

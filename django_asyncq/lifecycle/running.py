@@ -22,6 +22,7 @@ from django.utils import timezone
 from .. import conf, failpoints
 from ..broker import Broker, Lease
 from ..definitions.exception_text import class_path, text_of
+from ..definitions.names import runs_alone
 from ..definitions.payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_result, storable_text
 from ..exceptions import WorkerLost
 from ..guard import get_logger
@@ -51,21 +52,35 @@ class Run:
     written: bool = False
 
 
-def count_crash(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") -> None:
-    """RUNNING → QUEUED in memory after the worker was lost; → FAILED after too many crashes.
+def suspect(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") -> None:
+    """RUNNING → QUEUED in memory after the worker was lost, perhaps because of this task: it runs alone next.
 
     stack: the last stack of the process, if it could still write one.
     """
-    record.crash_count += 1
+    record.state = TaskState.QUEUED
+    record.is_suspect = True
     add_error(record, WorkerLost(reason), stack, now)
-    # A crash is counted separately and uses no attempt. The worker stays in `worker_ids`, next to its error.
+    # A loss uses no attempt. The worker stays in `worker_ids`, next to its error.
     record.attempt = max(record.attempt - 1, 0)
+
+
+def count_crash(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") -> None:
+    """RUNNING → QUEUED in memory after this task took its worker down; → FAILED after too many crashes."""
+    suspect(record, reason, now, stack=stack)
+    record.crash_count += 1
     if record.crash_count >= conf.current().max_crashes:
         record.state = TaskState.FAILED
         record.retry_at = None
         record.finished_at = now
-    else:
-        record.state = TaskState.QUEUED
+
+
+def lose_unseen(record: TaskRecord, reason: str) -> None:
+    """RUNNING → QUEUED, or FAILED after too many crashes, in memory: nobody saw its worker die.
+
+    A task in quarantine counts a crash, as in `blame_unseen`; any other becomes a suspect.
+    """
+    lose = count_crash if record.worker_ids and runs_alone(record.worker_ids[-1]) else suspect
+    lose(record, reason, timezone.now())
 
 
 def load_rows(leases: Iterable[Lease]) -> dict[str, TaskRecord]:
@@ -93,6 +108,7 @@ def succeed(run: Run, value: Any, now: datetime) -> None:
     """RUNNING → SUCCEEDED in memory; `record_runs` writes the row."""
     record = run.record
     record.state = TaskState.SUCCEEDED
+    record.is_suspect = False
     record.return_value = None if value is None else storable_result(value)
     record.finished_at = now
 
@@ -153,6 +169,7 @@ def fail(
     """
     record = run.record
     record.state = TaskState.FAILED
+    record.is_suspect = False
     record.retry_at = retry_at
     record.finished_at = None if retry_at else now
     run.counted = counted
@@ -263,11 +280,11 @@ def _retry_item(run: Run) -> tuple[Lease, bytes, int]:
 
 
 def requeue(broker: Broker, worker_id: str, runs: Sequence[Run]) -> None:
-    """Return unfinished tasks to the head of their queue; no attempt is used.
+    """Return unfinished tasks to the head of their queue, suspects to their own place; no attempt is used.
 
     | check    | the fence: a run that lost its lease changes nothing |
     | row      | RUNNING → QUEUED, where the row says RUNNING         |
-    | Redis    | pending, at the head                                 |
+    | Redis    | pending, at the head; or suspects                    |
     | announce | `task_state_changed`, where the row said RUNNING     |
 
     If we die in between, the lease expires and the reconciler requeues the task.
@@ -281,7 +298,8 @@ def requeue(broker: Broker, worker_id: str, runs: Sequence[Run]) -> None:
     failpoints.reach("requeue.row_written")
     for queue, group in by_queue([run.record for run in runs if run not in lost]):
         ids = {record.id for record in group}
-        broker.requeue(queue, worker_id, [run.lease for run in runs if run.record.id in ids])
+        suspects = {str(record.id) for record in group if record.is_suspect}
+        broker.requeue(queue, worker_id, [run.lease for run in runs if run.record.id in ids], suspects=suspects)
     announce([run.record for run in begun if run.written and run not in lost], TaskState.RUNNING, TaskState.QUEUED)
 
 

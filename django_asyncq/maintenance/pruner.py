@@ -19,6 +19,7 @@ from django.utils import timezone
 
 from .. import conf, lifecycle, registry
 from ..broker import Broker
+from ..definitions.names import lowest_uuid7_at
 from ..definitions.retention_policy import Outcome, Retention, Rules, current_rules
 from ..guard import get_logger
 from ..models import Occurrence, StartupRun, TaskRecord, TaskState
@@ -220,8 +221,3 @@ def pages_by_id(first: UUID, last: UUID) -> Iterator[QuerySet[TaskRecord]]:
             return
         yield rest.filter(id__lte=end)
         first = end
-
-
-def lowest_uuid7_at(moment: datetime) -> UUID:
-    """Return the lowest UUIDv7 of a millisecond."""
-    return UUID(int=int(moment.timestamp() * 1000) << 80 | 0x7 << 76 | 0b10 << 62)

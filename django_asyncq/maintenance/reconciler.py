@@ -331,7 +331,7 @@ class Reconciler:
         if not is_rebuild:
             rows = rows.filter(enqueued_at__lt=now - timedelta(seconds=GRACE_SECONDS))
         if young:
-            young_rows = rows.filter(enqueued_at__gt=now - timedelta(seconds=YOUNG_SECONDS))
+            young_rows = rows.enqueued_since(now - timedelta(seconds=YOUNG_SECONDS))
             for page in self._rows_by_entry_state(young_rows):
                 yield [found.row for found in page]
             return
@@ -403,7 +403,7 @@ class Reconciler:
 
     def _gate_names(self) -> list[str]:
         """Return every gate that has a row, an unfinished task, or a slot in Redis."""
-        live = TaskRecord.objects.filter(state__in=gates.LIVE_STATES).exclude(gate="")
+        live = TaskRecord.objects.at_gate().filter(state__in=gates.LIVE_STATES)
         named = {*live.values_list("gate", flat=True).distinct(), *Gate.objects.values_list("name", flat=True)}
         return sorted(named | gates.occupied())
 

@@ -31,6 +31,7 @@ from ..scheduling.asynq_entries import BEAT_SECONDS, SchedulerEntries
 from ..scheduling.scheduler import Fired, Scheduler
 from ..threads import LongLivedThread
 from .forwarder import forward_due
+from .key_check import KeyCheck
 from .pruner import Pruner
 from .reconciler import Reconciler
 from .startup_tasks import StartupRunner
@@ -144,6 +145,7 @@ class MaintenanceService:
         self.scheduler = Scheduler(self._fenced)
         self.scheduler_entries = SchedulerEntries()
         self.startup_runner = StartupRunner(single_instance=single_instance)
+        self.key_check = KeyCheck()
         self._synced_term = 0
         self._entries_due_at = 0.0
         self._leadership_loop = Loop("leadership", self.seek_leadership)
@@ -151,12 +153,14 @@ class MaintenanceService:
         self._scheduler_loop = Loop("scheduler", self.fire_schedules, self._may_fire_schedules)
         self._repair_loop = Loop("repairs", self.repair_and_prune, self._is_leader)
         self._startup_loop = Loop("startup", self.run_startup_tasks)
+        self._key_check_loop = Loop("key check", self.check_key)
         self._loops = [
             self._leadership_loop,
             self._forwarder_loop,
             self._scheduler_loop,
             self._repair_loop,
             self._startup_loop,
+            self._key_check_loop,
         ]
         waker = LoopWaker(self._forwarder_loop, self._scheduler_loop)
         self._due_listener = Listener(channels=[due_channel()], event=waker)
@@ -236,6 +240,7 @@ class MaintenanceService:
             logger.info("leadership acquired: this process now runs schedules, repairs and pruning")
             self._scheduler_loop.wake()
             self._repair_loop.wake()
+            self._key_check_loop.wake()
         return conf.current().lock_ttl_seconds / LEADER_CHECKS_PER_TTL
 
     def forward(self) -> float:
@@ -267,6 +272,10 @@ class MaintenanceService:
         self.reconciler.tick(time.monotonic())
         self.pruner.tick(time.monotonic())
         return 0.0 if self.reconciler.is_urgent else min(REPAIR_SECONDS, conf.current().reconcile_seconds)
+
+    def check_key(self) -> float:
+        """Check that this process has the leader's SECRET_KEY; as the leader, let the others check theirs."""
+        return self.key_check.tick(is_leader=self._is_leader())
 
     def run_startup_tasks(self) -> float | None:
         """Advance the start-up tasks; None when all are finished."""

@@ -28,6 +28,7 @@ COLUMNS = (
     "fence",
     "attempt",
     "crash_count",
+    "is_suspect",
     "started_at",
     "last_attempted_at",
     "finished_at",
@@ -38,7 +39,7 @@ COLUMNS = (
 )
 WRITTEN = ("id", *COLUMNS, "held_fence")
 _values_of = attrgetter("id", *COLUMNS)
-# 13 values a row; SQLite allows 32,766 in a statement.
+# 14 values a row; SQLite allows 32,766 in a statement.
 ROWS_PER_STATEMENT = 500
 
 FIELDS: tuple[Field[Any, Any], ...] = tuple(TaskRecord._meta.concrete_fields)

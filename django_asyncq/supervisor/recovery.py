@@ -15,8 +15,9 @@ from ..exceptions import BrokerUnavailable, TaskNotRegistered, TaskTimeout
 from ..guard import get_logger
 from ..registry import registered
 from ..results import Judgement, judge_failure
-from ..threads import EX_SOFTWARE
 from ..worker.options import WorkerOptions
+from .blame import blame, describe_death
+from .memory import MemorySampler
 from .processes import Child
 
 logger = get_logger("django_asyncq.supervisor")
@@ -27,9 +28,10 @@ RECOVER_AGAIN_SECONDS = 1.0
 class Recovery:
     """The dead processes whose tasks are not recovered yet."""
 
-    def __init__(self, broker: Broker, options: WorkerOptions) -> None:
+    def __init__(self, broker: Broker, options: WorkerOptions, memory: MemorySampler) -> None:
         self.broker = broker
         self.options = options
+        self.memory = memory
         self.dead: list[Child] = []
         self._recover_at = 0.0
 
@@ -38,10 +40,10 @@ class Recovery:
         self.dead.append(child)
         self._recover_at = time.monotonic()
 
-    def recover_dead(self, now: float) -> None:
-        """Recover the tasks of dead processes; retry later while a store is unreachable."""
+    def recover_dead(self, now: float) -> bool:
+        """Recover the tasks of dead processes; retry later while a store is unreachable. Return whether it was done."""
         if not self.dead or now < self._recover_at:
-            return
+            return False
         self._recover_at = now + RECOVER_AGAIN_SECONDS
         while self.dead:
             child = self.dead[0]
@@ -50,12 +52,13 @@ class Recovery:
             except (BrokerUnavailable, DatabaseError) as error:
                 connections.close_all()
                 logger.warning("worker %s: its tasks cannot be recovered yet: %s", child.worker_id, error)
-                return
-            self.dead.pop(0)
+                return False
+            self.memory.forget(self.dead.pop(0))
+        return True
 
     def recover(self, child: Child) -> None:
         """Recover the tasks of one dead process. Raises: BrokerUnavailable, django.db.Error."""
-        started = {running.id for running in child.slot_table.running()}
+        reason, blamed = describe_death(child, self.memory), blame(child)
         # First: Redis may still hand a task to the dead worker's blocked connection.
         self.broker.stop_handoff(child.worker_id)
         # Read again: the known names may be 5 s old, and the worker may have claimed a task of a newer queue.
@@ -69,24 +72,12 @@ class Recovery:
                 queue,
                 child.worker_id,
                 leases,
-                reason=lifecycle.describe_exit(child.exit_code),
-                crashed=_counts(child, started),
-                started=started,
+                reason=reason,
+                blame=blamed,
                 timed_out=_timed_out(leases, child.overdue),
                 stack=child.stack,
             )
             logger.info("worker %s: tasks recovered in queue %s: %d", child.worker_id, queue, recovered)
-
-
-def _counts(child: Child, started: set[str]) -> bool:
-    """Whether the death of a process counts as a crash of what it ran.
-
-    A process that exited because one of its threads died says so by its exit code. Only a task that ran alone in it
-    can be to blame.
-    """
-    if child.exit_code == EX_SOFTWARE and len(started) > 1:
-        return False
-    return child.exit_code != 0 and not child.overdue
 
 
 def _timed_out(leases: list[Lease], overdue: set[str]) -> dict[str, tuple[BaseException, datetime | None]]:

@@ -23,7 +23,10 @@ from ..maintenance.service import MaintenanceService
 from ..worker.options import WorkerOptions
 from ..worker.wakeup import Wakeup
 from .leases import LeaseKeeper
+from .liveness import LivenessFile
+from .memory import MemorySampler
 from .processes import Child, Processes, WorkersCannotStart
+from .quarantine import Quarantine
 from .recovery import Recovery
 
 logger = get_logger("django_asyncq.supervisor")
@@ -62,13 +65,15 @@ class Supervisor:
     ) -> None:
         self.options = options
         self.burst = burst
-        self.liveness_file = liveness_file
+        self.liveness_file = LivenessFile(liveness_file) if liveness_file else None
         self.code_changed = code_changed
         self.wakeup = Wakeup()
         self.broker = Broker("worker")
         self.maintenance = MaintenanceService(list(options.queues), single_instance=single_instance)
-        self.recovery = Recovery(self.broker, options)
-        self.processes = Processes(options, processes, on_death=self.recovery.add)
+        self.memory = MemorySampler()
+        self.recovery = Recovery(self.broker, options, self.memory)
+        self.processes = Processes(options, processes, on_death=self._note_death)
+        self.quarantine = Quarantine(self.broker, options, self.processes)
         self.leases = LeaseKeeper(self.broker, options, self.processes)
         self.stop_requests = 0
         self._idle_checks = 0
@@ -121,11 +126,18 @@ class Supervisor:
         if self.burst and self.processes.cannot_start:
             raise WorkersCannotStart("worker processes exit before they are ready; their output above says why")
         self.processes.start_missing(now)
+        self.quarantine.tick(now)
+
+    def _note_death(self, child: Child) -> None:
+        self.recovery.add(child)
+        self.quarantine.note_death(child)
 
     def _look_after_children(self, now: float) -> None:
         self.processes.kill_overdue(now)
+        self.memory.sample(self.children, now)
         self.processes.reap(now)
-        self.recovery.recover_dead(now)
+        if self.recovery.recover_dead(now):
+            self.quarantine.look_soon()
         if self.leases.beat() and self.liveness_file is not None and self.processes.are_complete:
             self.liveness_file.touch()
 

@@ -6,13 +6,13 @@ Child processes are fresh interpreters, not forks: the supervisor has threads an
 from __future__ import annotations
 
 import os
-import signal
 import traceback
 from typing import Any
 
 from ..threads import EX_SOFTWARE, LongLivedThread
 from .crash_stack import write_crash_stack
 from .options import WorkerOptions
+from .process_groups import kill_own_group, lead_group
 from .slot_table import SlotTable
 
 
@@ -21,6 +21,7 @@ def start(options: WorkerOptions, slot_table: SlotTable, supervisor: Any, stack_
 
     stack_file: where the stacks of all threads go when a signal such as SIGSEGV ends the process.
     """
+    lead_group()
     if stack_file:
         write_crash_stack(stack_file)
     _set_up()
@@ -32,6 +33,7 @@ def start(options: WorkerOptions, slot_table: SlotTable, supervisor: Any, stack_
 
 def run_startup_task(name: str, supervisor: Any) -> None:
     """Run one start-up task; send the supervisor "" or the traceback. Exits when the supervisor does."""
+    lead_group()
     LongLivedThread("supervisor", lambda: _exit_with(supervisor), on_death=lambda name: os._exit(EX_SOFTWARE)).start()
     try:
         _set_up()
@@ -52,8 +54,6 @@ def run_startup_task(name: str, supervisor: Any) -> None:
 def _set_up() -> None:
     import django
 
-    # Ctrl-C reaches the whole process group; until there is another handler, the supervisor decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     django.setup()
 
     from ..registry import load_task_modules
@@ -64,4 +64,5 @@ def _set_up() -> None:
 def _exit_with(supervisor: Any) -> None:
     """Exit with the supervisor. It never sends anything this way, so what can be read is the end of the stream."""
     supervisor.poll(None)
+    kill_own_group()
     os._exit(1)

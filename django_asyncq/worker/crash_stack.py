@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,8 @@ logger = get_logger("django_asyncq.supervisor")
 
 # As much as one of a row's errors may hold.
 LARGEST_BYTES = 65_536
+# The heading of the stack of the thread that the signal stopped. Source: CPython, faulthandler.
+CURRENT_THREAD = re.compile(r"^Current thread 0x([0-9a-f]+)", re.MULTILINE)
 
 
 class CrashStack:
@@ -42,6 +45,12 @@ class CrashStack:
         # It is still there if the process died before it opened it.
         Path(self.path).unlink(missing_ok=True)
         return text
+
+
+def crashed_thread(stack: str) -> int | None:
+    """Return the identifier of the thread in which a fatal signal came; None when the stack does not name it."""
+    found = CURRENT_THREAD.search(stack)
+    return int(found[1], 16) if found else None
 
 
 def write_crash_stack(path: str) -> None:

@@ -6,6 +6,7 @@ must not look dead.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import signal
@@ -27,7 +28,9 @@ from .execute.jobs import Jobs
 from .execute.run import JobRunner
 from .fetch.capacity import Capacity
 from .fetch.fetcher import Fetcher
+from .fetch.suspect_fetcher import SuspectFetcher
 from .options import READY, WorkerOptions
+from .process_groups import kill_own_group
 from .reporter import Reporter
 from .slot_table import SlotTable
 from .thread_death import ThreadDeath
@@ -64,9 +67,10 @@ class WorkerProcess:
         )
         on_death = ThreadDeath(self.worker_id, self.jobs)
         self.reporter = Reporter(self.broker, self.worker_id, self.wakeup, self.capacity.quiet, on_death=on_death)
-        runner = JobRunner(self.worker_id, slot_table, self.reporter, self.capacity)
+        runner = JobRunner(self.worker_id, slot_table, self.reporter, self.capacity, asyncio.new_event_loop())
         self.executors = Executors(runner, self.jobs, options.concurrency)
-        self.fetcher = Fetcher(
+        make_fetcher = Fetcher if options.suspect is None else SuspectFetcher
+        self.fetcher = make_fetcher(
             self.broker,
             self.worker_id,
             options,
@@ -77,6 +81,7 @@ class WorkerProcess:
             on_death=on_death,
         )
         self.stop_requests = 0
+        self._is_orphan = False
 
     # --- from start to stop
 
@@ -112,7 +117,7 @@ class WorkerProcess:
 
     def _on_signal(self, number: int, frame: Any) -> None:
         # Only a flag: raising into redis or the database driver would leave a connection half read.
-        # Ctrl-C reaches the whole process group; the supervisor alone decides what it means.
+        # SIGINT is for the programs that tasks run; the supervisor alone decides what Ctrl-C means.
         if number == signal.SIGTERM:
             self.stop_requests += 1
 
@@ -126,8 +131,9 @@ class WorkerProcess:
             except (EOFError, ConnectionResetError):
                 # Reset, when the supervisor had left unread what this process sent to it.
                 logger.warning("worker %s: the supervisor is dead; draining", self.worker_id)
+                self._is_orphan = True
                 return True
-        return self.capacity.is_used_up
+        return self.capacity.is_used_up or self.fetcher.is_finished
 
     def _sleep(self) -> None:
         """Sleep until there is work, capacity, or a clock to look at; then read what has woken this thread."""
@@ -195,5 +201,8 @@ class WorkerProcess:
         logger.info(
             "worker %s stopped: %d tasks finished, %d requeued", self.worker_id, self.capacity.finished, len(rest)
         )
+        if self._is_orphan:
+            # Nobody else is left to kill what its tasks have started.
+            kill_own_group()
         # Threads that still run a task cannot be stopped otherwise, and its fence would refuse their outcome.
         os._exit(exit_code)

@@ -16,7 +16,7 @@ from ...broker import Broker
 from ...definitions.names import QUEUE_NAME, check_queue_name
 from ...exceptions import BrokerUnavailable, InvalidOption
 from ...registry import load_task_modules, registered_names
-from ...supervisor import Supervisor, ThreadDied, WorkersCannotStart
+from ...supervisor import LivenessFile, Supervisor, ThreadDied, WorkersCannotStart
 from ...threads import EX_SOFTWARE
 from ...worker.options import WorkerOptions
 
@@ -142,6 +142,8 @@ class Command(BaseCommand):
         """Check the backend and Redis, then supervise until stopped."""
         settings = conf.current()
         backend = self._backend(options["backend"])
+        if options["liveness_file"]:
+            self._check_liveness_file(options["liveness_file"])
         load_task_modules()
         self._print_start(registered_names())
         worker = {"name": options["worker_id"]} if options["worker_id"] else {}
@@ -179,6 +181,13 @@ class Command(BaseCommand):
                 f"'django_asyncq.backend.AsyncqBackend' to be run by runworkers"
             )
         return backend
+
+    @staticmethod
+    def _check_liveness_file(path: Path) -> None:
+        try:
+            LivenessFile(path).check()
+        except OSError as error:
+            raise CommandError(f"--liveness-file cannot be written: {error}") from error
 
     def _print_start(self, names: list[str]) -> None:
         self.stdout.write(f"{counted(len(names), 'task')} registered: {', '.join(names) or 'none'}")

@@ -81,8 +81,7 @@ class AsyncExecutor(Executor):
         super().__init__(runner, jobs)
         self._free_slots = deque(range(first_slot, first_slot + count))
         self._coroutines: dict[asyncio.Task[None], Job] = {}
-        # Made before any thread can use it.
-        self._loop = asyncio.new_event_loop()
+        self._loop = runner.loop
         LongLivedThread("loop", self._loop.run_forever, on_death=self.on_death, is_endless=True).start()
 
     def put(self, jobs: Sequence[Job]) -> None:

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from asgiref.sync import ThreadSensitiveContext, sync_to_async
-from django.db import close_old_connections, connections
+from django.db import close_old_connections
 from django.utils import timezone
 
 from ... import compat, conf, failpoints, lifecycle
@@ -26,7 +25,7 @@ from ...results import result_of, sender_of
 from ..fetch.capacity import Capacity
 from ..reporter import Reporter
 from ..slot_table import SlotTable
-from .asgiref_internals import has_thread
+from .calling import acall, call, call_in_transaction, own_thread
 from .completion import Completion
 from .connections import tidy_connections
 from .job import Job, JobPhase, Outcome
@@ -37,11 +36,20 @@ logger = get_logger("django_asyncq.worker")
 class JobRunner:
     """Runs the jobs of one worker process. Called by its slots, many at a time; keeps nothing of a single job."""
 
-    def __init__(self, worker_id: str, slot_table: SlotTable, reporter: Reporter, capacity: Capacity) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        slot_table: SlotTable,
+        reporter: Reporter,
+        capacity: Capacity,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """loop: runs the `async def` tasks, and the awaitables that `def` tasks return."""
         self.worker_id = worker_id
         self.slot_table = slot_table
         self.reporter = reporter
         self.capacity = capacity
+        self.loop = loop
         self.timeout_grace_seconds = conf.current().timeout_grace_seconds
 
     def run(self, job: Job, *, refresh: bool) -> None:
@@ -65,12 +73,9 @@ class JobRunner:
         """Run an `async def` task."""
         value, exception = None, None
         try:
-            async with ThreadSensitiveContext() as context:
-                try:
-                    args, kwargs = self._begin(job)
-                    value = await self._acall(job, args, kwargs)
-                finally:
-                    await self._atidy(context)
+            async with own_thread():
+                args, kwargs = self._begin(job)
+                value = await acall(job, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - as in `run`
             exception = error
         if outcome := self._finish(job, value, exception):
@@ -111,20 +116,10 @@ class JobRunner:
     def _call(self, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function; that of an atomic task in the transaction that completes it."""
         if not job.task.atomic:
-            return job.task.func(*args, **kwargs)
+            return call(job, args, kwargs, self.loop)
         with self._completion(job).block() as ending:
-            ending.result = job.task.func(*args, **kwargs)
+            ending.result = call_in_transaction(job, args, kwargs)
         return None
-
-    async def _acall(self, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Await the function, and cancel it at its timeout."""
-        try:
-            async with asyncio.timeout(job.timeout_seconds) as scope:
-                return await job.task.func(*args, **kwargs)
-        except TimeoutError as error:
-            if not scope.expired():
-                raise
-            raise job.timed_out() from error
 
     def _tidy(self, job: Job) -> None:
         try:
@@ -132,11 +127,6 @@ class JobRunner:
         except BaseException:
             record = job.run.record
             logger.exception("task %s: its database connection could not be tidied", record.id, extra=log_extra(record))
-
-    async def _atidy(self, context: ThreadSensitiveContext) -> None:
-        # Only a task that used the database synchronously has a thread, with connections, of its own.
-        if has_thread(context):
-            await sync_to_async(connections.close_all)()
 
     # --- 3. finish
 

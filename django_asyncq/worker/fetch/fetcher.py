@@ -69,6 +69,8 @@ class Fetcher:
         self.to_wait_for: set[str] = set()
         # Queues whose latest reply may have been lost, with the tasks in it.
         self.uncertain: set[str] = set()
+        # Whether this process will never fetch again, though nobody has stopped it.
+        self.is_finished = False
 
     # --- what the main thread sleeps on
 

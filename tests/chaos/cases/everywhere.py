@@ -289,7 +289,7 @@ class Killing:
 
     def _old_rows(self) -> None:
         """Insert rows beyond their retention, and provoke a new leader, which prunes at once."""
-        from django_asyncq.maintenance.pruner import lowest_uuid7_at
+        from django_asyncq.definitions.names import lowest_uuid7_at
         from django_asyncq.models import TaskRecord, TaskState
 
         then = timezone.now() - timedelta(days=40, seconds=self.chance["supervisor"].randrange(10**6))
