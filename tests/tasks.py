@@ -321,9 +321,7 @@ if os.environ.get("ASYNCQ_TEST_SPITE"):
 @task
 def ends_thread(name: str, kind: str) -> str:
     """Raise in another thread of its process, at its first run only, and wait for the end."""
-    is_first = "ends_thread" not in (history_file() or Path(os.devnull)).read_text()
-    note("ends_thread")
-    if is_first:
+    if is_first("ends_thread"):
         raise_in_thread(name, SPITE[kind])
         # A slot and the event loop sleep until there is work for them.
         if name == "slot":
@@ -337,8 +335,6 @@ def ends_thread(name: str, kind: str) -> str:
 @task
 async def exits_in_a_child(how: str) -> str:
     """End the event loop from within, at the first run only."""
-    is_first = "exits_in_a_child" not in (history_file() or Path(os.devnull)).read_text()
-    note("exits_in_a_child")
 
     async def child() -> None:
         if how == "stop":
@@ -346,11 +342,43 @@ async def exits_in_a_child(how: str) -> str:
         else:
             sys.exit(3)
 
-    if is_first:
+    if is_first("exits_in_a_child"):
         children = [asyncio.create_task(child())]
         await asyncio.sleep(30)
         assert children
     return "survived"
+
+
+def _hang(number: int, frame: Any) -> None:
+    threading.Event().wait()
+
+
+if os.environ.get("ASYNCQ_TEST_HANG") and multiprocessing.parent_process() is not None:
+    # The main thread runs the handlers of signals.
+    signal.signal(signal.SIGUSR2, _hang)
+
+
+def is_first(name: str) -> bool:
+    """Note a name in the history; return whether it was not there."""
+    found = name not in (history_file() or Path(os.devnull)).read_text()
+    note(name)
+    return found
+
+
+@task
+def hangs_the_main_thread() -> None:
+    """Have the main thread of its process wait for ever, at the first run only; then a task is due."""
+    if is_first("hangs_the_main_thread"):
+        os.kill(os.getpid(), signal.SIGUSR2)
+        add.enqueue(1)
+
+
+@task
+async def blocks_the_loop(seconds: float) -> None:
+    """Do blocking work in a coroutine, at the first run only; then a task for the event loop is due."""
+    if is_first("blocks_the_loop"):
+        threading.Thread(target=add_async.enqueue, args=(1,)).start()
+        time.sleep(seconds)
 
 
 @task
