@@ -35,7 +35,8 @@ class Child:
     """One worker process, and what is known about it after its death.
 
     overdue: ids of the tasks for which it was killed. was_killed: by its supervisor. was_ready: whether it began to
-    fetch; known after its death. exit_code, stack: of the dead process; stack: "" if it left none.
+    fetch; known after its death. is_stalled: whether it was asked to stop because it stood still. exit_code, stack: of
+    the dead process; stack: "" if it left none.
     failed_starts: how many processes before it, each replaced by the next, exited before they were ready.
     """
 
@@ -51,6 +52,7 @@ class Child:
     was_killed: bool = False
     was_ready: bool = False
     failed_starts: int = 0
+    is_stalled: bool = False
 
     @property
     def is_alone(self) -> bool:
@@ -188,16 +190,17 @@ class Processes:
                 for id in sorted(overdue):
                     text = "worker %s is replaced: task %s ran on after its timeout"
                     logger.error(text, child.worker_id, id, extra={"task_id": id})
-                self._kill(child)
+                self.kill(child)
 
     def kill_remaining(self) -> None:
         """Kill the processes that did not stop in time, and notice their death."""
         for child in self.children:
             logger.error("worker %s did not stop in time and is killed", child.worker_id)
-            self._kill(child)
+            self.kill(child)
         self.reap(time.monotonic())
 
-    def _kill(self, child: Child) -> None:
+    def kill(self, child: Child) -> None:
+        """Kill a process and all that its tasks have started; the next round replaces it."""
         child.was_killed = True
         kill_group(child.process)
 

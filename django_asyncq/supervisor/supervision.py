@@ -29,6 +29,7 @@ from .memory import MemorySampler
 from .processes import Child, Processes, WorkersCannotStart
 from .quarantine import Quarantine
 from .recovery import Recovery
+from .standstill import Standstill
 
 logger = get_logger("django_asyncq.supervisor")
 
@@ -74,6 +75,7 @@ class Supervisor:
         self.recovery = Recovery(self.broker, options, self.memory)
         self.processes = Processes(options, processes, on_death=self._note_death)
         self.quarantine = Quarantine(self.broker, options, self.processes)
+        self.standstill = Standstill(self.broker, options, self.processes)
         self.leases = LeaseKeeper(self.broker, options, self.processes)
         self.job_control = JobControl(self.processes)
         self.stop_requests = 0
@@ -137,6 +139,7 @@ class Supervisor:
             raise WorkersCannotStart("worker processes exit before they are ready; their output above says why")
         self.processes.start_missing(now)
         self.quarantine.tick(now)
+        self.standstill.check(now)
 
     def _note_death(self, child: Child) -> None:
         self.recovery.add(child)

@@ -13,6 +13,8 @@ from multiprocessing.sharedctypes import RawArray
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from .pulse import Pulse
+
 # occupied, task id, hard deadline (CLOCK_MONOTONIC seconds, which all processes of a host share; 0: none), thread
 SLOT = struct.Struct("=B16sdQ")
 
@@ -29,10 +31,14 @@ class Running(NamedTuple):
 
 
 class SlotTable:
-    """A fixed number of slots; only the slot itself writes its part, so no lock is needed."""
+    """A fixed number of slots; only the slot itself writes its part, so no lock is needed.
+
+    pulse: what the process notes of its progress beside them.
+    """
 
     def __init__(self, slots: int) -> None:
         self.memory: Any = RawArray("c", SLOT.size * slots)
+        self.pulse = Pulse()
 
     def disconnect(self) -> None:
         """Go on with memory of this process alone. For a forked child, which must not write over its parent's runs."""
