@@ -20,8 +20,7 @@ from django.utils import timezone
 
 from .. import conf
 from ..broker import Broker
-from ..broker.keys import due_channel
-from ..broker.notifications import Listener
+from ..broker.notifications import SupervisorListener
 from ..exceptions import BrokerUnavailable, DatabaseNotSetUp, LockLost
 from ..faults import STORE_ERRORS, Faults
 from ..guard import get_logger
@@ -169,7 +168,7 @@ class MaintenanceService:
             self._key_check_loop,
         ]
         waker = LoopWaker(self._forwarder_loop, self._scheduler_loop)
-        self._due_listener = Listener(channels=[due_channel()], event=waker)
+        self._listener = SupervisorListener(waker)
 
     # --- start and stop
 
@@ -177,13 +176,13 @@ class MaintenanceService:
         """Start the threads."""
         for loop in self._loops:
             loop.start()
-        self._due_listener.start()
+        self._listener.start()
 
     def stop(self) -> None:
         """Stop the threads and release the locks."""
         for loop in self._loops:
             loop.stop()
-        self._due_listener.stop()
+        self._listener.stop()
         deadline = time.monotonic() + STOP_SECONDS
         for loop in self._loops:
             if loop.is_alive():
@@ -202,7 +201,7 @@ class MaintenanceService:
     def dead_threads(self) -> list[str]:
         """The names of threads that have died, without which this process does not do its work."""
         threads = [(loop.name, loop.has_died) for loop in self._loops]
-        return [name for name, has_died in [*threads, ("listener", self._due_listener.has_died)] if has_died]
+        return [name for name, has_died in [*threads, ("listener", self._listener.has_died)] if has_died]
 
     def has_no_work(self, backend: str) -> bool:
         """Return whether the rows show no task of this alias as queued, running or due; False when in doubt."""

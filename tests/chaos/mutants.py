@@ -327,6 +327,11 @@ def no_jitter() -> None:
     replace_value(backoff, "random", make)
 
 
+def odd_keys_stay() -> None:
+    """A key of a wrong type stays where it is."""
+    _cut_scripts("odd-keys-stay")
+
+
 def no_sweep() -> None:
     """Nothing walks what Redis has."""
     from django_asyncq.maintenance.reconciler import Reconciler
@@ -373,6 +378,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "cuts-use-attempts": cuts_use_attempts,
     "no-terms": no_terms,
     "no-jitter": no_jitter,
+    "odd-keys-stay": odd_keys_stay,
     "no-sweep": no_sweep,
     "leaking-sockets": leaking_sockets,
     "trusts-messages": trusts_messages,
