@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..rig import Report, Rig
-from . import databases, everywhere, gates, hands, leaders, links, messages, producers, stores, workers
+from . import databases, everywhere, gates, hands, leaders, links, messages, poison, producers, stores, workers
 
 
 @dataclass(frozen=True)
@@ -45,5 +45,6 @@ ALL = (
     Case("29", "SIGTERM under load", workers.terminations, 0.04, ("attempts-stay-used",)),
     # With fewer than some hundred delays, one bin may have 5 % by chance.
     Case("33", "all tasks fail at once", hands.storm, 0.2, ("no-jitter",)),
+    Case("35", "tasks that kill their worker beside healthy ones", poison.poisoned, 0.04, ("blames-all",)),
 )
 CASES = {case.number: case for case in ALL}
