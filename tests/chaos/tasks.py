@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -77,6 +78,15 @@ def flaky(context: TaskContext, succeeds_at: int) -> None:
         raise Glitch(f"attempt {context.attempt}")
 
 
+@task(takes_context=True)
+def poison(context: TaskContext, ms: float = 0.0) -> None:
+    """Take the worker process along after a while, and say so before."""
+    note("begin", id=context.task_result.id)
+    time.sleep(ms / 1000)
+    note("fault", kind="poison", pids=[os.getpid()])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @task(takes_context=True, max_attempts=2)
 def storms(context: TaskContext) -> None:
     """Fail at the first attempt, and be retried with the package's own backoff."""
@@ -103,6 +113,8 @@ def witnessed_run(name: str, client: Any, keys: Sequence[str], arguments: Sequen
     if name == "dequeue" and len(reply) > 1:
         pairs = [(_text(id), int(fence)) for id, fence in zip(reply[1::2], reply[2::2], strict=True)]
         note("taken", runs=pairs)
+    elif name == "dequeue_suspect" and reply:
+        note("taken", runs=[(_text(reply[0]), int(reply[1]))])
     elif name in ENDINGS and reply:
         head, width = ENDINGS[name]
         items = [arguments[start : start + 2] for start in range(head, len(arguments), width)]
