@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 
-from django.db import connection
+from django.db import connection, connections
 
 from .. import checker
-from ..rig import Report, Rig
+from ..rig import Fleet, Report, Rig
 
 # Some hundred of a minute's runs are in their transaction when one of the connections is cut.
 TASKS_PER_CUT = 20
 LONGEST_MS = 300
+SLOTS = 8
 EFFECTS = "chaos_effects"
 TERMINATE_ONE = """
     SELECT pid, pg_terminate_backend(pid) FROM (
@@ -25,16 +26,21 @@ TERMINATE_ONE = """
 
 
 def in_transactions(rig: Rig, report: Report, scale: float) -> None:
-    """Cut two connections a second, each in a transaction, while atomic tasks run that have one attempt."""
+    """Cut two connections a second, each in a transaction, while atomic tasks run that have one attempt.
+
+    Halfway the whole server is stopped (-m immediate) and started again.
+    """
     from django_asyncq.models import TaskRecord
 
     times = max(12, round(240 * scale))
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE TABLE {EFFECTS} (task text NOT NULL)")
-    with rig.redis(), rig.fleet(2, 4) as fleet:
+    with rig.redis(), rig.fleet(2, SLOTS // 2) as fleet:
         rig.wait_ready(fleet, 2)
         _enqueue(rig, times * TASKS_PER_CUT)
-        cut = _cut(times)
+        cut = _cut(times // 2)
+        _restart(rig, fleet)
+        cut += _cut(times - times // 2)
         is_settled = rig.settle(15 if rig.mutant else 120)
         _note_faults(rig, cut)
         report.goal("connections cut", len(cut), at_least=times / 2)
@@ -43,7 +49,7 @@ def in_transactions(rig: Rig, report: Report, scale: float) -> None:
     rows = TaskRecord.objects.all()
     report.goal("runs cut", sum(rows.values_list("crash_count", flat=True)), at_least=0 if rig.mutant else times / 4)
     report.goal("tasks failed", rows.failed().count(), at_most=0)
-    report.goal("runs repeated", checker.extra_executions(rig.history()), at_most=len(cut))
+    report.goal("runs repeated", checker.extra_executions(rig.history()), at_most=len(cut) + SLOTS)
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT count(*), count(DISTINCT task) FROM {EFFECTS}")
         effects, tasks = cursor.fetchone()
@@ -67,6 +73,14 @@ def _cut(times: int) -> list[tuple[float, int]]:
             cursor.execute(TERMINATE_ONE)
             found += [(time.monotonic(), pid) for pid, is_done in cursor.fetchall() if is_done]
     return found
+
+
+def _restart(rig: Rig, fleet: Fleet) -> None:
+    """Stop the server and start it again: all transactions are rolled back, and all connections are cut."""
+    connections.close_all()
+    rig.cluster.stop()
+    rig.note("fault", kind="restart", pids=fleet.workers())
+    rig.cluster.start()
 
 
 def _note_faults(rig: Rig, cut: list[tuple[float, int]]) -> None:
