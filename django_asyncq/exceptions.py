@@ -133,7 +133,7 @@ class TaskTimeout(RunAborted):
 
 
 class WorkerLost(RunAborted):
-    """The worker process that ran the task died, or its lease expired."""
+    """The worker process that ran the task died, its lease expired, or its transaction's connection was cut."""
 
 
 class LeaseLost(RunAborted):

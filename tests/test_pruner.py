@@ -25,7 +25,7 @@ from django_asyncq.definitions.retention_policy import Retention, current_rules
 from django_asyncq.exceptions import BrokerUnavailable, LockLost
 from django_asyncq.maintenance import pruner as pruning
 from django_asyncq.maintenance.pruner import Pruned, Pruner, retention_is_over
-from django_asyncq.models import Occurrence, Schedule, StartupRun, TaskRecord, TaskState
+from django_asyncq.models import FailureReason, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
 
 from . import tasks
 from .clock import uuid7_at
@@ -53,6 +53,7 @@ def row(state: TaskState = SUCCEEDED, *, days: float, **fields: Any) -> TaskReco
     then = timezone.now() - timedelta(days=days)
     made = {"id": uuid7_at(then), "name": "tests.tasks.add"}
     record = TaskRecord(**{**made, "state": state, "enqueued_at": then, **fields})
+    record.reason = FailureReason.EXCEPTION if state == FAILED else FailureReason.NONE
     record.finished_at = fields.get("finished_at", then) if record.is_final else None
     return record
 

@@ -231,6 +231,13 @@ class Broker:
         call = handoff.dequeue_call(queue, worker_id, count, lease_seconds, with_handoff=self.uses_handoff)
         return handoff.read_dequeued(scripts.run("dequeue", self.client, *call), count)
 
+    def has_pending(self, queue: str) -> bool:
+        """Return whether a task waits in a queue that is not paused."""
+        keys = keys_of(queue)
+        with broker_errors(self.client):
+            waits = self.client.exists(keys.pending) or self.client.exists(keys.priority)
+            return bool(waits) and not self.client.exists(keys.paused)
+
     def held(self, queue: str, worker_id: str) -> list[Lease]:
         """Return the leases of tasks that the worker has dequeued and not acknowledged, and that no other holds now."""
         keys = keys_of(queue)

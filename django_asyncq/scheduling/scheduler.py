@@ -21,9 +21,10 @@ from django.utils import timezone
 
 from .. import compat, conf, failpoints
 from ..definitions import payload
+from ..definitions.exception_text import text_of
 from ..definitions.schedules import Declaration
 from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, RunAborted
-from ..guard import get_logger
+from ..guard import class_name, get_logger, passes
 from ..models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskState
 from ..registry import every_task, registered
 from ..storage.database_time import DatabaseNow
@@ -163,14 +164,17 @@ class Scheduler:
         except (GateUnavailable, BrokerUnavailable):
             raise
         except (EnqueueRefused, InvalidOption, RunAborted, compat.InvalidTask) as error:
-            occurrence.outcome, occurrence.note = OccurrenceOutcome.REFUSED, str(error)
+            occurrence.outcome, occurrence.note = OccurrenceOutcome.REFUSED, text_of(error)
             text = "schedule %s: its occurrence of %s was refused: %s"
             logger.error(text, row.name, _in_words(occurs_at), error, extra={"task": row.task})
-        except Exception as error:
+        except BaseException as error:
             if isinstance(error, DatabaseError) and kind_of(error) is not ErrorKind.ROW:
                 raise
             # The project's code: a gate's callable, or a receiver that vetoes. It must not stop other schedules.
-            occurrence.outcome, occurrence.note = OccurrenceOutcome.REFUSED, f"{type(error).__qualname__}: {error}"
+            if passes(error):
+                raise
+            note = f"{class_name(error)}: {text_of(error)}"
+            occurrence.outcome, occurrence.note = OccurrenceOutcome.REFUSED, note
             text = "schedule %s: its occurrence of %s could not be queued"
             logger.exception(text, row.name, _in_words(occurs_at), extra={"task": row.task})
         occurrence.save(update_fields=["task", "outcome", "note"])

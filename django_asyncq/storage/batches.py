@@ -26,6 +26,7 @@ from .isolation import each_alone, table_of
 # The columns that a run may change.
 COLUMNS = (
     "state",
+    "reason",
     "fence",
     "attempt",
     "crash_count",
@@ -36,11 +37,12 @@ COLUMNS = (
     "retry_at",
     "return_value",
     "errors",
+    "last_exception",
     "worker_ids",
 )
 WRITTEN = ("id", *COLUMNS, "held_fence")
 _values_of = attrgetter("id", *COLUMNS)
-# 14 values a row; SQLite allows 32,766 in a statement.
+# 16 values a row; SQLite allows 32,766 in a statement.
 ROWS_PER_STATEMENT = 500
 
 FIELDS: tuple[Field[Any, Any], ...] = tuple(TaskRecord._meta.concrete_fields)

@@ -26,10 +26,12 @@ from ..threads import EX_SOFTWARE, exit_process
 from .execute.executors import Executors
 from .execute.job import Job, JobPhase
 from .execute.jobs import Jobs
+from .execute.loop_block import LoopBlock
 from .execute.run import JobRunner
 from .fetch.capacity import Capacity
 from .fetch.fetcher import Fetcher
 from .fetch.suspect_fetcher import SuspectFetcher
+from .heartbeat import Heartbeat
 from .options import NOT_SET_UP, READY, WorkerOptions
 from .process_groups import kill_own_group
 from .reporter import Reporter
@@ -79,8 +81,11 @@ class WorkerProcess:
             executors=self.executors,
             reporter=self.reporter,
             wakeup=self.wakeup,
+            pulse=slot_table.pulse,
             on_death=on_death,
         )
+        self.pulse = slot_table.pulse
+        self.heartbeat = Heartbeat(self.pulse, LoopBlock(self.executors.loop), on_death)
         self.stop_requests = 0
         self._is_orphan = False
 
@@ -91,6 +96,7 @@ class WorkerProcess:
         own_process()
         self.install_signals()
         self.reporter.start()
+        self.heartbeat.start()
         self.supervisor.send(READY)
         logger.info("worker %s started: %d slots", self.worker_id, self.options.concurrency)
         exit_code = EX_SOFTWARE
@@ -186,9 +192,10 @@ class WorkerProcess:
 
     def shut_down(self, exit_code: int) -> None:
         """Stop fetching, requeue what has not begun, drain until the deadline, requeue the rest, and exit."""
+        grace_seconds = conf.current().shutdown_grace_seconds
+        self.pulse.excuse(grace_seconds + REPORT_SECONDS)
         self.fetcher.stop()
         self.requeue(self.jobs.take_waiting(time.monotonic()))
-        grace_seconds = conf.current().shutdown_grace_seconds
         deadline = time.monotonic() + grace_seconds
         self.wakeup.expect(Reason.IDLE)
         while self.jobs.running and time.monotonic() < deadline and self.stop_requests < 2:

@@ -29,7 +29,8 @@ from ..models import TaskRecord, TaskState
 from ..results import judge_failure, result_of, sender_of
 from ..storage.isolation import each_alone, set_aside, table_of
 from ..threads import LongLivedThread
-from .execute.job import Job, JobPhase, Outcome
+from .execute.cuts import reason_of
+from .execute.job import Cut, Job, JobPhase, Outcome
 from .wakeup import Reason, Wakeup
 
 logger = get_logger("django_asyncq.worker")
@@ -128,7 +129,12 @@ class Reporter(LongLivedThread):
                 event = self.events.get_nowait()
                 if isinstance(event, Outcome) and event.job not in self._abandoned:
                     self._unrecorded[event.job] = event
-        outcomes = [outcome for job, outcome in self._unrecorded.copy().items() if job.phase is not JobPhase.COMPLETED]
+        # A run that was cut is not spilled: the supervisor requeues what this process holds.
+        outcomes = [
+            outcome
+            for job, outcome in self._unrecorded.copy().items()
+            if job.phase is not JobPhase.COMPLETED and not isinstance(outcome, Cut)
+        ]
         if not outcomes:
             return
         for outcome in outcomes:
@@ -197,7 +203,6 @@ class Reporter(LongLivedThread):
         for outcome in outcomes:
             if outcome.job.run.record.state == TaskState.RUNNING:  # not yet applied, in a batch that failed
                 _apply(outcome)
-        runs = [outcome.job.run for outcome in outcomes]
         open_runs = [outcome.job.run for outcome in outcomes if outcome.job.phase is not JobPhase.COMPLETED]
         try:
             lost = self._write_until_done(lambda: lifecycle.record_runs(open_runs)) if open_runs else []
@@ -206,6 +211,10 @@ class Reporter(LongLivedThread):
                 raise
             # One of them cannot be stored: the others must not suffer for it.
             lost = [run for run in open_runs if self._record_alone(run)]
+        if lost:
+            # A commit without an answer may have succeeded after the look-up; the write then waited for it.
+            self._look_up_uncertain([outcome for outcome in outcomes if outcome.job.run in lost])
+        runs = [outcome.job.run for outcome in outcomes]
         for outcome in outcomes:
             self._unrecorded.pop(outcome.job, None)
         failpoints.reach("report.row_written")
@@ -215,6 +224,9 @@ class Reporter(LongLivedThread):
         for state in (TaskState.SUCCEEDED, TaskState.FAILED):
             records = [outcome.job.run.record for outcome in kept if outcome.job.run.record.state == state]
             lifecycle.announce(records, TaskState.RUNNING, state)
+        cut = [outcome.job.run for outcome in kept if isinstance(outcome, Cut)]
+        records = [run.record for run in cut if run.written and run.record.state == TaskState.QUEUED]
+        lifecycle.announce(records, TaskState.RUNNING, TaskState.QUEUED)
         for outcome in kept:
             _send_finished(outcome)
 
@@ -334,6 +346,10 @@ def _apply(outcome: Outcome) -> None:
     if exception is None:
         lifecycle.succeed(run, outcome.value, outcome.finished_at)
         return
+    if isinstance(outcome, Cut):
+        lifecycle.count_cut(run, reason_of(exception), traceback_of(exception), outcome.finished_at)
+        _log_cut(run.record, reason_of(exception))
+        return
     judgement = judge_failure(job.task, run.record, exception, timezone.now())
     error = judgement.exception
     if judgement.is_fault:
@@ -364,6 +380,19 @@ def _log_failure(record: TaskRecord, exception: BaseException) -> None:
         record.max_attempts,
         class_name(exception),
         then,
+        extra=log_extra(record),
+    )
+
+
+def _log_cut(record: TaskRecord, exception: BaseException) -> None:
+    then = "it has failed" if record.is_final else "it is queued again, without using an attempt"
+    logger.log(
+        logging.ERROR if record.is_final else logging.WARNING,
+        "task %s %s: its database connection was cut, and nothing was committed; %s: %s",
+        record.id,
+        record.name,
+        then,
+        exception,
         extra=log_extra(record),
     )
 

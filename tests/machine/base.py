@@ -23,7 +23,7 @@ from django_asyncq.models import Gate, TaskRecord
 
 from . import stores
 from .model import Model
-from .values import FAILED, GATE, QUEUED, QUEUES, Held
+from .values import ALONE, FAILED, GATE, QUEUED, QUEUES, Held
 
 # With few tasks, two processes often want the same one: most guards are about that.
 MOST_LIVE = 5
@@ -143,6 +143,16 @@ class Base(RuleBasedStateMachine):
     @property
     def claimable(self) -> list[str]:
         return sorted({e.queue for e in self.model.entries.values() if e.place in ("pending", "priority")})
+
+    @property
+    def suspicious(self) -> list[str]:
+        """Queues in which a suspect waits."""
+        return sorted({e.queue for e in self.model.entries.values() if e.place == "suspects"})
+
+    @property
+    def is_quarantine_busy(self) -> bool:
+        """Whether Redis says that the worker in quarantine holds a task."""
+        return any(self.model.listed(queue, ALONE) for queue in QUEUES)
 
     @property
     def movable(self) -> list[str]:

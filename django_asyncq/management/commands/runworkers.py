@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 from django.utils import autoreload
 
-from ... import compat, conf
+from ... import compat, conf, stop_requests
 from ...broker import Broker
 from ...definitions.names import QUEUE_NAME, check_queue_name
 from ...exceptions import BrokerUnavailable, DatabaseNotSetUp, InvalidOption
@@ -75,6 +75,11 @@ class Command(BaseCommand):
         "Run worker processes for the tasks of a TASKS alias. Press Ctrl-C or send SIGTERM to stop after the running "
         "tasks have finished; press Ctrl-C again to stop immediately."
     )
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run as a command, which a stop request ends from here on, whatever the program is called."""
+        stop_requests.install()
+        super().run_from_argv(argv)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the options; defaults come from ASYNCQ where it has a key for them."""

@@ -23,6 +23,7 @@ from ...registry import registered
 from ..execute.executors import Executors
 from ..execute.job import Job
 from ..options import WorkerOptions
+from ..pulse import Pulse
 from ..reporter import Reporter
 from ..wakeup import Notice, Reason, Wakeup
 from .capacity import Capacity
@@ -51,6 +52,7 @@ class Fetcher:
         executors: Executors,
         reporter: Reporter,
         wakeup: Wakeup,
+        pulse: Pulse,
         on_death: Callable[[str], object] | None = None,
     ) -> None:
         """on_death: called when a thread of the fetcher dies (`ThreadDeath`)."""
@@ -61,6 +63,7 @@ class Fetcher:
         self.executors = executors
         self.reporter = reporter
         self.wakeup = wakeup
+        self.pulse = pulse
         self.on_death = on_death
         self.order = QueueOrder(broker, options.queues, strict=options.strict)
         self.pacing = Pacing()
@@ -133,6 +136,7 @@ class Fetcher:
             self.order.refresh()
         try:
             got, empty, is_more_left = self._dequeue(wanted)
+            self.pulse.note_look()
         except STORE_ERRORS as error:
             self._fetch_failed(error)
             return self.pacing.is_due()
@@ -203,10 +207,17 @@ class Fetcher:
         """Return how many tasks may be fetched; after 0, CAPACITY_FREED or REPORTED notifies when it is more."""
         # Before the look: what the reporter writes in between is seen, or notified.
         self.wakeup.expect(Reason.REPORTED)
-        if self.reporter.is_database_unreachable or self.reporter.unwritten >= MOST_UNWRITTEN:
+        is_unreachable = self.reporter.is_database_unreachable
+        if self.reporter.unwritten >= MOST_UNWRITTEN and not is_unreachable:
+            return 0  # for long only if the reporter hangs, which is no reason not to look
+        if is_unreachable:
+            self.pulse.note_look()
             return 0  # what cannot be read or written is not taken from others
         self.wakeup.ignore(Reason.REPORTED)
-        return self.capacity.to_fetch()
+        found = self.capacity.to_fetch()
+        if found <= 0:
+            self.pulse.note_look()
+        return found
 
     def is_ready(self) -> bool:
         """Whether a task may be handed to this process: it runs nothing that could keep it from beginning another."""
@@ -271,6 +282,7 @@ class Fetcher:
         Raises: DatabaseNotSetUp when no fetch can succeed until a person has acted.
         """
         connections.close_all()
+        self.pulse.note_look()
         self.pacing.fail()
         # The first failure may be that of a connection that had died.
         self.faults.note(error, quiet_first=True)

@@ -6,7 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..rig import Report, Rig
-from . import databases, everywhere, gates, hands, leaders, links, messages, odd, producers, stores, workers
+from . import (
+    cuts,
+    databases,
+    everywhere,
+    gates,
+    hands,
+    leaders,
+    links,
+    messages,
+    odd,
+    poison,
+    producers,
+    stores,
+    workers,
+)
 
 
 @dataclass(frozen=True)
@@ -46,5 +60,7 @@ ALL = (
     Case("29", "SIGTERM under load", workers.terminations, 0.04, ("attempts-stay-used",)),
     # With fewer than some hundred delays, one bin may have 5 % by chance.
     Case("33", "all tasks fail at once", hands.storm, 0.2, ("no-jitter",)),
+    Case("34", "connections cut under atomic tasks", cuts.in_transactions, 0.05, ("cuts-use-attempts",), True),
+    Case("35", "tasks that kill their worker beside healthy ones", poison.poisoned, 0.04, ("blames-all",)),
 )
 CASES = {case.number: case for case in ALL}
