@@ -475,6 +475,19 @@ def test_forged_outcome_stops_no_other_task(redis_client: Any) -> None:
     assert states[forged.record.id] == states[unreadable.record.id] == TaskState.QUEUED
 
 
+def test_task_does_not_wait_for_an_outcome_that_its_row_refuses(
+    redis_client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An outcome of an earlier run than the row's is void whoever signed it."""
+    run = spilled_run(TaskState.QUEUED)
+    put(redis_client, run.lease.id, b"0" * 64 + stored(run.lease.id)[run.lease.id][64:])
+    TaskRecord.objects.update(fence=run.lease.fence + 1)
+    lease = Lease(run.lease.id, run.lease.fence + 2)
+    rows = lifecycle.load_rows([lease])
+    assert lifecycle.replay_outcomes(Broker(), "default", "w", [lease], rows) == set()
+    assert not warnings(caplog, WAITS)
+
+
 # --- two hosts, two keys
 
 
