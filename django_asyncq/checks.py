@@ -57,6 +57,7 @@ def _is_pattern(value: Any) -> bool:
     return True
 
 
+LEAST_STALL_SECONDS = 10
 TRUE_OR_FALSE = "Give True or False."
 POSITIVE_SECONDS = "Give seconds, more than 0."
 KEEP_SECONDS = "Give seconds, from 0 to 100 years, or None to keep forever."
@@ -108,6 +109,11 @@ RULES: dict[str, Rule] = {
         f"keep: {retention_policy.RETENTION_TIME_HINT}.",
     ),
     "PRUNE_SECONDS": Rule("asyncq.E130", _is_positive, POSITIVE_SECONDS),
+    "STALL_SECONDS": Rule(
+        "asyncq.E140",
+        lambda value: _is_number(value) and value >= LEAST_STALL_SECONDS,
+        f"Give seconds, at least {LEAST_STALL_SECONDS}: an idle worker asks its queues every 5 s.",
+    ),
     "HANDOFF": Rule("asyncq.E134", _is_bool, TRUE_OR_FALSE),
     "PUSH_BATCH_SECONDS": Rule(
         "asyncq.E131",

@@ -1,8 +1,8 @@
 """The one way to start a thread that lives long: none of them dies without a log line.
 
 A thread that dies alone leaves a process that looks well and does not work. So whatever ends a thread is logged, and
-the part that started it is told: a worker process exits at once with EX_SOFTWARE, and its supervisor replaces it; a
-supervisor shuts down in order and exits with the same code, so that what runs it starts it anew.
+the process does not go on without it. A worker process exits at once with EX_SOFTWARE, and its supervisor replaces it.
+A supervisor shuts down in order and exits with the same code, so that what runs it starts it anew.
 """
 
 from __future__ import annotations

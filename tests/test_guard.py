@@ -8,27 +8,25 @@ import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
+from django.utils import timezone
 
-from django_asyncq import guard
+from django_asyncq import guard, lifecycle
+from django_asyncq.broker import Broker
 from django_asyncq.definitions.exception_text import class_path, is_a, text_of, traceback_of
 from django_asyncq.definitions.payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_result, storable_text
 from django_asyncq.exceptions import TaskTimeout
+from django_asyncq.gates import slots
+from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.signals import task_state_changing
 
+from . import tasks
+from .runs import claimed
+from .tasks import Liar, Mute, Uncommon
 from .test_imports import MODULES
-
-
-class Uncommon(BaseException):
-    """What `except Exception` does not catch."""
-
-
-class Mute(Exception):
-    """An error whose text ends the process of whoever asks for it."""
-
-    def __str__(self) -> str:
-        raise SystemExit(3)
-
+from .workers import run_workers
 
 HOSTILE = [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, Uncommon, Mute]
 EACH_HOSTILE = pytest.mark.parametrize("kind", HOSTILE, ids=lambda kind: kind.__name__)
@@ -169,15 +167,100 @@ def test_checker_sees_a_plain_logger() -> None:
     assert plain_loggers(ast.parse("logger = getLogger('x')")) == [1]
 
 
+# --- in a worker
+
+
+@pytest.mark.django_db(transaction=True)
+def test_each_task_fails_alone_whatever_the_code_about_it_raises() -> None:
+    """One process runs all of them: backoffs, exceptions and return values of every kind, and a healthy task."""
+    spiteful = {
+        task: [(kind, task.enqueue(kind)) for kind in tasks.SPITE]
+        for task in (
+            tasks.backs_off_spitefully,
+            tasks.raises_spite,
+            tasks.raises_spite_async,
+            tasks.returns_spite_of,
+        )
+    }
+    healthy = tasks.add.enqueue(1)
+    log = run_workers("--concurrency", "2").stderr
+    assert "exited unexpectedly" not in log
+    rows = {str(row.id): row for row in TaskRecord.objects.all()}
+    assert rows[healthy.id].state == TaskState.SUCCEEDED
+    for task, results in spiteful.items():
+        for kind, result in results:
+            row, name = rows[result.id], tasks.SPITE[kind].__name__
+            if task is tasks.returns_spite_of:
+                assert row.state == TaskState.SUCCEEDED
+                assert name in row.return_value["result_not_stored"]
+            else:
+                assert (row.state, row.retry_at, row.attempt, len(row.errors)) == (TaskState.FAILED, None, 1, 1)
+                assert row.errors[0]["exception"].endswith(name)
+    assert {row.worker_ids[0] for row in rows.values()} == {rows[healthy.id].worker_ids[0]}
+    assert log.count("its backoff failed; it is not retried") == len(tasks.SPITE)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt", "Uncommon", "Mute"])
+@pytest.mark.parametrize("of", ["receivers", "log filter"])
+def test_receivers_and_log_filters_end_no_thread(of: str, kind: str) -> None:
+    """The tasks succeed and fail as they would without them; what cannot be logged is on standard error."""
+    good, bad = tasks.add.enqueue(1), tasks.raises_spite.enqueue("Uncommon")
+    gated = tasks.gated.enqueue("spite")
+    log = run_workers("--concurrency", "2", ASYNCQ_TEST_SPITE=kind, ASYNCQ_TEST_SPITE_OF=of).stderr
+    states = dict(TaskRecord.objects.values_list("id", "state"))
+    assert [states[UUID(result.id)] for result in (good, bad, gated)] == [
+        TaskState.SUCCEEDED,
+        TaskState.FAILED,
+        TaskState.SUCCEEDED,
+    ]
+    assert "has died" not in log
+    assert "exited unexpectedly" not in log
+    assert f"{bad.id} tests.tasks.raises_spite: attempt 1 of 1 failed with Uncommon; it is not retried" in log
+    if of == "receivers":
+        assert f"task {good.id}: a receiver of task_started failed" in log or kind == "Mute"
+    else:
+        assert f"logging raised {kind}" in log
+    assert slots("spite") == []
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("kind", HOSTILE, ids=lambda kind: kind.__name__)
+def test_a_veto_of_a_retry_concerns_one_task(
+    own_process: None, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A receiver of `task_state_changing` that raises for one of three due retries: the others are queued."""
+    runs = [taken_by_worker() for _ in range(3)]
+    spoilt = runs[1].record.id
+
+    def veto(records: list[TaskRecord], **kwargs: Any) -> None:
+        if any(record.id == spoilt for record in records):
+            raise kind
+
+    task_state_changing.connect(veto)
+    try:
+        ids = [str(run.record.id) for run in runs]
+        assert lifecycle.retry_due(Broker(), "default", ids) == 2
+    finally:
+        task_state_changing.disconnect(veto)
+    states = dict(TaskRecord.objects.values_list("id", "state"))
+    assert [states[run.record.id] for run in runs] == [TaskState.QUEUED, TaskState.FAILED, TaskState.QUEUED]
+    row = TaskRecord.objects.get(id=spoilt)
+    assert row.retry_at is not None
+    assert row.retry_at > timezone.now()
+    assert f"task {spoilt}: its retry was refused" in caplog.text
+
+
+def taken_by_worker() -> lifecycle.Run:
+    """Return a run that has failed and is to be retried now."""
+    run = claimed()
+    lifecycle.fail(run, ValueError(), "", timezone.now(), retry_at=timezone.now())
+    lifecycle.record_runs([run])
+    lifecycle.acknowledge(Broker(), "w", [run])
+    return run
+
+
 # --- the text of an exception
-
-
-class Liar(Exception):
-    """An error that raises when it is asked for its class."""
-
-    @property
-    def __class__(self) -> Any:
-        raise SystemExit(4)
 
 
 class Meta(type):

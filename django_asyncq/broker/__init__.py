@@ -124,7 +124,12 @@ class Broker:
 
     def queues(self) -> set[str]:
         """Return the names of all queues; skip a name that no queue of ours can have."""
-        return {name for name in replies.texts(commands.send(self.client, "smembers", queues_key())) if is_name(name)}
+        found = {name for name in replies.texts(commands.send(self.client, "smembers", queues_key())) if is_name(name)}
+        with _registered_lock:
+            # Redis has lost them, or another program has: they are registered again at their next use.
+            for key in [key for key in _registered if key[0] == prefix() and key[1] not in found]:
+                del _registered[key]
+        return found
 
     def known_queues(self) -> list[str]:
         """Return the names of all queues, sorted, as this process read them at most KNOWN_SECONDS ago."""
@@ -225,6 +230,13 @@ class Broker:
         count = max(0, min(count, IDS_PER_CALL))
         call = handoff.dequeue_call(queue, worker_id, count, lease_seconds, with_handoff=self.uses_handoff)
         return handoff.read_dequeued(scripts.run("dequeue", self.client, *call), count)
+
+    def has_pending(self, queue: str) -> bool:
+        """Return whether a task waits in a queue that is not paused."""
+        keys = keys_of(queue)
+        with broker_errors(self.client):
+            waits = self.client.exists(keys.pending) or self.client.exists(keys.priority)
+            return bool(waits) and not self.client.exists(keys.paused)
 
     def held(self, queue: str, worker_id: str) -> list[Lease]:
         """Return the leases of tasks that the worker has dequeued and not acknowledged, and that no other holds now."""

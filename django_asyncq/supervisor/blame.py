@@ -20,8 +20,11 @@ def blame(child: Child) -> lifecycle.Blame:
     """
     running = child.slot_table.running()
     begun = frozenset(each.id for each in running)
-    if child.exit_code == 0 or child.was_killed:
+    if child.exit_code == 0 or (child.was_killed and not child.is_stalled):
         return lifecycle.Blame(innocent=begun)
+    if child.is_stalled:
+        # One of them may hold what the process waited for; alone, it keeps no other task waiting.
+        return lifecycle.Blame(suspects=begun)
     thread = crashed_thread(child.stack)
     # Coroutines share a thread, so several may be named.
     named = frozenset(each.id for each in running if thread is not None and each.thread == thread)

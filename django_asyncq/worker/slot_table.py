@@ -6,11 +6,14 @@ run has outlived its timeout, without a message for each task.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import threading
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, NamedTuple
 from uuid import UUID
+
+from .pulse import Pulse
 
 # occupied, task id, hard deadline (CLOCK_MONOTONIC seconds, which all processes of a host share; 0: none), thread
 SLOT = struct.Struct("=B16sdQ")
@@ -28,10 +31,18 @@ class Running(NamedTuple):
 
 
 class SlotTable:
-    """A fixed number of slots; only the slot itself writes its part, so no lock is needed."""
+    """A fixed number of slots; only the slot itself writes its part, so no lock is needed.
+
+    pulse: what the process notes of its progress beside them.
+    """
 
     def __init__(self, slots: int) -> None:
         self.memory: Any = RawArray("c", SLOT.size * slots)
+        self.pulse = Pulse()
+
+    def disconnect(self) -> None:
+        """Go on with memory of this process alone. For a forked child, which must not write over its parent's runs."""
+        self.memory = ctypes.create_string_buffer(len(self.memory))
 
     def enter(self, slot: int, id: UUID, deadline: float) -> None:
         """Write that a slot runs a task in this thread.

@@ -81,16 +81,26 @@ class AsyncExecutor(Executor):
         super().__init__(runner, jobs)
         self._free_slots = deque(range(first_slot, first_slot + count))
         self._coroutines: dict[asyncio.Task[None], Job] = {}
-        self._loop = runner.loop
-        LongLivedThread("loop", self._loop.run_forever, on_death=self.on_death, is_endless=True).start()
+        self.loop = runner.loop
+        # Since when put jobs wait for the event loop to look at them; 0 for none.
+        self.waiting_since = 0.0
+        self.thread = LongLivedThread("loop", self.loop.run_forever, on_death=self.on_death, is_endless=True)
+        self.thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether coroutines run."""
+        return bool(self._coroutines)
 
     def put(self, jobs: Sequence[Job]) -> None:
         """Queue jobs, and have the event loop look at them."""
         super().put(jobs)
-        self._loop.call_soon_threadsafe(self._start_waiting)
+        self.waiting_since = self.waiting_since or time.monotonic()
+        self.loop.call_soon_threadsafe(self._start_waiting)
 
     def _start_waiting(self) -> None:
         """Start jobs while slots are free. Runs in the loop."""
+        self.waiting_since = 0.0
         while self._free_slots:
             job = self.queue.take_now()
             if job is None:
@@ -100,7 +110,7 @@ class AsyncExecutor(Executor):
                 self._start(job)
 
     def _start(self, job: Job) -> None:
-        coroutine = self._loop.create_task(self._work(job))
+        coroutine = self.loop.create_task(self._work(job))
         self._coroutines[coroutine] = job
         coroutine.add_done_callback(self._finished)
 
