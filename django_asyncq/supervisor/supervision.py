@@ -22,11 +22,11 @@ from ..broker import Broker
 from ..maintenance.service import MaintenanceService
 from ..worker.options import WorkerOptions
 from ..worker.wakeup import Wakeup
-from .job_control import JobControl
 from .leases import LeaseKeeper
 from .liveness import LivenessFile
 from .processes import Child, Processes, WorkersCannotStart
 from .recovery import Recovery
+from .suspension import Suspension
 
 logger = logging.getLogger("django_asyncq.supervisor")
 
@@ -67,7 +67,7 @@ class Supervisor:
         self.recovery = Recovery(self.broker, options)
         self.processes = Processes(options, processes, on_death=self.recovery.add)
         self.leases = LeaseKeeper(self.broker, options, self.processes)
-        self.job_control = JobControl(self.processes)
+        self.suspension = Suspension(self.processes)
         self.stop_requests = 0
         self._last_stop_signal = signal.SIGTERM
         self._idle_checks = 0
@@ -88,7 +88,7 @@ class Supervisor:
         self.wakeup.attach_signals()
         for number in stop_requests.STOP_SIGNALS:
             signal.signal(number, self._on_signal)
-        self.job_control.attach()
+        self.suspension.attach()
         atexit.register(ignore_signals)
         self.stop_requests += stop_requests.received()
         if self.stop_requests:
@@ -125,7 +125,7 @@ class Supervisor:
         self.processes.start_missing(now)
 
     def _look_after_children(self, now: float) -> None:
-        self.job_control.apply()
+        self.suspension.apply()
         self.processes.kill_overdue(now)
         self.processes.reap(now)
         self.recovery.recover_dead(now)
