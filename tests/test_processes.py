@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pty
 import select
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -292,3 +294,27 @@ def test_ctrl_z_without_a_shell_stops_nothing(tmp_path: Path) -> None:
         fleet.process.send_signal(signal.SIGTSTP)
         process_tasks.writes_pid.enqueue(str(second))
         wait_until(second.exists, "a second task", 10)
+
+
+def test_terminal_does_not_stop_a_process_that_writes_to_it() -> None:
+    """A group of its own is in the background for the terminal; with `tostop` that stops those that write."""
+    code = (
+        "import os, signal, sys, termios\n"
+        "from django_asyncq.worker.process_groups import lead_group\n"
+        "modes = termios.tcgetattr(1); modes[3] |= termios.TOSTOP; termios.tcsetattr(1, termios.TCSANOW, modes)\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    lead_group(); os.write(1, b'written'); os._exit(7)\n"
+        "status = os.waitpid(pid, os.WUNTRACED)[1]\n"
+        "sys.exit(7 if os.WIFEXITED(status) else 1)\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [sys.executable, "-c", code], environment())
+    shown = b""
+    with suppress(OSError):  # Linux raises at the end of the terminal
+        while found := os.read(terminal, 1024):
+            shown += found
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7, shown
+    assert b"written" in shown
