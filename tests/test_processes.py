@@ -92,6 +92,14 @@ def test_program_that_a_task_left_dies_with_the_fleet_of_a_killed_supervisor(tmp
         wait_until(lambda: not runs(program), "the end of the program", 10)
 
 
+def test_program_that_a_startup_task_left_dies_with_its_process(tmp_path: Path) -> None:
+    """Start-up tasks have processes of their own, to which the same applies."""
+    path = tmp_path / "pids"
+    with workers(tmp_path, ASYNCQ_TEST_STARTUP_PROGRAM=str(path)):
+        program, _ = pids_in(path)
+        wait_until(lambda: not runs(program), "the end of the program", 10)
+
+
 def test_program_in_a_session_of_its_own_escapes(tmp_path: Path) -> None:
     """That is how a task starts a program that is to outlive its process."""
     path = tmp_path / "pids"
