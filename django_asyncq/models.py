@@ -17,7 +17,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from .definitions.names import check_gate_name, uuid7
+from .definitions.names import check_gate_name, lowest_uuid7_at, uuid7
 from .definitions.partial_indexes import PartialIndex, UniqueUnlessNull
 from .definitions.timing import Cron, Interval, Timing
 from .exceptions import InvalidOption
@@ -44,7 +44,10 @@ class TaskState(models.IntegerChoices):
 
 
 class FailureReason(models.IntegerChoices):
-    """Why a task is FAILED or RETRYING; NONE in every other state."""
+    """Why a task is FAILED or RETRYING; NONE in every other state.
+
+    The constraint `asyncq_reason_of_failure` enforces that.
+    """
 
     NONE = 0, _("None")
     EXCEPTION = 1, _("The function raised an error")
@@ -55,10 +58,11 @@ class FailureReason(models.IntegerChoices):
     PARENT_FAILED = 6, _("A task that it waited for failed")
     NOT_REGISTERED = 7, _("The code has no such task")
     SUPERSEDED = 8, _("A newer task replaced it")
+    GATE_FULL = 9, _("Its gate was full")
 
 
 class TaskRecordQuerySet(models.QuerySet["TaskRecord"]):
-    """Filters that name the states."""
+    """Filters that name the states, and filters that an index serves."""
 
     def queued(self) -> TaskRecordQuerySet:
         """Return the tasks that wait for a worker or until `run_after`."""
@@ -79,6 +83,18 @@ class TaskRecordQuerySet(models.QuerySet["TaskRecord"]):
     def retrying(self) -> TaskRecordQuerySet:
         """Return the FAILED tasks that are queued again at `retry_at`."""
         return self.filter(state=TaskState.FAILED, retry_at__isnull=False)
+
+    def at_gate(self, name: str = "") -> TaskRecordQuerySet:
+        """Return the tasks of a gate, without a name those of all gates.
+
+        The index holds no row without a gate. A database uses it only for a query that repeats this condition.
+        """
+        rows = self.exclude(gate="")
+        return rows.filter(gate=name) if name else rows
+
+    def enqueued_since(self, moment: datetime) -> TaskRecordQuerySet:
+        """Return the tasks enqueued at a time or later, by the millisecond in their ids: no index is on times."""
+        return self.filter(id__gte=lowest_uuid7_at(moment))
 
 
 class TaskRecord(models.Model):
@@ -154,9 +170,9 @@ class TaskRecord(models.Model):
         ordering = ["-id"]
         permissions = [("retry_task", _("Can retry a task"))]
         indexes = [
-            models.Index(fields=["state", "queue_name"], name="asyncq_state_queue"),
-            models.Index(fields=["gate", "state"], name="asyncq_gate_state"),
-            models.Index(fields=["enqueued_at"], name="asyncq_enqueued_at"),
+            # An update of state makes PostgreSQL write each index, so plain tasks are in as few as the queries allow.
+            models.Index(fields=["state", "id"], name="asyncq_state_id"),
+            PartialIndex(fields=["gate", "state"], where=~Q(gate=""), name="asyncq_gate_state"),
             models.Index(fields=["name", "id"], name="asyncq_name_id"),
             PartialIndex(
                 fields=["name", "last_exception"], where=Q(state=TaskState.FAILED.value), name="asyncq_name_exception"
@@ -166,6 +182,10 @@ class TaskRecord(models.Model):
             UniqueUnlessNull(field="unique_slot", name="asyncq_unique_slot"),
             models.CheckConstraint(name="asyncq_state_known", condition=Q(state__gte=0, state__lte=3)),
             models.CheckConstraint(name="asyncq_priority_range", condition=Q(priority__gte=-100, priority__lte=100)),
+            models.CheckConstraint(
+                name="asyncq_reason_of_failure",
+                condition=Q(state__lte=2, reason=0) | Q(state=3, reason__gt=0),
+            ),
             models.CheckConstraint(
                 name="asyncq_final_has_finished_at",
                 condition=(

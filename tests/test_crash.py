@@ -18,16 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.test import override_settings
 from django.utils import timezone
 
 from django_asyncq import conf, failpoints, gates, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import alive_key
-from django_asyncq.maintenance.pruner import lowest_uuid7_at
-from django_asyncq.models import Gate, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
+from django_asyncq.definitions.names import lowest_uuid7_at
+from django_asyncq.models import FailureReason, Gate, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
 from django_asyncq.testing import CRASH_MARK_VARIABLE, CRASH_VARIABLE, crash_at
 
 from . import tasks, test_outages
+from .redis_state import stored
 from .test_outages import Outage
 from .workers import ROOT, environment, history, wait_until, workers
 
@@ -186,7 +188,12 @@ def is_quiet() -> bool:
 def failed_row(**fields: Any) -> TaskRecord:
     """A task that has failed for good."""
     return TaskRecord.objects.create(
-        name="tests.tasks.nap", args=[0], state=TaskState.FAILED, finished_at=timezone.now(), **fields
+        name="tests.tasks.nap",
+        args=[0],
+        state=TaskState.FAILED,
+        reason=FailureReason.EXCEPTION,
+        finished_at=timezone.now(),
+        **fields,
     )
 
 
@@ -345,7 +352,7 @@ def test_worker_killed_while_it_spills_outcomes(
         wait_until(crash.mark.exists, "a death")
         if turn % 2:
             fleet.process.kill()
-        left = {str(id) for id, queue in queues.items() if Broker().spilled_outcomes(queue, [str(id)])}
+        left = {str(id) for id, queue in queues.items() if stored(str(id), queue=queue)}
         assert len(left) == 1, "the outcome of the other died with the process"
         outage.end()
         assert fleet.stop() == (-signal.SIGKILL if turn % 2 else 0)
@@ -386,6 +393,12 @@ def outcome_spilled_by_a_lost_host() -> None:
     assert lifecycle.spill_outcomes(Broker(), "lost", [run]) == 1
 
 
+def outcome_signed_with_another_key() -> None:
+    """As before, by a host that has another SECRET_KEY."""
+    with override_settings(SECRET_KEY="of another host"):
+        outcome_spilled_by_a_lost_host()
+
+
 def unknown_run(redis_client: Any) -> None:
     """A RUNNING row without an entry in Redis, although Redis has not lost its memory."""
     redis_client.set(alive_key(), int(time.time()) - 100)
@@ -419,7 +432,7 @@ def old_failure() -> None:
     broker = Broker()
     leases = broker.dequeue("default", "lost", 1, 30).leases
     broker.archive("default", "lost", [(lease, b"") for lease in leases])
-    TaskRecord.objects.update(state=TaskState.FAILED, finished_at=then)
+    TaskRecord.objects.update(state=TaskState.FAILED, reason=FailureReason.EXCEPTION, finished_at=then)
 
 
 def retried_task() -> None:
@@ -439,6 +452,7 @@ SUPERVISORS: dict[str, tuple[Callable[..., None], int, int]] = {
     "reconcile.page_repaired": (lambda: never_pushed(1200), 1, 0),
     "reconcile.leases_recovered": (held_by_a_lost_host, 1, 0),
     "replay.row_written": (outcome_spilled_by_a_lost_host, 1, 0),
+    "wait_for_key.row_written": (outcome_signed_with_another_key, 1, 0),
     "abandon.row_written": (unknown_run, 1, 0),
     "fire.occurrence_written": (overdue_schedule, 1, 0),
     "fire.committed": (overdue_schedule, 1, 0),
@@ -473,7 +487,7 @@ def test_supervisor_killed_at_a_step(
     if point == "fire.occurrence_written":
         assert not Occurrence.objects.exists()
     recover(tmp_path)
-    checked(parked=parked)
+    checked(parked=parked, most=2 if point == "wait_for_key.row_written" else 1)
     if point.startswith("fire"):
         assert Occurrence.objects.filter(task__isnull=False).count() == Occurrence.objects.count() == 1
     if point == "start_up.row_written":

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from django.db import connection
 from django.db.models import QuerySet
+from django.utils import timezone
 
 from django_asyncq import gates
-from django_asyncq.models import TaskRecord
+from django_asyncq.definitions.names import uuid7
+from django_asyncq.models import TaskRecord, TaskState
 
 pytestmark = pytest.mark.django_db
 
+# The name of its index: PostgreSQL, SQLite, MySQL.
+PRIMARY_KEY = re.compile(r"taskrecord_pkey|autoindex_django_asyncq_taskrecord|PRIMARY")
 ROWS = TaskRecord.objects.order_by()
 LOOKS = {
-    "queued": (ROWS.queued(), "asyncq_state_queue"),
-    "running": (ROWS.running(), "asyncq_state_queue"),
-    "failed": (ROWS.failed(), "asyncq_state_queue"),
-    "retrying": (ROWS.retrying(), "asyncq_state_queue"),
-    "live at a gate": (ROWS.filter(gate="a", state__in=gates.LIVE_STATES), "asyncq_gate_state"),
-    "live at any gate": (ROWS.filter(state__in=gates.LIVE_STATES).exclude(gate=""), "asyncq_"),
-    "enqueued lately": (ROWS.filter(enqueued_at__gt="2026-01-01T00:00Z"), "asyncq_enqueued_at"),
+    "queued": (ROWS.queued(), "asyncq_state_id"),
+    "running": (ROWS.running(), "asyncq_state_id"),
+    # The index of failed rows holds all of them too; PostgreSQL chooses by its statistics.
+    "failed": (ROWS.failed(), "asyncq_state_id|asyncq_name_exception"),
+    "retrying": (ROWS.retrying(), "asyncq_state_id|asyncq_name_exception"),
+    "live at a gate": (ROWS.at_gate("a").filter(state__in=gates.LIVE_STATES), "asyncq_gate_state"),
+    "live at any gate": (ROWS.at_gate().filter(state__in=gates.LIVE_STATES), "asyncq_"),
+    "failed, newest first": (ROWS.failed().order_by("-id"), "asyncq_state_id"),
+    "queued, a page": (ROWS.queued().filter(id__gt=uuid7()).order_by("id"), "asyncq_state_id"),
+    "queued lately": (ROWS.queued().enqueued_since(timezone.now()), "asyncq_state_id"),
+    "enqueued lately": (ROWS.enqueued_since(timezone.now()), PRIMARY_KEY),
+    "of one task": (ROWS.filter(name="a").order_by("-id"), "asyncq_name_id"),
+    "of one task, with one error": (ROWS.failed().filter(name="a", last_exception="b.C"), "asyncq_name_exception"),
+    "with one reason": (ROWS.filter(state=TaskState.FAILED, reason=2).order_by("-id"), "asyncq_state_id"),
+    "with a unique slot": (ROWS.filter(unique_slot="a"), "asyncq_unique_slot"),
 }
 
 
@@ -27,7 +41,7 @@ LOOKS = {
 def test_query_can_use_an_index(look: str) -> None:
     """On every database, for every common query."""
     rows, index = LOOKS[look]
-    assert index in plan_of(rows)
+    assert re.search(index, plan_of(rows))
 
 
 def plan_of(rows: QuerySet[TaskRecord]) -> str:

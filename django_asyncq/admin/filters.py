@@ -1,6 +1,6 @@
 """The filters of the task list.
 
-No filter queries the task table for its choices, because that would read the whole table.
+No filter reads the whole task table for its choices; that of the last error reads the latest failed rows.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django.conf import settings
 from django.contrib import admin
@@ -20,13 +20,17 @@ from django.utils.translation import gettext_lazy as _
 
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable
-from ..models import Gate, TaskRecord, TaskState
+from ..models import FailureReason, Gate, TaskRecord, TaskState
 from .code import known_names, known_task
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrOrPromise
 
+    from ..models import TaskRecordQuerySet
+
 MAX_CHOICES = 100
+# Read along the index of states, in about a millisecond.
+ROWS_FOR_CHOICES = 500
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -80,7 +84,11 @@ class ValueFilter(admin.SimpleListFilter, ABC):
         if not chosen:
             return queryset
         # PostgreSQL raises an error for a NUL character, and no row contains one.
-        return queryset.none() if "\x00" in chosen else queryset.filter(**{self.column: chosen})
+        return queryset.none() if "\x00" in chosen else self.matching(queryset, chosen)
+
+    def matching(self, queryset: QuerySet[TaskRecord], chosen: str) -> QuerySet[TaskRecord]:
+        """Return the rows with this value."""
+        return queryset.filter(**{self.column: chosen})
 
 
 class QueueFilter(ValueFilter):
@@ -113,6 +121,44 @@ class NameFilter(ValueFilter):
         return known_names()
 
 
+class ReasonFilter(admin.SimpleListFilter):
+    """Filter by why a task is FAILED or RETRYING."""
+
+    title = _("reason of failure")
+    parameter_name = "reason"
+    reasons = {reason.name.lower(): reason for reason in FailureReason if reason is not FailureReason.NONE}
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, _StrOrPromise]]:
+        """Return the choices."""
+        return [(name, reason.label) for name, reason in self.reasons.items()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
+        """Return the rows with the chosen reason. The state is named because an index is on it."""
+        chosen = self.value()
+        if chosen is None:
+            return queryset
+        if chosen not in self.reasons:
+            raise IncorrectLookupParameters
+        return queryset.filter(state=TaskState.FAILED, reason=self.reasons[chosen])
+
+
+class LastErrorFilter(ValueFilter):
+    """Filter the FAILED and RETRYING tasks by the class of their last error."""
+
+    title = _("last error")
+    parameter_name = "error"
+    column = "last_exception"
+
+    def known(self) -> Iterable[str]:
+        """Return the last errors of the latest failed tasks."""
+        failed = TaskRecord.objects.filter(state=TaskState.FAILED).order_by("-id")
+        return set(failed.values_list("last_exception", flat=True)[:ROWS_FOR_CHOICES]) - {""}
+
+    def matching(self, queryset: QuerySet[TaskRecord], chosen: str) -> QuerySet[TaskRecord]:
+        """Return the failed rows with this error. The state is named because the index holds only such rows."""
+        return super().matching(queryset, chosen).filter(state=TaskState.FAILED)
+
+
 class GateFilter(ValueFilter):
     """Filter by gate. The choices are the gates that have a row."""
 
@@ -123,6 +169,10 @@ class GateFilter(ValueFilter):
     def known(self) -> Iterable[str]:
         """Return the names of gates."""
         return Gate.objects.order_by("name").values_list("name", flat=True)[:MAX_CHOICES]
+
+    def matching(self, queryset: QuerySet[TaskRecord], chosen: str) -> QuerySet[TaskRecord]:
+        """Return the rows at the gate."""
+        return cast("TaskRecordQuerySet", queryset).at_gate(chosen)
 
 
 class EnqueuedFilter(admin.SimpleListFilter):
@@ -148,4 +198,4 @@ class EnqueuedFilter(admin.SimpleListFilter):
             return queryset
         if chosen not in self.spans:
             raise IncorrectLookupParameters
-        return queryset.filter(enqueued_at__gte=timezone.now() - self.spans[chosen][0])
+        return cast("TaskRecordQuerySet", queryset).enqueued_since(timezone.now() - self.spans[chosen][0])

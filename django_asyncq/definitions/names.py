@@ -1,4 +1,4 @@
-"""Check the names that become part of Redis keys, and make task ids. Uses no store."""
+"""Check the names that become part of Redis keys, read worker ids, and make task ids. Uses no store."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import re
 import threading
 import time
 import uuid
+from datetime import datetime
 
 from ..exceptions import InvalidOption
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 GATE_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,200}")
 TASK_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+# The end of the id of a worker process that runs one task at a time, in quarantine.
+ALONE = "-alone"
 
 _lock = threading.Lock()
 _last_instant = 0
@@ -41,6 +44,11 @@ def check_gate_name(name: object) -> None:
         )
 
 
+def runs_alone(worker_id: str) -> bool:
+    """Return whether a worker of this id runs one task at a time, in quarantine."""
+    return worker_id.endswith(ALONE)
+
+
 def uuid7() -> uuid.UUID:
     """Return a new UUIDv7, within a process always greater than the previous one.
 
@@ -56,3 +64,8 @@ def uuid7() -> uuid.UUID:
     random_bits = int.from_bytes(os.urandom(8)) & (1 << 62) - 1
     value = (instant >> 12) << 80 | 0x7 << 76 | (instant & 0xFFF) << 64 | 0b10 << 62 | random_bits
     return uuid.UUID(int=value)
+
+
+def lowest_uuid7_at(moment: datetime) -> uuid.UUID:
+    """Return the lowest UUIDv7 of a millisecond."""
+    return uuid.UUID(int=int(moment.timestamp() * 1000) << 80 | 0x7 << 76 | 0b10 << 62)

@@ -81,7 +81,7 @@ def _of_queue(queue: str, row: Mapping[str, object], sizes: dict[str, int], now:
 def gate_stats() -> list[GateStats]:
     """Return the numbers of every gate with a row or an unfinished task. Raises: BrokerUnavailable, django.db.Error."""
     limits: dict[str, int | None] = dict(Gate.objects.values_list("name", "limit"))
-    live = TaskRecord.objects.filter(state__in=gates.LIVE_STATES).exclude(gate="").order_by()
+    live = TaskRecord.objects.at_gate().filter(state__in=gates.LIVE_STATES).order_by()
     by_gate = live.values_list("gate").annotate(Count("id"), Max("queue_limit"))
     found = {name: (count, queue_limit) for name, count, queue_limit in by_gate}
     stats = []

@@ -7,7 +7,6 @@ and with what result.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import socket
@@ -20,6 +19,7 @@ from django.db.models import Value
 from .. import conf, failpoints
 from ..definitions.schedules import StartupTask, startup_tasks
 from ..exceptions import LockLost
+from ..guard import get_logger
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..lifecycle import describe_exit
 from ..models import StartupRun
@@ -27,7 +27,7 @@ from ..storage.database_time import DatabaseNow
 from ..worker.bootstrap import run_startup_task
 from ..worker.process_groups import has_exited, kill_group, start_of_child, wait_for_exit
 
-logger = logging.getLogger("django_asyncq.maintenance.startup_tasks")
+logger = get_logger("django_asyncq.maintenance.startup_tasks")
 
 # While a process runs, and while another process holds the lock.
 POLL_SECONDS = 0.2

@@ -1,4 +1,7 @@
-"""The INSERT of new tasks, with one statement for up to ROWS_PER_STATEMENT rows. Columns without any value are omitted.
+"""The INSERT of new tasks, with one statement for up to ROWS_PER_STATEMENT rows.
+
+It names only the columns in which a row differs from the database's defaults: for a plain task without arguments three
+of more than forty.
 
 Django's `save` takes half as long again for one row, and `bulk_create` twice as long for many. PostgreSQL gets many
 rows as one JSON text: with a parameter for each value a row takes 110 µs, as JSON 24. Only `lifecycle` calls this
@@ -16,7 +19,7 @@ from typing import Any
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Field
+from django.db.models import NOT_PROVIDED, Field
 from django.db.models.signals import post_save, pre_save
 
 from ..models import TaskRecord
@@ -25,6 +28,8 @@ ROWS_PER_STATEMENT = 1000
 
 FIELDS: tuple[Field[Any, Any], ...] = tuple(TaskRecord._meta.concrete_fields)
 NAMES = tuple(str(field.column) for field in FIELDS)
+# The value of each column that an INSERT does not name; None for NULL.
+DEFAULTS = tuple([None if field.db_default is NOT_PROVIDED else field.db_default for field in FIELDS])
 _values_of = attrgetter(*(field.attname for field in FIELDS))
 
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str)
@@ -59,8 +64,7 @@ def insert(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> No
 def _statements(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> Iterator[Statement]:
     """Yield the statements, each with its parameters."""
     rows = [_values_of(record) for record in records]
-    # A new task has no value for a third of the columns; they become NULL without being named.
-    columns = tuple([index for index, values in enumerate(zip(*rows, strict=True)) if values.count(None) < len(rows)])
+    columns = _differing(rows)
     use_json = connection.vendor == "postgresql" and len(rows) > 1
     # Django's limit is that of the parameters; JSON is one.
     most = (
@@ -70,6 +74,12 @@ def _statements(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) 
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
         yield _from_json(part, columns, connection) if use_json else _from_values(part, columns, connection)
+
+
+def _differing(rows: Sequence[Row]) -> Columns:
+    """Return the columns in which some row differs from the database's default."""
+    by_column = zip(*rows, strict=True)
+    return tuple([index for index, values in enumerate(by_column) if values.count(DEFAULTS[index]) < len(rows)])
 
 
 def _from_values(rows: Sequence[Row], columns: Columns, connection: BaseDatabaseWrapper) -> Statement:

@@ -7,7 +7,6 @@ that may take long (forwarding, reconciling) is done by `maintenance` in threads
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import signal
 import time
@@ -19,20 +18,28 @@ from django.db import connections
 
 from .. import conf, stop_requests
 from ..broker import Broker
+from ..guard import get_logger, own_process
 from ..maintenance.service import MaintenanceService
 from ..worker.options import WorkerOptions
 from ..worker.wakeup import Wakeup
 from .leases import LeaseKeeper
 from .liveness import LivenessFile
+from .memory import MemorySampler
 from .processes import Child, Processes, WorkersCannotStart
+from .quarantine import Quarantine
 from .recovery import Recovery
+from .standstill import Standstill
 from .suspension import Suspension
 
-logger = logging.getLogger("django_asyncq.supervisor")
+logger = get_logger("django_asyncq.supervisor")
 
 TICK_SECONDS = 0.2
 # After the tasks' own grace period: time to write the last outcomes.
 EXIT_MARGIN_SECONDS = 8.0
+
+
+class ThreadDied(RuntimeError):
+    """A maintenance thread of the supervisor has died; the log says why."""
 
 
 def ignore_signals() -> None:
@@ -64,8 +71,11 @@ class Supervisor:
         self.wakeup = Wakeup()
         self.broker = Broker("worker")
         self.maintenance = MaintenanceService(list(options.queues), single_instance=single_instance)
-        self.recovery = Recovery(self.broker, options)
-        self.processes = Processes(options, processes, on_death=self.recovery.add)
+        self.memory = MemorySampler()
+        self.recovery = Recovery(self.broker, options, self.memory)
+        self.processes = Processes(options, processes, on_death=self._note_death)
+        self.quarantine = Quarantine(self.broker, options, self.processes)
+        self.standstill = Standstill(self.broker, options, self.processes)
         self.leases = LeaseKeeper(self.broker, options, self.processes)
         self.suspension = Suspension(self.processes)
         self.stop_requests = 0
@@ -83,8 +93,9 @@ class Supervisor:
         """Supervise until stopped; not at all if a stop was requested before.
 
         A second SIGTERM or SIGINT requeues the running tasks at once.
-        Raises: WorkersCannotStart, of a burst.
+        Raises: WorkersCannotStart, of a burst; ThreadDied and DatabaseNotSetUp, after an orderly stop.
         """
+        own_process()
         self.wakeup.attach_signals()
         for number in stop_requests.STOP_SIGNALS:
             signal.signal(number, self._on_signal)
@@ -117,18 +128,30 @@ class Supervisor:
         """Do one round of supervision: each step below, if it is due."""
         now = time.monotonic()
         self._look_after_children(now)
+        if not_set_up := self.maintenance.not_set_up or self.processes.not_set_up:
+            raise not_set_up
+        if dead := self.maintenance.dead_threads:
+            raise ThreadDied(f"the supervisor stops, since its thread {dead[0]} has died; the log says why")
         if self.code_changed is not None and self.code_changed():
             logger.info("code has changed: restarting worker processes")
             self.processes.signal_all(signal.SIGTERM)
         if self.burst and self.processes.cannot_start:
             raise WorkersCannotStart("worker processes exit before they are ready; their output above says why")
         self.processes.start_missing(now)
+        self.quarantine.tick(now)
+        self.standstill.check(now)
+
+    def _note_death(self, child: Child) -> None:
+        self.recovery.add(child)
+        self.quarantine.note_death(child)
 
     def _look_after_children(self, now: float) -> None:
         self.suspension.apply()
         self.processes.kill_overdue(now)
+        self.memory.sample(self.children, now)
         self.processes.reap(now)
-        self.recovery.recover_dead(now)
+        if self.recovery.recover_dead(now):
+            self.quarantine.look_soon()
         if self.leases.beat() and self.liveness_file is not None and self.processes.are_complete:
             self.liveness_file.touch()
 

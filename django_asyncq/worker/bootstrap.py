@@ -6,10 +6,10 @@ Child processes are fresh interpreters, not forks: the supervisor has threads an
 from __future__ import annotations
 
 import os
-import threading
 import traceback
 from typing import Any
 
+from ..threads import EX_SOFTWARE, LongLivedThread
 from .crash_stack import write_crash_stack
 from .forks import isolate_forks
 from .options import WorkerOptions
@@ -38,7 +38,7 @@ def run_startup_task(name: str, supervisor: Any) -> None:
     """Run one start-up task; send the supervisor "" or the traceback. Exits when the supervisor does."""
     lead_group()
     isolate_forks(supervisor)
-    threading.Thread(target=_exit_with, args=(supervisor,), daemon=True).start()
+    LongLivedThread("supervisor", lambda: _exit_with(supervisor), on_death=lambda name: os._exit(EX_SOFTWARE)).start()
     try:
         _set_up()
 

@@ -49,23 +49,24 @@ def fill(rows: int) -> None:
     from django.db import connection
     from django.utils import timezone
 
-    from django_asyncq.models import Gate, TaskRecord, TaskState
+    from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
+    from tests.clock import uuid7_at
 
     call_command("migrate", verbosity=0)
     TaskRecord.objects.all()._raw_delete("default")  # type: ignore[attr-defined]
     Gate.objects.all().delete()
     Gate.objects.bulk_create(Gate(name=f"gate-{number}", limit=rows) for number in range(GATES))
     now = timezone.now()
+    then = now - timedelta(hours=1)
 
     def row(number: int) -> TaskRecord:
-        record = TaskRecord(
-            name="tests.tasks.add", args=[number], kwargs={"b": 1}, enqueued_at=now - timedelta(hours=1)
-        )
+        record = TaskRecord(id=uuid7_at(then), name="tests.tasks.add", args=[number], kwargs={"b": 1}, enqueued_at=then)
         kind = number % 10
         if kind == 7:
             record.run_after = now + timedelta(hours=1)
         elif kind == 8:
-            record.state, record.retry_at = TaskState.FAILED, now + timedelta(hours=1)
+            record.state, record.reason = TaskState.FAILED, FailureReason.EXCEPTION
+            record.retry_at = now + timedelta(hours=1)
         elif kind == 9:
             record.gate = f"gate-{number // 10 % GATES}"
         return record
