@@ -179,12 +179,12 @@ def test_memory_is_that_of_the_process_itself_and_of_now() -> None:
 def test_process_that_is_killed_again_and_again_is_replaced_each_time_at_once(tmp_path: Path) -> None:
     """As by the OOM killer: however young it is when it dies, there is no pause once it was ready."""
     with workers(tmp_path, "--processes", "1") as fleet:
-        for number in range(7):
+        for number in range(8):  # after the last one the pause was 30 s
             path = tmp_path / str(number)
             process_tasks.writes_pid.enqueue(str(path))
-            wait_until(path.exists, "a process that runs a task", 12)
+            wait_until(path.exists, "a process that runs a task", 25)
             os.kill(int(path.read_text()), signal.SIGKILL)
-        assert fleet.output().count("exited unexpectedly") >= 6
+        assert fleet.output().count("exited unexpectedly") >= 7
 
 
 # --- stop requests
