@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from . import compat
 from .definitions import payload
+from .definitions.moments import checked_moment
 from .definitions.names import QUEUE_NAME, uuid7
 from .results import result_of
 from .tasks import Arguments, Task, default_of, gate_name, is_attempt_count, is_duration
@@ -90,7 +91,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
             "backend": self.alias,
             "queue_name": task.queue_name,
             "priority": int(task.priority),
-            "run_after": task.run_after,
+            "run_after": checked_moment("run_after", task.run_after) if task.run_after is not None else None,
             "max_attempts": default_of(task, "max_attempts", self.options),
             "timeout_seconds": default_of(task, "timeout", self.options),
             "queue_limit": task.queue_limit,

@@ -12,6 +12,7 @@ from django.core import checks
 
 from . import compat, conf
 from .definitions import retention_policy
+from .lifecycle import signatures
 
 Message = checks.CheckMessage
 
@@ -56,6 +57,7 @@ def _is_pattern(value: Any) -> bool:
     return True
 
 
+LEAST_STALL_SECONDS = 10
 TRUE_OR_FALSE = "Give True or False."
 POSITIVE_SECONDS = "Give seconds, more than 0."
 KEEP_SECONDS = "Give seconds, from 0 to 100 years, or None to keep forever."
@@ -107,6 +109,11 @@ RULES: dict[str, Rule] = {
         f"keep: {retention_policy.RETENTION_TIME_HINT}.",
     ),
     "PRUNE_SECONDS": Rule("asyncq.E130", _is_positive, POSITIVE_SECONDS),
+    "STALL_SECONDS": Rule(
+        "asyncq.E140",
+        lambda value: _is_number(value) and value >= LEAST_STALL_SECONDS,
+        f"Give seconds, at least {LEAST_STALL_SECONDS}: an idle worker asks its queues every 5 s.",
+    ),
     "HANDOFF": Rule("asyncq.E134", _is_bool, TRUE_OR_FALSE),
     "PUSH_BATCH_SECONDS": Rule(
         "asyncq.E131",
@@ -218,6 +225,17 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
                     id="asyncq.E014",
                 )
             owner[queue] = name
+
+
+@checks.register
+def check_secret_key(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Check that there is a SECRET_KEY, which signs the outcomes that workers leave in Redis."""
+    if not signatures.can_sign():
+        yield checks.Error(
+            "SECRET_KEY is empty, so no worker can leave an outcome in Redis while the database is unreachable.",
+            hint="Set SECRET_KEY to the same long random text on every host.",
+            id="asyncq.E017",
+        )
 
 
 @checks.register

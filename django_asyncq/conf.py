@@ -43,6 +43,8 @@ class Settings:
     """How long a `def` task may continue after its timeout before its worker process is replaced."""
     shutdown_grace_seconds: float = 20
     """How long running tasks may continue after SIGTERM before they are requeued."""
+    stall_seconds: float = 60
+    """How long a worker process may take nothing while a task is due and a slot is free, before it is replaced."""
     max_crashes: int = 3
     """A task fails when it has lost its worker this many times."""
     unregistered_patience_seconds: int = 600

@@ -9,13 +9,14 @@ AsyncqError
 │   ├── QueueFull          the gate is full
 │   └── GateUnavailable    Redis is unreachable, so the gate admits nothing
 ├── BrokerUnavailable      Redis cannot be reached or refuses to write
+├── DatabaseNotSetUp       the database lacks a table, a column or a privilege; waiting does not help
 ├── LockLost               another process holds the lock; nothing was written
 ├── RunAborted             a run failed for a reason outside its function; the row stores it
 │   ├── TaskTimeout        the run took longer than the task's timeout
 │   ├── WorkerLost         the worker process or its host died
 │   ├── LeaseLost          another run owns the task now; not stored
 │   ├── TaskNotRegistered  the worker's code has no task of this name
-│   └── TaskNotRunnable    no function can be called with the row's arguments
+│   └── TaskNotRunnable    the function cannot be called, or its body did not run
 └── RetryRequested         raised by `context.retry()`; never leaves the worker
 """
 
@@ -98,6 +99,18 @@ class BrokerUnavailable(AsyncqError):
     """Redis cannot be reached, or refuses the command (out of memory, read-only, loading)."""
 
 
+class DatabaseNotSetUp(AsyncqError):
+    """The database lacks a table, a column or a privilege, or refuses the user; waiting does not help.
+
+    reason: the database's error. remedy: what a person must do.
+    """
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"the database is not set up for this code: {reason}. Remedy: {remedy}.")
+        self.reason = reason
+        self.remedy = remedy
+
+
 class LockLost(AsyncqError):
     """Another process holds the lock; nothing was written.
 
@@ -120,7 +133,7 @@ class TaskTimeout(RunAborted):
 
 
 class WorkerLost(RunAborted):
-    """The worker process that ran the task died, or its lease expired."""
+    """The worker process that ran the task died, its lease expired, or its transaction's connection was cut."""
 
 
 class LeaseLost(RunAborted):
@@ -132,7 +145,10 @@ class TaskNotRegistered(RunAborted):
 
 
 class TaskNotRunnable(RunAborted):
-    """The row's arguments are not a list and an object; no function can be called with them."""
+    """The row's arguments are not a list and an object, or a part of the function's body did not run.
+
+    The latter when it returned a generator, or an awaitable that cannot be awaited.
+    """
 
 
 class RetryRequested(AsyncqError):

@@ -36,6 +36,7 @@ POINTS: Mapping[str, str] = {
     "complete.committed": "the effects and the success are committed; Redis does not know",
     "spill.queue_spilled": "the outcomes of one queue are spilled to Redis; those of the next queue are not",
     "replay.row_written": "a spilled outcome is in the row; Redis does not know",
+    "wait_for_key.row_written": "a task that waits for a host with the key has a QUEUED row; Redis does not know",
     "refuse.row_written": "the row of a task without code is FAILED; its entry is still in Redis",
     "requeue.row_written": "the row of an unfinished task is QUEUED again; Redis does not know",
     # Back into the queue.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from django.db import transaction
@@ -13,9 +12,10 @@ from . import lifecycle
 from .broker import Broker
 from .broker.scheduler_entries import forget_events
 from .exceptions import BrokerUnavailable
+from .guard import get_logger
 from .models import Schedule, TaskRecord
 
-logger = logging.getLogger("django_asyncq.receivers")
+logger = get_logger("django_asyncq.receivers")
 
 
 @receiver(post_delete, sender=TaskRecord, dispatch_uid="django_asyncq.forget_deleted_task")

@@ -6,15 +6,18 @@ It only reads rows and must not import models, because user modules import the b
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from django.core.exceptions import ImproperlyConfigured
 
 from . import compat
 from .definitions.backoff import ExponentialBackoff
+from .definitions.exception_text import is_a
+from .definitions.moments import moment_after
 from .exceptions import InvalidOption, RetryRequested, TaskNotRegistered, TaskNotRunnable
+from .guard import attempt
 from .registry import find
 from .tasks import Task
 
@@ -100,24 +103,58 @@ def _removed(name: str) -> Any:
     )
 
 
+class Judgement(NamedTuple):
+    """What becomes of a failed attempt.
+
+    exception: for the row. retry_at: None if it is final. counted: whether it uses up an attempt. is_fault: whether the
+    exception is that of the project's code that should have decided.
+    """
+
+    exception: BaseException
+    retry_at: datetime | None
+    counted: bool = True
+    is_fault: bool = False
+
+
+def judge_failure(task: Task[Any, Any], record: TaskRecord, exception: BaseException, now: datetime) -> Judgement:
+    """Decide whether and when a failed attempt is retried.
+
+    It calls the project's code: the backoff, and what tells the classes of exceptions apart. Whatever that raises, the
+    task has failed for good, and its row says why.
+    """
+    retry_at, error = attempt(next_attempt_at, task, record, exception, now)
+    if error is not None:
+        attempt(setattr, error, "__context__", exception)  # its class may refuse any attribute
+        return Judgement(error, None, is_fault=True)
+    asked = _asked(exception)
+    return Judgement(exception, retry_at, counted=asked is None or asked.counted)
+
+
+def _asked(exception: BaseException) -> RetryRequested | None:
+    return cast(RetryRequested, exception) if is_a(exception, RetryRequested) else None
+
+
 def next_attempt_at(
     task: Task[Any, Any], record: TaskRecord, exception: BaseException, now: datetime
 ) -> datetime | None:
-    """Decide whether and when a failed attempt is retried; None means never.
+    """Return when a failed attempt is retried; None means never.
+
+    Raises: what the project's code raises; `judge_failure` does not.
 
     `give_up_on` wins over `retry_on`. `context.retry(counted=False)` is retried even after the last attempt.
+    Raises: InvalidOption when the time to wait is none, and what the task's `backoff` raises.
     """
-    if isinstance(exception, TaskNotRunnable):
+    if is_a(exception, TaskNotRunnable):
         return None
-    asked = exception if isinstance(exception, RetryRequested) else None
-    if asked is None and (isinstance(exception, task.give_up_on) or not isinstance(exception, task.retry_on)):
+    kind, asked = type(exception), _asked(exception)
+    if asked is None and (issubclass(kind, task.give_up_on) or not issubclass(kind, task.retry_on)):
         return None
     if record.attempt >= record.max_attempts and (asked is None or asked.counted):
         return None
     if asked is not None and asked.delay_seconds is not None:
-        return now + timedelta(seconds=asked.delay_seconds)
+        return moment_after("the time to wait of retry()", now, asked.delay_seconds)
     backoff = task.backoff if task.backoff is not None else ExponentialBackoff()
     delay = backoff(exception, result_of(record)) if callable(backoff) else backoff
     if delay is None:
         return None
-    return now + (delay if isinstance(delay, timedelta) else timedelta(seconds=delay))
+    return moment_after("the result of backoff", now, delay)

@@ -32,6 +32,7 @@ from . import compat, conf, registry
 from .context import TaskContext
 from .definitions import payload
 from .definitions.backoff import Backoff
+from .definitions.moments import checked_moment, moment_after
 from .definitions.names import TASK_NAME, check_gate_name, check_queue_name
 from .definitions.retention_policy import Retention
 from .definitions.schedules import Declaration
@@ -115,7 +116,7 @@ class Task(_FrameworkTask[P, R]):
         run_after: the earliest time of the run; a timedelta counts from now.
         """
         if isinstance(run_after, timedelta):
-            run_after = timezone.now() + run_after
+            run_after = moment_after("run_after", timezone.now(), run_after)
         given: dict[str, Any] = {
             "priority": priority,
             "queue_name": queue_name,
@@ -179,6 +180,11 @@ def _check_options(task: Task[Any, Any]) -> None:
 
     if not TASK_NAME.fullmatch(task.module_path) and "<" not in task.module_path:
         raise InvalidOption(f"task name {task.module_path!r} is not valid: use 1 to 200 letters, digits, '_', '.'")
+    if _is_generator_function(task.func):
+        raise InvalidOption(
+            f"task {task.module_path}: a function with `yield` is not valid: a call runs nothing of it; "
+            f"collect the values and return them"
+        )
     check_queue_name(task.queue_name)
     if task.max_attempts is not None and not is_attempt_count(task.max_attempts):
         refuse("max_attempts", "give a whole number of at least 1")
@@ -204,8 +210,15 @@ def _check_options(task: Task[Any, Any]) -> None:
         refuse("atomic", "give True or False")
     if task.atomic and inspect.iscoroutinefunction(task.func):
         refuse("atomic", "a transaction belongs to one thread; make the function a `def`, not an `async def`")
+    if task.run_after is not None:
+        checked_moment(f"task {task.module_path}: run_after", task.run_after)
     if task.schedule is not None:
         _check_schedule(task, refuse)
+
+
+@lru_cache(maxsize=1024)
+def _is_generator_function(function: Callable[..., Any]) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _check_schedule(task: Task[Any, Any], refuse: Callable[[str, str], NoReturn]) -> None:

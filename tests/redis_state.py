@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from django_asyncq.broker import Broker
 from django_asyncq.broker.inspection import Inspection
 from django_asyncq.broker.keys import QueueKeys
+from django_asyncq.broker.outcomes import SpilledOutcomes
+from django_asyncq.lifecycle import outcome_spill
 
 
 def pending(queue: str = "default") -> list[str]:
@@ -17,3 +19,9 @@ def pending(queue: str = "default") -> list[str]:
 def unknown(ids: Iterable[object], queue: str = "default") -> list[str]:
     """Return the ids that have no entry in Redis, in the order given."""
     return [task.id for task in Inspection("worker").entry_states(queue, [str(id) for id in ids]) if not task.state]
+
+
+def stored(*ids: str, queue: str = "default") -> dict[str, bytes]:
+    """Return the outcomes that are spilled with these tasks, by id."""
+    found = SpilledOutcomes().read(queue, ids, largest_bytes=outcome_spill.LARGEST_BYTES)
+    return {id: spilled.outcome for id, spilled in found.items()}

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from django_asyncq import lifecycle
 from django_asyncq.broker import Broker
+from django_asyncq.definitions.names import runs_alone
 from django_asyncq.worker.options import WorkerOptions
 from django_asyncq.worker.process import WorkerProcess
 from django_asyncq.worker.slot_table import SlotTable
@@ -25,8 +26,11 @@ def claimed(worker_id: str = "w", **options: Any) -> lifecycle.Run:
 
 
 def taken_by(worker_id: str) -> lifecycle.Run:
-    """Return the next task, which a worker has claimed and written as RUNNING."""
-    (run,) = lifecycle.claim(Broker(), "default", worker_id, 1, "default").runs
+    """Return the next task, the next suspect for a worker in quarantine, claimed and written as RUNNING."""
+    if runs_alone(worker_id):
+        (run,) = lifecycle.claim_suspect(Broker(), "default", worker_id, "default").runs
+    else:
+        (run,) = lifecycle.claim(Broker(), "default", worker_id, 1, "default").runs
     lifecycle.begin(run, worker_id, timezone.now())
     lifecycle.mark_running([run])
     return run

@@ -37,11 +37,11 @@ def without(cut: Cut) -> Callable[[str], scripts.Script]:
 FENCE = "(known[1] or '0') ~= fence or "
 MACHINE = {
     "done without the fence": Cut("done", FENCE, ""),
-    "done without the state": Cut("done", " or known[3] ~= 'active'", ""),
-    "done that leaves the task held": Cut("done", "redis.call('HDEL', KEYS[3], unpack(over))", ""),
+    "done without the state": Cut("done", " or is_elsewhere(known[3], 'active')", ""),
+    "done that leaves the task held": Cut("done", "call('HDEL', KEYS[3], unpack(over))", ""),
     "done that counts nothing": Cut("done", "count = count + 1", ""),
     "retry without the fence": Cut("retry", FENCE, ""),
-    "retry without the state": Cut("retry", " or known[2] ~= 'active'", ""),
+    "retry without the state": Cut("retry", " or is_elsewhere(known[2], 'active')", ""),
     "archive without the fence": Cut("archive", FENCE, ""),
     "requeue without the fence": Cut("requeue", FENCE, ""),
     "requeue that never raises the fence": Cut("requeue", "if ARGV[3] == '1' then", "if false then"),
@@ -49,73 +49,101 @@ MACHINE = {
     "held that lists tasks of other workers": Cut("held", "if not known[1] or", "if true or"),
     "extend without the fence": Cut(
         "extend",
-        "redis.call('HGET', ARGV[1] .. id, 'fence') == held[i + 1] and ",
+        "call('HGET', ARGV[1] .. id, 'fence') == held[i + 1] and ",
         "",
     ),
-    "extend that renews without a lease": Cut("extend", " and redis.call('ZSCORE', KEYS[1], id)", ""),
+    "extend that renews without a lease": Cut("extend", " and call('ZSCORE', KEYS[1], id)", ""),
     "dequeue without a new fence": Cut(
         "dequeue",
-        "(tonumber(known[3]) or 0) + 1",
-        "tonumber(known[3]) or 0",
+        "(fence_of(known[3]) or 0) + 1",
+        "fence_of(known[3]) or 0",
     ),
-    "dequeue that is never paused": Cut("dequeue", "redis.call('EXISTS', KEYS[5]) == 1", "false"),
-    "dequeue without a lease": Cut("dequeue", "redis.call('ZADD', KEYS[4], unpack(leases))", ""),
-    "dequeue of an active task": Cut("dequeue", " and (known[1] or 'pending') == 'pending'", ""),
+    "dequeue that is never paused": Cut("dequeue", "call('GET', KEYS[5])", "false"),
+    "dequeue without a lease": Cut("dequeue", "call('ZADD', KEYS[4], unpack(leases))", ""),
+    "dequeue of an active task": Cut("dequeue", " and not is_elsewhere(known[1], 'pending')", ""),
     "dequeue that hands to anybody": Cut("dequeue", "if #noted ~= 1 or noted[1] ~= '' then", "if false then"),
     "dequeue that hands to who has not read": Cut(
         "dequeue",
         "if #noted ~= 1 or noted[1] ~= '' then",
-        "if redis.call('HEXISTS', KEYS[7], '') == 0 then",
+        "if call('HEXISTS', KEYS[7], '') == 0 then",
     ),
-    "dequeue that leaves aside what was moved": Cut(
-        "dequeue", "redis.call('RPUSH', KEYS[1], moved)", "return {'taken'}"
-    ),
-    "dequeue that notes nothing unread": Cut("dequeue", "redis.call('HSET', KEYS[7], ARGV[5], taken[1])", ""),
+    "dequeue that leaves aside what was moved": Cut("dequeue", "call('RPUSH', KEYS[1], moved)", "return {'taken'}"),
+    "dequeue that notes nothing unread": Cut("dequeue", "call('HSET', KEYS[7], ARGV[5], taken[1])", ""),
     "dequeue by a worker that stays ready": Cut("dequeue", "if KEYS[7] then", "if false then"),
     "extend that renews what was not read": Cut("extend", "unread[id] = not begun[id]", ""),
     "extend that asks not what has begun": Cut("extend", "not begun[id]", "true"),
     "handoff_ready that takes all for read": Cut(
-        "handoff_ready", "redis.call('HDEL', KEYS[1], ARGV[1])", "redis.call('DEL', KEYS[1])"
+        "handoff_ready", "call('HDEL', KEYS[1], ARGV[1])", "call('DEL', KEYS[1])"
     ),
-    "handoff_ready that is never over": Cut("handoff_ready", "redis.call('HDEL', KEYS[1], '')", ""),
-    "requeue_moved behind the others": Cut("requeue_moved", "redis.call('RPUSH'", "redis.call('LPUSH'"),
-    "repair_orphans of a task in a list": Cut(
-        "repair_orphans", "redis.call('LPOS', KEYS[list], id, 'RANK', -1)", "false"
-    ),
-    "repair_orphans of nothing": Cut("repair_orphans", "if not stays then", "if false then"),
+    "handoff_ready that is never over": Cut("handoff_ready", "call('HDEL', KEYS[1], '')", ""),
+    "requeue_moved behind the others": Cut("requeue_moved", "call('RPUSH'", "call('LPUSH'"),
+    "repair_orphans of a task in a list": Cut("repair_orphans", "call('LPOS', KEYS[list], id, 'RANK', -1)", "false"),
+    "repair_orphans of nothing": Cut("repair_orphans", "if not stays and", "if false and"),
     "enqueue that pushes twice": Cut("enqueue", "and 'exists' or 'queued'", "and 'queued' or 'queued'"),
     "enqueue that checks no slot": Cut("enqueue", "gate and not has_slot(id, gate)", "false"),
     "enqueue whose fence may fall": Cut(
         "enqueue",
-        "tonumber(fence) > tonumber(redis.call('HGET', key, 'fence') or 0)",
+        "tonumber(fence) > (fence_of(call('HGET', key, 'fence')) or 0)",
         "true",
     ),
-    "park of a running task": Cut("park", "state and not place[state]", "false"),
-    "reassert over an existing entry": Cut("reassert", "redis.call('HEXISTS', key, 'msg') == 1", "false"),
+    "park of a running task": Cut("park", "is_elsewhere(state) and not place[state]", "false"),
+    "reassert over an existing entry": Cut("reassert", "call('HEXISTS', key, 'msg') == 1", "false"),
     "forward that drops our retries": Cut("forward", "ARGV[5] == '1' and known[1] and", "false and"),
-    "remove that leaves the lease": Cut("remove", "redis.call('ZREM', KEYS[8], id)", ""),
-    "gate without the membership test": Cut("gate_acquire", "redis.call('ZMSCORE', gate, unpack(ids))", "{}"),
+    "remove that leaves the lease": Cut("remove", "call('ZREM', KEYS[8], id)", ""),
+    "gate without the membership test": Cut("gate_acquire", "call('ZMSCORE', gate, unpack(ids))", "{}"),
     "gate without a limit": Cut("gate_acquire", "math.max(limit - alive, 0)", "1000"),
     "gate that admits some of all": Cut("gate_acquire", "ARGV[4] == 'all' and", "false and"),
     "gate that is built empty": Cut("gate_build", "for i = 5, #ARGV, 2 do", "for i = 5, 4 do"),
-    "gate that keeps its slots": Cut("gate_release", "redis.call('ZREM', KEYS[1], unpack(released))", "#released"),
-    "gate that lets an earlier run release": Cut("gate_release", "tonumber(fence) > tonumber(retaken)", "true"),
+    "gate that keeps its slots": Cut("gate_release", "call('ZREM', KEYS[1], unpack(released))", "#released"),
+    "gate that lets an earlier run release": Cut("gate_release", "tonumber(fence) > (fence_of(retaken) or 0)", "true"),
 }
 
+# In every script of tasks: no other one finds the key later, and sets it aside.
+SETTING_ASIDE = "then set_aside((...)) end"
+OF_TASKS = [
+    "enqueue",
+    "schedule",
+    "park",
+    "dequeue",
+    "held",
+    "requeue_moved",
+    "handoff_ready",
+    "extend",
+    "reassert",
+    "done",
+    "retry",
+    "archive",
+    "requeue",
+    "postpone",
+    "forward",
+    "expired",
+    "remove",
+    "prune_completed",
+    "entry_states",
+    "misplaced",
+    "remove_dangling",
+    "grant_lease",
+    "repair_orphans",
+    "prune_held",
+    "remove_waiting",
+]
+
 CHAOS = {
+    "odd-keys-stay": [
+        *(Cut(script, SETTING_ASIDE, "then end") for script in OF_TASKS),
+        Cut("check_type", "set_aside(KEYS[1])\n", ""),
+    ],
     "no-gate-rebuild": [
         Cut("gate_acquire", "if not known[1] then return {'unbuilt', 0, 0, '0'} end", ""),
-        Cut("gate_acquire", "if now - tonumber(known[4] or 0) > tonumber(ARGV[5]) then", "if false then"),
+        Cut("gate_acquire", "if now - (past(known[4], now) or 0) > tonumber(ARGV[5]) then", "if false then"),
     ],
     "no-fence": [Cut(script, FENCE, "") for script in ("done", "retry", "archive", "requeue")],
-    "deaf-gates": [
-        Cut("gate_acquire", "local limit = tonumber(known[2] or ARGV[2])", "local limit = tonumber(ARGV[2])")
-    ],
+    "deaf-gates": [Cut("gate_acquire", "local limit = whole(known[2] or ARGV[2])", "local limit = whole(ARGV[2])")],
     "shrinking-ttl": [
         Cut(
             "gate_acquire",
-            "if redis.call('TTL', gate) < hold + 60 then redis.call('EXPIRE', gate, hold + 60) end",
-            "redis.call('EXPIRE', gate, hold)",
+            "if call('TTL', gate) < hold + 60 then call('EXPIRE', gate, hold + 60) end",
+            "call('EXPIRE', gate, hold)",
         )
     ],
 }

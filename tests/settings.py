@@ -14,7 +14,7 @@ from django_asyncq.testing import arm_from_environment
 # A process that a test starts with the environment of `crash_at` dies where that says.
 arm_from_environment()
 
-SECRET_KEY = "tests"
+SECRET_KEY = os.environ.get("ASYNCQ_TEST_SECRET_KEY", "tests")
 USE_TZ = True
 TIME_ZONE = "UTC"
 ROOT_URLCONF = "tests.urls"
@@ -85,6 +85,7 @@ ASYNCQ = {
     "GATE_PREFIX": os.environ.get("ASYNCQ_TEST_PREFIX", "asynqtest") + ":qgate:",
     "LEASE_SECONDS": int(os.environ.get("ASYNCQ_TEST_LEASE", "2")),
     "BEAT_SECONDS": 0.5,
+    "STALL_SECONDS": float(os.environ.get("ASYNCQ_TEST_STALL", "60")),
     "TIMEOUT_GRACE_SECONDS": float(os.environ.get("ASYNCQ_TEST_TIMEOUT_GRACE", "5")),
     "SHUTDOWN_GRACE_SECONDS": float(os.environ.get("ASYNCQ_TEST_SHUTDOWN_GRACE", "20")),
     "UNREGISTERED_PATIENCE_SECONDS": int(os.environ.get("ASYNCQ_TEST_PATIENCE", "600")),

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import functools
 import json
+import logging
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from django_asyncq import compat, startup_task, task
 from django_asyncq.context import TaskContext
+
+from . import process_tasks  # noqa: F401 - its tasks are registered
 
 if os.environ.get("ASYNCQ_TEST_BREAK_WORKERS") and multiprocessing.parent_process() is not None:
     raise ImportError("broken on purpose, in worker processes only")
@@ -71,6 +77,58 @@ async def add_async(a: int, b: int = 0) -> int:
     """Return a sum, later."""
     await asyncio.sleep(0)
     return a + b
+
+
+def passes_on(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate as many libraries do, without a look at what kind of function it is."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@task
+@passes_on
+async def decorated_async(seconds: float) -> int:
+    """Return the number of rows, later, and use the database in a thread."""
+    from asgiref.sync import sync_to_async
+
+    from django_asyncq.models import TaskRecord
+
+    await asyncio.sleep(seconds)
+    rows = await sync_to_async(TaskRecord.objects.count)()
+    note("decorated_async", rows=rows)
+    return rows
+
+
+@task(timeout=0.3)
+@passes_on
+async def decorated_overruns() -> None:
+    """Wait longer than the timeout."""
+    await asyncio.sleep(60)
+
+
+@task
+@passes_on
+async def decorated_exits() -> None:
+    """Try to take the event loop along."""
+    raise SystemExit(3)
+
+
+@task(atomic=True)
+@passes_on
+async def decorated_atomic() -> None:
+    """Return a coroutine within a transaction."""
+
+
+@task(max_attempts=3)
+@passes_on
+def decorated_generator() -> Any:
+    """Yield; nothing of this runs."""
+    note("decorated_generator")
+    yield 1
 
 
 @task(takes_context=True, max_attempts=3, backoff=0, give_up_on=(Fatal,))
@@ -160,6 +218,190 @@ def reads_nowhere() -> None:
     """Take the worker process along as broken C code does."""
     note("reads_nowhere")
     ctypes.string_at(0)
+
+
+def raise_in_thread(name: str, kind: type[BaseException]) -> None:
+    """Raise in every thread of this name, or whose name begins so, except this one, as soon as it runs Python again."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(name) and thread is not threading.current_thread():
+            assert thread.ident is not None
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(kind))
+
+
+class Uncommon(BaseException):
+    """What `except Exception` does not catch."""
+
+
+class Mute(Exception):
+    """An error whose text ends the process of whoever asks for it."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class Liar(Exception):
+    """An error that raises when it is asked for its class."""
+
+    @property
+    def __class__(self) -> Any:
+        raise SystemExit(4)
+
+
+SPITE: dict[str, type[BaseException]] = {
+    "SystemExit": SystemExit,
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "CancelledError": asyncio.CancelledError,
+    "Uncommon": Uncommon,
+    "Mute": Mute,
+    "Liar": Liar,
+}
+
+
+def spiteful_backoff(exception: BaseException, result: Any) -> float:
+    """Raise what the task was told."""
+    raise SPITE[result.args[0]]
+
+
+@task(max_attempts=3, backoff=spiteful_backoff)
+def backs_off_spitefully(kind: str) -> None:
+    """Fail, and have a backoff that raises."""
+    raise Glitch(kind)
+
+
+@task
+def raises_spite(kind: str) -> None:
+    """Raise."""
+    raise SPITE[kind]
+
+
+@task
+async def raises_spite_async(kind: str) -> None:
+    """Raise in the event loop."""
+    raise SPITE[kind]
+
+
+class SpitefulResult(dict[str, Any]):
+    """A mapping that raises when it is read."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(a=1)
+        self.kind = kind
+
+    def items(self) -> Any:
+        """Raise."""
+        raise SPITE[self.kind]
+
+
+@task
+def returns_spite_of(kind: str) -> Any:
+    """Return what raises when it is stored."""
+    return SpitefulResult(kind)
+
+
+def _receive_spitefully(**kwargs: Any) -> None:
+    raise SPITE[os.environ["ASYNCQ_TEST_SPITE"]]
+
+
+def _filter_spitefully(record: logging.LogRecord) -> bool:
+    raise SPITE[os.environ["ASYNCQ_TEST_SPITE"]]
+
+
+if os.environ.get("ASYNCQ_TEST_SPITE"):
+    from django_asyncq.signals import task_state_changed
+
+    if "receivers" in os.environ["ASYNCQ_TEST_SPITE_OF"]:
+        for each in (compat.task_started, compat.task_finished, task_state_changed):
+            each.connect(_receive_spitefully)
+    else:
+        for handler in (*logging.getLogger().handlers, logging.lastResort):
+            if handler is not None:
+                handler.addFilter(_filter_spitefully)
+
+
+@task
+def ends_thread(name: str, kind: str) -> str:
+    """Raise in another thread of its process, at its first run only, and wait for the end."""
+    if is_first("ends_thread"):
+        raise_in_thread(name, SPITE[kind])
+        # A slot and the event loop sleep until there is work for them.
+        if name == "slot":
+            add.enqueue(1)
+        elif name == "loop":
+            add_async.enqueue(1)
+        threading.Event().wait(30)
+    return "survived"
+
+
+@task
+async def exits_in_a_child(how: str) -> str:
+    """End the event loop from within, at the first run only."""
+
+    async def child() -> None:
+        if how == "stop":
+            asyncio.get_running_loop().stop()
+        else:
+            sys.exit(3)
+
+    if is_first("exits_in_a_child"):
+        children = [asyncio.create_task(child())]
+        await asyncio.sleep(30)
+        assert children
+    return "survived"
+
+
+def _hang(number: int, frame: Any) -> None:
+    threading.Event().wait()
+
+
+if os.environ.get("ASYNCQ_TEST_HANG") and multiprocessing.parent_process() is not None:
+    # The main thread runs the handlers of signals.
+    signal.signal(signal.SIGUSR2, _hang)
+
+
+def is_first(name: str) -> bool:
+    """Note a name in the history; return whether it was not there."""
+    found = name not in (history_file() or Path(os.devnull)).read_text()
+    note(name)
+    return found
+
+
+@task
+def hangs_the_main_thread() -> None:
+    """Have the main thread of its process wait for ever, at the first run only; then a task is due."""
+    if is_first("hangs_the_main_thread"):
+        os.kill(os.getpid(), signal.SIGUSR2)
+        add.enqueue(1)
+
+
+@task
+async def blocks_the_loop(seconds: float) -> None:
+    """Do blocking work in a coroutine, at the first run only; then a task for the event loop is due."""
+    if is_first("blocks_the_loop"):
+        threading.Thread(target=add_async.enqueue, args=(1,)).start()
+        time.sleep(seconds)
+
+
+@task
+async def cancels_the_others() -> str:
+    """Cancel every other task of the event loop."""
+    for other in asyncio.all_tasks() - {asyncio.current_task()}:
+        other.cancel()
+    return "done"
+
+
+@task(takes_context=True)
+def dies(context: TaskContext, how: str = "SIGKILL", after_seconds: float = 0.5) -> None:
+    """Take along the worker process, or all of the supervisor's process group, after a while."""
+    note("begin", id=context.task_result.id)
+    time.sleep(after_seconds)
+    if how == "group":
+        os.killpg(0, signal.SIGKILL)
+    elif how == "SIGSEGV":
+        ctypes.string_at(0)
+    elif how.isdigit():
+        os._exit(int(how))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @task
@@ -289,6 +531,15 @@ def badly_gated(region: str, pages: int = 1) -> None:
     """A task whose gate cannot be found."""
 
 
+def _spiteful_gate(kind: str) -> str:
+    raise SPITE[kind]
+
+
+@task(schedulable=True, gate=_spiteful_gate, queue_limit=1)
+def spitefully_gated(kind: str) -> None:
+    """A task whose gate raises what it is told."""
+
+
 def count(name: str = "counter") -> None:
     """Leave an effect in the database: the limit of a gate that nothing uses goes up by one."""
     from django.db.models import F
@@ -370,6 +621,96 @@ def completes(context: TaskContext, moment: str = "", then: str = "") -> str:
         raise Glitch("after the end")
     note("after", id=context.task_result.id)
     return "not the result"
+
+
+def cut_connection() -> None:
+    """Have the server end this thread's connection; PostgreSQL."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+def cut_at_commit(*, commits: bool) -> None:
+    """Have the server end the connection at the open transaction's commit, after it was done or before."""
+    from django.db import connection
+
+    commit = connection._commit
+
+    def fail() -> None:
+        del connection._commit
+        if commits:
+            commit()
+        cut_connection()
+
+    connection._commit = fail
+
+
+def cut_at(how: str) -> None:
+    """Have the connection of the open transaction cut in one of many ways."""
+    from django.db import Error, connection
+
+    if how == "statement":
+        cut_connection()
+    elif how == "swallowed":
+        with contextlib.suppress(Error):
+            cut_connection()
+    elif how == "wrapped":
+        try:
+            cut_connection()
+        except Error as error:
+            raise Glitch("wrapped") from error
+    elif how == "idle":
+        with connection.cursor() as cursor:
+            cursor.execute("SET idle_in_transaction_session_timeout = '50ms'")
+        time.sleep(0.3)
+    elif how == "closed":
+        connection.close()
+        count()
+    else:
+        cut_at_commit(commits=how == "answer lost")
+
+
+@task(atomic=True, takes_context=True, max_attempts=2, backoff=0, give_up_on=(Fatal,))
+def is_cut(context: TaskContext, how: str, runs: Sequence[int], fails_in: int = 0) -> int:
+    """Have an effect, and be cut in runs of these numbers, or fail in one; all within the transaction."""
+    note("is_cut", id=context.task_result.id)
+    count()
+    run = len(context.record.errors) + 1
+    if run in runs:
+        cut_at(how)
+    if run == fails_in:
+        raise Glitch("of its own")
+    return run
+
+
+@task(takes_context=True)
+def is_cut_in_block(context: TaskContext, how: str, runs: Sequence[int]) -> None:
+    """Be cut in the block that completes the run."""
+    note("is_cut", id=context.task_result.id)
+    with context.complete_on_commit():
+        count()
+        if len(context.record.errors) + 1 in runs:
+            cut_at(how)
+
+
+@task(takes_context=True)
+def is_cut_and_completes(context: TaskContext, how: str) -> None:
+    """Be cut in a block, and complete the run in another."""
+    from django.db import Error
+
+    with contextlib.suppress(Error), context.complete_on_commit():
+        count()
+        cut_at(how)
+    with context.complete_on_commit():
+        count()
+
+
+@task
+def is_cut_outside(how: str) -> None:
+    """Be cut without a transaction that completes the run."""
+    count()
+    cut_at(how)
 
 
 @task(takes_context=True)

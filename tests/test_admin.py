@@ -692,6 +692,13 @@ def test_page_of_a_running_and_of_a_succeeded_task(operator: Client) -> None:
     assert "&quot;sum&quot;: 3" in text and "&quot;at&quot;: 1" in text
 
 
+def test_page_says_that_a_suspect_runs_alone_next(operator: Client) -> None:
+    """A task that has not died with others says nothing of it."""
+    suspect, other = (make(TaskState.QUEUED, is_suspect=is_suspect, errors=[error()]) for is_suspect in (True, False))
+    assert "Runs alone next" in operator.get(page_of(suspect)).content.decode()
+    assert "Runs alone next" not in operator.get(page_of(other)).content.decode()
+
+
 def test_long_texts_are_shortened_and_shown_whole_on_request(operator: Client) -> None:
     """A traceback of one megabyte is shortened, and a link shows the whole."""
     record = make(errors=[error(traceback="first line\n" + "x" * 1_000_000 + "\nlast line")])

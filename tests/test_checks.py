@@ -70,6 +70,7 @@ def test_each_bad_value_is_reported_with_its_id(key: str, settings: Any) -> None
         ("TASKS", {}, "asyncq.W013"),
         ("TASKS", {"a": {"BACKEND": BACKEND}, "b": {"BACKEND": BACKEND}}, "asyncq.E014"),
         ("USE_TZ", False, "asyncq.W015"),
+        ("SECRET_KEY", "", "asyncq.E017"),
         ("TASKS", {"default": {"BACKEND": BACKEND, "QUEUES": ["bad queue"]}}, "asyncq.E020"),
         ("TASKS", {"default": {"BACKEND": BACKEND, "OPTIONS": {"retries": 3}}}, "asyncq.E021"),
         ("TASKS", {"default": {"BACKEND": BACKEND, "OPTIONS": {"max_attempts": 0}}}, "asyncq.E022"),

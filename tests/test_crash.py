@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.test import override_settings
 from django.utils import timezone
 
 from django_asyncq import conf, failpoints, gates, lifecycle
@@ -28,6 +29,7 @@ from django_asyncq.models import FailureReason, Gate, Occurrence, Schedule, Star
 from django_asyncq.testing import CRASH_MARK_VARIABLE, CRASH_VARIABLE, crash_at
 
 from . import tasks, test_outages
+from .redis_state import stored
 from .test_outages import Outage
 from .workers import ROOT, environment, history, wait_until, workers
 
@@ -350,7 +352,7 @@ def test_worker_killed_while_it_spills_outcomes(
         wait_until(crash.mark.exists, "a death")
         if turn % 2:
             fleet.process.kill()
-        left = {str(id) for id, queue in queues.items() if Broker().spilled_outcomes(queue, [str(id)])}
+        left = {str(id) for id, queue in queues.items() if stored(str(id), queue=queue)}
         assert len(left) == 1, "the outcome of the other died with the process"
         outage.end()
         assert fleet.stop() == (-signal.SIGKILL if turn % 2 else 0)
@@ -389,6 +391,12 @@ def outcome_spilled_by_a_lost_host() -> None:
     tasks.note("begin", id=run.lease.id)
     lifecycle.succeed(run, "rested", timezone.now())
     assert lifecycle.spill_outcomes(Broker(), "lost", [run]) == 1
+
+
+def outcome_signed_with_another_key() -> None:
+    """As before, by a host that has another SECRET_KEY."""
+    with override_settings(SECRET_KEY="of another host"):
+        outcome_spilled_by_a_lost_host()
 
 
 def unknown_run(redis_client: Any) -> None:
@@ -444,6 +452,7 @@ SUPERVISORS: dict[str, tuple[Callable[..., None], int, int]] = {
     "reconcile.page_repaired": (lambda: never_pushed(1200), 1, 0),
     "reconcile.leases_recovered": (held_by_a_lost_host, 1, 0),
     "replay.row_written": (outcome_spilled_by_a_lost_host, 1, 0),
+    "wait_for_key.row_written": (outcome_signed_with_another_key, 1, 0),
     "abandon.row_written": (unknown_run, 1, 0),
     "fire.occurrence_written": (overdue_schedule, 1, 0),
     "fire.committed": (overdue_schedule, 1, 0),
@@ -478,7 +487,7 @@ def test_supervisor_killed_at_a_step(
     if point == "fire.occurrence_written":
         assert not Occurrence.objects.exists()
     recover(tmp_path)
-    checked(parked=parked)
+    checked(parked=parked, most=2 if point == "wait_for_key.row_written" else 1)
     if point.startswith("fire"):
         assert Occurrence.objects.filter(task__isnull=False).count() == Occurrence.objects.count() == 1
     if point == "start_up.row_written":

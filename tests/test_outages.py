@@ -7,7 +7,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
@@ -17,10 +16,10 @@ from django.db import connection
 from django.utils import timezone
 
 from django_asyncq import lifecycle
-from django_asyncq.broker import Broker, Entry, Lease
+from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import QueueKeys
+from django_asyncq.broker.outcomes import SpilledOutcomes
 from django_asyncq.exceptions import BrokerUnavailable
-from django_asyncq.lifecycle import outcome_spill
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.registry import registered
 from django_asyncq.worker import process as process_module
@@ -32,9 +31,10 @@ from django_asyncq.worker.wakeup import Wakeup
 
 from . import tasks
 from .proxy import Proxy
-from .redis_state import unknown
+from .redis_state import stored
 from .runs import worker_process
 from .test_gate import holders
+from .test_outcomes import taken_run
 from .workers import environment, history, run_workers, wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -125,127 +125,6 @@ def test_sigterm_while_the_database_is_unreachable_runs_nothing_again(
 # --- the parts
 
 
-def taken_run(state: TaskState = TaskState.RUNNING, **values: Any) -> lifecycle.Run:
-    """Return a run that worker `w` has claimed and begun. state: what the row says."""
-    record = TaskRecord.objects.create(name="tests.tasks.add", **values)
-    broker = Broker()
-    broker.register_queue("default")
-    broker.enqueue("default", [Entry(str(record.id), b"message")])
-    (lease,) = broker.dequeue("default", "w", 1, 30).leases
-    run = lifecycle.Run(record, lease)
-    lifecycle.begin(run, "w", timezone.now())
-    if state == TaskState.RUNNING:
-        assert lifecycle.mark_running([run]) == []
-    return run
-
-
-def recover(run: lifecycle.Run) -> int:
-    """Do what the reconciler does with an expired lease."""
-    return lifecycle.recover(Broker(), "default", "w", [run.lease], reason="gone")
-
-
-@pytest.mark.parametrize("state", [TaskState.QUEUED, TaskState.RUNNING])
-def test_spilled_success_is_recorded(state: TaskState) -> None:
-    """Whether the row says RUNNING or still QUEUED; the entry is removed, and nothing runs."""
-    run = taken_run(state)
-    lifecycle.succeed(run, {"n": 1}, timezone.now())
-    assert lifecycle.spill_outcomes(Broker(), "w", [run]) == 1
-    assert Broker().held("default", "w") == []
-    assert [expired.id for expired in Broker().expired("default")] == [run.lease.id]
-    assert recover(run) == 1
-    row = TaskRecord.objects.get()
-    assert (row.state, row.return_value, row.attempt, row.worker_ids) == (TaskState.SUCCEEDED, {"n": 1}, 1, ["w"])
-    assert row.finished_at == run.record.finished_at
-    assert unknown([run.lease.id]) == [run.lease.id]
-
-
-@pytest.mark.parametrize("again", [True, False])
-def test_spilled_failure_is_recorded_with_its_retry(again: bool, redis_client: Any) -> None:
-    """The error is added to those of the row; the entry goes to retry or archived, without the outcome."""
-    run = taken_run(errors=[{"exception": "x", "message": "earlier", "traceback": ""}])
-    retry_at = timezone.now() + timedelta(hours=1) if again else None
-    lifecycle.fail(run, ValueError("no"), "traceback", timezone.now(), retry_at=retry_at)
-    lifecycle.spill_outcomes(Broker(), "w", [run])
-    recover(run)
-    row = TaskRecord.objects.get()
-    assert (row.state, row.retry_at) == (TaskState.FAILED, retry_at)
-    assert [error["message"] for error in row.errors] == ["earlier", "no"]
-    keys = QueueKeys("default")
-    assert redis_client.zscore(keys.retry if again else keys.archived, run.lease.id) is not None
-    assert not redis_client.hexists(keys.task(run.lease.id), "outcome")
-
-
-def test_next_worker_records_a_spilled_outcome_and_runs_nothing() -> None:
-    """Also when asynq's own recoverer has made the entry pending again."""
-    run = taken_run()
-    lifecycle.succeed(run, 1, timezone.now())
-    lifecycle.spill_outcomes(Broker(), "w", [run])
-    assert Broker().requeue("default", "w", [run.lease]) == ["requeued"]
-    assert lifecycle.claim(Broker(), "default", "v", 1, "default").runs == []
-    assert TaskRecord.objects.get().state == TaskState.SUCCEEDED
-    assert Broker().held("default", "v") == []
-
-
-def test_spilled_outcome_is_void_when_another_run_has_begun() -> None:
-    """The row has the fence of a later run: the outcome changes nothing, and Redis refuses a wrong fence too."""
-    run = taken_run()
-    lifecycle.succeed(run, 1, timezone.now())
-    TaskRecord.objects.update(fence=run.lease.fence + 1)
-    lifecycle.spill_outcomes(Broker(), "w", [run])
-    rows = lifecycle.load_rows([run.lease])
-    assert lifecycle.replay_outcomes(Broker(), "default", "w", [run.lease], rows) == set()
-    assert TaskRecord.objects.get().state == TaskState.RUNNING
-    assert lifecycle.spill_outcomes(Broker(), "w", [lifecycle.Run(run.record, Lease(run.lease.id, 99))]) == 0
-
-
-def test_script_changes_nothing_where_it_refuses(redis_client: Any, key_prefix: str) -> None:
-    """For every word: another fence, a task that is not active, a task that Redis does not know."""
-    run, broker, keys = taken_run(), Broker(), QueueKeys("default")
-
-    def dump() -> dict[bytes, bytes]:
-        return {key: redis_client.dump(key) for key in redis_client.scan_iter(f"{key_prefix}*")}
-
-    before = dump()
-    other = Lease(run.lease.id, run.lease.fence + 1)
-    assert broker.spill_outcomes("default", "w", [(other, b"{}"), (Lease("none", 1), b"{}")]) == ["stale", "missing"]
-    assert dump() == before
-    assert broker.spill_outcomes("default", "w", [(run.lease, b"{}")]) == ["spilled"]
-    assert broker.spill_outcomes("default", "w", [(run.lease, b"{}")]) == ["spilled"]
-    assert broker.spilled_outcomes("default", ["none", run.lease.id]) == {run.lease.id: b"{}"}
-    assert redis_client.zscore(keys.lease, run.lease.id) <= time.time() + 1
-    broker.requeue("default", "w", [run.lease])
-    before = dump()
-    assert broker.spill_outcomes("default", "w", [(run.lease, b"{}")]) == ["stale"]
-    assert dump() == before
-
-
-def test_result_that_is_too_large_for_redis_is_not_spilled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state is recorded all the same, with a note about the result."""
-    monkeypatch.setattr(outcome_spill, "LARGEST_BYTES", 1000)
-    run = taken_run()
-    lifecycle.succeed(run, "x" * 1001, timezone.now())
-    lifecycle.spill_outcomes(Broker(), "w", [run])
-    recover(run)
-    row = TaskRecord.objects.get()
-    assert row.state == TaskState.SUCCEEDED
-    assert "too many to spill to Redis" in row.return_value["result_not_stored"]
-
-
-def test_unreadable_outcome_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    """The task is recovered like any lost run, and the log line names it."""
-    run = taken_run()
-    Broker().spill_outcomes("default", "w", [(run.lease, b"[]")])
-    assert recover(run) == 1
-    (line,) = [record for record in caplog.records if "its outcome in Redis is unreadable" in record.message]
-    assert (line.task_id, line.task, line.queue, line.attempt) == (  # type: ignore[attr-defined]
-        run.lease.id,
-        "tests.tasks.add",
-        "default",
-        1,
-    )
-    assert TaskRecord.objects.get().state == TaskState.QUEUED
-
-
 def ended(run: lifecycle.Run, value: object) -> Outcome:
     """The outcome of a run as a slot reports it."""
     return Outcome(Job(run, registered("tests.tasks.add"), time.monotonic()), timezone.now(), value)
@@ -259,9 +138,7 @@ def test_reporter_leaves_outcomes_it_never_looked_at(caplog: pytest.LogCaptureFi
     reporter.report(dropped)
     reporter.abandon([dropped.job])
     reporter.spill_outcomes()
-    assert list(Broker().spilled_outcomes("default", [kept.job.run.lease.id, dropped.job.run.lease.id])) == [
-        kept.job.run.lease.id
-    ]
+    assert list(stored(kept.job.run.lease.id, dropped.job.run.lease.id)) == [kept.job.run.lease.id]
     assert "1 of 1 outcomes were spilled to Redis" in caplog.text
 
 
@@ -273,7 +150,7 @@ def test_redis_away_too_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
     reporter = Reporter(Broker(), "w", Wakeup(), threading.Event())
     reporter.report(ended(taken_run(), 1))
-    monkeypatch.setattr(Broker, "spill_outcomes", away)
+    monkeypatch.setattr(SpilledOutcomes, "write", away)
     reporter.spill_outcomes()
     assert ("django_asyncq.worker", logging.ERROR) in [record[:2] for record in caplog.record_tuples]
     assert "their tasks run again" in caplog.text

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "django_asyncq"
 
-# With an underscore, but documented: Django's, named tuples', `os._exit`.
-DOCUMENTED = {"_meta", "_state", "_base_manager", "_asdict", "_replace", "_fields", "_exit"}
+# With an underscore, but documented: Django's, named tuples', `os._exit`, `sys._current_frames`.
+DOCUMENTED = {"_meta", "_state", "_base_manager", "_asdict", "_replace", "_fields", "_exit", "_current_frames"}
 # Without an underscore, but undocumented.
 UNDOCUMENTED = {
     "run_on_commit",

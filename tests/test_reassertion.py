@@ -88,11 +88,11 @@ def test_task_that_another_worker_finished_is_not_reasserted(step: int) -> None:
 
     def recover_and_finish() -> None:
         lifecycle.recover(Broker(), "default", "frozen", [run.lease], reason="its lease ran out")
-        finish(taken_by("other"), "other")
+        finish(taken_by("other-alone"), "other-alone")
 
     assert "reassert" not in reassert("frozen", run, step, recover_and_finish)
     assert Broker().done("default", "frozen", [run.lease]) == ["missing"]
-    assert TaskRecord.objects.get().worker_ids == ["frozen", "other"]
+    assert TaskRecord.objects.get().worker_ids == ["frozen", "other-alone"]
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -109,12 +109,12 @@ def test_run_of_another_worker_is_not_reasserted() -> None:
     """A frozen worker wakes up after Redis was emptied: its task stays with the worker that runs it now."""
     run = claimed("frozen")
     lifecycle.recover(Broker(), "default", "frozen", [run.lease], reason="gone")
-    again = taken_by("other")
+    again = taken_by("other-alone")
     Broker().remove("default", [again.lease.id])
     lifecycle.reassert(Broker(), "frozen", [again.lease.id])
-    lifecycle.reassert(Broker(), "other", [again.lease.id])
+    lifecycle.reassert(Broker(), "other-alone", [again.lease.id])
     assert Broker().held("default", "frozen") == []
-    assert Broker().held("default", "other") == [again.lease]
+    assert Broker().held("default", "other-alone") == [again.lease]
 
 
 def test_queue_of_reasserted_tasks_is_registered_again() -> None:

@@ -28,7 +28,7 @@ from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 from . import tasks
 from .clock import uuid7_at
 from .redis_state import unknown
-from .runs import claimed
+from .runs import claimed, taken_by
 from .workers import history, wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -78,18 +78,20 @@ def test_pushing_a_gated_row_acquires_its_slot(reconciler: Reconciler) -> None:
 
 
 def test_tasks_of_a_lost_host_are_requeued(reconciler: Reconciler, settings: Any) -> None:
-    """The lease expired: RUNNING to QUEUED, one crash counted, no attempt used. Then the lost worker is refused."""
+    """The lease expired: RUNNING to QUEUED, a suspect, no crash and no attempt counted. The lost worker is refused."""
     settings.ASYNCQ = {**settings.ASYNCQ, "LEASE_SECONDS": 1}
     run = claimed()
     wait_until(lambda: Broker().expired("default"), "an expired lease")
     assert reconciler.recover_expired() == 1
     record = TaskRecord.objects.get()
-    assert (record.state, record.attempt, record.crash_count) == (TaskState.QUEUED, 0, 1)
+    assert (record.state, record.attempt, record.crash_count) == (TaskState.QUEUED, 0, 0)
+    assert record.is_suspect
     assert record.errors[0]["exception"].endswith("WorkerLost")
     lifecycle.succeed(run, "late", timezone.now())
     assert lifecycle.record_runs([run]) == [run]
     assert Broker().done("default", "w", [run.lease]) == ["stale"]
-    (again,) = lifecycle.claim(Broker(), "default", "other", 1, "default").runs
+    assert lifecycle.claim(Broker(), "default", "other", 1, "default").runs == []
+    again = taken_by("other-alone")
     assert again.lease.fence > run.lease.fence
 
 
@@ -112,9 +114,11 @@ def test_running_task_that_redis_does_not_know_is_requeued(reconciler: Reconcile
     assert reconciler.sweep().requeued == 0  # Redis may have been emptied a moment ago
     Broker().client.set(f"{conf.current().key_prefix}:alive", int(time.time()) - 3600)
     assert reconciler.sweep().requeued == 1
-    (again,) = lifecycle.claim(Broker(), "default", "other", 1, "default").runs
+    # It is pushed as any other task; the first worker that claims it sees that it must run alone.
+    assert lifecycle.claim(Broker(), "default", "other", 1, "default").runs == []
+    again = taken_by("other-alone")
     assert again.lease.fence > run.lease.fence
-    assert TaskRecord.objects.get().crash_count == 1
+    assert (again.record.crash_count, again.record.is_suspect) == (0, True)
 
 
 def test_retrying_rows_return_to_the_retry_set(reconciler: Reconciler) -> None:
@@ -260,18 +264,18 @@ def test_running_row_that_a_go_recoverer_set_aside_is_requeued(reconciler: Recon
     assert reconciler.sweep() == Repairs()
     TaskRecord.objects.update(last_attempted_at=timezone.now() - timedelta(minutes=5))
     assert reconciler.sweep() == Repairs(requeued=1)
-    (again,) = lifecycle.claim(broker, "default", "other", 1, "default").runs
-    assert again.lease.fence > run.lease.fence
+    assert lifecycle.claim(broker, "default", "other", 1, "default").runs == []
+    assert taken_by("other-alone").lease.fence > run.lease.fence
 
 
 def test_of_two_processes_that_abandon_a_run_one_succeeds(reconciler: Reconciler) -> None:
-    """Both have read the row. The crash is counted once."""
+    """Both have read the row. The loss is recorded once."""
     run = claimed()
     Broker().remove("default", [run.lease.id])
     first, second = TaskRecord.objects.get(), TaskRecord.objects.get()
     assert lifecycle.abandon(first, "gone")
     assert not lifecycle.abandon(second, "gone")
-    assert TaskRecord.objects.get().crash_count == 1
+    assert [error["message"] for error in TaskRecord.objects.get().errors] == ["gone"]
     assert Broker().client.llen(QueueKeys("default").pending) == 1
 
 

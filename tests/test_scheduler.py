@@ -12,7 +12,7 @@ import pytest
 from django.db import connections, transaction
 from django.utils import timezone
 
-from django_asyncq import cron, every, registry, task
+from django_asyncq import cron, every, guard, registry, task
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import due_channel
 from django_asyncq.exceptions import InvalidOption, LockLost, QueueFull, TaskNotRegistered
@@ -267,6 +267,19 @@ def test_an_occurrence_that_cannot_be_queued_says_why_and_the_schedule_goes_on(
     assert words in caplog.text
     assert occurrence.task_id is None
     assert Schedule.objects.get(name="report").next_occurrence_at == NOON + timedelta(minutes=10)
+
+
+@pytest.mark.parametrize("kind", tasks.SPITE)
+def test_a_gate_callable_that_raises_anything_stops_no_other_schedule(
+    clock: Clock, scheduler: Scheduler, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SystemExit too, and an error without a text: the occurrence is refused and says why."""
+    monkeypatch.setattr(guard, "_is_own_process", True)
+    schedule(task="tests.tasks.spitefully_gated", args=[kind], kwargs={})
+    schedule(name="well")
+    clock.step(minutes=5)
+    assert [each.schedule.name for each in scheduler.fire_due().fired] == ["well"]
+    assert tasks.SPITE[kind].__name__ in Occurrence.objects.get(outcome=OccurrenceOutcome.REFUSED).note
 
 
 def test_a_full_gate_refuses_the_occurrence(clock: Clock, scheduler: Scheduler) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_asyncq import conf, lifecycle
+from django_asyncq import conf, guard, lifecycle
 from django_asyncq.broker import Broker, Extended
 from django_asyncq.broker.keys import alive_key
 from django_asyncq.supervisor import Supervisor, WorkersCannotStart
@@ -26,7 +26,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def handlers() -> Iterator[None]:
     """Restore the signal handlers of the test process, which the supervisor replaces."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    is_own_process = guard._is_own_process
     yield
+    guard._is_own_process = is_own_process
     signal.set_wakeup_fd(-1)
     for number, handler in before.items():
         signal.signal(number, handler)

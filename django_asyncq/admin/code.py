@@ -6,16 +6,16 @@ The answers are those of this web process; a worker may run newer code.
 from __future__ import annotations
 
 import inspect
-import logging
 from functools import cache
 from typing import Any
 
 from .. import registry
 from ..exceptions import TaskNotRegistered
+from ..guard import get_logger
 from ..scheduling.scheduler import declared_schedules
 from .redaction import mask_text
 
-logger = logging.getLogger("django_asyncq.admin")
+logger = get_logger("django_asyncq.admin")
 
 SIGNATURE_CHARACTERS = 80
 

@@ -129,6 +129,7 @@ class TaskPage:
             (_("Expected duration"), _seconds(record.expected_seconds), False),
             (_("Group"), record.group, True),
             (_("Last worker"), self._last_worker(), True),
+            (_("Runs alone next"), _("Yes: its worker died together with others") if record.is_suspect else "", False),
             (_("Fence"), str(record.fence), False),
         ]
         return [Fact(*fact) for fact in listed if fact[1]]

@@ -11,21 +11,35 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from redis.exceptions import ResponseError
 
 from .. import conf, failpoints
-from . import clients, handoff, scripts
+from . import clients, commands, handoff, replies, scripts
 from .clients import broker_errors
-from .entries import Dequeued, Entry, Expired, Extended, Forwarded, GateKeys, Lease, Reachability, id_bytes, id_text
+from .entries import (
+    Dequeued,
+    Entry,
+    Expired,
+    Extended,
+    Forwarded,
+    GateKeys,
+    Lease,
+    Reachability,
+    arguments_of,
+    due_of,
+    id_bytes,
+    lease_arguments,
+)
 from .keys import (
     QueueKeys,
     alive_key,
     due_channel,
     handoff_key,
+    is_name,
     keys_of,
     names_channel,
     prefix,
@@ -40,8 +54,6 @@ IDS_PER_CALL = 200
 ARCHIVED_PER_CALL = 100
 # Removing an id from a pending list of 100,000 ids takes about 1 ms: 50 of them, 50 ms.
 REMOVED_PER_CALL = 50
-# An outcome may have a megabyte. Reading them is not limited like this: hardly any task has one.
-OUTCOMES_PER_CALL = 20
 # How many leases are looked at: those of Go workers may come before our own.
 LEASES_LOOKED_AT = 1000
 COUNTER_SECONDS = 90 * 86_400
@@ -96,8 +108,8 @@ class Broker:
         with _registered_lock:
             if now < _registered.get(key, 0.0):
                 return
-        with broker_errors(self.client):
-            if self.client.sadd(queues_key(), queue):
+        if commands.send(self.client, "sadd", queues_key(), queue):
+            with broker_errors(self.client):
                 self.client.publish(names_channel(), queue)
         with _registered_lock:
             _registered[key] = now + REGISTERED_SECONDS
@@ -111,11 +123,13 @@ class Broker:
             _known.clear()
 
     def queues(self) -> set[str]:
-        """Return the names of all queues; skip a name that is not UTF-8, which no queue of ours has."""
-        with broker_errors(self.client):
-            found = self.client.smembers(queues_key())
-        names = {id_text(name) for name in found}
-        return {name for name in names if name.encode("utf-8", "replace") == id_bytes(name)}
+        """Return the names of all queues; skip a name that no queue of ours can have."""
+        found = {name for name in replies.texts(commands.send(self.client, "smembers", queues_key())) if is_name(name)}
+        with _registered_lock:
+            # Redis has lost them, or another program has: they are registered again at their next use.
+            for key in [key for key in _registered if key[0] == prefix() and key[1] not in found]:
+                del _registered[key]
+        return found
 
     def known_queues(self) -> list[str]:
         """Return the names of all queues, sorted, as this process read them at most KNOWN_SECONDS ago."""
@@ -129,9 +143,7 @@ class Broker:
 
     def alive_since(self) -> int | None:
         """Return the Unix seconds since which Redis remembers everything; None when it has lost its memory."""
-        with broker_errors(self.client):
-            found = self.client.get(alive_key())
-        return int(found) if found else None
+        return replies.whole(commands.send(self.client, "get", alive_key()), 0)
 
     def mark_alive(self) -> None:
         """Mark that Redis remembers everything from now on; an existing mark stays."""
@@ -145,7 +157,7 @@ class Broker:
         """
         keys = [alive_key(), reachability_key()]
         found = scripts.run("reachability", self.client, keys, [round(gap_seconds * 1000)])
-        return Reachability(int(found[0]) if found[0] else None, int(found[1]) / 1000)
+        return Reachability(replies.whole(found[0], 0), replies.count(found[1]) / 1000)
 
     def notify_due(self) -> None:
         """Notify every process that sleeps until the next due task: a nearer one may exist now."""
@@ -172,8 +184,7 @@ class Broker:
         """Make tasks pending, the first to run first, and confirm the slots of those with a `gate`.
 
         again: also move an id that waits in retry, archived, completed or scheduled.
-        Returns, for each: "queued", "exists", "duplicate" (another id holds its lock), or "no_slot" (acquire a slot
-        first).
+        Returns, for each: "queued", "exists", "duplicate" (another id holds its lock), or "no_slot" (acquire one).
         """
         keys = keys_of(queue)
         gates = {entry.gate: 0 for entry in entries if entry.gate is not None}
@@ -184,13 +195,13 @@ class Broker:
             gates[gate] = number
             places += [gate.members, gate.meta]
             head += ["" if gate.limit is None else gate.limit, gate.expected_seconds]
-        items = [[*_arguments_of(entry), gates[entry.gate] if entry.gate else 0] for entry in entries]
+        items = [[*arguments_of(entry), gates[entry.gate] if entry.gate else 0] for entry in entries]
         return self._words("enqueue", places, head, items)
 
     def schedule(self, queue: str, entries: Sequence[Entry]) -> list[str]:
         """Schedule new tasks for their `due_at`. Returns, for each: "scheduled", "exists" or "duplicate"."""
         keys = keys_of(queue)
-        items = [[*_arguments_of(entry), *_due(entry.due_at)] for entry in entries]
+        items = [[*arguments_of(entry), *due_of(entry.due_at)] for entry in entries]
         return self._words("schedule", [keys.scheduled, keys.due], [keys.task_prefix, due_channel()], items)
 
     def park(self, queue: str, entries: Sequence[Entry]) -> list[str]:
@@ -199,14 +210,14 @@ class Broker:
         Returns, for each: "parked", or "exists" (it is pending, active, completed or in a group).
         """
         keys = keys_of(queue)
-        items = [[*_arguments_of(entry), _due(entry.due_at)[0]] for entry in entries]
+        items = [[*arguments_of(entry), due_of(entry.due_at)[0]] for entry in entries]
         places = [keys.retry, keys.scheduled, keys.archived, keys.due]
         return self._words("park", places, [keys.task_prefix, due_channel()], items)
 
     def add_to_group(self, queue: str, group: str, entries: Sequence[Entry]) -> list[str]:
         """Add new tasks to a group. Returns, for each: "grouped", "exists" or "duplicate"."""
         keys = keys_of(queue)
-        items = [_arguments_of(entry) for entry in entries]
+        items = [arguments_of(entry) for entry in entries]
         return self._words("add_to_group", [keys.group(group), keys.groups], [keys.task_prefix, group], items)
 
     # --- run
@@ -220,11 +231,18 @@ class Broker:
         call = handoff.dequeue_call(queue, worker_id, count, lease_seconds, with_handoff=self.uses_handoff)
         return handoff.read_dequeued(scripts.run("dequeue", self.client, *call), count)
 
+    def has_pending(self, queue: str) -> bool:
+        """Return whether a task waits in a queue that is not paused."""
+        keys = keys_of(queue)
+        with broker_errors(self.client):
+            waits = self.client.exists(keys.pending) or self.client.exists(keys.priority)
+            return bool(waits) and not self.client.exists(keys.paused)
+
     def held(self, queue: str, worker_id: str) -> list[Lease]:
         """Return the leases of tasks that the worker has dequeued and not acknowledged, and that no other holds now."""
         keys = keys_of(queue)
         flat = scripts.run("held", self.client, [keys.held(worker_id)], [keys.task_prefix, id_bytes(worker_id)])
-        return handoff.leases_of(flat)
+        return replies.leases(flat)
 
     def requeue_moved(self, queue: str, worker_id: str) -> int:
         """Requeue what `BLMOVE` moved for a worker and no script dequeued; return how many tasks, hardly ever any."""
@@ -245,8 +263,8 @@ class Broker:
         """Hand no more tasks to a worker; return whether it was still ready, so nothing was handed to it."""
         if not self.uses_handoff:
             return False
+        was_ready = commands.send(self.client, "hdel", handoff_key(worker_id), "")
         with broker_errors(self.client):
-            was_ready = self.client.hdel(handoff_key(worker_id), "")
             self.client.delete(handoff_key(worker_id))
         return bool(was_ready)
 
@@ -261,8 +279,8 @@ class Broker:
         of_worker = [keys.held, handoff_key] if self.uses_handoff else [keys.held]
         places = [keys.lease, *(key(worker_id) for worker_id in worker_ids for key in of_worker)]
         arguments = [keys.task_prefix, lease_seconds, len(of_worker), *map(id_bytes, begun)]
-        replies = scripts.run("extend", self.client, places, arguments)
-        return [Extended(int(kept), [id_text(id) for id in lost]) for kept, *lost in replies]
+        found = scripts.run("extend", self.client, places, arguments)
+        return [Extended(replies.count(kept), replies.texts(lost)) for kept, *lost in found]
 
     def reassert(self, queue: str, worker_id: str, entries: Sequence[Entry], lease_seconds: int) -> list[str]:
         """Recreate the entries of running tasks after Redis lost its memory. entries: each has the fence of its lease.
@@ -280,7 +298,7 @@ class Broker:
         """Remove finished tasks and count them. Returns, for each: "done", "stale" or "missing"."""
         keys = keys_of(queue)
         places = [*_active(keys, worker_id), keys.processed_on(_today()), keys.processed]
-        rows = [_lease_of(lease) for lease in leases]
+        rows = [lease_arguments(lease) for lease in leases]
         return self._words("done", places, [keys.task_prefix, *_counting()], rows)
 
     def retry(
@@ -294,7 +312,7 @@ class Broker:
         keys = keys_of(queue)
         places = [*_active(keys, worker_id), keys.retry, *_counters(keys)]
         head = [keys.task_prefix, *_counting(), int(counted), due_channel()]
-        rows = [[*_lease_of(lease), message, _due(due_at)[0]] for lease, message, due_at in items]
+        rows = [[*lease_arguments(lease), message, due_of(due_at)[0]] for lease, message, due_at in items]
         return self._words("retry", places, head, rows)
 
     def archive(self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes]]) -> list[str]:
@@ -305,20 +323,29 @@ class Broker:
         keys = keys_of(queue)
         places = [*_active(keys, worker_id), keys.archived, *_counters(keys)]
         head = [keys.task_prefix, *_counting(), ARCHIVE_SECONDS, ARCHIVE_SIZE]
-        rows = [[*_lease_of(lease), message] for lease, message in items]
+        rows = [[*lease_arguments(lease), message] for lease, message in items]
         return self._words("archive", places, head, rows, size=ARCHIVED_PER_CALL)
 
-    def requeue(self, queue: str, worker_id: str, leases: Sequence[Lease], *, raise_fence: bool = False) -> list[str]:
+    def requeue(
+        self,
+        queue: str,
+        worker_id: str,
+        leases: Sequence[Lease],
+        *,
+        raise_fence: bool = False,
+        suspects: Collection[str] = (),
+    ) -> list[str]:
         """Requeue unfinished tasks; they are the next to run, in the order given.
 
         raise_fence: by one, so that nothing is accepted any more from the run that held them.
+        suspects: ids of those that must run alone; they wait behind earlier ones, where `dequeue` does not look.
         Returns, for each: "requeued", "stale" or "missing".
         """
         keys = keys_of(queue)
-        places = [*_active(keys, worker_id), keys.pending, keys.priority]
+        places = [*_active(keys, worker_id), keys.pending, keys.priority, keys.suspects]
         head = [keys.task_prefix, keys.wake, int(raise_fence)]
         # The script puts each task before the one it got earlier.
-        rows = [_lease_of(lease) for lease in reversed(leases)]
+        rows = [[*lease_arguments(lease), int(lease.id in suspects)] for lease in reversed(leases)]
         return self._words("requeue", places, head, rows)[::-1]
 
     def postpone(self, queue: str, worker_id: str, leases: Sequence[Lease], delay_seconds: int) -> list[int]:
@@ -329,28 +356,9 @@ class Broker:
         keys = keys_of(queue)
         places = [*_active(keys, worker_id), keys.scheduled, keys.due]
         found: list[int] = []
-        for part in _chunks([_lease_of(lease) for lease in leases], IDS_PER_CALL):
+        for part in _chunks([lease_arguments(lease) for lease in leases], IDS_PER_CALL):
             arguments = [keys.task_prefix, delay_seconds, due_channel(), *part]
-            found += [int(age) for age in scripts.run("postpone", self.client, places, arguments)]
-        return found
-
-    def spill_outcomes(self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes]]) -> list[str]:
-        """Store the outcomes of runs with their tasks, for another process to record, and expire their leases.
-
-        items: (lease, outcome). Returns, for each: "spilled", "stale" or "missing".
-        """
-        keys = keys_of(queue)
-        rows = [[*_lease_of(lease), outcome] for lease, outcome in items]
-        places = [keys.lease, keys.held(worker_id)]
-        return self._words("spill_outcomes", places, [keys.task_prefix], rows, size=OUTCOMES_PER_CALL)
-
-    def spilled_outcomes(self, queue: str, ids: Sequence[str]) -> dict[str, bytes]:
-        """Return the outcomes that `spill_outcomes` stored with these tasks, by id."""
-        keys = keys_of(queue)
-        found: dict[str, bytes] = {}
-        for part in _chunks([[id_bytes(id)] for id in ids], IDS_PER_CALL):
-            flat = scripts.run("spilled_outcomes", self.client, [keys.pending], [keys.task_prefix, *part])
-            found |= {id_text(id): outcome for id, outcome in zip(flat[::2], flat[1::2], strict=True)}
+            found += [replies.whole(age) or 0 for age in scripts.run("postpone", self.client, places, arguments)]
         return found
 
     # --- maintenance
@@ -359,25 +367,24 @@ class Broker:
         """Move due tasks to pending, priority or their group; return, but do not move, our own tasks in retry."""
         keys = keys_of(queue)
         is_retry = source == "retry"
-        due = keys.retry if is_retry else keys.scheduled
-        places = [due, keys.pending, keys.priority, keys.groups, keys.due]
+        places = [keys.retry if is_retry else keys.scheduled, keys.pending, keys.priority, keys.groups, keys.due]
         arguments = [keys.task_prefix, keys.group_prefix, keys.wake, min(limit, IDS_PER_CALL), int(is_retry)]
         moved, next_ms, *own = scripts.run("forward", self.client, places, arguments)
-        return Forwarded(int(moved), [id_text(id) for id in own], int(next_ms) / 1000 if next_ms else None)
+        next_ms = replies.whole(next_ms)
+        return Forwarded(replies.count(moved), replies.texts(own), None if next_ms is None else next_ms / 1000)
 
     def expired(self, queue: str, limit: int = 100) -> list[Expired]:
         """Return our tasks whose lease has expired, the longest expired first."""
         keys = keys_of(queue)
-        arguments = [keys.task_prefix, limit, LEASES_LOOKED_AT]
+        arguments = [keys.task_prefix, limit, LEASES_LOOKED_AT, conf.current().lease_seconds]
         found = scripts.run("expired", self.client, [keys.lease, keys.active], arguments)
-        triples = zip(found[::3], found[1::3], found[2::3], strict=True)
-        return [Expired(id_text(id), int(fence), id_text(worker)) for id, fence, worker in triples]
+        return replies.expired(found)
 
     def remove(self, queue: str, ids: Sequence[str]) -> int:
         """Remove tasks from wherever they are, with their locks; return how many existed."""
         keys = keys_of(queue)
         places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed]
-        places += [keys.active, keys.lease, keys.groups, keys.due]
+        places += [keys.active, keys.lease, keys.groups, keys.due, keys.suspects]
         head = [keys.task_prefix, keys.held_prefix, keys.group_prefix]
         parts = _chunks([[id_bytes(id)] for id in ids], REMOVED_PER_CALL)
         return sum(int(scripts.run("remove", self.client, places, [*head, *part])) for part in parts)
@@ -385,8 +392,8 @@ class Broker:
     def prune_completed(self, queue: str, limit: int = 100) -> int:
         """Delete tasks of Go workers whose retention has expired, at most `limit` and 200; return how many."""
         keys = keys_of(queue)
-        arguments = [keys.task_prefix, max(0, min(limit, IDS_PER_CALL))]
-        return int(scripts.run("prune_completed", self.client, [keys.completed], arguments))
+        limit = max(0, min(limit, IDS_PER_CALL))
+        return int(scripts.run("prune_completed", self.client, [keys.completed], [keys.task_prefix, limit]))
 
     def _words(
         self,
@@ -399,7 +406,7 @@ class Broker:
         """Run a script that returns one word for each item, with `size` items a call."""
         words: list[str] = []
         for part in _chunks(items, size):
-            words += [word.decode() for word in scripts.run(name, self.client, keys, [*head, *part])]
+            words += replies.texts(scripts.run(name, self.client, keys, [*head, *part]))
             failpoints.reach("broker.batch_sent")
         return words
 
@@ -408,26 +415,6 @@ def _chunks(items: Sequence[Sequence[Any]], size: int) -> Iterator[list[Any]]:
     """Yield the arguments of `size` items at a time."""
     for start in range(0, len(items), size):
         yield [argument for item in items[start : start + size] for argument in item]
-
-
-def _due(due_at: float | None) -> tuple[int, int]:
-    """Return the due time in whole seconds, as asynq writes it, and in ms; 0 ms when it is a whole second.
-
-    Both are rounded up: a task must never start before its time.
-    """
-    whole = math.ceil(due_at or 0)
-    return whole, 0 if due_at is None or due_at == whole else math.ceil(due_at * 1000)
-
-
-def _arguments_of(entry: Entry) -> list[Any]:
-    lock = id_bytes(entry.unique_key)
-    # SET … EX 0 is an error, and would stop the script between two tasks.
-    seconds = max(entry.unique_seconds, 1)
-    return [id_bytes(entry.id), entry.message, entry.fence, entry.priority, lock, seconds]
-
-
-def _lease_of(lease: Lease) -> list[Any]:
-    return [id_bytes(lease.id), lease.fence]
 
 
 def _active(keys: QueueKeys, worker_id: str) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 
 class GateKeys(NamedTuple):
@@ -96,3 +97,25 @@ def id_bytes(id: str) -> bytes:
 def id_text(id: bytes) -> str:
     """Return an id from Redis as text; bytes that are not UTF-8 survive the way back through `id_bytes`."""
     return id.decode("utf-8", "surrogateescape")
+
+
+def due_of(due_at: float | None) -> tuple[int, int]:
+    """Return the due time in whole seconds, as asynq writes it, and in ms; 0 ms when it is a whole second.
+
+    Both are rounded up: a task must never start before its time.
+    """
+    whole = math.ceil(due_at or 0)
+    return whole, 0 if due_at is None or due_at == whole else math.ceil(due_at * 1000)
+
+
+def arguments_of(entry: Entry) -> list[Any]:
+    """Return what the scripts that add tasks get for each: id, message, fence, priority, lock key, lock seconds."""
+    lock = id_bytes(entry.unique_key)
+    # SET … EX 0 is an error, and would stop the script between two tasks.
+    seconds = max(entry.unique_seconds, 1)
+    return [id_bytes(entry.id), entry.message, entry.fence, entry.priority, lock, seconds]
+
+
+def lease_arguments(lease: Lease) -> list[Any]:
+    """Return what the scripts that finish runs get first for each: id, fence."""
+    return [id_bytes(lease.id), lease.fence]

@@ -50,8 +50,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from redis.exceptions import RedisError
 
 from ..exceptions import BrokerUnavailable
-from . import clients, scripts
-from .entries import Dequeued, Lease, id_text
+from . import clients, replies, scripts
+from .entries import Dequeued
 from .keys import handoff_key, keys_of
 from .redis_internals import socket_of
 
@@ -92,7 +92,7 @@ def handed_call(queue: str, worker_id: str, lease_seconds: int) -> DequeueCall:
 def read_dequeued(reply: Sequence[Any], count: int) -> Dequeued:
     """Return what the reply to `dequeue_call` says. count: how many tasks were asked for."""
     word, *flat = reply
-    leases = leases_of(flat)
+    leases = replies.leases(flat)
     return Dequeued(leases, paused=word == b"paused", is_drained=word == b"taken" and len(leases) < count)
 
 
@@ -101,12 +101,7 @@ def read_handed(reply: Sequence[Any]) -> Dequeued | None:
     word, *flat = reply
     if word == b"not ready":
         return None
-    return Dequeued(leases_of(flat), paused=word == b"paused", is_drained=word == b"taken")
-
-
-def leases_of(flat: Sequence[Any]) -> list[Lease]:
-    """Return the leases in a script's flat list of ids and fences."""
-    return [Lease(id_text(id), int(fence)) for id, fence in zip(flat[::2], flat[1::2], strict=True)]
+    return Dequeued(replies.leases(flat), paused=word == b"paused", is_drained=word == b"taken")
 
 
 # --- the waits of a worker

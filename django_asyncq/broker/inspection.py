@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from . import clients, scripts
+from . import clients, commands, replies, scripts
 from .clients import broker_errors
-from .entries import id_bytes, id_text
-from .keys import keys_of, prefix
+from .entries import id_bytes
+from .keys import is_name, keys_of, prefix
 
 IDS_PER_PAGE = 500
 IDS_PER_CALL = 200
@@ -23,7 +23,14 @@ SEARCHED_PER_CALL = 50
 KEYS_PER_SCAN = 1000
 
 # Where an unfinished task is, and the type of that key.
-PLACES = {"pending": "list", "priority": "zset", "scheduled": "zset", "retry": "zset", "active": "list"}
+PLACES = {
+    "pending": "list",
+    "priority": "zset",
+    "suspects": "zset",
+    "scheduled": "zset",
+    "retry": "zset",
+    "active": "list",
+}
 
 
 class EntryState(NamedTuple):
@@ -77,9 +84,8 @@ class Inspection:
         for place, kind in PLACES.items():
             key, start = getattr(keys, place), 0
             while True:
-                with broker_errors(self.client):
-                    read = self.client.lrange if kind == "list" else self.client.zrange
-                    ids = [id_text(id) for id in read(key, start, start + IDS_PER_PAGE - 1)]
+                command = "lrange" if kind == "list" else "zrange"
+                ids = replies.texts(commands.send(self.client, command, key, start, start + IDS_PER_PAGE - 1))
                 if ids:
                     yield Page(place, self.entry_states(queue, ids))
                 if len(ids) < IDS_PER_PAGE:
@@ -92,7 +98,7 @@ class Inspection:
         found: list[EntryState] = []
         for part in _parts(ids, IDS_PER_CALL):
             reply = scripts.run("entry_states", self.client, [keys.pending], [keys.task_prefix, *map(id_bytes, part)])
-            words = [id_text(word) for word in reply]
+            words = replies.texts(reply)
             found += map(EntryState, part, words[::2], words[1::2])
         return found
 
@@ -108,11 +114,11 @@ class Inspection:
                 name = next(names, None)
             if name is None:
                 break
-            queue, _, rest = id_text(name).removeprefix(start).partition("}:")
+            queue, _, rest = replies.text(name).removeprefix(start).partition("}:")
             kind, _, id = rest.partition(":")
             # Decided by the part after the queue, because other keys of ours have colons too.
             found = page.tasks if kind == "t" else page.workers if kind == "held" else None
-            if found is not None and id:
+            if found is not None and id and is_name(queue):
                 found.setdefault(queue, []).append(id)
                 size += 1
             if size >= KEYS_PER_SCAN:
@@ -124,22 +130,26 @@ class Inspection:
         """Return the hashes that may be in no list, and our active tasks without a lease."""
         keys = keys_of(queue)
         places = [keys.pending, keys.priority, keys.lease, keys.scheduled, keys.retry, keys.archived, keys.completed]
+        places.append(keys.suspects)
         found = Misplaced([], [])
         for part in _parts(ids, IDS_PER_CALL):
             reply = scripts.run("misplaced", self.client, places, [keys.task_prefix, *map(id_bytes, part)])
             for id, word in zip(reply[::2], reply[1::2], strict=True):
-                (found.leaseless if word == b"leaseless" else found.orphans).append(id_text(id))
+                (found.leaseless if word == b"leaseless" else found.orphans).append(replies.text(id))
         return found
 
     def sizes(self, queue: str) -> dict[str, int]:
-        """Return how many tasks are in each of asynq's states; pending includes those with a priority."""
+        """Return how many tasks are in each of asynq's states; pending includes those with a priority, and suspects."""
         keys = keys_of(queue)
-        with broker_errors(self.client):
-            return {
-                "pending": self.client.llen(keys.pending) + self.client.zcard(keys.priority),
-                "active": self.client.llen(keys.active),
-                **{place: self.client.zcard(getattr(keys, place)) for place in ("scheduled", "retry", "archived")},
-            }
+
+        def size(command: str, place: str) -> int:
+            return replies.count(commands.send(self.client, command, getattr(keys, place)))
+
+        return {
+            "pending": size("llen", "pending") + size("zcard", "priority") + size("zcard", "suspects"),
+            "active": size("llen", "active"),
+            **{place: size("zcard", place) for place in ("scheduled", "retry", "archived")},
+        }
 
     # --- repairing; each method returns how many tasks it repaired
 
@@ -162,8 +172,9 @@ class Inspection:
         """
         keys = keys_of(queue)
         places = [keys.pending, keys.active, keys.priority, keys.lease]
-        places += [keys.scheduled, keys.retry, keys.archived, keys.completed, keys.due]
-        return self._count("repair_orphans", places, [keys.task_prefix, keys.wake], ids, SEARCHED_PER_CALL)
+        places += [keys.scheduled, keys.retry, keys.archived, keys.completed, keys.suspects, keys.due]
+        head = [keys.task_prefix, keys.wake, keys.group_prefix]
+        return self._count("repair_orphans", places, head, ids, SEARCHED_PER_CALL)
 
     def prune_held(self, queue: str, worker_id: str) -> int:
         """Remove from a worker's held tasks those that it no longer holds."""
@@ -174,7 +185,7 @@ class Inspection:
     def remove_waiting(self, queue: str, tasks: Sequence[EntryState]) -> int:
         """Remove waiting tasks whose row is final, unless they were pushed or dequeued since they were seen."""
         keys = keys_of(queue)
-        places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.due]
+        places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.suspects, keys.due]
         removed = 0
         for start in range(0, len(tasks), SEARCHED_PER_CALL):
             part = [

@@ -10,6 +10,49 @@ from functools import lru_cache
 
 from .. import conf
 
+# What each key of a queue is, by the name of its field or method. One of another type is set aside (`lua/prelude.lua`);
+# its tasks then come back from their rows, as after an eviction. Locks of unique tasks have a name of their own.
+QUEUE_TYPES = {
+    "pending": "list",
+    "priority": "zset",
+    "suspects": "zset",
+    "active": "list",
+    "lease": "zset",
+    "scheduled": "zset",
+    "due": "zset",
+    "retry": "zset",
+    "archived": "zset",
+    "completed": "zset",
+    "paused": "string",
+    "processed": "string",
+    "failed": "string",
+    "groups": "set",
+    "task": "hash",
+    "group": "zset",
+    "processed_on": "string",
+    "failed_on": "string",
+    "unique": "string",
+    "held": "hash",
+    "handed": "list",
+}
+# The same for the keys of no queue, by the name of their function here; `gate` and `lock` name those that `gates` and
+# `leadership` build.
+OTHER_TYPES = {
+    "queues_key": "set",
+    "alive_key": "string",
+    "reachability_key": "hash",
+    "key_check_key": "string",
+    "handoff_key": "hash",
+    "schedulers_key": "zset",
+    "scheduler_key": "list",
+    "scheduler_history_key": "zset",
+    "gate members": "zset",
+    "gate meta": "hash",
+    "gate retaken": "hash",
+    "lock": "string",
+}
+# As in `TaskRecord.queue_name`, and some more for the queues of Go programs.
+LONGEST_NAME = 1000
 # The word after a queue's hash tag, where it is not the name of the field.
 WORDS = {
     "base": "",
@@ -24,6 +67,11 @@ WORDS = {
 def prefix() -> str:
     """Return the first part of every key."""
     return conf.current().key_prefix
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text from Redis can name a queue of ours: some characters of UTF-8, and no NUL."""
+    return 0 < len(text) <= LONGEST_NAME and "\x00" not in text and text.isprintable()
 
 
 def queues_key() -> str:
@@ -41,6 +89,11 @@ def reachability_key() -> str:
     return f"{{{alive_key()}}}:reachability"
 
 
+def key_check_key() -> str:
+    """Own: the string that the leader has signed, so that other processes notice when their SECRET_KEY differs."""
+    return f"{prefix()}:key-check"
+
+
 def handoff_key(worker_id: str) -> str:
     """Own: the hash of a worker's handoff: "" while it is ready for a task; queue → id of one it has not read."""
     return f"{prefix()}:handoff:{worker_id}"
@@ -54,6 +107,11 @@ def names_channel() -> str:
 def due_channel() -> str:
     """Own: the channel that announces a task due before all others."""
     return f"{prefix()}:due"
+
+
+def odd_channel() -> str:
+    """Own: the channel that announces a key that was set aside; the same for every project (`lua/prelude.lua`)."""
+    return "django_asyncq:odd"
 
 
 def schedulers_key() -> str:
@@ -88,9 +146,9 @@ class QueueKeys:
 
     Own: due (zset of the tasks in `scheduled` whose due time is not a whole second; score = Unix milliseconds),
     priority (zset of waiting tasks with a priority other than 0; score = -priority, member = id), wake (channel that
-    announces a push to `priority`, because an idle worker blocks on `pending` only), and the keys that begin with
-    `held_prefix` or `handed_prefix`. After task_prefix comes a task's id, after group_prefix a group's name, after the
-    others a worker's id.
+    announces a push to `priority`, because an idle worker blocks on `pending` only), suspects (zset of waiting tasks
+    that must run alone; score = Unix milliseconds), and the keys that begin with `held_prefix` or `handed_prefix`.
+    After task_prefix comes a task's id, after group_prefix a group's name, after the others a worker's id.
     """
 
     queue: str
@@ -113,6 +171,7 @@ class QueueKeys:
     due: str = field(init=False)
     priority: str = field(init=False)
     wake: str = field(init=False)
+    suspects: str = field(init=False)
 
     def __post_init__(self) -> None:
         base = f"{prefix()}:{{{self.queue}}}:"

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from . import clients, scripts
+from . import clients, commands, scripts
 from .clients import broker_errors
 from .keys import scheduler_history_key, scheduler_key, schedulers_key
 
@@ -27,8 +27,7 @@ class SchedulerEntryList:
     def beat(self, entries: Sequence[bytes], seconds: int) -> None:
         """List these entries for `seconds`."""
         client = clients.client("worker")
-        with broker_errors(client):
-            client.zadd(schedulers_key(), {scheduler_key(self.id): int(time.time()) + seconds})
+        commands.send(client, "zadd", schedulers_key(), {scheduler_key(self.id): int(time.time()) + seconds})
         scripts.run("scheduler_beat", client, [scheduler_key(self.id)], [seconds, *entries])
 
     def note(self, entry_id: str, event: bytes, at: int) -> None:
@@ -39,8 +38,8 @@ class SchedulerEntryList:
     def clear(self) -> None:
         """Remove all entries at a clean stop. Events stay: the entry may belong to another scheduler by now."""
         client = clients.client("worker")
+        commands.send(client, "zrem", schedulers_key(), scheduler_key(self.id))
         with broker_errors(client):
-            client.zrem(schedulers_key(), scheduler_key(self.id))
             client.delete(scheduler_key(self.id))
 
 

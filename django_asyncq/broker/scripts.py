@@ -1,6 +1,7 @@
 """Run the Lua scripts: one file per operation under `lua/`, sent once, then called by digest.
 
 Other parts keep their scripts here too: `gate_*.lua` are those of the gates, `lock_*.lua` those of the coordinator.
+Every script begins with PRELUDE, so no key of a wrong type and no odd value in a hash can stop it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from typing import Any, NamedTuple
 from redis.exceptions import NoScriptError
 
 from .clients import Client, broker_errors
+from .entries import id_bytes
+
+PRELUDE = ("prelude", "values")
+# What else a script begins with.
+INCLUDES = {"done": ("counters",), "retry": ("counters",), "archive": ("counters",)}
 
 
 class Script(NamedTuple):
@@ -25,8 +31,10 @@ class Script(NamedTuple):
 
 @cache
 def script(name: str) -> Script:
-    """Return the script of `lua/<name>.lua`."""
-    text = resources.files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+    """Return the script of `lua/<name>.lua`, behind what it begins with."""
+    folder = resources.files(__package__).joinpath("lua")
+    names = [*PRELUDE, *INCLUDES.get(name, ()), name]
+    text = "".join(folder.joinpath(f"{each}.lua").read_text(encoding="utf-8") for each in names)
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -37,8 +45,10 @@ def run(name: str, client: Client, keys: Sequence[str], arguments: Sequence[Any]
     Raises: BrokerUnavailable.
     """
     text, digest = script(name)
+    # Names that come from Redis may be no UTF-8, which redis-py would refuse to send.
+    words = [id_bytes(word) if type(word) is str else word for word in (*keys, *arguments)]
     with broker_errors(client):
         try:
-            return client.evalsha(digest, len(keys), *keys, *arguments)
+            return client.evalsha(digest, len(keys), *words)
         except NoScriptError:
-            return client.eval(text, len(keys), *keys, *arguments)
+            return client.eval(text, len(keys), *words)

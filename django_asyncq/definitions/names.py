@@ -1,4 +1,4 @@
-"""Check the names that become part of Redis keys, and make task ids. Uses no store."""
+"""Check the names that become part of Redis keys, read worker ids, and make task ids. Uses no store."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from ..exceptions import InvalidOption
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 GATE_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,200}")
 TASK_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+# The end of the id of a worker process that runs one task at a time, in quarantine.
+ALONE = "-alone"
 
 _lock = threading.Lock()
 _last_instant = 0
@@ -40,6 +42,11 @@ def check_gate_name(name: object) -> None:
             f"gate name {name!r} is not valid: use 1 to 200 letters, digits, '_', '.', ':', '/' and '-' "
             f"(no spaces or braces)"
         )
+
+
+def runs_alone(worker_id: str) -> bool:
+    """Return whether a worker of this id runs one task at a time, in quarantine."""
+    return worker_id.endswith(ALONE)
 
 
 def uuid7() -> uuid.UUID:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from .. import conf
 from ..exceptions import InvalidArguments
+from ..guard import attempt, class_name
 
 # MySQL stores whole numbers exactly only if they fit 64 bits; its JSON turns larger ones into doubles.
 SMALLEST_INTEGER = -(2**63)
@@ -181,13 +182,13 @@ def _plain_key(key: object, path: str) -> str:
 def storable_result(value: Any) -> Any:
     """Return the return value in a form that can be stored, or a note instead: the task has succeeded all the same."""
     settings = conf.current()
-    try:
-        result = plain(value, "return value", settings.max_depth)
-        size = len(json_bytes(result))
-    except InvalidArguments as error:
+    result, error = attempt(plain, value, "return value", settings.max_depth)
+    if error is None:
+        size, error = attempt(lambda: len(json_bytes(result)))
+    if type(error) is InvalidArguments:
         return {"result_not_stored": str(error)}
-    except Exception as error:  # noqa: BLE001 - an object that imitates a mapping may raise anything
-        return {"result_not_stored": f"return value could not be read: {type(error).__qualname__}"}
+    if error is not None:  # an object that imitates a mapping may raise anything
+        return {"result_not_stored": f"return value could not be read: {class_name(error)}"}
     if size > settings.max_result_bytes:
         return {
             "result_not_stored": f"return value takes {size:,} bytes as JSON, more than "
@@ -198,8 +199,13 @@ def storable_result(value: Any) -> Any:
 
 def storable_text(text: str, characters: int) -> str:
     """Return text that every database and a protobuf can store; cut its middle out if it exceeds `characters`."""
-    clean = text.encode("utf-8", "replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")
-    if len(clean) <= characters:
-        return clean
+    # A subclass may override every method; and text is cut before it is copied, because it may be huge.
+    text = str.__str__(text)
+    if len(text) <= characters:
+        return _clean(text)
     half = characters // 2
-    return f"{clean[:half]}\n… {len(clean) - 2 * half:,} characters cut …\n{clean[-half:]}"
+    return f"{_clean(text[:half])}\n… {len(text) - 2 * half:,} characters cut …\n{_clean(text[-half:])}"
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")

@@ -29,13 +29,14 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from ..exceptions import InvalidOption, InvalidTiming
+from .moments import LATEST_MOMENT, checked_moment, in_utc
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 # Changes of the clocks lie 7 days apart or more, in every zone from 1970 to 2087 (tzdata 2025b).
 CHANGE_PROBE = timedelta(days=3)
 # No wall clock is more than a day from UTC, so between these two the calendar has every wall time.
-EARLIEST, LATEST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
+EARLIEST, LATEST = datetime(1, 1, 3, tzinfo=UTC), LATEST_MOMENT
 
 # The limits of the fields of `Schedule`.
 MAX_EXPRESSION_LENGTH = 200
@@ -97,7 +98,7 @@ class Timing(ABC):
         Raises: InvalidOption when a moment is naive.
         """
         since, end = _limits(since, self.starts_at, self.ends_at)
-        until = min(_in_utc(until), end)
+        until = min(in_utc(until), end)
         whole = until - since
         if limit < 1 or whole <= timedelta():
             return []
@@ -176,7 +177,7 @@ class Interval(Timing):
     def occurrences(self, moment: datetime) -> Iterator[datetime]:
         """See `Timing`."""
         begin, end = _limits(moment, self.starts_at, self.ends_at)
-        step, anchor = self.least_step(), _in_utc(self.anchor)
+        step, anchor = self.least_step(), in_utc(self.anchor)
         number = max((begin - anchor) // step + 1, 1 if self.starts_at is None else 0)
         try:
             while (occurrence := anchor + number * step) <= end:
@@ -233,7 +234,7 @@ def preview(timing: Timing, now: datetime, count: int = 10, *, zone: str = "UTC"
     because they do not follow a clock. Raises: InvalidTiming when `zone` is unknown, InvalidOption when `now` is naive.
     """
     shown_zone = read_zone(timing.zone if isinstance(timing, Cron) else zone)
-    before = _in_utc(now)
+    before = in_utc(now)
     upcoming = []
     for occurrence in islice(timing.occurrences(now), count):
         note = _note(timing, shown_zone, before, occurrence) if isinstance(timing, Cron) else None
@@ -256,28 +257,22 @@ def describe(timing: Timing) -> str:
     return "Every " + " ".join(words)
 
 
-def _in_utc(moment: datetime) -> datetime:
-    """Convert an aware moment to UTC; one outside the calendar becomes its first or last moment."""
-    if moment.utcoffset() is None:
-        raise InvalidOption(f"the moment {moment} has no time zone: give an aware datetime, such as timezone.now()")
-    try:
-        return moment.astimezone(UTC)
-    except OverflowError:
-        return (datetime.min if moment.year == 1 else datetime.max).replace(tzinfo=UTC)
-
-
 def _limits(moment: datetime, starts_at: datetime | None, ends_at: datetime | None) -> tuple[datetime, datetime]:
     """Return the moment after which occurrences may come, and the last moment at which one may."""
-    begin, end = max(_in_utc(moment), EARLIEST), LATEST
+    begin, end = max(in_utc(moment), EARLIEST), LATEST
     if starts_at is not None:
-        begin = max(begin, max(_in_utc(starts_at), EARLIEST) - timedelta.resolution)
+        begin = max(begin, max(in_utc(starts_at), EARLIEST) - timedelta.resolution)
     if ends_at is not None:
-        end = min(_in_utc(ends_at), LATEST)
+        end = min(in_utc(ends_at), LATEST)
     return begin, end
 
 
 def _check_aware(name: str, moment: datetime, field: str) -> None:
-    if not isinstance(moment, datetime) or moment.utcoffset() is None:
+    try:
+        is_naive = checked_moment(name, moment).utcoffset() is None
+    except InvalidOption as error:
+        raise InvalidTiming(str(error), field=field) from error
+    if is_naive:
         raise InvalidTiming(f"{name} is wrong: give a datetime with a time zone", field=field)
 
 
@@ -286,7 +281,7 @@ def _check_bounds(starts_at: datetime | None, ends_at: datetime | None) -> None:
         if moment is not None:
             _check_aware(name, moment, name)
     # In UTC, because Python compares wall times when both moments have the same zone.
-    if starts_at is not None and ends_at is not None and _in_utc(ends_at) < _in_utc(starts_at):
+    if starts_at is not None and ends_at is not None and in_utc(ends_at) < in_utc(starts_at):
         raise InvalidTiming(f"ends_at {ends_at} is before starts_at {starts_at}: give a later one", field="ends_at")
 
 

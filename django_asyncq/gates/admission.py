@@ -6,7 +6,6 @@ after the commit. A gate that was not built since Redis lost its memory is built
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -15,13 +14,14 @@ from uuid import UUID
 from django.template.defaultfilters import pluralize
 
 from .. import conf
-from ..broker import scripts
+from ..broker import replies, scripts
 from ..exceptions import BrokerUnavailable, GateUnavailable, QueueFull, UnknownGate
+from ..guard import get_logger
 from ..models import TaskRecord
 from .audit import build
 from .members import IDS_PER_CALL, client, keys, release_runs
 
-logger = logging.getLogger("django_asyncq.gates")
+logger = get_logger("django_asyncq.gates")
 
 
 class Admission(NamedTuple):
@@ -145,14 +145,15 @@ def _admit_some(gate: str, records: Sequence[TaskRecord], *, partial: bool, seco
     while reply[0] == b"unbuilt":
         build(gate)
         reply = scripts.run("gate_acquire", client(), keys(gate), arguments)
-    word, known_limit, occupancy, expected = reply[0], int(reply[1]), int(reply[2]), float(reply[3])
+    word, known_limit, occupancy = reply[0], replies.whole(reply[1]) or 0, replies.count(reply[2])
+    expected = replies.number(reply[3]) or 0.0
     if word == b"undefined":
         raise UnknownGate(gate)
     if word == b"full":
         raise QueueFull(
             gate=gate, limit=known_limit, occupancy=occupancy, retry_after=retry_after(known_limit, expected)
         )
-    return Admission({id.decode() for id in reply[4:]}, known_limit, occupancy, expected)
+    return Admission(set(replies.texts(reply[4:])), known_limit, occupancy, expected)
 
 
 def retry_after(limit: int, expected_seconds: float) -> int:

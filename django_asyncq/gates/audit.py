@@ -11,8 +11,9 @@ from typing import NamedTuple
 from django.db.models import QuerySet
 
 from .. import conf, failpoints
-from ..broker import clients, scripts
+from ..broker import clients, commands, replies, scripts
 from ..models import Gate, TaskRecord, TaskState
+from ..storage.isolation import page_of
 from .members import IDS_PER_CALL, client, forget_built, hold_seconds, keys, release_ids, slots
 
 LIVE_STATES = (TaskState.QUEUED, TaskState.RUNNING)
@@ -31,10 +32,9 @@ def build(gate: str) -> None:
 
     Does nothing when the limit of the gate is changed in the meantime. Raises: BrokerUnavailable.
     """
-    with clients.broker_errors(client()):
-        changes = client().hget(keys(gate)[1], "changes") or b""
+    changes = commands.send(client(), "hget", keys(gate)[1], "changes") or b""
     row = Gate.objects.filter(name=gate).first()
-    holders = list(_live(gate).values_list("id", "state", "fence"))
+    holders = page_of(_live(gate), "state", "fence", size=None)
     expected = row.expected_seconds if row else conf.current().expected_seconds
     limit = [row.limit, row.expected_seconds] if row else ["", ""]
     arguments = [changes, *limit, hold_seconds(expected)]
@@ -59,7 +59,7 @@ def occupied() -> set[str]:
         found = client().scan_iter(match=f"{prefix}*", count=KEYS_PER_SCAN)
         names = {key.decode("utf-8", "replace").removeprefix(prefix) for key in found}
         # A gate without the mark "built" belongs to another program.
-        return {name for name in names if client().hexists(keys(name)[1], "built")}
+        return {name for name in names if commands.send(client(), "hexists", keys(name)[1], "built")}
 
 
 def audit(gate: str, now: float, *, seen: set[str] | None = None, dry_run: bool = False) -> Drift:
@@ -101,7 +101,7 @@ def _renew(gate: str, row: Gate | None, holders: Sequence[str], *, dry_run: bool
     for start in range(0, len(holders), IDS_PER_CALL):
         arguments = [hold, *holders[start : start + IDS_PER_CALL]]
         found = scripts.run("gate_renew", clients.client("worker"), keys(gate)[:1], arguments)
-        lacking |= {id.decode() for id in found}
+        lacking |= set(replies.texts(found))
     return lacking
 
 
@@ -111,9 +111,8 @@ def _limit_of(row: Gate | None) -> tuple[int, float] | None:
 
 def _known_limit(gate: str) -> tuple[int, float] | None:
     """Return the limit and the expected seconds that Redis has of the Gate row."""
-    with clients.broker_errors(client()):
-        limit, expected = client().hmget(keys(gate)[1], "limit", "expected_seconds")
-    return (int(limit), float(expected)) if limit else None
+    limit, expected = commands.send(client(), "hmget", keys(gate)[1], "limit", "expected_seconds")
+    return (replies.whole(limit) or 0, replies.number(expected) or 0.0) if limit else None
 
 
 def _live(gate: str) -> QuerySet[TaskRecord]:
@@ -121,4 +120,4 @@ def _live(gate: str) -> QuerySet[TaskRecord]:
 
 
 def _holders(gate: str) -> list[str]:
-    return [str(id) for id in _live(gate).values_list("id", flat=True)]
+    return [str(id) for (id,) in page_of(_live(gate), size=None)]

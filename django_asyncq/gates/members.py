@@ -12,12 +12,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from .. import conf
-from ..broker import GateKeys, clients, scripts
+from ..broker import GateKeys, clients, commands, replies, scripts
 from ..models import TaskRecord
 
 IDS_PER_CALL = 200
 LONGEST_HOLD_SECONDS = 86_400
 SHORTEST_HOLD_SECONDS = 3_600
+# A score may be infinite.
+LATEST = 2**53
 
 
 class Slot(NamedTuple):
@@ -52,9 +54,8 @@ def hold_seconds(expected_seconds: float) -> int:
 
 def slots(gate: str) -> list[Slot]:
     """Return the gate's slots, the one that expires first in front. Raises: BrokerUnavailable."""
-    with clients.broker_errors(client()):
-        pairs = client().zrange(keys(gate)[0], 0, -1, withscores=True)
-    return [Slot(member.decode(), int(score)) for member, score in pairs]
+    pairs = commands.send(client(), "zrange", keys(gate)[0], 0, -1, withscores=True)
+    return [Slot(replies.text(member), int(min(max(score, 0), LATEST))) for member, score in pairs]
 
 
 def release_ids(gate: str, ids: Sequence[str]) -> int:

@@ -6,7 +6,6 @@ calls `gates.confirm` for that.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 from uuid import UUID
 
@@ -15,13 +14,14 @@ from django.db.models.signals import post_delete, post_save, pre_save
 from django.dispatch import receiver
 
 from ..exceptions import BrokerUnavailable
+from ..guard import get_logger
 from ..models import Gate, TaskRecord, TaskState
 from ..signals import task_state_changed, task_state_changing
 from .admission import acquire, release
 from .audit import LIVE_STATES
 from .members import forget_built
 
-logger = logging.getLogger("django_asyncq.gates")
+logger = get_logger("django_asyncq.gates")
 
 
 @receiver(task_state_changing, dispatch_uid="django_asyncq.acquire_gate_slots")

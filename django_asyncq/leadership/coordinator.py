@@ -10,7 +10,6 @@ Has no thread: the holder of a lock calls `tick`.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
@@ -26,11 +25,12 @@ from asgiref.sync import sync_to_async
 from .. import conf
 from ..broker import clients, scripts
 from ..exceptions import BrokerUnavailable, InvalidOption, LockLost
+from ..guard import get_logger
 from .hold import Hold, keep_orphans, key_of, text_of, trust_clock, unlock_orphans
 from .lock_files import LockFile, LockFolder
 from .owner import Owner
 
-logger = logging.getLogger("django_asyncq.leadership.coordinator")
+logger = get_logger("django_asyncq.leadership.coordinator")
 
 _coordinators: weakref.WeakSet[StartupTaskCoordinator] = weakref.WeakSet()
 

@@ -8,7 +8,6 @@ Must not know Redis.
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 import os
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from .. import conf
 from ..exceptions import BrokerUnavailable
+from ..guard import get_logger
 from .owner import Owner
 
 try:
@@ -25,7 +25,7 @@ try:
 except ImportError:  # pragma: no cover - Windows
     fcntl = None  # type: ignore[assignment]
 
-logger = logging.getLogger("django_asyncq.leadership.coordinator")
+logger = get_logger("django_asyncq.leadership.coordinator")
 
 # How often a lock file is opened, when another program replaces it between opening and locking.
 OPEN_ATTEMPTS = 3

@@ -6,11 +6,12 @@ RETRYING is FAILED with `retry_at`.
 |---------------------------------------|------------------------------------------------------|-----------------------|
 | new → QUEUED                          | `enqueue`                                            | `enqueueing`          |
 | QUEUED → RETRYING                     | `park`                                               | `dispatching`         |
-| QUEUED → RUNNING                      | `claim`, then `begin`, `mark_running`                | `claiming`, `running` |
+| QUEUED → RUNNING                      | `claim` or `claim_suspect`, `begin`, `mark_running`  | `claiming`, `running` |
 | RUNNING → SUCCEEDED, FAILED, RETRYING | `succeed`, `fail`, then `record_runs`, `acknowledge` | `running`             |
 | RUNNING → SUCCEEDED with its effects  | `complete`                                           | `running`             |
 | the same, recorded later              | `spill_outcomes`, then `replay_outcomes`             | `outcome_spill`       |
 | RUNNING → QUEUED                      | `requeue`                                            | `running`             |
+| RUNNING → QUEUED or FAILED            | `count_cut`, then `record_runs`, `acknowledge`       | `cuts`, `running`     |
 | QUEUED → FAILED                       | `refuse`                                             | `running`             |
 | FAILED or RETRYING → QUEUED           | `retry`, `retry_due`                                 | `retrying`            |
 | RUNNING → QUEUED, FAILED or RETRYING  | `recover`, `abandon`                                 | `recovery`            |
@@ -24,7 +25,8 @@ Nothing else in the project writes `state`; a test reads the code to make sure.
 
 from __future__ import annotations
 
-from .claiming import Claimed, claim, classify, receive
+from .claiming import Claimed, claim, claim_suspect, classify, receive
+from .cuts import count_cut
 from .deletion import follow_deletion, prune
 from .dispatching import dispatch, park, push
 from .enqueueing import enqueue
@@ -32,7 +34,7 @@ from .events import announce
 from .outcome_spill import replay_outcomes, spill_outcomes
 from .push_batcher import flush_pushes
 from .reassertion import reassert
-from .recovery import abandon, describe_exit, recover
+from .recovery import Blame, abandon, describe_exit, recover
 from .retrying import Retried, retry, retry_due
 from .running import (
     Run,
@@ -52,6 +54,7 @@ from .running import (
 )
 
 __all__ = [
+    "Blame",
     "Claimed",
     "Retried",
     "Run",
@@ -61,8 +64,10 @@ __all__ = [
     "announce",
     "begin",
     "claim",
+    "claim_suspect",
     "classify",
     "complete",
+    "count_cut",
     "describe_exit",
     "dispatch",
     "enqueue",

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from django.db import router
-from django.utils import timezone
 
 from .. import conf, failpoints
 from ..broker import Broker, Dequeued, Lease
+from ..broker.suspects import dequeue_suspect
+from ..definitions.names import runs_alone
+from ..guard import get_logger
 from ..models import TaskRecord, TaskState
-from ..storage.batches import FencedWrite, write_fenced
+from ..storage.batches import FencedWrite, write_usable
+from ..storage.isolation import is_set_aside
 from .dispatching import dispatch
 from .events import announce
 from .messages import entry_of, message_of
 from .outcome_spill import replay_outcomes
-from .running import Run, acknowledge, count_crash, load_rows
+from .running import Run, acknowledge, load_rows, lose_unseen
 
-logger = logging.getLogger("django_asyncq.lifecycle")
+logger = get_logger("django_asyncq.lifecycle")
 
 POSTPONE_SECONDS = 15
 
@@ -48,6 +50,16 @@ def claim(broker: Broker, queue: str, worker_id: str, count: int, backend: str) 
     return receive(broker, queue, worker_id, taken, backend)
 
 
+def claim_suspect(broker: Broker, queue: str, worker_id: str, backend: str) -> Claimed:
+    """Claim the suspect that has waited longest, for a worker in quarantine that holds no task.
+
+    It returns what the worker holds already, if an earlier reply was lost. Otherwise it does what `claim` does.
+    """
+    lease = dequeue_suspect(broker.client, queue, worker_id, conf.current().lease_seconds)
+    leases = [] if lease is None else [lease]
+    return receive(broker, queue, worker_id, Dequeued(leases, paused=False, is_drained=not leases), backend)
+
+
 def receive(broker: Broker, queue: str, worker_id: str, taken: Dequeued, backend: str) -> Claimed:
     """Turn leases into runs, whether the worker dequeued them or was handed them. backend: as of `claim`."""
     if taken.leases:
@@ -69,11 +81,12 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
     runs: list[Run] = []
     open_runs: list[Run] = []
     outdated: list[TaskRecord] = []
-    final, foreign, orphans, retrying = [], [], [], []
+    without_row: list[Lease] = []
+    final, foreign, retrying = [], [], []
     for lease in [lease for lease in leases if lease.id not in recorded_now]:
         record = rows.get(lease.id)
         if record is None:
-            orphans.append(lease)
+            without_row.append(lease)
         elif record.is_final:
             final.append(lease)
         elif record.backend != backend:
@@ -87,9 +100,8 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
             retrying.append((lease, message_of(record), entry_of(record).due_at or 0))
         else:
             (open_runs if record.state == TaskState.RUNNING else runs).append(Run(record, lease))
-    if orphans:
-        logger.error("queue %s: no row for %s; archived in Redis", queue, [lease.id for lease in orphans])
-        broker.archive(queue, worker_id, [(lease, b"") for lease in orphans])
+    if without_row:
+        _settle_without_row(broker, queue, worker_id, without_row)
     if final:
         broker.done(queue, worker_id, final)
     if foreign:
@@ -101,7 +113,34 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
     if retrying:
         # asynq's own forwarder moved a task whose row must first be retried, which acquires a gate slot.
         broker.retry(queue, worker_id, retrying, counted=False)
-    return runs + _close_open_runs(broker, worker_id, open_runs) if open_runs else runs
+    if open_runs:
+        runs += _close_open_runs(broker, worker_id, open_runs)
+    return _set_suspects_aside(broker, queue, worker_id, runs)
+
+
+def _settle_without_row(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]) -> None:
+    """Archive the entries of tasks that have no row; remove those whose row exists but cannot be used.
+
+    A sweep dispatches the latter again when their rows have been corrected.
+    """
+    if unusable := [lease.id for lease in leases if is_set_aside(lease.id)]:
+        broker.remove(queue, unusable)
+    if orphans := [lease for lease in leases if lease.id not in unusable]:
+        logger.error("queue %s: no row for %s; archived in Redis", queue, [lease.id for lease in orphans])
+        broker.archive(queue, worker_id, [(lease, b"") for lease in orphans])
+
+
+def _set_suspects_aside(broker: Broker, queue: str, worker_id: str, runs: list[Run]) -> list[Run]:
+    """Return the runs to start here: a suspect runs in quarantine only, whatever has pushed it to other workers.
+
+    So a Redis that lost its memory, or a tool, may make a suspect pending like any other task.
+    """
+    suspects = [run for run in runs if run.record.is_suspect]
+    if not suspects or runs_alone(worker_id):
+        return runs
+    ids = {run.lease.id for run in suspects}
+    broker.requeue(queue, worker_id, [run.lease for run in suspects], suspects=ids)
+    return [run for run in runs if run not in suspects]
 
 
 def _close_open_runs(broker: Broker, worker_id: str, runs: Sequence[Run]) -> list[Run]:
@@ -110,8 +149,8 @@ def _close_open_runs(broker: Broker, worker_id: str, runs: Sequence[Run]) -> lis
     asynq's own recoverer has queued such a task again in Redis without changing the row.
     """
     for run in runs:
-        count_crash(run.record, "its lease was given to another worker", timezone.now())
-    written = write_fenced([FencedWrite(run.record, run.record.fence) for run in runs], router.db_for_write(TaskRecord))
+        lose_unseen(run.record, "its lease was given to another worker")
+    written = write_usable([FencedWrite(run.record, run.record.fence) for run in runs], router.db_for_write(TaskRecord))
     final = [run for run in runs if run.record.is_final and run.record.id in written]
     acknowledge(broker, worker_id, final)
     announce([run.record for run in final], TaskState.RUNNING, TaskState.FAILED)

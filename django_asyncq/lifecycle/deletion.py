@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from uuid import UUID
@@ -18,12 +17,13 @@ from .. import failpoints, gates
 from ..broker import Broker
 from ..django_internals import delete_rows
 from ..exceptions import BrokerUnavailable
+from ..guard import get_logger
 from ..models import TaskRecord, TaskState
 from . import push_batcher
 from .dispatching import by_queue
 from .on_commit import CommitHook
 
-logger = logging.getLogger("django_asyncq.lifecycle")
+logger = get_logger("django_asyncq.lifecycle")
 
 Fenced = Callable[[], AbstractContextManager[object]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -13,11 +12,12 @@ from django.utils import timezone
 from .. import failpoints, gates
 from ..broker import Broker, Entry
 from ..exceptions import BrokerUnavailable, GateUnavailable
+from ..guard import get_logger
 from ..models import FailureReason, TaskRecord, TaskState
 from .events import announce
 from .messages import entry_of, later_fence
 
-logger = logging.getLogger("django_asyncq.lifecycle")
+logger = get_logger("django_asyncq.lifecycle")
 
 # After a failed push, pushes are skipped for this time: a request pays for one timeout, not for each of its pushes.
 BREAKER_SECONDS = 2.0

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from uuid import UUID
 
 from .. import gates
+from ..guard import attempt, get_logger
 from ..models import TaskRecord, TaskState
 from ..signals import task_state_changed, task_state_changing
 
-logger = logging.getLogger("django_asyncq.lifecycle")
+logger = get_logger("django_asyncq.lifecycle")
 
 
 def ask(records: Sequence[TaskRecord], old: TaskState | None, *, partial: bool, timed: bool = False) -> set[UUID]:
@@ -40,9 +40,16 @@ def announce(records: Sequence[TaskRecord], old: TaskState | None, new: TaskStat
     """Send `task_state_changed` to every receiver. A receiver that raises is logged and changes nothing."""
     if not records:
         return
-    for receiver, answer in task_state_changed.send_robust(sender=TaskRecord, records=list(records), old=old, new=new):
+    extra = log_extra(records[0]) if len(records) == 1 else None
+    answers, error = attempt(task_state_changed.send_robust, sender=TaskRecord, records=list(records), old=old, new=new)
+    if error is not None:
+        # `send_robust` outlives an Exception only, and has not called the receivers after this one.
+        logger.error("task_state_changed: a receiver ended the signal", exc_info=error, extra=extra)
+        if new not in gates.LIVE_STATES:
+            gates.release(records)
+        return
+    for receiver, answer in answers:
         if isinstance(answer, Exception):
-            extra = log_extra(records[0]) if len(records) == 1 else None
             logger.error("task_state_changed: receiver %r failed", receiver, exc_info=answer, extra=extra)
 
 

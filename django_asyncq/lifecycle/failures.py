@@ -13,7 +13,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from ..definitions.payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_text
+from ..definitions.exception_text import class_path, is_a, text_of
+from ..definitions.payload import TRACEBACK_CHARACTERS, storable_text
 from ..exceptions import TaskNotRegistered, TaskTimeout, WorkerLost
 from ..models import FailureReason, TaskRecord, TaskState
 
@@ -32,7 +33,7 @@ def append_error(record: TaskRecord, exception: BaseException, traceback: str, n
     """
     entry = {
         "exception": class_path(exception),
-        "message": storable_text(_message(exception), MESSAGE_CHARACTERS),
+        "message": text_of(exception),
         "traceback": storable_text(traceback, TRACEBACK_CHARACTERS),
         "attempt": record.attempt,
         "worker": record.worker_ids[-1] if record.worker_ids else "",
@@ -51,17 +52,4 @@ def append_entry(record: TaskRecord, entry: dict[str, Any]) -> None:
 
 def reason_of(exception: BaseException) -> FailureReason:
     """Return the reason that this exception stands for."""
-    return next((reason for kind, reason in REASONS.items() if isinstance(exception, kind)), FailureReason.EXCEPTION)
-
-
-def class_path(exception: BaseException) -> str:
-    """Return where the class of the exception is defined, as text that every database can store."""
-    kind = type(exception)
-    return storable_text(f"{kind.__module__}.{kind.__qualname__}", MESSAGE_CHARACTERS)
-
-
-def _message(exception: BaseException) -> str:
-    try:
-        return str(exception)
-    except Exception as error:  # noqa: BLE001 - a user's __str__ may raise anything
-        return f"<no message: its __str__ raised {type(error).__qualname__}>"
+    return next((reason for kind, reason in REASONS.items() if is_a(exception, kind)), FailureReason.EXCEPTION)

@@ -1,79 +1,46 @@
 """Spill outcomes to Redis when a worker must stop while the database is unreachable, and replay them later.
 
-An outcome is stored in the hash of its task. It is JSON of what the run would have written to its row: only what the
-run has changed, and only its own error, because the row has the earlier ones.
+An outcome lies in the hash of its task, behind a signature over the task's id, the run's fence and the very bytes that
+follow. Only what this project signed reaches a row; anything else counts as absent.
 """
 
 from __future__ import annotations
 
 import copy
-import json
-import logging
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.db import Error as DatabaseError
-from django.db import InterfaceError, OperationalError, router
+from django.db import router
 from django.template.defaultfilters import pluralize
 
-from .. import failpoints
+from .. import conf, failpoints
 from ..broker import Broker, Lease
-from ..definitions.payload import json_bytes
+from ..broker.outcomes import SpilledOutcome, SpilledOutcomes
+from ..guard import get_logger
 from ..models import TaskRecord, TaskState
-from ..storage.batches import FencedWrite, write_fenced
+from ..storage.batches import FencedWrite, write_fenced, write_usable
+from ..storage.errors import ErrorKind, kind_of
+from . import outcome_format, signatures
 from .dispatching import by_queue
 from .events import announce, log_extra
-from .failures import append_entry
-from .running import Run, acknowledge, strip_result
+from .outcome_format import RunOutcome
+from .running import Run, acknowledge, strip_result, undo_attempt
 
-logger = logging.getLogger("django_asyncq.lifecycle")
+logger = get_logger("django_asyncq.lifecycle")
 
-LARGEST_BYTES = 1_048_576
-PLAIN = ("state", "reason", "attempt", "return_value", "worker_ids")
-TIMES = ("started_at", "last_attempted_at", "finished_at", "retry_at")
-
-
-class Stored(NamedTuple):
-    """The run of an outcome. counted: whether the run used up an attempt."""
-
-    fence: int
-    counted: bool
+PURPOSE = "outcome"
+LARGEST_BYTES = signatures.SIGNATURE_BYTES + outcome_format.LARGEST_BYTES
 
 
-def encode(record: TaskRecord, stored: Stored) -> bytes:
-    """Encode what the latest run of the task has changed; without its result when that is too large for Redis."""
-    outcome: dict[str, Any] = {**stored._asdict(), **{name: getattr(record, name) for name in PLAIN}}
-    for name in TIMES:
-        at: datetime | None = getattr(record, name)
-        outcome[name] = at.isoformat() if at else None
-    outcome["error"] = record.errors[-1] if record.state == TaskState.FAILED and stored.counted else None
-    encoded = json_bytes(outcome)
-    if len(encoded) <= LARGEST_BYTES:
-        return encoded
-    reason = f"the database was unreachable, and {len(encoded):,} bytes are too many to spill to Redis"
-    if outcome["error"]:
-        outcome["error"] = {**outcome["error"], "message": f"not stored: {reason}", "traceback": ""}
-    else:
-        outcome["return_value"] = {"result_not_stored": reason}
-    return json_bytes(outcome)
+class Found(NamedTuple):
+    """An outcome that fits a lease and the row. has_waited: for a process that can verify it, in vain."""
 
-
-def apply(record: TaskRecord, encoded: bytes) -> Stored:
-    """Apply an encoded outcome to the `TaskRecord` in memory.
-
-    Raises: ValueError, KeyError, TypeError when it is not an outcome; it may be partly applied then.
-    """
-    outcome = json.loads(encoded)
-    stored = Stored(int(outcome["fence"]), bool(outcome["counted"]))
-    for name in PLAIN:
-        setattr(record, name, outcome[name])
-    for name in TIMES:
-        setattr(record, name, datetime.fromisoformat(outcome[name]) if outcome[name] else None)
-    if outcome["error"]:
-        append_entry(record, outcome["error"])
-    record.fence = stored.fence
-    return stored
+    lease: Lease
+    row: TaskRecord
+    outcome: RunOutcome
+    is_genuine: bool
+    has_waited: bool
 
 
 def spill_outcomes(broker: Broker, worker_id: str, runs: Sequence[Run]) -> int:
@@ -87,67 +54,123 @@ def spill_outcomes(broker: Broker, worker_id: str, runs: Sequence[Run]) -> int:
     If we die before, the lease expires and the reconciler requeues the task: it runs again.
     Raises: BrokerUnavailable; the same holds then.
     """
+    if not signatures.can_sign():
+        logger.error("outcomes cannot be signed, because SECRET_KEY is empty: %d tasks run again", len(runs))
+        return 0
     spilled = 0
     for queue, group in by_queue([run.record for run in runs]):
         ids = {record.id for record in group}
-        items = [
-            (run.lease, encode(run.record, Stored(run.lease.fence, run.counted)))
-            for run in runs
-            if run.record.id in ids
-        ]
-        spilled += broker.spill_outcomes(queue, worker_id, items).count("spilled")
+        items = [(run.lease, signed(run)) for run in runs if run.record.id in ids]
+        spilled += SpilledOutcomes(broker.role).write(queue, worker_id, items).count("spilled")
         failpoints.reach("spill.queue_spilled")
     return spilled
+
+
+def signed(run: Run) -> bytes:
+    """Return the outcome of a finished run as it is stored: its signature, then its JSON."""
+    encoded = outcome_format.encode(run.record, run.lease.fence, counted=run.counted)
+    return signatures.sign(PURPOSE, _message(run.lease.id, run.lease.fence, encoded)) + encoded
+
+
+def _message(id: str, fence: int, encoded: bytes) -> bytes:
+    """Return what is signed. The id and the fence end at a space, which neither contains."""
+    return f"{id} {fence} ".encode() + encoded
 
 
 def replay_outcomes(
     broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease], rows: Mapping[str, TaskRecord]
 ) -> set[str]:
-    """Record outcomes that a worker spilled to Redis; return the ids of the tasks that this settles.
+    """Record outcomes that a worker spilled to Redis; return the ids of the tasks that this settles for now.
 
-    rows: by id; they are not changed.
+    An outcome with a signature that this process cannot verify stays, and its task is postponed once, for one lease:
+    another host may have the key. rows: by id; they are not changed.
 
-    | check    | the fence of the finished run: an outcome is void when another run has begun |
-    | row      | RUNNING or QUEUED → SUCCEEDED or FAILED, as the worker would have written it |
-    | Redis    | removed, retry or archived                                                   |
-    | announce | `task_state_changed`                                                         |
+    | check    | the signature; the fence of the finished run: an outcome is void when another run has begun         |
+    | row      | RUNNING or QUEUED → SUCCEEDED or FAILED, as the worker would have written it; RUNNING → QUEUED, if  |
+    |          | the task is postponed                                                                               |
+    | Redis    | removed, retry or archived; scheduled, if the task is postponed                                     |
+    | announce | `task_state_changed`                                                                                |
 
     If we die in between, the next worker that claims the entry, or the reconciler, does the same again.
     Raises: BrokerUnavailable, django.db.Error.
     """
-    spilled = broker.spilled_outcomes(queue, [lease.id for lease in leases])
-    found = [
-        _record_outcome(copy.copy(rows[lease.id]), lease, spilled[lease.id])
-        for lease in leases
-        if lease.id in spilled and lease.id in rows
-    ]
-    runs = [run for run in found if run is not None]
-    if not runs:
-        return set()
-    failpoints.reach("replay.row_written")
-    acknowledge(broker, worker_id, runs)
-    for state in (TaskState.SUCCEEDED, TaskState.FAILED):
-        announce([run.record for run in runs if run.record.state == state], TaskState.RUNNING, state)
-    count = len(runs)
-    logger.info("queue %s: recorded %d outcome%s that a worker had spilled to Redis", queue, count, pluralize(count))
-    return {run.lease.id for run in runs}
+    ids = [lease.id for lease in leases]
+    spilled = SpilledOutcomes(broker.role).read(queue, ids, largest_bytes=LARGEST_BYTES)
+    read = [_read(lease, rows[lease.id], spilled[lease.id]) for lease in leases if lease.id in spilled.keys() & rows]
+    found = [each for each in read if each is not None]
+    runs = [run for each in found if each.is_genuine and (run := _record_outcome(each)) is not None]
+    waiting = [each for each in found if not each.is_genuine and not each.has_waited]
+    if waiting:
+        _wait_for_key(broker, queue, worker_id, waiting)
+    if runs:
+        failpoints.reach("replay.row_written")
+        acknowledge(broker, worker_id, runs)
+        for state in (TaskState.SUCCEEDED, TaskState.FAILED):
+            announce([run.record for run in runs if run.record.state == state], TaskState.RUNNING, state)
+        count = len(runs)
+        logger.info(
+            "queue %s: recorded %d outcome%s that a worker had spilled to Redis", queue, count, pluralize(count)
+        )
+    return {run.lease.id for run in runs} | {each.lease.id for each in waiting}
 
 
-def _record_outcome(record: TaskRecord, lease: Lease, encoded: bytes) -> Run | None:
-    """Write one spilled outcome to its row; return its run, or None when the outcome is void."""
-    try:
-        stored = apply(record, encoded)
-    except (ValueError, KeyError, TypeError):
-        logger.exception("task %s: its outcome in Redis is unreadable", lease.id, extra=log_extra(record))
+def _read(lease: Lease, row: TaskRecord, spilled: SpilledOutcome) -> Found | None:
+    """Read one spilled outcome; None when it is unreadable, or the row shows that it is not of the latest run."""
+    size = signatures.SIGNATURE_BYTES
+    signature, encoded = spilled.outcome[:size], spilled.outcome[size:]
+    outcome = outcome_format.decode(encoded)
+    if outcome is None:
+        logger.warning("task %s: its outcome in Redis is unreadable", lease.id, extra=log_extra(row))
         return None
-    run = Run(record, lease, counted=stored.counted)
+    # The row decides, because whoever writes to Redis chooses the fence of the entry too.
+    of_row = row.fence == outcome.fence if row.state == TaskState.RUNNING else row.fence < outcome.fence
+    if outcome.fence > lease.fence or not of_row or row.state not in (TaskState.RUNNING, TaskState.QUEUED):
+        return None
+    is_genuine = signatures.is_genuine(PURPOSE, _message(lease.id, outcome.fence, encoded), signature)
+    return Found(lease, row, outcome, is_genuine, has_waited=spilled.waited_fence == outcome.fence)
+
+
+def _wait_for_key(broker: Broker, queue: str, worker_id: str, waiting: Sequence[Found]) -> None:
+    """Postpone tasks whose outcome this process cannot verify; the row looks as it did before the run was written.
+
+    If we die in between, the task is postponed again, or runs again.
+    """
+    delay_seconds = conf.current().lease_seconds
+    begun = [copy.copy(each.row) for each in waiting if each.row.state == TaskState.RUNNING]
+    held = {record.id: record.fence for record in begun}
+    for record in begun:
+        undo_attempt(record)
+        record.state = TaskState.QUEUED
+        # Below the fence of the run, so that another host can still record its outcome.
+        record.fence -= 1
+    writes = [FencedWrite(record, held[record.id]) for record in begun]
+    accepted = write_usable(writes, router.db_for_write(TaskRecord)) if writes else set()
+    failpoints.reach("wait_for_key.row_written")
+    broker.postpone(queue, worker_id, [each.lease for each in waiting], delay_seconds)
+    SpilledOutcomes(broker.role).mark_waited(queue, {each.lease.id: each.outcome.fence for each in waiting})
+    announce([record for record in begun if record.id in accepted], TaskState.RUNNING, TaskState.QUEUED)
+    for each in waiting:
+        logger.warning(
+            "task %s: its outcome in Redis is not signed with this host's SECRET_KEY or SECRET_KEY_FALLBACKS; "
+            "the task waits %d s for a host that can verify it, then it runs again",
+            each.lease.id,
+            delay_seconds,
+            extra=log_extra(each.row),
+        )
+
+
+def _record_outcome(found: Found) -> Run | None:
+    """Write one spilled outcome to its row; return its run, or None when the row refuses it."""
+    record, lease, fence = copy.copy(found.row), found.lease, found.outcome.fence
+    outcome_format.apply(found.outcome, record)
+    run = Run(record, lease, counted=found.outcome.counted)
     database = router.db_for_write(TaskRecord)
     try:
-        written = write_fenced([FencedWrite(record, stored.fence)], database)
-    except (OperationalError, InterfaceError):
-        raise
+        written = write_fenced([FencedWrite(record, fence)], database)
     except DatabaseError as error:
+        if kind_of(error) is not ErrorKind.ROW:
+            raise
         logger.exception("task %s: the database refuses its result", lease.id, extra=log_extra(record))
         strip_result(run, str(error))
-        written = write_fenced([FencedWrite(record, stored.fence)], database)
+        written = write_usable([FencedWrite(record, fence)], database)
     return run if written else None

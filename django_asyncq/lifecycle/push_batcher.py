@@ -11,7 +11,6 @@ Source: RFC 896 (Nagle), with time in place of the acknowledgement.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 import time
@@ -22,10 +21,12 @@ from django.db import connections
 from django.template.defaultfilters import pluralize
 
 from .. import conf, failpoints
+from ..guard import get_logger, outlives
 from ..models import TaskRecord
+from ..threads import LongLivedThread
 from .dispatching import dispatch
 
-logger = logging.getLogger("django_asyncq.lifecycle")
+logger = get_logger("django_asyncq.lifecycle")
 
 # Commits within PUSH_BATCH_SECONDS that make a dense stream. With fewer, waiting costs each task more than it saves.
 DENSE = 4
@@ -91,7 +92,7 @@ class PushBatcher:
     def _start(self) -> bool:
         """Start the thread; False when no thread can be started any more, as in an exit handler."""
         # Not a daemon: an interpreter that exits waits for the last push.
-        thread = threading.Thread(target=self._push_until_idle, name="asyncq-push-batcher", daemon=False)
+        thread = LongLivedThread("asyncq-push-batcher", self._push_until_idle, daemon=False)
         try:
             thread.start()
         except RuntimeError:
@@ -139,12 +140,10 @@ class PushBatcher:
 
     def _push(self, records: list[TaskRecord]) -> None:
         failpoints.reach("push_batch.collected")
-        try:
+        count = len(records)
+        # An unexpected error must stop neither the thread nor the caller of `flush_pushes`.
+        with outlives(logger, "push of %d task%s failed; the reconciler will retry", count, pluralize(count)):
             dispatch(records)
-        except Exception:
-            # An unexpected error must stop neither the thread nor the caller of `flush_pushes`.
-            count = len(records)
-            logger.exception("push of %d task%s failed; the reconciler will retry", count, pluralize(count))
 
 
 _batcher = PushBatcher()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -12,13 +12,15 @@ from django.utils import timezone
 
 from .. import failpoints
 from ..broker import Broker, Lease
+from ..definitions.names import runs_alone
 from ..models import TaskRecord, TaskState
-from ..storage.batches import FencedWrite, write_fenced
+from ..storage.batches import FencedWrite, write_usable
+from ..threads import EX_SOFTWARE
 from .dispatching import dispatch
 from .events import announce
 from .messages import entry_of, later_fence, message_of
 from .outcome_spill import replay_outcomes
-from .running import Run, begin, count_crash, fail, load_rows, undo_attempt
+from .running import Run, begin, count_crash, fail, load_rows, lose_unseen, suspect, undo_attempt
 
 
 def recover(
@@ -28,8 +30,7 @@ def recover(
     leases: Sequence[Lease],
     *,
     reason: str,
-    crashed: bool = True,
-    started: Collection[str] = (),
+    blame: Blame | None = None,
     timed_out: Mapping[str, tuple[BaseException, datetime | None]] | None = None,
     stack: str = "",
 ) -> int:
@@ -37,14 +38,13 @@ def recover(
 
     An outcome that the worker spilled to Redis is recorded, and its task does not run again.
 
-    crashed: whether the worker died. Each task that it was running then counts one crash, but no attempt.
-    started: ids of tasks that are known to have been running; rows in RUNNING count as such too.
+    blame: None when nobody saw the worker die, since its whole host or its supervisor was lost (`blame_unseen`).
     timed_out: ids of the tasks because of which the process was stopped, with the error and `retry_at`, if any.
-    stack: the last stack of the process, for the errors of the tasks that it was running.
+    stack: the last stack of the process, for the errors of the tasks that may have taken it down.
 
     | check    | the fence: a task that another run holds is left alone                                  |
     | row      | RUNNING → QUEUED with the fence raised; → FAILED after too many crashes or a timeout    |
-    | Redis    | pending at the head, archived, or retry                                                 |
+    | Redis    | pending at the head, suspects, archived, or retry                                       |
     | announce | `task_state_changed`                                                                    |
 
     If we die in between, the leases expire and the reconciler does the same.
@@ -56,24 +56,45 @@ def recover(
     rest = [lease for lease in leases if lease not in final]
     recorded_now = replay_outcomes(broker, queue, worker_id, rest, rows) if rest else set()
     live = {lease.id: lease for lease in rest if lease.id not in recorded_now}
-    loss = Loss(reason, crashed, frozenset(started), timed_out or {}, stack)
+    loss = Loss(reason, blame or blame_unseen(worker_id, live), timed_out or {}, stack)
     writes = [
         _close_run(Run(rows[id], lease), worker_id, loss)
         for id, lease in live.items()
         if id in rows and rows[id].state != TaskState.FAILED
     ]
-    accepted = write_fenced(writes, router.db_for_write(TaskRecord)) if writes else set()
+    accepted = write_usable(writes, router.db_for_write(TaskRecord)) if writes else set()
     failpoints.reach("recover.row_written")
     closed = [write.record for write in writes if write.record.id in accepted]
-    return len(recorded_now) + _update_redis(broker, queue, worker_id, live, closed)
+    suspects = {str(write.record.id) for write in writes if write.record.is_suspect}
+    return len(recorded_now) + _update_redis(broker, queue, worker_id, live, closed, suspects)
+
+
+class Blame(NamedTuple):
+    """What the loss of a worker means for the tasks that it had begun. The ids of those it had not begun are in none.
+
+    counted: ids of those that took it down; each counts one crash. suspects: ids of those that may have done so, and
+    run alone next. innocent: ids of those that did not.
+    """
+
+    counted: frozenset[str] = frozenset()
+    suspects: frozenset[str] = frozenset()
+    innocent: frozenset[str] = frozenset()
+
+
+def blame_unseen(worker_id: str, ids: Iterable[str]) -> Blame:
+    """Return whom to blame when the whole host or the supervisor of a worker was lost, and all it held may have begun.
+
+    A task in quarantine is counted, because it may have taken the host down: a container ends with its main process.
+    """
+    all_ids = frozenset(ids)
+    return Blame(counted=all_ids) if runs_alone(worker_id) else Blame(suspects=all_ids)
 
 
 class Loss(NamedTuple):
     """How a worker was lost; the arguments of `recover`."""
 
     reason: str
-    crashed: bool
-    started: frozenset[str]
+    blame: Blame
     timed_out: Mapping[str, tuple[BaseException, datetime | None]]
     stack: str
 
@@ -81,15 +102,18 @@ class Loss(NamedTuple):
 def _close_run(run: Run, worker_id: str, loss: Loss) -> FencedWrite:
     """Change the `TaskRecord` of a lost run in memory; raise its fence as the script will raise it in Redis."""
     record, id, now = run.record, str(run.record.id), timezone.now()
-    if record.state == TaskState.QUEUED and (id in loss.started or id in loss.timed_out):
+    may_be_blamed = id in loss.blame.counted or id in loss.blame.suspects
+    if record.state == TaskState.QUEUED and (may_be_blamed or id in loss.timed_out):
         # The run began after the last report, so the row does not say RUNNING yet.
         begin(run, worker_id, now)
     if id in loss.timed_out:
         exception, retry_at = loss.timed_out[id]
         fail(run, exception, "", now, retry_at=retry_at)
-    elif record.state == TaskState.RUNNING and loss.crashed:
-        count_crash(record, loss.reason, now, stack=loss.stack)
+    elif may_be_blamed:
+        lose = count_crash if id in loss.blame.counted else suspect
+        lose(record, loss.reason, now, stack=loss.stack)
     elif record.state == TaskState.RUNNING:
+        # It is innocent, or its function had returned and its outcome was not recorded yet.
         undo_attempt(record)
         record.state = TaskState.QUEUED
     # Both stores then refuse late answers of the lost worker.
@@ -98,12 +122,17 @@ def _close_run(run: Run, worker_id: str, loss: Loss) -> FencedWrite:
 
 
 def _update_redis(
-    broker: Broker, queue: str, worker_id: str, leases: Mapping[str, Lease], records: Sequence[TaskRecord]
+    broker: Broker,
+    queue: str,
+    worker_id: str,
+    leases: Mapping[str, Lease],
+    records: Sequence[TaskRecord],
+    suspects: Collection[str],
 ) -> int:
     """Make Redis follow the rows: requeue QUEUED tasks and those without a row, retry or archive FAILED ones."""
     failed = {str(record.id): record for record in records if record.state == TaskState.FAILED}
     unfinished = [lease for id, lease in leases.items() if id not in failed]
-    words = broker.requeue(queue, worker_id, unfinished, raise_fence=True) if unfinished else []
+    words = broker.requeue(queue, worker_id, unfinished, raise_fence=True, suspects=suspects) if unfinished else []
     if retrying := [record for record in failed.values() if record.retry_at]:
         items = [(leases[str(record.id)], message_of(record), entry_of(record).due_at or 0) for record in retrying]
         broker.retry(queue, worker_id, items)
@@ -118,6 +147,8 @@ def _update_redis(
 def abandon(record: TaskRecord, reason: str) -> bool:
     """Close a run that neither Redis nor any worker knows, and queue the task again; return whether it was open.
 
+    The task becomes a suspect, because its host may have died of it. The first worker that claims it sets it aside.
+
     | check    | the fence: the row still names this run                              |
     | row      | RUNNING → QUEUED, or FAILED with `WorkerLost` after too many crashes |
     | Redis    | pending (`dispatch`), with a fence above all earlier ones            |
@@ -126,10 +157,10 @@ def abandon(record: TaskRecord, reason: str) -> bool:
     If we die in between, the reconciler pushes the row.
     """
     held = record.fence
-    count_crash(record, reason, timezone.now())
+    lose_unseen(record, reason)
     # Of two processes that abandon a run at the same time, one succeeds: the other finds a different fence.
     record.fence = later_fence(record)
-    if record.id not in write_fenced([FencedWrite(record, held)], router.db_for_write(TaskRecord)):
+    if record.id not in write_usable([FencedWrite(record, held)], router.db_for_write(TaskRecord)):
         return False
     failpoints.reach("abandon.row_written")
     if not record.is_final:
@@ -142,4 +173,6 @@ def describe_exit(exit_code: int | None) -> str:
     """Describe how a worker process exited, for the error on the row."""
     if exit_code is not None and exit_code < 0:
         return f"its process was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    if exit_code == EX_SOFTWARE:
+        return f"a thread of its process died, so the process exited with code {exit_code}"
     return f"its process exited with code {exit_code}"

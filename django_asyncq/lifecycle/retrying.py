@@ -7,18 +7,22 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.db import Error as DatabaseError
 from django.db import connections, router, transaction
 from django.utils import timezone
 
 from .. import failpoints
 from ..broker import Broker, Lease
-from ..exceptions import GateUnavailable
+from ..exceptions import BrokerUnavailable, GateUnavailable
+from ..guard import attempt, get_logger
 from ..models import FailureReason, TaskRecord, TaskState
 from .dispatching import GATE_RETRY_SECONDS, dispatch
-from .events import announce, ask
+from .events import announce, ask, log_extra
 from .messages import entry_of
 from .on_commit import CommitHook
 from .running import load_rows
+
+logger = get_logger("django_asyncq.lifecycle")
 
 
 class Retried(NamedTuple):
@@ -84,10 +88,30 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
     )
 
 
+def _retry_waiting(rows: Sequence[TaskRecord]) -> tuple[int, list[TaskRecord]]:
+    """Retry tasks whose time has come; return how many were queued, and which must wait.
+
+    A receiver that vetoes one of them, with whatever error, does not keep the others waiting.
+    """
+    outcome, error = attempt(retry, [row.id for row in rows], by_person=False)
+    if error is None:
+        return len(outcome.retried), outcome.full
+    if isinstance(error, GateUnavailable):
+        return 0, list(rows)
+    if isinstance(error, BrokerUnavailable | DatabaseError):
+        raise error
+    if len(rows) > 1:
+        parts = [_retry_waiting([row]) for row in rows]
+        return sum(retried for retried, _ in parts), [row for _, waiting in parts for row in waiting]
+    logger.error("task %s: its retry was refused", rows[0].id, exc_info=error, extra=log_extra(rows[0]))
+    return 0, list(rows)
+
+
 def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     """Queue RETRYING tasks again whose `retry_at` has come; return how many were queued.
 
-    ids: as found due in Redis. Entries whose row is final or deleted are removed. Tasks whose gate is full are retried
+    ids: as found due in Redis. Entries whose row is final, deleted or cannot be read are removed; a sweep parks the
+    last ones when their row has been corrected. Tasks whose gate is full, or whose retry a receiver vetoes, are retried
     GATE_RETRY_SECONDS later.
     """
     rows = load_rows([Lease(id, 0) for id in ids])
@@ -95,12 +119,7 @@ def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     if stale:
         broker.remove(queue, stale)
     waiting = [row for row in rows.values() if row.state == TaskState.FAILED and row.retry_at is not None]
-    try:
-        outcome = retry([row.id for row in waiting], by_person=False)
-        full = outcome.full
-        retried = len(outcome.retried)
-    except GateUnavailable:
-        full, retried = waiting, 0
+    retried, full = _retry_waiting(waiting)
     if full:
         retry_at = timezone.now() + timedelta(seconds=GATE_RETRY_SECONDS)
         unchanged = TaskRecord.objects.filter(id__in=[row.id for row in full], state=TaskState.FAILED)

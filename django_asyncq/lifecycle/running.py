@@ -7,7 +7,6 @@ the rows of a whole batch, and only those of runs that still hold their fence.
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,21 +16,25 @@ from typing import Any
 from uuid import UUID
 
 from django.db import Error as DatabaseError
-from django.db import InterfaceError, OperationalError, router, transaction
+from django.db import router, transaction
 from django.utils import timezone
 
 from .. import conf, failpoints
 from ..broker import Broker, Lease
+from ..definitions.names import runs_alone
 from ..definitions.payload import MESSAGE_CHARACTERS, storable_result, storable_text
 from ..exceptions import WorkerLost
-from ..models import TaskRecord, TaskState
+from ..guard import get_logger
+from ..models import FailureReason, TaskRecord, TaskState
 from ..storage.batches import FencedWrite, read_rows, write_fenced
+from ..storage.errors import ErrorKind, kind_of
+from ..storage.isolation import usable_rows
 from .dispatching import by_queue
 from .events import announce, log_extra
 from .failures import append_error, reason_of
 from .messages import message_of
 
-logger = logging.getLogger("django_asyncq.lifecycle")
+logger = get_logger("django_asyncq.lifecycle")
 
 UUID_TEXT = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -51,27 +54,48 @@ class Run:
     written: bool = False
 
 
-def count_crash(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") -> None:
-    """RUNNING → QUEUED in memory after the worker was lost; → FAILED after too many crashes.
+def suspect(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") -> None:
+    """RUNNING → QUEUED in memory after the worker was lost, perhaps because of this task: it runs alone next.
 
     stack: the last stack of the process, if it could still write one.
     """
+    record.state = TaskState.QUEUED
+    record.is_suspect = True
+    append_error(record, WorkerLost(reason), stack, now)
+    # A loss uses no attempt. The worker stays in `worker_ids`, next to its error.
+    record.attempt = max(record.attempt - 1, 0)
+
+
+def count_crash(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") -> None:
+    """RUNNING → QUEUED in memory after this task took its worker down; → FAILED after too many crashes."""
+    suspect(record, reason, now, stack=stack)
     record.crash_count += 1
     if record.crash_count >= conf.current().max_crashes:
         record.state = TaskState.FAILED
         record.retry_at = None
         record.finished_at = now
-    else:
-        record.state = TaskState.QUEUED
-    append_error(record, WorkerLost(reason), stack, now)
-    # A crash is counted separately and uses no attempt. The worker stays in `worker_ids`, next to its error.
-    record.attempt = max(record.attempt - 1, 0)
+        record.reason = FailureReason.WORKER_LOST
+
+
+def lose_unseen(record: TaskRecord, reason: str) -> None:
+    """RUNNING → QUEUED, or FAILED after too many crashes, in memory: nobody saw its worker die.
+
+    A task in quarantine counts a crash, as in `blame_unseen`; any other becomes a suspect.
+    """
+    lose = count_crash if record.worker_ids and runs_alone(record.worker_ids[-1]) else suspect
+    lose(record, reason, timezone.now())
 
 
 def load_rows(leases: Iterable[Lease]) -> dict[str, TaskRecord]:
-    """Load the rows of leased ids, by id; an id that is not a UUID has no row."""
+    """Load the rows of leased ids, by id; an id that is not a UUID has no row.
+
+    A row that cannot be read is missing too, and `is_set_aside` says so.
+    """
     ids = [lease.id for lease in leases if UUID_TEXT.fullmatch(lease.id)]
-    return {str(row.id): row for row in read_rows(ids, router.db_for_write(TaskRecord))} if ids else {}
+    if not ids:
+        return {}
+    database = router.db_for_write(TaskRecord)
+    return {str(row.id): row for row in usable_rows(ids, lambda part: read_rows(part, database), database=database)}
 
 
 def begin(run: Run, worker_id: str, now: datetime) -> None:
@@ -93,6 +117,7 @@ def succeed(run: Run, value: Any, now: datetime) -> None:
     """RUNNING → SUCCEEDED in memory; `record_runs` writes the row."""
     record = run.record
     record.state = TaskState.SUCCEEDED
+    record.is_suspect = False
     record.return_value = None if value is None else storable_result(value)
     record.finished_at = now
 
@@ -117,10 +142,8 @@ def complete(run: Run, value: Any, now: datetime) -> Run | None:
         # The savepoint saves the effects when the database refuses the result. It never refuses None.
         with transaction.atomic(using=database, savepoint=value is not None):
             written = write_fenced(write, database)
-    except (OperationalError, InterfaceError):
-        raise
     except DatabaseError as error:
-        if value is None:
+        if value is None or kind_of(error) is not ErrorKind.ROW:
             raise
         logger.exception("task %s: the database refuses its result", run.record.id, extra=log_extra(run.record))
         strip_result(completed, str(error))
@@ -153,9 +176,13 @@ def fail(
     """
     record = run.record
     record.state = TaskState.FAILED
+    record.is_suspect = False
     record.retry_at = retry_at
     record.finished_at = None if retry_at else now
     run.counted = counted
+    if retry_at and counted:
+        # Crashes and cuts are counted in a row. The number of attempts bounds how often the row begins anew.
+        record.crash_count = 0
     if counted:
         append_error(record, exception, traceback, now)
     else:
@@ -213,13 +240,13 @@ def already_recorded(runs: Sequence[Run]) -> list[Run]:
 
 
 def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Sequence[Run] = ()) -> None:
-    """Acknowledge recorded runs in Redis: done, retry or archive, one script per queue and kind.
+    """Acknowledge recorded runs in Redis: done, retry, archive or requeue, one script per queue and kind.
 
     lost: runs that no longer held their fence. Their entry is removed, unless another run holds it.
 
     | check    | the fence: an entry that another run holds is left alone |
     | row      | written before, by `record_runs`                         |
-    | Redis    | removed, retry or archived                               |
+    | Redis    | removed, retry, archived, or pending after a cut         |
     | announce | afterwards, by the caller                                |
 
     If we die before, the next worker that claims the entry finds the row final and acknowledges it.
@@ -235,6 +262,8 @@ def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Seque
             again = [run for run in of if run.record.retry_at and run.counted is counted]
             if again:
                 broker.retry(queue, worker_id, [_retry_item(run) for run in again], counted=counted)
+        if cut := [run.lease for run in of if run.record.state == TaskState.QUEUED]:
+            broker.requeue(queue, worker_id, cut)
         final = [run for run in of if run.record.state == TaskState.FAILED and run.record.retry_at is None]
         if final:
             broker.archive(queue, worker_id, [(run.lease, message_of(run.record)) for run in final])
@@ -248,11 +277,11 @@ def _retry_item(run: Run) -> tuple[Lease, bytes, int]:
 
 
 def requeue(broker: Broker, worker_id: str, runs: Sequence[Run]) -> None:
-    """Return unfinished tasks to the head of their queue; no attempt is used.
+    """Return unfinished tasks to the head of their queue, suspects to their own place; no attempt is used.
 
     | check    | the fence: a run that lost its lease changes nothing |
     | row      | RUNNING → QUEUED, where the row says RUNNING         |
-    | Redis    | pending, at the head                                 |
+    | Redis    | pending, at the head; or suspects                    |
     | announce | `task_state_changed`, where the row said RUNNING     |
 
     If we die in between, the lease expires and the reconciler requeues the task.
@@ -266,7 +295,8 @@ def requeue(broker: Broker, worker_id: str, runs: Sequence[Run]) -> None:
     failpoints.reach("requeue.row_written")
     for queue, group in by_queue([run.record for run in runs if run not in lost]):
         ids = {record.id for record in group}
-        broker.requeue(queue, worker_id, [run.lease for run in runs if run.record.id in ids])
+        suspects = {str(record.id) for record in group if record.is_suspect}
+        broker.requeue(queue, worker_id, [run.lease for run in runs if run.record.id in ids], suspects=suspects)
     announce([run.record for run in begun if run.written and run not in lost], TaskState.RUNNING, TaskState.QUEUED)
 
 

@@ -7,7 +7,6 @@ Schedules, repairs and pruning run only in the leader, which is the process that
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,26 +14,28 @@ from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 
 from django.conf import settings
-from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
 from django.db.models import Q
 from django.utils import timezone
 
 from .. import conf
 from ..broker import Broker
-from ..broker.keys import due_channel
-from ..broker.notifications import Listener
-from ..exceptions import BrokerUnavailable, LockLost
+from ..broker.notifications import SupervisorListener
+from ..exceptions import BrokerUnavailable, DatabaseNotSetUp, LockLost
+from ..faults import STORE_ERRORS, Faults
+from ..guard import get_logger
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..models import TaskRecord, TaskState
 from ..scheduling.asynq_entries import BEAT_SECONDS, SchedulerEntries
 from ..scheduling.scheduler import Fired, Scheduler
+from ..threads import LongLivedThread
 from .forwarder import forward_due
+from .key_check import KeyCheck
 from .pruner import Pruner
 from .reconciler import Reconciler
 from .startup_tasks import StartupRunner
 
-logger = logging.getLogger("django_asyncq.maintenance.service")
+logger = get_logger("django_asyncq.maintenance.service")
 
 # Times in Redis are whole seconds, so a task that is due this soon counts as due.
 DUE_WITHIN_SECONDS = 2
@@ -52,24 +53,33 @@ STOP_SECONDS = 10.0
 STARTUP_GRACE_SECONDS = 2.0
 
 
-class Loop(threading.Thread):
+class Loop(LongLivedThread):
     """Repeat a step until stopped.
 
     step: returns the seconds until its next call; None ends the loop. is_enabled: whether this process may do the step
     now; while it may not, the loop uses neither store and says nothing about them.
+    A step may raise anything, SystemExit of the project's code included: nothing is kept from one step to the next, so
+    it is called again.
     """
 
     def __init__(
         self, name: str, step: Callable[[], float | None], is_enabled: Callable[[], bool] = lambda: True
     ) -> None:
-        super().__init__(name=name, daemon=True)
+        super().__init__(name, self.repeat)
         self._step = step
         self._is_enabled = is_enabled
         self._wakeup = threading.Event()
         self._is_stopping = False
-        self._is_failing = False
+        self._faults = Faults(
+            logger,
+            "the %s loop cannot reach a store and tries again",
+            name,
+            failed="the %s loop failed and tries again",
+        )
+        # Why this process cannot go on, if it cannot.
+        self.not_set_up: DatabaseNotSetUp | None = None
 
-    def run(self) -> None:
+    def repeat(self) -> None:
         """Step and sleep in turn until stopped."""
         try:
             while not self._is_stopping:
@@ -92,26 +102,24 @@ class Loop(threading.Thread):
 
     def tick(self) -> float | None:
         """Do one step if it is enabled; log an outage once when it begins and once when it is over."""
-        if not self._is_enabled():
-            return DISABLED_POLL_SECONDS
         try:
+            if not self._is_enabled():
+                return DISABLED_POLL_SECONDS
             close_old_connections()
             pause = self._step()
         except LockLost as error:
             logger.info("%s: %s", self.name, error)
             return ERROR_PAUSE_SECONDS
-        except (BrokerUnavailable, DatabaseError) as error:
+        except Exception as error:  # noqa: BLE001 - it is logged there
             connections.close_all()
-            if not self._is_failing:
-                logger.warning("the %s loop cannot reach a store and tries again: %s", self.name, error)
-            self._is_failing = True
-            return ERROR_PAUSE_SECONDS
-        except Exception:
+            pause = self._faults.note(error)
+            self.not_set_up = self._faults.not_set_up
+            return pause
+        except BaseException:
             logger.exception("the %s loop failed and tries again", self.name)
             return ERROR_PAUSE_SECONDS
-        if self._is_failing:
+        if self._faults.clear():
             logger.info("the %s loop can reach both stores again", self.name)
-        self._is_failing = False
         return pause
 
 
@@ -132,6 +140,7 @@ class MaintenanceService:
 
     def __init__(self, queues: Sequence[str], *, single_instance: bool | None) -> None:
         self.queues = list(queues)
+        self._look_faults = Faults(logger, "it is not known whether work is left")
         self.broker = Broker("worker")
         # Projects that share a Redis under prefixes of their own each have a leader of their own.
         self.lock_name = f"{conf.current().key_prefix}.maintenance"
@@ -141,6 +150,7 @@ class MaintenanceService:
         self.scheduler = Scheduler(self._fenced)
         self.scheduler_entries = SchedulerEntries()
         self.startup_runner = StartupRunner(single_instance=single_instance)
+        self.key_check = KeyCheck()
         self._synced_term = 0
         self._entries_due_at = 0.0
         self._leadership_loop = Loop("leadership", self.seek_leadership)
@@ -148,15 +158,17 @@ class MaintenanceService:
         self._scheduler_loop = Loop("scheduler", self.fire_schedules, self._may_fire_schedules)
         self._repair_loop = Loop("repairs", self.repair_and_prune, self._is_leader)
         self._startup_loop = Loop("startup", self.run_startup_tasks)
+        self._key_check_loop = Loop("key check", self.check_key)
         self._loops = [
             self._leadership_loop,
             self._forwarder_loop,
             self._scheduler_loop,
             self._repair_loop,
             self._startup_loop,
+            self._key_check_loop,
         ]
         waker = LoopWaker(self._forwarder_loop, self._scheduler_loop)
-        self._due_listener = Listener(channels=[due_channel()], event=waker)
+        self._listener = SupervisorListener(waker)
 
     # --- start and stop
 
@@ -164,13 +176,13 @@ class MaintenanceService:
         """Start the threads."""
         for loop in self._loops:
             loop.start()
-        self._due_listener.start()
+        self._listener.start()
 
     def stop(self) -> None:
         """Stop the threads and release the locks."""
         for loop in self._loops:
             loop.stop()
-        self._due_listener.stop()
+        self._listener.stop()
         deadline = time.monotonic() + STOP_SECONDS
         for loop in self._loops:
             if loop.is_alive():
@@ -184,6 +196,12 @@ class MaintenanceService:
     def is_alive(self) -> bool:
         """Return whether a thread still runs."""
         return any(loop.is_alive() for loop in self._loops)
+
+    @property
+    def dead_threads(self) -> list[str]:
+        """The names of threads that have died, without which this process does not do its work."""
+        threads = [(loop.name, loop.has_died) for loop in self._loops]
+        return [name for name, has_died in [*threads, ("listener", self._listener.has_died)] if has_died]
 
     def has_no_work(self, backend: str) -> bool:
         """Return whether the rows show no task of this alias as queued, running or due; False when in doubt."""
@@ -200,10 +218,19 @@ class MaintenanceService:
         if self.queues:
             rows = rows.filter(queue_name__in=self.queues)
         try:
-            return not rows.exists()
-        except DatabaseError:
+            found = rows.exists()
+        except STORE_ERRORS as error:
             connections.close_all()
+            self._look_faults.note(error)
             return False
+        self._look_faults.clear()
+        return not found
+
+    @property
+    def not_set_up(self) -> DatabaseNotSetUp | None:
+        """The error to end with, when the database cannot be used until a person has acted."""
+        found = [loop.not_set_up for loop in self._loops]
+        return next(filter(None, [*found, self._look_faults.not_set_up]), None)
 
     # --- leadership
 
@@ -227,6 +254,7 @@ class MaintenanceService:
             logger.info("leadership acquired: this process now runs schedules, repairs and pruning")
             self._scheduler_loop.wake()
             self._repair_loop.wake()
+            self._key_check_loop.wake()
         return conf.current().lock_ttl_seconds / LEADER_CHECKS_PER_TTL
 
     def forward(self) -> float:
@@ -258,6 +286,10 @@ class MaintenanceService:
         self.reconciler.tick(time.monotonic())
         self.pruner.tick(time.monotonic())
         return 0.0 if self.reconciler.is_urgent else min(REPAIR_SECONDS, conf.current().reconcile_seconds)
+
+    def check_key(self) -> float:
+        """Check that this process has the leader's SECRET_KEY; as the leader, let the others check theirs."""
+        return self.key_check.tick(is_leader=self._is_leader())
 
     def run_startup_tasks(self) -> float | None:
         """Advance the start-up tasks; None when all are finished."""

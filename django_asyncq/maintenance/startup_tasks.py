@@ -7,7 +7,6 @@ and with what result.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import socket
@@ -20,13 +19,15 @@ from django.db.models import Value
 from .. import conf, failpoints
 from ..definitions.schedules import StartupTask, startup_tasks
 from ..exceptions import LockLost
+from ..guard import get_logger
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..lifecycle import describe_exit
 from ..models import StartupRun
 from ..storage.database_time import DatabaseNow
 from ..worker.bootstrap import run_startup_task
+from ..worker.process_groups import has_exited, kill_group, start_of_child, wait_for_exit
 
-logger = logging.getLogger("django_asyncq.maintenance.startup_tasks")
+logger = get_logger("django_asyncq.maintenance.startup_tasks")
 
 # While a process runs, and while another process holds the lock.
 POLL_SECONDS = 0.2
@@ -128,13 +129,17 @@ class Run:
         spawn: Any = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(target=run_startup_task, args=(task.name, theirs), name="asyncq-startup")
-        self._process.start()
+        with start_of_child():
+            self._process.start()
         theirs.close()
 
     def error(self) -> str | None:
         """Return "" when the task succeeded, else what went wrong; None while it runs."""
-        if self._process.exitcode is None:
+        if not has_exited(self._process):
             return None
+        kill_group(self._process)
+        if self._process.exitcode is None:
+            return None  # another thread reaps it at this moment
         try:
             if self._pipe.poll():
                 return str(self._pipe.recv())
@@ -143,12 +148,10 @@ class Run:
         return describe_exit(self._process.exitcode)
 
     def stop(self, grace_seconds: float) -> None:
-        """Ask the process to stop, and kill it after the grace period."""
+        """Ask the process to stop; kill it after the grace period, and what it has started."""
         self._process.terminate()
-        self._process.join(grace_seconds)
-        if self._process.exitcode is None:
-            self._process.kill()
-            self._process.join(5)
+        wait_for_exit(self._process, grace_seconds)
+        kill_group(self._process)
         self.close()
 
     def close(self) -> None:

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
+from .liveness import LivenessFile
 from .processes import WorkersCannotStart
-from .supervision import Supervisor
+from .supervision import Supervisor, ThreadDied
 
-__all__ = ["Supervisor", "WorkersCannotStart"]
+__all__ = ["LivenessFile", "Supervisor", "ThreadDied", "WorkersCannotStart"]

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
-import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from .. import failpoints, lifecycle
+from ..definitions.names import runs_alone
+from ..exceptions import DatabaseNotSetUp
+from ..guard import get_logger
 from ..worker.bootstrap import start
 from ..worker.crash_stack import CrashStack
-from ..worker.options import READY, WorkerOptions
+from ..worker.options import NOT_SET_UP, READY, WorkerOptions
+from ..worker.process_groups import has_exited, kill_group, reap_group, signal_group, signal_process, start_of_child
 from ..worker.slot_table import SlotTable
+from .vacancies import Vacancy
 
-logger = logging.getLogger("django_asyncq.supervisor")
+logger = get_logger("django_asyncq.supervisor")
 
-# A process that dies younger than this is replaced after growing pauses.
-YOUNG_SECONDS = 5.0
-LONGEST_PAUSE_SECONDS = 30.0
 # A burst gives up when this many processes in a row exited before they were ready; a service never gives up.
 FAILED_STARTS = 3
 
@@ -33,7 +34,10 @@ class WorkersCannotStart(RuntimeError):
 class Child:
     """One worker process, and what is known about it after its death.
 
-    overdue: ids of the tasks for which it was killed. exit_code, stack: of the dead process; stack: "" if it left none.
+    overdue: ids of the tasks for which it was killed. was_killed: by its supervisor. was_ready: whether it began to
+    fetch; known after its death. is_stalled: whether it was asked to stop because it stood still. exit_code, stack: of
+    the dead process; stack: "" if it left none.
+    failed_starts: how many processes before it, each replaced by the next, exited before they were ready.
     """
 
     process: Any
@@ -45,10 +49,19 @@ class Child:
     exit_code: int | None = None
     stack: str = ""
     overdue: set[str] = field(default_factory=set)
+    was_killed: bool = False
+    was_ready: bool = False
+    failed_starts: int = 0
+    is_stalled: bool = False
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is a quarantine process, which runs one task at a time."""
+        return runs_alone(self.worker_id)
 
 
 class Processes:
-    """The living worker processes, at most `count`, and when the next one may be started.
+    """The living worker processes, `count` and those in quarantine, and when the next one may be started.
 
     on_death: called once for each process that has exited.
     """
@@ -61,9 +74,11 @@ class Processes:
         # Whether processes are expected to exit: their deaths are no errors, and nobody replaces them.
         self.is_stopping = False
         self._spawn = multiprocessing.get_context("spawn")
-        self._start_at = 0.0
-        self._early_deaths = 0
+        self._orphaned_groups: set[int] = set()
+        self._vacancies = [Vacancy()] * count
         self._failed_starts = 0
+        # What a process said that had to exit because of the database.
+        self.not_set_up: DatabaseNotSetUp | None = None
 
     @property
     def sentinels(self) -> list[int]:
@@ -72,8 +87,13 @@ class Processes:
 
     @property
     def are_complete(self) -> bool:
-        """Whether all processes run."""
-        return len(self.children) == self.count
+        """Whether all processes run, those in quarantine aside."""
+        return len(self.children) - len(self.alone) == self.count
+
+    @property
+    def alone(self) -> list[Child]:
+        """The quarantine processes."""
+        return [child for child in self.children if child.is_alone]
 
     @property
     def cannot_start(self) -> bool:
@@ -83,55 +103,81 @@ class Processes:
     # --- start
 
     def start_missing(self, now: float) -> None:
-        """Start processes until there are `count`, unless it is too early."""
-        while not self.are_complete and now >= self._start_at:
-            self.children.append(self._start(now))
+        """Start a process for each missing one, unless it is too early; nothing replaces one in quarantine."""
+        for vacancy in [vacancy for vacancy in self._vacancies if vacancy.start_at <= now]:
+            self._vacancies.remove(vacancy)
+            self.start(self.options, now).failed_starts = vacancy.failed_starts
 
-    def _start(self, now: float) -> Child:
+    def start(self, options: WorkerOptions, now: float) -> Child:
+        """Start one process with options of its own."""
         # Async tasks have slots of their own, after those of the threads.
-        slot_table = SlotTable(2 * self.options.concurrency)
+        slot_table = SlotTable(2 * options.concurrency)
         ours, theirs = self._spawn.Pipe()
         crash_stack = CrashStack()
-        arguments = (self.options, slot_table, theirs, crash_stack.path)
+        arguments = (options, slot_table, theirs, crash_stack.path)
         process = self._spawn.Process(target=start, args=arguments, name="asyncq-worker")
-        process.start()
+        with start_of_child():
+            process.start()
         theirs.close()
         pid = process.pid
         assert pid is not None  # noqa: S101 - it has been started
-        return Child(process, slot_table, ours, self.options.worker_id_of(pid), now, crash_stack)
+        child = Child(process, slot_table, ours, options.worker_id_of(pid), now, crash_stack)
+        self.children.append(child)
+        return child
 
     # --- death
 
     def reap(self, now: float) -> None:
-        """Notice dead processes: pass them on, and delay the next start if they died young."""
-        for child in [child for child in self.children if child.process.exitcode is not None]:
+        """Notice dead processes: kill what they left, pass them on, and have them replaced."""
+        self._orphaned_groups = {pid for pid in self._orphaned_groups if reap_group(pid)}
+        for child in [child for child in self.children if has_exited(child.process)]:
+            # Before its process id can be given to another process.
+            kill_group(child.process)
+            if child.process.exitcode is None:
+                continue  # another thread reaps it at this moment
             self.children.remove(child)
-            began_to_fetch = was_ready(child.pipe)
+            self._orphaned_groups.add(child.process.pid)
+            self._read_words(child)
             child.pipe.close()
             child.stack = child.crash_stack.take()
             child.exit_code = child.process.exitcode
             self.on_death(child)
             failpoints.reach("reap.death_noticed")
             if child.exit_code == 0 or self.is_stopping:
+                if not child.is_alone:
+                    self._vacancies.append(Vacancy())
                 continue
             details = "\n".join(filter(None, [lifecycle.describe_exit(child.exit_code), child.stack]))
             logger.error("worker %s exited unexpectedly: %s", child.worker_id, details)
-            self._failed_starts = 0 if began_to_fetch else self._failed_starts + 1
-            self._delay_next_start(child, now)
+            if not child.is_alone:
+                self._add_vacancy(child, now)
 
-    def _delay_next_start(self, child: Child, now: float) -> None:
-        died_young = now - child.started_at < YOUNG_SECONDS
-        self._early_deaths = self._early_deaths + 1 if died_young else 0
-        pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** (self._early_deaths - 2)) if self._early_deaths > 1 else 0.0
-        self._start_at = now + pause
+    def _add_vacancy(self, child: Child, now: float) -> None:
+        if child.was_ready:
+            self._failed_starts = 0
+            self._vacancies.append(Vacancy.after_death(child.started_at, now))
+        else:
+            self._failed_starts += 1
+            self._vacancies.append(Vacancy.after_failed_start(child.failed_starts + 1, child.started_at, now))
+
+    def _read_words(self, child: Child) -> None:
+        """Note whether a dead process began to fetch tasks, and whether it found the database not set up."""
+        for word in words_of(child.pipe):
+            child.was_ready = child.was_ready or word == READY
+            if isinstance(word, tuple) and word[:1] == (NOT_SET_UP,):
+                self.not_set_up = DatabaseNotSetUp(*word[1:])
 
     # --- signals
 
     def signal_all(self, number: int) -> None:
-        """Send a signal to every process."""
+        """Send a signal to every worker process, not to what its tasks have started."""
         for child in self.children:
-            if child.process.exitcode is None:
-                os.kill(child.process.pid, number)
+            signal_process(child.process, number)
+
+    def signal_groups(self, number: int) -> None:
+        """Send a signal to every worker process and to all that its tasks have started."""
+        for child in self.children:
+            signal_group(child.process, number)
 
     def kill_overdue(self, now: float) -> None:
         """Kill processes in which a task ignores its timeout; the next round replaces them."""
@@ -144,25 +190,25 @@ class Processes:
                 for id in sorted(overdue):
                     text = "worker %s is replaced: task %s ran on after its timeout"
                     logger.error(text, child.worker_id, id, extra={"task_id": id})
-                kill(child)
+                self.kill(child)
 
     def kill_remaining(self) -> None:
         """Kill the processes that did not stop in time, and notice their death."""
         for child in self.children:
             logger.error("worker %s did not stop in time and is killed", child.worker_id)
-            kill(child)
+            self.kill(child)
         self.reap(time.monotonic())
 
+    def kill(self, child: Child) -> None:
+        """Kill a process and all that its tasks have started; the next round replaces it."""
+        child.was_killed = True
+        kill_group(child.process)
 
-def kill(child: Child) -> None:
-    """Kill one process, and wait until it is dead."""
-    child.process.kill()
-    child.process.join(5)
 
-
-def was_ready(pipe: Any) -> bool:
-    """Return whether the process at the other end of the pipe began to fetch tasks."""
-    try:
-        return bool(pipe.poll() and pipe.recv() == READY)
-    except (EOFError, OSError):
-        return False
+def words_of(pipe: Any) -> list[Any]:
+    """Return what the dead process at the other end of the pipe has said."""
+    words = []
+    with suppress(EOFError, OSError):
+        while pipe.poll():
+            words.append(pipe.recv())
+    return words

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from datetime import datetime
 
-from django.db import Error as DatabaseError
 from django.db import connections
 from django.utils import timezone
 
 from .. import lifecycle
 from ..broker import Broker, Lease
-from ..exceptions import BrokerUnavailable, TaskNotRegistered, TaskTimeout
+from ..exceptions import TaskNotRegistered, TaskTimeout
+from ..faults import STORE_ERRORS, Faults, concerns_one_row
+from ..guard import get_logger
 from ..registry import registered
-from ..results import next_attempt_at
+from ..results import Judgement, judge_failure
 from ..worker.options import WorkerOptions
+from .blame import blame, describe_death
+from .memory import MemorySampler
 from .processes import Child
 
-logger = logging.getLogger("django_asyncq.supervisor")
+logger = get_logger("django_asyncq.supervisor")
 
 RECOVER_AGAIN_SECONDS = 1.0
 
@@ -26,35 +28,44 @@ RECOVER_AGAIN_SECONDS = 1.0
 class Recovery:
     """The dead processes whose tasks are not recovered yet."""
 
-    def __init__(self, broker: Broker, options: WorkerOptions) -> None:
+    def __init__(self, broker: Broker, options: WorkerOptions, memory: MemorySampler) -> None:
         self.broker = broker
         self.options = options
+        self.memory = memory
         self.dead: list[Child] = []
         self._recover_at = 0.0
+        self._faults = Faults(logger, "the tasks of dead workers cannot be recovered yet")
 
     def add(self, child: Child) -> None:
         """Have the tasks of a dead process recovered in the next round."""
         self.dead.append(child)
         self._recover_at = time.monotonic()
 
-    def recover_dead(self, now: float) -> None:
-        """Recover the tasks of dead processes; retry later while a store is unreachable."""
+    def recover_dead(self, now: float) -> bool:
+        """Recover the tasks of dead processes; retry later while a store is unreachable. Return whether it was done."""
         if not self.dead or now < self._recover_at:
-            return
+            return False
         self._recover_at = now + RECOVER_AGAIN_SECONDS
-        while self.dead:
-            child = self.dead[0]
+        has_failed = False
+        for child in self.dead.copy():
             try:
                 self.recover(child)
-            except (BrokerUnavailable, DatabaseError) as error:
+            except Exception as error:  # noqa: BLE001 - it is logged, and the leases of the tasks expire at last
                 connections.close_all()
-                logger.warning("worker %s: its tasks cannot be recovered yet: %s", child.worker_id, error)
-                return
-            self.dead.pop(0)
+                self._faults.note(error)
+                has_failed = True
+                if isinstance(error, STORE_ERRORS) and not concerns_one_row(error):
+                    return False
+                continue
+            self.dead.remove(child)
+            self.memory.forget(child)
+        if not has_failed:
+            self._faults.clear()
+        return not has_failed
 
     def recover(self, child: Child) -> None:
         """Recover the tasks of one dead process. Raises: BrokerUnavailable, django.db.Error."""
-        started = {running.id for running in child.slot_table.running()}
+        reason, blamed = describe_death(child, self.memory), blame(child)
         # First: Redis may still hand a task to the dead worker's blocked connection.
         self.broker.stop_handoff(child.worker_id)
         # Read again: the known names may be 5 s old, and the worker may have claimed a task of a newer queue.
@@ -68,9 +79,8 @@ class Recovery:
                 queue,
                 child.worker_id,
                 leases,
-                reason=lifecycle.describe_exit(child.exit_code),
-                crashed=child.exit_code != 0 and not child.overdue,
-                started=started,
+                reason=reason,
+                blame=blamed,
                 timed_out=_timed_out(leases, child.overdue),
                 stack=child.stack,
             )
@@ -86,8 +96,8 @@ def _timed_out(leases: list[Lease], overdue: set[str]) -> dict[str, tuple[BaseEx
             f"its process was replaced"
         )
         try:
-            retry_at = next_attempt_at(registered(record.name), record, error, timezone.now())
+            judgement = judge_failure(registered(record.name), record, error, timezone.now())
         except TaskNotRegistered:
-            retry_at = None
-        decided[id] = (error, retry_at)
+            judgement = Judgement(error, None)
+        decided[id] = (judgement.exception, judgement.retry_at)
     return decided

@@ -6,13 +6,14 @@ Child processes are fresh interpreters, not forks: the supervisor has threads an
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import traceback
 from typing import Any
 
+from ..threads import EX_SOFTWARE, LongLivedThread
 from .crash_stack import write_crash_stack
+from .forks import isolate_forks
 from .options import WorkerOptions
+from .process_groups import kill_own_group, lead_group
 from .slot_table import SlotTable
 
 
@@ -21,18 +22,23 @@ def start(options: WorkerOptions, slot_table: SlotTable, supervisor: Any, stack_
 
     stack_file: where the stacks of all threads go when a signal such as SIGSEGV ends the process.
     """
+    lead_group()
     if stack_file:
         write_crash_stack(stack_file)
     _set_up()
 
     from .process import WorkerProcess
 
-    WorkerProcess(options, slot_table, supervisor).run()
+    process = WorkerProcess(options, slot_table, supervisor)
+    isolate_forks(supervisor, process.wakeup, slot_table)
+    process.run()
 
 
 def run_startup_task(name: str, supervisor: Any) -> None:
     """Run one start-up task; send the supervisor "" or the traceback. Exits when the supervisor does."""
-    threading.Thread(target=_exit_with, args=(supervisor,), daemon=True).start()
+    lead_group()
+    isolate_forks(supervisor)
+    LongLivedThread("supervisor", lambda: _exit_with(supervisor), on_death=lambda name: os._exit(EX_SOFTWARE)).start()
     try:
         _set_up()
 
@@ -52,8 +58,6 @@ def run_startup_task(name: str, supervisor: Any) -> None:
 def _set_up() -> None:
     import django
 
-    # Ctrl-C reaches the whole process group; until there is another handler, the supervisor decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     django.setup()
 
     from ..registry import load_task_modules
@@ -64,4 +68,5 @@ def _set_up() -> None:
 def _exit_with(supervisor: Any) -> None:
     """Exit with the supervisor. It never sends anything this way, so what can be read is the end of the stream."""
     supervisor.poll(None)
+    kill_own_group()
     os._exit(1)

@@ -6,9 +6,27 @@ import os
 import socket
 import uuid
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..definitions.names import ALONE
 
 # The only message of a worker process to its supervisor: it is about to fetch.
 READY = "ready"
+# With the reason and the remedy of a DatabaseNotSetUp.
+NOT_SET_UP = "not set up"
+
+
+class Suspect(NamedTuple):
+    """The first task of a quarantine process, which its supervisor has claimed for it.
+
+    number: of the process among the quarantine processes of its supervisor. claimed_at: monotonic seconds.
+    """
+
+    number: int
+    queue: str
+    id: str
+    fence: int
+    claimed_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +34,8 @@ class WorkerOptions:
     """The options of one worker process.
 
     queues: name → weight; empty for all queues that exist. name: first part of its id. supervisor_pid, token: make the
-    id unique, also against a process of the same host name and pid.
+    id unique, also against a process of the same host name and pid. suspect: given to a quarantine process only, which
+    runs suspects one at a time.
     """
 
     backend: str = "default"
@@ -28,7 +47,17 @@ class WorkerOptions:
     name: str = field(default_factory=socket.gethostname)
     supervisor_pid: int = field(default_factory=os.getpid)
     token: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    suspect: Suspect | None = None
 
     def worker_id_of(self, pid: int) -> str:
-        """Return the worker id of the process of this pid."""
+        """Return the worker id of the process of this pid.
+
+        That of a quarantine process has a number in its place: its first task is claimed before there is a pid.
+        """
+        if self.suspect is not None:
+            return self.alone_id(self.suspect.number)
         return f"{self.name}:{self.supervisor_pid}:{pid}:{self.token}"
+
+    def alone_id(self, number: int) -> str:
+        """Return the worker id of the quarantine process of this number."""
+        return f"{self.name}:{self.supervisor_pid}:{number}:{self.token}{ALONE}"

@@ -6,32 +6,40 @@ must not look dead.
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import os
 import select
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from django.db import Error as DatabaseError
 from django.db import connections
 
 from .. import conf, lifecycle
 from ..broker import Broker
-from ..exceptions import BrokerUnavailable
+from ..exceptions import DatabaseNotSetUp
+from ..faults import STORE_ERRORS, one_line
+from ..guard import get_logger, own_process
+from ..threads import EX_SOFTWARE, exit_process
 from .execute.executors import Executors
 from .execute.job import Job, JobPhase
 from .execute.jobs import Jobs
+from .execute.loop_block import LoopBlock
 from .execute.run import JobRunner
 from .fetch.capacity import Capacity
 from .fetch.fetcher import Fetcher
-from .options import READY, WorkerOptions
+from .fetch.suspect_fetcher import SuspectFetcher
+from .heartbeat import Heartbeat
+from .options import NOT_SET_UP, READY, WorkerOptions
+from .process_groups import kill_own_group
 from .reporter import Reporter
 from .slot_table import SlotTable
+from .thread_death import ThreadDeath
 from .wakeup import Reason, Wakeup
 
-logger = logging.getLogger("django_asyncq.worker")
+logger = get_logger("django_asyncq.worker")
 
 REQUEUE_AFTER_SECONDS = 0.15
 MARK_AFTER_SECONDS = 0.05
@@ -60,10 +68,12 @@ class WorkerProcess:
             max_tasks=options.max_tasks,
             max_memory_mb=options.max_memory_mb,
         )
-        self.reporter = Reporter(self.broker, self.worker_id, self.wakeup, self.capacity.quiet)
-        runner = JobRunner(self.worker_id, slot_table, self.reporter, self.capacity)
+        on_death = ThreadDeath(self.worker_id, self.jobs)
+        self.reporter = Reporter(self.broker, self.worker_id, self.wakeup, self.capacity.quiet, on_death=on_death)
+        runner = JobRunner(self.worker_id, slot_table, self.reporter, self.capacity, asyncio.new_event_loop())
         self.executors = Executors(runner, self.jobs, options.concurrency)
-        self.fetcher = Fetcher(
+        make_fetcher = Fetcher if options.suspect is None else SuspectFetcher
+        self.fetcher = make_fetcher(
             self.broker,
             self.worker_id,
             options,
@@ -71,18 +81,25 @@ class WorkerProcess:
             executors=self.executors,
             reporter=self.reporter,
             wakeup=self.wakeup,
+            pulse=slot_table.pulse,
+            on_death=on_death,
         )
+        self.pulse = slot_table.pulse
+        self.heartbeat = Heartbeat(self.pulse, LoopBlock(self.executors.loop), on_death)
         self.stop_requests = 0
+        self._is_orphan = False
 
     # --- from start to stop
 
     def run(self) -> None:
         """Work until asked to stop, until used up, or until the supervisor is dead."""
+        own_process()
         self.install_signals()
         self.reporter.start()
+        self.heartbeat.start()
         self.supervisor.send(READY)
         logger.info("worker %s started: %d slots", self.worker_id, self.options.concurrency)
-        exit_code = 1
+        exit_code = EX_SOFTWARE
         try:
             while not self._must_stop():
                 if self.jobs.count:
@@ -91,11 +108,17 @@ class WorkerProcess:
                     self.capacity.check_quiet()
                     self._sleep()
             exit_code = 0
-        except Exception:
+        except DatabaseNotSetUp as error:
+            logger.error("worker %s drains and exits: %s", self.worker_id, error)
+            with suppress(OSError):
+                self.supervisor.send((NOT_SET_UP, error.reason, error.remedy))
+        except BaseException:
             # Logged here, because this process exits without a traceback.
             logger.exception("worker %s failed; draining", self.worker_id)
-        finally:
+        try:
             self.shut_down(exit_code)
+        except BaseException:  # noqa: BLE001 - it is logged by the last words
+            exit_process(lambda: logger.exception("worker %s failed while it drained", self.worker_id))
 
     def install_signals(self) -> None:
         """Handle SIGTERM and SIGINT, and be woken by them."""
@@ -105,13 +128,15 @@ class WorkerProcess:
 
     def _on_signal(self, number: int, frame: Any) -> None:
         # Only a flag: raising into redis or the database driver would leave a connection half read.
-        # Ctrl-C reaches the whole process group; the supervisor alone decides what it means.
+        # SIGINT is for the programs that tasks run; the supervisor alone decides what Ctrl-C means.
         if number == signal.SIGTERM:
             self.stop_requests += 1
 
     def _must_stop(self) -> bool:
         if self.stop_requests:
             return True
+        if self.reporter.not_set_up is not None:
+            raise self.reporter.not_set_up
         # Not `poll()`, which makes a selector each time, and this is asked before each fetch.
         if select.select([self._supervisor_fd], [], [], 0)[0]:
             try:
@@ -119,8 +144,9 @@ class WorkerProcess:
             except (EOFError, ConnectionResetError):
                 # Reset, when the supervisor had left unread what this process sent to it.
                 logger.warning("worker %s: the supervisor is dead; draining", self.worker_id)
+                self._is_orphan = True
                 return True
-        return self.capacity.is_used_up
+        return self.capacity.is_used_up or self.fetcher.is_finished
 
     def _sleep(self) -> None:
         """Sleep until there is work, capacity, or a clock to look at; then read what has woken this thread."""
@@ -159,16 +185,17 @@ class WorkerProcess:
             return
         try:
             lifecycle.requeue(self.broker, self.worker_id, [job.run for job in jobs])
-        except (BrokerUnavailable, DatabaseError) as error:
-            logger.warning("%d tasks were not requeued; the supervisor will: %s", len(jobs), error)
+        except STORE_ERRORS as error:
+            logger.warning("%d tasks were not requeued; the supervisor will: %s", len(jobs), one_line(error))
 
     # --- the stop
 
     def shut_down(self, exit_code: int) -> None:
         """Stop fetching, requeue what has not begun, drain until the deadline, requeue the rest, and exit."""
+        grace_seconds = conf.current().shutdown_grace_seconds
+        self.pulse.excuse(grace_seconds + REPORT_SECONDS)
         self.fetcher.stop()
         self.requeue(self.jobs.take_waiting(time.monotonic()))
-        grace_seconds = conf.current().shutdown_grace_seconds
         deadline = time.monotonic() + grace_seconds
         self.wakeup.expect(Reason.IDLE)
         while self.jobs.running and time.monotonic() < deadline and self.stop_requests < 2:
@@ -188,5 +215,8 @@ class WorkerProcess:
         logger.info(
             "worker %s stopped: %d tasks finished, %d requeued", self.worker_id, self.capacity.finished, len(rest)
         )
+        if self._is_orphan:
+            # Nobody else is left to kill what its tasks have started.
+            kill_own_group()
         # Threads that still run a task cannot be stopped otherwise, and its fence would refuse their outcome.
         os._exit(exit_code)

@@ -4,23 +4,23 @@
 --       lock seconds
 -- Returns one word for each: "grouped"; or, with nothing changed, "exists" or "duplicate" (another id holds the lock).
 -- Invariant: a group with members is named in the groups set. As in asynq, the hash has no unique_key field.
-local now = redis.call('TIME')[1]
+local now = call('TIME')[1]
 local words = {}
 for i = 3, #ARGV, 6 do
   local id, message, fence, priority, lock, seconds = unpack(ARGV, i, i + 5)
   local key = ARGV[1] .. id
-  local owner = lock ~= '' and redis.call('GET', lock)
+  local owner = lock ~= '' and call('GET', lock)
   if owner and owner ~= id then
     words[#words + 1] = 'duplicate'
-  elseif redis.call('HEXISTS', key, 'msg') == 1 then
+  elseif call('HEXISTS', key, 'msg') == 1 then
     words[#words + 1] = 'exists'
   else
-    if lock ~= '' then redis.call('SET', lock, id, 'EX', seconds) end
-    redis.call('HSET', key, 'msg', message, 'state', 'aggregating', 'group', ARGV[2])
-    if fence ~= '0' then redis.call('HSET', key, 'fence', fence) end
-    if priority ~= '0' then redis.call('HSET', key, 'priority', priority) end
-    redis.call('ZADD', KEYS[1], now, id)
-    redis.call('SADD', KEYS[2], ARGV[2])
+    if lock ~= '' then call('SET', lock, id, 'EX', seconds) end
+    call('HSET', key, 'msg', message, 'state', 'aggregating', 'group', ARGV[2])
+    if fence ~= '0' then call('HSET', key, 'fence', fence) end
+    if priority ~= '0' then call('HSET', key, 'priority', priority) end
+    call('ZADD', KEYS[1], now, id)
+    call('SADD', KEYS[2], ARGV[2])
     words[#words + 1] = 'grouped'
   end
 end

@@ -4,41 +4,34 @@
 --       kept, 5 how many are kept, then for each task: id, fence, message ("": keep the old one)
 -- Returns one word for each: "archived", "stale" (nothing changed) or "missing" (no hash).
 -- Invariant: as in `done`; a trimmed task leaves no hash behind.
-local now = redis.call('TIME')[1]
+local now = call('TIME')[1]
 local words, count = {}, 0
 for i = 6, #ARGV, 3 do
   local id, fence, message = unpack(ARGV, i, i + 2)
   local key = ARGV[1] .. id
-  local known = redis.call('HMGET', key, 'fence', 'state')
-  if known[2] and ((known[1] or '0') ~= fence or known[2] ~= 'active') then
+  local known = call('HMGET', key, 'fence', 'state')
+  if known[2] and ((known[1] or '0') ~= fence or is_elsewhere(known[2], 'active')) then
     words[#words + 1] = 'stale'
   else
-    redis.call('LREM', KEYS[1], 0, id)
-    redis.call('ZREM', KEYS[2], id)
-    redis.call('HDEL', KEYS[3], id)
+    call('LREM', KEYS[1], 0, id)
+    call('ZREM', KEYS[2], id)
+    call('HDEL', KEYS[3], id)
     if known[2] then
-      redis.call('HDEL', key, 'worker', 'parked_at', 'outcome')
-      redis.call('ZADD', KEYS[4], now, id)
-      redis.call('HSET', key, 'state', 'archived')
-      if message ~= '' then redis.call('HSET', key, 'msg', message) end
+      call('HDEL', key, 'worker', 'parked_at', 'outcome', 'outcome_waited')
+      call('ZADD', KEYS[4], now, id)
+      call('HSET', key, 'state', 'archived')
+      if message ~= '' then call('HSET', key, 'msg', message) end
       count = count + 1
     end
     words[#words + 1] = known[2] and 'archived' or 'missing'
   end
 end
 if count == 0 then return words end
-local old = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', now - ARGV[4], 'LIMIT', 0, 100)
-local extra = math.min(redis.call('ZCARD', KEYS[4]) - ARGV[5], 100)
+local old = call('ZRANGEBYSCORE', KEYS[4], '-inf', now - ARGV[4], 'LIMIT', 0, 100)
+local extra = math.min(call('ZCARD', KEYS[4]) - ARGV[5], 100)
 -- Both begin with the oldest, so the longer list holds the other.
-if extra > #old then old = redis.call('ZRANGE', KEYS[4], 0, extra - 1) end
-for _, id in ipairs(old) do redis.call('DEL', ARGV[1] .. id) end
-if #old > 0 then redis.call('ZREM', KEYS[4], unpack(old)) end
-for day = 5, 6 do
-  if redis.call('INCRBY', KEYS[day], count) == count then redis.call('EXPIREAT', KEYS[day], ARGV[2]) end
-end
-local total = redis.call('GET', KEYS[7])
-local full = total and tonumber(total) + count >= tonumber(ARGV[3])
-for all = 7, 8 do
-  if full then redis.call('SET', KEYS[all], count) else redis.call('INCRBY', KEYS[all], count) end
-end
+if extra > #old then old = call('ZRANGE', KEYS[4], 0, extra - 1) end
+for _, id in ipairs(old) do call('DEL', ARGV[1] .. id) end
+if #old > 0 then call('ZREM', KEYS[4], unpack(old)) end
+add_to_counters({KEYS[5], KEYS[6]}, {KEYS[7], KEYS[8]}, count, ARGV[2], ARGV[3])
 return words

@@ -10,37 +10,37 @@
 local is_handoff = ARGV[5] ~= ''
 if is_handoff then
   -- The id that BLMOVE moved returns to its place first: a task with a higher priority may be due before it.
-  local moved = redis.call('RPOP', KEYS[8])
-  if moved then redis.call('RPUSH', KEYS[1], moved) end
-  local noted = redis.call('HKEYS', KEYS[7])
+  local moved = call('RPOP', KEYS[8])
+  if moved then call('RPUSH', KEYS[1], moved) end
+  local noted = call('HKEYS', KEYS[7])
   if #noted ~= 1 or noted[1] ~= '' then return {'not ready'} end
 end
-if redis.call('EXISTS', KEYS[5]) == 1 then return {'paused'} end
+if call('GET', KEYS[5]) then return {'paused'} end
 local wanted, ids = tonumber(ARGV[2]), {}
 
 local function take_priority(low, high)
   if #ids >= wanted then return end
-  local found = redis.call('ZRANGEBYSCORE', KEYS[2], low, high, 'LIMIT', 0, wanted - #ids)
+  local found = call('ZRANGEBYSCORE', KEYS[2], low, high, 'LIMIT', 0, wanted - #ids)
   for _, id in ipairs(found) do ids[#ids + 1] = id end
-  if #found > 0 then redis.call('ZREM', KEYS[2], unpack(found)) end
+  if #found > 0 then call('ZREM', KEYS[2], unpack(found)) end
 end
 
 take_priority('-inf', '(0')
 if #ids < wanted then
-  local found = redis.call('RPOP', KEYS[1], wanted - #ids)
+  local found = call('RPOP', KEYS[1], wanted - #ids)
   for _, id in ipairs(found or {}) do ids[#ids + 1] = id end
 end
-take_priority('(0', '+inf')
+take_priority('0', '+inf')
 
-local lease_end = redis.call('TIME')[1] + ARGV[3]
+local lease_end = call('TIME')[1] + ARGV[3]
 local taken, leases, held = {}, {}, {}
 for _, id in ipairs(ids) do
   local key = ARGV[1] .. id
-  local known = redis.call('HMGET', key, 'state', 'msg', 'fence')
-  if known[2] and (known[1] or 'pending') == 'pending' then
-    local fence = (tonumber(known[3]) or 0) + 1
-    redis.call('HSET', key, 'fence', fence, 'state', 'active', 'worker', ARGV[4])
-    redis.call('HDEL', key, 'pending_since')
+  local known = call('HMGET', key, 'state', 'msg', 'fence')
+  if known[2] and not is_elsewhere(known[1], 'pending') then
+    local fence = (fence_of(known[3]) or 0) + 1
+    call('HSET', key, 'fence', fence, 'state', 'active', 'worker', ARGV[4])
+    call('HDEL', key, 'pending_since')
     taken[#taken + 1] = id
     leases[#leases + 1] = lease_end
     leases[#leases + 1] = id
@@ -49,11 +49,11 @@ for _, id in ipairs(ids) do
   end
 end
 if #taken > 0 then
-  redis.call('LPUSH', KEYS[3], unpack(taken))
-  redis.call('ZADD', KEYS[4], unpack(leases))
-  redis.call('HSET', KEYS[6], unpack(held))
-  if is_handoff then redis.call('HSET', KEYS[7], ARGV[5], taken[1]) end
-  if KEYS[7] then redis.call('HDEL', KEYS[7], '') end
+  call('LPUSH', KEYS[3], unpack(taken))
+  call('ZADD', KEYS[4], unpack(leases))
+  call('HSET', KEYS[6], unpack(held))
+  if is_handoff then call('HSET', KEYS[7], ARGV[5], taken[1]) end
+  if KEYS[7] then call('HDEL', KEYS[7], '') end
 end
-local is_more = is_handoff and redis.call('EXISTS', KEYS[1], KEYS[2]) > 0
+local is_more = is_handoff and call('EXISTS', KEYS[1], KEYS[2]) > 0
 return {is_more and 'more' or 'taken', unpack(held)}

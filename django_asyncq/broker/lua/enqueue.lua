@@ -5,55 +5,55 @@
 --       id, message, fence ("0": none), priority, lock key or "", lock seconds, number of its gate ("0": none)
 -- Returns one word for each: "queued"; or, with nothing changed, "exists", "duplicate" (another id holds the lock) or
 --       "no_slot" (it has no slot that can be relied on: acquire one first).
--- Invariant: an id is in one list; with "again" it moves from retry, archived, completed or scheduled to pending. A
---       fence never falls. A refused task takes no lock. No slot is acquired or shortened here.
-local time = redis.call('TIME')
+-- Invariant: an id is in one list; with "again" it moves from retry, archived, completed or scheduled to pending, and
+--       from wherever an unreadable state may have left it. A fence never falls. A refused task takes no lock. No slot is acquired or shortened here.
+local time = call('TIME')
 local now, now_ns = tonumber(time[1]), time[1] .. ('00000' .. time[2]):sub(-6) .. '000'
 local place = {scheduled = KEYS[3], retry = KEYS[4], archived = KEYS[5], completed = KEYS[6]}
 local words, gates, woke = {}, {}, false
 for number = 1, tonumber(ARGV[5]) do
   local members, meta = KEYS[6 + 2 * number], KEYS[7 + 2 * number]
-  local known = redis.call('HMGET', meta, 'built', 'limit', 'expected_seconds', 'asked')
-  local is_reliable = known[1] and now - tonumber(known[4] or 0) <= tonumber(ARGV[4])
-  local hold = math.min(math.max(math.ceil(10 * (known[3] or ARGV[5 + 2 * number])), 3600), 86400)
-  if redis.call('TTL', members) < hold + 60 then redis.call('EXPIRE', members, hold + 60) end
-  gates[number] = {members = members, hold = hold, limit = is_reliable and tonumber(known[2] or ARGV[4 + 2 * number])}
+  local known = call('HMGET', meta, 'built', 'limit', 'expected_seconds', 'asked')
+  local is_reliable = known[1] and now - (past(known[4], now) or 0) <= tonumber(ARGV[4])
+  local hold = math.min(math.max(math.ceil(10 * (seconds_of(known[3]) or ARGV[5 + 2 * number])), 3600), 86400)
+  if call('TTL', members) < hold + 60 then call('EXPIRE', members, hold + 60) end
+  gates[number] = {members = members, hold = hold, limit = is_reliable and whole(known[2] or ARGV[4 + 2 * number])}
 end
 
 local function has_slot(id, gate)
   if not gate.limit or gate.limit <= 0 then return gate.limit end
-  if tonumber(redis.call('ZSCORE', gate.members, id) or 0) <= now then return false end
-  return redis.call('ZADD', gate.members, 'XX', 'GT', now + gate.hold, id)
+  if tonumber(call('ZSCORE', gate.members, id) or 0) <= now then return false end
+  return call('ZADD', gate.members, 'XX', 'GT', now + gate.hold, id)
 end
 
 local function put(key, state, id, message, fence, priority, lock, seconds)
   if state then
-    redis.call('ZREM', place[state], id)
-    redis.call('ZREM', KEYS[7], id)
-    redis.call('HDEL', key, 'priority', 'parked_at', 'worker', 'outcome')
+    for _, zset in pairs(place[state] and {place[state]} or place) do call('ZREM', zset, id) end
+    call('ZREM', KEYS[7], id)
+    call('HDEL', key, 'priority', 'parked_at', 'worker', 'outcome', 'outcome_waited')
   end
-  redis.call('HSET', key, 'msg', message, 'state', 'pending', 'pending_since', now_ns)
+  call('HSET', key, 'msg', message, 'state', 'pending', 'pending_since', now_ns)
   if lock ~= '' then
-    redis.call('SET', lock, id, 'EX', seconds)
-    redis.call('HSET', key, 'unique_key', lock)
+    call('SET', lock, id, 'EX', seconds)
+    call('HSET', key, 'unique_key', lock)
   end
-  if fence ~= '0' and tonumber(fence) > tonumber(redis.call('HGET', key, 'fence') or 0) then
-    redis.call('HSET', key, 'fence', fence)
+  if fence ~= '0' and tonumber(fence) > (fence_of(call('HGET', key, 'fence')) or 0) then
+    call('HSET', key, 'fence', fence)
   end
-  if priority == '0' then return redis.call('LPUSH', KEYS[1], id) end
-  redis.call('HSET', key, 'priority', priority)
-  redis.call('ZADD', KEYS[2], -tonumber(priority), id)
+  if priority == '0' then return call('LPUSH', KEYS[1], id) end
+  call('HSET', key, 'priority', priority)
+  call('ZADD', KEYS[2], -tonumber(priority), id)
   woke = true
 end
 
 for i = 6 + 2 * ARGV[5], #ARGV, 7 do
   local id, key, lock, gate = ARGV[i], ARGV[1] .. ARGV[i], ARGV[i + 4], gates[tonumber(ARGV[i + 6])]
-  local state = redis.call('HEXISTS', key, 'msg') == 1 and (redis.call('HGET', key, 'state') or 'none')
-  local owner = lock ~= '' and redis.call('GET', lock)
+  local state = call('HEXISTS', key, 'msg') == 1 and (call('HGET', key, 'state') or 'none')
+  local owner = lock ~= '' and call('GET', lock)
   local word = gate and not has_slot(id, gate) and 'no_slot' or owner and owner ~= id and 'duplicate'
-    or state and not (ARGV[3] == 'again' and place[state]) and 'exists' or 'queued'
+    or state and not (ARGV[3] == 'again' and (place[state] or not is_state(state))) and 'exists' or 'queued'
   if word == 'queued' then put(key, state, unpack(ARGV, i, i + 5)) end
   words[#words + 1] = word
 end
-if woke then redis.call('PUBLISH', ARGV[2], '1') end
+if woke then call('PUBLISH', ARGV[2], '1') end
 return words

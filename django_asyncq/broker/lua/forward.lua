@@ -5,48 +5,49 @@
 -- Returns {how many were moved, ms until the nearest task that is left or "", id of one of our retries that is due, …}.
 --       The row of a retry must change before it moves; the nearest task is not one of those in this reply.
 -- Invariant: an id is in one list; an id without a message is removed; our own tasks in retry stay there.
-local time = redis.call('TIME')
+local time = call('TIME')
 local now_ns = time[1] .. ('00000' .. time[2]):sub(-6) .. '000'
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local moved, woke, own = 0, false, {}
-local ids = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', time[1], 'LIMIT', 0, ARGV[4])
+local ids = call('ZRANGEBYSCORE', KEYS[1], '-inf', time[1], 'LIMIT', 0, ARGV[4])
 if ARGV[5] ~= '1' then
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', now_ms, 'LIMIT', 0, ARGV[4])) do
-    local second = redis.call('ZSCORE', KEYS[1], id)
-    if not second then redis.call('ZREM', KEYS[5], id) end
+  for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[5], '-inf', now_ms, 'LIMIT', 0, ARGV[4])) do
+    local second = call('ZSCORE', KEYS[1], id)
+    if not second then call('ZREM', KEYS[5], id) end
     if second and tonumber(second) > tonumber(time[1]) then ids[#ids + 1] = id end
   end
 end
 for _, id in ipairs(ids) do
   local key = ARGV[1] .. id
-  local known = redis.call('HMGET', key, 'fence', 'group', 'priority')
-  if ARGV[5] == '1' and known[1] and redis.call('HEXISTS', key, 'msg') == 1 then
+  local known = call('HMGET', key, 'fence', 'group', 'priority')
+  if ARGV[5] == '1' and known[1] and call('HEXISTS', key, 'msg') == 1 then
     own[#own + 1] = id
   else
-    redis.call('ZREM', KEYS[1], id)
-    if ARGV[5] ~= '1' then redis.call('ZREM', KEYS[5], id) end
-    if redis.call('HEXISTS', key, 'msg') == 1 then
+    call('ZREM', KEYS[1], id)
+    if ARGV[5] ~= '1' then call('ZREM', KEYS[5], id) end
+    if call('HEXISTS', key, 'msg') == 1 then
       moved = moved + 1
       if known[2] and known[2] ~= '' then
-        redis.call('ZADD', ARGV[2] .. known[2], time[1], id)
-        redis.call('SADD', KEYS[4], known[2])
-        redis.call('HSET', key, 'state', 'aggregating')
+        call('ZADD', ARGV[2] .. known[2], time[1], id)
+        call('SADD', KEYS[4], known[2])
+        call('HSET', key, 'state', 'aggregating')
       else
-        redis.call('HSET', key, 'state', 'pending', 'pending_since', now_ns)
-        if known[3] then
-          redis.call('ZADD', KEYS[3], -tonumber(known[3]), id)
+        call('HSET', key, 'state', 'pending', 'pending_since', now_ns)
+        if whole(known[3]) then
+          call('ZADD', KEYS[3], -whole(known[3]), id)
           woke = true
         else
-          redis.call('LPUSH', KEYS[2], id)
+          call('LPUSH', KEYS[2], id)
         end
       end
     end
   end
 end
-if woke then redis.call('PUBLISH', ARGV[3], '1') end
+if woke then call('PUBLISH', ARGV[3], '1') end
 -- The tasks above had the lowest scores; of them only `own` is left in the set.
-local later = redis.call('ZRANGE', KEYS[1], #own, #own, 'WITHSCORES')[2]
-local sooner = ARGV[5] ~= '1' and redis.call('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')[2]
-if not later and not sooner then return {moved, '', unpack(own)} end
+local later = call('ZRANGE', KEYS[1], #own, #own, 'WITHSCORES')[2]
+local sooner = ARGV[5] ~= '1' and call('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')[2]
 local nearest = math.min(later and later * 1000 or math.huge, sooner and tonumber(sooner) or math.huge)
+-- A time that no clock shows is none.
+if math.abs(nearest) > LARGEST then return {moved, '', unpack(own)} end
 return {moved, string.format('%.0f', nearest - now_ms), unpack(own)}

@@ -8,20 +8,20 @@
 -- Invariant: after "built", every task that was QUEUED or RUNNING in a committed row is a member, and a late release by
 --       a finished run leaves its slot alone.
 local gate, meta = KEYS[1], KEYS[2]
-local known = redis.call('HMGET', meta, 'built', 'changes')
+local known = call('HMGET', meta, 'built', 'changes')
 if known[1] then return 'already' end
 if (known[2] or '') ~= ARGV[1] then return 'changed' end
-local now = tonumber(redis.call('TIME')[1])
+local now = tonumber(call('TIME')[1])
 local hold = tonumber(ARGV[4])
-redis.call('HDEL', meta, 'limit', 'expected_seconds')
-if ARGV[2] ~= '' then redis.call('HSET', meta, 'limit', ARGV[2], 'expected_seconds', ARGV[3]) end
+call('HDEL', meta, 'limit', 'expected_seconds')
+if ARGV[2] ~= '' then call('HSET', meta, 'limit', ARGV[2], 'expected_seconds', ARGV[3]) end
 for i = 5, #ARGV, 2 do
-  redis.call('ZADD', gate, 'GT', now + hold, ARGV[i])
-  if ARGV[i + 1] ~= '0' then redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1]) end
+  call('ZADD', gate, 'GT', now + hold, ARGV[i])
+  if ARGV[i + 1] ~= '0' then call('HSET', KEYS[3], ARGV[i], ARGV[i + 1]) end
 end
 for _, key in ipairs({gate, KEYS[3]}) do
-  local ttl = redis.call('TTL', key)
-  if ttl ~= -2 and ttl < hold + 60 then redis.call('EXPIRE', key, hold + 60) end
+  local ttl = call('TTL', key)
+  if ttl ~= -2 and ttl < hold + 60 then call('EXPIRE', key, hold + 60) end
 end
-redis.call('HSET', meta, 'built', now, 'asked', now)
+call('HSET', meta, 'built', now, 'asked', now)
 return 'built'

@@ -4,5 +4,6 @@
 -- Returns: nothing.
 -- Invariant: a process that read the limit before this call cannot build the gate with it after this call. The deletion
 --       comes first: Redis never refuses it, even at maxmemory.
-redis.call('HDEL', KEYS[1], 'built', 'limit', 'expected_seconds')
-redis.call('HINCRBY', KEYS[1], 'changes', 1)
+call('HDEL', KEYS[1], 'built', 'limit', 'expected_seconds')
+if not whole(call('HGET', KEYS[1], 'changes') or '0') then call('HDEL', KEYS[1], 'changes') end
+call('HINCRBY', KEYS[1], 'changes', 1)

@@ -4,14 +4,14 @@
 -- Returns: how many slots were held.
 -- Invariant: a second release, or one of a slot that was not held, changes nothing. A slot that a retry has acquired
 --       since the run is kept.
-local any_retaken = redis.call('EXISTS', KEYS[2]) == 1
+local any_retaken = call('EXISTS', KEYS[2]) == 1
 local released = {}
 for i = 1, #ARGV, 2 do
   local id, fence = ARGV[i], ARGV[i + 1]
-  local retaken = any_retaken and redis.call('HGET', KEYS[2], id)
-  if fence == '' or not retaken or tonumber(fence) > tonumber(retaken) then
+  local retaken = any_retaken and call('HGET', KEYS[2], id)
+  if fence == '' or not retaken or tonumber(fence) > (fence_of(retaken) or 0) then
     released[#released + 1] = id
-    if retaken then redis.call('HDEL', KEYS[2], id) end
+    if retaken then call('HDEL', KEYS[2], id) end
   end
 end
-return #released > 0 and redis.call('ZREM', KEYS[1], unpack(released)) or 0
+return #released > 0 and call('ZREM', KEYS[1], unpack(released)) or 0

@@ -3,12 +3,12 @@
 -- ARGV: 1 seconds to hold a slot, then task ids
 -- Returns: the ids that had no slot.
 -- Invariant: every given task has a slot, even above a limit that was lowered. No slot and no TTL gets shorter.
-local now = tonumber(redis.call('TIME')[1])
+local now = tonumber(call('TIME')[1])
 local hold = tonumber(ARGV[1])
 local missing = {}
 for i = 2, #ARGV do
-  if not redis.call('ZSCORE', KEYS[1], ARGV[i]) then missing[#missing + 1] = ARGV[i] end
-  redis.call('ZADD', KEYS[1], 'GT', now + hold, ARGV[i])
+  if not call('ZSCORE', KEYS[1], ARGV[i]) then missing[#missing + 1] = ARGV[i] end
+  call('ZADD', KEYS[1], 'GT', now + hold, ARGV[i])
 end
-if #ARGV > 1 and redis.call('TTL', KEYS[1]) < hold + 60 then redis.call('EXPIRE', KEYS[1], hold + 60) end
+if #ARGV > 1 and call('TTL', KEYS[1]) < hold + 60 then call('EXPIRE', KEYS[1], hold + 60) end
 return missing

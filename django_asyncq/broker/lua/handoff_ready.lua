@@ -2,11 +2,11 @@
 -- KEYS: 1 handoff of the worker: "" → "" while it is ready; queue → id of the task that it has not read yet
 -- ARGV: 1 queue, "" for none, 2 "1" if the worker is ready, else "", 3 seconds until all this is forgotten
 -- Returns 1. Invariant: what the worker has not read from other queues stays recorded.
-redis.call('HDEL', KEYS[1], ARGV[1])
+call('HDEL', KEYS[1], ARGV[1])
 if ARGV[2] == '' then
-  redis.call('HDEL', KEYS[1], '')
+  call('HDEL', KEYS[1], '')
 else
-  redis.call('HSET', KEYS[1], '', '')
-  redis.call('EXPIRE', KEYS[1], ARGV[3])
+  call('HSET', KEYS[1], '', '')
+  call('EXPIRE', KEYS[1], ARGV[3])
 end
 return 1

@@ -6,8 +6,10 @@
 local lock = KEYS[1]
 local mine, ttl_ms, dead = ARGV[1], ARGV[2], ARGV[3]
 
-local owner = redis.call('GET', lock)
+-- Every lock of ours expires: one that does not was set by a tool, and would be taken for ever.
+if redis.call('PTTL', lock) == -1 then set_aside(lock) end
+local owner = call('GET', lock)
 if owner and owner ~= mine and (dead == '' or owner ~= dead) then return {'taken', owner} end
 
-redis.call('SET', lock, mine, 'PX', ttl_ms)
+call('SET', lock, mine, 'PX', ttl_ms)
 return {'held'}

@@ -6,7 +6,7 @@
 local lock = KEYS[1]
 local mine = ARGV[1]
 
-if redis.call('GET', lock) ~= mine then return 'stale' end
+if call('GET', lock) ~= mine then return 'stale' end
 
-redis.call('DEL', lock)
+call('DEL', lock)
 return 'released'

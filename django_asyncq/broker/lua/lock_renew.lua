@@ -6,7 +6,7 @@
 local lock = KEYS[1]
 local mine, ttl_ms = ARGV[1], ARGV[2]
 
-if redis.call('GET', lock) ~= mine then return 'stale' end
+if call('GET', lock) ~= mine then return 'stale' end
 
-redis.call('PEXPIRE', lock, ttl_ms)
+call('PEXPIRE', lock, ttl_ms)
 return 'renewed'

@@ -10,27 +10,27 @@ local words, nearer = {}, false
 for i = 3, #ARGV, 7 do
   local id, message, fence, priority, lock, seconds, due = unpack(ARGV, i, i + 6)
   local key = ARGV[1] .. id
-  local state = redis.call('HEXISTS', key, 'msg') == 1 and (redis.call('HGET', key, 'state') or 'none')
-  if state and not place[state] then
+  local state = call('HEXISTS', key, 'msg') == 1 and (call('HGET', key, 'state') or 'none')
+  if is_elsewhere(state) and not place[state] then
     words[#words + 1] = 'exists'
   else
     if state then
-      redis.call('ZREM', place[state], id)
-      redis.call('ZREM', KEYS[4], id)
+      for _, zset in pairs(place[state] and {place[state]} or place) do call('ZREM', zset, id) end
+      call('ZREM', KEYS[4], id)
     end
-    local known = redis.call('HGET', key, 'fence') or '0'
-    if tonumber(fence) > tonumber(known) then known = fence end
-    redis.call('HDEL', key, 'priority', 'pending_since')
-    redis.call('HSET', key, 'msg', message, 'state', 'retry', 'fence', known)
-    if priority ~= '0' then redis.call('HSET', key, 'priority', priority) end
+    local known = call('HGET', key, 'fence')
+    if tonumber(fence) >= (fence_of(known) or 0) then known = fence end
+    call('HDEL', key, 'priority', 'pending_since')
+    call('HSET', key, 'msg', message, 'state', 'retry', 'fence', known)
+    if priority ~= '0' then call('HSET', key, 'priority', priority) end
     if lock ~= '' then
-      redis.call('SET', lock, id, 'NX', 'EX', seconds)
-      redis.call('HSET', key, 'unique_key', lock)
+      call('SET', lock, id, 'NX', 'EX', seconds)
+      call('HSET', key, 'unique_key', lock)
     end
-    redis.call('ZADD', KEYS[1], due, id)
-    nearer = nearer or redis.call('ZRANGE', KEYS[1], 0, 0)[1] == id
+    call('ZADD', KEYS[1], due, id)
+    nearer = nearer or call('ZRANGE', KEYS[1], 0, 0)[1] == id
     words[#words + 1] = 'parked'
   end
 end
-if nearer then redis.call('PUBLISH', ARGV[2], '1') end
+if nearer then call('PUBLISH', ARGV[2], '1') end
 return words

@@ -3,28 +3,31 @@
 -- ARGV: 1 task key prefix, 2 delay in seconds, 3 due channel, then for each task: id, fence
 -- Returns for each the seconds since it was first postponed; -1 when it is stale (nothing changed) or missing.
 -- Invariant: an id is in one list. Forwarders are notified when one of these tasks is now the nearest.
-local now = tonumber(redis.call('TIME')[1])
+local now = tonumber(call('TIME')[1])
 local ages, nearer = {}, false
 for i = 4, #ARGV, 2 do
   local id, fence = ARGV[i], ARGV[i + 1]
   local key = ARGV[1] .. id
-  local known = redis.call('HMGET', key, 'fence', 'state', 'parked_at')
-  if known[2] and ((known[1] or '0') ~= fence or known[2] ~= 'active') then
+  local known = call('HMGET', key, 'fence', 'state', 'parked_at')
+  local since = past(known[3], now)
+  -- Nobody waits for a year: the time is not one that this script wrote.
+  since = since and since > now - 31536000 and since
+  if known[2] and ((known[1] or '0') ~= fence or is_elsewhere(known[2], 'active')) then
     ages[#ages + 1] = -1
   else
-    redis.call('LREM', KEYS[1], 0, id)
-    redis.call('ZREM', KEYS[2], id)
-    redis.call('HDEL', KEYS[3], id)
+    call('LREM', KEYS[1], 0, id)
+    call('ZREM', KEYS[2], id)
+    call('HDEL', KEYS[3], id)
     if known[2] then
-      redis.call('HDEL', key, 'worker')
-      redis.call('HSET', key, 'state', 'scheduled')
-      redis.call('HSETNX', key, 'parked_at', now)
-      redis.call('ZREM', KEYS[5], id)
-      redis.call('ZADD', KEYS[4], now + ARGV[2], id)
-      nearer = nearer or redis.call('ZRANGE', KEYS[4], 0, 0)[1] == id
+      call('HDEL', key, 'worker')
+      call('HSET', key, 'state', 'scheduled')
+      if not since then call('HSET', key, 'parked_at', now) end
+      call('ZREM', KEYS[5], id)
+      call('ZADD', KEYS[4], now + ARGV[2], id)
+      nearer = nearer or call('ZRANGE', KEYS[4], 0, 0)[1] == id
     end
-    ages[#ages + 1] = known[2] and now - tonumber(known[3] or now) or -1
+    ages[#ages + 1] = known[2] and now - (since or now) or -1
   end
 end
-if nearer then redis.call('PUBLISH', ARGV[3], '1') end
+if nearer then call('PUBLISH', ARGV[3], '1') end
 return ages

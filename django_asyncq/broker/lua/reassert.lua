@@ -3,20 +3,20 @@
 -- ARGV: 1 task key prefix, 2 lease seconds, 3 worker id, then for each task: id, message, fence, priority
 -- Returns one word for each: "reasserted"; or, with nothing changed, "exists" (same fence) or "stale" (other fence).
 -- Invariant: an existing entry never changes. The priority is kept, so a requeue puts the task where it was.
-local lease_end = redis.call('TIME')[1] + ARGV[2]
+local lease_end = call('TIME')[1] + ARGV[2]
 local words = {}
 for i = 4, #ARGV, 4 do
   local id, message, fence, priority = unpack(ARGV, i, i + 3)
   local key = ARGV[1] .. id
-  if redis.call('HEXISTS', key, 'msg') == 1 then
-    words[#words + 1] = redis.call('HGET', key, 'fence') == fence and 'exists' or 'stale'
+  if call('HEXISTS', key, 'msg') == 1 then
+    words[#words + 1] = call('HGET', key, 'fence') == fence and 'exists' or 'stale'
   else
-    redis.call('HSET', key, 'msg', message, 'state', 'active', 'fence', fence, 'worker', ARGV[3])
-    if priority ~= '0' then redis.call('HSET', key, 'priority', priority) end
-    redis.call('LREM', KEYS[1], 0, id)
-    redis.call('LPUSH', KEYS[1], id)
-    redis.call('ZADD', KEYS[2], lease_end, id)
-    redis.call('HSET', KEYS[3], id, fence)
+    call('HSET', key, 'msg', message, 'state', 'active', 'fence', fence, 'worker', ARGV[3])
+    if priority ~= '0' then call('HSET', key, 'priority', priority) end
+    call('LREM', KEYS[1], 0, id)
+    call('LPUSH', KEYS[1], id)
+    call('ZADD', KEYS[2], lease_end, id)
+    call('HSET', KEYS[3], id, fence)
     words[#words + 1] = 'reasserted'
   end
 end

@@ -1,5 +1,6 @@
 -- Remove tasks from wherever they are, with their locks.
--- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 archived, 6 completed, 7 active, 8 lease, 9 groups, 10 due (ms)
+-- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 archived, 6 completed, 7 active, 8 lease, 9 groups, 10 due (ms),
+--       11 suspects
 -- ARGV: 1 task key prefix, 2 held key prefix, 3 group key prefix, then task ids
 -- Returns how many tasks existed.
 -- Invariant: nothing of them is left; a lock that another id holds stays. Pending may be long and is searched only when
@@ -8,22 +9,22 @@ local removed = 0
 for i = 4, #ARGV do
   local id = ARGV[i]
   local key = ARGV[1] .. id
-  local known = redis.call('HMGET', key, 'state', 'worker', 'unique_key', 'group')
-  local waited = redis.call('ZREM', KEYS[2], id)
+  local known = call('HMGET', key, 'state', 'worker', 'unique_key', 'group')
+  local waited = call('ZREM', KEYS[2], id) + call('ZREM', KEYS[11], id)
   -- asynq's tools put tasks into pending whatever their priority.
-  if known[1] == 'pending' and waited == 0 then redis.call('LREM', KEYS[1], 0, id) end
-  for zset = 3, 6 do redis.call('ZREM', KEYS[zset], id) end
-  redis.call('LREM', KEYS[7], 0, id)
-  redis.call('ZREM', KEYS[8], id)
-  redis.call('ZREM', KEYS[10], id)
-  if known[2] then redis.call('HDEL', ARGV[2] .. known[2], id) end
+  if known[1] == 'pending' and waited == 0 then call('LREM', KEYS[1], 0, id) end
+  for zset = 3, 6 do call('ZREM', KEYS[zset], id) end
+  call('LREM', KEYS[7], 0, id)
+  call('ZREM', KEYS[8], id)
+  call('ZREM', KEYS[10], id)
+  if known[2] then call('HDEL', ARGV[2] .. known[2], id) end
   if known[4] then
     local group = ARGV[3] .. known[4]
-    if redis.call('ZREM', group, id) == 1 and redis.call('EXISTS', group) == 0 then
-      redis.call('SREM', KEYS[9], known[4])
+    if call('ZREM', group, id) == 1 and call('EXISTS', group) == 0 then
+      call('SREM', KEYS[9], known[4])
     end
   end
-  if known[3] and redis.call('GET', known[3]) == id then redis.call('DEL', known[3]) end
-  removed = removed + redis.call('DEL', key)
+  release_lock(known[3], id)
+  removed = removed + call('DEL', key)
 end
 return removed

@@ -6,11 +6,11 @@
 local removed = 0
 for i = 3, #ARGV do
   local id = ARGV[i]
-  if redis.call('HEXISTS', ARGV[1] .. id, 'msg') == 0 then
-    local count = ARGV[2] == 'list' and redis.call('LREM', KEYS[1], 0, id) or 0
+  if call('HEXISTS', ARGV[1] .. id, 'msg') == 0 then
+    local count = ARGV[2] == 'list' and call('LREM', KEYS[1], 0, id) or 0
     if ARGV[2] == 'zset' then
-      count = redis.call('ZREM', KEYS[1], id)
-      redis.call('ZREM', KEYS[2], id)
+      count = call('ZREM', KEYS[1], id)
+      call('ZREM', KEYS[2], id)
     end
     if count > 0 then removed = removed + 1 end
   end

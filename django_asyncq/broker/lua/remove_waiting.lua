@@ -1,5 +1,5 @@
 -- Remove waiting tasks whose row is final, at most 50 a call.
--- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 due (ms)
+-- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 suspects, 6 due (ms)
 -- ARGV: 1 task key prefix, then for each task: id, fence ("" for none) as it was seen before the row was read
 -- Returns how many tasks were removed.
 -- Invariant: a task that was pushed or dequeued since then has another fence or state, and stays.
@@ -7,14 +7,14 @@ local waits = {pending = true, scheduled = true, retry = true}
 local removed = 0
 for i = 2, #ARGV, 2 do
   local id, key = ARGV[i], ARGV[1] .. ARGV[i]
-  local known = redis.call('HMGET', key, 'state', 'fence', 'unique_key')
+  local known = call('HMGET', key, 'state', 'fence', 'unique_key')
   if waits[known[1]] and (known[2] or '') == ARGV[i + 1] then
     local waited = 0
-    for zset = 2, 4 do waited = waited + redis.call('ZREM', KEYS[zset], id) end
-    if waited == 0 then redis.call('LREM', KEYS[1], 0, id) end
-    redis.call('ZREM', KEYS[5], id)
-    if known[3] and redis.call('GET', known[3]) == id then redis.call('DEL', known[3]) end
-    removed = removed + redis.call('DEL', key)
+    for zset = 2, 5 do waited = waited + call('ZREM', KEYS[zset], id) end
+    if waited == 0 then call('LREM', KEYS[1], 0, id) end
+    call('ZREM', KEYS[6], id)
+    release_lock(known[3], id)
+    removed = removed + call('DEL', key)
   end
 end
 return removed

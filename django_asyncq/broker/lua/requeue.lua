@@ -1,33 +1,37 @@
--- Requeue running tasks, unfinished: as the next in pending, or by their priority.
--- KEYS: 1 active, 2 lease, 3 held, 4 pending, 5 priority
--- ARGV: 1 task key prefix, 2 wake channel, 3 "1" to raise the fence, then for each task: id, fence; the last one given
---       is the next to run
+-- Requeue running tasks, unfinished: as the next in pending, by their priority, or as the last that must run alone.
+-- KEYS: 1 active, 2 lease, 3 held, 4 pending, 5 priority, 6 suspects
+-- ARGV: 1 task key prefix, 2 wake channel, 3 "1" to raise the fence, then for each task: id, fence, "1" if it must run
+--       alone; the last one given is the next to run
 -- Returns one word for each: "requeued", "stale" (nothing changed) or "missing" (no hash).
 -- Invariant: after the fence is raised, nothing that the former holder reports is accepted.
+local time = call('TIME')
+local now_ms = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
 local words, woke = {}, false
-for i = 4, #ARGV, 2 do
-  local id, fence = ARGV[i], ARGV[i + 1]
+for i = 4, #ARGV, 3 do
+  local id, fence, is_suspect = ARGV[i], ARGV[i + 1], ARGV[i + 2] == '1'
   local key = ARGV[1] .. id
-  local known = redis.call('HMGET', key, 'fence', 'state', 'priority')
-  if known[2] and ((known[1] or '0') ~= fence or known[2] ~= 'active') then
+  local known = call('HMGET', key, 'fence', 'state', 'priority')
+  if known[2] and ((known[1] or '0') ~= fence or is_elsewhere(known[2], 'active')) then
     words[#words + 1] = 'stale'
   else
-    redis.call('LREM', KEYS[1], 0, id)
-    redis.call('ZREM', KEYS[2], id)
-    redis.call('HDEL', KEYS[3], id)
+    call('LREM', KEYS[1], 0, id)
+    call('ZREM', KEYS[2], id)
+    call('HDEL', KEYS[3], id)
     if known[2] then
-      redis.call('HDEL', key, 'worker')
-      redis.call('HSET', key, 'state', 'pending')
-      if ARGV[3] == '1' then redis.call('HINCRBY', key, 'fence', 1) end
-      if known[3] then
-        redis.call('ZADD', KEYS[5], -tonumber(known[3]), id)
+      call('HDEL', key, 'worker')
+      call('HSET', key, 'state', 'pending')
+      if ARGV[3] == '1' then call('HSET', key, 'fence', (fence_of(fence) or 0) + 1) end
+      if is_suspect then
+        call('ZADD', KEYS[6], now_ms, id)
+      elseif whole(known[3]) then
+        call('ZADD', KEYS[5], -whole(known[3]), id)
         woke = true
       else
-        redis.call('RPUSH', KEYS[4], id)
+        call('RPUSH', KEYS[4], id)
       end
     end
     words[#words + 1] = known[2] and 'requeued' or 'missing'
   end
 end
-if woke then redis.call('PUBLISH', ARGV[2], '1') end
+if woke then call('PUBLISH', ARGV[2], '1') end
 return words

@@ -3,8 +3,8 @@
 -- Returns how many. Invariant: each of them is among the next to be dequeued.
 local count = 0
 while true do
-  local moved = redis.call('RPOP', KEYS[2])
+  local moved = call('RPOP', KEYS[2])
   if not moved then return count end
-  redis.call('RPUSH', KEYS[1], moved)
+  call('RPUSH', KEYS[1], moved)
   count = count + 1
 end

@@ -8,32 +8,25 @@ local words, count, nearer = {}, 0, false
 for i = 6, #ARGV, 4 do
   local id, fence, message, due = unpack(ARGV, i, i + 3)
   local key = ARGV[1] .. id
-  local known = redis.call('HMGET', key, 'fence', 'state')
-  if known[2] and ((known[1] or '0') ~= fence or known[2] ~= 'active') then
+  local known = call('HMGET', key, 'fence', 'state')
+  if known[2] and ((known[1] or '0') ~= fence or is_elsewhere(known[2], 'active')) then
     words[#words + 1] = 'stale'
   else
-    redis.call('LREM', KEYS[1], 0, id)
-    redis.call('ZREM', KEYS[2], id)
-    redis.call('HDEL', KEYS[3], id)
+    call('LREM', KEYS[1], 0, id)
+    call('ZREM', KEYS[2], id)
+    call('HDEL', KEYS[3], id)
     if known[2] then
-      redis.call('HDEL', key, 'worker', 'parked_at', 'outcome')
-      redis.call('ZADD', KEYS[4], due, id)
-      redis.call('HSET', key, 'msg', message, 'state', 'retry')
-      nearer = nearer or redis.call('ZRANGE', KEYS[4], 0, 0)[1] == id
+      call('HDEL', key, 'worker', 'parked_at', 'outcome', 'outcome_waited')
+      call('ZADD', KEYS[4], due, id)
+      call('HSET', key, 'msg', message, 'state', 'retry')
+      nearer = nearer or call('ZRANGE', KEYS[4], 0, 0)[1] == id
       count = count + 1
     end
     words[#words + 1] = known[2] and 'retried' or 'missing'
   end
 end
 if count > 0 and ARGV[4] == '1' then
-  for day = 5, 6 do
-    if redis.call('INCRBY', KEYS[day], count) == count then redis.call('EXPIREAT', KEYS[day], ARGV[2]) end
-  end
-  local total = redis.call('GET', KEYS[7])
-  local full = total and tonumber(total) + count >= tonumber(ARGV[3])
-  for all = 7, 8 do
-    if full then redis.call('SET', KEYS[all], count) else redis.call('INCRBY', KEYS[all], count) end
-  end
+  add_to_counters({KEYS[5], KEYS[6]}, {KEYS[7], KEYS[8]}, count, ARGV[2], ARGV[3])
 end
-if nearer then redis.call('PUBLISH', ARGV[5], '1') end
+if nearer then call('PUBLISH', ARGV[5], '1') end
 return words

@@ -9,25 +9,25 @@ local words, nearer = {}, false
 for i = 3, #ARGV, 8 do
   local id, message, fence, priority, lock, seconds, due, due_ms = unpack(ARGV, i, i + 7)
   local key = ARGV[1] .. id
-  local owner = lock ~= '' and redis.call('GET', lock)
+  local owner = lock ~= '' and call('GET', lock)
   if owner and owner ~= id then
     words[#words + 1] = 'duplicate'
-  elseif redis.call('HEXISTS', key, 'msg') == 1 then
+  elseif call('HEXISTS', key, 'msg') == 1 then
     words[#words + 1] = 'exists'
   else
-    redis.call('HSET', key, 'msg', message, 'state', 'scheduled')
+    call('HSET', key, 'msg', message, 'state', 'scheduled')
     if lock ~= '' then
-      redis.call('SET', lock, id, 'EX', seconds)
-      redis.call('HSET', key, 'unique_key', lock)
+      call('SET', lock, id, 'EX', seconds)
+      call('HSET', key, 'unique_key', lock)
     end
-    if fence ~= '0' then redis.call('HSET', key, 'fence', fence) end
-    if priority ~= '0' then redis.call('HSET', key, 'priority', priority) end
-    redis.call('ZADD', KEYS[1], due, id)
-    if due_ms ~= '0' then redis.call('ZADD', KEYS[2], due_ms, id) end
-    local first = redis.call('ZRANGE', due_ms ~= '0' and KEYS[2] or KEYS[1], 0, 0)[1]
+    if fence ~= '0' then call('HSET', key, 'fence', fence) end
+    if priority ~= '0' then call('HSET', key, 'priority', priority) end
+    call('ZADD', KEYS[1], due, id)
+    if due_ms ~= '0' then call('ZADD', KEYS[2], due_ms, id) end
+    local first = call('ZRANGE', due_ms ~= '0' and KEYS[2] or KEYS[1], 0, 0)[1]
     nearer = nearer or first == id
     words[#words + 1] = 'scheduled'
   end
 end
-if nearer then redis.call('PUBLISH', ARGV[2], '1') end
+if nearer then call('PUBLISH', ARGV[2], '1') end
 return words

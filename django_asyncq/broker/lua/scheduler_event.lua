@@ -3,6 +3,6 @@
 -- ARGV: 1 Unix seconds, 2 encoded event, 3 how many are kept
 -- Returns how many there are now.
 -- Invariant: a repeated call changes nothing; the oldest events are removed first.
-redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -tonumber(ARGV[3]))
-redis.call('ZADD', KEYS[1], ARGV[1], ARGV[2])
-return redis.call('ZCARD', KEYS[1])
+call('ZREMRANGEBYRANK', KEYS[1], 0, -tonumber(ARGV[3]))
+call('ZADD', KEYS[1], ARGV[1], ARGV[2])
+return call('ZCARD', KEYS[1])

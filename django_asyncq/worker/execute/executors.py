@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 from ... import compat, conf
+from ...guard import get_logger
+from ...threads import LongLivedThread
+from ..thread_death import ThreadDeath
 from .job import Job
 from .job_queue import JobQueue
 from .jobs import Jobs
 from .run import JobRunner
+
+logger = get_logger("django_asyncq.worker")
 
 
 class Executor:
@@ -21,6 +26,7 @@ class Executor:
 
     def __init__(self, runner: JobRunner, jobs: Jobs) -> None:
         self.runner = runner
+        self.on_death = ThreadDeath(runner.worker_id, jobs)
         self.jobs = jobs
         self.queue: JobQueue[Job] = JobQueue()
         # Sooner than a lease can run out, even if nobody renews it.
@@ -51,7 +57,8 @@ class ThreadExecutor(Executor):
     def __init__(self, runner: JobRunner, jobs: Jobs, count: int) -> None:
         super().__init__(runner, jobs)
         for slot in range(count):
-            threading.Thread(target=self._work, args=(slot,), name=f"slot-{slot}", daemon=True).start()
+            work = partial(self._work, slot)
+            LongLivedThread(f"slot-{slot}", work, on_death=self.on_death, is_endless=True).start()
 
     def _work(self, slot: int) -> None:
         for alias in compat.task_backends:
@@ -73,26 +80,50 @@ class AsyncExecutor(Executor):
     def __init__(self, runner: JobRunner, jobs: Jobs, first_slot: int, count: int) -> None:
         super().__init__(runner, jobs)
         self._free_slots = deque(range(first_slot, first_slot + count))
-        self._coroutines: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="loop", daemon=True).start()
+        self._coroutines: dict[asyncio.Task[None], Job] = {}
+        self.loop = runner.loop
+        # Since when put jobs wait for the event loop to look at them; 0 for none.
+        self.waiting_since = 0.0
+        self.thread = LongLivedThread("loop", self.loop.run_forever, on_death=self.on_death, is_endless=True)
+        self.thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether coroutines run."""
+        return bool(self._coroutines)
 
     def put(self, jobs: Sequence[Job]) -> None:
         """Queue jobs, and have the event loop look at them."""
         super().put(jobs)
-        self._loop.call_soon_threadsafe(self._start_waiting)
+        self.waiting_since = self.waiting_since or time.monotonic()
+        self.loop.call_soon_threadsafe(self._start_waiting)
 
     def _start_waiting(self) -> None:
         """Start jobs while slots are free. Runs in the loop."""
+        self.waiting_since = 0.0
         while self._free_slots:
             job = self.queue.take_now()
             if job is None:
                 return
             if self.enter_slot(job):
                 job.slot = self._free_slots.popleft()
-                coroutine = self._loop.create_task(self._work(job))
-                self._coroutines.add(coroutine)
-                coroutine.add_done_callback(self._coroutines.discard)
+                self._start(job)
+
+    def _start(self, job: Job) -> None:
+        coroutine = self.loop.create_task(self._work(job))
+        self._coroutines[coroutine] = job
+        coroutine.add_done_callback(self._finished)
+
+    def _finished(self, coroutine: asyncio.Task[None]) -> None:
+        job = self._coroutines.pop(coroutine)
+        if coroutine.cancelled():
+            # Before its first step it has not run; later the run takes a cancellation as its failure. So a task that
+            # cancels all others of the event loop takes no slot with it.
+            if job.begun_at is None:
+                self._start(job)
+        elif error := coroutine.exception():
+            logger.critical("task %s: its slot has failed", job.run.record.id, exc_info=error)
+            self.on_death("loop")
 
     async def _work(self, job: Job) -> None:
         await self.runner.arun(job)

@@ -6,41 +6,51 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from asgiref.sync import ThreadSensitiveContext, sync_to_async
-from django.db import close_old_connections, connections
+from django.db import close_old_connections
 from django.utils import timezone
 
 from ... import compat, conf, failpoints, lifecycle
 from ...context import Ending, TaskContext
+from ...definitions.exception_text import is_a
 from ...exceptions import TaskNotRunnable, TaskTimeout
+from ...guard import get_logger
 from ...lifecycle.events import log_extra
 from ...results import result_of, sender_of
 from ..fetch.capacity import Capacity
 from ..reporter import Reporter
 from ..slot_table import SlotTable
-from .asgiref_internals import has_thread
+from .calling import acall, call, call_in_transaction, own_thread
 from .completion import Completion
 from .connections import tidy_connections
-from .job import Job, JobPhase, Outcome
+from .cuts import causes_of
+from .job import Cut, Job, JobPhase, Outcome
 
-logger = logging.getLogger("django_asyncq.worker")
+logger = get_logger("django_asyncq.worker")
 
 
 class JobRunner:
     """Runs the jobs of one worker process. Called by its slots, many at a time; keeps nothing of a single job."""
 
-    def __init__(self, worker_id: str, slot_table: SlotTable, reporter: Reporter, capacity: Capacity) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        slot_table: SlotTable,
+        reporter: Reporter,
+        capacity: Capacity,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """loop: runs the `async def` tasks, and the awaitables that `def` tasks return."""
         self.worker_id = worker_id
         self.slot_table = slot_table
         self.reporter = reporter
         self.capacity = capacity
+        self.loop = loop
         self.timeout_grace_seconds = conf.current().timeout_grace_seconds
 
     def run(self, job: Job, *, refresh: bool) -> None:
@@ -64,12 +74,9 @@ class JobRunner:
         """Run an `async def` task."""
         value, exception = None, None
         try:
-            async with ThreadSensitiveContext() as context:
-                try:
-                    args, kwargs = self._begin(job)
-                    value = await self._acall(job, args, kwargs)
-                finally:
-                    await self._atidy(context)
+            async with own_thread():
+                args, kwargs = self._begin(job)
+                value = await acall(job, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - as in `run`
             exception = error
         if outcome := self._finish(job, value, exception):
@@ -90,7 +97,10 @@ class JobRunner:
         if not isinstance(record.args, list) or not isinstance(record.kwargs, dict):
             raise TaskNotRunnable("the row's arguments are not a list and an object")
         result = result_of(record)
-        compat.task_started.send_robust(sender_of(job.task.backend), task_result=result)
+        try:
+            compat.task_started.send_robust(sender_of(job.task.backend), task_result=result)
+        except BaseException:  # `send_robust` outlives an Exception only
+            logger.exception("task %s: a receiver of task_started failed", record.id, extra=log_extra(record))
         arguments = list(record.args)
         if job.task.takes_context:
             completion = self._completion(job)
@@ -107,32 +117,17 @@ class JobRunner:
     def _call(self, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function; that of an atomic task in the transaction that completes it."""
         if not job.task.atomic:
-            return job.task.func(*args, **kwargs)
+            return call(job, args, kwargs, self.loop)
         with self._completion(job).block() as ending:
-            ending.result = job.task.func(*args, **kwargs)
+            ending.result = call_in_transaction(job, args, kwargs)
         return None
-
-    async def _acall(self, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Await the function, and cancel it at its timeout."""
-        try:
-            async with asyncio.timeout(job.timeout_seconds) as scope:
-                return await job.task.func(*args, **kwargs)
-        except TimeoutError as error:
-            if not scope.expired():
-                raise
-            raise job.timed_out() from error
 
     def _tidy(self, job: Job) -> None:
         try:
             tidy_connections()
-        except Exception:
+        except BaseException:
             record = job.run.record
             logger.exception("task %s: its database connection could not be tidied", record.id, extra=log_extra(record))
-
-    async def _atidy(self, context: ThreadSensitiveContext) -> None:
-        # Only a task that used the database synchronously has a thread, with connections, of its own.
-        if has_thread(context):
-            await sync_to_async(connections.close_all)()
 
     # --- 3. finish
 
@@ -153,11 +148,13 @@ class JobRunner:
                 )
             return None
         job.phase = JobPhase.REPORTED
-        if job.is_overdue(time.monotonic()) and not isinstance(exception, TaskTimeout):
+        if job.is_overdue(time.monotonic()) and not is_a(exception, TaskTimeout):
             cause, exception = exception, job.timed_out()
             exception.__cause__ = cause
         failpoints.reach("run.function_returned")
         self.slot_table.leave(job.slot)
+        if job.cut is not None and not is_a(exception, TaskTimeout) and any(e is job.cut for e in causes_of(exception)):
+            return Cut(job, timezone.now(), None, exception)
         return Outcome(job, timezone.now(), value, exception)
 
     # --- 4. report

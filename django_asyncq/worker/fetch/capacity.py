@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import threading
 import time
 
 from ..execute.jobs import Jobs
+from ..memory import memory_mb
 from ..wakeup import Reason, Wakeup
 
 # How much work is prefetched: little beside the time after which waiting jobs are requeued, much beside a fetch.
 PREFETCH_SECONDS = 0.05
 # For no-op tasks: half of them are one fetch of 200, and a few milliseconds of work.
 MOST_PREFETCHED = 400
-
-
-def peak_memory_mb() -> float:
-    """Return the most memory this process has had; macOS counts it in bytes, Linux in kilobytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1024 / 1024 if sys.platform == "darwin" else peak / 1024
 
 
 class Capacity:
@@ -67,7 +60,7 @@ class Capacity:
         if self.max_tasks and self.finished >= self.max_tasks:
             return True
         # Only after a task: a limit below what Django itself takes must not keep every task from running.
-        return bool(self.max_memory_mb and self.finished) and peak_memory_mb() > self.max_memory_mb
+        return bool(self.max_memory_mb and self.finished) and memory_mb() > self.max_memory_mb
 
     def expect_outcomes(self) -> None:
         """Note that outcomes will follow: tasks are being fetched, or have come."""

@@ -5,11 +5,9 @@ The main thread does all of it. It sleeps as long as is said here, and on the so
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from django.db import Error as DatabaseError
 from django.db import connections
 
 from ... import conf, lifecycle
@@ -17,18 +15,21 @@ from ...broker import Broker, Dequeued
 from ...broker.handoff import Handoff
 from ...broker.notifications import QueueListener
 from ...exceptions import BrokerUnavailable, TaskNotRegistered
+from ...faults import STORE_ERRORS, Faults
+from ...guard import get_logger
 from ...lifecycle.events import log_extra
 from ...registry import registered
 from ..execute.executors import Executors
 from ..execute.job import Job
 from ..options import WorkerOptions
+from ..pulse import Pulse
 from ..reporter import Reporter
 from ..wakeup import Notice, Reason, Wakeup
 from .capacity import Capacity
 from .pacing import SHORTEST_PAUSE_SECONDS, Pacing
 from .queue_order import QueueOrder
 
-logger = logging.getLogger("django_asyncq.worker")
+logger = get_logger("django_asyncq.worker")
 
 IDLE_LOOK_SECONDS = 5.0
 # How many outcomes may wait to be written, each with a result of up to a megabyte: two batches. Beyond that nothing is
@@ -50,7 +51,10 @@ class Fetcher:
         executors: Executors,
         reporter: Reporter,
         wakeup: Wakeup,
+        pulse: Pulse,
+        on_death: Callable[[str], object] | None = None,
     ) -> None:
+        """on_death: called when a thread of the fetcher dies (`ThreadDeath`)."""
         self.broker = broker
         self.worker_id = worker_id
         self.options = options
@@ -58,14 +62,19 @@ class Fetcher:
         self.executors = executors
         self.reporter = reporter
         self.wakeup = wakeup
+        self.pulse = pulse
+        self.on_death = on_death
         self.order = QueueOrder(broker, options.queues, strict=options.strict)
         self.pacing = Pacing()
+        self.faults = Faults(logger, "worker %s cannot fetch", worker_id)
         self.handoff = Handoff(broker, worker_id, conf.current().lease_seconds)
         self.listener: QueueListener | None = None
         # Queues that were found empty (and not paused), whose pushes are to be waited for.
         self.to_wait_for: set[str] = set()
         # Queues whose latest reply may have been lost, with the tasks in it.
         self.uncertain: set[str] = set()
+        # Whether this process will never fetch again, though nobody has stopped it.
+        self.is_finished = False
 
     # --- what the main thread sleeps on
 
@@ -126,9 +135,11 @@ class Fetcher:
             self.order.refresh()
         try:
             got, empty, is_more_left = self._dequeue(wanted)
-        except (BrokerUnavailable, DatabaseError) as error:
+            self.pulse.note_look()
+        except STORE_ERRORS as error:
             self._fetch_failed(error)
             return self.pacing.is_due()
+        self.faults.clear()
         if got:
             self.handoff.note_dequeue()
         look_seconds = min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
@@ -191,10 +202,17 @@ class Fetcher:
         """Return how many tasks may be fetched; after 0, CAPACITY_FREED or REPORTED notifies when it is more."""
         # Before the look: what the reporter writes in between is seen, or notified.
         self.wakeup.expect(Reason.REPORTED)
-        if self.reporter.is_database_unreachable or self.reporter.unwritten >= MOST_UNWRITTEN:
+        is_unreachable = self.reporter.is_database_unreachable
+        if self.reporter.unwritten >= MOST_UNWRITTEN and not is_unreachable:
+            return 0  # for long only if the reporter hangs, which is no reason not to look
+        if is_unreachable:
+            self.pulse.note_look()
             return 0  # what cannot be read or written is not taken from others
         self.wakeup.ignore(Reason.REPORTED)
-        return self.capacity.to_fetch()
+        found = self.capacity.to_fetch()
+        if found <= 0:
+            self.pulse.note_look()
+        return found
 
     def is_ready(self) -> bool:
         """Whether a task may be handed to this process: it runs nothing that could keep it from beginning another."""
@@ -206,7 +224,7 @@ class Fetcher:
         self.capacity.expect_outcomes()
         try:
             claimed = lifecycle.receive(self.broker, queue, self.worker_id, dequeued, self.options.backend)
-        except (BrokerUnavailable, DatabaseError) as error:
+        except STORE_ERRORS as error:
             self.uncertain.add(queue)
             self._fetch_failed(error)
             return
@@ -250,11 +268,17 @@ class Fetcher:
         self.pacing.note_push()
 
     def _fetch_failed(self, error: Exception) -> None:
-        """Fetch again later on new connections; log it once per outage."""
+        """Fetch again later on new connections; log it once per outage.
+
+        Raises: DatabaseNotSetUp when no fetch can succeed until a person has acted.
+        """
         connections.close_all()
+        self.pulse.note_look()
         self.pacing.fail()
-        if self.pacing.failures == 2:
-            logger.warning("worker %s cannot fetch: %s", self.worker_id, error)
+        # The first failure may be that of a connection that had died.
+        self.faults.note(error, quiet_first=True)
+        if self.faults.not_set_up is not None:
+            raise self.faults.not_set_up
 
     def _wait_failed(self, error: Exception) -> None:
         if self.pacing.wait_failed():
@@ -271,7 +295,7 @@ class Fetcher:
             if self.listener.queues == self.order.names:
                 return
             self.listener.stop()
-        self.listener = QueueListener(self.order.names, Notice(self.wakeup, Reason.PUSH))
+        self.listener = QueueListener(self.order.names, Notice(self.wakeup, Reason.PUSH), on_death=self.on_death)
         self.listener.start()
 
     # --- what was fetched

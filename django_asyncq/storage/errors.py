@@ -1,0 +1,195 @@
+"""Class the errors of a database by their codes, so that each kind is answered in the one way that helps.
+
+Django's classes do not tell them apart: a full disk, a missing table and a locked row are all `OperationalError` on one
+database or another. PostgreSQL has SQLSTATEs, MySQL and MariaDB have numbers, SQLite has result codes. An error without
+a known code counts as UNAVAILABLE, since waiting loses nothing. This module only names the kind; it changes nothing.
+Source: PostgreSQL manual, appendix A; MySQL and MariaDB server error references; https://sqlite.org/rescode.html.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Any
+
+from django.db import DataError, IntegrityError
+from django.db import Error as DatabaseError
+
+
+class ErrorKind(enum.Enum):
+    """What an error of the database means, and so what to do.
+
+    UNAVAILABLE: no statement can succeed now; wait. AGAIN: the same statement may succeed at once. NOT_SET_UP: no
+    statement can succeed until a person has done something. ROW: a value of one row is at fault; other rows are fine.
+    """
+
+    UNAVAILABLE = "unavailable"
+    AGAIN = "again"
+    NOT_SET_UP = "not set up"
+    ROW = "row"
+
+
+# What Python raises for a value that cannot be read or bound: `datetime`, `uuid`, `json` and Django's converters, which
+# get None where a date could not be read.
+DECODE_ERRORS = (ValueError, TypeError, ArithmeticError, AttributeError, LookupError, RecursionError)
+
+# The first of these that a SQLSTATE begins with decides, so exceptions stand before their class.
+SQLSTATES: dict[str, ErrorKind] = {
+    "57014": ErrorKind.AGAIN,  # statement_timeout, or cancelled by a person
+    "55P03": ErrorKind.AGAIN,  # lock_timeout
+    "55006": ErrorKind.AGAIN,  # in use
+    "40": ErrorKind.AGAIN,  # serialization failure, deadlock
+    "72": ErrorKind.AGAIN,  # snapshot too old
+    "0A000": ErrorKind.AGAIN,  # "cached plan must not change result type", after a migration
+    "26000": ErrorKind.AGAIN,  # a prepared statement that a connection pool has lost
+    "42P05": ErrorKind.AGAIN,  # a prepared statement of another client of a connection pool
+    "42": ErrorKind.NOT_SET_UP,  # no such table or column, permission denied
+    "28": ErrorKind.NOT_SET_UP,  # wrong role or password
+    "3D": ErrorKind.NOT_SET_UP,  # no such database
+    "3F": ErrorKind.NOT_SET_UP,  # no such schema
+    "22": ErrorKind.ROW,  # a value that does not fit
+    "23": ErrorKind.ROW,  # a constraint
+    "21": ErrorKind.ROW,  # one value expected, several found
+    "44": ErrorKind.ROW,  # the condition of a view
+    "54": ErrorKind.ROW,  # too large or too deep for the server
+    "P0001": ErrorKind.ROW,  # a trigger refuses
+    "XX001": ErrorKind.ROW,  # a damaged page or value
+}
+
+# Numbers of MySQL and MariaDB.
+MYSQL_AGAIN = {
+    1020,  # the row has changed since it was read (MariaDB)
+    1205,  # lock wait timeout
+    1213,  # deadlock
+    1317,  # interrupted
+    1615,  # a prepared statement must be prepared again
+    1969,  # max_statement_time (MariaDB)
+    3024,  # max_execution_time
+    3572,  # NOWAIT met a lock
+}
+MYSQL_NOT_SET_UP = {
+    1044,  # access to the database denied
+    1045,  # wrong user or password
+    1049,  # no such database
+    1054,  # no such column
+    1064,  # a statement that this server does not understand
+    1136,  # number of columns
+    1142,  # command denied
+    1143,  # command denied for a column
+    1146,  # no such table
+    1227,  # a privilege is missing
+    1305,  # no such function
+    1364,  # a column without a default that the code does not know
+    1370,  # a routine denied
+    1698,  # access denied without a password
+}
+MYSQL_ROW = {
+    1048,  # NULL in a column that refuses it
+    1062,  # duplicate key
+    1118,  # the row is too large
+    1153,  # the packet is too large
+    1216,  # foreign keys
+    1217,
+    1264,  # out of range
+    1265,  # truncated
+    1292,  # not a date, or not a number
+    1366,  # not a value of the column's type
+    1406,  # too long
+    1451,  # foreign keys
+    1452,
+    1644,  # a trigger refuses
+    1690,  # out of range
+    3140,  # not JSON
+    3141,
+    3144,
+    3157,  # JSON too deep
+    3819,  # a check constraint (MySQL)
+    4025,  # a check constraint (MariaDB)
+}
+
+# Primary result codes of SQLite. SQLITE_ERROR (1) stands for many things, so its text decides.
+SQLITE_AGAIN = {5, 6, 9, 17}  # BUSY, LOCKED, INTERRUPT, SCHEMA
+SQLITE_NOT_SET_UP = {3, 23}  # PERM, AUTH
+SQLITE_ROW = {18, 19, 20, 25}  # TOOBIG, CONSTRAINT, MISMATCH, RANGE
+SQLITE_SET_UP_TEXT = re.compile(r"no such (table|column|function)|has no column|syntax error")
+SQLITE_ROW_TEXT = re.compile(r"malformed JSON|integer overflow|Could not decode|string or blob too big")
+
+# A refused connection has no SQLSTATE in psycopg. Its text is English, except where `lc_messages` is set.
+REFUSED_CONNECTION = re.compile(
+    r"FATAL: +(database|role) .* does not exist|authentication failed|no pg_hba\.conf entry|permission denied for"
+)
+UNBINDABLE = re.compile(r"[Ee]rror binding parameter|cannot adapt|can't adapt")
+
+
+def kind_of(error: BaseException) -> ErrorKind:
+    """Return the kind of an error that a statement, or the reading of its rows, raised.
+
+    error: of `django.db` or one of DECODE_ERRORS. An error of any other class counts as UNAVAILABLE.
+    """
+    if not isinstance(error, DatabaseError):
+        return ErrorKind.ROW if isinstance(error, DECODE_ERRORS) else ErrorKind.UNAVAILABLE
+    # The driver's own error has the codes; Django's has its arguments and it as the cause.
+    original = error.__cause__ or error
+    for kind in (_of_sqlstate(original), _of_sqlite(original), _of_mysql(error)):
+        if kind is not None:
+            return kind
+    return _of_text(error)
+
+
+def _of_sqlstate(original: Any) -> ErrorKind | None:
+    """Return the kind that the SQLSTATE of psycopg 3 or 2 means; None for an error without one."""
+    code = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+    if not isinstance(code, str):
+        return None
+    return next((kind for prefix, kind in SQLSTATES.items() if code.startswith(prefix)), ErrorKind.UNAVAILABLE)
+
+
+def _of_sqlite(original: Any) -> ErrorKind | None:
+    """Return the kind that the result code of SQLite means; None for an error without one."""
+    code = getattr(original, "sqlite_errorcode", None)
+    if not isinstance(code, int):
+        return None
+    primary = code & 0xFF  # the other bits say more of the same
+    if primary in SQLITE_AGAIN:
+        return ErrorKind.AGAIN
+    if primary in SQLITE_ROW or (primary == 1 and SQLITE_ROW_TEXT.search(str(original))):
+        return ErrorKind.ROW
+    if primary in SQLITE_NOT_SET_UP or (primary == 1 and SQLITE_SET_UP_TEXT.search(str(original))):
+        return ErrorKind.NOT_SET_UP
+    return ErrorKind.UNAVAILABLE
+
+
+def _of_mysql(error: BaseException) -> ErrorKind | None:
+    """Return the kind that the number of mysqlclient or PyMySQL means; None for an error without one."""
+    code = error.args[0] if error.args else None
+    if type(code) is not int:
+        return None
+    if code in MYSQL_AGAIN:
+        return ErrorKind.AGAIN
+    if code in MYSQL_NOT_SET_UP:
+        return ErrorKind.NOT_SET_UP
+    return ErrorKind.ROW if code in MYSQL_ROW else ErrorKind.UNAVAILABLE
+
+
+def _of_text(error: BaseException) -> ErrorKind:
+    """Return the kind of an error without a code, which a driver has raised by itself."""
+    text = str(error)
+    # psycopg: "timestamp too large (after year 10K)", "text fields cannot contain NUL".
+    if isinstance(error, DataError | IntegrityError) or SQLITE_ROW_TEXT.search(text) or UNBINDABLE.search(text):
+        return ErrorKind.ROW
+    return ErrorKind.NOT_SET_UP if REFUSED_CONNECTION.search(text) else ErrorKind.UNAVAILABLE
+
+
+def remedy_of(error: BaseException) -> str:
+    """Return what a person must do about an error of the kind NOT_SET_UP; in one sentence without a full stop."""
+    original = error.__cause__ or error
+    code = str(getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or (error.args or [""])[0])
+    text = str(error).lower()
+    if "denied" in text or "authentication" in text or "privilege" in text or code.startswith(("28", "42501")):
+        return (
+            "give the user in DATABASES the right password, and SELECT, INSERT, UPDATE and DELETE on the tables "
+            "whose names begin with django_asyncq_"
+        )
+    if "unknown database" in text or code.startswith("3D") or re.search(r"(database|role) .* does not exist", text):
+        return "create the database and the user that DATABASES names"
+    return "run `manage.py migrate` with the code that runs here, and start the workers again"

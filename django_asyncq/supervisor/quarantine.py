@@ -1,0 +1,82 @@
+"""Suspects run in quarantine: in extra worker processes, beside the others, that run one task at a time.
+
+Nobody drains and nobody waits for them. A quarantine process takes one suspect after the other and ends when none is
+left, or when one of them takes it down; that task was then alone. The process has an id that ends in `-alone`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+from .. import conf
+from ..broker import Broker
+from ..broker.suspects import dequeue_suspect
+from ..exceptions import BrokerUnavailable
+from ..worker.options import Suspect, WorkerOptions
+from .processes import Child, Processes
+
+logger = logging.getLogger("django_asyncq.supervisor")
+
+LOOK_SECONDS = 1.0
+# A suspect that has waited for so long beside the others gets a process of its own.
+PATIENCE_SECONDS = 5.0
+
+
+class Quarantine:
+    """Starts a process for the first suspect, and another one each time that suspects have waited for too long.
+
+    It claims the first suspect for the process, so of several supervisors one starts it. There are never more
+    quarantine processes than slots in all other processes together.
+    """
+
+    def __init__(self, broker: Broker, options: WorkerOptions, processes: Processes) -> None:
+        self.broker = broker
+        self.options = options
+        self.processes = processes
+        self._number = 1
+        self._look_at = 0.0
+        self._not_before = 0.0
+        self._started_at = 0.0
+
+    def look_soon(self) -> None:
+        """Look for suspects in the next round: there may be new ones."""
+        self._look_at = 0.0
+
+    def note_death(self, child: Child) -> None:
+        """Wait for a while when a quarantine process died before it could fetch: the next one would die too."""
+        if child.is_alone and not child.was_ready and child.exit_code != 0:
+            self._not_before = time.monotonic() + PATIENCE_SECONDS
+
+    def tick(self, now: float) -> None:
+        """Start a quarantine process if a suspect waits for one. now: monotonic seconds."""
+        if now < max(self._look_at, self._not_before) or self.processes.is_stopping:
+            return
+        self._look_at = now + LOOK_SECONDS
+        alone = len(self.processes.alone)
+        if alone >= self.options.concurrency * self.processes.count:
+            return
+        if alone and now - self._started_at < PATIENCE_SECONDS:
+            return
+        try:
+            suspect = self._claim(now, waited_seconds=PATIENCE_SECONDS if alone else 0.0)
+        except BrokerUnavailable:
+            # The number stays: the next call returns what a lost reply may have claimed for it.
+            self._not_before = now + PATIENCE_SECONDS
+            return
+        if suspect is None:
+            return
+        self._number += 1
+        self._started_at = now
+        self.processes.start(replace(self.options, concurrency=1, max_tasks=0, suspect=suspect), now)
+        logger.info("task %s runs in quarantine", suspect.id, extra={"task_id": suspect.id, "queue": suspect.queue})
+
+    def _claim(self, now: float, *, waited_seconds: float) -> Suspect | None:
+        """Claim the suspect that has waited longest for the next process. Raises: BrokerUnavailable."""
+        worker_id, seconds = self.options.alone_id(self._number), conf.current().lease_seconds
+        for queue in self.options.queues or self.broker.known_queues():
+            lease = dequeue_suspect(self.broker.client, queue, worker_id, seconds, waited_seconds=waited_seconds)
+            if lease is not None:
+                return Suspect(self._number, queue, lease.id, lease.fence, now)
+        return None
