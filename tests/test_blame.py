@@ -221,6 +221,18 @@ def test_the_entry_of_a_suspect_whose_row_has_finished_is_discarded() -> None:
     assert waiting_suspects() == []
 
 
+def test_suspects_are_found_again_when_their_key_was_evicted() -> None:
+    """Their hashes say so; an id that a tool has left in pending does not let an ordinary worker run one."""
+    record = suspect()
+    Broker().mark_alive()
+    Broker().client.delete(QueueKeys("default").suspects)
+    assert Reconciler(Broker()).sweep().orphans == 1
+    assert waiting_suspects() == [str(record.id)]
+    Broker().client.lpush(QueueKeys("default").pending, str(record.id))
+    assert Broker().dequeue("default", "w", 10, 30).leases == []
+    assert waiting_suspects() == [str(record.id)]
+
+
 def test_a_requeued_suspect_stays_a_suspect() -> None:
     """Its worker in quarantine was stopped."""
     record = suspect()

@@ -19,6 +19,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', latest, 'LIMIT'
   if known[2] and known[1] == 'pending' then
     local fence = (tonumber(known[3]) or 0) + 1
     redis.call('HSET', key, 'fence', fence, 'state', 'active', 'worker', ARGV[3])
+    redis.call('HDEL', key, 'suspect')
     redis.call('LPUSH', KEYS[2], id)
     redis.call('ZADD', KEYS[3], time[1] + ARGV[2], id)
     redis.call('HSET', KEYS[5], id, fence)

@@ -30,7 +30,7 @@ local function put(key, state, id, message, fence, priority, lock, seconds)
   if state then
     redis.call('ZREM', place[state], id)
     redis.call('ZREM', KEYS[7], id)
-    redis.call('HDEL', key, 'priority', 'parked_at', 'worker', 'outcome')
+    redis.call('HDEL', key, 'priority', 'parked_at', 'worker', 'outcome', 'suspect')
   end
   redis.call('HSET', key, 'msg', message, 'state', 'pending', 'pending_since', now_ns)
   if lock ~= '' then

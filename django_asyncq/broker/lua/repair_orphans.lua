@@ -10,7 +10,7 @@ local repaired = 0
 for i = 3, #ARGV do
   local id = ARGV[i]
   local key = ARGV[1] .. id
-  local known = redis.call('HMGET', key, 'state', 'priority', 'unique_key')
+  local known = redis.call('HMGET', key, 'state', 'priority', 'unique_key', 'suspect')
   local stays = not waits[known[1]]
   for zset = 3, 9 do stays = stays or redis.call('ZSCORE', KEYS[zset], id) end
   for list = 1, 2 do stays = stays or redis.call('LPOS', KEYS[list], id, 'RANK', -1) end
@@ -20,6 +20,8 @@ for i = 3, #ARGV do
       if known[3] and redis.call('GET', known[3]) == id then redis.call('DEL', known[3]) end
       redis.call('ZREM', KEYS[10], id)
       redis.call('DEL', key)
+    elseif known[4] then
+      redis.call('ZADD', KEYS[9], 0, id)
     elseif known[2] then
       redis.call('ZADD', KEYS[3], -tonumber(known[2]), id)
       redis.call('PUBLISH', ARGV[2], '1')

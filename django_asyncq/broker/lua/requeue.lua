@@ -22,6 +22,7 @@ for i = 4, #ARGV, 3 do
       redis.call('HSET', key, 'state', 'pending')
       if ARGV[3] == '1' then redis.call('HINCRBY', key, 'fence', 1) end
       if is_suspect then
+        redis.call('HSET', key, 'suspect', 1)
         redis.call('ZADD', KEYS[6], now_ms, id)
       elseif known[3] then
         redis.call('ZADD', KEYS[5], -tonumber(known[3]), id)
