@@ -63,7 +63,7 @@ MACHINE = {
         "dequeue_suspect", "(tonumber(known[3]) or 0) + 1", "tonumber(known[3]) or 0"
     ),
     "dequeue_suspect that is never paused": Cut("dequeue_suspect", "redis.call('EXISTS', KEYS[4]) == 1", "false"),
-    "dequeue_suspect without a lease": Cut("dequeue_suspect", "redis.call('ZADD', KEYS[3], time[1] + ARGV[2], id)", ""),
+    "dequeue_suspect without a lease": Cut("dequeue_suspect", "redis.call('ZADD', KEYS[3], lease_end, id)", ""),
     "requeue that forgets suspicion": Cut("requeue", "if is_suspect then", "if false then"),
     "dequeue that is never paused": Cut("dequeue", "redis.call('EXISTS', KEYS[5]) == 1", "false"),
     "dequeue without a lease": Cut("dequeue", "redis.call('ZADD', KEYS[4], unpack(leases))", ""),
