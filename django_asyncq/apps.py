@@ -5,6 +5,11 @@ from __future__ import annotations
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
+from . import stop_requests
+
+# Here, because Django loads this module before the models of any app, which may take long to import.
+stop_requests.install_for("runworkers")
+
 
 class AsyncqConfig(AppConfig):
     """Configuration of django_asyncq."""

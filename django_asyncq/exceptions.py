@@ -9,6 +9,7 @@ AsyncqError
 │   ├── QueueFull          the gate is full
 │   └── GateUnavailable    Redis is unreachable, so the gate admits nothing
 ├── BrokerUnavailable      Redis cannot be reached or refuses to write
+├── DatabaseNotSetUp       the database lacks a table, a column or a privilege; waiting does not help
 ├── LockLost               another process holds the lock; nothing was written
 ├── RunAborted             a run failed for a reason outside its function; the row stores it
 │   ├── TaskTimeout        the run took longer than the task's timeout
@@ -98,6 +99,18 @@ class BrokerUnavailable(AsyncqError):
     """Redis cannot be reached, or refuses the command (out of memory, read-only, loading)."""
 
 
+class DatabaseNotSetUp(AsyncqError):
+    """The database lacks a table, a column or a privilege, or refuses the user; waiting does not help.
+
+    reason: the database's error. remedy: what a person must do.
+    """
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"the database is not set up for this code: {reason}. Remedy: {remedy}.")
+        self.reason = reason
+        self.remedy = remedy
+
+
 class LockLost(AsyncqError):
     """Another process holds the lock; nothing was written.
 
@@ -120,7 +133,7 @@ class TaskTimeout(RunAborted):
 
 
 class WorkerLost(RunAborted):
-    """The worker process that ran the task died, or its lease expired."""
+    """The worker process that ran the task died, its lease expired, or its transaction's connection was cut."""
 
 
 class LeaseLost(RunAborted):

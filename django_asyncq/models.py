@@ -44,7 +44,10 @@ class TaskState(models.IntegerChoices):
 
 
 class FailureReason(models.IntegerChoices):
-    """Why a task is FAILED or RETRYING; NONE in every other state."""
+    """Why a task is FAILED or RETRYING; NONE in every other state.
+
+    The constraint `asyncq_reason_of_failure` enforces that.
+    """
 
     NONE = 0, _("None")
     EXCEPTION = 1, _("The function raised an error")
@@ -55,6 +58,7 @@ class FailureReason(models.IntegerChoices):
     PARENT_FAILED = 6, _("A task that it waited for failed")
     NOT_REGISTERED = 7, _("The code has no such task")
     SUPERSEDED = 8, _("A newer task replaced it")
+    GATE_FULL = 9, _("Its gate was full")
 
 
 class TaskRecordQuerySet(models.QuerySet["TaskRecord"]):
@@ -178,6 +182,10 @@ class TaskRecord(models.Model):
             UniqueUnlessNull(field="unique_slot", name="asyncq_unique_slot"),
             models.CheckConstraint(name="asyncq_state_known", condition=Q(state__gte=0, state__lte=3)),
             models.CheckConstraint(name="asyncq_priority_range", condition=Q(priority__gte=-100, priority__lte=100)),
+            models.CheckConstraint(
+                name="asyncq_reason_of_failure",
+                condition=Q(state__lte=2, reason=0) | Q(state=3, reason__gt=0),
+            ),
             models.CheckConstraint(
                 name="asyncq_final_has_finished_at",
                 condition=(

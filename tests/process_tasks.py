@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
+import gc
+import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from django_asyncq import task
+from django_asyncq.worker.slot_table import SlotTable
 
 PR_SET_CHILD_SUBREAPER = 36
 if os.environ.get("ASYNCQ_TEST_SUBREAPER"):
@@ -35,10 +41,24 @@ def starts_program(pid_file: str, waits: bool = True, escapes: bool = False) -> 
         program.wait()
 
 
+@task(max_attempts=1)
+def runs_program(pid_file: str, seconds: float) -> int:
+    """Run a program that takes so long; return its exit code."""
+    program = subprocess.Popen(["sleep", str(seconds)])
+    write(pid_file, f"{program.pid} {os.getpid()}")
+    return program.wait()
+
+
 @task(max_attempts=1, timeout=0.3)
 def starts_program_and_overruns(pid_file: str) -> None:
     """The same, with a timeout that it ignores."""
     starts_program.func(pid_file)
+
+
+@task
+def writes_pid(path: str) -> None:
+    """Write the pid of the worker process."""
+    write(path, os.getpid())
 
 
 def square(number: int) -> int:
@@ -65,48 +85,67 @@ def terminates_fork() -> Any:
     return child.exitcode
 
 
-def describe_fork() -> dict[str, Any]:
-    """Return what a forked child has of its worker: handlers, and pipes other than its own."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+def _targets(descriptors: Iterable[int | str]) -> set[str]:
+    """Return the pipes and sockets behind descriptors."""
+    found = set()
+    for descriptor in descriptors:
+        with suppress(FileNotFoundError):
+            found.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    return {target for target in found if target.startswith(("pipe:", "socket:"))}
+
+
+def _describe(ours: set[str], table: SlotTable) -> dict[str, Any]:
+    """Return what a forked child has of its worker process, and try to write to the slot table."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)]
+    for slot in range(8):
+        table.leave(slot)
     return {
-        "handlers": [
-            getattr(signal.getsignal(number), "__name__", str(signal.getsignal(number))) for number in numbers
-        ],
+        "handlers": [getattr(handler, "__name__", str(handler)) for handler in handlers],
         "wakeup": signal.set_wakeup_fd(-1),
-        "pipes": sorted(_links(("pipe:", "socket:"))),
+        "faulthandler": faulthandler.is_enabled(),
+        "shared": sorted(ours & _targets(path.name for path in Path("/proc/self/fd").iterdir())),
     }
 
 
-def _links(kinds: tuple[str, ...]) -> set[str]:
-    found = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        try:
-            target = str(descriptor.readlink())
-        except FileNotFoundError:
-            continue
-        if target.startswith(kinds):
-            found.add(target)
-    return found
-
-
 @task(max_attempts=1)
-def forks_and_describes(path: str) -> None:
-    """Fork; the child writes what it has of its worker."""
+def forks_and_describes(path: str) -> dict[str, Any]:
+    """Fork; the child writes what it has of its worker. Return what the worker has itself afterwards."""
+    from django_asyncq.worker.process import WorkerProcess
+
+    (process,) = (found for found in gc.get_objects() if isinstance(found, WorkerProcess))
+    wakeup, table = process.wakeup, process.executors.threads.runner.slot_table
+    ours = _targets([wakeup._read, wakeup._write, process.supervisor.fileno()])
     if (pid := os.fork()) == 0:
         try:
-            import json
-
-            write(path, json.dumps(describe_fork()))
+            write(path, json.dumps(_describe(ours, table)))
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
+    return {"pipes": len(ours), "running": len(table.running())}
+
+
+def _fork(path: str, raises: bool) -> str:
+    pid = os.fork()
+    if pid == 0 and raises:
+        raise ValueError("in the child")
+    if pid:
+        write(path, os.waitpid(pid, 0)[1])
+    return "parent" if pid else "child"
 
 
 @task(max_attempts=1)
-def forks_and_returns(path: str) -> str:
-    """Fork, and let the child return from the task like its parent."""
-    pid = os.fork()
-    if pid:
-        write(path, pid)
-        os.waitpid(pid, 0)
-    return "parent" if pid else "child"
+def forks_and_returns(path: str, raises: bool = False) -> str:
+    """Fork, and let the child return from the task like its parent, or raise; write how it exited."""
+    return _fork(path, raises)
+
+
+@task(max_attempts=1, atomic=True)
+def forks_and_returns_atomically(path: str, raises: bool = False) -> str:
+    """The same in a transaction."""
+    return _fork(path, raises)
+
+
+@task(max_attempts=1)
+async def forks_and_returns_async(path: str, raises: bool = False) -> str:
+    """The same in the event loop."""
+    return _fork(path, raises)

@@ -78,7 +78,7 @@ MACHINE = {
     "handoff_ready that is never over": Cut("handoff_ready", "call('HDEL', KEYS[1], '')", ""),
     "requeue_moved behind the others": Cut("requeue_moved", "call('RPUSH'", "call('LPUSH'"),
     "repair_orphans of a task in a list": Cut("repair_orphans", "call('LPOS', KEYS[list], id, 'RANK', -1)", "false"),
-    "repair_orphans of nothing": Cut("repair_orphans", "if not stays then", "if false then"),
+    "repair_orphans of nothing": Cut("repair_orphans", "if not stays and", "if false and"),
     "enqueue that pushes twice": Cut("enqueue", "and 'exists' or 'queued'", "and 'queued' or 'queued'"),
     "enqueue that checks no slot": Cut("enqueue", "gate and not has_slot(id, gate)", "false"),
     "enqueue whose fence may fall": Cut(
@@ -98,7 +98,41 @@ MACHINE = {
     "gate that lets an earlier run release": Cut("gate_release", "tonumber(fence) > (fence_of(retaken) or 0)", "true"),
 }
 
+# In every script of tasks: no other one finds the key later, and sets it aside.
+SETTING_ASIDE = "then set_aside((...)) end"
+OF_TASKS = [
+    "enqueue",
+    "schedule",
+    "park",
+    "dequeue",
+    "held",
+    "requeue_moved",
+    "handoff_ready",
+    "extend",
+    "reassert",
+    "done",
+    "retry",
+    "archive",
+    "requeue",
+    "postpone",
+    "forward",
+    "expired",
+    "remove",
+    "prune_completed",
+    "entry_states",
+    "misplaced",
+    "remove_dangling",
+    "grant_lease",
+    "repair_orphans",
+    "prune_held",
+    "remove_waiting",
+]
+
 CHAOS = {
+    "odd-keys-stay": [
+        *(Cut(script, SETTING_ASIDE, "then end") for script in OF_TASKS),
+        Cut("check_type", "set_aside(KEYS[1])\n", ""),
+    ],
     "no-gate-rebuild": [
         Cut("gate_acquire", "if not known[1] then return {'unbuilt', 0, 0, '0'} end", ""),
         Cut("gate_acquire", "if now - (past(known[4], now) or 0) > tonumber(ARGV[5]) then", "if false then"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import functools
 import json
@@ -13,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -620,6 +621,96 @@ def completes(context: TaskContext, moment: str = "", then: str = "") -> str:
         raise Glitch("after the end")
     note("after", id=context.task_result.id)
     return "not the result"
+
+
+def cut_connection() -> None:
+    """Have the server end this thread's connection; PostgreSQL."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+def cut_at_commit(*, commits: bool) -> None:
+    """Have the server end the connection at the open transaction's commit, after it was done or before."""
+    from django.db import connection
+
+    commit = connection._commit
+
+    def fail() -> None:
+        del connection._commit
+        if commits:
+            commit()
+        cut_connection()
+
+    connection._commit = fail
+
+
+def cut_at(how: str) -> None:
+    """Have the connection of the open transaction cut in one of many ways."""
+    from django.db import Error, connection
+
+    if how == "statement":
+        cut_connection()
+    elif how == "swallowed":
+        with contextlib.suppress(Error):
+            cut_connection()
+    elif how == "wrapped":
+        try:
+            cut_connection()
+        except Error as error:
+            raise Glitch("wrapped") from error
+    elif how == "idle":
+        with connection.cursor() as cursor:
+            cursor.execute("SET idle_in_transaction_session_timeout = '50ms'")
+        time.sleep(0.3)
+    elif how == "closed":
+        connection.close()
+        count()
+    else:
+        cut_at_commit(commits=how == "answer lost")
+
+
+@task(atomic=True, takes_context=True, max_attempts=2, backoff=0, give_up_on=(Fatal,))
+def is_cut(context: TaskContext, how: str, runs: Sequence[int], fails_in: int = 0) -> int:
+    """Have an effect, and be cut in runs of these numbers, or fail in one; all within the transaction."""
+    note("is_cut", id=context.task_result.id)
+    count()
+    run = len(context.record.errors) + 1
+    if run in runs:
+        cut_at(how)
+    if run == fails_in:
+        raise Glitch("of its own")
+    return run
+
+
+@task(takes_context=True)
+def is_cut_in_block(context: TaskContext, how: str, runs: Sequence[int]) -> None:
+    """Be cut in the block that completes the run."""
+    note("is_cut", id=context.task_result.id)
+    with context.complete_on_commit():
+        count()
+        if len(context.record.errors) + 1 in runs:
+            cut_at(how)
+
+
+@task(takes_context=True)
+def is_cut_and_completes(context: TaskContext, how: str) -> None:
+    """Be cut in a block, and complete the run in another."""
+    from django.db import Error
+
+    with contextlib.suppress(Error), context.complete_on_commit():
+        count()
+        cut_at(how)
+    with context.complete_on_commit():
+        count()
+
+
+@task
+def is_cut_outside(how: str) -> None:
+    """Be cut without a transaction that completes the run."""
+    count()
+    cut_at(how)
 
 
 @task(takes_context=True)

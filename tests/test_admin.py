@@ -28,7 +28,7 @@ from django_asyncq.admin.queries import MAX_LISTED, BoundedPaginator
 from django_asyncq.admin.task_admin import MASKED_COLUMNS
 from django_asyncq.broker.clients import Client as RedisClient
 from django_asyncq.exceptions import GateUnavailable
-from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 
 from . import tasks  # noqa: F401 - registers them
 from .clock import uuid7_at
@@ -61,6 +61,8 @@ def make(state: TaskState = TaskState.FAILED, *, name: str = "tests.tasks.add", 
     if state == TaskState.FAILED:
         values.setdefault("attempt", 1)
         values.setdefault("errors", [error()])
+        values.setdefault("reason", FailureReason.EXCEPTION)
+        values.setdefault("last_exception", "tests.tasks.Glitch")
     if enqueued_at := values.get("enqueued_at"):
         values.setdefault("id", uuid7_at(enqueued_at))
     return TaskRecord.objects.create(state=state, name=name, **values)
@@ -451,6 +453,11 @@ def test_action_is_bounded(operator: Client, monkeypatch: pytest.MonkeyPatch) ->
 
 # --- the list
 
+LOST: dict[str, Any] = {
+    "reason": FailureReason.WORKER_LOST,
+    "last_exception": "django_asyncq.exceptions.WorkerLost",
+}
+
 
 @pytest.fixture
 def one_of_each() -> dict[str, TaskRecord]:
@@ -462,7 +469,7 @@ def one_of_each() -> dict[str, TaskRecord]:
         "running": make(TaskState.RUNNING, name="tests.tasks.nap", attempt=1, last_attempted_at=now),
         "succeeded": make(TaskState.SUCCEEDED, attempt=1, return_value=3, enqueued_at=now - timedelta(days=3)),
         "retrying": make(retry_at=now + timedelta(minutes=3, seconds=1), attempt=2, max_attempts=4, gate="small"),
-        "failed": make(attempt=1, crash_count=2, name="tests.tasks.gated"),
+        "failed": make(attempt=1, crash_count=2, name="tests.tasks.gated", **LOST),
     }
 
 
@@ -480,7 +487,7 @@ def test_list_shows_each_state_in_words(operator: Client, one_of_each: dict[str,
     assert "Failed , retry in 3 min (attempt 2 of 4)" in row_of(text, one_of_each["retrying"])
     assert " small " in row_of(text, one_of_each["retrying"])
     failed = row_of(text, one_of_each["failed"])
-    assert failed.startswith(f"gated {one_of_each['failed'].short_id} Failed Glitch: no luck default")
+    assert failed.startswith(f"gated {one_of_each['failed'].short_id} Failed WorkerLost: no luck default")
     assert failed.endswith("default - 1 of 1 2 crashes now - now")
     assert 'title="1 of 1, 2 worker crashes"' in text
     for state in ("queued", "running", "succeeded", "failed"):
@@ -498,6 +505,35 @@ def test_error_in_the_list_is_one_truncated_line_with_the_whole_text_as_title(op
     assert f'title="Glitch: {"x" * 200}\nsecond line"' in text
 
 
+def test_a_task_that_has_not_failed_in_a_run_shows_its_reason(operator: Client) -> None:
+    """The error of an earlier attempt is not why it waits now."""
+    record = make(reason=FailureReason.GATE_FULL, retry_at=timezone.now() + timedelta(seconds=5))
+    shown = row_of(operator.get(LIST).content.decode(), record)
+    assert "Its gate was full" in shown
+    assert "Glitch" not in shown
+    assert "Reason: Its gate was full" in operator.get(page_of(record)).content.decode()
+
+
+def test_page_shows_the_reason_of_a_failed_task_only(operator: Client) -> None:
+    """Other states have none."""
+    assert (
+        "Reason: It took longer than its timeout"
+        in operator.get(page_of(make(reason=FailureReason.TIMEOUT))).content.decode()
+    )
+    assert "Reason:" not in operator.get(page_of(make(TaskState.SUCCEEDED, errors=[error()]))).content.decode()
+
+
+def test_the_last_errors_to_choose_from_are_those_of_failed_tasks(operator: Client) -> None:
+    """A succeeded task may have one from an earlier attempt; it is neither a choice nor found by it."""
+    make(TaskState.SUCCEEDED, last_exception="old.Error")
+    failed = make(last_exception="new.Error")
+    text = operator.get(LIST).content.decode()
+    assert "error=new.Error" in text
+    assert "error=old.Error" not in text
+    assert listed(operator.get(f"{LIST}?error=new.Error")) == {failed.pk}
+    assert listed(operator.get(f"{LIST}?error=old.Error")) == set()
+
+
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
@@ -506,6 +542,14 @@ def test_error_in_the_list_is_one_truncated_line_with_the_whole_text_as_title(op
         ("state=succeeded", {"succeeded"}),
         ("state=retrying", {"retrying"}),
         ("state=failed", {"failed"}),
+        ("reason=exception", {"retrying"}),
+        ("reason=worker_lost", {"failed"}),
+        ("reason=cancelled", set()),
+        ("error=tests.tasks.Glitch", {"retrying"}),
+        ("error=django_asyncq.exceptions.WorkerLost", {"failed"}),
+        ("error=tests.tasks.Glitch&state=failed", set()),
+        ("error=tests.tasks", set()),
+        ("error=%00", set()),
         ("queue=mail", {"queued"}),
         ("queue=nobody", set()),
         ("queue=%00", set()),
@@ -563,7 +607,7 @@ def test_search_finds_by_id_and_its_beginning(operator: Client) -> None:
 def test_list_reads_a_bounded_number_of_rows_and_no_large_column(
     operator: Client, django_assert_max_num_queries: Any
 ) -> None:
-    """Fifty rows take no more queries than one; no traceback, argument or result is fetched; the count is bounded."""
+    """Fifty rows take no more queries than one; no traceback, argument or result is fetched; every read is bounded."""
     Gate.objects.create(name="small", limit=1)
     with django_assert_max_num_queries(15) as few:
         make()
@@ -574,7 +618,8 @@ def test_list_reads_a_bounded_number_of_rows_and_no_large_column(
         response = operator.get(LIST)
     assert len(many) <= len(few)
     statements = [query["sql"] for query in many.captured_queries if "taskrecord" in query["sql"].lower()]
-    assert len(statements) == 2
+    # The rows, their number, and the latest errors for the filter.
+    assert len(statements) == 3
     assert all("LIMIT" in statement and "DISTINCT" not in statement for statement in statements)
     deferred = response.context["cl"].result_list[0].get_deferred_fields()
     assert deferred >= {"args", "kwargs", "return_value", "progress", "errors", "worker_ids"}
@@ -645,6 +690,13 @@ def test_page_of_a_running_and_of_a_succeeded_task(operator: Client) -> None:
     done = make(TaskState.SUCCEEDED, attempt=1, return_value={"sum": 3}, progress={"at": 1})
     text = operator.get(page_of(done)).content.decode()
     assert "&quot;sum&quot;: 3" in text and "&quot;at&quot;: 1" in text
+
+
+def test_page_says_that_a_suspect_runs_alone_next(operator: Client) -> None:
+    """A task that has not died with others says nothing of it."""
+    suspect, other = (make(TaskState.QUEUED, is_suspect=is_suspect, errors=[error()]) for is_suspect in (True, False))
+    assert "Runs alone next" in operator.get(page_of(suspect)).content.decode()
+    assert "Runs alone next" not in operator.get(page_of(other)).content.decode()
 
 
 def test_long_texts_are_shortened_and_shown_whole_on_request(operator: Client) -> None:

@@ -30,6 +30,7 @@ from django_asyncq.admin.schedule_admin import MASKED_COLUMNS
 from django_asyncq.definitions.timing import DstKind, DstNote, preview
 from django_asyncq.exceptions import GateUnavailable
 from django_asyncq.models import (
+    FailureReason,
     Gate,
     LockTerm,
     Occurrence,
@@ -74,8 +75,9 @@ def make(name: str = "report", *, plan: bool = True, **values: Any) -> Schedule:
 def task_row(state: TaskState = TaskState.SUCCEEDED, **values: Any) -> TaskRecord:
     """Create a task, as an occurrence may refer to it."""
     final = state in (TaskState.SUCCEEDED, TaskState.FAILED)
+    reason = FailureReason.EXCEPTION if state == TaskState.FAILED else FailureReason.NONE
     return TaskRecord.objects.create(
-        name=STATEMENT, state=state, finished_at=timezone.now() if final else None, **values
+        name=STATEMENT, state=state, reason=reason, finished_at=timezone.now() if final else None, **values
     )
 
 

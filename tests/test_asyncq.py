@@ -19,7 +19,7 @@ from django_asyncq.broker.inspection import Inspection
 from django_asyncq.broker.keys import QueueKeys, alive_key
 from django_asyncq.maintenance import inspector
 from django_asyncq.management.commands import asyncq
-from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks
@@ -38,8 +38,10 @@ def run(*arguments: str) -> str:
 
 def finished(state: TaskState, days: int) -> TaskRecord:
     """A task that finished `days` ago."""
+    reason = FailureReason.EXCEPTION if state == TaskState.FAILED else FailureReason.NONE
+    then = timezone.now() - timedelta(days=days)
     return TaskRecord.objects.create(
-        name="tests.tasks.add", state=state, finished_at=timezone.now() - timedelta(days=days), queue_name="old"
+        name="tests.tasks.add", state=state, reason=reason, finished_at=then, queue_name="old"
     )
 
 
@@ -54,7 +56,7 @@ def forgotten(own_redis: EmbeddedRedis, own_keys: None) -> list[TaskRecord]:
         TaskRecord(**then, queue_name="other"),
         TaskRecord(**then, priority=5),
         TaskRecord(**then, run_after=later),
-        TaskRecord(**then, state=TaskState.FAILED, retry_at=later),
+        TaskRecord(**then, state=TaskState.FAILED, reason=FailureReason.EXCEPTION, retry_at=later),
         TaskRecord(**then, gate="g"),
     ]
     made = TaskRecord.objects.bulk_create(rows)

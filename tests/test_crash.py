@@ -25,7 +25,7 @@ from django_asyncq import conf, failpoints, gates, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import alive_key
 from django_asyncq.definitions.names import lowest_uuid7_at
-from django_asyncq.models import Gate, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
+from django_asyncq.models import FailureReason, Gate, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
 from django_asyncq.testing import CRASH_MARK_VARIABLE, CRASH_VARIABLE, crash_at
 
 from . import tasks, test_outages
@@ -188,7 +188,12 @@ def is_quiet() -> bool:
 def failed_row(**fields: Any) -> TaskRecord:
     """A task that has failed for good."""
     return TaskRecord.objects.create(
-        name="tests.tasks.nap", args=[0], state=TaskState.FAILED, finished_at=timezone.now(), **fields
+        name="tests.tasks.nap",
+        args=[0],
+        state=TaskState.FAILED,
+        reason=FailureReason.EXCEPTION,
+        finished_at=timezone.now(),
+        **fields,
     )
 
 
@@ -427,7 +432,7 @@ def old_failure() -> None:
     broker = Broker()
     leases = broker.dequeue("default", "lost", 1, 30).leases
     broker.archive("default", "lost", [(lease, b"") for lease in leases])
-    TaskRecord.objects.update(state=TaskState.FAILED, finished_at=then)
+    TaskRecord.objects.update(state=TaskState.FAILED, reason=FailureReason.EXCEPTION, finished_at=then)
 
 
 def retried_task() -> None:

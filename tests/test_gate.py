@@ -21,7 +21,7 @@ from django_asyncq.django_internals import delete_rows
 from django_asyncq.exceptions import UnknownGate
 from django_asyncq.maintenance.forwarder import forward_due
 from django_asyncq.maintenance.reconciler import Reconciler
-from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 from django_asyncq.signals import task_state_changed, task_state_changing
 
 from . import tasks
@@ -246,6 +246,7 @@ def test_retry_acquires_a_slot_again() -> None:
         gate="g",
         queue_limit=5,
         state=TaskState.FAILED,
+        reason=FailureReason.EXCEPTION,
         finished_at=timezone.now(),
     )
     fill("g", 5)

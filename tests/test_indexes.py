@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from django_asyncq import gates
 from django_asyncq.definitions.names import uuid7
-from django_asyncq.models import TaskRecord
+from django_asyncq.models import TaskRecord, TaskState
 
 pytestmark = pytest.mark.django_db
 
@@ -32,6 +32,7 @@ LOOKS = {
     "enqueued lately": (ROWS.enqueued_since(timezone.now()), PRIMARY_KEY),
     "of one task": (ROWS.filter(name="a").order_by("-id"), "asyncq_name_id"),
     "of one task, with one error": (ROWS.failed().filter(name="a", last_exception="b.C"), "asyncq_name_exception"),
+    "with one reason": (ROWS.filter(state=TaskState.FAILED, reason=2).order_by("-id"), "asyncq_state_id"),
     "with a unique slot": (ROWS.filter(unique_slot="a"), "asyncq_unique_slot"),
 }
 

@@ -164,12 +164,13 @@ def test_a_pending_orphan_is_reported_when_the_next_task_is_younger(
     assert inspection.misplaced(QUEUE, ["older", "orphan", "younger"]).orphans == ["orphan"]
 
 
-def test_orphans_in_a_group_are_left(broker: Broker, inspection: Inspection) -> None:
-    """It is unknown which set of an aggregation holds them."""
-    broker.add_to_group(QUEUE, "g", [Entry("grouped", b"m")])
-    broker.client.delete(QueueKeys(QUEUE).group("g"))
-    assert inspection.misplaced(QUEUE, ["grouped"]) == ([], [])
-    assert inspection.repair_orphans(QUEUE, ["grouped"]) == 0
+def test_a_task_of_ours_leaves_a_group(broker: Broker, inspection: Inspection) -> None:
+    """It never asks for one, so another program wrote its `group`. Tasks of Go programs have no row and are left."""
+    broker.add_to_group(QUEUE, "g", [Entry("grouped", b"m"), Entry("of Go", b"m")])
+    assert inspection.misplaced(QUEUE, ["grouped"]) == ([], ["grouped"])
+    assert inspection.repair_orphans(QUEUE, ["grouped"]) == 1
+    assert broker.client.zrange(QueueKeys(QUEUE).group("g"), 0, -1) == [b"of Go"]
+    assert every_id(inspection) == ["of Go"]
 
 
 def test_tasks_that_a_worker_no_longer_holds_are_removed(

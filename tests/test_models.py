@@ -14,7 +14,7 @@ from django.db import DataError, IntegrityError, connection, transaction
 from django.utils import timezone
 
 from django_asyncq.definitions.names import uuid7
-from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 from django_asyncq.storage.batches import FencedWrite, read_rows, write_fenced
 
 pytestmark = pytest.mark.django_db
@@ -32,8 +32,8 @@ NOW = timezone.now()
         {"state": 0, "finished_at": NOW},
         {"state": 1, "finished_at": NOW},
         {"state": 2},
-        {"state": 3},
-        {"state": 3, "retry_at": NOW, "finished_at": NOW},
+        {"state": 3, "reason": 1},
+        {"state": 3, "reason": 1, "retry_at": NOW, "finished_at": NOW},
     ],
 )
 def test_database_refuses_invalid_rows(fields: dict[str, Any]) -> None:
@@ -54,12 +54,13 @@ def test_id_behaves_like_any_uuid() -> None:
 
 def test_each_state_has_a_named_filter() -> None:
     """Each row matches one of five filters; FAILED with `retry_at` matches `retrying` and not `failed`."""
+    failed = {"state": TaskState.FAILED, "reason": FailureReason.EXCEPTION}
     rows = {
         "queued": TaskRecord.objects.create(name="x"),
         "running": TaskRecord.objects.create(name="x", state=TaskState.RUNNING),
         "succeeded": TaskRecord.objects.create(name="x", state=TaskState.SUCCEEDED, finished_at=NOW),
-        "failed": TaskRecord.objects.create(name="x", state=TaskState.FAILED, finished_at=NOW),
-        "retrying": TaskRecord.objects.create(name="x", state=TaskState.FAILED, retry_at=NOW),
+        "failed": TaskRecord.objects.create(name="x", **failed, finished_at=NOW),
+        "retrying": TaskRecord.objects.create(name="x", **failed, retry_at=NOW),
     }
     for name, row in rows.items():
         assert list(getattr(TaskRecord.objects, name)()) == [row]
@@ -107,6 +108,11 @@ def test_read_rows_returns_what_the_orm_returns() -> None:
         state=TaskState.SUCCEEDED,
         return_value=AWKWARD,
         progress=0,
+        headers={"trace": AWKWARD},
+        last_exception="a.É",
+        wire_id="any text",
+        parent_id=uuid7(),
+        expires_at=NOW,
         worker_ids=["w"],
         finished_at=NOW,
     )
@@ -130,7 +136,7 @@ def test_fenced_write_stores_every_value_unchanged() -> None:
     for record, value in zip(records, (AWKWARD, None, "null"), strict=True):
         record.state, record.fence, record.attempt, record.crash_count = TaskState.SUCCEEDED, 7, 2, 1
         record.started_at = record.last_attempted_at = record.finished_at = NOW
-        record.return_value, record.worker_ids = value, ["h:1:2:é"]
+        record.return_value, record.worker_ids, record.last_exception = value, ["h:1:2:é"], "a.É"
         record.errors = [{"message": 'it\'s \\ "so"\n', "traceback": "%d"}]
     assert write_fenced([FencedWrite(record, 7) for record in records], "default") == {record.id for record in records}
     for record in records:

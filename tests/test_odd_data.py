@@ -19,6 +19,7 @@ from django.utils import timezone
 
 from django_asyncq import conf, gates, lifecycle
 from django_asyncq.broker import Broker, Lease, keys, replies
+from django_asyncq.broker.notifications import SupervisorListener
 from django_asyncq.exceptions import QueueFull
 from django_asyncq.gates import members
 from django_asyncq.leadership.coordinator import StartupTaskCoordinator
@@ -37,7 +38,7 @@ from .workers import wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-QUEUE, WORKER, LOST_WORKER = "default", "w", "lost"
+QUEUE, WORKER, ALONE, LOST_WORKER = "default", "w", "w-alone", "lost"
 # A sweep pushes a row whose entry is among failed tasks when it has seen it so twice.
 MOST_ROUNDS = 6
 
@@ -55,6 +56,7 @@ class Fleet:
         self.keys = keys.QueueKeys(QUEUE)
         self.entries = SchedulerEntries()
         self.broker.register_queue(QUEUE)
+        self.client.set(keys.alive_key(), 1)
         self.reconciler.tick(1000.0)
 
     def unpushed(self) -> str:
@@ -84,7 +86,9 @@ class Fleet:
         raise AssertionError(f"not finished: {list(TaskRecord.objects.values('id', 'state', 'fence'))}, {entries}")
 
     def let_time_pass(self) -> None:
-        """Let every lease of the lost host expire, and let any outage be long ago."""
+        """Let every lease of the lost host expire, and let every outage and the begin of every run be long ago."""
+        minutes_ago = timezone.now() - datetime.timedelta(minutes=5)
+        TaskRecord.objects.filter(state=TaskState.RUNNING).update(last_attempted_at=minutes_ago)
         for id in TaskRecord.objects.filter(state=TaskState.RUNNING).values_list("id", flat=True):
             if self.client.type(self.keys.lease) == b"zset" and self.has_near_lease(str(id)):
                 self.client.zadd(self.keys.lease, {str(id): 1}, xx=True)
@@ -102,12 +106,17 @@ class Fleet:
         """Run every task that a worker can claim."""
         self.broker.requeue_moved(QUEUE, WORKER)
         self.broker.held(QUEUE, WORKER)
-        while runs := lifecycle.claim(self.broker, QUEUE, WORKER, 10, "default").runs:
-            for run in runs:
-                lifecycle.begin(run, WORKER, timezone.now())
-                lifecycle.succeed(run, 1, timezone.now())
-            refused = lifecycle.record_runs(runs)
-            lifecycle.acknowledge(self.broker, WORKER, [run for run in runs if run not in refused], refused)
+        claims = (
+            (WORKER, lambda: lifecycle.claim(self.broker, QUEUE, WORKER, 10, "default").runs),
+            (ALONE, lambda: lifecycle.claim_suspect(self.broker, QUEUE, ALONE, "default").runs),
+        )
+        for worker_id, claim in claims:
+            while runs := claim():
+                for run in runs:
+                    lifecycle.begin(run, worker_id, timezone.now())
+                    lifecycle.succeed(run, 1, timezone.now())
+                refused = lifecycle.record_runs(runs)
+                lifecycle.acknowledge(self.broker, worker_id, [run for run in runs if run not in refused], refused)
 
 
 @pytest.fixture
@@ -183,7 +192,7 @@ def test_a_key_of_a_wrong_type_stops_nothing(fleet: Fleet, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_odd_values_in_a_key_of_the_right_type_stop_nothing(fleet: Fleet, kind: str) -> None:
-    """As members, as fields with their values, as the whole value. A paused queue stays paused, whatever is there."""
+    """As members, as fields with their values, and as the whole value. Any value pauses a queue."""
     key, right = key_and_type(kind)
     if kind == "paused":
         pytest.skip("any value pauses")
@@ -193,13 +202,28 @@ def test_odd_values_in_a_key_of_the_right_type_stop_nothing(fleet: Fleet, kind: 
         fleet.finish_all(unpushed, lost)
 
 
-@pytest.mark.parametrize("kind", ["priority", "lease", "scheduled", "due", "retry", "archived", "completed"])
+@pytest.mark.parametrize(
+    "kind", ["priority", "suspects", "lease", "scheduled", "due", "retry", "archived", "completed"]
+)
 def test_odd_scores_stop_nothing(fleet: Fleet, kind: str) -> None:
     """Of the tasks themselves, and of ids without a task."""
     for score in odd_values.SCORES.values():
         unpushed, lost = fleet.unpushed(), fleet.lost()
         fleet.client.zadd(queue_key(kind), {lost: score, unpushed: score, "note": score})
         fleet.finish_all(unpushed, lost)
+
+
+@pytest.mark.parametrize("name", ["huge", "infinite"])
+def test_a_task_that_is_delayed_for_ever_comes_back(fleet: Fleet, name: str) -> None:
+    """Its time in Redis is beyond every year; its row knows the right one."""
+    soon = timezone.now() + datetime.timedelta(seconds=0.2)
+    delayed = str(tasks.add.using(run_after=soon).enqueue(1).id)
+    assert fleet.client.zrange(fleet.keys.scheduled, 0, -1) == [delayed.encode()]
+    for zset in (fleet.keys.scheduled, fleet.keys.due):
+        fleet.client.zadd(zset, {delayed: odd_values.SCORES[name]})
+    minute_ago = timezone.now() - datetime.timedelta(minutes=1)
+    TaskRecord.objects.update(enqueued_at=minute_ago, run_after=minute_ago)
+    fleet.finish_all(delayed)
 
 
 @pytest.mark.parametrize("field", ["alive", "last", "resumed"])
@@ -251,13 +275,9 @@ def test_tasks_whose_own_hash_has_a_wrong_type_come_back(fleet: Fleet) -> None:
     for wrong in odd_values.TYPES:
         if wrong != "hash":
             ids = [fleet.unpushed(), fleet.lost(), str(tasks.add.enqueue(1).id)]
-            TaskRecord.objects.update(
-                enqueued_at=timezone.now() - datetime.timedelta(minutes=1),
-                last_attempted_at=timezone.now() - datetime.timedelta(minutes=5),
-            )
+            TaskRecord.objects.update(enqueued_at=timezone.now() - datetime.timedelta(minutes=1))
             for id in ids:
                 odd_values.write(fleet.client, fleet.keys.task(id), wrong)
-            fleet.client.set(keys.alive_key(), 1)
             fleet.finish_all(*ids)
 
 
@@ -274,6 +294,28 @@ def test_a_key_that_is_set_aside_can_be_read_for_seven_days(fleet: Fleet) -> Non
     assert fleet.client.get(name) == b"x"
     assert 6 * 86_400 < fleet.client.ttl(name) <= 7 * 86_400
     assert not fleet.client.exists(fleet.keys.task("note"))
+
+
+def test_keys_that_are_set_aside_are_logged_once_an_hour(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    """By each supervisor that is there, with the new name; not the keys of another project."""
+    caplog.set_level(logging.WARNING)
+    listener = SupervisorListener()
+    listener.start()
+    try:
+        wait_until(listener.event.is_set, "the subscription")
+        for _ in range(3):
+            odd_values.write(fleet.client, fleet.keys.pending, "string")
+            fleet.run_all()
+        wait_until(lambda: "set aside" in caplog.text, "a log line")
+        odd_values.write(fleet.client, fleet.keys.lease, "string")
+        fleet.broker.expired(QUEUE)
+        wait_until(lambda: ":lease" in caplog.text, "a second log line")
+    finally:
+        listener.stop()
+    assert caplog.text.count(":pending") == 1
+    caplog.clear()
+    listener.log_set_aside("other:{default}:odd:1.5:pending", 0.0)
+    assert caplog.text == ""
 
 
 def test_a_key_that_got_its_right_type_in_the_meantime_stays(fleet: Fleet) -> None:

@@ -59,8 +59,8 @@ def spilled_run(state: TaskState = TaskState.RUNNING, value: Any = "real") -> li
 
 
 def recover(run: lifecycle.Run) -> int:
-    """Do what the reconciler does with an expired lease."""
-    return lifecycle.recover(Broker(), "default", "w", [run.lease], reason="gone")
+    """Do what a supervisor does for a lost process, of which none of the tasks was to blame."""
+    return lifecycle.recover(Broker(), "default", "w", [run.lease], reason="gone", blame=lifecycle.Blame())
 
 
 def put(redis_client: Any, id: str, outcome: bytes) -> None:
@@ -394,7 +394,7 @@ def test_malformed_field_counts_as_absent_even_when_signed(change: dict[str, Any
     put(redis_client, run.lease.id, signed(run.lease.id, fields["fence"], json.dumps(fields).encode()))
     assert recover(run) == 1
     row = TaskRecord.objects.get()
-    assert (row.state, row.return_value, row.crash_count) == (TaskState.QUEUED, None, 1)
+    assert (row.state, row.return_value, row.attempt) == (TaskState.QUEUED, None, 0)
     assert pending() == [run.lease.id]
 
 

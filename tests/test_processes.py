@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import select
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from django_asyncq.supervisor import Supervisor
+from django_asyncq.worker.options import WorkerOptions
 from django_asyncq.worker.process_groups import (
     has_exited,
     signal_group,
@@ -28,10 +31,15 @@ from .workers import ROOT, environment, read_of_living, run_workers, wait_until,
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state, such as "S", or "" if there is no such process."""
+    status = read_of_living(Path(f"/proc/{pid}/stat")).decode()
+    return status.rpartition(")")[2].split()[0] if status else ""
+
+
 def runs(pid: int) -> bool:
     """Return whether a process exists and is no zombie."""
-    status = read_of_living(Path(f"/proc/{pid}/stat")).decode()
-    return bool(status) and status.rpartition(")")[2].split()[0] != "Z"
+    return state_of(pid) not in ("", "Z")
 
 
 def pids_in(path: Path) -> tuple[int, int]:
@@ -153,3 +161,134 @@ def test_memory_is_that_of_the_process_itself_and_of_now() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert 5 < float(done.stdout) < 200
+
+
+# --- deaths
+
+
+def test_process_that_is_killed_again_and_again_is_replaced_each_time_at_once(tmp_path: Path) -> None:
+    """As by the OOM killer: however young it is when it dies, there is no pause once it was ready."""
+    with workers(tmp_path, "--processes", "1") as fleet:
+        for number in range(7):
+            path = tmp_path / str(number)
+            process_tasks.writes_pid.enqueue(str(path))
+            wait_until(path.exists, "a process that runs a task", 12)
+            os.kill(int(path.read_text()), signal.SIGKILL)
+        assert fleet.output().count("exited unexpectedly") >= 6
+
+
+# --- stop requests
+
+
+@pytest.mark.parametrize("kind", ["", " swallows"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_request_during_the_imports_is_obeyed(number: signal.Signals, kind: str, tmp_path: Path) -> None:
+    """The command exits with 0 and has run nothing, also if a module swallows every exception."""
+    task = process_tasks.writes_pid.enqueue(str(tmp_path / "pid"))
+    imports = tmp_path / "imports"
+    with workers(tmp_path, "--burst", ASYNCQ_TEST_SLOW_IMPORT=f"{imports}{kind}") as fleet:
+        wait_until(imports.exists, "an import that takes long")
+        fleet.process.send_signal(number)
+        assert fleet.process.wait(15) == 0, fleet.output()
+    assert "Traceback" not in fleet.output()
+    task.refresh()
+    assert task.status == "READY"
+
+
+# --- forks
+
+
+def test_forked_children_can_be_terminated() -> None:
+    """A pool of `multiprocessing` exits at once, and `terminate()` has an effect."""
+    pool, child = process_tasks.uses_pool.enqueue(), process_tasks.terminates_fork.enqueue()
+    run_workers("--concurrency", "1")
+    pool.refresh()
+    child.refresh()
+    assert pool.return_value < 3
+    assert child.return_value == -signal.SIGTERM
+
+
+def test_forked_child_has_nothing_of_its_worker(tmp_path: Path) -> None:
+    """Default handlers, no wake-up descriptor, no pipe, and a slot table of its own."""
+    path = tmp_path / "child"
+    task = process_tasks.forks_and_describes.enqueue(str(path))
+    run_workers()
+    task.refresh()
+    assert task.return_value == {"pipes": 2, "running": 1}
+    handlers = [str(signal.SIG_DFL), "default_int_handler", str(signal.SIG_DFL)]
+    assert json.loads(path.read_text()) == {"handlers": handlers, "wakeup": -1, "faulthandler": False, "shared": []}
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("name", ["forks_and_returns", "forks_and_returns_atomically", "forks_and_returns_async"])
+def test_forked_child_that_returns_from_the_task_exits(name: str, raises: bool, tmp_path: Path) -> None:
+    """Only the worker process records an outcome and runs the tasks that wait in it."""
+    path = tmp_path / "status"
+    task = getattr(process_tasks, name).enqueue(str(path), raises=raises)
+    run_workers()
+    task.refresh()
+    assert (task.status, task.return_value) == ("SUCCESSFUL", "parent")
+    assert os.waitstatus_to_exitcode(int(path.read_text())) == int(raises)
+
+
+# --- signals
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 0), (signal.SIGINT, -signal.SIGINT)])
+def test_only_ctrl_c_reaches_the_program_of_a_task(number: signal.Signals, exit_code: int, tmp_path: Path) -> None:
+    """Both stop the workers in order: at SIGTERM the running program may finish, at Ctrl-C it is interrupted too."""
+    path = tmp_path / "pids"
+    task = process_tasks.runs_program.enqueue(str(path), 3)
+    with workers(tmp_path, process_group=0) as fleet:
+        pids_in(path)
+        assert fleet.stop(number) == 0
+    task.refresh()
+    assert (task.status, task.return_value) == ("SUCCESSFUL", exit_code)
+
+
+@pytest.mark.parametrize(
+    ("requests", "passed_on"),
+    [
+        ([], ["workers SIGTERM"]),
+        ([signal.SIGTERM], ["workers SIGTERM"]),
+        ([signal.SIGINT], ["groups SIGINT", "workers SIGTERM"]),
+        ([signal.SIGTERM, signal.SIGTERM], ["groups SIGTERM"]),
+        ([signal.SIGINT, signal.SIGINT], ["groups SIGINT", "workers SIGTERM"]),
+    ],
+)
+def test_a_second_request_reaches_the_programs_of_tasks_too(
+    requests: list[int], passed_on: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They can clean up before their group is killed."""
+    supervisor, passed = Supervisor(WorkerOptions()), []
+    for name, to in (("signal_all", "workers"), ("signal_groups", "groups")):
+        monkeypatch.setattr(
+            supervisor.processes, name, lambda number, to=to: passed.append(f"{to} {signal.Signals(number).name}")
+        )
+    for number in requests:
+        supervisor._on_signal(number, None)
+    supervisor._pass_on_stop()
+    assert passed == passed_on
+
+
+def test_ctrl_z_stops_everything_and_fg_continues_it(tmp_path: Path) -> None:
+    """The supervisor, its worker process, and the program of the task."""
+    path = tmp_path / "pids"
+    task = process_tasks.runs_program.enqueue(str(path), 1)
+    with workers(tmp_path, "--processes", "1", process_group=0) as fleet:
+        everything = [*pids_in(path), fleet.process.pid]
+        fleet.process.send_signal(signal.SIGTSTP)
+        wait_until(lambda: [state_of(pid) for pid in everything] == ["T"] * 3, "everything to stop", 5)
+        fleet.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: task.refresh() or task.status == "SUCCESSFUL", "the task to finish")
+
+
+def test_ctrl_z_without_a_shell_stops_nothing(tmp_path: Path) -> None:
+    """In a session of its own nobody could continue the supervisor, so the kernel ignores it; the workers go on."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    process_tasks.writes_pid.enqueue(str(first))
+    with workers(tmp_path, "--processes", "1", start_new_session=True) as fleet:
+        wait_until(first.exists, "a first task")
+        fleet.process.send_signal(signal.SIGTSTP)
+        process_tasks.writes_pid.enqueue(str(second))
+        wait_until(second.exists, "a second task", 10)

@@ -22,10 +22,10 @@ from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.definitions.names import lowest_uuid7_at
 from django_asyncq.definitions.retention_policy import Retention, current_rules
-from django_asyncq.exceptions import BrokerUnavailable
+from django_asyncq.exceptions import BrokerUnavailable, LockLost
 from django_asyncq.maintenance import pruner as pruning
 from django_asyncq.maintenance.pruner import Pruned, Pruner, retention_is_over
-from django_asyncq.models import Occurrence, Schedule, StartupRun, TaskRecord, TaskState
+from django_asyncq.models import FailureReason, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
 
 from . import tasks
 from .clock import uuid7_at
@@ -53,6 +53,7 @@ def row(state: TaskState = SUCCEEDED, *, days: float, **fields: Any) -> TaskReco
     then = timezone.now() - timedelta(days=days)
     made = {"id": uuid7_at(then), "name": "tests.tasks.add"}
     record = TaskRecord(**{**made, "state": state, "enqueued_at": then, **fields})
+    record.reason = FailureReason.EXCEPTION if state == FAILED else FailureReason.NONE
     record.finished_at = fields.get("finished_at", then) if record.is_final else None
     return record
 
@@ -503,12 +504,12 @@ def test_each_batch_of_rows_is_fenced() -> None:
     def fenced() -> Iterator[None]:
         entered.append(1)
         if len(entered) == 2:
-            raise RuntimeError("another holds the lock")
+            raise LockLost("maintenance", 1)
         with transaction.atomic():
             yield
 
     pruner = Pruner(Broker(), fenced=fenced)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(LockLost):
         pruner.tick(1000.0)
     assert len(remaining_ids()) == 200
     assert pruner.tick(1000.0).tasks == 200
@@ -524,12 +525,12 @@ def test_history_is_fenced_too() -> None:
 
     @contextmanager
     def fenced() -> Iterator[None]:
-        raise RuntimeError("another holds the lock")
+        raise LockLost("maintenance", 1)
         yield
 
     pruner = Pruner(Broker(), fenced=fenced)
     for prune in (pruner.prune_occurrences, pruner.prune_startup_runs):
-        with pytest.raises(RuntimeError):
+        with pytest.raises(LockLost):
             list(prune())
     assert (Occurrence.objects.count(), StartupRun.objects.count()) == (2, 2)
 

@@ -23,7 +23,7 @@ from django_asyncq.definitions.names import uuid7
 from django_asyncq.exceptions import BrokerUnavailable, GateUnavailable
 from django_asyncq.maintenance.reconciler import PAUSE_FACTOR, Reconciler
 from django_asyncq.maintenance.sweep import Repairs
-from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 
 from . import tasks
 from .clock import uuid7_at
@@ -123,7 +123,7 @@ def test_running_task_that_redis_does_not_know_is_requeued(reconciler: Reconcile
 
 def test_retrying_rows_return_to_the_retry_set(reconciler: Reconciler) -> None:
     """A RETRYING row is retried although Redis forgot it."""
-    record = old(state=TaskState.FAILED, retry_at=timezone.now() - timedelta(seconds=1))
+    record = old(state=TaskState.FAILED, reason=FailureReason.EXCEPTION, retry_at=timezone.now() - timedelta(seconds=1))
     assert reconciler.sweep().parked == 1
     assert Broker().client.zrange(QueueKeys("default").retry, 0, -1) == [str(record.id).encode()]
     assert lifecycle.retry_due(Broker(), "default", [str(record.id)]) == 1
@@ -201,7 +201,7 @@ def test_tasks_whose_list_was_evicted_return_to_their_places(reconciler: Reconci
     tasks.add.enqueue(1)
     tasks.add.using(priority=7).enqueue(2)
     tasks.add.using(run_after=timedelta(hours=1)).enqueue(3)
-    waits = old(state=TaskState.FAILED, retry_at=timezone.now() + timedelta(hours=1))
+    waits = old(state=TaskState.FAILED, reason=FailureReason.EXCEPTION, retry_at=timezone.now() + timedelta(hours=1))
     reconciler.sweep()
     TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(hours=1))
     keys = QueueKeys("default")

@@ -16,7 +16,16 @@ from django_asyncq import cron, every, guard, registry, task
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import due_channel
 from django_asyncq.exceptions import InvalidOption, LockLost, QueueFull, TaskNotRegistered
-from django_asyncq.models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskRecord, TaskState
+from django_asyncq.models import (
+    FailureReason,
+    Missed,
+    Occurrence,
+    OccurrenceOutcome,
+    Overlap,
+    Schedule,
+    TaskRecord,
+    TaskState,
+)
 from django_asyncq.scheduling.scheduler import Scheduler, enqueue, run_now
 from django_asyncq.storage.database_time import DatabaseNow
 from django_asyncq.testing import EmbeddedRedis
@@ -194,8 +203,8 @@ def test_overlapping_occurrences_are_skipped_if_the_schedule_says_so(clock: Cloc
     states: list[dict[str, Any]] = [
         {"state": TaskState.QUEUED},
         {"state": TaskState.RUNNING},
-        {"state": TaskState.FAILED, "retry_at": NOON},
-        {"state": TaskState.FAILED, "finished_at": NOON},
+        {"state": TaskState.FAILED, "reason": FailureReason.EXCEPTION, "retry_at": NOON},
+        {"state": TaskState.FAILED, "reason": FailureReason.EXCEPTION, "finished_at": NOON},
     ]
     clock.step(minutes=5)
     scheduler.fire_due()

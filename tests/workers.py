@@ -112,8 +112,14 @@ def read_of_living(path: Path) -> bytes:
 
 
 @contextmanager
-def workers(folder: Path, *options: str, **more: str) -> Iterator[Workers]:
-    """Run workers in the background; they are stopped at the end, by force if need be."""
+def workers(
+    folder: Path, *options: str, process_group: int | None = None, start_new_session: bool = False, **more: str
+) -> Iterator[Workers]:
+    """Run workers in the background; they are stopped at the end, by force if need be.
+
+    process_group: 0 for a group of their own, as a shell starts a command.
+    start_new_session: whether they are in no shell's session, as a service manager starts them.
+    """
     log = folder / "workers.log"
     with log.open("a") as output:
         process = subprocess.Popen(
@@ -123,6 +129,8 @@ def workers(folder: Path, *options: str, **more: str) -> Iterator[Workers]:
             stdout=output,
             stderr=output,
             text=True,
+            process_group=process_group,
+            start_new_session=start_new_session,
         )
     running = Workers(process, log)
     try:

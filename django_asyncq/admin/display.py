@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..models import TaskRecord, TaskState
+from ..models import FailureReason, TaskRecord, TaskState
 from .redaction import mask, mask_text
 
 ERROR_CHARACTERS = 120
@@ -26,6 +26,13 @@ STATE_CLASSES = {
     TaskState.RUNNING: "running",
     TaskState.SUCCEEDED: "succeeded",
     TaskState.FAILED: "failed",
+}
+# A task with another reason has not failed in a run: the last of its errors, if it has any, is an older one.
+REASONS_WITH_ERROR = {
+    FailureReason.EXCEPTION,
+    FailureReason.TIMEOUT,
+    FailureReason.WORKER_LOST,
+    FailureReason.NOT_REGISTERED,
 }
 
 

@@ -1,6 +1,6 @@
 """The filters of the task list.
 
-No filter queries the task table for its choices, because that would read the whole table.
+No filter reads the whole task table for its choices; that of the last error reads the latest failed rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable
-from ..models import Gate, TaskRecord, TaskState
+from ..models import FailureReason, Gate, TaskRecord, TaskState
 from .code import known_names, known_task
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ..models import TaskRecordQuerySet
 
 MAX_CHOICES = 100
+# Read along the index of states, in about a millisecond.
+ROWS_FOR_CHOICES = 500
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -117,6 +119,44 @@ class NameFilter(ValueFilter):
     def known(self) -> Iterable[str]:
         """Return the names of tasks."""
         return known_names()
+
+
+class ReasonFilter(admin.SimpleListFilter):
+    """Filter by why a task is FAILED or RETRYING."""
+
+    title = _("reason of failure")
+    parameter_name = "reason"
+    reasons = {reason.name.lower(): reason for reason in FailureReason if reason is not FailureReason.NONE}
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, _StrOrPromise]]:
+        """Return the choices."""
+        return [(name, reason.label) for name, reason in self.reasons.items()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
+        """Return the rows with the chosen reason. The state is named because an index is on it."""
+        chosen = self.value()
+        if chosen is None:
+            return queryset
+        if chosen not in self.reasons:
+            raise IncorrectLookupParameters
+        return queryset.filter(state=TaskState.FAILED, reason=self.reasons[chosen])
+
+
+class LastErrorFilter(ValueFilter):
+    """Filter the FAILED and RETRYING tasks by the class of their last error."""
+
+    title = _("last error")
+    parameter_name = "error"
+    column = "last_exception"
+
+    def known(self) -> Iterable[str]:
+        """Return the last errors of the latest failed tasks."""
+        failed = TaskRecord.objects.filter(state=TaskState.FAILED).order_by("-id")
+        return set(failed.values_list("last_exception", flat=True)[:ROWS_FOR_CHOICES]) - {""}
+
+    def matching(self, queryset: QuerySet[TaskRecord], chosen: str) -> QuerySet[TaskRecord]:
+        """Return the failed rows with this error. The state is named because the index holds only such rows."""
+        return super().matching(queryset, chosen).filter(state=TaskState.FAILED)
 
 
 class GateFilter(ValueFilter):

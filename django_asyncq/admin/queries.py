@@ -30,6 +30,8 @@ SHOWN_IN_LIST = (
     "name",
     "queue_name",
     "state",
+    "reason",
+    "last_exception",
     "gate",
     "run_after",
     "retry_at",
@@ -68,8 +70,8 @@ class LastError(Func):
 
 
 def as_listed(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
-    """Fetch the rows without arguments, results and tracebacks, but with the last error of each."""
-    return rows.only(*SHOWN_IN_LIST).annotate(error_class=LastError("exception"), last_message=LastError("message"))
+    """Fetch the rows without arguments, results and tracebacks, but with the last message of each."""
+    return rows.only(*SHOWN_IN_LIST).annotate(last_message=LastError("message"))
 
 
 class TaskChangeList(ChangeList):

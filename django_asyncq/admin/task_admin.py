@@ -26,7 +26,15 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..models import TaskRecord, TaskState
 from . import display, retry_action
-from .filters import EnqueuedFilter, GateFilter, NameFilter, QueueFilter, StateFilter
+from .filters import (
+    EnqueuedFilter,
+    GateFilter,
+    LastErrorFilter,
+    NameFilter,
+    QueueFilter,
+    ReasonFilter,
+    StateFilter,
+)
 from .queries import BoundedPaginator, TaskChangeList, as_listed, search
 from .task_page import TaskPage
 
@@ -57,7 +65,7 @@ class TaskRecordAdmin(TaskAdminBase):
 
     list_display = ("task", "state_and_error", "queue_name", "gate", "attempts", "enqueued", "run")
     list_display_links = ("task",)
-    list_filter = (StateFilter, QueueFilter, NameFilter, GateFilter, EnqueuedFilter)
+    list_filter = (StateFilter, ReasonFilter, LastErrorFilter, QueueFilter, NameFilter, GateFilter, EnqueuedFilter)
     list_per_page = 50
     ordering = ("-id",)
     sortable_by = ("enqueued",)
@@ -124,13 +132,14 @@ class TaskRecordAdmin(TaskAdminBase):
 
     @admin.display(description=gettext_lazy("state"))
     def state_and_error(self, record: TaskRecord) -> SafeString:
-        """Show the state as a badge, and the error of a failed task."""
+        """Show the state as a badge, and the error of a failed task, or its reason where that is no error."""
         state = display.state_element(record, timezone.now())
-        exception = getattr(record, "error_class", None)
-        if record.state != TaskState.FAILED or not exception:
+        if record.state != TaskState.FAILED:
             return state
+        if record.reason not in display.REASONS_WITH_ERROR or not record.last_exception:
+            return format_html('{} <span class="asyncq-note" dir="auto">{}</span>', state, record.get_reason_display())
         message = str(getattr(record, "last_message", None) or "")
-        return format_html("{} {}", state, display.short_error(str(exception), message))
+        return format_html("{} {}", state, display.short_error(record.last_exception, message))
 
     @admin.display(description=gettext_lazy("attempts"))
     def attempts(self, record: TaskRecord) -> SafeString:

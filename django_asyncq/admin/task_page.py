@@ -58,6 +58,10 @@ class TaskPage:
         """Return the state, and when the task or its retry is due."""
         return display.state_element(self.record, self.now)
 
+    def reason(self) -> str:
+        """Return why the task is FAILED or RETRYING; "" in other states."""
+        return str(self.record.get_reason_display()) if self.has_failed else ""
+
     def attempt_count(self) -> str:
         """Return how many attempts were made, of how many."""
         return display.attempt_count(self.record)
@@ -125,6 +129,7 @@ class TaskPage:
             (_("Expected duration"), _seconds(record.expected_seconds), False),
             (_("Group"), record.group, True),
             (_("Last worker"), self._last_worker(), True),
+            (_("Runs alone next"), _("Yes: its worker died together with others") if record.is_suspect else "", False),
             (_("Fence"), str(record.fence), False),
         ]
         return [Fact(*fact) for fact in listed if fact[1]]

@@ -124,7 +124,12 @@ class Broker:
 
     def queues(self) -> set[str]:
         """Return the names of all queues; skip a name that no queue of ours can have."""
-        return {name for name in replies.texts(commands.send(self.client, "smembers", queues_key())) if is_name(name)}
+        found = {name for name in replies.texts(commands.send(self.client, "smembers", queues_key())) if is_name(name)}
+        with _registered_lock:
+            # Redis has lost them, or another program has: they are registered again at their next use.
+            for key in [key for key in _registered if key[0] == prefix() and key[1] not in found]:
+                del _registered[key]
+        return found
 
     def known_queues(self) -> list[str]:
         """Return the names of all queues, sorted, as this process read them at most KNOWN_SECONDS ago."""

@@ -13,6 +13,7 @@ from .clients import Client, broker_errors
 # The type of key that each command takes.
 TYPES = {
     "get": "string",
+    "getrange": "string",
     "lrange": "list",
     "llen": "list",
     "hget": "hash",

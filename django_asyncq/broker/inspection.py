@@ -173,7 +173,8 @@ class Inspection:
         keys = keys_of(queue)
         places = [keys.pending, keys.active, keys.priority, keys.lease]
         places += [keys.scheduled, keys.retry, keys.archived, keys.completed, keys.suspects, keys.due]
-        return self._count("repair_orphans", places, [keys.task_prefix, keys.wake], ids, SEARCHED_PER_CALL)
+        head = [keys.task_prefix, keys.wake, keys.group_prefix]
+        return self._count("repair_orphans", places, head, ids, SEARCHED_PER_CALL)
 
     def prune_held(self, queue: str, worker_id: str) -> int:
         """Remove from a worker's held tasks those that it no longer holds."""

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from redis.exceptions import ResponseError
-
-from . import clients
+from . import clients, commands
 from .clients import broker_errors
 from .keys import key_check_key
 
 
 def read_key_check(largest_bytes: int) -> bytes:
-    """Return what the leader has written, at most `largest_bytes` of it; b"" for nothing, or for a key of another type.
+    """Return what the leader has written, at most `largest_bytes` of it; b"" for nothing.
 
     Raises: BrokerUnavailable.
     """
-    client = clients.client("worker")
-    with broker_errors(client):
-        try:
-            return bytes(client.getrange(key_check_key(), 0, largest_bytes - 1))
-        except ResponseError as error:
-            if str(error).startswith("WRONGTYPE"):
-                return b""
-            raise
+    return bytes(commands.send(clients.client("worker"), "getrange", key_check_key(), 0, largest_bytes - 1))
 
 
 def write_key_check(value: bytes) -> None:

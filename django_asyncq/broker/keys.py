@@ -15,6 +15,7 @@ from .. import conf
 QUEUE_TYPES = {
     "pending": "list",
     "priority": "zset",
+    "suspects": "zset",
     "active": "list",
     "lease": "zset",
     "scheduled": "zset",
@@ -40,6 +41,7 @@ OTHER_TYPES = {
     "queues_key": "set",
     "alive_key": "string",
     "reachability_key": "hash",
+    "key_check_key": "string",
     "handoff_key": "hash",
     "schedulers_key": "zset",
     "scheduler_key": "list",
@@ -105,6 +107,11 @@ def names_channel() -> str:
 def due_channel() -> str:
     """Own: the channel that announces a task due before all others."""
     return f"{prefix()}:due"
+
+
+def odd_channel() -> str:
+    """Own: the channel that announces a key that was set aside; the same for every project (`lua/prelude.lua`)."""
+    return "django_asyncq:odd"
 
 
 def schedulers_key() -> str:

@@ -6,23 +6,31 @@ those see `handoff`.
 
 from __future__ import annotations
 
+import math
+import re
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from redis.exceptions import RedisError
 
+from .. import conf
 from ..exceptions import BrokerUnavailable
 from ..guard import get_logger
 from ..threads import LongLivedThread
-from . import clients
-from .keys import keys_of, names_channel
+from . import clients, replies
+from .keys import due_channel, keys_of, names_channel, odd_channel, prefix
 from .redis_internals import shut_down
 
 logger = get_logger("django_asyncq.broker")
 
 LISTEN_SECONDS = 1.0
 STOP_SECONDS = 2.0
+LOG_AGAIN_SECONDS = 3600.0
+# Keys that were logged; beyond that, some may be logged twice in an hour.
+MOST_REMEMBERED = 1000
+ODD_TIME = re.compile(r"odd:[0-9.]+:")
 
 
 class Settable(Protocol):
@@ -91,8 +99,8 @@ class Listener:
             logger.info("listening to %s again", ", ".join(self.channels))
         self._failures = 0
 
-    def _received(self, channel: bytes) -> None:
-        """Handle a message beyond setting the event."""
+    def _received(self, channel: bytes, data: Any) -> None:
+        """Handle a message beyond setting the event. data: whatever was sent."""
 
     def _listen(self) -> None:
         client = clients.client("blocking")
@@ -106,7 +114,7 @@ class Listener:
                 self.event.set()
                 while not self._stopped.is_set():
                     if message := subscription.get_message(timeout=LISTEN_SECONDS):
-                        self._received(message["channel"])
+                        self._received(message["channel"], message["data"])
                         self.event.set()
             finally:
                 self._connection = None
@@ -130,5 +138,31 @@ class QueueListener(Listener):
         found, self._has_new_names = self._has_new_names, False
         return found
 
-    def _received(self, channel: bytes) -> None:
+    def _received(self, channel: bytes, data: Any) -> None:
         self._has_new_names |= channel == self._names_channel.encode()
+
+
+class SupervisorListener(Listener):
+    """Listen for a supervisor: to tasks that are due before all others, and to keys that were set aside.
+
+    The latter are logged, each once an hour: whatever writes the key may write it again and again.
+    """
+
+    def __init__(self, event: Settable | None = None) -> None:
+        self._logged_at: dict[str, float] = {}
+        super().__init__([due_channel(), odd_channel()], event)
+
+    def _received(self, channel: bytes, data: Any) -> None:
+        if channel == odd_channel().encode():
+            self.log_set_aside(replies.text(data), time.monotonic())
+
+    def log_set_aside(self, name: str, now: float) -> None:
+        """Log the new name of a key that was set aside, unless it is another project's. now: monotonic seconds."""
+        is_ours = prefix() in name or conf.current().gate_prefix in name
+        key = ODD_TIME.sub("odd:", name)
+        if not is_ours or now - self._logged_at.get(key, -math.inf) < LOG_AGAIN_SECONDS:
+            return
+        if len(self._logged_at) >= MOST_REMEMBERED:
+            self._logged_at.clear()
+        self._logged_at[key] = now
+        logger.warning("a key in Redis had a wrong type or an odd value; it was set aside as %a for seven days", name)

@@ -13,6 +13,7 @@ from django.db.models import QuerySet
 from .. import conf, failpoints
 from ..broker import clients, commands, replies, scripts
 from ..models import Gate, TaskRecord, TaskState
+from ..storage.isolation import page_of
 from .members import IDS_PER_CALL, client, forget_built, hold_seconds, keys, release_ids, slots
 
 LIVE_STATES = (TaskState.QUEUED, TaskState.RUNNING)
@@ -33,7 +34,7 @@ def build(gate: str) -> None:
     """
     changes = commands.send(client(), "hget", keys(gate)[1], "changes") or b""
     row = Gate.objects.filter(name=gate).first()
-    holders = list(_live(gate).values_list("id", "state", "fence"))
+    holders = page_of(_live(gate), "state", "fence", size=None)
     expected = row.expected_seconds if row else conf.current().expected_seconds
     limit = [row.limit, row.expected_seconds] if row else ["", ""]
     arguments = [changes, *limit, hold_seconds(expected)]
@@ -119,4 +120,4 @@ def _live(gate: str) -> QuerySet[TaskRecord]:
 
 
 def _holders(gate: str) -> list[str]:
-    return [str(id) for id in _live(gate).values_list("id", flat=True)]
+    return [str(id) for (id,) in page_of(_live(gate), size=None)]

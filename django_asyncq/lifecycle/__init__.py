@@ -11,6 +11,7 @@ RETRYING is FAILED with `retry_at`.
 | RUNNING → SUCCEEDED with its effects  | `complete`                                           | `running`             |
 | the same, recorded later              | `spill_outcomes`, then `replay_outcomes`             | `outcome_spill`       |
 | RUNNING → QUEUED                      | `requeue`                                            | `running`             |
+| RUNNING → QUEUED or FAILED            | `count_cut`, then `record_runs`, `acknowledge`       | `cuts`, `running`     |
 | QUEUED → FAILED                       | `refuse`                                             | `running`             |
 | FAILED or RETRYING → QUEUED           | `retry`, `retry_due`                                 | `retrying`            |
 | RUNNING → QUEUED, FAILED or RETRYING  | `recover`, `abandon`                                 | `recovery`            |
@@ -25,6 +26,7 @@ Nothing else in the project writes `state`; a test reads the code to make sure.
 from __future__ import annotations
 
 from .claiming import Claimed, claim, claim_suspect, classify, receive
+from .cuts import count_cut
 from .deletion import follow_deletion, prune
 from .dispatching import dispatch, park, push
 from .enqueueing import enqueue
@@ -65,6 +67,7 @@ __all__ = [
     "claim_suspect",
     "classify",
     "complete",
+    "count_cut",
     "describe_exit",
     "dispatch",
     "enqueue",

@@ -13,7 +13,8 @@ from ..broker.suspects import dequeue_suspect
 from ..definitions.names import runs_alone
 from ..guard import get_logger
 from ..models import TaskRecord, TaskState
-from ..storage.batches import FencedWrite, write_fenced
+from ..storage.batches import FencedWrite, write_usable
+from ..storage.isolation import is_set_aside
 from .dispatching import dispatch
 from .events import announce
 from .messages import entry_of, message_of
@@ -80,11 +81,12 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
     runs: list[Run] = []
     open_runs: list[Run] = []
     outdated: list[TaskRecord] = []
-    final, foreign, orphans, retrying = [], [], [], []
+    without_row: list[Lease] = []
+    final, foreign, retrying = [], [], []
     for lease in [lease for lease in leases if lease.id not in recorded_now]:
         record = rows.get(lease.id)
         if record is None:
-            orphans.append(lease)
+            without_row.append(lease)
         elif record.is_final:
             final.append(lease)
         elif record.backend != backend:
@@ -98,9 +100,8 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
             retrying.append((lease, message_of(record), entry_of(record).due_at or 0))
         else:
             (open_runs if record.state == TaskState.RUNNING else runs).append(Run(record, lease))
-    if orphans:
-        logger.error("queue %s: no row for %s; archived in Redis", queue, [lease.id for lease in orphans])
-        broker.archive(queue, worker_id, [(lease, b"") for lease in orphans])
+    if without_row:
+        _settle_without_row(broker, queue, worker_id, without_row)
     if final:
         broker.done(queue, worker_id, final)
     if foreign:
@@ -115,6 +116,18 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
     if open_runs:
         runs += _close_open_runs(broker, worker_id, open_runs)
     return _set_suspects_aside(broker, queue, worker_id, runs)
+
+
+def _settle_without_row(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]) -> None:
+    """Archive the entries of tasks that have no row; remove those whose row exists but cannot be used.
+
+    A sweep dispatches the latter again when their rows have been corrected.
+    """
+    if unusable := [lease.id for lease in leases if is_set_aside(lease.id)]:
+        broker.remove(queue, unusable)
+    if orphans := [lease for lease in leases if lease.id not in unusable]:
+        logger.error("queue %s: no row for %s; archived in Redis", queue, [lease.id for lease in orphans])
+        broker.archive(queue, worker_id, [(lease, b"") for lease in orphans])
 
 
 def _set_suspects_aside(broker: Broker, queue: str, worker_id: str, runs: list[Run]) -> list[Run]:
@@ -137,7 +150,7 @@ def _close_open_runs(broker: Broker, worker_id: str, runs: Sequence[Run]) -> lis
     """
     for run in runs:
         lose_unseen(run.record, "its lease was given to another worker")
-    written = write_fenced([FencedWrite(run.record, run.record.fence) for run in runs], router.db_for_write(TaskRecord))
+    written = write_usable([FencedWrite(run.record, run.record.fence) for run in runs], router.db_for_write(TaskRecord))
     final = [run for run in runs if run.record.is_final and run.record.id in written]
     acknowledge(broker, worker_id, final)
     announce([run.record for run in final], TaskState.RUNNING, TaskState.FAILED)

@@ -13,7 +13,7 @@ from .. import failpoints, gates
 from ..broker import Broker, Entry
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..guard import get_logger
-from ..models import TaskRecord, TaskState
+from ..models import FailureReason, TaskRecord, TaskState
 from .events import announce
 from .messages import entry_of, later_fence
 
@@ -119,7 +119,7 @@ def park(records: Sequence[TaskRecord], delay: timedelta) -> None:
     """Put queued tasks that lost their gate slot aside; they are retried after `delay`.
 
     | check    | only rows that are still QUEUED                              |
-    | row      | QUEUED → RETRYING (FAILED with `retry_at`)                   |
+    | row      | QUEUED → RETRYING (FAILED with `retry_at`), reason GATE_FULL |
     | Redis    | asynq's retry set                                            |
     | announce | `task_state_changed`                                         |
 
@@ -129,10 +129,10 @@ def park(records: Sequence[TaskRecord], delay: timedelta) -> None:
         return
     retry_at = timezone.now() + delay
     changed = TaskRecord.objects.filter(id__in=[record.id for record in records], state=TaskState.QUEUED)
-    changed.update(state=TaskState.FAILED, retry_at=retry_at)
+    changed.update(state=TaskState.FAILED, reason=FailureReason.GATE_FULL, retry_at=retry_at)
     failpoints.reach("park.row_written")
     for record in records:
-        record.state, record.retry_at = TaskState.FAILED, retry_at
+        record.state, record.reason, record.retry_at = TaskState.FAILED, FailureReason.GATE_FULL, retry_at
     broker = Broker("producer")
     for queue, group in by_queue(records):
         broker.park(queue, [entry_of(record) for record in group])

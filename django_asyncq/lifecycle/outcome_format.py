@@ -19,6 +19,7 @@ from ..definitions.payload import (
 )
 from ..definitions.untrusted_json import loads_untrusted
 from ..models import FailureReason, TaskRecord, TaskState
+from .failures import append_entry
 
 LARGEST_BYTES = 1_048_576
 # MAX_DEPTH is at most 500; an outcome holds the return value as one of its fields.
@@ -88,7 +89,7 @@ def apply(outcome: RunOutcome, record: TaskRecord) -> None:
     for name, value in outcome.values.items():
         setattr(record, name, value)
     if outcome.error is not None:
-        record.errors = [*record.errors, dict(outcome.error)]
+        append_entry(record, dict(outcome.error))
     # The process of the run lived until it had spilled the outcome.
     record.is_suspect = False
     record.fence = outcome.fence
@@ -169,6 +170,8 @@ def _is_anything(value: Any) -> bool:
 
 def _is_consistent(found: Mapping[str, Any], times: Mapping[str, datetime | None]) -> bool:
     """Return whether the fields agree with each other, as the constraints of the table demand."""
+    if (found["state"] == TaskState.SUCCEEDED) is not (found["reason"] == FailureReason.NONE):
+        return False
     if found["state"] == TaskState.SUCCEEDED:
         return times["finished_at"] is not None and times["retry_at"] is None and found["error"] is None
     is_closed_once = (times["finished_at"] is None) is not (times["retry_at"] is None)

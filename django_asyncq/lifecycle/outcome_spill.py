@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from django.db import Error as DatabaseError
-from django.db import InterfaceError, OperationalError, router
+from django.db import router
 from django.template.defaultfilters import pluralize
 
 from .. import conf, failpoints
@@ -19,7 +19,8 @@ from ..broker import Broker, Lease
 from ..broker.outcomes import SpilledOutcome, SpilledOutcomes
 from ..guard import get_logger
 from ..models import TaskRecord, TaskState
-from ..storage.batches import FencedWrite, write_fenced
+from ..storage.batches import FencedWrite, write_fenced, write_usable
+from ..storage.errors import ErrorKind, kind_of
 from . import outcome_format, signatures
 from .dispatching import by_queue
 from .events import announce, log_extra
@@ -143,7 +144,7 @@ def _wait_for_key(broker: Broker, queue: str, worker_id: str, waiting: Sequence[
         # Below the fence of the run, so that another host can still record its outcome.
         record.fence -= 1
     writes = [FencedWrite(record, held[record.id]) for record in begun]
-    accepted = write_fenced(writes, router.db_for_write(TaskRecord)) if writes else set()
+    accepted = write_usable(writes, router.db_for_write(TaskRecord)) if writes else set()
     failpoints.reach("wait_for_key.row_written")
     broker.postpone(queue, worker_id, [each.lease for each in waiting], delay_seconds)
     SpilledOutcomes(broker.role).mark_waited(queue, {each.lease.id: each.outcome.fence for each in waiting})
@@ -166,10 +167,10 @@ def _record_outcome(found: Found) -> Run | None:
     database = router.db_for_write(TaskRecord)
     try:
         written = write_fenced([FencedWrite(record, fence)], database)
-    except (OperationalError, InterfaceError):
-        raise
     except DatabaseError as error:
+        if kind_of(error) is not ErrorKind.ROW:
+            raise
         logger.exception("task %s: the database refuses its result", lease.id, extra=log_extra(record))
         strip_result(run, str(error))
-        written = write_fenced([FencedWrite(record, fence)], database)
+        written = write_usable([FencedWrite(record, fence)], database)
     return run if written else None

@@ -15,7 +15,7 @@ from .. import failpoints
 from ..broker import Broker, Lease
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..guard import attempt, get_logger
-from ..models import TaskRecord, TaskState
+from ..models import FailureReason, TaskRecord, TaskState
 from .dispatching import GATE_RETRY_SECONDS, dispatch
 from .events import announce, ask, log_extra
 from .messages import entry_of
@@ -63,7 +63,13 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         refused = ask(records, TaskState.FAILED, partial=True, timed=not by_person) if records else set()
         failpoints.reach("retry.slot_acquired")
         admitted = [record for record in records if record.id not in refused]
-        changes: dict[str, Any] = {"state": TaskState.QUEUED, "retry_at": None, "finished_at": None, "run_after": None}
+        changes: dict[str, Any] = {
+            "state": TaskState.QUEUED,
+            "reason": FailureReason.NONE,
+            "retry_at": None,
+            "finished_at": None,
+            "run_after": None,
+        }
         if by_person:
             changes["crash_count"] = 0
         for record in admitted:
@@ -104,8 +110,9 @@ def _retry_waiting(rows: Sequence[TaskRecord]) -> tuple[int, list[TaskRecord]]:
 def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     """Queue RETRYING tasks again whose `retry_at` has come; return how many were queued.
 
-    ids: as found due in Redis. Entries whose row is final or deleted are removed. Tasks whose gate is full, or whose
-    retry a receiver vetoes, are retried GATE_RETRY_SECONDS later.
+    ids: as found due in Redis. Entries whose row is final, deleted or cannot be read are removed; a sweep parks the
+    last ones when their row has been corrected. Tasks whose gate is full, or whose retry a receiver vetoes, are retried
+    GATE_RETRY_SECONDS later.
     """
     rows = load_rows([Lease(id, 0) for id in ids])
     stale = [id for id in ids if (row := rows.get(id)) is None or row.is_final]

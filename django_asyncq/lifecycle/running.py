@@ -16,20 +16,22 @@ from typing import Any
 from uuid import UUID
 
 from django.db import Error as DatabaseError
-from django.db import InterfaceError, OperationalError, router, transaction
+from django.db import router, transaction
 from django.utils import timezone
 
 from .. import conf, failpoints
 from ..broker import Broker, Lease
-from ..definitions.exception_text import class_path, text_of
 from ..definitions.names import runs_alone
-from ..definitions.payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_result, storable_text
+from ..definitions.payload import MESSAGE_CHARACTERS, storable_result, storable_text
 from ..exceptions import WorkerLost
 from ..guard import get_logger
-from ..models import TaskRecord, TaskState
+from ..models import FailureReason, TaskRecord, TaskState
 from ..storage.batches import FencedWrite, read_rows, write_fenced
+from ..storage.errors import ErrorKind, kind_of
+from ..storage.isolation import usable_rows
 from .dispatching import by_queue
 from .events import announce, log_extra
+from .failures import append_error, reason_of
 from .messages import message_of
 
 logger = get_logger("django_asyncq.lifecycle")
@@ -59,7 +61,7 @@ def suspect(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") 
     """
     record.state = TaskState.QUEUED
     record.is_suspect = True
-    add_error(record, WorkerLost(reason), stack, now)
+    append_error(record, WorkerLost(reason), stack, now)
     # A loss uses no attempt. The worker stays in `worker_ids`, next to its error.
     record.attempt = max(record.attempt - 1, 0)
 
@@ -72,6 +74,7 @@ def count_crash(record: TaskRecord, reason: str, now: datetime, *, stack: str = 
         record.state = TaskState.FAILED
         record.retry_at = None
         record.finished_at = now
+        record.reason = FailureReason.WORKER_LOST
 
 
 def lose_unseen(record: TaskRecord, reason: str) -> None:
@@ -84,9 +87,15 @@ def lose_unseen(record: TaskRecord, reason: str) -> None:
 
 
 def load_rows(leases: Iterable[Lease]) -> dict[str, TaskRecord]:
-    """Load the rows of leased ids, by id; an id that is not a UUID has no row."""
+    """Load the rows of leased ids, by id; an id that is not a UUID has no row.
+
+    A row that cannot be read is missing too, and `is_set_aside` says so.
+    """
     ids = [lease.id for lease in leases if UUID_TEXT.fullmatch(lease.id)]
-    return {str(row.id): row for row in read_rows(ids, router.db_for_write(TaskRecord))} if ids else {}
+    if not ids:
+        return {}
+    database = router.db_for_write(TaskRecord)
+    return {str(row.id): row for row in usable_rows(ids, lambda part: read_rows(part, database), database=database)}
 
 
 def begin(run: Run, worker_id: str, now: datetime) -> None:
@@ -133,10 +142,8 @@ def complete(run: Run, value: Any, now: datetime) -> Run | None:
         # The savepoint saves the effects when the database refuses the result. It never refuses None.
         with transaction.atomic(using=database, savepoint=value is not None):
             written = write_fenced(write, database)
-    except (OperationalError, InterfaceError):
-        raise
     except DatabaseError as error:
-        if value is None:
+        if value is None or kind_of(error) is not ErrorKind.ROW:
             raise
         logger.exception("task %s: the database refuses its result", run.record.id, extra=log_extra(run.record))
         strip_result(completed, str(error))
@@ -173,26 +180,14 @@ def fail(
     record.retry_at = retry_at
     record.finished_at = None if retry_at else now
     run.counted = counted
+    if retry_at and counted:
+        # Crashes and cuts are counted in a row. The number of attempts bounds how often the row begins anew.
+        record.crash_count = 0
     if counted:
-        add_error(record, exception, traceback, now)
+        append_error(record, exception, traceback, now)
     else:
+        record.reason = reason_of(exception)
         undo_attempt(record)
-
-
-def add_error(record: TaskRecord, exception: BaseException, traceback: str, now: datetime) -> None:
-    """Append the error of a failed attempt, in memory."""
-    record.errors = [
-        *record.errors,
-        {
-            "exception": class_path(exception),
-            "message": text_of(exception),
-            "traceback": storable_text(traceback, TRACEBACK_CHARACTERS),
-            "attempt": record.attempt,
-            "worker": record.worker_ids[-1] if record.worker_ids else "",
-            "started_at": record.last_attempted_at.isoformat() if record.last_attempted_at else None,
-            "failed_at": now.isoformat(),
-        },
-    ]
 
 
 def undo_attempt(record: TaskRecord) -> None:
@@ -245,13 +240,13 @@ def already_recorded(runs: Sequence[Run]) -> list[Run]:
 
 
 def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Sequence[Run] = ()) -> None:
-    """Acknowledge recorded runs in Redis: done, retry or archive, one script per queue and kind.
+    """Acknowledge recorded runs in Redis: done, retry, archive or requeue, one script per queue and kind.
 
     lost: runs that no longer held their fence. Their entry is removed, unless another run holds it.
 
     | check    | the fence: an entry that another run holds is left alone |
     | row      | written before, by `record_runs`                         |
-    | Redis    | removed, retry or archived                               |
+    | Redis    | removed, retry, archived, or pending after a cut         |
     | announce | afterwards, by the caller                                |
 
     If we die before, the next worker that claims the entry finds the row final and acknowledges it.
@@ -267,6 +262,8 @@ def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Seque
             again = [run for run in of if run.record.retry_at and run.counted is counted]
             if again:
                 broker.retry(queue, worker_id, [_retry_item(run) for run in again], counted=counted)
+        if cut := [run.lease for run in of if run.record.state == TaskState.QUEUED]:
+            broker.requeue(queue, worker_id, cut)
         final = [run for run in of if run.record.state == TaskState.FAILED and run.record.retry_at is None]
         if final:
             broker.archive(queue, worker_id, [(run.lease, message_of(run.record)) for run in final])
@@ -329,7 +326,7 @@ def refuse(broker: Broker, run: Run, exception: BaseException) -> None:
     """
     record, now = run.record, timezone.now()
     record.state, record.fence, record.finished_at = TaskState.FAILED, run.lease.fence, now
-    add_error(record, exception, "", now)
+    append_error(record, exception, "", now)
     if record_runs([run]):
         return
     failpoints.reach("refuse.row_written")

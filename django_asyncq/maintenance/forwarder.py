@@ -5,13 +5,15 @@ Any number of processes may do this at once: forwarding is one script, and a ret
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .. import failpoints, lifecycle
 from ..broker import Broker
+from ..storage.isolation import each_alone, set_aside
 
 LARGEST_BATCH = 100
+RETRY = "retry of tasks"
 
 
 class Forwarded(NamedTuple):
@@ -36,9 +38,17 @@ def forward_due(broker: Broker, queues: Iterable[str]) -> Forwarded:
                 forwarded += answer.moved
                 if answer.own:
                     failpoints.reach("forward.retry_found")
-                    retried += lifecycle.retry_due(broker, queue, answer.own)
+                    retried += _retry_due(broker, queue, answer.own)
                 if answer.moved + len(answer.own) < LARGEST_BATCH:
                     break
             if answer.next_seconds is not None:
                 waiting_seconds.append(answer.next_seconds)
     return Forwarded(forwarded, retried, min(waiting_seconds, default=None))
+
+
+def _retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
+    """Retry due tasks; return how many. One that the database refuses leaves Redis until the next sweep."""
+    retried = sum(each_alone(RETRY, ids, lambda part: [lifecycle.retry_due(broker, queue, part)]))
+    if refused := [id for id in ids if set_aside.holds(RETRY, id)]:
+        broker.remove(queue, refused)
+    return retried

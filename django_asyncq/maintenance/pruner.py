@@ -7,7 +7,7 @@ short transaction, and a pass is followed by a pause. Nothing is deleted early; 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -21,8 +21,10 @@ from .. import conf, lifecycle, registry
 from ..broker import Broker
 from ..definitions.names import lowest_uuid7_at
 from ..definitions.retention_policy import Outcome, Retention, Rules, current_rules
+from ..faults import Faults
 from ..guard import get_logger
 from ..models import Occurrence, StartupRun, TaskRecord, TaskState
+from ..storage.isolation import MOST_AT_ONCE, each_alone, page_of, table_of
 
 logger = get_logger("django_asyncq.maintenance.pruner")
 
@@ -67,6 +69,7 @@ class Pruner:
         self._pass: Iterator[Pruned] | None = None
         self._pruned = Pruned()
         self._worked_seconds = 0.0
+        self._faults = Faults(logger, "pruning failed")
 
     def tick(self, now: float) -> Pruned:
         """Continue the current pass, or begin one that is due; return after at most about 0.2 s.
@@ -94,14 +97,17 @@ class Pruner:
 
     def prune_in_batches(self) -> Iterator[Pruned]:
         """Do one pass over everything; yield after each batch what was deleted, often nothing."""
-        for count in self.prune_tasks():
-            yield Pruned(tasks=count)
-        for count in self.prune_occurrences():
-            yield Pruned(occurrences=count)
-        for count in self.prune_startup_runs():
-            yield Pruned(startup_runs=count)
-        for count in self.prune_completed():
-            yield Pruned(completed=count)
+        yield from self._apart("pruning of tasks", (Pruned(tasks=count) for count in self.prune_tasks()))
+        occurrences = self.prune_occurrences()
+        yield from self._apart("pruning of occurrences", (Pruned(occurrences=count) for count in occurrences))
+        runs = self.prune_startup_runs()
+        yield from self._apart("pruning of start-up runs", (Pruned(startup_runs=count) for count in runs))
+        yield from self._apart("pruning of completed tasks", (Pruned(completed=n) for n in self.prune_completed()))
+
+    def _apart(self, part: str, batches: Iterator[Pruned]) -> Iterator[Pruned]:
+        """Yield the batches of one part; if one fails for odd data the part is over, and the next one follows."""
+        while (batch := self._faults.attempt(part, lambda: next(batches, None), None)) is not None:
+            yield batch
 
     def prune_tasks(self) -> Iterator[int]:
         """Delete finished tasks whose retention is over; yield after each page or batch how many."""
@@ -123,12 +129,17 @@ class Pruner:
             spans = [(LOWEST_ID, lowest_uuid7_at(created_before)), (lowest_uuid7_at(tomorrow), HIGHEST_ID)]
         for first, last in spans:
             for page in pages_by_id(first, last):
-                ids = list(page.filter(condition).values_list("id", flat=True))
+                ids = [id for (id,) in page_of(page.filter(condition), size=ROWS_PER_PAGE)]
                 for start in range(0, len(ids), ROWS_PER_BATCH):
-                    batch = ids[start : start + ROWS_PER_BATCH]
-                    yield lifecycle.prune(self.broker, batch, condition, fenced=self.fenced)
+                    yield self._prune_batch(ids[start : start + ROWS_PER_BATCH], condition)
                 if not ids:
                     yield 0
+
+    def _prune_batch(self, ids: Sequence[UUID], condition: Case) -> int:
+        def prune(part: Sequence[UUID]) -> list[int]:
+            return [lifecycle.prune(self.broker, part, condition, fenced=self.fenced)]
+
+        return sum(each_alone("pruning of tasks", ids, prune))
 
     def prune_occurrences(self) -> Iterator[int]:
         """Delete old occurrences, except the latest of each schedule and those whose task has not finished."""
@@ -151,16 +162,18 @@ class Pruner:
         if keep_for is None:
             return
         before, last = timezone.now() - keep_for, 0
-        while page := list(rows.filter(id__gt=last).order_by("id").values_list("id", time_field)[:ROWS_PER_BATCH]):
+        while page := page_of(rows.filter(id__gt=last).order_by("id"), time_field, size=ROWS_PER_BATCH):
             first, last = page[0][0], page[-1][0]
             old = prunable.filter(id__gte=first, id__lte=last, **{f"{time_field}__lt": before})
             ids = list(old.values_list("id", flat=True))
-            if ids:
-                with self.fenced():
-                    rows.filter(id__in=ids).delete()
+            each_alone(f"pruning of {table_of(rows.model)}", ids, lambda part: self._delete(rows, part))
             yield len(ids)
             if page[-1][1] >= before:
                 return
+
+    def _delete(self, rows: QuerySet[Any], ids: Sequence[Any]) -> list[int]:
+        with self.fenced():
+            return [rows.filter(id__in=ids).delete()[0]]
 
     def prune_completed(self) -> Iterator[int]:
         """Delete tasks that Go workers completed and whose retention is over, in every queue."""
@@ -215,9 +228,19 @@ def pages_by_id(first: UUID, last: UUID) -> Iterator[QuerySet[TaskRecord]]:
         rest = rows.filter(id__gt=first)
         # No upper bound here: with two bounds, PostgreSQL sorts everything between them for as long as it has no
         # statistics of the table (a million rows: 33 s instead of 1 s).
-        end = rest.values_list("id", flat=True)[ROWS_PER_PAGE - 1 : ROWS_PER_PAGE].first()
+        end = _end_of_page(rest)
         if end is None or end >= last:
             yield rest.filter(id__lt=last)
             return
         yield rest.filter(id__lte=end)
         first = end
+
+
+def _end_of_page(rows: QuerySet[TaskRecord]) -> UUID | None:
+    """Return the last id of a full page; None when fewer rows are left."""
+    try:
+        return rows.values_list("id", flat=True)[ROWS_PER_PAGE - 1 : ROWS_PER_PAGE].first()
+    except ValueError:
+        # This one id is none. The page then ends at the last one that is.
+        ids = page_of(rows, size=ROWS_PER_PAGE)
+        return ids[-1][0] if len(ids) > ROWS_PER_PAGE - MOST_AT_ONCE else None

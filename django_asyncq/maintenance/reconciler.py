@@ -35,7 +35,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db.models import QuerySet
@@ -43,17 +43,18 @@ from django.utils import timezone
 
 from .. import conf, failpoints, gates, lifecycle
 from ..broker import Broker, Expired, Lease, Reachability
-from ..broker.inspection import EntryState, Inspection, Page
+from ..broker.inspection import Inspection
 from ..exceptions import BrokerUnavailable, GateUnavailable
+from ..faults import Faults
 from ..guard import get_logger
 from ..lifecycle.messages import entry_of, later_fence
 from ..models import Gate, TaskRecord, TaskState
-from .sweep import Repairs, Sweep
+from ..storage.isolation import each_alone, page_of, usable_rows
+from .entry_repairs import EntryRepairs
+from .sweep import GRACE_SECONDS, Repairs, Sweep
 
 logger = get_logger("django_asyncq.maintenance.reconciler")
 
-# The process that enqueued a younger row may still be pushing it.
-GRACE_SECONDS = 3
 YOUNG_SECONDS = 300
 ROWS_PER_PAGE = 1000
 # A sweep pauses three seconds for each second it works, within the sweep and after it, so that it leaves three quarters
@@ -91,12 +92,14 @@ class Reconciler:
         """on_page: called after each page of rows with the number of rows in it."""
         self.broker = broker
         self.inspection = Inspection(broker.role)
+        self.entry_repairs = EntryRepairs(broker, self.inspection)
         self.on_page = on_page
         # Gate → slots that had no unfinished row at the last audit.
         self._unmatched_slots: dict[str, set[str]] = {}
         # QUEUED rows whose entry was in a state of FAILED tasks at the last sweep.
         self._stranded: set[UUID] = set()
         self._is_dry_run = False
+        self._faults = Faults(logger, "a round of repairs failed")
         # Read at the start of a round, and used by its first repair.
         self._reachability: Reachability | None = None
         self._quick_at = 0.0
@@ -169,9 +172,10 @@ class Reconciler:
     def quick_repairs(self) -> Repairs:
         """Repair expired leases, young rows that were never pushed, and gate slots without a row at the last audit."""
         drift = self.audit_gates(sorted(self._unmatched_slots)) if self._unmatched_slots else gates.Drift(0, 0)
+        alone = self._faults.attempt
         return Repairs(
-            recovered=self.recover_expired(),
-            pushed=self.push_missing(young=True),
+            recovered=alone("recovery of expired leases", self.recover_expired, 0),
+            pushed=alone("push of young tasks", lambda: self.push_missing(young=True), 0),
             slots_added=drift.added,
             slots_removed=drift.removed,
         )
@@ -186,19 +190,23 @@ class Reconciler:
         is_rebuild: Redis has only just come back, so rows of the last seconds are missing like all others.
         """
         # Half-deleted entries must go before the rows that Redis lacks are looked for.
-        yield Repairs(recovered=self.recover_expired())
+        yield Repairs(recovered=self._faults.attempt("recovery of expired leases", self.recover_expired, 0))
         yield from self.repair_lists()
         yield from self.repair_hashes()
-        for pushed in self._push_pages(young=False, is_rebuild=is_rebuild):
-            yield Repairs(pushed=pushed)
-        for parked in self.park_missing():
-            yield Repairs(parked=parked)
-        for requeued in self.requeue_lost_runs():
-            yield Repairs(requeued=requeued)
+        pushes = self._push_pages(young=False, is_rebuild=is_rebuild)
+        yield from self._apart("push of missing tasks", (Repairs(pushed=count) for count in pushes))
+        yield from self._apart("parking of missing tasks", (Repairs(parked=count) for count in self.park_missing()))
+        requeues = self.requeue_lost_runs()
+        yield from self._apart("requeue of lost runs", (Repairs(requeued=count) for count in requeues))
         # Last: a row that lost its slot before it was pushed must ask for one, and may be postponed.
         for name in self._gate_names():
             drift = self.audit_gates([name])
             yield Repairs(slots_added=drift.added, slots_removed=drift.removed)
+
+    def _apart(self, repair: str, steps: Iterator[Repairs]) -> Iterator[Repairs]:
+        """Yield the steps of one repair; if one fails for odd data the repair is over, and the next one follows."""
+        while (step := self._faults.attempt(repair, lambda: next(steps, None), None)) is not None:
+            yield step
 
     def rebuild(self, *, dry_run: bool = False) -> Rebuilt:
         """Push or park every waiting row that Redis does not know, and correct the gates.
@@ -211,13 +219,13 @@ class Reconciler:
             self.broker.mark_alive()
         # First: the pushes below acquire slots, so later nobody could tell how many were missing.
         for name in self._gate_names():
-            drift = gates.audit(name, time.time(), dry_run=dry_run)
+            drift = self._audit(name, dry_run=dry_run)
             if any(drift):
                 rebuilt.gates[name] = drift
         now = timezone.now()
         for page in self.rows_to_push(young=False):
             if not dry_run:
-                lifecycle.push(self.broker, page, again=True)
+                self._each_alone("push of tasks", page, self._push)
             for row in page:
                 target = "scheduled" if row.run_after and row.run_after > now else "pending"
                 # A full gate has postponed the row.
@@ -225,7 +233,7 @@ class Reconciler:
                 rebuilt.queues.setdefault(row.queue_name, Counter())[target] += 1
         for page in self.rows_to_park():
             if not dry_run:
-                self._park(page)
+                self._each_alone("parking of tasks", page, self._park)
             for row in page:
                 rebuilt.queues.setdefault(row.queue_name, Counter())["retry"] += 1
         return rebuilt
@@ -265,46 +273,11 @@ class Reconciler:
 
     def repair_lists(self) -> Iterator[Repairs]:
         """Walk the lists of waiting and active tasks: ids without a hash, finished rows, missing leases."""
-        for queue in sorted(self.broker.queues()):
-            for page in self.inspection.pages(queue):
-                yield self._repair_page(queue, page)
-
-    def _repair_page(self, queue: str, page: Page) -> Repairs:
-        strays = [task.id for task in page.tasks if not task.state]
-        dropped = self.inspection.remove_dangling(queue, page.place, strays) if strays else 0
-        if page.place == "active":
-            claimed = [task.id for task in page.tasks if task.state == "active" and task.fence]
-            return Repairs(strays=dropped, leased=self._grant_leases(queue, claimed))
-        known = [task for task in page.tasks if task.state]
-        return Repairs(strays=dropped, discarded=self._discard_finished(queue, known))
-
-    def _grant_leases(self, queue: str, ids: Sequence[str]) -> int:
-        return self.inspection.grant_leases(queue, ids, conf.current().lease_seconds) if ids else 0
-
-    def _discard_finished(self, queue: str, tasks: Sequence[EntryState]) -> int:
-        """Remove waiting entries of finished rows: a process was killed before it could remove them."""
-        before = timezone.now() - timedelta(seconds=GRACE_SECONDS)
-        finished = self._rows_of(queue, [task.id for task in tasks]).filter(finished_at__lt=before)
-        ids = {str(id) for id in finished.values_list("id", flat=True)}
-        if not ids:
-            return 0
-        return self.inspection.remove_waiting(queue, [task for task in tasks if task.id in ids])
-
-    def _rows_of(self, queue: str, ids: Iterable[str]) -> QuerySet[TaskRecord]:
-        return TaskRecord.objects.filter(id__in=list(map(UUID, filter(is_row_id, ids))), queue_name=queue)
+        return self._apart("repair of lists", self.entry_repairs.lists())
 
     def repair_hashes(self) -> Iterator[Repairs]:
         """Walk the keys of Redis: hashes in no list, active tasks without a lease, claims of dead workers."""
-        for found in self.inspection.hashes():
-            for queue, workers in found.workers.items():
-                yield Repairs(released=sum(self.inspection.prune_held(queue, worker) for worker in workers))
-            for queue, ids in found.tasks.items():
-                misplaced = self.inspection.misplaced(queue, ids)
-                known = (
-                    self._rows_of(queue, misplaced.orphans).values_list("id", flat=True) if misplaced.orphans else []
-                )
-                orphans = self.inspection.repair_orphans(queue, [str(id) for id in known])
-                yield Repairs(orphans=orphans, leased=self._grant_leases(queue, misplaced.leaseless))
+        return self._apart("repair of hashes", self.entry_repairs.hashes())
 
     # --- rows that Redis lacks
 
@@ -315,10 +288,17 @@ class Reconciler:
     def _push_pages(self, *, young: bool, is_rebuild: bool = False) -> Iterator[int]:
         for page in self.rows_to_push(young=young, is_rebuild=is_rebuild):
             try:
-                pushed = lifecycle.push(self.broker, page, again=True)
+                yield sum(self._each_alone("push of tasks", page, self._push))
             except GateUnavailable as error:
                 raise BrokerUnavailable(str(error)) from error
-            yield pushed
+
+    def _push(self, rows: Sequence[TaskRecord]) -> int:
+        return lifecycle.push(self.broker, rows, again=True)
+
+    @staticmethod
+    def _each_alone(what: str, rows: Sequence[TaskRecord], act: Callable[[Sequence[TaskRecord]], int]) -> list[int]:
+        """Act on the rows of a page; on each alone when one of them is odd. Returns: what `act` returned."""
+        return each_alone(what, rows, lambda part: [act(part)], key=lambda row: row.id)
 
     def rows_to_push(self, *, young: bool, is_rebuild: bool = False) -> Iterator[list[TaskRecord]]:
         """Yield, page by page, QUEUED rows that Redis does not know or, unless `young`, has as retry or archived.
@@ -343,7 +323,7 @@ class Reconciler:
     def park_missing(self) -> Iterator[int]:
         """Park RETRYING rows that Redis does not know; yield how many after each page."""
         for page in self.rows_to_park():
-            yield self._park(page)
+            yield sum(self._each_alone("parking of tasks", page, self._park))
 
     def rows_to_park(self) -> Iterator[list[TaskRecord]]:
         """Yield, page by page, the RETRYING rows that Redis does not know."""
@@ -373,7 +353,7 @@ class Reconciler:
             state=TaskState.RUNNING, last_attempted_at__lt=timezone.now() - timedelta(seconds=quiet)
         )
         for page in self._rows_by_entry_state(rows, IDLE_ENTRY_STATES):
-            yield sum(lifecycle.abandon(found.row, "no worker has a lease on it") for found in page)
+            yield sum(sum(self._each_alone("requeue of tasks", [found.row], _abandon)) for found in page)
 
     def _rows_by_entry_state(
         self, rows: QuerySet[TaskRecord], states: Collection[str] = UNKNOWN
@@ -382,7 +362,7 @@ class Reconciler:
         last = None
         while True:
             page = rows.order_by("id") if last is None else rows.order_by("id").filter(id__gt=last)
-            checked = list(page.values_list("id", "queue_name")[:ROWS_PER_PAGE])
+            checked = page_of(page, "queue_name", size=ROWS_PER_PAGE)
             if not checked:
                 return
             last = checked[-1][0]
@@ -393,7 +373,7 @@ class Reconciler:
                     self.broker.register_queue(queue)
                 entry_states = self.inspection.entry_states(queue, [str(id) for id, name in checked if name == queue])
                 found |= {task.id: task.state for task in entry_states if task.state in states}
-            matching = list(rows.filter(id__in=list(found)).order_by("id")) if found else []
+            matching = usable_rows(list(found), lambda part: rows.filter(id__in=part).order_by("id"), database=rows.db)
             yield [RowAndEntry(row, found[str(row.id)]) for row in matching]
             if matching:
                 failpoints.reach("reconcile.page_repaired")
@@ -412,7 +392,7 @@ class Reconciler:
         added = removed = 0
         for name in names:
             seen = self._unmatched_slots.pop(name, set())
-            drift = gates.audit(name, time.time(), seen=seen)
+            drift = self._audit(name, seen=seen)
             if seen:
                 self._unmatched_slots[name] = seen
             if any(drift):
@@ -421,17 +401,19 @@ class Reconciler:
             removed += drift.removed
         return gates.Drift(added, removed)
 
+    def _audit(self, gate: str, **options: Any) -> gates.Drift:
+        """Audit one gate; an odd row of it, or odd data in Redis, concerns no other gate."""
+        return self._faults.attempt(
+            f"audit of the gate {gate}", lambda: gates.audit(gate, time.time(), **options), gates.Drift(0, 0)
+        )
+
+
+def _abandon(rows: Sequence[TaskRecord]) -> int:
+    return sum(lifecycle.abandon(row, "no worker has a lease on it") for row in rows)
+
 
 def log_repairs(repairs: Repairs) -> Repairs:
     """Log what was repaired, if anything was, and return it."""
     if any(repairs):
         logger.info("repaired: %s", repairs)
     return repairs
-
-
-def is_row_id(text: str) -> bool:
-    """Return whether an id in Redis can be the id of a row."""
-    try:
-        return str(UUID(text)) == text
-    except ValueError:
-        return False

@@ -14,16 +14,15 @@ from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 
 from django.conf import settings
-from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
 from django.db.models import Q
 from django.utils import timezone
 
 from .. import conf
 from ..broker import Broker
-from ..broker.keys import due_channel
-from ..broker.notifications import Listener
-from ..exceptions import BrokerUnavailable, LockLost
+from ..broker.notifications import SupervisorListener
+from ..exceptions import BrokerUnavailable, DatabaseNotSetUp, LockLost
+from ..faults import STORE_ERRORS, Faults
 from ..guard import get_logger
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..models import TaskRecord, TaskState
@@ -71,7 +70,14 @@ class Loop(LongLivedThread):
         self._is_enabled = is_enabled
         self._wakeup = threading.Event()
         self._is_stopping = False
-        self._is_failing = False
+        self._faults = Faults(
+            logger,
+            "the %s loop cannot reach a store and tries again",
+            name,
+            failed="the %s loop failed and tries again",
+        )
+        # Why this process cannot go on, if it cannot.
+        self.not_set_up: DatabaseNotSetUp | None = None
 
     def repeat(self) -> None:
         """Step and sleep in turn until stopped."""
@@ -104,18 +110,16 @@ class Loop(LongLivedThread):
         except LockLost as error:
             logger.info("%s: %s", self.name, error)
             return ERROR_PAUSE_SECONDS
-        except (BrokerUnavailable, DatabaseError) as error:
+        except Exception as error:  # noqa: BLE001 - it is logged there
             connections.close_all()
-            if not self._is_failing:
-                logger.warning("the %s loop cannot reach a store and tries again: %s", self.name, error)
-            self._is_failing = True
-            return ERROR_PAUSE_SECONDS
+            pause = self._faults.note(error)
+            self.not_set_up = self._faults.not_set_up
+            return pause
         except BaseException:
             logger.exception("the %s loop failed and tries again", self.name)
             return ERROR_PAUSE_SECONDS
-        if self._is_failing:
+        if self._faults.clear():
             logger.info("the %s loop can reach both stores again", self.name)
-        self._is_failing = False
         return pause
 
 
@@ -136,6 +140,7 @@ class MaintenanceService:
 
     def __init__(self, queues: Sequence[str], *, single_instance: bool | None) -> None:
         self.queues = list(queues)
+        self._look_faults = Faults(logger, "it is not known whether work is left")
         self.broker = Broker("worker")
         # Projects that share a Redis under prefixes of their own each have a leader of their own.
         self.lock_name = f"{conf.current().key_prefix}.maintenance"
@@ -163,7 +168,7 @@ class MaintenanceService:
             self._key_check_loop,
         ]
         waker = LoopWaker(self._forwarder_loop, self._scheduler_loop)
-        self._due_listener = Listener(channels=[due_channel()], event=waker)
+        self._listener = SupervisorListener(waker)
 
     # --- start and stop
 
@@ -171,13 +176,13 @@ class MaintenanceService:
         """Start the threads."""
         for loop in self._loops:
             loop.start()
-        self._due_listener.start()
+        self._listener.start()
 
     def stop(self) -> None:
         """Stop the threads and release the locks."""
         for loop in self._loops:
             loop.stop()
-        self._due_listener.stop()
+        self._listener.stop()
         deadline = time.monotonic() + STOP_SECONDS
         for loop in self._loops:
             if loop.is_alive():
@@ -196,7 +201,7 @@ class MaintenanceService:
     def dead_threads(self) -> list[str]:
         """The names of threads that have died, without which this process does not do its work."""
         threads = [(loop.name, loop.has_died) for loop in self._loops]
-        return [name for name, has_died in [*threads, ("listener", self._due_listener.has_died)] if has_died]
+        return [name for name, has_died in [*threads, ("listener", self._listener.has_died)] if has_died]
 
     def has_no_work(self, backend: str) -> bool:
         """Return whether the rows show no task of this alias as queued, running or due; False when in doubt."""
@@ -213,10 +218,19 @@ class MaintenanceService:
         if self.queues:
             rows = rows.filter(queue_name__in=self.queues)
         try:
-            return not rows.exists()
-        except DatabaseError:
+            found = rows.exists()
+        except STORE_ERRORS as error:
             connections.close_all()
+            self._look_faults.note(error)
             return False
+        self._look_faults.clear()
+        return not found
+
+    @property
+    def not_set_up(self) -> DatabaseNotSetUp | None:
+        """The error to end with, when the database cannot be used until a person has acted."""
+        found = [loop.not_set_up for loop in self._loops]
+        return next(filter(None, [*found, self._look_faults.not_set_up]), None)
 
     # --- leadership
 

@@ -6,6 +6,9 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+# The process that enqueued a younger row may still be pushing it.
+GRACE_SECONDS = 3
+
 
 class Repairs(NamedTuple):
     """How many repairs of each kind one pass made.

@@ -21,7 +21,7 @@ from ..exceptions import InvalidOption
 from ..models import OccurrenceOutcome, Schedule
 from ..registry import find
 from ..tasks import default_of
-from .scheduler import Fired
+from .scheduler import Fired, usable_schedules
 
 # asynq writes its entries every 10 s, and considers a scheduler dead after two missed beats.
 BEAT_SECONDS = 10
@@ -38,7 +38,7 @@ class SchedulerEntries:
         queued = Q(occurrences__outcome=OccurrenceOutcome.QUEUED, occurrences__by_person=False)
         rows = Schedule.objects.firing().annotate(previous=Max("occurrences__occurs_at", filter=queued))
         encoded = []
-        for row in rows:
+        for row in usable_schedules(rows):
             # The scheduler reports a schedule that is not valid when it is due.
             with suppress(InvalidOption):
                 encoded.append(entry_of(row).encode())

@@ -14,7 +14,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import IntegrityError, InterfaceError, OperationalError, transaction
+from django.db import Error as DatabaseError
+from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from .. import compat, conf, failpoints
@@ -26,11 +28,15 @@ from ..guard import class_name, get_logger, passes
 from ..models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskState
 from ..registry import every_task, registered
 from ..storage.database_time import DatabaseNow
+from ..storage.errors import ErrorKind, kind_of
+from ..storage.isolation import ROW_ERRORS, each_alone, page_of, set_aside, table_of
 from ..tasks import Task, check_call
 
 logger = get_logger("django_asyncq.scheduling.scheduler")
 
 SCHEDULES_PER_PAGE = 100
+# Where one schedule cannot be read, all are listed by id.
+MOST_SCHEDULES = 10_000
 # An occurrence this late may be fired by the successor of a dead leader; one that is later counts as missed.
 ON_TIME_SECONDS = 60
 # How many of the latest occurrences are checked for an unfinished task. An older unfinished task cannot exist.
@@ -96,11 +102,7 @@ class Scheduler:
         """
         fired: list[Fired] = []
         while True:
-            rows: list[Any] = list(
-                Schedule.objects.firing()
-                .annotate(now=DatabaseNow())
-                .order_by("next_occurrence_at")[:SCHEDULES_PER_PAGE]
-            )
+            rows = _soonest()
             if not rows:
                 return FireResult(fired, None)
             now = rows[0].now if self._clock is None else self._clock()
@@ -110,7 +112,7 @@ class Scheduler:
             must_retry = False
             for row in due:
                 try:
-                    fired += self._fire(row, now)
+                    fired += self._fire_alone(row, now)
                 except GateUnavailable as error:
                     must_retry = True
                     logger.warning("schedule %s: its occurrence is postponed: %s", row.name, error)
@@ -118,6 +120,10 @@ class Scheduler:
                 return FireResult(fired, RETRY_SECONDS)
 
     # --- one schedule
+
+    def _fire_alone(self, row: Schedule, now: datetime) -> list[Fired]:
+        """Fire what is due of one schedule; set the schedule aside if the values of its row make that impossible."""
+        return each_alone(table_of(Schedule), [row.pk], lambda _: self._fire(row, now))
 
     def _fire(self, seen: Schedule, now: datetime) -> list[Fired]:
         """Fire what is due of one schedule, in one transaction; nothing when it was changed since it was read."""
@@ -155,13 +161,15 @@ class Scheduler:
             # A nested transaction: a failed query of the project's code must not spoil that of the occurrence.
             with transaction.atomic():
                 occurrence.task_id = enqueue(row, occurs_at)
-        except (GateUnavailable, BrokerUnavailable, OperationalError, InterfaceError):
+        except (GateUnavailable, BrokerUnavailable):
             raise
         except (EnqueueRefused, InvalidOption, RunAborted, compat.InvalidTask) as error:
             occurrence.outcome, occurrence.note = OccurrenceOutcome.REFUSED, text_of(error)
             text = "schedule %s: its occurrence of %s was refused: %s"
             logger.error(text, row.name, _in_words(occurs_at), error, extra={"task": row.task})
         except BaseException as error:
+            if isinstance(error, DatabaseError) and kind_of(error) is not ErrorKind.ROW:
+                raise
             # The project's code: a gate's callable, or a receiver that vetoes. It must not stop other schedules.
             if passes(error):
                 raise
@@ -191,7 +199,7 @@ class Scheduler:
         """
         written = 0
         with self._fenced():
-            rows = {row.name: row for row in Schedule.objects.select_for_update()}
+            rows = {row.name: row for row in usable_schedules(Schedule.objects.select_for_update())}
             declared = dict(declared_schedules())
             now = timezone.now()
             for name, (task, declaration) in declared.items():
@@ -207,6 +215,37 @@ class Scheduler:
                 logger.warning("schedule %s was removed from the code and does not fire any more", row.name)
             written += Schedule.objects.filter(pk__in=[row.pk for row in removed]).update(retired_at=now)
         return written
+
+
+def _soonest() -> list[Any]:
+    """Return the schedules whose next occurrence comes first, each with the time `now` of the database."""
+    rows = Schedule.objects.firing().annotate(now=DatabaseNow()).order_by("next_occurrence_at")
+    return usable_schedules(rows, SCHEDULES_PER_PAGE)
+
+
+def usable_schedules(rows: QuerySet[Schedule], most: int = MOST_SCHEDULES) -> list[Schedule]:
+    """Return the first of these schedules; set those aside that cannot be read. rows: not sliced."""
+    if not set_aside:
+        try:
+            return [_checked(row) for row in rows[:most]]
+        except ROW_ERRORS as error:
+            if kind_of(error) is not ErrorKind.ROW:
+                raise
+    ids = [id for (id,) in page_of(Schedule.objects.order_by("pk"), size=MOST_SCHEDULES)]
+    readable = each_alone(table_of(Schedule), ids, lambda part: [_checked(row).pk for row in rows.filter(pk__in=part)])
+    return list(rows.filter(pk__in=readable)[:most])
+
+
+def _checked(row: Schedule) -> Schedule:
+    """Return the row. Raises: TypeError when SQLite, which keeps any value in any column, has a wrong one."""
+    for name in ("jitter_seconds", "missed_cap"):
+        if not isinstance(getattr(row, name), int):
+            raise TypeError(f"{name} is no number")
+    for name in ("created_at", "next_occurrence_at"):
+        # Django reads a text that is no date as None.
+        if getattr(row, name) is None and (name == "created_at" or hasattr(row, "now")):
+            raise TypeError(f"{name} is no date")
+    return row
 
 
 def due_occurrences(row: Schedule, now: datetime) -> DueOccurrences:

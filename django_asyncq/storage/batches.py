@@ -21,10 +21,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Field, JSONField
 
 from ..models import TaskRecord
+from .isolation import each_alone, table_of
 
 # The columns that a run may change.
 COLUMNS = (
     "state",
+    "reason",
     "fence",
     "attempt",
     "crash_count",
@@ -35,11 +37,12 @@ COLUMNS = (
     "retry_at",
     "return_value",
     "errors",
+    "last_exception",
     "worker_ids",
 )
 WRITTEN = ("id", *COLUMNS, "held_fence")
 _values_of = attrgetter("id", *COLUMNS)
-# 14 values a row; SQLite allows 32,766 in a statement.
+# 16 values a row; SQLite allows 32,766 in a statement.
 ROWS_PER_STATEMENT = 500
 
 FIELDS: tuple[Field[Any, Any], ...] = tuple(TaskRecord._meta.concrete_fields)
@@ -97,6 +100,15 @@ def write_fenced(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
     for start in range(0, len(writes), ROWS_PER_STATEMENT):
         accepted |= _write_chunk(writes[start : start + ROWS_PER_STATEMENT], database)
     return accepted
+
+
+def write_usable(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
+    """Do what `write_fenced` does, but set aside the rows that the database refuses; their ids are not returned."""
+
+    def write(part: Sequence[FencedWrite]) -> list[UUID]:
+        return list(write_fenced(part, database))
+
+    return set(each_alone(table_of(TaskRecord), writes, write, key=lambda write: write.record.id, database=database))
 
 
 def _write_chunk(writes: Sequence[FencedWrite], database: str) -> set[UUID]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 
-from django.db import Error as DatabaseError
 from django.db import connections
 
 from .. import conf, failpoints, lifecycle
 from ..broker import Broker
-from ..exceptions import BrokerUnavailable
+from ..faults import STORE_ERRORS, Faults
 from ..guard import get_logger
 from ..worker.options import WorkerOptions
 from .processes import Processes
@@ -26,7 +25,7 @@ class LeaseKeeper:
         self.processes = processes
         self._beat_at = 0.0
         self._alive_since: int | None = None
-        self._is_store_unreachable = False
+        self._faults = Faults(logger, "leases cannot be renewed")
 
     def beat(self) -> bool:
         """Renew the leases when due; return whether it was. While a store is unreachable, retry soon; log it once."""
@@ -35,17 +34,14 @@ class LeaseKeeper:
             return False
         try:
             self.renew()
-        except (BrokerUnavailable, DatabaseError) as error:
+        except STORE_ERRORS as error:
             connections.close_all()
             self._beat_at = now + conf.current().beat_retry_seconds
-            if not self._is_store_unreachable:
-                logger.warning("leases cannot be renewed: %s", error)
-            self._is_store_unreachable = True
+            self._faults.note(error)
         else:
             self._beat_at = now + conf.current().beat_seconds
-            if self._is_store_unreachable:
+            if self._faults.clear():
                 logger.info("leases are renewed again")
-            self._is_store_unreachable = False
         return True
 
     def renew(self) -> None:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from .. import failpoints, lifecycle
 from ..definitions.names import runs_alone
+from ..exceptions import DatabaseNotSetUp
 from ..guard import get_logger
 from ..worker.bootstrap import start
 from ..worker.crash_stack import CrashStack
-from ..worker.options import READY, WorkerOptions
+from ..worker.options import NOT_SET_UP, READY, WorkerOptions
 from ..worker.process_groups import has_exited, kill_group, reap_group, signal_group, signal_process, start_of_child
 from ..worker.slot_table import SlotTable
+from .vacancies import Vacancy
 
 logger = get_logger("django_asyncq.supervisor")
 
-# A process that dies younger than this is replaced after growing pauses.
-YOUNG_SECONDS = 5.0
-LONGEST_PAUSE_SECONDS = 30.0
 # A burst gives up when this many processes in a row exited before they were ready; a service never gives up.
 FAILED_STARTS = 3
 
@@ -37,6 +37,7 @@ class Child:
     overdue: ids of the tasks for which it was killed. was_killed: by its supervisor. was_ready: whether it began to
     fetch; known after its death. is_stalled: whether it was asked to stop because it stood still. exit_code, stack: of
     the dead process; stack: "" if it left none.
+    failed_starts: how many processes before it, each replaced by the next, exited before they were ready.
     """
 
     process: Any
@@ -50,6 +51,7 @@ class Child:
     overdue: set[str] = field(default_factory=set)
     was_killed: bool = False
     was_ready: bool = False
+    failed_starts: int = 0
     is_stalled: bool = False
 
     @property
@@ -73,9 +75,10 @@ class Processes:
         self.is_stopping = False
         self._spawn = multiprocessing.get_context("spawn")
         self._orphaned_groups: set[int] = set()
-        self._start_at = 0.0
-        self._early_deaths = 0
+        self._vacancies = [Vacancy()] * count
         self._failed_starts = 0
+        # What a process said that had to exit because of the database.
+        self.not_set_up: DatabaseNotSetUp | None = None
 
     @property
     def sentinels(self) -> list[int]:
@@ -100,11 +103,12 @@ class Processes:
     # --- start
 
     def start_missing(self, now: float) -> None:
-        """Start processes until there are `count`, unless it is too early."""
-        while not self.are_complete and now >= self._start_at:
-            self.start(self.options, now)
+        """Start a process for each missing one, unless it is too early; nothing replaces one in quarantine."""
+        for vacancy in [vacancy for vacancy in self._vacancies if vacancy.start_at <= now]:
+            self._vacancies.remove(vacancy)
+            self.start(self.options, now).failed_starts = vacancy.failed_starts
 
-    def start(self, options: WorkerOptions, now: float) -> None:
+    def start(self, options: WorkerOptions, now: float) -> Child:
         """Start one process with options of its own."""
         # Async tasks have slots of their own, after those of the threads.
         slot_table = SlotTable(2 * options.concurrency)
@@ -117,12 +121,14 @@ class Processes:
         theirs.close()
         pid = process.pid
         assert pid is not None  # noqa: S101 - it has been started
-        self.children.append(Child(process, slot_table, ours, options.worker_id_of(pid), now, crash_stack))
+        child = Child(process, slot_table, ours, options.worker_id_of(pid), now, crash_stack)
+        self.children.append(child)
+        return child
 
     # --- death
 
     def reap(self, now: float) -> None:
-        """Notice dead processes: kill what they left, pass them on, and delay the next start if they died young."""
+        """Notice dead processes: kill what they left, pass them on, and have them replaced."""
         self._orphaned_groups = {pid for pid in self._orphaned_groups if reap_group(pid)}
         for child in [child for child in self.children if has_exited(child.process)]:
             # Before its process id can be given to another process.
@@ -131,26 +137,35 @@ class Processes:
                 continue  # another thread reaps it at this moment
             self.children.remove(child)
             self._orphaned_groups.add(child.process.pid)
-            child.was_ready = was_ready(child.pipe)
+            self._read_words(child)
             child.pipe.close()
             child.stack = child.crash_stack.take()
             child.exit_code = child.process.exitcode
             self.on_death(child)
             failpoints.reach("reap.death_noticed")
             if child.exit_code == 0 or self.is_stopping:
+                if not child.is_alone:
+                    self._vacancies.append(Vacancy())
                 continue
             details = "\n".join(filter(None, [lifecycle.describe_exit(child.exit_code), child.stack]))
             logger.error("worker %s exited unexpectedly: %s", child.worker_id, details)
             if not child.is_alone:
-                self._failed_starts = 0 if child.was_ready else self._failed_starts + 1
-                self._delay_next_start(child, now)
+                self._add_vacancy(child, now)
 
-    def _delay_next_start(self, child: Child, now: float) -> None:
-        # A death that a task may have caused does not repeat itself: the task does not come back to this process.
-        died_young = now - child.started_at < YOUNG_SECONDS and not child.slot_table.running()
-        self._early_deaths = self._early_deaths + 1 if died_young else 0
-        pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** (self._early_deaths - 2)) if self._early_deaths > 1 else 0.0
-        self._start_at = now + pause
+    def _add_vacancy(self, child: Child, now: float) -> None:
+        if child.was_ready:
+            self._failed_starts = 0
+            self._vacancies.append(Vacancy.after_death(child.started_at, now))
+        else:
+            self._failed_starts += 1
+            self._vacancies.append(Vacancy.after_failed_start(child.failed_starts + 1, child.started_at, now))
+
+    def _read_words(self, child: Child) -> None:
+        """Note whether a dead process began to fetch tasks, and whether it found the database not set up."""
+        for word in words_of(child.pipe):
+            child.was_ready = child.was_ready or word == READY
+            if isinstance(word, tuple) and word[:1] == (NOT_SET_UP,):
+                self.not_set_up = DatabaseNotSetUp(*word[1:])
 
     # --- signals
 
@@ -190,9 +205,10 @@ class Processes:
         kill_group(child.process)
 
 
-def was_ready(pipe: Any) -> bool:
-    """Return whether the process at the other end of the pipe began to fetch tasks."""
-    try:
-        return bool(pipe.poll() and pipe.recv() == READY)
-    except (EOFError, OSError):
-        return False
+def words_of(pipe: Any) -> list[Any]:
+    """Return what the dead process at the other end of the pipe has said."""
+    words = []
+    with suppress(EOFError, OSError):
+        while pipe.poll():
+            words.append(pipe.recv())
+    return words

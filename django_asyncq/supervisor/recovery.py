@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from datetime import datetime
 
-from django.db import Error as DatabaseError
 from django.db import connections
 from django.utils import timezone
 
 from .. import lifecycle
 from ..broker import Broker, Lease
-from ..exceptions import BrokerUnavailable, TaskNotRegistered, TaskTimeout
+from ..exceptions import TaskNotRegistered, TaskTimeout
+from ..faults import STORE_ERRORS, Faults, concerns_one_row
 from ..guard import get_logger
 from ..registry import registered
 from ..results import Judgement, judge_failure
@@ -34,6 +34,7 @@ class Recovery:
         self.memory = memory
         self.dead: list[Child] = []
         self._recover_at = 0.0
+        self._faults = Faults(logger, "the tasks of dead workers cannot be recovered yet")
 
     def add(self, child: Child) -> None:
         """Have the tasks of a dead process recovered in the next round."""
@@ -45,16 +46,22 @@ class Recovery:
         if not self.dead or now < self._recover_at:
             return False
         self._recover_at = now + RECOVER_AGAIN_SECONDS
-        while self.dead:
-            child = self.dead[0]
+        has_failed = False
+        for child in self.dead.copy():
             try:
                 self.recover(child)
-            except (BrokerUnavailable, DatabaseError) as error:
+            except Exception as error:  # noqa: BLE001 - it is logged, and the leases of the tasks expire at last
                 connections.close_all()
-                logger.warning("worker %s: its tasks cannot be recovered yet: %s", child.worker_id, error)
-                return False
-            self.memory.forget(self.dead.pop(0))
-        return True
+                self._faults.note(error)
+                has_failed = True
+                if isinstance(error, STORE_ERRORS) and not concerns_one_row(error):
+                    return False
+                continue
+            self.dead.remove(child)
+            self.memory.forget(child)
+        if not has_failed:
+            self._faults.clear()
+        return not has_failed
 
     def recover(self, child: Child) -> None:
         """Recover the tasks of one dead process. Raises: BrokerUnavailable, django.db.Error."""

@@ -16,12 +16,13 @@ from typing import Any
 
 from django.db import connections
 
-from .. import conf
+from .. import conf, stop_requests
 from ..broker import Broker
 from ..guard import get_logger, own_process
 from ..maintenance.service import MaintenanceService
 from ..worker.options import WorkerOptions
 from ..worker.wakeup import Wakeup
+from .job_control import JobControl
 from .leases import LeaseKeeper
 from .liveness import LivenessFile
 from .memory import MemorySampler
@@ -32,7 +33,6 @@ from .standstill import Standstill
 
 logger = get_logger("django_asyncq.supervisor")
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 TICK_SECONDS = 0.2
 # After the tasks' own grace period: time to write the last outcomes.
 EXIT_MARGIN_SECONDS = 8.0
@@ -44,7 +44,7 @@ class ThreadDied(RuntimeError):
 
 def ignore_signals() -> None:
     """Ignore stop signals: Python removes its handlers before it exits, and a signal would then kill the process."""
-    for number in STOP_SIGNALS:
+    for number in stop_requests.STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -77,7 +77,9 @@ class Supervisor:
         self.quarantine = Quarantine(self.broker, options, self.processes)
         self.standstill = Standstill(self.broker, options, self.processes)
         self.leases = LeaseKeeper(self.broker, options, self.processes)
+        self.job_control = JobControl(self.processes)
         self.stop_requests = 0
+        self._last_stop_signal = signal.SIGTERM
         self._idle_checks = 0
 
     @property
@@ -88,15 +90,20 @@ class Supervisor:
     # --- main loop
 
     def run(self) -> None:
-        """Supervise until stopped. A second SIGTERM or SIGINT requeues the running tasks at once.
+        """Supervise until stopped; not at all if a stop was requested before.
 
-        Raises: WorkersCannotStart, of a burst; ThreadDied, after an orderly stop.
+        A second SIGTERM or SIGINT requeues the running tasks at once.
+        Raises: WorkersCannotStart, of a burst; ThreadDied and DatabaseNotSetUp, after an orderly stop.
         """
         own_process()
         self.wakeup.attach_signals()
-        for number in STOP_SIGNALS:
+        for number in stop_requests.STOP_SIGNALS:
             signal.signal(number, self._on_signal)
+        self.job_control.attach()
         atexit.register(ignore_signals)
+        self.stop_requests += stop_requests.received()
+        if self.stop_requests:
+            return
         self.maintenance.start()
         logger.info(
             "supervisor %d started; worker processes: %d, slots in each: %d",
@@ -114,12 +121,15 @@ class Supervisor:
     def _on_signal(self, number: int, frame: Any) -> None:
         # Only a flag, see WorkerProcess._on_signal.
         self.stop_requests += 1
+        self._last_stop_signal = signal.Signals(number)
         self.processes.is_stopping = True
 
     def tick(self) -> None:
         """Do one round of supervision: each step below, if it is due."""
         now = time.monotonic()
         self._look_after_children(now)
+        if not_set_up := self.maintenance.not_set_up or self.processes.not_set_up:
+            raise not_set_up
         if dead := self.maintenance.dead_threads:
             raise ThreadDied(f"the supervisor stops, since its thread {dead[0]} has died; the log says why")
         if self.code_changed is not None and self.code_changed():
@@ -136,6 +146,7 @@ class Supervisor:
         self.quarantine.note_death(child)
 
     def _look_after_children(self, now: float) -> None:
+        self.job_control.apply()
         self.processes.kill_overdue(now)
         self.memory.sample(self.children, now)
         self.processes.reap(now)
@@ -156,13 +167,25 @@ class Supervisor:
     def _shut_down(self) -> None:
         """Let the processes drain until the deadline, kill those that remain, and recover their tasks."""
         self.processes.is_stopping = True
-        self.processes.signal_all(signal.SIGTERM)
+        self._pass_on_stop()
         self._drain()
         self.processes.kill_remaining()
         self.recovery.recover_dead(time.monotonic())
         self.maintenance.stop()
         connections.close_all()
         logger.info("supervisor %d stopped", os.getpid())
+
+    def _pass_on_stop(self) -> None:
+        """Ask the worker processes to stop; ask the programs of their tasks too at Ctrl-C, and at a second request.
+
+        At the first SIGTERM they go on, because their tasks may finish.
+        """
+        if self._last_stop_signal == signal.SIGINT:
+            self.processes.signal_groups(signal.SIGINT)
+        if self._last_stop_signal == signal.SIGINT or self.stop_requests < 2:
+            self.processes.signal_all(signal.SIGTERM)
+        else:
+            self.processes.signal_groups(signal.SIGTERM)
 
     def _drain(self) -> None:
         """Supervise processes that are stopping; pass further stop requests on to them."""
@@ -172,5 +195,5 @@ class Supervisor:
             self.wakeup.wait(TICK_SECONDS, also=self.processes.sentinels)
             if self.stop_requests > max(requests, 1):
                 requests = self.stop_requests
-                self.processes.signal_all(signal.SIGTERM)
+                self._pass_on_stop()
             self._look_after_children(time.monotonic())

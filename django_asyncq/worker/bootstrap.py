@@ -11,6 +11,7 @@ from typing import Any
 
 from ..threads import EX_SOFTWARE, LongLivedThread
 from .crash_stack import write_crash_stack
+from .forks import isolate_forks
 from .options import WorkerOptions
 from .process_groups import kill_own_group, lead_group
 from .slot_table import SlotTable
@@ -28,12 +29,15 @@ def start(options: WorkerOptions, slot_table: SlotTable, supervisor: Any, stack_
 
     from .process import WorkerProcess
 
-    WorkerProcess(options, slot_table, supervisor).run()
+    process = WorkerProcess(options, slot_table, supervisor)
+    isolate_forks(supervisor, process.wakeup, slot_table)
+    process.run()
 
 
 def run_startup_task(name: str, supervisor: Any) -> None:
     """Run one start-up task; send the supervisor "" or the traceback. Exits when the supervisor does."""
     lead_group()
+    isolate_forks(supervisor)
     LongLivedThread("supervisor", lambda: _exit_with(supervisor), on_death=lambda name: os._exit(EX_SOFTWARE)).start()
     try:
         _set_up()

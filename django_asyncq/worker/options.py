@@ -12,6 +12,8 @@ from ..definitions.names import ALONE
 
 # The only message of a worker process to its supervisor: it is about to fetch.
 READY = "ready"
+# With the reason and the remedy of a DatabaseNotSetUp.
+NOT_SET_UP = "not set up"
 
 
 class Suspect(NamedTuple):

@@ -12,14 +12,15 @@ import select
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from django.db import Error as DatabaseError
 from django.db import connections
 
 from .. import conf, lifecycle
 from ..broker import Broker
-from ..exceptions import BrokerUnavailable
+from ..exceptions import DatabaseNotSetUp
+from ..faults import STORE_ERRORS, one_line
 from ..guard import get_logger, own_process
 from ..threads import EX_SOFTWARE, exit_process
 from .execute.executors import Executors
@@ -31,7 +32,7 @@ from .fetch.capacity import Capacity
 from .fetch.fetcher import Fetcher
 from .fetch.suspect_fetcher import SuspectFetcher
 from .heartbeat import Heartbeat
-from .options import READY, WorkerOptions
+from .options import NOT_SET_UP, READY, WorkerOptions
 from .process_groups import kill_own_group
 from .reporter import Reporter
 from .slot_table import SlotTable
@@ -107,6 +108,10 @@ class WorkerProcess:
                     self.capacity.check_quiet()
                     self._sleep()
             exit_code = 0
+        except DatabaseNotSetUp as error:
+            logger.error("worker %s drains and exits: %s", self.worker_id, error)
+            with suppress(OSError):
+                self.supervisor.send((NOT_SET_UP, error.reason, error.remedy))
         except BaseException:
             # Logged here, because this process exits without a traceback.
             logger.exception("worker %s failed; draining", self.worker_id)
@@ -130,6 +135,8 @@ class WorkerProcess:
     def _must_stop(self) -> bool:
         if self.stop_requests:
             return True
+        if self.reporter.not_set_up is not None:
+            raise self.reporter.not_set_up
         # Not `poll()`, which makes a selector each time, and this is asked before each fetch.
         if select.select([self._supervisor_fd], [], [], 0)[0]:
             try:
@@ -178,8 +185,8 @@ class WorkerProcess:
             return
         try:
             lifecycle.requeue(self.broker, self.worker_id, [job.run for job in jobs])
-        except (BrokerUnavailable, DatabaseError) as error:
-            logger.warning("%d tasks were not requeued; the supervisor will: %s", len(jobs), error)
+        except STORE_ERRORS as error:
+            logger.warning("%d tasks were not requeued; the supervisor will: %s", len(jobs), one_line(error))
 
     # --- the stop
 

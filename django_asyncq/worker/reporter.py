@@ -15,20 +15,22 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from django.db import Error as DatabaseError
-from django.db import InterfaceError, OperationalError, connections
+from django.db import connections
 from django.utils import timezone
 
 from .. import compat, failpoints, lifecycle
 from ..broker import Broker
 from ..definitions.exception_text import is_a, traceback_of
-from ..exceptions import BrokerUnavailable, LeaseLost
+from ..exceptions import BrokerUnavailable, DatabaseNotSetUp, LeaseLost
+from ..faults import LONGEST_AGAIN_SECONDS, PAUSE_SECONDS, STORE_ERRORS, Faults, concerns_one_row
 from ..guard import class_name, get_logger
 from ..lifecycle.events import log_extra
 from ..models import TaskRecord, TaskState
 from ..results import judge_failure, result_of, sender_of
+from ..storage.isolation import each_alone, set_aside, table_of
 from ..threads import LongLivedThread
-from .execute.job import Job, JobPhase, Outcome
+from .execute.cuts import reason_of
+from .execute.job import Cut, Job, JobPhase, Outcome
 from .wakeup import Reason, Wakeup
 
 logger = get_logger("django_asyncq.worker")
@@ -69,6 +71,9 @@ class Reporter(LongLivedThread):
         self.events: queue.SimpleQueue[Job | Outcome | None] = queue.SimpleQueue()
         self.unwritten = 0  # outcomes that were reported and are not yet in the database; read by the main thread
         self.is_database_unreachable = False
+        # Why nothing can be written until a person has acted; read by the main thread.
+        self.not_set_up: DatabaseNotSetUp | None = None
+        self._faults = Faults(logger, "outcomes wait for the database")
         self._wait_seconds = 0.0
         self._unrecorded: dict[Job, Outcome] = {}
         self._marking = threading.Lock()
@@ -124,7 +129,12 @@ class Reporter(LongLivedThread):
                 event = self.events.get_nowait()
                 if isinstance(event, Outcome) and event.job not in self._abandoned:
                     self._unrecorded[event.job] = event
-        outcomes = [outcome for job, outcome in self._unrecorded.copy().items() if job.phase is not JobPhase.COMPLETED]
+        # A run that was cut is not spilled: the supervisor requeues what this process holds.
+        outcomes = [
+            outcome
+            for job, outcome in self._unrecorded.copy().items()
+            if job.phase is not JobPhase.COMPLETED and not isinstance(outcome, Cut)
+        ]
         if not outcomes:
             return
         for outcome in outcomes:
@@ -193,26 +203,30 @@ class Reporter(LongLivedThread):
         for outcome in outcomes:
             if outcome.job.run.record.state == TaskState.RUNNING:  # not yet applied, in a batch that failed
                 _apply(outcome)
-        runs = [outcome.job.run for outcome in outcomes]
         open_runs = [outcome.job.run for outcome in outcomes if outcome.job.phase is not JobPhase.COMPLETED]
         try:
             lost = self._write_until_done(lambda: lifecycle.record_runs(open_runs)) if open_runs else []
-        except DatabaseError:
+        except STORE_ERRORS as error:
+            if not concerns_one_row(error):
+                raise
             # One of them cannot be stored: the others must not suffer for it.
             lost = [run for run in open_runs if self._record_alone(run)]
+        if lost:
+            # A commit without an answer may have succeeded after the look-up; the write then waited for it.
+            self._look_up_uncertain([outcome for outcome in outcomes if outcome.job.run in lost])
+        runs = [outcome.job.run for outcome in outcomes]
         for outcome in outcomes:
             self._unrecorded.pop(outcome.job, None)
         failpoints.reach("report.row_written")
-        try:
-            lifecycle.acknowledge(self.broker, self.worker_id, runs, lost)
-        except BrokerUnavailable as error:
-            logger.warning("%d outcomes are recorded, but not acknowledged in Redis yet: %s", len(runs), error)
-            self._unacknowledged.append((runs, lost))
+        self._acknowledge(runs, lost)
         failpoints.reach("report.acknowledged")
         kept = [outcome for outcome in outcomes if outcome.job.run not in lost]
         for state in (TaskState.SUCCEEDED, TaskState.FAILED):
             records = [outcome.job.run.record for outcome in kept if outcome.job.run.record.state == state]
             lifecycle.announce(records, TaskState.RUNNING, state)
+        cut = [outcome.job.run for outcome in kept if isinstance(outcome, Cut)]
+        records = [run.record for run in cut if run.written and run.record.state == TaskState.QUEUED]
+        lifecycle.announce(records, TaskState.RUNNING, TaskState.QUEUED)
         for outcome in kept:
             _send_finished(outcome)
 
@@ -233,13 +247,34 @@ class Reporter(LongLivedThread):
         except Exception as error:
             logger.exception("task %s: its outcome cannot be recorded", run.record.id, extra=log_extra(run.record))
             lifecycle.fail(run, error, "its outcome could not be recorded", outcome.finished_at, retry_at=None)
-            lifecycle.acknowledge(self.broker, self.worker_id, [run], lifecycle.record_runs([run]))
+            self._write_in_the_end(run)
+            self._unrecorded.pop(outcome.job, None)
+
+    def _write_in_the_end(self, run: lifecycle.Run) -> None:
+        """Write a failed run; if the row refuses every write, set it aside, and remove the task's entry.
+
+        A sweep finds the task when the row has been corrected.
+        """
+        try:
+            lost = self._write_until_done(lambda: lifecycle.record_runs([run]))
+        except GaveUp:
+            raise
+        except Exception as error:  # noqa: BLE001 - `set_aside` logs it
+            id = str(run.record.id)
+            set_aside.add(table_of(TaskRecord), [(id, error)])
+            # If Redis is unreachable, the entry is removed by the worker that claims it next.
+            with suppress(BrokerUnavailable):
+                self.broker.remove(run.record.queue_name, [id])
+            return
+        self._acknowledge([run], lost)
 
     def _record_alone(self, run: lifecycle.Run) -> bool:
         """Write one run, without its result if the database refuses that; return whether the run lost its lease."""
         try:
             return bool(self._write_until_done(lambda: lifecycle.record_runs([run])))
-        except DatabaseError as error:
+        except STORE_ERRORS as error:
+            if not concerns_one_row(error):
+                raise
             logger.exception("task %s: the database refuses its result", run.record.id)
             lifecycle.strip_result(run, str(error))
             return bool(self._write_until_done(lambda: lifecycle.record_runs([run])))
@@ -249,7 +284,17 @@ class Reporter(LongLivedThread):
         with self._marking:
             running = [job for job in jobs if job.phase is JobPhase.RUNNING and job not in self._abandoned]
             if running:
-                self._write_until_done(lambda: lifecycle.mark_running([job.run for job in running]))
+                each_alone("marking of tasks as running", running, self._mark, key=lambda job: job.run.record.id)
+
+    def _mark(self, jobs: Sequence[Job]) -> list[lifecycle.Run]:
+        return self._write_until_done(lambda: lifecycle.mark_running([job.run for job in jobs]))
+
+    def _acknowledge(self, runs: list[lifecycle.Run], lost: list[lifecycle.Run]) -> None:
+        try:
+            lifecycle.acknowledge(self.broker, self.worker_id, runs, lost)
+        except BrokerUnavailable as error:
+            logger.warning("%d outcomes are recorded, but not acknowledged in Redis yet: %s", len(runs), error)
+            self._unacknowledged.append((runs, lost))
 
     def _acknowledge_again(self) -> None:
         while self._unacknowledged:
@@ -263,26 +308,36 @@ class Reporter(LongLivedThread):
     def _write_until_done(self, write: Callable[[], list[lifecycle.Run]]) -> list[lifecycle.Run]:
         """Repeat a write until the database accepts it; the leases are kept, so no task runs twice meanwhile.
 
-        Raises: django.db.Error for an error that waiting does not cure; GaveUp once the process has given up.
+        Raises: django.db.Error for the values of a row; GaveUp once the process has given up.
         """
         failures = 0
         while True:
             try:
                 found = write()
                 self.is_database_unreachable = False
+                self._faults.clear()
                 return found
-            except (OperationalError, InterfaceError) as error:
+            except STORE_ERRORS as error:
+                if concerns_one_row(error):
+                    raise
                 connections.close_all()
                 failures += 1
                 if self._given_up.is_set():
                     raise GaveUp(str(error)) from error
                 # The first failure may be that of a connection that had died.
                 self.is_database_unreachable = failures > 1
-                if failures == 1:
-                    logger.warning("outcomes wait for the database: %s", error)
-                # The first repetition is for a connection that had died; later ones spread out.
-                pause = 0.0 if failures == 1 else random.uniform(0.05, min(LONGEST_PAUSE_SECONDS, 0.1 * 2**failures))  # noqa: S311
-                self._given_up.wait(pause)
+                at_most = self._faults.note(error)
+                # The main thread ends the process; until then the outcomes are kept, and then spilled.
+                self.not_set_up = self._faults.not_set_up
+                self._given_up.wait(_pause_seconds(failures, at_once=at_most < PAUSE_SECONDS))
+
+
+def _pause_seconds(failures: int, *, at_once: bool) -> float:
+    """Return how long to wait before a write is repeated. at_once: it met a lock or a deadlock."""
+    if failures == 1 and not at_once:
+        return 0.0  # for a connection that had died
+    longest = LONGEST_AGAIN_SECONDS if at_once else min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(failures, 10))
+    return random.uniform(longest / 20, longest)  # noqa: S311
 
 
 def _apply(outcome: Outcome) -> None:
@@ -290,6 +345,10 @@ def _apply(outcome: Outcome) -> None:
     job, run, exception = outcome.job, outcome.job.run, outcome.exception
     if exception is None:
         lifecycle.succeed(run, outcome.value, outcome.finished_at)
+        return
+    if isinstance(outcome, Cut):
+        lifecycle.count_cut(run, reason_of(exception), traceback_of(exception), outcome.finished_at)
+        _log_cut(run.record, reason_of(exception))
         return
     judgement = judge_failure(job.task, run.record, exception, timezone.now())
     error = judgement.exception
@@ -321,6 +380,19 @@ def _log_failure(record: TaskRecord, exception: BaseException) -> None:
         record.max_attempts,
         class_name(exception),
         then,
+        extra=log_extra(record),
+    )
+
+
+def _log_cut(record: TaskRecord, exception: BaseException) -> None:
+    then = "it has failed" if record.is_final else "it is queued again, without using an attempt"
+    logger.log(
+        logging.ERROR if record.is_final else logging.WARNING,
+        "task %s %s: its database connection was cut, and nothing was committed; %s: %s",
+        record.id,
+        record.name,
+        then,
+        exception,
         extra=log_extra(record),
     )
 

@@ -6,6 +6,7 @@ run has outlived its timeout, without a message for each task.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import threading
 from multiprocessing.sharedctypes import RawArray
@@ -38,6 +39,10 @@ class SlotTable:
     def __init__(self, slots: int) -> None:
         self.memory: Any = RawArray("c", SLOT.size * slots)
         self.pulse = Pulse()
+
+    def disconnect(self) -> None:
+        """Go on with memory of this process alone. For a forked child, which must not write over its parent's runs."""
+        self.memory = ctypes.create_string_buffer(len(self.memory))
 
     def enter(self, slot: int, id: UUID, deadline: float) -> None:
         """Write that a slot runs a task in this thread.

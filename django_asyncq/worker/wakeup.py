@@ -69,6 +69,14 @@ class Wakeup:
         """Let every signal that has a handler wake the owner too. Main thread only."""
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
+    def disconnect(self) -> None:
+        """Let this process's copy wake nobody. For a forked child, which would share the pipe with its parent."""
+        nothing = os.open(os.devnull, os.O_RDWR)
+        # Replaced, not closed: another file could get the number, and be written to.
+        for descriptor in (self._read, self._write):
+            os.dup2(nothing, descriptor, inheritable=False)
+        os.close(nothing)
+
     def expect(self, reason: Reason) -> None:
         """Be woken for a reason from now on."""
         self._expected.add(reason)

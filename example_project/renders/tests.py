@@ -16,7 +16,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client, SimpleTestCase, TestCase
 from PIL import Image
 
-from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 
 from . import painters
 from .catalogue import MODELS
@@ -189,6 +189,7 @@ class ApiTests(StudioTestCase):
         """FAILED with `retry_at` is shown as retrying."""
         retrying = TaskRecord.objects.get(id=self.order({"model": "nebula"}).json()["id"])
         retrying.state, retrying.attempt, retrying.retry_at = TaskState.FAILED, 1, retrying.enqueued_at
+        retrying.reason = FailureReason.EXCEPTION
         retrying.errors = [{"exception": "renders.tasks.RenderGlitch", "message": "lost\nmore"}]
         retrying.save()
         self.assertEqual(state_counts()["retrying"], 1)

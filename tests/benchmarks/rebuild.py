@@ -49,7 +49,7 @@ def fill(rows: int) -> None:
     from django.db import connection
     from django.utils import timezone
 
-    from django_asyncq.models import Gate, TaskRecord, TaskState
+    from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
     from tests.clock import uuid7_at
 
     call_command("migrate", verbosity=0)
@@ -65,7 +65,8 @@ def fill(rows: int) -> None:
         if kind == 7:
             record.run_after = now + timedelta(hours=1)
         elif kind == 8:
-            record.state, record.retry_at = TaskState.FAILED, now + timedelta(hours=1)
+            record.state, record.reason = TaskState.FAILED, FailureReason.EXCEPTION
+            record.retry_at = now + timedelta(hours=1)
         elif kind == 9:
             record.gate = f"gate-{number // 10 % GATES}"
         return record

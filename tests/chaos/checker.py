@@ -329,6 +329,6 @@ def leaked_slots(slots: Mapping[str, Collection[str]], states: Mapping[str, int]
 def disagreements(places: Mapping[str, Collection[str]], states: Mapping[str, int]) -> set[str]:
     """I9: return ids that Redis would still run although their row is final or deleted.
 
-    places: for "pending", "active", "lease", "scheduled" and "held", the ids there.
+    places: for "pending", "suspects", "active", "lease", "scheduled" and "held", the ids there.
     """
     return {id for ids in places.values() for id in ids if states.get(id) not in LIVE}

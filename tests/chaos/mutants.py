@@ -275,6 +275,13 @@ def outcomes_dropped() -> None:
     replace(Reporter, "_write_until_done", write_once)
 
 
+def cuts_use_attempts() -> None:
+    """A run whose connection was cut has failed, as one that raised an error."""
+    from django_asyncq.worker.execute import completion
+
+    replace(completion, "is_cut", lambda error, connection, used: False)
+
+
 def no_terms() -> None:
     """A process that once led goes on leading: its trust never ends, and no term is refused."""
     from django_asyncq.leadership import fencing
@@ -320,6 +327,30 @@ def no_jitter() -> None:
     replace_value(backoff, "random", make)
 
 
+def odd_keys_stay() -> None:
+    """A key of a wrong type stays where it is."""
+    _cut_scripts("odd-keys-stay")
+
+
+def blames_all() -> None:
+    """Every task that was lost with its process counts a crash and comes back with the others."""
+    from django_asyncq import lifecycle
+    from django_asyncq.lifecycle import recovery, running
+    from django_asyncq.supervisor import recovery as recovery_of_supervisor
+
+    def blame_all(child: Any) -> lifecycle.Blame:
+        return lifecycle.Blame(counted=frozenset(each.id for each in child.slot_table.running()))
+
+    suspect = running.suspect
+
+    def suspect_nobody(record: Any, *arguments: Any, **more: Any) -> None:
+        suspect(record, *arguments, **more)
+        record.is_suspect = False
+
+    replace((running, recovery), "suspect", suspect_nobody)
+    replace(recovery_of_supervisor, "blame", blame_all)
+
+
 def no_sweep() -> None:
     """Nothing walks what Redis has."""
     from django_asyncq.maintenance.reconciler import Reconciler
@@ -363,9 +394,12 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "no-breaker": no_breaker,
     "attempts-stay-used": attempts_stay_used,
     "outcomes-dropped": outcomes_dropped,
+    "cuts-use-attempts": cuts_use_attempts,
     "no-terms": no_terms,
     "no-jitter": no_jitter,
+    "odd-keys-stay": odd_keys_stay,
     "no-sweep": no_sweep,
+    "blames-all": blames_all,
     "leaking-sockets": leaking_sockets,
     "trusts-messages": trusts_messages,
 }

@@ -376,7 +376,7 @@ class Rig:
             for word in ("pending", "active"):
                 for key in client.scan_iter(f"{self.prefix}:{{*}}:{word}"):
                     found.setdefault(word, []).extend(plain(id.decode()) for id in client.lrange(key, 0, -1))
-            for word in ("lease", "scheduled", "retry"):
+            for word in ("suspects", "lease", "scheduled", "retry"):
                 for key in client.scan_iter(f"{self.prefix}:{{*}}:{word}"):
                     found.setdefault(word, []).extend(plain(id.decode()) for id in client.zrange(key, 0, -1))
             for key in client.scan_iter(f"{self.prefix}:{{*}}:held:*"):

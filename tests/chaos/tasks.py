@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Sequence
 from typing import Any
+
+from django.db import connection
 
 from django_asyncq import task
 from django_asyncq.broker import scripts
@@ -47,6 +50,17 @@ def work_at_once(context: TaskContext, ms: float = 0.0) -> None:
     note("end", id=context.task_result.id)
 
 
+@task(takes_context=True, atomic=True)
+def has_an_effect(context: TaskContext, ms: float) -> None:
+    """Write a row in the transaction that completes the run; note its connection (PostgreSQL)."""
+    with connection.cursor() as cursor:
+        id = context.task_result.id
+        cursor.execute("INSERT INTO chaos_effects (task) VALUES (%s) RETURNING pg_backend_pid()", [id])
+        note("begin", id=id, backend=cursor.fetchone()[0])
+    time.sleep(ms / 1000)
+    note("end", id=id)
+
+
 @task(takes_context=True)
 async def work_async(context: TaskContext, ms: float = 0.0) -> None:
     """Do the same in the event loop."""
@@ -62,6 +76,15 @@ def flaky(context: TaskContext, succeeds_at: int) -> None:
     note("end", id=context.task_result.id)
     if context.attempt < succeeds_at:
         raise Glitch(f"attempt {context.attempt}")
+
+
+@task(takes_context=True)
+def poison(context: TaskContext, ms: float = 0.0) -> None:
+    """Take the worker process along after a while, and say so before."""
+    note("begin", id=context.task_result.id)
+    time.sleep(ms / 1000)
+    note("fault", kind="poison", pids=[os.getpid()])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @task(takes_context=True, max_attempts=2)
@@ -90,6 +113,8 @@ def witnessed_run(name: str, client: Any, keys: Sequence[str], arguments: Sequen
     if name == "dequeue" and len(reply) > 1:
         pairs = [(_text(id), int(fence)) for id, fence in zip(reply[1::2], reply[2::2], strict=True)]
         note("taken", runs=pairs)
+    elif name == "dequeue_suspect" and reply:
+        note("taken", runs=[(_text(reply[0]), int(reply[1]))])
     elif name in ENDINGS and reply:
         head, width = ENDINGS[name]
         items = [arguments[start : start + 2] for start in range(head, len(arguments), width)]

@@ -17,13 +17,13 @@ from django_asyncq.broker import Broker, scripts
 from django_asyncq.broker.keys import alive_key, queues_key
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.lifecycle import dispatching, recovery, retrying
-from django_asyncq.maintenance import reconciler
+from django_asyncq.maintenance import entry_repairs, reconciler
 from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import Gate, TaskRecord
 
 from . import stores
 from .model import Model
-from .values import FAILED, GATE, QUEUED, QUEUES, Held
+from .values import ALONE, FAILED, GATE, QUEUED, QUEUES, Held
 
 # With few tasks, two processes often want the same one: most guards are about that.
 MOST_LIVE = 5
@@ -90,6 +90,7 @@ class Base(RuleBasedStateMachine):
         self.patches = [
             mock.patch.object(scripts, "run", self._run_script(scripts.run)),
             mock.patch.object(reconciler, "GRACE_SECONDS", 0),
+            mock.patch.object(entry_repairs, "GRACE_SECONDS", 0),
             *(mock.patch.object(module, "later_fence", self._later) for module in (dispatching, recovery, reconciler)),
             mock.patch.object(dispatching, "GATE_RETRY_SECONDS", 7200),
             mock.patch.object(retrying, "GATE_RETRY_SECONDS", 7200),
@@ -142,6 +143,16 @@ class Base(RuleBasedStateMachine):
     @property
     def claimable(self) -> list[str]:
         return sorted({e.queue for e in self.model.entries.values() if e.place in ("pending", "priority")})
+
+    @property
+    def suspicious(self) -> list[str]:
+        """Queues in which a suspect waits."""
+        return sorted({e.queue for e in self.model.entries.values() if e.place == "suspects"})
+
+    @property
+    def is_quarantine_busy(self) -> bool:
+        """Whether Redis says that the worker in quarantine holds a task."""
+        return any(self.model.listed(queue, ALONE) for queue in QUEUES)
 
     @property
     def movable(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .values import QUEUES, WAITING, WORKERS, Entry, Handoff, Outcome, Row
@@ -71,6 +71,11 @@ class Entries:
         if leases:
             self.standby[worker].may_be_handed = False
         return leases
+
+    def dequeue_suspect(self, name: str, worker: str) -> tuple[str, int]:
+        """The one that has waited longest; of those of one millisecond Redis chooses one."""
+        assert self.entries[name].place == "suspects"
+        return name, self._activate(name, worker)
 
     def _activate(self, name: str, worker: str) -> int:
         entry = self.entries[name]
@@ -186,12 +191,23 @@ class Entries:
             entry.place, entry.outcome = "archived", None
             self.count(queue, failed=True)
 
-    def requeue(self, queue: str, names: Sequence[tuple[str, int]], worker: str, *, raised: bool = False) -> int:
-        """The first one given is the next to run."""
+    def requeue(
+        self,
+        queue: str,
+        names: Sequence[tuple[str, int]],
+        worker: str,
+        *,
+        raised: bool = False,
+        suspects: Collection[str] = (),
+    ) -> int:
+        """The first one given is the next to run; suspects wait elsewhere."""
         words = 0
         for name, fence in reversed(names):
             if entry := self.release(queue, name, worker, fence):
-                self._to_pending(name, entry, head=True)
+                if name in suspects:
+                    entry.place, entry.due = "suspects", ""
+                else:
+                    self._to_pending(name, entry, head=True)
                 entry.fence += raised
                 words += 1
         return words
@@ -220,7 +236,7 @@ class Entries:
         lost = [name for name, fence in mine.items() if not self.holds(name, fence)]
         for name in lost:
             del mine[name]
-        unread = set(self.standby[worker].unread.values()) - set(begun)
+        unread = set(self.standby[worker].unread.values()) - set(begun) if worker in self.standby else set()
         renewed = [name for name in mine if name not in unread]
         for name in renewed:
             self.entries[name].expired = False

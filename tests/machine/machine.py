@@ -50,7 +50,10 @@ class Machine(Producers, Workers, People):
         queue, other = entry.queue, "B" if entry.worker == "A" else "A"
         self.lease_expires(name)
         self.recover_expired("")
-        self.claim(queue, other, 1)
+        if queue in self.suspicious and not self.is_quarantine_busy:
+            self.claim_suspect(queue)
+        else:
+            self.claim(queue, other, 1)
         for hand in self.fresh_hands[-1:] if begins else ():
             self.begin(hand, True)
 
@@ -142,6 +145,8 @@ class Machine(Producers, Workers, People):
             self.forward()
             for queue in QUEUES:
                 self.claim(queue, "A", 50)
+                if queue in self.suspicious and not self.is_quarantine_busy:
+                    self.claim_suspect(queue)
             for hand in self.open_hands:
                 self.finish(hand, "succeeds", "announced")
             self.all_holds()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from .entries import Entries
-from .values import FAILED, MOST_CRASHES, QUEUED, QUEUES, RUNNING, SUCCEEDED, WAITING, Held, Row
+from .values import ALONE, FAILED, MOST_CRASHES, QUEUED, QUEUES, RUNNING, SUCCEEDED, WAITING, Held, Row
 
 
 @dataclass
@@ -101,9 +101,18 @@ class Model(Entries):
 
     @staticmethod
     def count_crash(row: Row) -> None:
+        Model.suspect(row)
         row.crashes += 1
-        row.attempt = max(row.attempt - 1, 0)
         row.state = FAILED if row.crashes >= MOST_CRASHES else QUEUED
+
+    @staticmethod
+    def suspect(row: Row) -> None:
+        row.attempt = max(row.attempt - 1, 0)
+        row.state, row.suspect = QUEUED, True
+
+    def lose_unseen(self, row: Row) -> None:
+        """Nobody saw its worker die."""
+        (self.count_crash if row.workers[-1:] == (ALONE,) else self.suspect)(row)
 
     def later_fence(self, name: str) -> int:
         return max(self.later, self.rows[name].fence + 1)
@@ -175,7 +184,10 @@ class Model(Entries):
             for name, fence in leases
             if name in self.rows and self.rows[name].state == RUNNING and self.rows[name].fence <= fence
         ]
-        return runs + [run for name, fence in running if (run := self._recover_run(queue, worker, name, fence))]
+        runs += [run for name, fence in running if (run := self._recover_run(queue, worker, name, fence))]
+        aside = [run for run in runs if run.row.suspect and worker != ALONE]
+        self.requeue(queue, [(run.name, run.fence) for run in aside], worker, suspects=[run.name for run in aside])
+        return [run for run in runs if run not in aside]
 
     def replay_outcomes(
         self, queue: str, worker: str, leases: Sequence[tuple[str, int]], *, cut: bool = False
@@ -198,7 +210,7 @@ class Model(Entries):
 
     def _recover_run(self, queue: str, worker: str, name: str, fence: int) -> Held | None:
         row = self.rows[name]
-        self.count_crash(row)
+        self.lose_unseen(row)
         if row.state == QUEUED:
             return Held(name, worker, fence, replace(row))
         self.archive(queue, name, worker, fence)
@@ -261,11 +273,11 @@ class Model(Entries):
         worker: str,
         leases: Sequence[tuple[str, int]],
         *,
-        crashed: bool = True,
-        started: Iterable[str] = (),
+        counted: Collection[str] | None = None,
+        suspects: Collection[str] | None = None,
         cut: bool = False,
     ) -> int:
-        """cut: it dies between the rows and Redis."""
+        """counted, suspects: None when nobody saw the worker die. cut: it dies between the rows and Redis."""
         final = [lease for lease in leases if lease[0] in self.rows and self.rows[lease[0]].is_final]
         for name, fence in final:
             self.done(queue, name, worker, fence)
@@ -273,23 +285,29 @@ class Model(Entries):
         replayed = self.replay_outcomes(queue, worker, rest, cut=cut)
         if cut and replayed:
             return 0
-        live, over = [lease for lease in rest if lease[0] not in replayed], []
+        live, over, aside = [lease for lease in rest if lease[0] not in replayed], [], []
+        if counted is None or suspects is None:
+            both = [name for name, _ in live]
+            counted, suspects = (both, []) if worker == ALONE else ([], both)
         for name, fence in live:
             row = self.rows.get(name)
             if row and row.state != FAILED:
                 new = replace(row, fence=fence + 1)
-                if new.state == QUEUED and name in started:
+                if new.state == QUEUED and name in [*counted, *suspects]:
                     new.begin(worker)
-                if new.state == RUNNING and crashed:
-                    self.count_crash(new)
+                if name in [*counted, *suspects]:
+                    (self.count_crash if name in counted else self.suspect)(new)
                 elif new.state == RUNNING:
                     new.state = QUEUED
                     new.undo_attempt()
+                if new.suspect:
+                    aside.append(name)
                 if self.write(name, fence, new) and new.state == FAILED:
                     over.append((name, fence))
         if cut:
             return 0
-        recovered = self.requeue(queue, [lease for lease in live if lease not in over], worker, raised=True)
+        again = [lease for lease in live if lease not in over]
+        recovered = self.requeue(queue, again, worker, raised=True, suspects=aside)
         for name, fence in over:
             self.archive(queue, name, worker, fence)
         self.free_slots(name for name, _ in over)
@@ -361,7 +379,7 @@ class Model(Entries):
     def recover_unleased(self) -> int:
         found = self.missing(lambda row: row.state == RUNNING, WAITING) if self.alive == "long" else []
         for name in found:
-            self.count_crash(self.rows[name])
+            self.lose_unseen(self.rows[name])
             self.rows[name].fence = self.later_fence(name)
             if self.rows[name].is_final:
                 self.free_slots([name])

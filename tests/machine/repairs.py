@@ -17,7 +17,7 @@ from django_asyncq.models import TaskRecord
 
 from . import stores
 from .base import LONG, one_of, seldom
-from .values import QUEUES, RUNNING, WORKERS
+from .values import ALONE, QUEUES, RUNNING, WORKERS
 from .waits import Waits
 
 
@@ -25,7 +25,7 @@ class Repairs(Waits):
     """What expires, what breaks, and what repairs it."""
 
     @seldom
-    @rule(worker=st.sampled_from(WORKERS), reasserts=st.booleans())
+    @rule(worker=st.sampled_from((*WORKERS, ALONE)), reasserts=st.booleans())
     def heartbeat(self, worker: str, reasserts: bool) -> None:
         """The supervisor renews leases; after Redis lost its memory it reasserts what runs."""
         self.last = None
@@ -69,23 +69,26 @@ class Repairs(Waits):
         self.last = None if dies else self.reconciler.recover_expired
 
     @seldom
-    @rule(worker=st.sampled_from(WORKERS), killed=st.booleans())
+    @rule(worker=st.sampled_from((*WORKERS, ALONE)), killed=st.booleans())
     def worker_stops(self, worker: str, killed: bool) -> None:
         """Its supervisor recovers what it held; nothing is left in its hands."""
         mine = [hand.held for hand in self.open_hands if hand.held.worker == worker]
         self.hands = [hand for hand in self.hands if hand.held.worker != worker]
-        started = [held.name for held in mine if held.begun]
-        ids = [str(stores.id_of(name)) for name in started]
-        self.dismiss(worker)
+        begun = [held.name for held in mine if held.begun] if killed else []
+        counted, suspects = (begun, []) if len(begun) == 1 else ([], begun)
+        blame = lifecycle.Blame(
+            *(frozenset(str(stores.id_of(name)) for name in names) for names in (counted, suspects))
+        )
+        if worker != ALONE:
+            self.dismiss(worker)
         for queue in QUEUES:
-            self.put_back(queue, worker)
+            if worker != ALONE:
+                self.put_back(queue, worker)
             leases = self.broker.held(queue, worker)
             found = [(stores.name_of(lease.id), lease.fence) for lease in leases]
             assert dict(found) == self.model.listed(queue, worker)
-            wanted = self.model.recover(queue, worker, found, crashed=killed, started=started)
-            got = lifecycle.recover(
-                self.broker, queue, worker, leases, reason="it stopped", crashed=killed, started=ids
-            )
+            wanted = self.model.recover(queue, worker, found, counted=counted, suspects=suspects)
+            got = lifecycle.recover(self.broker, queue, worker, leases, reason="it stopped", blame=blame)
             self.answer(got, wanted)
         self.last = None
 
@@ -97,15 +100,17 @@ class Repairs(Waits):
         self.listed = (entry.queue, entry.worker, name, entry.fence)
 
     @precondition(lambda self: self.listed is not None)
-    @rule(killed=st.booleans())
-    def an_old_list_is_recovered(self, killed: bool) -> None:
+    @rule(seen=st.booleans())
+    def an_old_list_is_recovered(self, seen: bool) -> None:
         """Whatever has happened to the task since: finished, postponed, claimed by another."""
         assert self.listed is not None
         queue, worker, name, fence = self.listed
         self.listed = None
-        wanted = self.model.recover(queue, worker, [(name, fence)], crashed=killed)
+        counted = [] if seen else None
+        wanted = self.model.recover(queue, worker, [(name, fence)], counted=counted, suspects=counted)
         leases = [Lease(str(stores.id_of(name)), fence)]
-        got = lifecycle.recover(self.broker, queue, worker, leases, reason="it stopped", crashed=killed)
+        blame = lifecycle.Blame() if seen else None
+        got = lifecycle.recover(self.broker, queue, worker, leases, reason="it stopped", blame=blame)
         self.answer(got, wanted)
         self.last = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from datetime import datetime
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
@@ -17,10 +18,11 @@ from django_asyncq.broker.keys import QueueKeys, handoff_key, prefix
 from django_asyncq.models import Gate, TaskRecord
 
 from .model import Model
-from .values import GATE, QUEUES, WORKERS, Entry, Row
+from .values import ALONE, GATE, QUEUES, WORKERS, Entry, Row
 
-ZSETS = ("priority", "scheduled", "retry", "archived")
-PLACES = {"priority": "pending"}
+ZSETS = ("priority", "suspects", "scheduled", "retry", "archived")
+PLACES = {"priority": "pending", "suspects": "pending"}
+HOLDERS = (*WORKERS, ALONE)
 
 # An effect of a task in the database: the limit of an unused gate rises by one.
 effects = Gate.objects.filter(name="effects")
@@ -66,7 +68,7 @@ def expected(model: Model) -> Picture:
 
 
 def _row(row: Row) -> tuple[Any, ...]:
-    return row.state, row.fence, row.attempt, row.crashes, row.workers, row.retry_at, row.run_after
+    return row.state, row.fence, row.attempt, row.crashes, row.suspect, row.workers, row.retry_at, row.run_after
 
 
 def _entry(entry: Entry) -> tuple[Any, ...]:
@@ -112,7 +114,7 @@ def _rows() -> dict[str, tuple[Any, ...]]:
     def when(moment: datetime | None) -> str:
         return "" if moment is None else "future" if moment > now else "past"
 
-    fields = ("id", "state", "fence", "attempt", "crash_count", "worker_ids", "retry_at", "run_after")
+    fields = ("id", "state", "fence", "attempt", "crash_count", "is_suspect", "worker_ids", "retry_at", "run_after")
     rows = TaskRecord.objects.order_by("id").values_list(*fields)
     return {
         name_of(str(id)): (*plain, tuple(workers), when(retry_at), when(run_after))
@@ -134,16 +136,21 @@ def _read_queue(
         pipe.lrange(key, 0, -1)
     for word in (*ZSETS, "lease", "due"):
         pipe.zrange(getattr(keys, word), 0, -1, withscores=True)
-    for worker in WORKERS:
+    for worker in HOLDERS:
         pipe.hgetall(keys.held(worker))
-    for worker in WORKERS:
+    for worker in HOLDERS:
         pipe.lrange(keys.handed(worker), 0, -1)
     pipe.mget(keys.processed, keys.failed)
     pipe.keys(f"{keys.base.replace('{', '[{]')}t:*")
-    in_pending, in_active, *zsets, held_a, held_b, moved_a, moved_b, counted, hashes = pipe.execute()
+    in_pending, in_active, *found, counted, hashes = pipe.execute()
+    zsets, all_held, all_moved = (
+        found[: -2 * len(HOLDERS)],
+        found[-2 * len(HOLDERS) : -len(HOLDERS)],
+        found[-len(HOLDERS) :],
+    )
     scores = {word: dict(found) for word, found in zip((*ZSETS, "lease", "due"), zsets, strict=True)}
     # An id may stay in pending when it does not wait, or be there twice; `dequeue` drops it.
-    waiting = {id for id in {*in_pending, *moved_a, *moved_b} if _is_pending(keys, id)}
+    waiting = {id for id in {*in_pending, *chain.from_iterable(all_moved)} if _is_pending(keys, id)}
     places = [(id, "pending") for id in waiting] + [(id, "active") for id in in_active]
     places += [(id, word) for word in ZSETS for id in scores[word]]
     assert len({id for id, _ in places}) == len(places), f"an id is in two places of queue {queue}: {places}"
@@ -163,7 +170,7 @@ def _read_queue(
         left = json.loads(outcome)["fence"] if outcome else None
         entries[name_of(id)] = (queue, place, int(fence or 0), holder, expired, when, left)
     pending[queue] = [name_of(id) for id in in_pending]
-    for worker, found, aside in zip(WORKERS, (held_a, held_b), (moved_a, moved_b), strict=True):
+    for worker, found, aside in zip(HOLDERS, all_held, all_moved, strict=True):
         if found:
             held[f"{queue}/{worker}"] = {name_of(id): int(fence) for id, fence in found.items()}
         if aside:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 QUEUED, RUNNING, SUCCEEDED, FAILED = range(4)
 QUEUES = ("one", "two")
 WORKERS = ("A", "B")
+# The worker in quarantine.
+ALONE = "C-alone"
 GATE = "g"
 MOST_CRASHES = 3
 WAITING = ("scheduled", "retry", "archived")
@@ -18,7 +20,10 @@ WAITING = ("scheduled", "retry", "archived")
 
 @dataclass
 class Row:
-    """A row. retry_at, run_after: "", "future" or "past". workers: the workers of its attempts, the latest last."""
+    """A row. retry_at, run_after: "", "future" or "past". workers: the workers of its attempts, the latest last.
+
+    suspect: it must run alone.
+    """
 
     queue: str
     gate: str = ""
@@ -30,6 +35,7 @@ class Row:
     crashes: int = 0
     retry_at: str = ""
     workers: tuple[str, ...] = ()
+    suspect: bool = False
 
     @property
     def is_live(self) -> bool:
@@ -60,7 +66,7 @@ class Outcome:
 
 @dataclass
 class Entry:
-    """What Redis knows of a task. place: pending, priority, scheduled, retry, archived or active.
+    """What Redis knows of a task. place: pending, priority, suspects, scheduled, retry, archived or active.
 
     outcome: spilled by a worker that could not write the row. since: the number of the call that made it pending, 0
     where Redis does not know.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from typing import Any
+from unittest import mock
 
 from django.db import transaction
 from django.db.models import F
@@ -13,11 +16,12 @@ from hypothesis.stateful import precondition, rule
 
 from django_asyncq import conf, lifecycle
 from django_asyncq.broker import handoff, scripts
+from django_asyncq.broker.suspects import dequeue_suspect
 
 from . import stores
 from .base import LIKELY_QUEUES, LONG, Hand, one_of, seldom
 from .repairs import Repairs
-from .values import FAILED, QUEUED, RUNNING, SUCCEEDED, WORKERS, Outcome
+from .values import ALONE, FAILED, QUEUED, RUNNING, SUCCEEDED, WORKERS, Outcome
 
 
 class Workers(Repairs):
@@ -36,6 +40,40 @@ class Workers(Repairs):
     def claim_whose_reply_is_lost(self, queue: str, worker: str, count: int) -> None:
         self.model.dequeue(queue, worker, count)
         self.broker.dequeue(queue, worker, count, conf.current().lease_seconds)
+
+    @precondition(lambda self: self.suspicious and not self.is_quarantine_busy)
+    @rule(queue=one_of("suspicious"))
+    def claim_suspect(self, queue: str) -> None:
+        """The worker in quarantine holds nothing."""
+        claimed = self.dequeue_suspect(queue, lambda: lifecycle.claim_suspect(self.broker, queue, ALONE, "default"))
+        assert claimed.is_drained == (not self.taken)
+        self.receive(queue, ALONE, self.taken, claimed.runs)
+
+    @precondition(lambda self: self.suspicious and not self.is_quarantine_busy)
+    @rule(queue=one_of("suspicious"))
+    def claim_of_a_suspect_whose_reply_is_lost(self, queue: str) -> None:
+        self.dequeue_suspect(
+            queue, lambda: dequeue_suspect(stores.client(), queue, ALONE, conf.current().lease_seconds)
+        )
+
+    def dequeue_suspect(self, queue: str, call: Callable[[], Any]) -> Any:
+        """Note in `taken` what the script has dequeued: of those of one millisecond it chooses one."""
+        self.taken: list[tuple[str, int]] = []
+        dequeue = scripts.run
+
+        def run(name: str, *arguments: Any) -> Any:
+            reply = dequeue(name, *arguments)
+            if name == "dequeue_suspect" and reply:
+                assert queue not in self.model.paused
+                self.taken = [self.model.dequeue_suspect(stores.name_of(reply[0]), ALONE)]
+                assert self.taken[0][1] == int(reply[1])
+            return reply
+
+        with mock.patch.object(scripts, "run", run):
+            answer = call()
+        waiting = queue in self.suspicious and queue not in self.model.paused
+        assert self.taken or not waiting, f"no suspect of {queue} was claimed"
+        return answer
 
     @precondition(lambda self: self.movable)
     @rule(
@@ -123,12 +161,13 @@ class Workers(Repairs):
         held, run, now = hand.held, hand.run, timezone.now()
         if how == "succeeds":
             lifecycle.succeed(run, 1, now)
-            held.row.state = SUCCEEDED
+            held.row.state, held.row.suspect = SUCCEEDED, False
         else:
             retry_at = None if how == "fails" else now + LONG
             counted = how != "asks for a retry"
             lifecycle.fail(run, ValueError("no"), "", now, retry_at=retry_at, counted=counted)
-            held.row.state, held.row.retry_at, held.counted = FAILED, "future" if retry_at else "", counted
+            held.row.state, held.row.suspect = FAILED, False
+            held.row.retry_at, held.counted = "future" if retry_at else "", counted
             if not counted:
                 held.row.undo_attempt()
 
@@ -202,7 +241,7 @@ class Workers(Repairs):
         assert is_recorded == commits, f"a commit of {hand} that gave no reply is looked up: {is_recorded}"
         if not commits:
             return
-        held.row.state = SUCCEEDED
+        held.row.state, held.row.suspect = SUCCEEDED, False
         self.model.write(held.name, held.fence, held.row)
         self.model.effects += 1
         self.outcomes.setdefault(held.name, []).append(held.fence)
@@ -273,7 +312,8 @@ class Workers(Repairs):
             held.row.state = QUEUED
             accepted = not held.written or self.model.write(held.name, held.fence, held.row)
         if accepted:
-            self.model.requeue(held.row.queue, [(held.name, held.fence)], held.worker)
+            aside = [held.name] if held.row.suspect else []
+            self.model.requeue(held.row.queue, [(held.name, held.fence)], held.worker, suspects=aside)
         self.last = lambda: lifecycle.requeue(self.broker, held.worker, [hand.run])
         self.last()
         self.hands.remove(hand)

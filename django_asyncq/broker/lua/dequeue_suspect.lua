@@ -7,16 +7,23 @@
 local held = call('HGETALL', KEYS[5])
 for i = 1, #held, 2 do
   local known = call('HMGET', ARGV[1] .. held[i], 'state', 'fence', 'worker')
-  if known[1] == 'active' and known[2] == held[i + 1] and known[3] == ARGV[3] then return {held[i], held[i + 1]} end
+  if known[2] == held[i + 1] and known[3] == ARGV[3] and not is_elsewhere(known[1], 'active') then
+    return {held[i], held[i + 1]}
+  end
 end
-if call('EXISTS', KEYS[4]) == 1 then return {} end
-local time = redis.call('TIME')
-local latest = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[4])
+if call('GET', KEYS[4]) then return {} end
+local time = call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local latest = string.format('%.0f', now_ms - ARGV[4])
+-- A time that is yet to come is not one of ours: it counts as now.
+for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[1], string.format('(%.0f', now_ms), '+inf', 'LIMIT', 0, 100)) do
+  call('ZADD', KEYS[1], string.format('%.0f', now_ms), id)
+end
 for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[1], '-inf', latest, 'LIMIT', 0, 100)) do
   call('ZREM', KEYS[1], id)
   local key = ARGV[1] .. id
   local known = call('HMGET', key, 'state', 'msg', 'fence')
-  if known[2] and known[1] == 'pending' then
+  if known[2] and not is_elsewhere(known[1], 'pending') then
     local fence = (fence_of(known[3]) or 0) + 1
     call('HSET', key, 'fence', fence, 'state', 'active', 'worker', ARGV[3])
     call('LPUSH', KEYS[2], id)

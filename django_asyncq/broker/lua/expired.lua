@@ -3,7 +3,7 @@
 -- ARGV: 1 task key prefix, 2 how many tasks at most, 3 how many leases to look at, 4 lease seconds
 -- Returns {id, fence, worker, …}. Leases of Go workers (no fence) are left to asynq's recoverer.
 -- Invariant: no task changes. An id without a message, or with our fence and not active, loses its lease. A task of ours
---       whose fence is unreadable is set aside, and its row brings it back. A lease of ours beyond a day and ten leases
+--       (only our workers write `worker`) whose fence is unreadable is set aside, and its row brings it back. A lease of ours beyond a day and ten leases
 --       begins anew now: nobody may wait for it.
 local now = call('TIME')[1]
 local latest = now + math.max(86400, 10 * ARGV[4])
@@ -16,7 +16,7 @@ for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV
   if call('HEXISTS', ARGV[1] .. id, 'msg') == 0 or (known[2] and is_elsewhere(known[1], 'active')) then
     call('ZREM', KEYS[1], id)
     call('LREM', KEYS[2], 0, id)
-  elseif known[2] and not fence_of(known[2]) then
+  elseif (known[2] or known[3]) and not fence_of(known[2]) then
     set_aside(ARGV[1] .. id)
     call('ZREM', KEYS[1], id)
     call('LREM', KEYS[2], 0, id)

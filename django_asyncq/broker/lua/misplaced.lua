@@ -3,6 +3,7 @@
 -- ARGV: 1 task key prefix, then task ids
 -- Returns {id, "leaseless" or "orphan", …}. A pending task is reported only when it is older than the next in pending:
 --       that list is first in, first out, so before then it is not late. `repair_orphans` searches the list.
+--       A task of ours is never in a group: one that is has a `group` that another program wrote.
 -- Invariant: nothing changes.
 local zsets = {scheduled = KEYS[4], retry = KEYS[5], archived = KEYS[6], completed = KEYS[7]}
 local oldest
@@ -25,9 +26,11 @@ for i = 2, #ARGV do
     local since = whole(known[3], 1e19)
     local is_late = is_empty or not since or (oldest and since < oldest)
     if is_late then report(id, 'orphan') end
-  elseif not is_state(state) or (state == 'active' and not known[2] and not call('ZSCORE', KEYS[3], id)) then
+  elseif not is_state(state) or state == 'aggregating' then
     report(id, 'orphan')
-  elseif zsets[state] and not call('ZSCORE', zsets[state], id) then
+  elseif state == 'active' and not known[2] and not call('ZSCORE', KEYS[3], id) then
+    report(id, 'orphan')
+  elseif zsets[state] and not dated(call('ZSCORE', zsets[state], id)) then
     report(id, 'orphan')
   end
 end

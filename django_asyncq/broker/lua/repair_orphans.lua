@@ -2,24 +2,26 @@
 -- only its row knows the time, and the row is pushed again as if Redis had never known it.
 -- KEYS: 1 pending, 2 active, 3 priority, 4 lease, 5 scheduled, 6 retry, 7 archived, 8 completed, 9 suspects,
 --       10 due (ms)
--- ARGV: 1 task key prefix, 2 wake channel, then ids of tasks that have a row
+-- ARGV: 1 task key prefix, 2 wake channel, 3 group key prefix, then ids of tasks that have a row
 -- Returns how many were repaired.
--- Invariant: a task that is in any list or in a group stays as it is; so does an active one
+-- Invariant: a task that is in any list stays as it is; so does an active one
 --       of ours (see `grant_lease`). A state that is unreadable is any other.
-local waits = {pending = true, scheduled = true, retry = true, archived = true, completed = true}
+local waits = {pending = true, scheduled = true, retry = true, archived = true, completed = true, aggregating = true}
 local repaired = 0
-for i = 3, #ARGV do
+for i = 4, #ARGV do
   local id = ARGV[i]
   local key = ARGV[1] .. id
-  local known = call('HMGET', key, 'state', 'priority', 'unique_key', 'fence')
+  local known = call('HMGET', key, 'state', 'priority', 'unique_key', 'fence', 'group')
   local stays = not (waits[known[1]] or not is_state(known[1]) or known[1] == 'active' and not known[4])
-  for zset = 3, 9 do stays = stays or call('ZSCORE', KEYS[zset], id) end
+  for _, zset in ipairs({3, 4, 9}) do stays = stays or call('ZSCORE', KEYS[zset], id) end
+  for zset = 5, 8 do stays = stays or dated(call('ZSCORE', KEYS[zset], id)) end
   for list = 1, 2 do stays = stays or call('LPOS', KEYS[list], id, 'RANK', -1) end
-  if not stays then
+  if not stays and call('EXISTS', key) == 1 then
     repaired = repaired + 1
     if known[1] ~= 'pending' then
       release_lock(known[3], id)
-      call('ZREM', KEYS[10], id)
+      for zset = 5, 10 do call('ZREM', KEYS[zset], id) end
+      if known[5] then call('ZREM', ARGV[3] .. known[5], id) end
       call('DEL', key)
     elseif whole(known[2]) then
       call('ZADD', KEYS[3], -whole(known[2]), id)

@@ -4,7 +4,7 @@
 --       alone; the last one given is the next to run
 -- Returns one word for each: "requeued", "stale" (nothing changed) or "missing" (no hash).
 -- Invariant: after the fence is raised, nothing that the former holder reports is accepted.
-local time = redis.call('TIME')
+local time = call('TIME')
 local now_ms = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
 local words, woke = {}, false
 for i = 4, #ARGV, 3 do

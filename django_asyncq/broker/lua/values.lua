@@ -29,6 +29,11 @@ local function fence_of(text)
   return found and found >= 0 and found or nil
 end
 
+-- Return a score that is a time, or nil: none of ours is beyond the year 9999, and nobody waits for such a one.
+local function dated(score)
+  return score and tonumber(score) <= 253402300799 and score or nil
+end
+
 local function is_state(word)
   return word and string.find(word, '^%l+$') and string.find(STATES, ' ' .. word .. ' ', 1, true)
 end

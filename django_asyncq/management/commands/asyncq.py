@@ -11,12 +11,12 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
-from django.db import Error as DatabaseError
 from django.db.models import Q
 from django.utils import timezone
 
 from ...broker import Broker
 from ...exceptions import BrokerUnavailable, GateUnavailable
+from ...faults import STORE_ERRORS, as_not_set_up, concerns_one_row, one_line
 from ...maintenance.inspector import gate_stats, queue_stats
 from ...maintenance.pruner import Pruner, finished_long_ago
 from ...maintenance.reconciler import Reconciler
@@ -90,8 +90,11 @@ class Command(BaseCommand):
             raise CommandError(
                 f"Redis is unreachable: {error}. Changes made so far stay; run the command again."
             ) from error
-        except DatabaseError as error:
-            raise CommandError(f"The database is unreachable: {str(error).strip()}") from error
+        except STORE_ERRORS as error:
+            if not_set_up := as_not_set_up(error):
+                raise CommandError(str(not_set_up)) from error
+            what = "A row cannot be used" if concerns_one_row(error) else "The database is unreachable"
+            raise CommandError(f"{what}: {one_line(error)}") from error
 
     # --- rebuild
 

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db import connections
 from django.utils import autoreload
 
-from ... import compat, conf
+from ... import compat, conf, stop_requests
 from ...broker import Broker
 from ...definitions.names import QUEUE_NAME, check_queue_name
-from ...exceptions import BrokerUnavailable, InvalidOption
+from ...exceptions import BrokerUnavailable, DatabaseNotSetUp, InvalidOption
+from ...faults import STORE_ERRORS, as_not_set_up, one_line
 from ...registry import load_task_modules, registered_names
+from ...storage.tables import check_tables
 from ...supervisor import LivenessFile, Supervisor, ThreadDied, WorkersCannotStart
 from ...threads import EX_SOFTWARE
 from ...worker.options import WorkerOptions
@@ -72,6 +75,11 @@ class Command(BaseCommand):
         "Run worker processes for the tasks of a TASKS alias. Press Ctrl-C or send SIGTERM to stop after the running "
         "tasks have finished; press Ctrl-C again to stop immediately."
     )
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run as a command, which a stop request ends from here on, whatever the program is called."""
+        stop_requests.install()
+        super().run_from_argv(argv)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the options; defaults come from ASYNCQ where it has a key for them."""
@@ -145,6 +153,7 @@ class Command(BaseCommand):
         if options["liveness_file"]:
             self._check_liveness_file(options["liveness_file"])
         load_task_modules()
+        self._check_database()
         self._print_start(registered_names())
         worker = {"name": options["worker_id"]} if options["worker_id"] else {}
         supervisor = Supervisor(
@@ -165,7 +174,7 @@ class Command(BaseCommand):
         )
         try:
             supervisor.run()
-        except WorkersCannotStart as error:
+        except (WorkersCannotStart, DatabaseNotSetUp) as error:
             raise CommandError(str(error)) from error
         except ThreadDied as error:
             raise CommandError(str(error), returncode=EX_SOFTWARE) from error
@@ -188,6 +197,17 @@ class Command(BaseCommand):
             LivenessFile(path).check()
         except OSError as error:
             raise CommandError(f"--liveness-file cannot be written: {error}") from error
+
+    def _check_database(self) -> None:
+        """Refuse to start on a database without the tables; start on one that is unreachable, and wait for it."""
+        try:
+            check_tables()
+        except STORE_ERRORS as error:
+            connections.close_all()
+            if not_set_up := as_not_set_up(error):
+                raise CommandError(str(not_set_up)) from error
+            text = f"The database is unreachable ({one_line(error)}); workers start and wait for it."
+            self.stderr.write(self.style.WARNING(text))
 
     def _print_start(self, names: list[str]) -> None:
         self.stdout.write(f"{counted(len(names), 'task')} registered: {', '.join(names) or 'none'}")

@@ -20,6 +20,7 @@ from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import connections
 
 from ...exceptions import TaskNotRunnable
+from ..forks import exit_if_forked
 from .asgiref_internals import has_thread
 from .job import Job
 
@@ -32,7 +33,7 @@ def call(job: Job, args: list[Any], kwargs: dict[str, Any], loop: asyncio.Abstra
 
     Raises: TaskNotRunnable when a part of the body did not run; what the function raises.
     """
-    value = job.task.func(*args, **kwargs)
+    value = _called(job, args, kwargs)
     if type(value) in FINISHED:
         return value
     if not _is_awaitable(value):
@@ -48,7 +49,7 @@ def call_in_transaction(job: Job, args: list[Any], kwargs: dict[str, Any]) -> An
 
     Raises: TaskNotRunnable when a part of the body did not run; what the function raises.
     """
-    value = job.task.func(*args, **kwargs)
+    value = _called(job, args, kwargs)
     if type(value) not in FINISHED and _is_awaitable(value):
         _discard(value)
         raise TaskNotRunnable(
@@ -64,6 +65,13 @@ async def acall(job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
     Raises: TaskTimeout, TaskNotRunnable when a part of the body did not run; what the function raises.
     """
     return await _await(job, job.task.func(*args, **kwargs), job.timeout_seconds)
+
+
+def _called(job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        return job.task.func(*args, **kwargs)
+    finally:
+        exit_if_forked()
 
 
 @asynccontextmanager
@@ -93,7 +101,10 @@ async def _await(job: Job, awaitable: Any, seconds: float | None) -> Any:
     """Await, and cancel at the timeout; the value must not be something that is still to be run."""
     try:
         async with asyncio.timeout(seconds) as scope:
-            value = await awaitable
+            try:
+                value = await awaitable
+            finally:
+                exit_if_forked()
     except TimeoutError as error:
         if not scope.expired():
             raise

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NoReturn
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
 
+from django.db import Error as DatabaseError
 from django.db import router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
 from ... import failpoints, lifecycle
@@ -21,6 +23,7 @@ from ...exceptions import InvalidOption, LeaseLost
 from ...guard import get_logger
 from ...lifecycle.events import log_extra
 from ...models import TaskRecord
+from .cuts import is_cut
 from .job import Job, JobPhase, Outcome
 
 logger = get_logger("django_asyncq.worker")
@@ -50,14 +53,19 @@ class Completion:
         self._is_used = True
         ending = Ending(result)
         database = router.db_for_write(TaskRecord)
-        completed = None
+        connection = transaction.get_connection(database)
+        completed, used = None, connection.connection
         try:
-            self._prepare(database)
+            self._prepare(connection)
             with transaction.atomic(using=database, durable=True):
+                used = connection.connection
                 # The first hook of the transaction, so that a hook of the task that fails comes after it.
                 transaction.on_commit(self._note_commit, using=database)
                 yield ending
                 completed = self._write(ending)
+        except BaseException as error:
+            self._note_cut(error, connection, used)
+            raise
         finally:
             self._conclude(completed, ending)
 
@@ -65,9 +73,9 @@ class Completion:
         """Stand in for `block` in a task that is atomic. Raises: InvalidOption."""
         raise InvalidOption("complete_on_commit() in a task that is atomic: all of it is such a block")
 
-    def _prepare(self, database: str) -> None:
+    def _prepare(self, connection: BaseDatabaseWrapper) -> None:
         """Write RUNNING before the transaction begins: on SQLite nobody else can write while it lasts."""
-        if transaction.get_connection(database).in_atomic_block:
+        if connection.in_atomic_block:
             raise InvalidOption("complete_on_commit() within a transaction: what commits must be the outermost one")
         run = self.job.run
         self.claim_row(self.job)
@@ -94,6 +102,13 @@ class Completion:
         """Raise TaskTimeout if the run was reported: the event loop cancelled it; its block is in another thread."""
         if self.job.phase is JobPhase.REPORTED:
             raise self.job.timed_out()
+
+    def _note_cut(self, error: BaseException, connection: BaseDatabaseWrapper, used: Any) -> None:
+        """Note that the connection was cut; close it, so that the thread makes a new one."""
+        if not self._is_committed and is_cut(error, connection, used):
+            self.job.cut = error
+            with suppress(DatabaseError):
+                connection.close()
 
     def _conclude(self, completed: lifecycle.Run | None, ending: Ending) -> None:
         job = self.job

@@ -34,7 +34,8 @@ class Job:
     so its lease is no older; arrived_at: when it came to this process. stop: the flag that its function may look at, if
     it takes a context. slot: its number in the slot table.
     Independent of the phase: is_marked: the reporter was asked to write RUNNING. uncertain: its run as it would be
-    after a commit that gave no answer, so that nobody knows yet whether it succeeded.
+    after a commit that gave no answer, so that nobody knows yet whether it succeeded. cut: the error with which its
+    transaction ended when the connection was cut.
     """
 
     run: Run
@@ -47,6 +48,7 @@ class Job:
     phase: JobPhase = JobPhase.WAITING
     is_marked: bool = False
     uncertain: Run | None = None
+    cut: BaseException | None = None
 
     @property
     def timeout_seconds(self) -> float | None:
@@ -97,3 +99,11 @@ class Outcome:
     finished_at: datetime
     value: Any = None
     exception: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut(Outcome):
+    """The run's database connection was cut, and nothing of it was committed, unless the row says so.
+
+    exception: what the function or the commit raised.
+    """

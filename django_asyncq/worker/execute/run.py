@@ -28,7 +28,8 @@ from ..slot_table import SlotTable
 from .calling import acall, call, call_in_transaction, own_thread
 from .completion import Completion
 from .connections import tidy_connections
-from .job import Job, JobPhase, Outcome
+from .cuts import causes_of
+from .job import Cut, Job, JobPhase, Outcome
 
 logger = get_logger("django_asyncq.worker")
 
@@ -152,6 +153,8 @@ class JobRunner:
             exception.__cause__ = cause
         failpoints.reach("run.function_returned")
         self.slot_table.leave(job.slot)
+        if job.cut is not None and not is_a(exception, TaskTimeout) and any(e is job.cut for e in causes_of(exception)):
+            return Cut(job, timezone.now(), None, exception)
         return Outcome(job, timezone.now(), value, exception)
 
     # --- 4. report

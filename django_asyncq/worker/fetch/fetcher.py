@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from django.db import Error as DatabaseError
 from django.db import connections
 
 from ... import conf, lifecycle
@@ -16,6 +15,7 @@ from ...broker import Broker, Dequeued
 from ...broker.handoff import Handoff
 from ...broker.notifications import QueueListener
 from ...exceptions import BrokerUnavailable, TaskNotRegistered
+from ...faults import STORE_ERRORS, Faults
 from ...guard import get_logger
 from ...lifecycle.events import log_extra
 from ...registry import registered
@@ -66,6 +66,7 @@ class Fetcher:
         self.on_death = on_death
         self.order = QueueOrder(broker, options.queues, strict=options.strict)
         self.pacing = Pacing()
+        self.faults = Faults(logger, "worker %s cannot fetch", worker_id)
         self.handoff = Handoff(broker, worker_id, conf.current().lease_seconds)
         self.listener: QueueListener | None = None
         # Queues that were found empty (and not paused), whose pushes are to be waited for.
@@ -135,9 +136,10 @@ class Fetcher:
         try:
             got, empty, is_more_left = self._dequeue(wanted)
             self.pulse.note_look()
-        except (BrokerUnavailable, DatabaseError) as error:
+        except STORE_ERRORS as error:
             self._fetch_failed(error)
             return self.pacing.is_due()
+        self.faults.clear()
         if got:
             self.handoff.note_dequeue()
         look_seconds = min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
@@ -222,7 +224,7 @@ class Fetcher:
         self.capacity.expect_outcomes()
         try:
             claimed = lifecycle.receive(self.broker, queue, self.worker_id, dequeued, self.options.backend)
-        except (BrokerUnavailable, DatabaseError) as error:
+        except STORE_ERRORS as error:
             self.uncertain.add(queue)
             self._fetch_failed(error)
             return
@@ -266,12 +268,17 @@ class Fetcher:
         self.pacing.note_push()
 
     def _fetch_failed(self, error: Exception) -> None:
-        """Fetch again later on new connections; log it once per outage."""
+        """Fetch again later on new connections; log it once per outage.
+
+        Raises: DatabaseNotSetUp when no fetch can succeed until a person has acted.
+        """
         connections.close_all()
         self.pulse.note_look()
         self.pacing.fail()
-        if self.pacing.failures == 2:
-            logger.warning("worker %s cannot fetch: %s", self.worker_id, error)
+        # The first failure may be that of a connection that had died.
+        self.faults.note(error, quiet_first=True)
+        if self.faults.not_set_up is not None:
+            raise self.faults.not_set_up
 
     def _wait_failed(self, error: Exception) -> None:
         if self.pacing.wait_failed():

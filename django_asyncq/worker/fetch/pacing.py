@@ -75,7 +75,9 @@ class Pacing:
         look_seconds: when to look again without a push.
         """
         now = self._clock()
-        self.failures = 0
+        if self.failures:
+            # The outage is over: a wait that failed during it begins again at once.
+            self.failures, self._wait_again_at = 0, now
         self._look_at = now + look_seconds
         if is_more_left:
             self._may_have_work = True

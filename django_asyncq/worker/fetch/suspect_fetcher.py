@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 
-from django.db import Error as DatabaseError
-
 from ... import lifecycle
 from ...broker import Dequeued, Lease
-from ...exceptions import BrokerUnavailable
+from ...faults import STORE_ERRORS
 from .fetcher import Fetcher
 
 
@@ -36,9 +34,10 @@ class SuspectFetcher(Fetcher):
         self.capacity.expect_outcomes()
         try:
             self.is_finished = not self._fetch_one()
-        except (BrokerUnavailable, DatabaseError) as error:
+        except STORE_ERRORS as error:
             self._fetch_failed(error)
             return self.pacing.is_due()
+        self.faults.clear()
         self.pacing.finish(1, is_more_left=True, look_seconds=0.0)
         return False
 

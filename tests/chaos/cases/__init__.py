@@ -6,7 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..rig import Report, Rig
-from . import databases, everywhere, gates, hands, leaders, links, messages, producers, stores, workers
+from . import (
+    cuts,
+    databases,
+    everywhere,
+    gates,
+    hands,
+    leaders,
+    links,
+    messages,
+    odd,
+    poison,
+    producers,
+    stores,
+    workers,
+)
 
 
 @dataclass(frozen=True)
@@ -42,8 +56,11 @@ ALL = (
     Case("23", "database connections terminated", databases.terminated, 0.05, ("outcomes-dropped",), True),
     Case("24", "rows deleted and edited by SQL", hands.edited, 0.06, ("no-fence",)),
     Case("25", "forged messages in Redis", messages.forged, 0.1, ("trusts-messages",)),
+    Case("26", "odd keys and values in Redis", odd.odd, 0.1, ("odd-keys-stay",)),
     Case("29", "SIGTERM under load", workers.terminations, 0.04, ("attempts-stay-used",)),
     # With fewer than some hundred delays, one bin may have 5 % by chance.
     Case("33", "all tasks fail at once", hands.storm, 0.2, ("no-jitter",)),
+    Case("34", "connections cut under atomic tasks", cuts.in_transactions, 0.05, ("cuts-use-attempts",), True),
+    Case("35", "tasks that kill their worker beside healthy ones", poison.poisoned, 0.04, ("blames-all",)),
 )
 CASES = {case.number: case for case in ALL}

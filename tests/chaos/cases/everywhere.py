@@ -290,10 +290,11 @@ class Killing:
     def _old_rows(self) -> None:
         """Insert rows beyond their retention, and provoke a new leader, which prunes at once."""
         from django_asyncq.definitions.names import lowest_uuid7_at
-        from django_asyncq.models import TaskRecord, TaskState
+        from django_asyncq.models import FailureReason, TaskRecord, TaskState
 
         then = timezone.now() - timedelta(days=40, seconds=self.chance["supervisor"].randrange(10**6))
-        rows = _rows([TaskRecord(id=lowest_uuid7_at(then), name="gone", state=TaskState.FAILED, finished_at=then)])
+        final: dict[str, Any] = {"state": TaskState.FAILED, "reason": FailureReason.EXCEPTION, "finished_at": then}
+        rows = _rows([TaskRecord(id=lowest_uuid7_at(then), name="gone", **final)])
         self.rig.note("deleted", ids=[str(row.id) for row in rows])
         for fleet in self.fleets:
             if f" {fleet.pid} INFO django_asyncq.maintenance.service: {LEADS}" in fleet.log.read_text(errors="replace"):

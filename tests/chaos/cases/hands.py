@@ -46,7 +46,7 @@ def edited(rig: Rig, report: Report, scale: float) -> None:
 
 def _edit(rig: Rig, kind: str) -> int:
     """Change one row by SQL, without signals and fence; return how many rows changed."""
-    from django_asyncq.models import TaskRecord, TaskState
+    from django_asyncq.models import FailureReason, TaskRecord, TaskState
 
     states = (TaskState.QUEUED, TaskState.RUNNING) if kind == "deleted" else (TaskState.RUNNING,)
     ids = list(TaskRecord.objects.filter(state__in=states).values_list("id", flat=True)[:20])
@@ -64,8 +64,11 @@ def _edit(rig: Rig, kind: str) -> int:
         # A person who does this asks for a second run.
         rig.note("fault", kind="requeued", pids=[pid for fleet in rig.fleets for pid in fleet.workers()])
         return row.update(state=TaskState.QUEUED)
-    state = TaskState.FAILED if kind == "failed" else TaskState.SUCCEEDED
-    return row.update(state=state, finished_at=now, retry_at=None)
+    if kind == "failed":
+        final = {"state": TaskState.FAILED, "reason": FailureReason.EXCEPTION}
+    else:
+        final = {"state": TaskState.SUCCEEDED}
+    return row.update(**final, finished_at=now, retry_at=None)
 
 
 def cut_off(rig: Rig, report: Report, scale: float) -> None:

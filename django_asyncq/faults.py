@@ -1,0 +1,131 @@
+"""One place for an error in a loop: log it once, say how long to pause, and let the loop go on.
+
+Loops catch STORE_ERRORS and ask here what they mean; nobody else judges an error of the database (a test reads the code
+to make sure). `attempt` keeps the parts of one round apart, so that each repair, queue, gate or row fails alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+from django.db import Error as DatabaseError
+
+from .exceptions import BrokerUnavailable, DatabaseNotSetUp, LockLost
+from .guard import GuardedLogger
+from .storage.errors import ErrorKind, kind_of, remedy_of
+
+PAUSE_SECONDS = 1.0
+# An error of the kind AGAIN is tried again at once this often in a row; then it counts as an outage.
+MOST_AGAIN = 5
+LONGEST_AGAIN_SECONDS = 0.1
+# One error may come from a deployment whose migration has just finished; the next look decides.
+NOT_SET_UP_LOOKS = 3
+
+STORE_ERRORS = (BrokerUnavailable, DatabaseError)
+
+Value = TypeVar("Value")
+
+
+class Faults:
+    """The errors of one loop. Used by one thread.
+
+    text: of the log line while a store is unreachable, such as "leases cannot be renewed"; the error follows it.
+    values: for the placeholders of the texts. failed: the text for all other errors.
+    """
+
+    def __init__(self, logger: GuardedLogger, text: str, *values: object, failed: str = "") -> None:
+        self._logger = logger
+        self._text = text
+        self._failed = failed or text
+        self._values = values
+        self._error: Exception | None = None
+        self._in_a_row = 0
+        self._again = 0
+        self._looks = 0
+        self._logged: set[str] = set()
+        self._apart: set[str] = set()
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last round failed."""
+        return self._in_a_row > 0
+
+    @property
+    def not_set_up(self) -> DatabaseNotSetUp | None:
+        """The error to end with, when several rounds in a row have found that nothing can work without a person."""
+        return as_not_set_up(self._error) if self._error and self._looks >= NOT_SET_UP_LOOKS else None
+
+    def note(self, error: Exception, *, quiet_first: bool = False) -> float:
+        """Note that a round failed, log it unless it was logged in this outage, and return how long to pause.
+
+        quiet_first: say nothing of a first failure, which may be that of a connection that had died.
+        """
+        self._in_a_row += 1
+        self._error = error
+        kind = kind_of(error) if isinstance(error, DatabaseError) else None
+        self._looks = self._looks + 1 if kind is ErrorKind.NOT_SET_UP else 0
+        if kind is ErrorKind.AGAIN and self._again < MOST_AGAIN:
+            self._again += 1
+            return random.uniform(0.0, LONGEST_AGAIN_SECONDS)  # noqa: S311
+        if kind is ErrorKind.NOT_SET_UP:
+            self._once("not set up", logging.ERROR, self._failed + ": %s; %s", one_line(error), remedy_of(error))
+        elif kind is ErrorKind.ROW or not isinstance(error, STORE_ERRORS):
+            text = f"{type(error).__name__}: {error}"
+            self._once(text, logging.ERROR, self._failed + ": %s", one_line(error), error=error)
+        elif not (quiet_first and self._in_a_row == 1):
+            self._once("unreachable", logging.WARNING, self._text + ": %s", one_line(error))
+        return PAUSE_SECONDS
+
+    def clear(self) -> bool:
+        """Note that a round succeeded; return whether a failure of it had been logged."""
+        had_failed = bool(self._logged)
+        if self._in_a_row:
+            self._in_a_row = self._again = self._looks = 0
+            self._logged.clear()
+        return had_failed
+
+    def attempt(self, what: str, act: Callable[[], Value], default: Value) -> Value:
+        """Do one part of a round; after an error that is its own, log it once and return the default.
+
+        Raises: BrokerUnavailable, LockLost, and errors of the database of other kinds than ROW: they concern all parts.
+        """
+        try:
+            value = act()
+        except (BrokerUnavailable, LockLost):
+            raise
+        except Exception as error:
+            if isinstance(error, DatabaseError) and kind_of(error) is not ErrorKind.ROW:
+                raise
+            if what not in self._apart:
+                self._apart.add(what)
+                self._logger.exception("%s failed and is tried again: %s", what, one_line(error))
+            return default
+        self._apart.discard(what)
+        return value
+
+    def _once(self, key: str, level: int, text: str, *values: object, error: Exception | None = None) -> None:
+        if key not in self._logged:
+            self._logged.add(key)
+            self._logger.log(level, text, *self._values, *values, exc_info=error)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the text of an error in one line, or its class where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def as_not_set_up(error: BaseException) -> DatabaseNotSetUp | None:
+    """Return the error to end with, if an error means that nothing can work until a person has acted."""
+    if isinstance(error, DatabaseError) and kind_of(error) is ErrorKind.NOT_SET_UP:
+        found = DatabaseNotSetUp(one_line(error), remedy_of(error))
+        found.__cause__ = error
+        return found
+    return None
+
+
+def concerns_one_row(error: BaseException) -> bool:
+    """Return whether an error is that of one row, so that the others need not wait."""
+    return isinstance(error, DatabaseError) and kind_of(error) is ErrorKind.ROW

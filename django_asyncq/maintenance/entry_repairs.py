@@ -1,0 +1,78 @@
+"""Repair what does not agree within Redis: lists, hashes, leases and claims. The rows say what each entry should be.
+
+Every repair yields how many repairs a step made, can be repeated, and is safe when two processes do it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from uuid import UUID
+
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from .. import conf
+from ..broker import Broker
+from ..broker.inspection import EntryState, Inspection, Page
+from ..models import TaskRecord
+from .sweep import GRACE_SECONDS, Repairs
+
+
+class EntryRepairs:
+    """The repairs of a sweep that begin with what Redis has."""
+
+    def __init__(self, broker: Broker, inspection: Inspection) -> None:
+        self.broker = broker
+        self.inspection = inspection
+
+    def lists(self) -> Iterator[Repairs]:
+        """Walk the lists of waiting and active tasks: ids without a hash, finished rows, missing leases."""
+        for queue in sorted(self.broker.queues()):
+            for page in self.inspection.pages(queue):
+                yield self._repair_page(queue, page)
+
+    def _repair_page(self, queue: str, page: Page) -> Repairs:
+        strays = [task.id for task in page.tasks if not task.state]
+        dropped = self.inspection.remove_dangling(queue, page.place, strays) if strays else 0
+        if page.place == "active":
+            claimed = [task.id for task in page.tasks if task.state == "active" and task.fence]
+            return Repairs(strays=dropped, leased=self._grant_leases(queue, claimed))
+        known = [task for task in page.tasks if task.state]
+        return Repairs(strays=dropped, discarded=self._discard_finished(queue, known))
+
+    def _grant_leases(self, queue: str, ids: Sequence[str]) -> int:
+        return self.inspection.grant_leases(queue, ids, conf.current().lease_seconds) if ids else 0
+
+    def _discard_finished(self, queue: str, tasks: Sequence[EntryState]) -> int:
+        """Remove waiting entries of finished rows: a process was killed before it could remove them."""
+        before = timezone.now() - timedelta(seconds=GRACE_SECONDS)
+        finished = self._rows_of(queue, [task.id for task in tasks]).filter(finished_at__lt=before)
+        ids = {str(id) for id in finished.values_list("id", flat=True)}
+        if not ids:
+            return 0
+        return self.inspection.remove_waiting(queue, [task for task in tasks if task.id in ids])
+
+    def _rows_of(self, queue: str, ids: Iterable[str]) -> QuerySet[TaskRecord]:
+        return TaskRecord.objects.filter(id__in=list(map(UUID, filter(is_row_id, ids))), queue_name=queue)
+
+    def hashes(self) -> Iterator[Repairs]:
+        """Walk the keys of Redis: hashes in no list, active tasks without a lease, claims of dead workers."""
+        for found in self.inspection.hashes():
+            for queue, workers in found.workers.items():
+                yield Repairs(released=sum(self.inspection.prune_held(queue, worker) for worker in workers))
+            for queue, ids in found.tasks.items():
+                misplaced = self.inspection.misplaced(queue, ids)
+                known = (
+                    self._rows_of(queue, misplaced.orphans).values_list("id", flat=True) if misplaced.orphans else []
+                )
+                orphans = self.inspection.repair_orphans(queue, [str(id) for id in known])
+                yield Repairs(orphans=orphans, leased=self._grant_leases(queue, misplaced.leaseless))
+
+
+def is_row_id(text: str) -> bool:
+    """Return whether an id in Redis can be the id of a row."""
+    try:
+        return str(UUID(text)) == text
+    except ValueError:
+        return False
