@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from django.utils import timezone, translation
 
-from django_asyncq import compat, conf, lifecycle
+from django_asyncq import compat, conf, guard, lifecycle
 from django_asyncq.broker import Broker, Entry, Lease
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.models import TaskRecord, TaskState
@@ -296,6 +296,9 @@ def test_worker_whose_main_loop_fails_says_why(monkeypatch: pytest.MonkeyPatch, 
         def fail() -> bool:
             raise RuntimeError("a mistake of ours")
 
+        # The test's process stays one of the project, without a heartbeat.
+        monkeypatch.setattr(guard, "_is_own_process", guard._is_own_process)
+        monkeypatch.setattr(process.heartbeat, "start", lambda: None)
         monkeypatch.setattr(process, "install_signals", lambda: None)
         monkeypatch.setattr(process.fetcher, "fetch", fail)
         monkeypatch.setattr(process, "shut_down", exit_codes.append)
