@@ -22,6 +22,7 @@ from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.registry import registered
 from django_asyncq.results import result_of
+from django_asyncq.threads import EX_SOFTWARE
 from django_asyncq.worker.execute.executors import Executor, ThreadExecutor
 from django_asyncq.worker.execute.job import Job, JobPhase, Outcome
 from django_asyncq.worker.execute.jobs import Jobs
@@ -304,7 +305,7 @@ def test_worker_whose_main_loop_fails_says_why(monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.setattr(process, "shut_down", exit_codes.append)
         process.run()
         assert process.reporter.close(5)
-    assert exit_codes == [1]
+    assert exit_codes == [EX_SOFTWARE]
     assert "a mistake of ours" in caplog.text
 
 
