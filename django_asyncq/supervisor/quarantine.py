@@ -6,7 +6,6 @@ left, or when one of them takes it down; that task was then alone. The process h
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import replace
 
@@ -14,10 +13,11 @@ from .. import conf
 from ..broker import Broker
 from ..broker.suspects import dequeue_suspect
 from ..exceptions import BrokerUnavailable
+from ..guard import get_logger
 from ..worker.options import QuarantineOptions, WorkerOptions
 from .processes import Child, Processes
 
-logger = logging.getLogger("django_asyncq.supervisor")
+logger = get_logger("django_asyncq.supervisor")
 
 LOOK_SECONDS = 1.0
 # A suspect that has waited for so long beside the others gets a process of its own.
