@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from django.db import Error as DatabaseError
@@ -27,6 +27,7 @@ NOT_SET_UP_LOOKS = 3
 STORE_ERRORS = (BrokerUnavailable, DatabaseError)
 
 Value = TypeVar("Value")
+Item = TypeVar("Item")
 
 
 class Faults:
@@ -110,6 +111,25 @@ class Faults:
         if key not in self._logged:
             self._logged.add(key)
             self._logger.log(level, text, *self._values, *values, exc_info=error)
+
+
+def in_turn(items: Iterable[Item], act: Callable[[Item], object]) -> None:
+    """Call `act` with each item, also with those behind one that fails.
+
+    Raises: at once, what concerns all items, as `attempt` does; at the end, the first of the other errors.
+    """
+    failed: Exception | None = None
+    for item in items:
+        try:
+            act(item)
+        except (BrokerUnavailable, LockLost):
+            raise
+        except Exception as error:
+            if isinstance(error, DatabaseError) and not concerns_one_row(error):
+                raise
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def one_line(error: BaseException) -> str:

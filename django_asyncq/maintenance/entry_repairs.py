@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from uuid import UUID
 
 from django.db.models import QuerySet
@@ -15,6 +16,7 @@ from django.utils import timezone
 from .. import conf
 from ..broker import Broker
 from ..broker.inspection import EntryState, Inspection, Page
+from ..faults import Faults
 from ..models import TaskRecord
 from .sweep import GRACE_SECONDS, Repairs
 
@@ -22,15 +24,17 @@ from .sweep import GRACE_SECONDS, Repairs
 class EntryRepairs:
     """The repairs of a sweep that begin with what Redis has."""
 
-    def __init__(self, broker: Broker, inspection: Inspection) -> None:
+    def __init__(self, broker: Broker, inspection: Inspection, faults: Faults) -> None:
         self.broker = broker
         self.inspection = inspection
+        self._faults = faults
 
     def lists(self) -> Iterator[Repairs]:
         """Walk the lists of waiting and active tasks: ids without a hash, finished rows, missing leases."""
         for queue in sorted(self.broker.queues()):
             for page in self.inspection.pages(queue):
-                yield self._repair_page(queue, page)
+                what = f"repair of {page.place} tasks in queue {queue}"
+                yield self._faults.attempt(what, partial(self._repair_page, queue, page), Repairs())
 
     def _repair_page(self, queue: str, page: Page) -> Repairs:
         strays = [task.id for task in page.tasks if not task.state]
@@ -60,14 +64,20 @@ class EntryRepairs:
         """Walk the keys of Redis: hashes in no list, active tasks without a lease, claims of dead workers."""
         for found in self.inspection.hashes():
             for queue, workers in found.workers.items():
-                yield Repairs(released=sum(self.inspection.prune_held(queue, worker) for worker in workers))
+                what = f"repair of what workers hold in queue {queue}"
+                yield self._faults.attempt(what, partial(self._release, queue, workers), Repairs())
             for queue, ids in found.tasks.items():
-                misplaced = self.inspection.misplaced(queue, ids)
-                known = (
-                    self._rows_of(queue, misplaced.orphans).values_list("id", flat=True) if misplaced.orphans else []
-                )
-                orphans = self.inspection.repair_orphans(queue, [str(id) for id in known])
-                yield Repairs(orphans=orphans, leased=self._grant_leases(queue, misplaced.leaseless))
+                what = f"repair of hashes in queue {queue}"
+                yield self._faults.attempt(what, partial(self._repair_hashes, queue, ids), Repairs())
+
+    def _release(self, queue: str, workers: Sequence[str]) -> Repairs:
+        return Repairs(released=sum(self.inspection.prune_held(queue, worker) for worker in workers))
+
+    def _repair_hashes(self, queue: str, ids: Sequence[str]) -> Repairs:
+        misplaced = self.inspection.misplaced(queue, ids)
+        known = self._rows_of(queue, misplaced.orphans).values_list("id", flat=True) if misplaced.orphans else []
+        orphans = self.inspection.repair_orphans(queue, [str(id) for id in known])
+        return Repairs(orphans=orphans, leased=self._grant_leases(queue, misplaced.leaseless))
 
 
 def is_row_id(text: str) -> bool:

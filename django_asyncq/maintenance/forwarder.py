@@ -6,13 +6,15 @@ Any number of processes may do this at once: forwarding is one script, and a ret
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from .. import failpoints, lifecycle
 from ..broker import Broker
+from ..faults import in_turn
 from ..storage.isolation import each_alone, set_aside
 
 LARGEST_BATCH = 100
+SOURCES: tuple[Literal["scheduled", "retry"], ...] = ("scheduled", "retry")
 RETRY = "retry of tasks"
 
 
@@ -27,23 +29,31 @@ class Forwarded(NamedTuple):
 def forward_due(broker: Broker, queues: Iterable[str]) -> Forwarded:
     """Move every task that is due in these queues.
 
-    Raises: BrokerUnavailable, django.db.Error; tasks moved before the error stay moved.
+    Raises: BrokerUnavailable, django.db.Error; tasks moved before the error stay moved. What fails in one queue is
+    raised after the others are done.
     """
+    found: list[Forwarded] = []
+    sources = [(queue, source) for queue in queues for source in SOURCES]
+    in_turn(sources, lambda each: found.append(_forward(broker, *each)))
+    waiting_seconds = [each.next_seconds for each in found if each.next_seconds is not None]
+    return Forwarded(
+        sum(each.forwarded for each in found),
+        sum(each.retried for each in found),
+        min(waiting_seconds, default=None),
+    )
+
+
+def _forward(broker: Broker, queue: str, source: Literal["scheduled", "retry"]) -> Forwarded:
+    """Move every task that is due in one set of one queue."""
     forwarded = retried = 0
-    waiting_seconds: list[float] = []
-    for queue in queues:
-        for source in ("scheduled", "retry"):
-            while True:
-                answer = broker.forward(queue, source, LARGEST_BATCH)
-                forwarded += answer.moved
-                if answer.own:
-                    failpoints.reach("forward.retry_found")
-                    retried += _retry_due(broker, queue, answer.own)
-                if answer.moved + len(answer.own) < LARGEST_BATCH:
-                    break
-            if answer.next_seconds is not None:
-                waiting_seconds.append(answer.next_seconds)
-    return Forwarded(forwarded, retried, min(waiting_seconds, default=None))
+    while True:
+        answer = broker.forward(queue, source, LARGEST_BATCH)
+        forwarded += answer.moved
+        if answer.own:
+            failpoints.reach("forward.retry_found")
+            retried += _retry_due(broker, queue, answer.own)
+        if answer.moved + len(answer.own) < LARGEST_BATCH:
+            return Forwarded(forwarded, retried, answer.next_seconds)
 
 
 def _retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -178,7 +179,9 @@ class Pruner:
     def prune_completed(self) -> Iterator[int]:
         """Delete tasks that Go workers completed and whose retention is over, in every queue."""
         for queue in sorted(self.broker.queues()):
-            while count := self.broker.prune_completed(queue, COMPLETED_PER_CALL):
+            part = f"pruning of completed tasks in queue {queue}"
+            prune = partial(self.broker.prune_completed, queue, COMPLETED_PER_CALL)
+            while count := self._faults.attempt(part, prune, 0):
                 yield count
 
 

@@ -34,7 +34,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -92,14 +92,14 @@ class Reconciler:
         """on_page: called after each page of rows with the number of rows in it."""
         self.broker = broker
         self.inspection = Inspection(broker.role)
-        self.entry_repairs = EntryRepairs(broker, self.inspection)
+        self._faults = Faults(logger, "a round of repairs failed")
+        self.entry_repairs = EntryRepairs(broker, self.inspection, self._faults)
         self.on_page = on_page
         # Gate → slots that had no unfinished row at the last audit.
         self._unmatched_slots: dict[str, set[str]] = {}
         # QUEUED rows whose entry was in a state of FAILED tasks at the last sweep.
         self._stranded: set[UUID] = set()
         self._is_dry_run = False
-        self._faults = Faults(logger, "a round of repairs failed")
         # Read at the start of a round, and used by its first repair.
         self._reachability: Reachability | None = None
         self._quick_at = 0.0
@@ -126,11 +126,10 @@ class Reconciler:
             return Repairs()
         settings = conf.current()
         is_rebuild = self._notice_lost_memory(settings.outage_seconds)
-        repairs = Repairs()
+        # First, so that no sweep can hold them up. Not when Redis has just come back: the sweep then pushes all rows.
+        repairs = Repairs() if is_rebuild else log_repairs(self.quick_repairs())
         if self.current_sweep is None and now >= self._sweep_at:
             self.current_sweep = Sweep(self.sweep_steps(is_rebuild=is_rebuild), begun_at=now, is_rebuild=is_rebuild)
-        else:
-            repairs = log_repairs(self.quick_repairs())
         if self.current_sweep is not None:
             repairs = repairs.plus(self._continue_sweep(self.current_sweep, now, settings.reconcile_seconds))
         self._quick_at = now + settings.reconcile_seconds
@@ -249,14 +248,20 @@ class Reconciler:
         reachability, self._reachability = self._reachability or self.broker.reachability(settings.outage_seconds), None
         if reachability.reachable_seconds < settings.quiet_seconds:
             return 0
-        recovered = 0
-        for queue in self.broker.known_queues():
-            previous: list[Expired] = []
-            # A lease that could not be recovered is listed again, so an unchanged list is left to the next round.
-            while (found := self.broker.expired(queue)) and found != previous:
-                recovered += self._recover_leases(queue, found)
-                previous = found
+        attempt = self._faults.attempt
+        recovered = sum(
+            attempt(f"recovery of expired leases in queue {queue}", partial(self._recover_queue, queue), 0)
+            for queue in self.broker.known_queues()
+        )
         failpoints.reach("reconcile.leases_recovered")
+        return recovered
+
+    def _recover_queue(self, queue: str) -> int:
+        recovered, previous = 0, list[Expired]()
+        # A lease that could not be recovered is listed again, so an unchanged list is left to the next round.
+        while (found := self.broker.expired(queue)) and found != previous:
+            recovered += self._recover_leases(queue, found)
+            previous = found
         return recovered
 
     def _recover_leases(self, queue: str, found: Iterable[Expired]) -> int:
@@ -264,8 +269,9 @@ class Reconciler:
         for expired in found:
             by_worker.setdefault(expired.worker, []).append(Lease(expired.id, expired.fence))
         reason = "its lease expired: its host or supervisor is down"
+        recover = partial(lifecycle.recover, self.broker, queue, reason=reason)
         return sum(
-            lifecycle.recover(self.broker, queue, worker_id, leases, reason=reason)
+            self._faults.attempt(f"recovery of worker {worker_id}", partial(recover, worker_id, leases), 0)
             for worker_id, leases in by_worker.items()
         )
 

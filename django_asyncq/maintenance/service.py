@@ -283,8 +283,11 @@ class MaintenanceService:
 
     def repair_and_prune(self) -> float:
         """Do the repairs that are due, then prune a little."""
-        self.reconciler.tick(time.monotonic())
-        self.pruner.tick(time.monotonic())
+        try:
+            self.reconciler.tick(time.monotonic())
+        finally:
+            # Whatever keeps the repairs from being made does not keep old rows for ever.
+            self.pruner.tick(time.monotonic())
         return 0.0 if self.reconciler.is_urgent else min(REPAIR_SECONDS, conf.current().reconcile_seconds)
 
     def check_key(self) -> float:

@@ -8,7 +8,7 @@ from django.db import connections
 
 from .. import conf, failpoints, lifecycle
 from ..broker import Broker
-from ..faults import STORE_ERRORS, Faults
+from ..faults import Faults, in_turn
 from ..guard import get_logger
 from ..worker.options import WorkerOptions
 from .processes import Processes
@@ -34,7 +34,7 @@ class LeaseKeeper:
             return False
         try:
             self.renew()
-        except STORE_ERRORS as error:
+        except Exception as error:  # noqa: BLE001 - it is logged there; whatever it is, the supervisor must live
             connections.close_all()
             self._beat_at = now + conf.current().beat_retry_seconds
             self._faults.note(error)
@@ -53,15 +53,17 @@ class LeaseKeeper:
         running = {child.worker_id: {task.id for task in child.slot_table.running()} for child in children}
         workers, begun = list(running), [id for ids in running.values() for id in ids]
         kept = dict.fromkeys(workers, 0)
-        for queue in (self.options.queues or self.broker.known_queues()) if workers else ():
+
+        def extend(queue: str) -> None:
             extensions = self.broker.extend(queue, workers, settings.lease_seconds, begun)
             for worker_id, extended in zip(workers, extensions, strict=True):
                 kept[worker_id] += extended.kept
             failpoints.reach("beat.leases_renewed")
+
+        in_turn((self.options.queues or self.broker.known_queues()) if workers else (), extend)
         # The first mark is not a loss: Redis still has what began before it.
         has_lost_memory = self._alive_since is not None and alive_since != self._alive_since
-        for worker_id, ids in running.items():
-            if ids and (has_lost_memory or kept[worker_id] < len(ids)):
-                lifecycle.reassert(self.broker, worker_id, ids)
+        forgotten = [id for id, ids in running.items() if ids and (has_lost_memory or kept[id] < len(ids))]
+        in_turn(forgotten, lambda id: lifecycle.reassert(self.broker, id, running[id]))
         # Kept while there is no mark, so that every beat reasserts until the new mark is seen.
         self._alive_since = alive_since or self._alive_since

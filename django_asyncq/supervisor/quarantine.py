@@ -13,6 +13,7 @@ from .. import conf
 from ..broker import Broker
 from ..broker.suspects import dequeue_suspect
 from ..exceptions import BrokerUnavailable
+from ..faults import Faults
 from ..guard import get_logger
 from ..worker.options import QuarantineOptions, WorkerOptions
 from .processes import Child, Processes
@@ -35,6 +36,7 @@ class Quarantine:
         self.broker = broker
         self.options = options
         self.processes = processes
+        self._faults = Faults(logger, "suspects cannot be claimed")
         self._number = 1
         self._look_at = 0.0
         self._not_before = 0.0
@@ -64,10 +66,13 @@ class Quarantine:
             return
         try:
             queue = self._claim(waited_seconds=PATIENCE_SECONDS if alone else 0.0)
-        except BrokerUnavailable:
+        except Exception as error:  # noqa: BLE001 - it is logged there; whatever it is, the supervisor must live
+            if not isinstance(error, BrokerUnavailable):
+                self._faults.note(error)
             # The number stays: the next call returns what a lost reply may have claimed for it.
             self._not_before = now + PATIENCE_SECONDS
             return
+        self._faults.clear()
         if queue is None:
             return
         quarantine = QuarantineOptions(self._number, queue)

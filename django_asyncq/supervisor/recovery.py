@@ -11,7 +11,7 @@ from django.utils import timezone
 from .. import lifecycle
 from ..broker import Broker, Lease
 from ..exceptions import TaskNotRegistered, TaskTimeout
-from ..faults import STORE_ERRORS, Faults, concerns_one_row
+from ..faults import STORE_ERRORS, Faults, concerns_one_row, in_turn
 from ..guard import get_logger
 from ..registry import registered
 from ..results import Judgement, judge_failure
@@ -69,11 +69,12 @@ class Recovery:
         # First: Redis may still hand a task to the dead worker's blocked connection.
         self.broker.stop_handoff(child.worker_id)
         # Read again: the known names may be 5 s old, and the worker may have claimed a task of a newer queue.
-        for queue in self.options.queues or sorted(self.broker.queues()):
+
+        def recover_queue(queue: str) -> None:
             self.broker.requeue_moved(queue, child.worker_id)
             leases = self.broker.held(queue, child.worker_id)
             if not leases:
-                continue
+                return
             recovered = lifecycle.recover(
                 self.broker,
                 queue,
@@ -85,6 +86,8 @@ class Recovery:
                 stack=child.stack,
             )
             logger.info("worker %s: tasks recovered in queue %s: %d", child.worker_id, queue, recovered)
+
+        in_turn(self.options.queues or sorted(self.broker.queues()), recover_queue)
 
 
 def _timed_out(leases: list[Lease], overdue: set[str]) -> dict[str, tuple[BaseException, datetime | None]]:

@@ -1,4 +1,4 @@
--- What every script begins with: Redis may hold anything under our keys, and none of it may stop a script.
+-- Send commands, in every script: Redis may hold anything under our keys, and none of it may stop a script.
 -- KEYS and ARGV: those of the script that follows.
 -- Returns nothing. `call` sends a command. When its key has another type, the key is set aside: it is renamed, kept for
 --       seven days and announced, and the command finds no key.
@@ -16,8 +16,10 @@ local function set_aside(key)
   redis.pcall('PUBLISH', 'django_asyncq:odd', target)
 end
 
+local send = redis.pcall
+
 local function call(command, ...)
-  local reply = redis.pcall(command, ...)
+  local reply = send(command, ...)
   if type(reply) ~= 'table' or not reply.err then return reply end
   if string.find(reply.err, 'WRONGTYPE', 1, true) then set_aside((...)) end
   -- Any other error comes again, and ends the script in the way of this server's version.

@@ -1,4 +1,4 @@
--- Read what Redis holds in fields: any program may have written anything there. Every script has these functions.
+-- Read what Redis holds in fields: any program may have written anything there. Scripts begin with those they use.
 -- KEYS and ARGV: those of the script that follows.
 -- Returns nothing. Each function answers nil to what it cannot read.
 -- Invariant: no function raises an error.

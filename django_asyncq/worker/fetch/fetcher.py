@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from django.db import connections
 
@@ -155,7 +156,11 @@ class Fetcher:
         self._listen()
         for queue in names:
             asked_at = time.monotonic()
-            claimed = self._claim(queue, wanted - got)
+            claimed = self.faults.attempt(
+                f"the fetch from queue {queue}", partial(self._claim, queue, wanted - got), None
+            )
+            if claimed is None:
+                continue
             got += len(claimed.runs)
             self._start(claimed.runs, asked_at)
             if claimed.is_drained:
@@ -223,10 +228,14 @@ class Fetcher:
         """Start what was handed. since: monotonic seconds; no lease is older."""
         self.capacity.expect_outcomes()
         try:
-            claimed = lifecycle.receive(self.broker, queue, self.worker_id, dequeued, self.options.backend)
+            receive = partial(lifecycle.receive, self.broker, queue, self.worker_id, dequeued, self.options.backend)
+            claimed = self.faults.attempt(f"the fetch from queue {queue}", receive, None)
         except STORE_ERRORS as error:
             self.uncertain.add(queue)
             self._fetch_failed(error)
+            return
+        if claimed is None:
+            self._look_for_lost(queue)
             return
         self._start(claimed.runs, since)
         if not claimed.is_drained:
