@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from django_asyncq import task
+from django_asyncq import startup_task, task
 from django_asyncq.worker.slot_table import SlotTable
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -59,6 +59,14 @@ def starts_program_and_overruns(pid_file: str) -> None:
 def writes_pid(path: str) -> None:
     """Write the pid of the worker process."""
     write(path, os.getpid())
+
+
+if pid_file := os.environ.get("ASYNCQ_TEST_STARTUP_PROGRAM"):
+
+    @startup_task("starts program")
+    def starts_program_at_startup() -> None:
+        """Start a program and leave it behind."""
+        starts_program.func(str(pid_file), waits=False)
 
 
 def square(number: int) -> int:

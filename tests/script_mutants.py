@@ -58,6 +58,15 @@ MACHINE = {
         "(fence_of(known[3]) or 0) + 1",
         "fence_of(known[3]) or 0",
     ),
+    "dequeue of a suspect": Cut("dequeue", "not known[4] and ", ""),
+    "dequeue_suspect without a new fence": Cut(
+        "dequeue_suspect", "(fence_of(known[3]) or 0) + 1", "fence_of(known[3]) or 0"
+    ),
+    "dequeue_suspect that is never paused": Cut("dequeue_suspect", "call('GET', KEYS[4])", "false"),
+    "dequeue_suspect without a lease": Cut(
+        "dequeue_suspect", "call('ZADD', KEYS[3], lease_end, id)\n    call('HSET'", "call('HSET'"
+    ),
+    "requeue that forgets suspicion": Cut("requeue", "if is_suspect then", "if false then"),
     "dequeue that is never paused": Cut("dequeue", "call('GET', KEYS[5])", "false"),
     "dequeue without a lease": Cut("dequeue", "call('ZADD', KEYS[4], unpack(leases))", ""),
     "dequeue of an active task": Cut("dequeue", " and not is_elsewhere(known[1], 'pending')", ""),

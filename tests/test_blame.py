@@ -221,6 +221,18 @@ def test_the_entry_of_a_suspect_whose_row_has_finished_is_discarded() -> None:
     assert waiting_suspects() == []
 
 
+def test_suspects_are_found_again_when_their_key_was_evicted() -> None:
+    """Their hashes say so; an id that a tool has left in pending does not let an ordinary worker run one."""
+    record = suspect()
+    Broker().mark_alive()
+    Broker().client.delete(QueueKeys("default").suspects)
+    assert Reconciler(Broker()).sweep().orphans == 1
+    assert waiting_suspects() == [str(record.id)]
+    Broker().client.lpush(QueueKeys("default").pending, str(record.id))
+    assert Broker().dequeue("default", "w", 10, 30).leases == []
+    assert waiting_suspects() == [str(record.id)]
+
+
 def test_a_requeued_suspect_stays_a_suspect() -> None:
     """Its worker in quarantine was stopped."""
     record = suspect()
@@ -256,11 +268,13 @@ def test_a_host_that_dies_with_a_suspect_in_quarantine_is_counted() -> None:
 # --- whole fleets
 
 
-def test_poison_beside_three_sleepers_fails_alone(history_path: Path) -> None:
+def test_poison_beside_three_sleepers_fails_alone(history_path: Path, tmp_path: Path) -> None:
     """One process with four slots: the poison is FAILED after three losses alone, and the sleepers succeed."""
     sleepers = [tasks.nap.enqueue(1.0) for _ in range(3)]
     poison = tasks.dies.enqueue()
-    run_workers("--concurrency", "4")
+    with workers(tmp_path, "--concurrency", "4"):
+        wait_until(lambda: row_of(poison).state == TaskState.FAILED, "the poison to fail", 100)
+        wait_until(lambda: all(map(has_succeeded, sleepers)), "the sleepers to succeed")
     record = row_of(poison)
     assert (record.state, record.crash_count, record.attempt) == (TaskState.FAILED, 3, 0)
     messages = [error["message"] for error in record.errors]
@@ -274,11 +288,13 @@ def test_poison_beside_three_sleepers_fails_alone(history_path: Path) -> None:
         assert sleeper.worker_ids[-1].endswith("-alone")
 
 
-def test_fatal_signal_names_the_task_that_took_its_process_down(history_path: Path) -> None:
+def test_fatal_signal_names_the_task_that_took_its_process_down(history_path: Path, tmp_path: Path) -> None:
     """It alone is counted and runs alone; its neighbours are no suspects."""
     sleepers = [tasks.nap.enqueue(1.5) for _ in range(2)]
     crash = tasks.dies.enqueue("SIGSEGV")
-    run_workers("--concurrency", "4")
+    with workers(tmp_path, "--concurrency", "4"):
+        wait_until(lambda: row_of(crash).state == TaskState.FAILED, "the crashing task to fail", 100)
+        wait_until(lambda: all(map(has_succeeded, sleepers)), "the sleepers to succeed")
     record = row_of(crash)
     assert (record.state, record.crash_count, len(record.errors)) == (TaskState.FAILED, 3, 3)
     for sleeper in map(row_of, sleepers):

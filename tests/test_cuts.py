@@ -15,7 +15,7 @@ from django.utils import timezone
 from django_asyncq import lifecycle
 from django_asyncq.broker import Broker, Lease
 from django_asyncq.broker.keys import QueueKeys
-from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 from django_asyncq.registry import registered
 from django_asyncq.worker.execute.completion import Completion
 from django_asyncq.worker.execute.cuts import causes_of, is_cut
@@ -94,6 +94,7 @@ def test_task_whose_every_run_is_cut_fails(name: str, how: str, history_path: Pa
     assert (record.state, record.attempt, record.crash_count) == (TaskState.FAILED, 0, 3)
     assert (counted(), runs_of(history_path), len(record.errors)) == (0, 3, 3)
     assert "idle_in_transaction_session_timeout" in record.errors[-1]["message"]
+    assert record.reason == FailureReason.WORKER_LOST
 
 
 @on_postgresql

@@ -12,12 +12,13 @@ from django.utils import timezone
 
 from django_asyncq import gates, lifecycle
 from django_asyncq.broker import Broker, Lease
+from django_asyncq.definitions.names import ALONE
 from django_asyncq.exceptions import RetryRequested, TaskNotRegistered, TaskNotRunnable, TaskTimeout, WorkerLost
 from django_asyncq.lifecycle.failures import append_error, reason_of
 from django_asyncq.models import FailureReason, TaskRecord, TaskState
 
 from . import tasks
-from .runs import claimed
+from .runs import claimed, taken_by
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_keys")]
 
@@ -90,7 +91,7 @@ def lost_to_reconciler(run: lifecycle.Run) -> None:
 
 
 def lost_to_supervisor(run: lifecycle.Run) -> None:
-    lifecycle.recover(Broker(), "default", "w", [run.lease], reason="killed")
+    lifecycle.recover(Broker(), "default", run.record.worker_ids[-1], [run.lease], reason="killed")
 
 
 def lost_to_another_worker(run: lifecycle.Run) -> None:
@@ -98,17 +99,28 @@ def lost_to_another_worker(run: lifecycle.Run) -> None:
     lifecycle.classify(Broker(), "default", "v", [again], "default")
 
 
-@pytest.mark.parametrize("lose", [lost_to_reconciler, lost_to_supervisor, lost_to_another_worker])
-@pytest.mark.parametrize("is_last", [False, True])
-def test_a_lost_worker_is_the_reason_only_once_the_task_has_failed(
-    lose: Callable[[lifecycle.Run], None], is_last: bool, settings: Any
+LOSSES = pytest.mark.parametrize("lose", [lost_to_reconciler, lost_to_supervisor, lost_to_another_worker])
+LOST = "django_asyncq.exceptions.WorkerLost"
+
+
+@LOSSES
+def test_a_task_that_is_queued_again_after_its_worker_was_lost_has_no_reason(
+    lose: Callable[[lifecycle.Run], None],
 ) -> None:
-    """Before that the task is QUEUED again: it has the error, and no reason."""
-    settings.ASYNCQ = {**settings.ASYNCQ, "MAX_CRASHES": 1 if is_last else 2}
+    """It has the error."""
     lose(claimed())
-    path = "django_asyncq.exceptions.WorkerLost"
-    state, reason = (TaskState.FAILED, WORKER_LOST) if is_last else (TaskState.QUEUED, FailureReason.NONE)
-    assert why() == (state, reason, path, [path])
+    assert why() == (TaskState.QUEUED, FailureReason.NONE, LOST, [LOST])
+
+
+@LOSSES
+def test_a_lost_worker_is_the_reason_once_the_task_has_failed(
+    lose: Callable[[lifecycle.Run], None], settings: Any
+) -> None:
+    """The first loss makes it a suspect, and the loss of the worker that ran it alone is the last that is allowed."""
+    settings.ASYNCQ = {**settings.ASYNCQ, "MAX_CRASHES": 1}
+    lost_to_supervisor(claimed())
+    lose(taken_by(f"w{ALONE}"))
+    assert why() == (TaskState.FAILED, WORKER_LOST, LOST, [LOST, LOST])
 
 
 def test_a_timeout_that_the_supervisor_finds_is_the_reason() -> None:

@@ -227,6 +227,7 @@ def test_forged_outcome_of_a_queued_task_is_not_recorded(
 FORGED = {
     "state and error": {
         "state": 3,
+        "reason": 1,
         "error": {
             "exception": "E",
             "message": "forged",
@@ -240,12 +241,12 @@ FORGED = {
     },
     "no attempt, to retry": {
         "state": 3,
+        "reason": 1,
         "counted": False,
         "return_value": None,
         "finished_at": None,
         "retry_at": "2030-01-01T00:00:00+00:00",
     },
-    "reason": {"reason": 4},
     "last_exception": {"last_exception": "forged.Error"},
     "return_value": {"return_value": "forged"},
     "attempt": {"attempt": 99},
@@ -255,6 +256,9 @@ FORGED = {
     "last_attempted_at": {"last_attempted_at": "2001-01-01T00:00:00+00:00"},
     "finished_at": {"finished_at": "2001-01-01T00:00:00+00:00"},
 }
+
+
+FORGED["reason"] = {**FORGED["state and error"], "reason": 4}
 
 
 @pytest.mark.parametrize("change", FORGED.values(), ids=FORGED)
@@ -368,6 +372,8 @@ MALFORMED: dict[str, dict[str, Any]] = {
     "success with a retry": {"retry_at": "2030-01-01T00:00:00+00:00"},
     "success with an error": {"error": ERROR},
     "failure with a result": {**FAILED, "return_value": 1},
+    "success with a reason": {"reason": 1},
+    "failure without a reason": {**FAILED, "reason": 0},
     "failure without an error": {**FAILED, "error": None},
     "failure that is open": {**FAILED, "finished_at": None},
     "failure that is closed twice": {**FAILED, "retry_at": "2030-01-01T00:00:00+00:00"},
@@ -473,6 +479,19 @@ def test_forged_outcome_stops_no_other_task(redis_client: Any) -> None:
     states = dict(TaskRecord.objects.values_list("id", "state"))
     assert states[genuine.record.id] == TaskState.SUCCEEDED
     assert states[forged.record.id] == states[unreadable.record.id] == TaskState.QUEUED
+
+
+def test_task_does_not_wait_for_an_outcome_that_its_row_refuses(
+    redis_client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An outcome of an earlier run than the row's is void whoever signed it."""
+    run = spilled_run(TaskState.QUEUED)
+    put(redis_client, run.lease.id, b"0" * 64 + stored(run.lease.id)[run.lease.id][64:])
+    TaskRecord.objects.update(fence=run.lease.fence + 1)
+    lease = Lease(run.lease.id, run.lease.fence + 2)
+    rows = lifecycle.load_rows([lease])
+    assert lifecycle.replay_outcomes(Broker(), "default", "w", [lease], rows) == set()
+    assert not warnings(caplog, WAITS)
 
 
 # --- two hosts, two keys

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pty
 import select
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,6 +89,14 @@ def test_program_that_a_task_left_dies_with_the_fleet_of_a_killed_supervisor(tmp
     with workers(tmp_path) as fleet:
         program, _ = pids_in(path)
         fleet.process.kill()
+        wait_until(lambda: not runs(program), "the end of the program", 10)
+
+
+def test_program_that_a_startup_task_left_dies_with_its_process(tmp_path: Path) -> None:
+    """Start-up tasks have processes of their own, to which the same applies."""
+    path = tmp_path / "pids"
+    with workers(tmp_path, ASYNCQ_TEST_STARTUP_PROGRAM=str(path)):
+        program, _ = pids_in(path)
         wait_until(lambda: not runs(program), "the end of the program", 10)
 
 
@@ -169,12 +179,12 @@ def test_memory_is_that_of_the_process_itself_and_of_now() -> None:
 def test_process_that_is_killed_again_and_again_is_replaced_each_time_at_once(tmp_path: Path) -> None:
     """As by the OOM killer: however young it is when it dies, there is no pause once it was ready."""
     with workers(tmp_path, "--processes", "1") as fleet:
-        for number in range(7):
+        for number in range(8):  # after the last one the pause was 30 s
             path = tmp_path / str(number)
             process_tasks.writes_pid.enqueue(str(path))
-            wait_until(path.exists, "a process that runs a task", 12)
+            wait_until(path.exists, "a process that runs a task", 25)
             os.kill(int(path.read_text()), signal.SIGKILL)
-        assert fleet.output().count("exited unexpectedly") >= 6
+        assert fleet.output().count("exited unexpectedly") >= 7
 
 
 # --- stop requests
@@ -292,3 +302,27 @@ def test_ctrl_z_without_a_shell_stops_nothing(tmp_path: Path) -> None:
         fleet.process.send_signal(signal.SIGTSTP)
         process_tasks.writes_pid.enqueue(str(second))
         wait_until(second.exists, "a second task", 10)
+
+
+def test_terminal_does_not_stop_a_process_that_writes_to_it() -> None:
+    """A group of its own is in the background for the terminal; with `tostop` that stops those that write."""
+    code = (
+        "import os, signal, sys, termios\n"
+        "from django_asyncq.worker.process_groups import lead_group\n"
+        "modes = termios.tcgetattr(1); modes[3] |= termios.TOSTOP; termios.tcsetattr(1, termios.TCSANOW, modes)\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    lead_group(); os.write(1, b'written'); os._exit(7)\n"
+        "status = os.waitpid(pid, os.WUNTRACED)[1]\n"
+        "sys.exit(7 if os.WIFEXITED(status) else 1)\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [sys.executable, "-c", code], environment())
+    shown = b""
+    with suppress(OSError):  # Linux raises at the end of the terminal
+        while found := os.read(terminal, 1024):
+            shown += found
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7, shown
+    assert b"written" in shown

@@ -19,7 +19,7 @@ from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.maintenance.forwarder import forward_due
 from django_asyncq.maintenance.pruner import Pruner
 from django_asyncq.maintenance.reconciler import Reconciler
-from django_asyncq.models import Occurrence, Schedule, TaskRecord, TaskState
+from django_asyncq.models import FailureReason, Occurrence, Schedule, TaskRecord, TaskState
 from django_asyncq.scheduling.asynq_entries import SchedulerEntries
 from django_asyncq.scheduling.scheduler import Scheduler
 from django_asyncq.storage import isolation
@@ -108,7 +108,9 @@ def test_every_repair_of_a_round_goes_on(column: str, value: Any) -> None:
     """A sweep meets odd rows in each state, and everything else is repaired in the same pass."""
     queued = three()
     running = three(state=TaskState.RUNNING, fence=1, last_attempted_at=timezone.now() - timedelta(minutes=1))
-    retrying = three(state=TaskState.FAILED, retry_at=timezone.now() + timedelta(hours=1))
+    retrying = three(
+        state=TaskState.FAILED, reason=FailureReason.EXCEPTION, retry_at=timezone.now() + timedelta(hours=1)
+    )
     for _, odd, _ in (queued, running, retrying):
         if column != "id" or odd is queued[1]:
             write(odd.id, column, value)
@@ -150,7 +152,13 @@ def test_a_worker_claims_the_others(column: str, value: Any) -> None:
 def test_retries_are_due(column: str, value: Any) -> None:
     """Those of the other tasks, however often the round is repeated."""
     now = timezone.now()
-    rows = three(state=TaskState.FAILED, retry_at=now - timedelta(seconds=1), max_attempts=3, attempt=1)
+    rows = three(
+        state=TaskState.FAILED,
+        reason=FailureReason.EXCEPTION,
+        retry_at=now - timedelta(seconds=1),
+        max_attempts=3,
+        attempt=1,
+    )
     reconciler = Reconciler(Broker())
     assert sum(reconciler.park_missing()) == 3
     write(rows[1].id, column, value)
@@ -252,7 +260,13 @@ class refusing:
 def test_a_row_that_refuses_a_write_keeps_no_other() -> None:
     """Retries, recovery and lost runs: the rows beside it change."""
     now = timezone.now()
-    retrying = three(state=TaskState.FAILED, retry_at=now - timedelta(seconds=1), max_attempts=3, attempt=1)
+    retrying = three(
+        state=TaskState.FAILED,
+        reason=FailureReason.EXCEPTION,
+        retry_at=now - timedelta(seconds=1),
+        max_attempts=3,
+        attempt=1,
+    )
     reconciler = Reconciler(Broker())
     assert sum(reconciler.park_missing()) == 3
     with refusing("UPDATE", retrying[1]):

@@ -35,7 +35,7 @@ from django_asyncq.worker.slot_table import SlotTable
 
 from . import tasks
 from .runs import worker_process
-from .workers import run_workers, wait_until
+from .workers import wait_until, workers
 
 STALL_SECONDS = conf.Settings().stall_seconds
 NOW = 10_000.0
@@ -295,26 +295,32 @@ def history_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def log_of(folder: Path, **environment: str) -> str:
+    """Run workers until both tasks have succeeded, without a crash; return their log.
+
+    Not a burst: standing still, the stop and the start of another process take half a minute on a busy machine.
+    """
+    with workers(folder, "--concurrency", "2", ASYNCQ_TEST_STALL="10", **environment) as running:
+        rows = TaskRecord.objects.values_list("state", "crash_count")
+        wait_until(lambda: list(rows.all()) == [(TaskState.SUCCEEDED, 0)] * 2, "success of both tasks", 120)
+    return running.output()
+
+
 @pytest.mark.django_db(transaction=True)
 def test_worker_whose_main_thread_hangs_is_replaced(history_path: Path) -> None:
     """Its supervisor logs where it hangs; the task that is due runs in another process."""
     tasks.hangs_the_main_thread.enqueue()
-    options = {"ASYNCQ_TEST_HANG": "1", "ASYNCQ_TEST_STALL": "10", "ASYNCQ_TEST_SHUTDOWN_GRACE": "0"}
-    log = run_workers("--concurrency", "2", **options).stderr
+    log = log_of(history_path.parent, ASYNCQ_TEST_HANG="1", ASYNCQ_TEST_SHUTDOWN_GRACE="0")
     assert "stands still: a task is due and a slot is free" in log
     assert "in _hang" in log
     assert "did not stop in time and is killed" in log
-    rows = TaskRecord.objects.values_list("state", "crash_count")
-    assert list(rows) == [(TaskState.SUCCEEDED, 0)] * 2
 
 
 @pytest.mark.django_db(transaction=True)
 def test_worker_whose_event_loop_is_blocked_is_replaced(history_path: Path) -> None:
     """While another async task waits; the log names the coroutine."""
-    tasks.blocks_the_loop.enqueue(60.0)
-    log = run_workers("--concurrency", "2", ASYNCQ_TEST_STALL="10", ASYNCQ_TEST_SHUTDOWN_GRACE="1").stderr
+    tasks.blocks_the_loop.enqueue(120.0)
+    log = log_of(history_path.parent, ASYNCQ_TEST_SHUTDOWN_GRACE="1")
     assert "a coroutine has blocked the event loop" in log
     assert "in blocks_the_loop" in log
     assert "async tasks have waited for its event loop" in log
-    rows = TaskRecord.objects.values_list("state", "crash_count")
-    assert list(rows) == [(TaskState.SUCCEEDED, 0)] * 2

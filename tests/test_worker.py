@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 from django.utils import timezone, translation
 
-from django_asyncq import compat, conf, lifecycle
+from django_asyncq import compat, conf, guard, lifecycle
 from django_asyncq.broker import Broker, Entry, Lease
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.registry import registered
 from django_asyncq.results import result_of
+from django_asyncq.threads import EX_SOFTWARE
 from django_asyncq.worker.execute.executors import Executor, ThreadExecutor
 from django_asyncq.worker.execute.job import Job, JobPhase, Outcome
 from django_asyncq.worker.execute.jobs import Jobs
@@ -296,12 +297,15 @@ def test_worker_whose_main_loop_fails_says_why(monkeypatch: pytest.MonkeyPatch, 
         def fail() -> bool:
             raise RuntimeError("a mistake of ours")
 
+        # The test's process stays one of the project, without a heartbeat.
+        monkeypatch.setattr(guard, "_is_own_process", guard._is_own_process)
+        monkeypatch.setattr(process.heartbeat, "start", lambda: None)
         monkeypatch.setattr(process, "install_signals", lambda: None)
         monkeypatch.setattr(process.fetcher, "fetch", fail)
         monkeypatch.setattr(process, "shut_down", exit_codes.append)
         process.run()
         assert process.reporter.close(5)
-    assert exit_codes == [1]
+    assert exit_codes == [EX_SOFTWARE]
     assert "a mistake of ours" in caplog.text
 
 

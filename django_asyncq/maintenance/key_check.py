@@ -5,13 +5,12 @@ The leader writes a signed constant to Redis. Every supervisor reads it when it 
 
 from __future__ import annotations
 
-import logging
-
 from ..broker.key_check import read_key_check, write_key_check
 from ..exceptions import BrokerUnavailable
+from ..guard import get_logger
 from ..lifecycle import signatures
 
-logger = logging.getLogger("django_asyncq.maintenance.key_check")
+logger = get_logger("django_asyncq.maintenance.key_check")
 
 PURPOSE = "key-check"
 MESSAGE = b"key-check"

@@ -251,27 +251,33 @@ TYPES: dict[str, tuple[type, ...]] = {
     "max_attempts": _NUMBER,
     "crash_count": _NUMBER,
     "timeout_seconds": _OPTIONAL,
-    "errors": (list,),
-    "worker_ids": (list,),
 }
 _types_of = attrgetter(*TYPES)
 # Combinations of types that were found to be right: one look-up for each row.
 _known: set[tuple[type, ...]] = set()
 
 
-def check_row(row: TaskRecord) -> TaskRecord:
-    """Return the row. Raises: TypeError when SQLite, which keeps any value in any column, or a JSON column has others.
+def check_row(row: TaskRecord, *, columns_have_types: bool = False) -> TaskRecord:
+    """Return the row. Raises: TypeError when a value is of a type that no code here expects.
 
+    A JSON column may hold any JSON. SQLite keeps any value in any column; elsewhere `columns_have_types`.
     Arguments of the wrong shape are no fault here: such a task fails with TaskNotRunnable.
     """
+    errors = row.errors
+    if type(errors) is not list or type(row.worker_ids) is not list:
+        raise TypeError("errors or worker_ids is no list")
+    if errors and not (isinstance(errors[-1], dict) and "message" in errors[-1]):
+        raise TypeError("errors holds something else than errors")
+    return row if columns_have_types else _check_columns(row)
+
+
+def _check_columns(row: TaskRecord) -> TaskRecord:
     found = tuple(map(type, _types_of(row)))
     if found not in _known:
         for (name, allowed), kind in zip(TYPES.items(), found, strict=True):
-            if kind not in allowed and not (kind is bool and int in allowed) and not issubclass(kind, allowed):
+            if not issubclass(kind, allowed):
                 raise TypeError(f"{name} is of the type {kind.__name__}")
         _known.add(found)
-    if row.errors and not (isinstance(row.errors[-1], dict) and "message" in row.errors[-1]):
-        raise TypeError("errors holds something else than errors")
     return row
 
 

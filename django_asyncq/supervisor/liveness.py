@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
-logger = logging.getLogger("django_asyncq.supervisor")
+from ..guard import get_logger
+
+logger = get_logger("django_asyncq.supervisor")
 
 
 class LivenessFile:

@@ -55,6 +55,11 @@ class Child:
     is_stalled: bool = False
 
     @property
+    def is_starting(self) -> bool:
+        """Whether it lives and has not begun to fetch. It sends nothing else than READY."""
+        return not self.pipe.poll()
+
+    @property
     def is_alone(self) -> bool:
         """Whether it is a quarantine process, which runs one task at a time."""
         return runs_alone(self.worker_id)

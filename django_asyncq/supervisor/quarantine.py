@@ -15,7 +15,7 @@ from ..broker.suspects import dequeue_suspect
 from ..exceptions import BrokerUnavailable
 from ..faults import Faults
 from ..guard import get_logger
-from ..worker.options import Suspect, WorkerOptions
+from ..worker.options import QuarantineOptions, WorkerOptions
 from .processes import Child, Processes
 
 logger = get_logger("django_asyncq.supervisor")
@@ -40,7 +40,7 @@ class Quarantine:
         self._number = 1
         self._look_at = 0.0
         self._not_before = 0.0
-        self._started_at = 0.0
+        self._starting_at = 0.0
 
     def look_soon(self) -> None:
         """Look for suspects in the next round: there may be new ones."""
@@ -59,10 +59,13 @@ class Quarantine:
         alone = len(self.processes.alone)
         if alone >= self.options.concurrency * self.processes.count:
             return
-        if alone and now - self._started_at < PATIENCE_SECONDS:
+        if any(child.is_starting for child in self.processes.alone):
+            # On a busy host a start takes long, and one more would make it longer.
+            self._starting_at = now
+        if alone and now - self._starting_at < PATIENCE_SECONDS:
             return
         try:
-            suspect = self._claim(now, waited_seconds=PATIENCE_SECONDS if alone else 0.0)
+            queue = self._claim(waited_seconds=PATIENCE_SECONDS if alone else 0.0)
         except Exception as error:  # noqa: BLE001 - it is logged there; whatever it is, the supervisor must live
             if not isinstance(error, BrokerUnavailable):
                 self._faults.note(error)
@@ -70,18 +73,20 @@ class Quarantine:
             self._not_before = now + PATIENCE_SECONDS
             return
         self._faults.clear()
-        if suspect is None:
+        if queue is None:
             return
+        quarantine = QuarantineOptions(self._number, queue)
         self._number += 1
-        self._started_at = now
-        self.processes.start(replace(self.options, concurrency=1, max_tasks=0, suspect=suspect), now)
-        logger.info("task %s runs in quarantine", suspect.id, extra={"task_id": suspect.id, "queue": suspect.queue})
+        self._starting_at = now
+        self.processes.start(replace(self.options, concurrency=1, max_tasks=0, quarantine=quarantine), now)
 
-    def _claim(self, now: float, *, waited_seconds: float) -> Suspect | None:
-        """Claim the suspect that has waited longest for the next process. Raises: BrokerUnavailable."""
+    def _claim(self, *, waited_seconds: float) -> str | None:
+        """Claim a suspect for the next process; return its queue. Raises: BrokerUnavailable."""
         worker_id, seconds = self.options.alone_id(self._number), conf.current().lease_seconds
         for queue in self.options.queues or self.broker.known_queues():
             lease = dequeue_suspect(self.broker.client, queue, worker_id, seconds, waited_seconds=waited_seconds)
             if lease is not None:
-                return Suspect(self._number, queue, lease.id, lease.fence, now)
+                text = "task %s of queue %s runs in quarantine: it was lost with its worker"
+                logger.info(text, lease.id, queue, extra={"task_id": lease.id, "queue": queue})
+                return queue
         return None

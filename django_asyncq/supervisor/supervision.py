@@ -22,7 +22,6 @@ from ..guard import get_logger, own_process
 from ..maintenance.service import MaintenanceService
 from ..worker.options import WorkerOptions
 from ..worker.wakeup import Wakeup
-from .job_control import JobControl
 from .leases import LeaseKeeper
 from .liveness import LivenessFile
 from .memory import MemorySampler
@@ -30,6 +29,7 @@ from .processes import Child, Processes, WorkersCannotStart
 from .quarantine import Quarantine
 from .recovery import Recovery
 from .standstill import Standstill
+from .suspension import Suspension
 
 logger = get_logger("django_asyncq.supervisor")
 
@@ -77,7 +77,7 @@ class Supervisor:
         self.quarantine = Quarantine(self.broker, options, self.processes)
         self.standstill = Standstill(self.broker, options, self.processes)
         self.leases = LeaseKeeper(self.broker, options, self.processes)
-        self.job_control = JobControl(self.processes)
+        self.suspension = Suspension(self.processes)
         self.stop_requests = 0
         self._last_stop_signal = signal.SIGTERM
         self._idle_checks = 0
@@ -99,7 +99,7 @@ class Supervisor:
         self.wakeup.attach_signals()
         for number in stop_requests.STOP_SIGNALS:
             signal.signal(number, self._on_signal)
-        self.job_control.attach()
+        self.suspension.attach()
         atexit.register(ignore_signals)
         self.stop_requests += stop_requests.received()
         if self.stop_requests:
@@ -146,7 +146,7 @@ class Supervisor:
         self.quarantine.note_death(child)
 
     def _look_after_children(self, now: float) -> None:
-        self.job_control.apply()
+        self.suspension.apply()
         self.processes.kill_overdue(now)
         self.memory.sample(self.children, now)
         self.processes.reap(now)

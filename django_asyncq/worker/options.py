@@ -16,17 +16,15 @@ READY = "ready"
 NOT_SET_UP = "not set up"
 
 
-class Suspect(NamedTuple):
-    """The first task of a quarantine process, which its supervisor has claimed for it.
+class QuarantineOptions(NamedTuple):
+    """What a quarantine process is told.
 
-    number: of the process among the quarantine processes of its supervisor. claimed_at: monotonic seconds.
+    number: of the process among the quarantine processes of its supervisor. queue: that of its first task, which the
+    supervisor has claimed for it.
     """
 
     number: int
     queue: str
-    id: str
-    fence: int
-    claimed_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +32,8 @@ class WorkerOptions:
     """The options of one worker process.
 
     queues: name → weight; empty for all queues that exist. name: first part of its id. supervisor_pid, token: make the
-    id unique, also against a process of the same host name and pid. suspect: given to a quarantine process only, which
-    runs suspects one at a time.
+    id unique, also against a process of the same host name and pid. quarantine: given to a quarantine process
+    only, which runs suspects one at a time.
     """
 
     backend: str = "default"
@@ -47,15 +45,15 @@ class WorkerOptions:
     name: str = field(default_factory=socket.gethostname)
     supervisor_pid: int = field(default_factory=os.getpid)
     token: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
-    suspect: Suspect | None = None
+    quarantine: QuarantineOptions | None = None
 
     def worker_id_of(self, pid: int) -> str:
         """Return the worker id of the process of this pid.
 
         That of a quarantine process has a number in its place: its first task is claimed before there is a pid.
         """
-        if self.suspect is not None:
-            return self.alone_id(self.suspect.number)
+        if self.quarantine is not None:
+            return self.alone_id(self.quarantine.number)
         return f"{self.name}:{self.supervisor_pid}:{pid}:{self.token}"
 
     def alone_id(self, number: int) -> str:

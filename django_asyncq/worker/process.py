@@ -72,7 +72,7 @@ class WorkerProcess:
         self.reporter = Reporter(self.broker, self.worker_id, self.wakeup, self.capacity.quiet, on_death=on_death)
         runner = JobRunner(self.worker_id, slot_table, self.reporter, self.capacity, asyncio.new_event_loop())
         self.executors = Executors(runner, self.jobs, options.concurrency)
-        make_fetcher = Fetcher if options.suspect is None else SuspectFetcher
+        make_fetcher = Fetcher if options.quarantine is None else SuspectFetcher
         self.fetcher = make_fetcher(
             self.broker,
             self.worker_id,

@@ -40,6 +40,8 @@ def lead_group() -> None:
     with suppress(PermissionError):  # it leads a session, so it leads a group already
         os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # For a terminal this is a background group, which `stty tostop` would stop at its first log line.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 

@@ -5,7 +5,7 @@
 --       to the worker if it is ready; "" when the worker asks by itself
 -- Returns {"paused"}, {"not ready"} (behind BLMOVE), {"taken", id, fence, …}; "more" when one was handed and more is left
 -- Invariant: each returned task is active, leased and held, with a fence above any before. An id without a message, or
---       one that is not pending (it stood here twice), is dropped. A worker that gets tasks is no longer ready. A worker
+--       one that is not pending or waits in suspects (it stood here twice), is dropped. A worker that gets tasks is no longer ready. A worker
 --       that has not read the task it was handed gets no other.
 local is_handoff = ARGV[5] ~= ''
 if is_handoff then
@@ -36,8 +36,8 @@ local lease_end = call('TIME')[1] + ARGV[3]
 local taken, leases, held = {}, {}, {}
 for _, id in ipairs(ids) do
   local key = ARGV[1] .. id
-  local known = call('HMGET', key, 'state', 'msg', 'fence')
-  if known[2] and not is_elsewhere(known[1], 'pending') then
+  local known = call('HMGET', key, 'state', 'msg', 'fence', 'suspect')
+  if known[2] and not known[4] and not is_elsewhere(known[1], 'pending') then
     local fence = (fence_of(known[3]) or 0) + 1
     call('HSET', key, 'fence', fence, 'state', 'active', 'worker', ARGV[4])
     call('HDEL', key, 'pending_since')

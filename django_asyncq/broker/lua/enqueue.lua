@@ -30,7 +30,7 @@ local function put(key, state, id, message, fence, priority, lock, seconds)
   if state then
     for _, zset in pairs(place[state] and {place[state]} or place) do call('ZREM', zset, id) end
     call('ZREM', KEYS[7], id)
-    call('HDEL', key, 'priority', 'parked_at', 'worker', 'outcome', 'outcome_waited')
+    call('HDEL', key, 'priority', 'parked_at', 'worker', 'outcome', 'outcome_waited', 'suspect')
   end
   call('HSET', key, 'msg', message, 'state', 'pending', 'pending_since', now_ns)
   if lock ~= '' then

@@ -11,7 +11,7 @@ local repaired = 0
 for i = 4, #ARGV do
   local id = ARGV[i]
   local key = ARGV[1] .. id
-  local known = call('HMGET', key, 'state', 'priority', 'unique_key', 'fence', 'group')
+  local known = call('HMGET', key, 'state', 'priority', 'unique_key', 'fence', 'group', 'suspect')
   local stays = not (waits[known[1]] or not is_state(known[1]) or known[1] == 'active' and not known[4])
   for _, zset in ipairs({3, 4, 9}) do stays = stays or call('ZSCORE', KEYS[zset], id) end
   for zset = 5, 8 do stays = stays or dated(call('ZSCORE', KEYS[zset], id)) end
@@ -23,6 +23,8 @@ for i = 4, #ARGV do
       for zset = 5, 10 do call('ZREM', KEYS[zset], id) end
       if known[5] then call('ZREM', ARGV[3] .. known[5], id) end
       call('DEL', key)
+    elseif known[6] then
+      call('ZADD', KEYS[9], 0, id)
     elseif whole(known[2]) then
       call('ZADD', KEYS[3], -whole(known[2]), id)
       call('PUBLISH', ARGV[2], '1')

@@ -22,6 +22,7 @@ for i = 4, #ARGV, 3 do
       call('HSET', key, 'state', 'pending')
       if ARGV[3] == '1' then call('HSET', key, 'fence', (fence_of(fence) or 0) + 1) end
       if is_suspect then
+        call('HSET', key, 'suspect', 1)
         call('ZADD', KEYS[6], now_ms, id)
       elseif whole(known[3]) then
         call('ZADD', KEYS[5], -whole(known[3]), id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from ... import lifecycle
-from ...broker import Dequeued, Lease
 from ...faults import STORE_ERRORS
 from .fetcher import Fetcher
 
@@ -13,7 +12,7 @@ from .fetcher import Fetcher
 class SuspectFetcher(Fetcher):
     """Fetches a suspect while this process holds no task. Nothing is prefetched, and nothing is handed to it.
 
-    The first is the one that the supervisor has claimed for this process, see `WorkerOptions.suspect`.
+    The first is the one that the supervisor has claimed for this process, see `QuarantineOptions`.
     """
 
     _has_begun = False
@@ -43,17 +42,16 @@ class SuspectFetcher(Fetcher):
 
     def _fetch_one(self) -> bool:
         """Claim a suspect and start it; return whether there was one."""
-        first = self.options.suspect
-        if first is not None and not self._has_begun:
-            lease = Dequeued([Lease(first.id, first.fence)], paused=False, is_drained=False)
-            claimed = lifecycle.receive(self.broker, first.queue, self.worker_id, lease, self.options.backend)
-            self._has_begun = True
-            self._start(claimed.runs, first.claimed_at)
-            return True
-        for queue in self.order.next():
+        for queue in self._queues():
             asked_at = time.monotonic()
             claimed = lifecycle.claim_suspect(self.broker, queue, self.worker_id, self.options.backend)
             if not claimed.is_drained:
+                self._has_begun = True
                 self._start(claimed.runs, asked_at)
                 return True
         return False
+
+    def _queues(self) -> list[str]:
+        """Return the order of one fetch: until the first task has come, that of the task is asked first."""
+        names, quarantine = self.order.next(), self.options.quarantine
+        return names if quarantine is None or self._has_begun else [quarantine.queue, *names]

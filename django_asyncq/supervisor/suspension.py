@@ -12,7 +12,7 @@ from typing import Any
 from .processes import Processes
 
 
-class JobControl:
+class Suspension:
     """Stops and continues a supervisor together with its processes and all that their tasks have started."""
 
     def __init__(self, processes: Processes) -> None:
