@@ -51,8 +51,10 @@ class EntryRepairs:
         return self.inspection.grant_leases(queue, ids, conf.current().lease_seconds) if ids else 0
 
     def _discard_active(self, queue: str, tasks: Sequence[EntryState], finished: Collection[str]) -> int:
-        """Remove active entries of finished rows: their fence was changed, so the worker's own removal was refused."""
-        fences = [(task.id, replies.whole(task.fence.encode(), 0)) for task in tasks if task.id in finished]
+        """Remove active entries of finished rows without a lease: a changed fence kept their worker from it."""
+        # One with a lease is left to its worker, which may be about to remove it.
+        leaseless = self.inspection.misplaced(queue, sorted(finished)).leaseless if finished else []
+        fences = [(task.id, replies.whole(task.fence.encode(), 0)) for task in tasks if task.id in leaseless]
         leases = [Lease(id, fence) for id, fence in fences if fence is not None]
         return self.broker.done(queue, "", leases).count("done") if leases else 0
 

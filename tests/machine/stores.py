@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import chain
 from typing import Any
 from uuid import UUID
@@ -15,6 +15,8 @@ from django.utils import timezone
 from django_asyncq import conf, gates
 from django_asyncq.broker import clients
 from django_asyncq.broker.keys import QueueKeys, handoff_key, prefix
+from django_asyncq.definitions.names import lowest_uuid7_at
+from django_asyncq.lifecycle.signatures import SIGNATURE_BYTES
 from django_asyncq.models import Gate, TaskRecord
 
 from .model import Model
@@ -29,15 +31,19 @@ effects = Gate.objects.filter(name="effects")
 Picture = dict[str, Any]
 
 
+# An id says when its task was enqueued. All of them are young, however long the sequences take.
+FIRST_ID = lowest_uuid7_at(timezone.now() + timedelta(days=1)).int
+
+
 def id_of(name: str) -> UUID:
     """Return the id of a task of the model: `t07` is number 7, so ids are ordered as names are."""
-    return UUID(int=int(name[1:]))
+    return UUID(int=FIRST_ID + int(name[1:]))
 
 
 def name_of(id: str | bytes) -> str:
     """Return the model's name of an id."""
     text = id.decode() if isinstance(id, bytes) else id
-    return f"t{UUID(text).int:02}"
+    return f"t{UUID(text).int - FIRST_ID:02}"
 
 
 def client() -> redis.Redis:
@@ -167,7 +173,7 @@ def _read_queue(
         due = scores[place][id] if place in ("scheduled", "retry") else None
         when = "" if due is None else "future" if due > now else "past"
         holder = worker.decode() if is_active and worker else ""
-        left = json.loads(outcome)["fence"] if outcome else None
+        left = json.loads(outcome[SIGNATURE_BYTES:])["fence"] if outcome else None
         entries[name_of(id)] = (queue, place, int(fence or 0), holder, expired, when, left)
     pending[queue] = [name_of(id) for id in in_pending]
     for worker, found, aside in zip(HOLDERS, all_held, all_moved, strict=True):
