@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from django_asyncq import guard, lifecycle
 from django_asyncq.broker import Broker
-from django_asyncq.definitions.exception_text import class_path, is_a, text_of, traceback_of
+from django_asyncq.definitions.exception_text import class_path, text_of, traceback_of
 from django_asyncq.definitions.payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_result, storable_text
 from django_asyncq.exceptions import TaskTimeout
 from django_asyncq.gates import slots
@@ -165,6 +165,37 @@ def test_checker_sees_a_plain_logger() -> None:
     """In either way to write it."""
     assert plain_loggers(ast.parse("logger = logging.getLogger('x')")) == [1]
     assert plain_loggers(ast.parse("logger = getLogger('x')")) == [1]
+
+
+def asked_by_isinstance(tree: ast.AST) -> list[int]:
+    """Return the lines that ask a caught error with `isinstance`, where `except` was wider than one class."""
+    return [
+        node.lineno
+        for handler in ast.walk(tree)
+        if isinstance(handler, ast.ExceptHandler) and handler.name and is_wide(handler.type)
+        for node in ast.walk(handler)
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") == "isinstance"
+        and getattr(node.args[0], "id", "") == handler.name
+    ]
+
+
+def is_wide(caught: ast.expr | None) -> bool:
+    """Return whether an `except` catches errors of the project's code."""
+    return getattr(caught, "id", "") in ("Exception", "BaseException")
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_caught_error_is_not_asked_by_isinstance(name: str) -> None:
+    """Its `__class__` may be code of the project's; `guard.is_a` does not run it."""
+    assert asked_by_isinstance(MODULES[name]) == []
+
+
+def test_checker_sees_an_error_asked_by_isinstance() -> None:
+    """Only where the `except` catches whatever the project raises."""
+    text = "try: act()\nexcept {0} as error:\n  if isinstance(error, OSError): raise"
+    assert asked_by_isinstance(ast.parse(text.format("BaseException"))) == [3]
+    assert asked_by_isinstance(ast.parse(text.format("OSError"))) == []
 
 
 # --- in a worker
@@ -329,7 +360,7 @@ def test_every_text_of_an_exception_can_be_stored(own_process: None, name: str) 
         assert len(text) <= characters + 100
         assert "\x00" not in text
         text.encode()
-    assert not is_a(error, TaskTimeout)
+    assert not guard.is_a(error, TaskTimeout)
 
 
 def test_texts_of_a_common_exception() -> None:
@@ -340,8 +371,8 @@ def test_texts_of_a_common_exception() -> None:
         assert class_path(error) == "django_asyncq.exceptions.TaskTimeout"
         assert text_of(error) == "late"
         assert traceback_of(error).endswith("django_asyncq.exceptions.TaskTimeout: late\n")
-        assert is_a(error, TaskTimeout)
-    assert not is_a(None, TaskTimeout)
+        assert guard.is_a(error, TaskTimeout)
+    assert not guard.is_a(None, TaskTimeout)
 
 
 def test_a_long_text_keeps_its_ends() -> None:

@@ -15,6 +15,8 @@ from typing import Any
 from django.db import DataError, IntegrityError
 from django.db import Error as DatabaseError
 
+from ..guard import is_a
+
 
 class ErrorKind(enum.Enum):
     """What an error of the database means, and so what to do.
@@ -126,8 +128,8 @@ def kind_of(error: BaseException) -> ErrorKind:
 
     error: of `django.db` or one of DECODE_ERRORS. An error of any other class counts as UNAVAILABLE.
     """
-    if not isinstance(error, DatabaseError):
-        return ErrorKind.ROW if isinstance(error, DECODE_ERRORS) else ErrorKind.UNAVAILABLE
+    if not is_a(error, DatabaseError):
+        return ErrorKind.ROW if is_a(error, DECODE_ERRORS) else ErrorKind.UNAVAILABLE
     # The driver's own error has the codes; Django's has its arguments and it as the cause.
     original = error.__cause__ or error
     for kind in (_of_sqlstate(original), _of_sqlite(original), _of_mysql(error)):
