@@ -44,7 +44,7 @@ class Settings:
     shutdown_grace_seconds: float = 20
     """How long running tasks may continue after SIGTERM before they are requeued."""
     max_crashes: int = 3
-    """A task fails when it has lost its worker this many times."""
+    """A task fails when it was lost alone with its worker process this many times."""
     unregistered_patience_seconds: int = 600
     """How long a task that no worker has registered is postponed before it fails."""
     provisional_seconds: int = 60
