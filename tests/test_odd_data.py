@@ -281,6 +281,22 @@ def test_tasks_whose_own_hash_has_a_wrong_type_come_back(fleet: Fleet) -> None:
             fleet.finish_all(*ids)
 
 
+def test_a_finished_task_leaves_redis_although_its_fence_was_changed(fleet: Fleet) -> None:
+    """The worker's own removal is refused then. Its supervisor must not renew the lease for ever."""
+    run = claimed(WORKER)
+    fleet.client.hset(fleet.keys.task(run.lease.id), "fence", 0)
+    lifecycle.succeed(run, 1, timezone.now() - datetime.timedelta(minutes=1))
+    assert lifecycle.record_runs([run]) == []
+    lifecycle.acknowledge(fleet.broker, WORKER, [run])
+    fleet.client.delete(fleet.keys.lease)
+    assert fleet.client.lrange(fleet.keys.active, 0, -1) == [run.lease.id.encode()]
+    for _ in range(2):
+        fleet.reconciler.sweep()
+        fleet.supervisor.leases.renew()
+    assert fleet.client.keys(f"{fleet.keys.base}*{run.lease.id}*") == []
+    assert not fleet.client.exists(fleet.keys.active, fleet.keys.lease, fleet.keys.held(WORKER))
+
+
 # --- setting aside
 
 

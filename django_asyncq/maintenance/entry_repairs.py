@@ -5,7 +5,7 @@ Every repair yields how many repairs a step made, can be repeated, and is safe w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from uuid import UUID
@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from .. import conf
-from ..broker import Broker
+from ..broker import Broker, Lease, replies
 from ..broker.inspection import EntryState, Inspection, Page
 from ..faults import Faults
 from ..models import TaskRecord
@@ -40,22 +40,34 @@ class EntryRepairs:
         strays = [task.id for task in page.tasks if not task.state]
         dropped = self.inspection.remove_dangling(queue, page.place, strays) if strays else 0
         if page.place == "active":
-            claimed = [task.id for task in page.tasks if task.state == "active" and task.fence]
-            return Repairs(strays=dropped, leased=self._grant_leases(queue, claimed))
+            claimed = [task for task in page.tasks if task.state == "active" and task.fence]
+            finished = self._finished(queue, claimed)
+            leased = self._grant_leases(queue, [task.id for task in claimed if task.id not in finished])
+            return Repairs(strays=dropped, leased=leased, discarded=self._discard_active(queue, claimed, finished))
         known = [task for task in page.tasks if task.state]
         return Repairs(strays=dropped, discarded=self._discard_finished(queue, known))
 
     def _grant_leases(self, queue: str, ids: Sequence[str]) -> int:
         return self.inspection.grant_leases(queue, ids, conf.current().lease_seconds) if ids else 0
 
+    def _discard_active(self, queue: str, tasks: Sequence[EntryState], finished: Collection[str]) -> int:
+        """Remove active entries of finished rows: their fence was changed, so the worker's own removal was refused."""
+        fences = [(task.id, replies.whole(task.fence.encode(), 0)) for task in tasks if task.id in finished]
+        leases = [Lease(id, fence) for id, fence in fences if fence is not None]
+        return self.broker.done(queue, "", leases).count("done") if leases else 0
+
     def _discard_finished(self, queue: str, tasks: Sequence[EntryState]) -> int:
         """Remove waiting entries of finished rows: a process was killed before it could remove them."""
-        before = timezone.now() - timedelta(seconds=GRACE_SECONDS)
-        finished = self._rows_of(queue, [task.id for task in tasks]).filter(finished_at__lt=before)
-        ids = {str(id) for id in finished.values_list("id", flat=True)}
+        ids = self._finished(queue, tasks)
         if not ids:
             return 0
         return self.inspection.remove_waiting(queue, [task for task in tasks if task.id in ids])
+
+    def _finished(self, queue: str, tasks: Sequence[EntryState]) -> set[str]:
+        """Return the ids of tasks whose row finished some seconds ago; later ones may still be acknowledged."""
+        before = timezone.now() - timedelta(seconds=GRACE_SECONDS)
+        finished = self._rows_of(queue, [task.id for task in tasks]).filter(finished_at__lt=before)
+        return {str(id) for id in finished.values_list("id", flat=True)}
 
     def _rows_of(self, queue: str, ids: Iterable[str]) -> QuerySet[TaskRecord]:
         return TaskRecord.objects.filter(id__in=list(map(UUID, filter(is_row_id, ids))), queue_name=queue)
