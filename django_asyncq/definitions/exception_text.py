@@ -14,8 +14,8 @@ from .payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_text
 NAME_CHARACTERS = 512
 
 
-def is_a(exception: BaseException | None, kind: type[BaseException]) -> bool:
-    """Return whether an exception is of one of this package's classes."""
+def is_a(exception: BaseException | None, kind: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
+    """Return whether an exception is of a class that the project did not write."""
     return issubclass(type(exception), kind)
 
 

@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from .. import lifecycle
 from ..broker import Broker, Lease
+from ..definitions.exception_text import is_a
 from ..exceptions import TaskNotRegistered, TaskTimeout
 from ..faults import STORE_ERRORS, Faults, concerns_one_row, in_turn
 from ..guard import get_logger
@@ -54,7 +55,7 @@ class Recovery:
                 connections.close_all()
                 self._faults.note(error)
                 has_failed = True
-                if isinstance(error, STORE_ERRORS) and not concerns_one_row(error):
+                if is_a(error, STORE_ERRORS) and not concerns_one_row(error):
                     return False
                 continue
             self.dead.remove(child)
