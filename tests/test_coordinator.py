@@ -752,7 +752,7 @@ def test_the_file_is_unlocked_however_a_hold_is_lost(redis_client: redis.Redis, 
         assert not holder.renew(name)
 
     def be_refused() -> None:
-        redis_client.set(key, "another")
+        redis_client.set(key, "another", px=60_000)
         assert not holder.acquire(name, TTL)
 
     ends: list[Callable[[], Any]] = [lambda: holder.release(name), lose_in_tick, lose_in_renewal, be_refused]
@@ -785,17 +785,20 @@ def test_the_lock_of_a_garbage_collected_coordinator_lasts_until_it_expires(
 
 def test_errors_leave_no_file_locked(redis_client: redis.Redis, name: str, tmp_path: Path) -> None:
     """Neither an error of the server nor many refusals leave a descriptor open."""
-    redis_client.lpush(f"task_lock:{name}", "no string")
+    redis_client.acl_setuser(name, enabled=True, nopass=True, categories=["+@all"], commands=["-evalsha"], keys=["*"])
+    address = redis_client.connection_pool.connection_kwargs
+    refused = redis.Redis(address["host"], address["port"], username=name, password="any", protocol=2)
     asker = StartupTaskCoordinator(None, tmp_path, single_instance=True)
+    unlucky = StartupTaskCoordinator(refused, tmp_path, single_instance=True)
     redis_client.set(f"task_lock:{name}2", "another", px=60_000)
     assert not asker.acquire(f"{name}2", TTL)
     before = open_lock_files(tmp_path)
     for _ in range(20):
         with pytest.raises(redis.ResponseError):
-            asker.acquire(name, TTL)
+            unlucky.acquire(name, TTL)
         assert not asker.acquire(f"{name}2", TTL)
     assert open_lock_files(tmp_path) == before
-    redis_client.delete(f"task_lock:{name}")
+    redis_client.acl_deluser(name)
     assert StartupTaskCoordinator(None, tmp_path, single_instance=True).acquire(name, TTL)
 
 
@@ -1179,7 +1182,7 @@ def test_terms_do_not_decrease_while_redis_flaps(
 def test_each_reply_word_and_no_write_on_refusal(redis_client: redis.Redis, name: str) -> None:
     """held, taken, renewed, released, stale; a refusal leaves value and TTL as they were."""
     key = f"task_lock:{name}"
-    redis_client.set(key, "other")
+    redis_client.set(key, "other", px=60_000)
     refusals = [
         scripts.run("lock_acquire", redis_client, [key], ["mine", 1000, ""]),
         scripts.run("lock_acquire", redis_client, [key], ["mine", 1000, "dead"]),
@@ -1187,7 +1190,8 @@ def test_each_reply_word_and_no_write_on_refusal(redis_client: redis.Redis, name
         scripts.run("lock_release", redis_client, [key], ["mine"]),
     ]
     assert refusals == [[b"taken", b"other"], [b"taken", b"other"], b"stale", b"stale"]
-    assert (redis_client.get(key), redis_client.pttl(key)) == (b"other", -1)
+    assert redis_client.get(key) == b"other"
+    assert 9000 < redis_client.pttl(key) <= 60_000
     assert scripts.run("lock_acquire", redis_client, [key], ["mine", 9000, "other"]) == [b"held"]
     assert scripts.run("lock_acquire", redis_client, [key], ["mine", 1000, ""]) == [b"held"]
     assert scripts.run("lock_renew", redis_client, [key], ["mine", 9000]) == b"renewed"
@@ -1258,7 +1262,7 @@ def test_a_refused_acquire_ends_the_trust_in_an_older_hold(redis_client: redis.R
     """Redis says that another holds it; what this process believed does not count."""
     holder = StartupTaskCoordinator()
     holder.acquire(name, TTL)
-    redis_client.set(f"task_lock:{name}", "another")
+    redis_client.set(f"task_lock:{name}", "another", px=60_000)
     assert not holder.acquire(name, TTL)
     assert not holder.is_held(name)
 

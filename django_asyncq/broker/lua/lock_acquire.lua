@@ -6,9 +6,12 @@
 local lock = KEYS[1]
 local mine, ttl_ms, dead = ARGV[1], ARGV[2], ARGV[3]
 
--- Every lock of ours expires: one that does not was set by a tool, and would be taken for ever.
-if redis.call('PTTL', lock) == -1 then set_aside(lock) end
 local owner = call('GET', lock)
+-- Every lock of ours expires: a value that is not ours either would be taken for ever.
+if owner and not string.find(owner, '^[^|]*|[^|]*|%d*|[^|]*|%d+$') and call('PTTL', lock) == -1 then
+  set_aside(lock)
+  owner = nil
+end
 if owner and owner ~= mine and (dead == '' or owner ~= dead) then return {'taken', owner} end
 
 call('SET', lock, mine, 'PX', ttl_ms)
