@@ -177,7 +177,7 @@ def _of_text(error: BaseException) -> ErrorKind:
     """Return the kind of an error without a code, which a driver has raised by itself."""
     text = str(error)
     # psycopg: "timestamp too large (after year 10K)", "text fields cannot contain NUL".
-    if isinstance(error, DataError | IntegrityError) or SQLITE_ROW_TEXT.search(text) or UNBINDABLE.search(text):
+    if is_a(error, (DataError, IntegrityError)) or SQLITE_ROW_TEXT.search(text) or UNBINDABLE.search(text):
         return ErrorKind.ROW
     return ErrorKind.NOT_SET_UP if REFUSED_CONNECTION.search(text) else ErrorKind.UNAVAILABLE
 
