@@ -46,7 +46,7 @@ class Settings:
     stall_seconds: float = 60
     """How long a worker process may take nothing while a task is due and a slot is free, before it is replaced."""
     max_crashes: int = 3
-    """A task fails when it has lost its worker this many times."""
+    """A task fails when it was lost alone with its worker process this many times."""
     unregistered_patience_seconds: int = 600
     """How long a task that no worker has registered is postponed before it fails."""
     provisional_seconds: int = 60

@@ -13,8 +13,9 @@ from typing import TypeVar
 
 from django.db import Error as DatabaseError
 
+from .definitions.exception_text import text_of
 from .exceptions import BrokerUnavailable, DatabaseNotSetUp, LockLost
-from .guard import GuardedLogger
+from .guard import GuardedLogger, class_name, is_a
 from .storage.errors import ErrorKind, kind_of, remedy_of
 
 PAUSE_SECONDS = 1.0
@@ -66,15 +67,15 @@ class Faults:
         """
         self._in_a_row += 1
         self._error = error
-        kind = kind_of(error) if isinstance(error, DatabaseError) else None
+        kind = kind_of(error) if is_a(error, DatabaseError) else None
         self._looks = self._looks + 1 if kind is ErrorKind.NOT_SET_UP else 0
         if kind is ErrorKind.AGAIN and self._again < MOST_AGAIN:
             self._again += 1
             return random.uniform(0.0, LONGEST_AGAIN_SECONDS)  # noqa: S311
         if kind is ErrorKind.NOT_SET_UP:
             self._once("not set up", logging.ERROR, self._failed + ": %s; %s", one_line(error), remedy_of(error))
-        elif kind is ErrorKind.ROW or not isinstance(error, STORE_ERRORS):
-            text = f"{type(error).__name__}: {error}"
+        elif kind is ErrorKind.ROW or not is_a(error, STORE_ERRORS):
+            text = f"{class_name(error)}: {text_of(error)}"
             self._once(text, logging.ERROR, self._failed + ": %s", one_line(error), error=error)
         elif not (quiet_first and self._in_a_row == 1):
             self._once("unreachable", logging.WARNING, self._text + ": %s", one_line(error))
@@ -98,7 +99,7 @@ class Faults:
         except (BrokerUnavailable, LockLost):
             raise
         except Exception as error:
-            if isinstance(error, DatabaseError) and kind_of(error) is not ErrorKind.ROW:
+            if is_a(error, DatabaseError) and kind_of(error) is not ErrorKind.ROW:
                 raise
             if what not in self._apart:
                 self._apart.add(what)
@@ -125,7 +126,7 @@ def in_turn(items: Iterable[Item], act: Callable[[Item], object]) -> None:
         except (BrokerUnavailable, LockLost):
             raise
         except Exception as error:
-            if isinstance(error, DatabaseError) and not concerns_one_row(error):
+            if is_a(error, DatabaseError) and not concerns_one_row(error):
                 raise
             failed = failed or error
     if failed is not None:
@@ -134,12 +135,12 @@ def in_turn(items: Iterable[Item], act: Callable[[Item], object]) -> None:
 
 def one_line(error: BaseException) -> str:
     """Return the text of an error in one line, or its class where it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return " ".join(text_of(error).split()) or class_name(error)
 
 
 def as_not_set_up(error: BaseException) -> DatabaseNotSetUp | None:
     """Return the error to end with, if an error means that nothing can work until a person has acted."""
-    if isinstance(error, DatabaseError) and kind_of(error) is ErrorKind.NOT_SET_UP:
+    if is_a(error, DatabaseError) and kind_of(error) is ErrorKind.NOT_SET_UP:
         found = DatabaseNotSetUp(one_line(error), remedy_of(error))
         found.__cause__ = error
         return found
@@ -148,4 +149,4 @@ def as_not_set_up(error: BaseException) -> DatabaseNotSetUp | None:
 
 def concerns_one_row(error: BaseException) -> bool:
     """Return whether an error is that of one row, so that the others need not wait."""
-    return isinstance(error, DatabaseError) and kind_of(error) is ErrorKind.ROW
+    return is_a(error, DatabaseError) and kind_of(error) is ErrorKind.ROW

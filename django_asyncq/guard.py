@@ -17,7 +17,9 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard, TypeVar
+
+Kind = TypeVar("Kind", bound=BaseException)
 
 _of_thread = threading.local()
 _is_own_process = False
@@ -39,6 +41,14 @@ def passes(error: BaseException) -> bool:
     if issubclass(type(error), Exception) or _is_own_process:
         return False
     return not getattr(_of_thread, "is_own", False)
+
+
+def is_a(error: object, kind: type[Kind] | tuple[type[Kind], ...]) -> TypeGuard[Kind]:
+    """Return whether an error is of a class, as `except` decides it.
+
+    `isinstance` also asks for the `__class__` of the object, where a class of the project's may run any code.
+    """
+    return issubclass(type(error), kind)
 
 
 class Attempted(NamedTuple):

@@ -8,16 +8,15 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from datetime import datetime
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
 
 from . import compat
 from .definitions.backoff import ExponentialBackoff
-from .definitions.exception_text import is_a
 from .definitions.moments import moment_after
 from .exceptions import InvalidOption, RetryRequested, TaskNotRegistered, TaskNotRunnable
-from .guard import attempt
+from .guard import attempt, is_a
 from .registry import find
 from .tasks import Task
 
@@ -131,7 +130,7 @@ def judge_failure(task: Task[Any, Any], record: TaskRecord, exception: BaseExcep
 
 
 def _asked(exception: BaseException) -> RetryRequested | None:
-    return cast(RetryRequested, exception) if is_a(exception, RetryRequested) else None
+    return exception if is_a(exception, RetryRequested) else None
 
 
 def next_attempt_at(

@@ -1,7 +1,7 @@
 """The texts of an exception of the project's code, which may be hostile.
 
 Its `__str__`, `__notes__`, `__class__` or its metaclass may raise anything, and its text may be huge. None of that may
-end the thread that writes the row. `isinstance` asks an object's `__class__`, so `is_a` asks its type.
+end the thread that writes the row.
 """
 
 from __future__ import annotations
@@ -12,11 +12,6 @@ from ..guard import attempt, class_name
 from .payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_text
 
 NAME_CHARACTERS = 512
-
-
-def is_a(exception: BaseException | None, kind: type[BaseException]) -> bool:
-    """Return whether an exception is of one of this package's classes."""
-    return issubclass(type(exception), kind)
 
 
 def class_path(exception: BaseException) -> str:

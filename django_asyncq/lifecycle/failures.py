@@ -13,9 +13,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from ..definitions.exception_text import class_path, is_a, text_of
+from ..definitions.exception_text import class_path, text_of
 from ..definitions.payload import TRACEBACK_CHARACTERS, storable_text
 from ..exceptions import TaskNotRegistered, TaskTimeout, WorkerLost
+from ..guard import is_a
 from ..models import FailureReason, TaskRecord, TaskState
 
 REASONS: dict[type[BaseException], FailureReason] = {

@@ -14,7 +14,7 @@ from django.utils import timezone
 from .. import failpoints
 from ..broker import Broker, Lease
 from ..exceptions import BrokerUnavailable, GateUnavailable
-from ..guard import attempt, get_logger
+from ..guard import attempt, get_logger, is_a
 from ..models import FailureReason, TaskRecord, TaskState
 from .dispatching import GATE_RETRY_SECONDS, dispatch
 from .events import announce, ask, log_extra
@@ -96,9 +96,9 @@ def _retry_waiting(rows: Sequence[TaskRecord]) -> tuple[int, list[TaskRecord]]:
     outcome, error = attempt(retry, [row.id for row in rows], by_person=False)
     if error is None:
         return len(outcome.retried), outcome.full
-    if isinstance(error, GateUnavailable):
+    if is_a(error, GateUnavailable):
         return 0, list(rows)
-    if isinstance(error, BrokerUnavailable | DatabaseError):
+    if is_a(error, (BrokerUnavailable, DatabaseError)):
         raise error
     if len(rows) > 1:
         parts = [_retry_waiting([row]) for row in rows]

@@ -24,7 +24,7 @@ from ..definitions import payload
 from ..definitions.exception_text import text_of
 from ..definitions.schedules import Declaration
 from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, RunAborted
-from ..guard import class_name, get_logger, passes
+from ..guard import class_name, get_logger, is_a, passes
 from ..models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskState
 from ..registry import every_task, registered
 from ..storage.database_time import DatabaseNow
@@ -168,7 +168,7 @@ class Scheduler:
             text = "schedule %s: its occurrence of %s was refused: %s"
             logger.error(text, row.name, _in_words(occurs_at), error, extra={"task": row.task})
         except BaseException as error:
-            if isinstance(error, DatabaseError) and kind_of(error) is not ErrorKind.ROW:
+            if is_a(error, DatabaseError) and kind_of(error) is not ErrorKind.ROW:
                 raise
             # The project's code: a gate's callable, or a receiver that vetoes. It must not stop other schedules.
             if passes(error):

@@ -15,6 +15,8 @@ from typing import Any
 from django.db import DataError, IntegrityError
 from django.db import Error as DatabaseError
 
+from ..guard import is_a
+
 
 class ErrorKind(enum.Enum):
     """What an error of the database means, and so what to do.
@@ -126,8 +128,8 @@ def kind_of(error: BaseException) -> ErrorKind:
 
     error: of `django.db` or one of DECODE_ERRORS. An error of any other class counts as UNAVAILABLE.
     """
-    if not isinstance(error, DatabaseError):
-        return ErrorKind.ROW if isinstance(error, DECODE_ERRORS) else ErrorKind.UNAVAILABLE
+    if not is_a(error, DatabaseError):
+        return ErrorKind.ROW if is_a(error, DECODE_ERRORS) else ErrorKind.UNAVAILABLE
     # The driver's own error has the codes; Django's has its arguments and it as the cause.
     original = error.__cause__ or error
     for kind in (_of_sqlstate(original), _of_sqlite(original), _of_mysql(error)):
@@ -175,7 +177,7 @@ def _of_text(error: BaseException) -> ErrorKind:
     """Return the kind of an error without a code, which a driver has raised by itself."""
     text = str(error)
     # psycopg: "timestamp too large (after year 10K)", "text fields cannot contain NUL".
-    if isinstance(error, DataError | IntegrityError) or SQLITE_ROW_TEXT.search(text) or UNBINDABLE.search(text):
+    if is_a(error, (DataError, IntegrityError)) or SQLITE_ROW_TEXT.search(text) or UNBINDABLE.search(text):
         return ErrorKind.ROW
     return ErrorKind.NOT_SET_UP if REFUSED_CONNECTION.search(text) else ErrorKind.UNAVAILABLE
 

@@ -14,7 +14,7 @@ from ..broker import Broker
 from ..broker.suspects import dequeue_suspect
 from ..exceptions import BrokerUnavailable
 from ..faults import Faults
-from ..guard import get_logger
+from ..guard import get_logger, is_a
 from ..worker.options import QuarantineOptions, WorkerOptions
 from .processes import Child, Processes
 
@@ -67,7 +67,7 @@ class Quarantine:
         try:
             queue = self._claim(waited_seconds=PATIENCE_SECONDS if alone else 0.0)
         except Exception as error:  # noqa: BLE001 - it is logged there; whatever it is, the supervisor must live
-            if not isinstance(error, BrokerUnavailable):
+            if not is_a(error, BrokerUnavailable):
                 self._faults.note(error)
             # The number stays: the next call returns what a lost reply may have claimed for it.
             self._not_before = now + PATIENCE_SECONDS

@@ -12,7 +12,7 @@ from .. import lifecycle
 from ..broker import Broker, Lease
 from ..exceptions import TaskNotRegistered, TaskTimeout
 from ..faults import STORE_ERRORS, Faults, concerns_one_row, in_turn
-from ..guard import get_logger
+from ..guard import get_logger, is_a
 from ..registry import registered
 from ..results import Judgement, judge_failure
 from ..worker.options import WorkerOptions
@@ -54,7 +54,7 @@ class Recovery:
                 connections.close_all()
                 self._faults.note(error)
                 has_failed = True
-                if isinstance(error, STORE_ERRORS) and not concerns_one_row(error):
+                if is_a(error, STORE_ERRORS) and not concerns_one_row(error):
                     return False
                 continue
             self.dead.remove(child)

@@ -17,7 +17,7 @@ NOT_SET_UP = "not set up"
 
 
 class QuarantineOptions(NamedTuple):
-    """What a quarantine process is told.
+    """The options that a quarantine process has of its own.
 
     number: of the process among the quarantine processes of its supervisor. queue: that of its first task, which the
     supervisor has claimed for it.

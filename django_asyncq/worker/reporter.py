@@ -20,10 +20,10 @@ from django.utils import timezone
 
 from .. import compat, failpoints, lifecycle
 from ..broker import Broker
-from ..definitions.exception_text import is_a, traceback_of
+from ..definitions.exception_text import traceback_of
 from ..exceptions import BrokerUnavailable, DatabaseNotSetUp, LeaseLost
 from ..faults import LONGEST_AGAIN_SECONDS, PAUSE_SECONDS, STORE_ERRORS, Faults, concerns_one_row
-from ..guard import class_name, get_logger
+from ..guard import class_name, get_logger, is_a
 from ..lifecycle.events import log_extra
 from ..models import TaskRecord, TaskState
 from ..results import judge_failure, result_of, sender_of

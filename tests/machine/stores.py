@@ -185,4 +185,5 @@ def _read_queue(
 
 
 def _is_pending(keys: QueueKeys, id: bytes) -> bool:
-    return client().hget(keys.task(id.decode()), "state") == b"pending"
+    state, suspect = client().hmget(keys.task(id.decode()), "state", "suspect")
+    return state == b"pending" and suspect is None

@@ -11,7 +11,7 @@ from typing import Any
 from django.db import Error as DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...definitions.exception_text import is_a
+from ...guard import is_a
 
 # SQLSTATEs with which a server ends a session: connection failures, shutdown, and the two idle timeouts.
 CUTTING_SQLSTATES = ("08", "57P0", "25P03", "25P04")

@@ -17,9 +17,8 @@ from django.utils import timezone
 
 from ... import compat, conf, failpoints, lifecycle
 from ...context import Ending, TaskContext
-from ...definitions.exception_text import is_a
 from ...exceptions import TaskNotRunnable, TaskTimeout
-from ...guard import get_logger
+from ...guard import get_logger, is_a
 from ...lifecycle.events import log_extra
 from ...results import result_of, sender_of
 from ..fetch.capacity import Capacity

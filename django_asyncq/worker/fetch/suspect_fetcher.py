@@ -6,6 +6,7 @@ import time
 
 from ... import lifecycle
 from ...faults import STORE_ERRORS
+from ..wakeup import Reason
 from .fetcher import Fetcher
 
 
@@ -26,6 +27,8 @@ class SuspectFetcher(Fetcher):
         """Wait for no pushes: the process ends when no suspect is left."""
 
     def _fetch(self) -> bool:
+        # Before the look: what the reporter writes in between is seen, or notified.
+        self.wakeup.expect(Reason.REPORTED)
         is_idle = not (self.capacity.jobs.count or self.reporter.unwritten)
         if self.is_finished or not is_idle or not self.pacing.is_due():
             return False

@@ -13,6 +13,8 @@ from ..log_lines import LEASE_LOST
 from ..rig import Report, Rig, enqueue
 
 LEASE_SECONDS = 2
+# What was lost together runs one at a time, after the start of a process, which may be killed while it starts.
+QUARANTINE_SECONDS = 10
 
 
 def kills(rig: Rig, report: Report, scale: float) -> None:
@@ -42,7 +44,9 @@ def kills(rig: Rig, report: Report, scale: float) -> None:
     seconds = sorted(checker.recovery_seconds(history))
     report.figure("recoveries", len(seconds))
     report.figure("median s", seconds[len(seconds) // 2] if seconds else 0.0)
-    report.timing("slowest s", seconds[-1] if seconds else 0.0, at_most=LEASE_SECONDS + 1.5)
+    # In the short form the goal stays below the pause of the mutant `late-recovery`.
+    at_most = LEASE_SECONDS + QUARANTINE_SECONDS if scale >= 1 else 5 * (LEASE_SECONDS + 1.5)
+    report.goal("slowest s", seconds[-1] if seconds else 0.0, at_most=at_most)
     report.goal("settled", int(is_settled), at_least=1)
 
 
