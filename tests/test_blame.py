@@ -21,9 +21,8 @@ from django_asyncq.maintenance.sweep import Repairs
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.supervisor.blame import blame, describe_death
 from django_asyncq.supervisor.memory import MemorySampler
-from django_asyncq.supervisor.processes import Child, Processes
+from django_asyncq.supervisor.processes import Child
 from django_asyncq.worker.crash_stack import crashed_thread
-from django_asyncq.worker.options import WorkerOptions
 from django_asyncq.worker.slot_table import SLOT, SlotTable
 
 from . import tasks
@@ -125,34 +124,6 @@ def test_the_stack_of_a_crash_names_its_thread() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert crashed_thread(done.stderr) == int(done.stdout)
     assert crashed_thread("") is None
-
-
-class Unstarted(Processes):
-    """Processes of which none is really started."""
-
-    started = 0
-
-    def start(self, options: WorkerOptions, now: float) -> None:
-        """Count it."""
-        self.started += 1
-        child = dead(-9)
-        child.process = SimpleNamespace(exitcode=None)
-        self.children.append(child)
-
-
-@pytest.mark.parametrize(("threads", "started"), [((), 0), ((1,), 1)])
-def test_only_deaths_without_a_task_delay_the_next_start(threads: tuple[int, ...], started: int) -> None:
-    """A task that killed its process does not come back to this one, so its replacement may start at once."""
-    processes = Unstarted(WorkerOptions(), 1, on_death=lambda child: None)
-    for _ in range(2):
-        child = dead(-9, *threads)
-        child.process = SimpleNamespace(exitcode=-9)
-        child.pipe = SimpleNamespace(poll=lambda: False, close=lambda: None)
-        child.crash_stack = SimpleNamespace(take=lambda: "")  # type: ignore[assignment]
-        processes.children.append(child)
-        processes.reap(1.0)
-    processes.start_missing(1.0)
-    assert processes.started == started
 
 
 # --- memory

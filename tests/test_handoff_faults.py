@@ -23,12 +23,15 @@ from django_asyncq.broker import Broker, Dequeued
 from django_asyncq.broker.keys import handoff_key, keys_of, queues_key
 from django_asyncq.lifecycle import Run
 from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.supervisor.memory import MemorySampler
+from django_asyncq.supervisor.processes import Child
 from django_asyncq.supervisor.recovery import Recovery
 from django_asyncq.testing import EmbeddedRedis
 from django_asyncq.worker.execute.job import Job, JobPhase
 from django_asyncq.worker.fetch.pacing import LONGEST_BACKOFF_SECONDS, Pacing
 from django_asyncq.worker.options import WorkerOptions
 from django_asyncq.worker.process import WorkerProcess
+from django_asyncq.worker.slot_table import SlotTable
 from django_asyncq.worker.wakeup import Reason
 
 from . import tasks
@@ -354,13 +357,13 @@ def test_a_process_stops_waiting_for_a_removed_queue(process: WorkerProcess) -> 
 def test_a_supervisor_requeues_what_a_dead_worker_was_about_to_be_handed() -> None:
     """First of all Redis hands it nothing more."""
     broker, keys = Broker(), keys_of("default")
-    recovery = Recovery(broker, WorkerOptions(queues={"default": 1}))
+    recovery = Recovery(broker, WorkerOptions(queues={"default": 1}), MemorySampler())
     broker.handoff_ready("", "w", ready=True)
     broker.client.rpush(keys.handed("w"), "id")
-    child = SimpleNamespace(
-        worker_id="w", slot_table=SimpleNamespace(running=list), exit_code=-9, stack="", overdue=set()
-    )
-    recovery.recover(child)  # type: ignore[arg-type]
+    process = SimpleNamespace(pid=None)
+    child = Child(process, SlotTable(1), None, "w", 0.0, None)  # type: ignore[arg-type]
+    child.exit_code = -9
+    recovery.recover(child)
     assert ready_workers() == []
     assert broker.client.lrange(keys.pending, 0, -1) == [b"id"]
 

@@ -65,7 +65,7 @@ def describe(record: TaskRecord) -> dict[str, Any]:
         "note": note_of(record, state, result.get("seconds")),
         "attempt": record.attempt,
         "max_attempts": record.max_attempts,
-        "crash_count": record.crash_count,
+        "lost_workers": lost_workers(record),
         **{name: record.kwargs.get(name) for name in ("seed", "size", "palette")},
         "seconds": result.get("seconds"),
         "error": error_of(record),
@@ -84,6 +84,11 @@ def error_of(record: TaskRecord) -> str:
     return f"{last['exception'].rpartition('.')[2]}: {last['message']}".split("\n", 1)[0][:200]
 
 
+def lost_workers(record: TaskRecord) -> int:
+    """Return how many worker processes died while they ran the task, whether or not it was to blame."""
+    return sum(error["exception"].endswith(".WorkerLost") for error in record.errors)
+
+
 def note_of(record: TaskRecord, state: str, seconds: float | None) -> str:
     """Describe the state in a few words: error, attempts, worker crashes, duration."""
     parts = []
@@ -94,7 +99,7 @@ def note_of(record: TaskRecord, state: str, seconds: float | None) -> str:
         parts.append(f"attempt {record.attempt + 1} of {record.max_attempts} {f'in {wait} s' if wait else 'now'}")
     elif record.attempt > 1:
         parts.append(f"attempt {record.attempt} of {record.max_attempts}")
-    if record.crash_count:
+    if lost_workers(record):
         parts.append("its worker crashed" + ("; recovered" if state == "succeeded" else ""))
     if seconds is not None:
         parts.append(f"{seconds:.1f} s")

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from django_asyncq.models import TaskRecord, TaskState
 
 from ..catalogue import MODELS
-from ..presentation import error_of
+from ..presentation import error_of, lost_workers
 from ..tasks import image_path
 
 TILE, GAP, CAPTION, MARGIN = 168, 14, 38, 24
@@ -60,6 +60,6 @@ def _detail(record: TaskRecord) -> str:
     parts = [f"{result['seconds']:.1f} s"] if "seconds" in result else []
     if record.attempt > 1:
         parts.append(f"{record.attempt} attempts")
-    if record.crash_count:
+    if lost_workers(record):
         parts.append("recovered")
     return ", ".join(parts)

@@ -10,7 +10,7 @@ from PIL import Image, UnidentifiedImageError
 from django_asyncq.models import Gate, TaskRecord, TaskState
 
 from ..catalogue import MODELS
-from ..presentation import error_of, renders, state_of
+from ..presentation import error_of, lost_workers, renders, state_of
 from ..tasks import MAX_ATTEMPTS, glitches, image_path
 from .observation import Observer
 from .traffic import Tally
@@ -44,7 +44,7 @@ class Outcome:
     @property
     def recovered(self) -> list[TaskRecord]:
         """The tasks that succeeded after their worker crashed."""
-        return [r for r in self.records if r.crash_count > 0 and r.state == TaskState.SUCCEEDED]
+        return [r for r in self.records if lost_workers(r) and r.state == TaskState.SUCCEEDED]
 
 
 def outcome(tally: Tally) -> Outcome:
@@ -100,7 +100,7 @@ def _about_the_kill(observer: Observer, outcome: Outcome) -> list[Finding]:
         Finding("a worker was killed during a render"),
         Finding(
             "another worker ran the renders of the killed one",
-            tuple(f"{id} has no worker crash in its row" for id in kill.task_ids if id not in recovered),
+            tuple(f"{id} has no lost worker in its row" for id in kill.task_ids if id not in recovered),
         ),
     ]
 
