@@ -85,12 +85,15 @@ def uses_pool() -> float:
 
 @task(max_attempts=1)
 def terminates_fork() -> Any:
-    """Start a forked process that sleeps, and terminate it; return its exit code within 5 s, else None."""
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(97,))
-    child.start()
-    child.terminate()
-    child.join(5)
-    return child.exitcode
+    """Start forked processes that sleep, and terminate each at once; return their exit codes, None after 5 s."""
+    codes = []
+    for _ in range(20):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(97,), daemon=True)
+        child.start()
+        child.terminate()
+        child.join(5)
+        codes.append(child.exitcode)
+    return codes
 
 
 def _targets(descriptors: Iterable[int | str]) -> set[str]:

@@ -11,6 +11,7 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -27,6 +28,15 @@ def isolate_forks(
 ) -> None:
     """Have each child that this process forks from now on let go of these. supervisor: the pipe to it."""
 
+    kept = threading.local()
+
+    def hold_signals() -> None:
+        # One that came before the child has let go of the handlers would be lost, and `terminate()` have no effect.
+        kept.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+
+    def release_signals() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, kept.mask)
+
     def isolate() -> None:
         global _is_forked
         _is_forked = True
@@ -42,8 +52,9 @@ def isolate_forks(
             wakeup.disconnect()
         if slot_table is not None:
             slot_table.disconnect()
+        release_signals()
 
-    os.register_at_fork(after_in_child=isolate)
+    os.register_at_fork(before=hold_signals, after_in_parent=release_signals, after_in_child=isolate)
 
 
 def exit_if_forked() -> None:
