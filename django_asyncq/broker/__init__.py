@@ -132,10 +132,13 @@ class Broker:
         return found
 
     def known_queues(self) -> list[str]:
-        """Return the names of all queues, sorted, as this process read them at most KNOWN_SECONDS ago."""
+        """Return the names of all queues, sorted, as this process read them at most KNOWN_SECONDS or one beat ago.
+
+        Leases last for several beats, so the lease of the first task of a new queue is renewed in time.
+        """
         now = time.monotonic()
         read_at, names = _known.get(prefix(), (-math.inf, set()))
-        if now - read_at >= KNOWN_SECONDS:
+        if now - read_at >= min(KNOWN_SECONDS, conf.current().beat_seconds):
             names = self.queues()
             with _registered_lock:
                 _known[prefix()] = (now, names)
