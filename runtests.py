@@ -22,8 +22,8 @@ import sys
 from pathlib import Path
 
 DURATIONS = {
-    "": "about 4 minutes on 2 cores",
-    "faults": "about 4 minutes on 2 cores",
+    "": "about 7 minutes on 2 cores",
+    "faults": "about 7 minutes on 2 cores",
     "long": "several hours",
 }
 # The debugger needs the terminal; the others run no test.

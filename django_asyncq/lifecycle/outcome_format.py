@@ -90,6 +90,8 @@ def apply(outcome: RunOutcome, record: TaskRecord) -> None:
         setattr(record, name, value)
     if outcome.error is not None:
         append_entry(record, dict(outcome.error))
+    if outcome.counted and record.retry_at:
+        record.crash_count = 0  # as `lifecycle.fail` does
     # The process of the run lived until it had spilled the outcome.
     record.is_suspect = False
     record.fence = outcome.fence

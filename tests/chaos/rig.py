@@ -375,12 +375,16 @@ class Rig:
         with self.server.client() as client:
             for word in ("pending", "active"):
                 for key in client.scan_iter(f"{self.prefix}:{{*}}:{word}"):
-                    found.setdefault(word, []).extend(plain(id.decode()) for id in client.lrange(key, 0, -1))
+                    found.setdefault(word, []).extend(
+                        plain(id.decode(errors="replace")) for id in client.lrange(key, 0, -1)
+                    )
             for word in ("suspects", "lease", "scheduled", "retry"):
                 for key in client.scan_iter(f"{self.prefix}:{{*}}:{word}"):
-                    found.setdefault(word, []).extend(plain(id.decode()) for id in client.zrange(key, 0, -1))
+                    found.setdefault(word, []).extend(
+                        plain(id.decode(errors="replace")) for id in client.zrange(key, 0, -1)
+                    )
             for key in client.scan_iter(f"{self.prefix}:{{*}}:held:*"):
-                found.setdefault("held", []).extend(plain(id.decode()) for id in client.hkeys(key))
+                found.setdefault("held", []).extend(plain(id.decode(errors="replace")) for id in client.hkeys(key))
         return found
 
     # --- the end

@@ -199,7 +199,8 @@ class Model(Entries):
             if row is None or entry is None or entry.outcome is None:
                 continue
             spilled = entry.outcome.row
-            new = replace(spilled, crashes=row.crashes)
+            starts_anew = spilled.retry_at and entry.outcome.counted
+            new = replace(spilled, crashes=0 if starts_anew else row.crashes)
             if self.write(name, spilled.fence, new):
                 found.append(Held(name, worker, fence, new, counted=entry.outcome.counted))
         if not cut:

@@ -170,6 +170,8 @@ class Workers(Repairs):
             held.row.retry_at, held.counted = "future" if retry_at else "", counted
             if not counted:
                 held.row.undo_attempt()
+            elif retry_at:
+                held.row.crashes = 0
 
     def acknowledge_and_announce(self, hand: Hand, until: str) -> None:
         """Acknowledge and announce an outcome that is in the row."""
