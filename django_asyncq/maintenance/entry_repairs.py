@@ -5,7 +5,7 @@ Every repair yields how many repairs a step made, can be repeated, and is safe w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from uuid import UUID
@@ -40,23 +40,27 @@ class EntryRepairs:
         strays = [task.id for task in page.tasks if not task.state]
         dropped = self.inspection.remove_dangling(queue, page.place, strays) if strays else 0
         if page.place == "active":
-            claimed = [task for task in page.tasks if task.state == "active" and task.fence]
-            finished = self._finished(queue, claimed)
-            leased = self._grant_leases(queue, [task.id for task in claimed if task.id not in finished])
-            return Repairs(strays=dropped, leased=leased, discarded=self._discard_active(queue, claimed, finished))
+            claimed = [task.id for task in page.tasks if task.state == "active" and task.fence]
+            leased, discarded = self._settle_leaseless(queue, self.inspection.misplaced(queue, claimed).leaseless)
+            return Repairs(strays=dropped, leased=leased, discarded=discarded)
         known = [task for task in page.tasks if task.state]
         return Repairs(strays=dropped, discarded=self._discard_finished(queue, known))
 
-    def _grant_leases(self, queue: str, ids: Sequence[str]) -> int:
-        return self.inspection.grant_leases(queue, ids, conf.current().lease_seconds) if ids else 0
+    def _settle_leaseless(self, queue: str, ids: Sequence[str]) -> tuple[int, int]:
+        """Give leases to active tasks that have none; return how many got one, and how many were removed instead.
 
-    def _discard_active(self, queue: str, tasks: Sequence[EntryState], finished: Collection[str]) -> int:
-        """Remove active entries of finished rows without a lease: a changed fence kept their worker from it."""
-        # One with a lease is left to its worker, which may be about to remove it.
-        leaseless = self.inspection.misplaced(queue, sorted(finished)).leaseless if finished else []
-        fences = [(task.id, replies.whole(task.fence.encode(), 0)) for task in tasks if task.id in leaseless]
-        leases = [Lease(id, fence) for id, fence in fences if fence is not None]
-        return self.broker.done(queue, "", leases).count("done") if leases else 0
+        Those of finished rows are removed: a changed fence kept their worker from it, which knows nothing of them now.
+        With a new lease they would stay for as long as that worker lives.
+        """
+        if not ids:
+            return 0, 0
+        states = self.inspection.entry_states(queue, ids)
+        finished = self._finished(queue, states)
+        fences = [(state.id, replies.whole(state.fence.encode(), 0)) for state in states if state.id in finished]
+        over = [Lease(id, fence) for id, fence in fences if fence is not None]
+        discarded = self.broker.done(queue, "", over).count("done") if over else 0
+        rest = [id for id in ids if id not in finished]
+        return self.inspection.grant_leases(queue, rest, conf.current().lease_seconds) if rest else 0, discarded
 
     def _discard_finished(self, queue: str, tasks: Sequence[EntryState]) -> int:
         """Remove waiting entries of finished rows: a process was killed before it could remove them."""
@@ -91,7 +95,8 @@ class EntryRepairs:
         misplaced = self.inspection.misplaced(queue, ids)
         known = self._rows_of(queue, misplaced.orphans).values_list("id", flat=True) if misplaced.orphans else []
         orphans = self.inspection.repair_orphans(queue, [str(id) for id in known])
-        return Repairs(orphans=orphans, leased=self._grant_leases(queue, misplaced.leaseless))
+        leased, discarded = self._settle_leaseless(queue, misplaced.leaseless)
+        return Repairs(orphans=orphans, leased=leased, discarded=discarded)
 
 
 def is_row_id(text: str) -> bool:
