@@ -281,14 +281,18 @@ def test_tasks_whose_own_hash_has_a_wrong_type_come_back(fleet: Fleet) -> None:
             fleet.finish_all(*ids)
 
 
-def test_a_finished_task_leaves_redis_although_its_fence_was_changed(fleet: Fleet) -> None:
+@pytest.mark.parametrize("fence", [b"0", b"soon", b"\xff", str(2**70).encode()])
+def test_a_finished_task_leaves_redis_although_its_fence_was_changed(fleet: Fleet, fence: bytes) -> None:
     """The worker's own removal is refused then. Its supervisor must not renew the lease for ever."""
     run = claimed(WORKER)
-    fleet.client.hset(fleet.keys.task(run.lease.id), "fence", 0)
-    lifecycle.succeed(run, 1, timezone.now() - datetime.timedelta(minutes=1))
+    fleet.client.hset(fleet.keys.task(run.lease.id), "fence", fence)
+    lifecycle.succeed(run, 1, timezone.now())
     assert lifecycle.record_runs([run]) == []
     lifecycle.acknowledge(fleet.broker, WORKER, [run])
     fleet.client.delete(fleet.keys.lease)
+    fleet.reconciler.sweep()
+    assert not fleet.client.exists(fleet.keys.lease)
+    TaskRecord.objects.filter(id=run.lease.id).update(finished_at=timezone.now() - datetime.timedelta(minutes=1))
     assert fleet.client.lrange(fleet.keys.active, 0, -1) == [run.lease.id.encode()]
     for _ in range(2):
         fleet.reconciler.sweep()

@@ -123,8 +123,9 @@ def _read(lease: Lease, row: TaskRecord, spilled: SpilledOutcome) -> Found | Non
         logger.warning("task %s: its outcome in Redis is unreadable", lease.id, extra=log_extra(row))
         return None
     # The row decides, because whoever writes to Redis chooses the fence of the entry too.
-    of_row = row.fence == outcome.fence if row.state == TaskState.RUNNING else row.fence < outcome.fence
-    if outcome.fence > lease.fence or not of_row or row.state not in (TaskState.RUNNING, TaskState.QUEUED):
+    # A row that is RETRYING may show the outcome already: the commit's reply was lost, so the outcome was spilled too.
+    of_row = row.fence < outcome.fence if row.state == TaskState.QUEUED else row.fence == outcome.fence
+    if outcome.fence > lease.fence or not of_row or row.is_final:
         return None
     is_genuine = signatures.is_genuine(PURPOSE, _message(lease.id, outcome.fence, encoded), signature)
     return Found(lease, row, outcome, is_genuine, has_waited=spilled.waited_fence == outcome.fence)

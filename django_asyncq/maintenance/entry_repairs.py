@@ -49,30 +49,34 @@ class EntryRepairs:
     def _settle_leaseless(self, queue: str, ids: Sequence[str]) -> tuple[int, int]:
         """Give leases to active tasks that have none; return how many got one, and how many were removed instead.
 
-        Those of finished rows are removed: a changed fence kept their worker from it, which knows nothing of them now.
-        With a new lease they would stay for as long as that worker lives.
+        Those of finished rows are removed, some seconds later: a changed fence kept their worker from it, which knows
+        nothing of them now. With a new lease they would stay for as long as that worker lives.
         """
         if not ids:
             return 0, 0
-        states = self.inspection.entry_states(queue, ids)
-        finished = self._finished(queue, states)
-        fences = [(state.id, replies.whole(state.fence.encode(), 0)) for state in states if state.id in finished]
-        over = [Lease(id, fence) for id, fence in fences if fence is not None]
+        is_final = self._rows_of(queue, ids).filter(finished_at__isnull=False)
+        open_ids = set(ids) - {str(id) for id in is_final.values_list("id", flat=True)}
+        leased = self.inspection.grant_leases(queue, sorted(open_ids), conf.current().lease_seconds) if open_ids else 0
+        finished = self._finished(queue, ids)
+        states = self.inspection.entry_states(queue, sorted(finished)) if finished else []
+        fences = {state.id: replies.whole(state.fence.encode("utf-8", "surrogateescape"), 0) for state in states}
+        over = [Lease(id, fence) for id, fence in fences.items() if fence is not None]
         discarded = self.broker.done(queue, "", over).count("done") if over else 0
-        rest = [id for id in ids if id not in finished]
-        return self.inspection.grant_leases(queue, rest, conf.current().lease_seconds) if rest else 0, discarded
+        if odd := [id for id, fence in fences.items() if fence is None]:
+            discarded += self.broker.remove(queue, odd)
+        return leased, discarded
 
     def _discard_finished(self, queue: str, tasks: Sequence[EntryState]) -> int:
         """Remove waiting entries of finished rows: a process was killed before it could remove them."""
-        ids = self._finished(queue, tasks)
+        ids = self._finished(queue, [task.id for task in tasks])
         if not ids:
             return 0
         return self.inspection.remove_waiting(queue, [task for task in tasks if task.id in ids])
 
-    def _finished(self, queue: str, tasks: Sequence[EntryState]) -> set[str]:
+    def _finished(self, queue: str, ids: Iterable[str]) -> set[str]:
         """Return the ids of tasks whose row finished some seconds ago; later ones may still be acknowledged."""
         before = timezone.now() - timedelta(seconds=GRACE_SECONDS)
-        finished = self._rows_of(queue, [task.id for task in tasks]).filter(finished_at__lt=before)
+        finished = self._rows_of(queue, ids).filter(finished_at__lt=before)
         return {str(id) for id in finished.values_list("id", flat=True)}
 
     def _rows_of(self, queue: str, ids: Iterable[str]) -> QuerySet[TaskRecord]:
