@@ -33,7 +33,7 @@ def odd(rig: Rig, report: Report, scale: float) -> None:
             report.figure("written", ", ".join(f"{count} {what}" for what, count in sorted(written.items())))
             report.figure("set aside", sum(1 for _ in client.scan_iter("*odd:*")))
             report.figure("keys of a wrong type that nothing reads", remove_wrong_types(client))
-        rig.check(report, agreement_seconds=40)
+        rig.check(report, agreement_seconds=40, others_write=True)
         report.goal("supervisors that ended", int(fleet.process.poll() is not None), at_most=0)
         log = fleet.log.read_text(errors="replace")
         report.goal("worker processes that ended", log.count("exited unexpectedly"), at_most=0)
