@@ -476,7 +476,7 @@ def one_of_each() -> dict[str, TaskRecord]:
 def row_of(text: str, record: TaskRecord) -> str:
     """The text of one row of the list, without its tags."""
     rows = [row for row in text.split("<tr>") if page_of(record) in row]
-    return " ".join(unescape(re.sub(r"<[^>]*>", " ", rows[0])).split())
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", rows[0].partition("</tr>")[0])).split())
 
 
 def test_list_shows_each_state_in_words(operator: Client, one_of_each: dict[str, TaskRecord]) -> None:
