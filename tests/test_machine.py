@@ -36,7 +36,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 EXAMPLES = int(os.environ.get("ASYNCQ_TEST_EXAMPLES", "5000"))
 # Without a mutant these same sequences are run too: what they find is the mutant. They are derandomized, and yet others
 # after a change of the package: Hypothesis draws on the literals of its modules.
-MUTANT_EXAMPLES = 60
+MUTANT_EXAMPLES = 240
 
 
 def profile(examples: int, **more: Any) -> settings:
