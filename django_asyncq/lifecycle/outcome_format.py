@@ -19,7 +19,7 @@ from ..definitions.payload import (
 )
 from ..definitions.untrusted_json import loads_untrusted
 from ..models import FailureReason, TaskRecord, TaskState
-from .failures import append_entry
+from .failures import CLASS_CHARACTERS, append_entry
 
 LARGEST_BYTES = 1_048_576
 # MAX_DEPTH is at most 500; an outcome holds the return value as one of its fields.
@@ -27,7 +27,6 @@ DEEPEST = 501
 LARGEST_FENCE = 2**63 - 1
 LARGEST_COUNT = 2**31 - 1
 WORKER_CHARACTERS = 255
-EXCEPTION_CHARACTERS = 200
 # `storable_text` puts a note where it cuts a text.
 CUT_NOTE_CHARACTERS = 100
 # MySQL stores no earlier year. A day before the last one, so that a time zone cannot lead beyond it.
@@ -194,7 +193,7 @@ RULES: dict[str, Callable[[Any], bool]] = {
     "counted": _is_bool,
     "state": _is_one_of(TaskState.SUCCEEDED, TaskState.FAILED),
     "reason": _is_one_of(*FailureReason.values),
-    "last_exception": _is_text(EXCEPTION_CHARACTERS),
+    "last_exception": _is_text(CLASS_CHARACTERS),
     "attempt": _is_whole(0, LARGEST_COUNT),
     "worker_ids": _is_worker_list,
     "return_value": _is_anything,

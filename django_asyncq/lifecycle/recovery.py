@@ -70,15 +70,14 @@ def recover(
 
 
 class Blame(NamedTuple):
-    """What the loss of a worker means for the tasks that it had begun. The ids of those it had not begun are in none.
+    """What the loss of a worker means for the tasks that it held. A task in neither set is innocent.
 
     counted: ids of those that took it down; each counts one crash. suspects: ids of those that may have done so, and
-    run alone next. innocent: ids of those that did not.
+    run alone next.
     """
 
     counted: frozenset[str] = frozenset()
     suspects: frozenset[str] = frozenset()
-    innocent: frozenset[str] = frozenset()
 
 
 def blame_unseen(worker_id: str, ids: Iterable[str]) -> Blame:

@@ -25,7 +25,7 @@ from ..definitions.names import runs_alone
 from ..definitions.payload import MESSAGE_CHARACTERS, storable_result, storable_text
 from ..exceptions import WorkerLost
 from ..guard import get_logger
-from ..models import FailureReason, TaskRecord, TaskState
+from ..models import TaskRecord, TaskState
 from ..storage.batches import FencedWrite, read_rows, write_fenced
 from ..storage.errors import ErrorKind, kind_of
 from ..storage.isolation import usable_rows
@@ -60,21 +60,26 @@ def suspect(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") 
     stack: the last stack of the process, if it could still write one.
     """
     record.state = TaskState.QUEUED
-    record.is_suspect = True
-    append_error(record, WorkerLost(reason), stack, now)
-    # A loss uses no attempt. The worker stays in `worker_ids`, next to its error.
-    record.attempt = max(record.attempt - 1, 0)
+    _lose(record, reason, now, stack)
 
 
 def count_crash(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") -> None:
-    """RUNNING → QUEUED in memory after this task took its worker down; → FAILED after too many crashes."""
-    suspect(record, reason, now, stack=stack)
+    """RUNNING → QUEUED in memory after this task took its worker down; → FAILED after too many crashes in a row."""
     record.crash_count += 1
     if record.crash_count >= conf.current().max_crashes:
         record.state = TaskState.FAILED
         record.retry_at = None
         record.finished_at = now
-        record.reason = FailureReason.WORKER_LOST
+    else:
+        record.state = TaskState.QUEUED
+    _lose(record, reason, now, stack)
+
+
+def _lose(record: TaskRecord, reason: str, now: datetime, stack: str) -> None:
+    record.is_suspect = True
+    append_error(record, WorkerLost(reason), stack, now)
+    # A loss uses no attempt. The worker stays in `worker_ids`, next to its error.
+    record.attempt = max(record.attempt - 1, 0)
 
 
 def lose_unseen(record: TaskRecord, reason: str) -> None:

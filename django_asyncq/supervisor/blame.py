@@ -21,7 +21,7 @@ def blame(child: Child) -> lifecycle.Blame:
     running = child.slot_table.running()
     begun = frozenset(each.id for each in running)
     if child.exit_code == 0 or (child.was_killed and not child.is_stalled):
-        return lifecycle.Blame(innocent=begun)
+        return lifecycle.Blame()
     if child.is_stalled:
         # One of them may hold what the process waited for; alone, it keeps no other task waiting.
         return lifecycle.Blame(suspects=begun)
@@ -31,8 +31,8 @@ def blame(child: Child) -> lifecycle.Blame:
     accused = named or begun
     # EX_SOFTWARE: the process found itself unable to go on, and no task needs to be the cause.
     if len(accused) == 1 and (child.exit_code != EX_SOFTWARE or child.is_alone):
-        return lifecycle.Blame(counted=accused, innocent=begun - accused)
-    return lifecycle.Blame(suspects=accused, innocent=begun - accused)
+        return lifecycle.Blame(counted=accused)
+    return lifecycle.Blame(suspects=accused)
 
 
 def describe_death(child: Child, memory: MemorySampler) -> str:

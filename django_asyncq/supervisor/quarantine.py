@@ -21,7 +21,7 @@ from .processes import Child, Processes
 logger = get_logger("django_asyncq.supervisor")
 
 LOOK_SECONDS = 1.0
-# A suspect that has waited for so long beside the others gets a process of its own.
+# A suspect that has waited this long beside the others gets a process of its own.
 PATIENCE_SECONDS = 5.0
 
 

@@ -5,8 +5,8 @@
 --       to the worker if it is ready; "" when the worker asks by itself
 -- Returns {"paused"}, {"not ready"} (behind BLMOVE), {"taken", id, fence, …}; "more" when one was handed and more is left
 -- Invariant: each returned task is active, leased and held, with a fence above any before. An id without a message, or
---       one that is not pending or waits in suspects (it stood here twice), is dropped. A worker that gets tasks is no longer ready. A worker
---       that has not read the task it was handed gets no other.
+--       one that is not pending or waits in suspects (it stood here twice), is dropped. A worker that gets tasks is no
+--       longer ready. A worker that has not read the task it was handed gets no other.
 local is_handoff = ARGV[5] ~= ''
 if is_handoff then
   -- The id that BLMOVE moved returns to its place first: a task with a higher priority may be due before it.

@@ -5,8 +5,8 @@
 --       id, message, fence ("0": none), priority, lock key or "", lock seconds, number of its gate ("0": none)
 -- Returns one word for each: "queued"; or, with nothing changed, "exists", "duplicate" (another id holds the lock) or
 --       "no_slot" (it has no slot that can be relied on: acquire one first).
--- Invariant: an id is in one list; with "again" it moves from retry, archived, completed or scheduled to pending, and
---       from wherever an unreadable state may have left it. A fence never falls. A refused task takes no lock. No slot is acquired or shortened here.
+-- Invariant: an id is in one list; with "again" it moves to pending from retry, archived, completed, scheduled, or from
+--       where an unreadable state left it. No fence falls. No slot is acquired or shortened. Refused tasks take no lock.
 local time = call('TIME')
 local now, now_ns = tonumber(time[1]), time[1] .. ('00000' .. time[2]):sub(-6) .. '000'
 local place = {scheduled = KEYS[3], retry = KEYS[4], archived = KEYS[5], completed = KEYS[6]}

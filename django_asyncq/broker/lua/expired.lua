@@ -3,8 +3,8 @@
 -- ARGV: 1 task key prefix, 2 how many tasks at most, 3 how many leases to look at, 4 lease seconds
 -- Returns {id, fence, worker, …}. Leases of Go workers (no fence) are left to asynq's recoverer.
 -- Invariant: no task changes. An id without a message, or with our fence and not active, loses its lease. A task of ours
---       (only our workers write `worker`) whose fence is unreadable is set aside, and its row brings it back. A lease of ours beyond a day and ten leases
---       begins anew now: nobody may wait for it.
+--       (only our workers write `worker`) whose fence is unreadable is set aside, and its row brings it back. A lease
+--       of ours beyond a day and ten leases begins anew now: nobody may wait for it.
 local now = call('TIME')[1]
 local latest = now + math.max(86400, 10 * ARGV[4])
 for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[1], '(' .. latest, '+inf', 'LIMIT', 0, ARGV[3])) do

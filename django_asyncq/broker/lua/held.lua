@@ -1,7 +1,8 @@
 -- List the tasks that a worker has dequeued and not acknowledged.
 -- KEYS: 1 held by the worker   ARGV: 1 task key prefix, 2 worker id
--- Returns {id, fence, …}. Invariant: no task changes. A fence that is unreadable is removed. A task that asynq's own recoverer has requeued is not listed: it is
---       another run's, or will be. A task that has lost its hash is listed: no other script can name it.
+-- Returns {id, fence, …}.
+-- Invariant: no task changes. An unreadable fence is removed. A task that asynq's own recoverer has requeued is not
+--       listed: it is another run's, or will be. A task that has lost its hash is listed: no other script can name it.
 local held = call('HGETALL', KEYS[1])
 local listed = {}
 for i = 1, #held, 2 do

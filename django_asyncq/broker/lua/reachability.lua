@@ -1,7 +1,8 @@
 -- Record that a process reached Redis, and return how long Redis has been reachable without a gap.
 -- KEYS: 1 alive (string), 2 reachability (hash: last, resumed; Unix milliseconds)
 -- ARGV: 1 milliseconds without a call of this script that count as an outage
--- Returns {Unix seconds since which Redis remembers ("": it does not, or the mark is unreadable), milliseconds since the last outage}.
+-- Returns {Unix seconds since which Redis remembers ("": it does not, or the mark is unreadable), milliseconds since
+--       the last outage}.
 -- Invariant: the first call after an outage sets its end for all processes.
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
