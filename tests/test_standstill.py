@@ -161,7 +161,7 @@ def test_it_says_what_it_does_is_asked_to_stop_and_is_killed(
     case.standstill.check(NOW + 1)
     assert case.signals == [STACKS_SIGNAL, signal.SIGTERM]
     assert "its threads:\nin hangs" in caplog.text
-    deadline = NOW + 1 + conf.current().shutdown_grace_seconds + standstill.KILL_MARGIN_SECONDS
+    deadline = NOW + 1 + conf.current().shutdown_grace_seconds + standstill.EXIT_MARGIN_SECONDS
     second = NOW + 2
     while second < deadline:
         case.standstill.check(second)

@@ -22,6 +22,8 @@ from .vacancies import Vacancy
 
 logger = get_logger("django_asyncq.supervisor")
 
+# After the tasks' own grace period: time to write the last outcomes.
+EXIT_MARGIN_SECONDS = 8.0
 # A burst gives up when this many processes in a row exited before they were ready; a service never gives up.
 FAILED_STARTS = 3
 

@@ -17,7 +17,7 @@ from ..guard import get_logger
 from ..worker.crash_stack import STACKS_SIGNAL
 from ..worker.options import WorkerOptions
 from ..worker.process_groups import signal_process
-from .processes import Child, Processes
+from .processes import EXIT_MARGIN_SECONDS, Child, Processes
 
 logger = get_logger("django_asyncq.supervisor")
 
@@ -26,8 +26,6 @@ CHECK_SECONDS = 1.0
 LONGEST_GAP_SECONDS = 5.0
 # A heartbeat thread that has not run for this long: one thread holds the interpreter.
 SILENT_SECONDS = 10.0
-# Between SIGTERM and SIGKILL, beyond the grace period of the tasks; as much as at a shutdown.
-KILL_MARGIN_SECONDS = 8.0
 
 
 @dataclass(slots=True)
@@ -84,7 +82,7 @@ class Standstill:
         stacks = child.crash_stack.peek() or "(they are not known)"
         logger.error("worker %s is replaced, since it stands still; its threads:\n%s", child.worker_id, stacks)
         child.is_stalled = True
-        stall.kill_at = now + conf.current().shutdown_grace_seconds + KILL_MARGIN_SECONDS
+        stall.kill_at = now + conf.current().shutdown_grace_seconds + EXIT_MARGIN_SECONDS
         signal_process(child.process, signal.SIGTERM)
 
     def reason(self, child: Child, now: float) -> str:

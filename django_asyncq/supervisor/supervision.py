@@ -25,7 +25,7 @@ from ..worker.wakeup import Wakeup
 from .leases import LeaseKeeper
 from .liveness import LivenessFile
 from .memory import MemorySampler
-from .processes import Child, Processes, WorkersCannotStart
+from .processes import EXIT_MARGIN_SECONDS, Child, Processes, WorkersCannotStart
 from .quarantine import Quarantine
 from .recovery import Recovery
 from .standstill import Standstill
@@ -34,8 +34,6 @@ from .suspension import Suspension
 logger = get_logger("django_asyncq.supervisor")
 
 TICK_SECONDS = 0.2
-# After the tasks' own grace period: time to write the last outcomes.
-EXIT_MARGIN_SECONDS = 8.0
 
 
 class ThreadDied(RuntimeError):

@@ -6,7 +6,7 @@
 -- Returns one word for each: "queued"; or, with nothing changed, "exists", "duplicate" (another id holds the lock) or
 --       "no_slot" (it has no slot that can be relied on: acquire one first).
 -- Invariant: an id is in one list; with "again" it moves to pending from retry, archived, completed, scheduled, or from
---       where an unreadable state left it. No fence falls. No slot is acquired or shortened. Refused tasks take no lock.
+--       where an odd state left it. No fence falls. No slot is acquired or shortened. Refused tasks take no lock.
 local time = call('TIME')
 local now, now_ns = tonumber(time[1]), time[1] .. ('00000' .. time[2]):sub(-6) .. '000'
 local place = {scheduled = KEYS[3], retry = KEYS[4], archived = KEYS[5], completed = KEYS[6]}
