@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support import expected_conditions
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from django_asyncq.models import Schedule, TaskRecord
@@ -28,6 +28,7 @@ PAGE_SECONDS = 30
 DESKTOP, PHONE = 1440, 390
 NEXT = "table[aria-labelledby=asyncq-upcoming] tbody tr"
 LATEST = "table[aria-labelledby=asyncq-runs] tbody tr"
+NEXT_PAGE_HAS_LOADED = "return !window.isPressed && document.readyState === 'complete'"
 
 
 def find(*names: str) -> str | None:
@@ -105,11 +106,12 @@ class Person:
         Select(self.one(f"[name={name}]")).select_by_value(value)
 
     def press(self, selector: str) -> None:
-        """Click, and wait until the next page has loaded."""
-        before = self.one("html")
+        """Click, and wait until the next page has loaded: a complete document without the mark of this one."""
+        self.browser.execute_script("window.isPressed = true")
         self.one(selector).click()
-        self.wait.until(expected_conditions.staleness_of(before))
-        self.wait.until(lambda browser: browser.execute_script("return document.readyState") == "complete")
+        # Between two documents the driver has errors of many kinds for whatever it is asked; later it answers.
+        wait = WebDriverWait(self.browser, PAGE_SECONDS, ignored_exceptions=[WebDriverException])
+        wait.until(lambda browser: browser.execute_script(NEXT_PAGE_HAS_LOADED))
 
     def refused(self) -> dict[str, str]:
         """Save, and return the errors that the page shows by field."""
