@@ -222,7 +222,7 @@ class Gate(models.Model):
     # Names the row had before its last save. Their cached limits are dropped too.
     former_names: frozenset[str] | set[str] = frozenset()
 
-    name = models.CharField(_("name"), max_length=200, unique=True)
+    name = models.CharField(_("name"), max_length=200)
     limit = models.IntegerField(_("limit"), help_text=_("Maximum tasks queued or running; 0 or less means no limit."))
     expected_seconds = models.FloatField(
         _("expected seconds"),
@@ -235,6 +235,8 @@ class Gate(models.Model):
         verbose_name = _("gate")
         verbose_name_plural = _("gates")
         ordering = ["name"]
+        # Forms check a constraint in the database that is written to, but `unique=True` in one that is read.
+        constraints = [models.UniqueConstraint(fields=["name"], name="asyncq_one_gate")]
 
     def __str__(self) -> str:
         return self.name
@@ -286,7 +288,7 @@ class Schedule(models.Model):
 
     # asynq's tools show it as the id of the scheduler entry.
     id = models.UUIDField(_("id"), primary_key=True, default=uuid.uuid4, editable=False)
-    name = models.CharField(_("name"), max_length=200, unique=True)
+    name = models.CharField(_("name"), max_length=200)
     task = models.CharField(_("task"), max_length=200)
     args = models.JSONField(_("positional arguments"), default=list, blank=True)
     kwargs = models.JSONField(_("keyword arguments"), default=dict, blank=True)
@@ -319,6 +321,8 @@ class Schedule(models.Model):
                 name="asyncq_cron_or_interval",
                 condition=Q(cron="", interval_seconds__gte=1) | (~Q(cron="") & Q(interval_seconds__isnull=True)),
             ),
+            # As for gates.
+            models.UniqueConstraint(fields=["name"], name="asyncq_one_schedule"),
         ]
 
     def __str__(self) -> str:

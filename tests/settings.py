@@ -11,6 +11,8 @@ import django
 
 from django_asyncq.testing import arm_from_environment
 
+from .routers import ROUTERS
+
 # A process that a test starts with the environment of `crash_at` dies where that says.
 arm_from_environment()
 
@@ -31,6 +33,13 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
         "transaction_mode": "IMMEDIATE",
         "timeout": 20,
     }
+if routers := os.environ.get("ASYNCQ_TEST_ROUTER"):
+    DATABASE_ROUTERS = [ROUTERS[name] for name in routers.split(",")]
+    if "own" in routers:
+        own_name = os.environ.get("ASYNCQ_TEST_OWN_DATABASE") or f"{DATABASES['default']['NAME']}_tasks"
+        DATABASES["tasks"] = {**DATABASES["default"], "NAME": own_name}
+        if "TEST" in DATABASES["tasks"]:
+            DATABASES["tasks"]["TEST"] = {"NAME": own_name}
 
 CACHES: dict[str, dict[str, Any]] = {
     "default": {

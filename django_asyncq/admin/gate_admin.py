@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy
 from .. import gates
 from ..exceptions import BrokerUnavailable
 from ..models import Gate
+from .queries import RoutedAdmin
 
 if TYPE_CHECKING:
     GateAdminBase = admin.ModelAdmin[Gate]
@@ -47,7 +48,7 @@ def read_occupancy(rows: Sequence[Gate]) -> None:
         row.slots_taken = taken  # type: ignore[attr-defined]
 
 
-class GateAdmin(GateAdminBase):
+class GateAdmin(RoutedAdmin, GateAdminBase):
     """Edit the limits of gates. A change takes effect everywhere at once, through the signals of the model."""
 
     list_display = ("name", "limit", "expected_seconds", "occupancy")

@@ -20,7 +20,7 @@ from django.utils.translation import ngettext
 from .. import lifecycle
 from ..exceptions import AsyncqError, GateUnavailable
 from ..models import Gate, TaskRecord, TaskState
-from ..storage.routing import rows_of
+from ..storage.routing import rows_of, writing_database
 from .code import known_task
 
 # One chunk is one transaction, and one script call per queue and gate. SQLite accepts at least 999 parameters.
@@ -83,7 +83,7 @@ def write_log(request: HttpRequest, outcome: Outcome) -> None:
     """Write an entry to the history of each task that was retried."""
     if outcome.retried:
         user: Any = request.user
-        LogEntry.objects.log_actions(
+        LogEntry.objects.db_manager(writing_database(LogEntry)).log_actions(
             user_id=user.pk, queryset=outcome.retried, action_flag=CHANGE, change_message="Retried."
         )
 

@@ -50,7 +50,7 @@ from ..guard import get_logger
 from ..lifecycle.messages import entry_of, later_fence
 from ..models import Gate, TaskRecord, TaskState
 from ..storage.isolation import each_alone, page_of, usable_rows
-from ..storage.routing import rows_of
+from ..storage.routing import rows_of, writing_database
 from .entry_repairs import EntryRepairs
 from .sweep import GRACE_SECONDS, Repairs, Sweep
 
@@ -305,7 +305,9 @@ class Reconciler:
     @staticmethod
     def _each_alone(what: str, rows: Sequence[TaskRecord], act: Callable[[Sequence[TaskRecord]], int]) -> list[int]:
         """Act on the rows of a page; on each alone when one of them is odd. Returns: what `act` returned."""
-        return each_alone(what, rows, lambda part: [act(part)], key=lambda row: row.id)
+        return each_alone(
+            what, rows, lambda part: [act(part)], key=lambda row: row.id, database=writing_database(TaskRecord)
+        )
 
     def rows_to_push(self, *, young: bool, is_rebuild: bool = False) -> Iterator[list[TaskRecord]]:
         """Yield, page by page, QUEUED rows that Redis does not know or, unless `young`, has as retry or archived.

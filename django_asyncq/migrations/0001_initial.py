@@ -22,7 +22,7 @@ class Migration(migrations.Migration):
             name='Gate',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=200, unique=True, verbose_name='name')),
+                ('name', models.CharField(max_length=200, verbose_name='name')),
                 ('limit', models.IntegerField(help_text='Maximum tasks queued or running; 0 or less means no limit.', verbose_name='limit')),
                 ('expected_seconds', models.FloatField(default=60, help_text='How long a task of this gate usually takes. It is used to estimate when a slot becomes free.', validators=[django.core.validators.MinValueValidator(0.001)], verbose_name='expected seconds')),
             ],
@@ -30,6 +30,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'gate',
                 'verbose_name_plural': 'gates',
                 'ordering': ['name'],
+                'constraints': [models.UniqueConstraint(fields=('name',), name='asyncq_one_gate')],
             },
         ),
         migrations.CreateModel(
@@ -66,7 +67,7 @@ class Migration(migrations.Migration):
             name='Schedule',
             fields=[
                 ('id', models.UUIDField(default=uuid.uuid4, editable=False, primary_key=True, serialize=False, verbose_name='id')),
-                ('name', models.CharField(max_length=200, unique=True, verbose_name='name')),
+                ('name', models.CharField(max_length=200, verbose_name='name')),
                 ('task', models.CharField(max_length=200, verbose_name='task')),
                 ('args', models.JSONField(blank=True, default=list, verbose_name='positional arguments')),
                 ('kwargs', models.JSONField(blank=True, default=dict, verbose_name='keyword arguments')),
@@ -90,7 +91,7 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'schedules',
                 'ordering': ['name'],
                 'permissions': [('run_schedule', 'Can run a schedule now')],
-                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('cron', ''), ('interval_seconds__gte', 1)), models.Q(models.Q(('cron', ''), _negated=True), ('interval_seconds__isnull', True)), _connector='OR'), name='asyncq_cron_or_interval')],
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('cron', ''), ('interval_seconds__gte', 1)), models.Q(models.Q(('cron', ''), _negated=True), ('interval_seconds__isnull', True)), _connector='OR'), name='asyncq_cron_or_interval'), models.UniqueConstraint(fields=('name',), name='asyncq_one_schedule')],
             },
         ),
         migrations.CreateModel(

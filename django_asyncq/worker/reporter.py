@@ -28,6 +28,7 @@ from ..lifecycle.events import log_extra
 from ..models import TaskRecord, TaskState
 from ..results import judge_failure, result_of, sender_of
 from ..storage.isolation import each_alone, set_aside, table_of
+from ..storage.routing import writing_database
 from ..threads import LongLivedThread
 from .execute.cuts import reason_of
 from .execute.job import Cut, Job, JobPhase, Outcome
@@ -284,7 +285,13 @@ class Reporter(LongLivedThread):
         with self._marking:
             running = [job for job in jobs if job.phase is JobPhase.RUNNING and job not in self._abandoned]
             if running:
-                each_alone("marking of tasks as running", running, self._mark, key=lambda job: job.run.record.id)
+                each_alone(
+                    "marking of tasks as running",
+                    running,
+                    self._mark,
+                    key=lambda job: job.run.record.id,
+                    database=writing_database(TaskRecord),
+                )
 
     def _mark(self, jobs: Sequence[Job]) -> list[lifecycle.Run]:
         return self._write_until_done(lambda: lifecycle.mark_running([job.run for job in jobs]))
