@@ -59,7 +59,8 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
     database = router.db_for_write(TaskRecord)
     with transaction.atomic(using=database):
         rows = TaskRecord.objects.using(database).select_for_update().filter(id__in=ids, state=TaskState.FAILED)
-        records = list(rows if by_person else rows.filter(retry_at__isnull=False))
+        # In one order, so that two retries of the same tasks wait for each other instead of deadlocking.
+        records = list((rows if by_person else rows.filter(retry_at__isnull=False)).order_by("id"))
         refused = ask(records, TaskState.FAILED, partial=True, timed=not by_person) if records else set()
         failpoints.reach("retry.slot_acquired")
         admitted = [record for record in records if record.id not in refused]
