@@ -20,6 +20,7 @@ from django.utils.translation import ngettext
 from .. import lifecycle
 from ..exceptions import AsyncqError, GateUnavailable
 from ..models import Gate, TaskRecord, TaskState
+from ..storage.routing import rows_of
 from .code import known_task
 
 # One chunk is one transaction, and one script call per queue and gate. SQLite accepts at least 999 parameters.
@@ -144,7 +145,7 @@ def _by_gate(records: Iterable[TaskRecord]) -> Iterator[tuple[str, int | str, li
     groups: dict[str, list[TaskRecord]] = {}
     for record in records:
         groups.setdefault(record.gate, []).append(record)
-    limits = dict(Gate.objects.filter(name__in=groups).values_list("name", "limit")) if groups else {}
+    limits = dict(rows_of(Gate).filter(name__in=groups).values_list("name", "limit")) if groups else {}
     for gate, group in groups.items():
         own = group[0].queue_limit
         yield gate, limits.get(gate, "?" if own is None else own), group

@@ -27,6 +27,7 @@ from ..exceptions import GateUnavailable, UnknownGate
 from ..faults import one_line
 from ..guard import attempt, is_a
 from ..models import Gate, TaskRecord, TaskState
+from ..storage.routing import rows_of
 from .code import known_task
 from .retry_action import IDS_PER_RETRY, NAMES_IN_MESSAGE, log_retried
 
@@ -187,7 +188,7 @@ def queued_text(progress: Progress) -> str:
 def gate_sentences(rows: QuerySet[TaskRecord], progress: Progress) -> Iterator[tuple[int, str]]:
     """Yield how many tasks stay failed at each gate that was set aside, and the remedy; only the first few by name."""
     names = sorted(progress.set_aside)
-    limits = dict(Gate.objects.filter(name__in=names[:NAMES_IN_MESSAGE]).values_list("name", "limit"))
+    limits = dict(rows_of(Gate).filter(name__in=names[:NAMES_IN_MESSAGE]).values_list("name", "limit"))
     failed = rows.filter(state=TaskState.FAILED)
     for gate in names[:NAMES_IN_MESSAGE]:
         waiting = failed.filter(gate=gate)

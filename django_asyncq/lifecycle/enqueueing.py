@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from django.db import connections, router
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import failpoints, gates
 from ..broker.clients import require_valid_settings
 from ..models import TaskRecord, TaskState
 from ..storage.inserting import insert
+from ..storage.routing import writing_database
 from . import push_batcher
 from .dispatching import dispatch
 from .events import announce, ask
@@ -58,7 +59,7 @@ def enqueue(
     admitted = [record for record in records if record.id not in refused] if refused else list(records)
     if not admitted:
         return []
-    connection = connections[router.db_for_write(TaskRecord)]
+    connection = connections[writing_database(TaskRecord)]
     try:
         insert(admitted, connection)
     except BaseException:
