@@ -38,7 +38,7 @@ from redis.retry import Retry
 from .. import conf
 from ..exceptions import BrokerMisconfigured, BrokerUnavailable
 from . import configuration
-from .redis_internals import set_connection_options
+from .redis_internals import set_connection_options, unconnected
 
 Client = Any  # redis.Redis or redis.cluster.RedisCluster, or what is used like one of them
 Role = Literal["producer", "worker", "blocking"]
@@ -112,8 +112,7 @@ def setting_faults() -> Iterator[configuration.Fault]:
 
 
 def _unconnected() -> object:
-    pool = _alias_client("worker").connection_pool
-    return pool.connection_class(**pool.connection_kwargs)
+    return unconnected(_alias_client("worker").connection_pool)
 
 
 def reset_clients(**kwargs: Any) -> None:
