@@ -32,9 +32,10 @@ class InvalidOption(AsyncqError, ValueError):
     """An option or an argument of a task is wrong; the message names it and the remedy."""
 
 
-class InvalidArguments(InvalidOption):
+class InvalidArguments(InvalidOption, TypeError):
     """JSON cannot represent the arguments exactly.
 
+    Also a TypeError, which Django's own backends raise for such arguments.
     path: where in the arguments, such as `args[0]['when']`.
     """
 
