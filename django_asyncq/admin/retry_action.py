@@ -25,7 +25,6 @@ from .code import known_task
 
 # One chunk is one transaction, and one script call per queue and gate. SQLite accepts at least 999 parameters.
 IDS_PER_RETRY = 500
-MAX_AT_ONCE = 1_000
 NAMES_IN_MESSAGE = 5
 
 
@@ -79,13 +78,12 @@ def _light(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
     return rows.only("id", "name", "state", "gate", "queue_limit").order_by("-id")
 
 
-def write_log(request: HttpRequest, outcome: Outcome) -> None:
+def log_retried(request: HttpRequest, records: Sequence[TaskRecord]) -> None:
     """Write an entry to the history of each task that was retried."""
-    if outcome.retried:
+    if records:
         user: Any = request.user
-        LogEntry.objects.db_manager(writing_database(LogEntry)).log_actions(
-            user_id=user.pk, queryset=outcome.retried, action_flag=CHANGE, change_message="Retried."
-        )
+        entries = LogEntry.objects.db_manager(writing_database(LogEntry))
+        entries.log_actions(user_id=user.pk, queryset=records, action_flag=CHANGE, change_message="Retried.")
 
 
 def add_messages(request: HttpRequest, outcome: Outcome, url_of: Any) -> None:

@@ -138,6 +138,5 @@ def _named(text: str, rows: list[Schedule]) -> str:
 
 def _log(request: HttpRequest, rows: list[Schedule], text: str) -> None:
     user: Any = request.user
-    LogEntry.objects.db_manager(writing_database(LogEntry)).log_actions(
-        user_id=user.pk, queryset=rows, action_flag=CHANGE, change_message=text
-    )
+    entries = LogEntry.objects.db_manager(writing_database(LogEntry))
+    entries.log_actions(user_id=user.pk, queryset=rows, action_flag=CHANGE, change_message=text)

@@ -8,6 +8,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import failpoints, gates
+from ..broker.clients import require_valid_settings
 from ..models import TaskRecord, TaskState
 from ..storage.inserting import insert
 from ..storage.routing import writing_database
@@ -49,8 +50,10 @@ def enqueue(
     | announce | after the commit: `task_state_changed`, then `on_committed`                          |
 
     If we die before the commit, the provisional slots expire. If we die after it, the reconciler pushes the rows.
-    Raises: EnqueueRefused, and what receivers veto with: nothing was written. django.db.Error when the INSERT fails.
+    Raises: ImproperlyConfigured when the settings that name Redis cannot be right, EnqueueRefused, and what receivers
+    veto with: nothing was written. django.db.Error when the INSERT fails.
     """
+    require_valid_settings()
     refused = ask(records, None, partial=partial)
     failpoints.reach("enqueue.slot_acquired")
     admitted = [record for record in records if record.id not in refused] if refused else list(records)

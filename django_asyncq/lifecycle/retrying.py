@@ -60,7 +60,8 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
     database = writing_database(TaskRecord)
     with transaction_of(TaskRecord):
         rows = rows_of(TaskRecord).select_for_update().filter(id__in=ids, state=TaskState.FAILED)
-        records = list(rows if by_person else rows.filter(retry_at__isnull=False))
+        # In one order, so that two retries of the same tasks wait for each other instead of deadlocking.
+        records = list((rows if by_person else rows.filter(retry_at__isnull=False)).order_by("id"))
         refused = ask(records, TaskState.FAILED, partial=True, timed=not by_person) if records else set()
         failpoints.reach("retry.slot_acquired")
         admitted = [record for record in records if record.id not in refused]

@@ -330,7 +330,9 @@ def _update_row(row: Schedule, task: Task[Any, Any], declaration: Declaration, n
     given = payload.of_call(declaration.args, dict(declaration.kwargs))
     values = {name: getattr(declaration, name) for name in DECLARED_FIELDS if hasattr(declaration, name)}
     values |= {"task": task.module_path, "args": given.args, "kwargs": given.kwargs}
+    # Python finds True, 1 and 1.0 equal, also within lists, but a task may not.
     changed = {name for name, value in values.items() if getattr(row, name) != value}
+    changed |= {name for name in ("args", "kwargs") if not payload.is_same(getattr(row, name), values[name])}
     if not changed and row.retired_at is None and not row._state.adding:
         return False
     for name in changed:
