@@ -140,6 +140,17 @@ def fail_until(context: TaskContext, succeeds_at: int, fatal: bool = False) -> i
     return context.attempt
 
 
+BACKOFF_SECONDS = 3
+
+
+@task(takes_context=True, max_attempts=2, backoff=BACKOFF_SECONDS)
+def fails_once(context: TaskContext) -> None:
+    """Fail at the first attempt; the second comes after the backoff."""
+    note("attempt", id=context.task_result.id, attempt=context.attempt)
+    if context.attempt == 1:
+        raise Glitch("attempt 1")
+
+
 @task(takes_context=True)
 def nap(context: TaskContext, seconds: float) -> str:
     """Sleep, leaving begin and end in the history."""

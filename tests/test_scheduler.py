@@ -15,6 +15,7 @@ from django.utils import timezone
 from django_asyncq import cron, every, guard, registry, task
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import due_channel
+from django_asyncq.definitions.database_now import DatabaseNow
 from django_asyncq.exceptions import InvalidOption, LockLost, QueueFull, TaskNotRegistered
 from django_asyncq.models import (
     FailureReason,
@@ -27,7 +28,6 @@ from django_asyncq.models import (
     TaskState,
 )
 from django_asyncq.scheduling.scheduler import Scheduler, enqueue, run_now
-from django_asyncq.storage.database_time import DatabaseNow
 from django_asyncq.storage.routing import transaction_of
 from django_asyncq.testing import EmbeddedRedis
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from .. import gates
+from ..broker import redis_clock
 from ..exceptions import BrokerUnavailable
 from ..models import Gate
 from .queries import RoutedAdmin
@@ -28,7 +28,7 @@ METER_WIDTH, METER_HEIGHT = 100, 10
 
 def slots_taken(name: str) -> int:
     """Return how many slots of a gate are taken. Raises: BrokerUnavailable."""
-    now = time.time()
+    now = redis_clock.seconds("producer")
     return sum(slot.expires_at > now for slot in gates.slots(name))
 
 

@@ -9,13 +9,13 @@ from uuid import UUID
 
 from django.db import Error as DatabaseError
 from django.db import connections
-from django.utils import timezone
 
 from .. import failpoints
 from ..broker import Broker, Lease
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..guard import attempt, get_logger, is_a
 from ..models import FailureReason, TaskRecord, TaskState
+from ..storage import database_clock
 from ..storage.routing import rows_of, transaction_of, writing_database
 from .dispatching import GATE_RETRY_SECONDS, dispatch
 from .events import announce, ask, log_extra
@@ -123,7 +123,7 @@ def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     waiting = [row for row in rows.values() if row.state == TaskState.FAILED and row.retry_at is not None]
     retried, full = _retry_waiting(waiting)
     if full:
-        retry_at = timezone.now() + timedelta(seconds=GATE_RETRY_SECONDS)
+        retry_at = database_clock.now() + timedelta(seconds=GATE_RETRY_SECONDS)
         unchanged = rows_of(TaskRecord).filter(id__in=[row.id for row in full], state=TaskState.FAILED)
         unchanged.filter(retry_at__isnull=False).update(retry_at=retry_at)
         for row in full:

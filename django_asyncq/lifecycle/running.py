@@ -16,7 +16,6 @@ from typing import Any
 from uuid import UUID
 
 from django.db import Error as DatabaseError
-from django.utils import timezone
 
 from .. import conf, failpoints
 from ..broker import Broker, Lease
@@ -25,6 +24,7 @@ from ..definitions.payload import MESSAGE_CHARACTERS, storable_result, storable_
 from ..exceptions import WorkerLost
 from ..guard import get_logger
 from ..models import TaskRecord, TaskState
+from ..storage import database_clock
 from ..storage.batches import FencedWrite, read_rows, write_fenced
 from ..storage.errors import ErrorKind, kind_of
 from ..storage.isolation import usable_rows
@@ -88,7 +88,7 @@ def lose_unseen(record: TaskRecord, reason: str) -> None:
     A task in quarantine counts a crash, as in `blame_unseen`; any other becomes a suspect.
     """
     lose = count_crash if record.worker_ids and runs_alone(record.worker_ids[-1]) else suspect
-    lose(record, reason, timezone.now())
+    lose(record, reason, database_clock.now())
 
 
 def load_rows(leases: Iterable[Lease]) -> dict[str, TaskRecord]:
@@ -329,7 +329,7 @@ def refuse(broker: Broker, run: Run, exception: BaseException) -> None:
 
     If we die in between, the next worker that claims the entry finds the row final and acknowledges.
     """
-    record, now = run.record, timezone.now()
+    record, now = run.record, database_clock.now()
     record.state, record.fence, record.finished_at = TaskState.FAILED, run.lease.fence, now
     append_error(record, exception, "", now)
     if record_runs([run]):

@@ -3,6 +3,7 @@
 import django.core.validators
 import django.db.models.deletion
 import django.utils.timezone
+import django_asyncq.definitions.database_now
 import django_asyncq.definitions.names
 import django_asyncq.definitions.partial_indexes
 import django_asyncq.definitions.stored_json
@@ -138,7 +139,7 @@ class Migration(migrations.Migration):
                 ('errors', models.JSONField(blank=True, db_default=[], default=list, verbose_name='errors')),
                 ('last_exception', models.CharField(blank=True, db_default='', default='', max_length=200, verbose_name='last error')),
                 ('worker_ids', models.JSONField(blank=True, db_default=[], default=list, verbose_name='workers')),
-                ('enqueued_at', models.DateTimeField(default=django.utils.timezone.now, verbose_name='enqueued at')),
+                ('enqueued_at', models.DateTimeField(db_default=django_asyncq.definitions.database_now.DatabaseNow(), default=django.utils.timezone.now, verbose_name='enqueued at')),
                 ('started_at', models.DateTimeField(blank=True, null=True, verbose_name='started at')),
                 ('last_attempted_at', models.DateTimeField(blank=True, null=True, verbose_name='last attempted at')),
                 ('finished_at', models.DateTimeField(blank=True, null=True, verbose_name='finished at')),

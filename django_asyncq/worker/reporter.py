@@ -12,14 +12,14 @@ import logging
 import queue
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from django.db import connections
-from django.utils import timezone
 
-from .. import compat, failpoints, lifecycle
-from ..broker import Broker
+from .. import compat, conf, failpoints, lifecycle
+from ..broker import Broker, redis_clock
 from ..definitions.exception_text import traceback_of
 from ..exceptions import BrokerUnavailable, DatabaseNotSetUp, LeaseLost
 from ..faults import LONGEST_AGAIN_SECONDS, PAUSE_SECONDS, STORE_ERRORS, Faults, concerns_one_row
@@ -27,6 +27,7 @@ from ..guard import class_name, get_logger, is_a
 from ..lifecycle.events import log_extra
 from ..models import TaskRecord, TaskState
 from ..results import judge_failure, result_of, sender_of
+from ..storage import database_clock
 from ..storage.isolation import each_alone, set_aside, table_of
 from ..storage.routing import writing_database
 from ..threads import LongLivedThread
@@ -82,6 +83,7 @@ class Reporter(LongLivedThread):
         self._abandoned: set[Job] = set()
         self._counter = threading.Lock()
         self._given_up = threading.Event()
+        self._measure_at = 0.0
 
     # --- called by the slots
 
@@ -153,19 +155,25 @@ class Reporter(LongLivedThread):
     # --- the thread
 
     def report_until_closed(self) -> None:
-        """Take what is waiting and write it, until closed."""
+        """Take what is waiting and write it, until closed; with each beat, measure the clocks of both stores."""
         try:
+            self._measure_clocks()
             while self._report(self.take_batch()):
                 self.wakeup.notify(Reason.REPORTED)
+                self._measure_clocks()
         except GaveUp as error:
             logger.warning("%d outcomes are not recorded: %s", len(self._unrecorded), error)
         finally:
             connections.close_all()
 
     def take_batch(self) -> list[Job | Outcome | None]:
-        """Wait for the first event; return it with those that have come by then, or soon after while several come."""
+        """Wait for the first event; return it with those that have come by then, or soon after while several come.
+
+        Returns: an empty list when nothing has come, but an acknowledgement or a beat is due.
+        """
         try:
-            found = [self.events.get(timeout=ACKNOWLEDGE_AGAIN_SECONDS if self._unacknowledged else None)]
+            longest = conf.current().beat_seconds
+            found = [self.events.get(timeout=ACKNOWLEDGE_AGAIN_SECONDS if self._unacknowledged else longest)]
         except queue.Empty:
             return []
         if self._wait_seconds and self.events.qsize() < LARGEST_BATCH:
@@ -176,6 +184,22 @@ class Reporter(LongLivedThread):
         longer = min(max(2 * self._wait_seconds, SHORTEST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
         self._wait_seconds = longer if len(found) > 1 else 0.0
         return found
+
+    def _measure_clocks(self) -> None:
+        """Measure once a beat, here, so that no run sends a statement to know the time.
+
+        While a store is unreachable its last measurement is used; whatever needs the store reports that.
+        """
+        now = time.monotonic()
+        if now < self._measure_at:
+            return
+        self._measure_at = now + conf.current().beat_seconds
+        for measure in (database_clock.measure, redis_clock.measure):
+            try:
+                measure()
+            except Exception as error:  # noqa: BLE001 - whatever it is, outcomes must still be written
+                connections.close_all()
+                logger.debug("a clock could not be measured: %s", error)
 
     def _report(self, events: Sequence[Job | Outcome | None]) -> bool:
         """Write one batch; return whether to go on."""
@@ -357,7 +381,7 @@ def _apply(outcome: Outcome) -> None:
         lifecycle.count_cut(run, reason_of(exception), traceback_of(exception), outcome.finished_at)
         _log_cut(run.record, reason_of(exception))
         return
-    judgement = judge_failure(job.task, run.record, exception, timezone.now())
+    judgement = judge_failure(job.task, run.record, exception, database_clock.estimate())
     error = judgement.exception
     if judgement.is_fault:
         text = "task %s: its backoff failed; it is not retried"

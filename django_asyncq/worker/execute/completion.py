@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 from django.db import Error as DatabaseError
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.utils import timezone
 
 from ... import failpoints, lifecycle
 from ...context import Ending
@@ -23,6 +22,7 @@ from ...exceptions import InvalidOption, LeaseLost
 from ...guard import get_logger
 from ...lifecycle.events import log_extra
 from ...models import TaskRecord
+from ...storage import database_clock
 from ...storage.routing import transaction_of, writing_database
 from .cuts import is_cut
 from .job import Job, JobPhase, Outcome
@@ -93,7 +93,7 @@ class Completion:
         self._refuse_if_reported()
         if job.is_overdue(time.monotonic()):
             raise job.timed_out()
-        completed = lifecycle.complete(job.run, ending.result, timezone.now())
+        completed = lifecycle.complete(job.run, ending.result, database_clock.estimate())
         if completed is None:
             raise LeaseLost(f"task {job.run.record.id}: another run has taken its place; its effects are rolled back")
         failpoints.reach("complete.row_written")
@@ -126,4 +126,4 @@ class Completion:
             return
         job.run = completed
         job.phase = JobPhase.COMPLETED
-        self.report(Outcome(job, completed.record.finished_at or timezone.now(), ending.result))
+        self.report(Outcome(job, completed.record.finished_at or database_clock.estimate(), ending.result))

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from django.db import close_old_connections
-from django.utils import timezone
 
 from ... import compat, conf, failpoints, lifecycle
 from ...context import Ending, TaskContext
@@ -21,6 +20,7 @@ from ...exceptions import TaskNotRunnable, TaskTimeout
 from ...guard import get_logger, is_a
 from ...lifecycle.events import log_extra
 from ...results import result_of, sender_of
+from ...storage import database_clock
 from ..fetch.capacity import Capacity
 from ..reporter import Reporter
 from ..slot_table import SlotTable
@@ -91,7 +91,7 @@ class JobRunner:
         job.phase = JobPhase.RUNNING
         deadline = job.begun_at + job.timeout_seconds + self.timeout_grace_seconds if job.timeout_seconds else 0.0
         self.slot_table.enter(job.slot, record.id, deadline)
-        lifecycle.begin(job.run, self.worker_id, timezone.now())
+        lifecycle.begin(job.run, self.worker_id, database_clock.estimate())
         failpoints.reach("begin.counted")
         if not isinstance(record.args, list) or not isinstance(record.kwargs, dict):
             raise TaskNotRunnable("the row's arguments are not a list and an object")
@@ -153,8 +153,8 @@ class JobRunner:
         failpoints.reach("run.function_returned")
         self.slot_table.leave(job.slot)
         if job.cut is not None and not is_a(exception, TaskTimeout) and any(e is job.cut for e in causes_of(exception)):
-            return Cut(job, timezone.now(), None, exception)
-        return Outcome(job, timezone.now(), value, exception)
+            return Cut(job, database_clock.estimate(), None, exception)
+        return Outcome(job, database_clock.estimate(), value, exception)
 
     # --- 4. report
 
