@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy
 from .. import gates
 from ..exceptions import BrokerUnavailable
 from ..models import Gate, TaskRecord
+from ..storage.routing import rows_of
 
 if TYPE_CHECKING:
     GateAdminBase = admin.ModelAdmin[Gate]
@@ -50,7 +51,7 @@ def read_occupancy(rows: Sequence[Gate]) -> None:
 
 def read_waiting(rows: Sequence[Gate]) -> None:
     """Set `tasks_waiting` on each row, with one query."""
-    waiting = TaskRecord.objects.waiting_at_gate().filter(gate__in=[row.name for row in rows]).order_by()
+    waiting = rows_of(TaskRecord).waiting_at_gate().filter(gate__in=[row.name for row in rows]).order_by()
     counts = dict(waiting.values_list("gate").annotate(Count("id")))
     for row in rows:
         row.tasks_waiting = counts.get(row.name, 0)  # type: ignore[attr-defined]

@@ -145,7 +145,7 @@ def admit(gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds: int,
             note_waiting(gate)
         return admission
     except BrokerUnavailable as error:
-        raise GateUnavailable(gate) from error
+        raise GateUnavailable(gate, str(error).rstrip(".")) from error
 
 
 def _admit_some(gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds: int, again: bool) -> Admission:

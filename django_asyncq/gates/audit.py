@@ -14,6 +14,7 @@ from .. import conf, failpoints
 from ..broker import clients, commands, replies, scripts
 from ..models import Gate, TaskRecord, TaskState
 from ..storage.isolation import page_of
+from ..storage.routing import rows_of
 from .members import IDS_PER_CALL, client, forget_built, hold_seconds, keys, release_ids, slots
 from .waiters import forget_waiters, wait, waiters
 
@@ -43,7 +44,7 @@ def build(gate: str) -> None:
     # First: a new task must not come before those that wait.
     _wait_again(gate, _waiting(gate))
     changes = commands.send(client(), "hget", keys(gate)[1], "changes") or b""
-    row = Gate.objects.filter(name=gate).first()
+    row = rows_of(Gate).filter(name=gate).first()
     holders = page_of(_live(gate), "state", "fence", size=None)
     expected = row.expected_seconds if row else conf.current().expected_seconds
     limit = [row.limit, row.expected_seconds] if row else ["", ""]
@@ -81,7 +82,7 @@ def audit(gate: str, now: float, *, seen: set[str] | None = None, dry_run: bool 
     dry_run: only count. Raises: BrokerUnavailable.
     """
     members = {slot.id: slot.expires_at for slot in slots(gate)}
-    row = Gate.objects.filter(name=gate).first()
+    row = rows_of(Gate).filter(name=gate).first()
     if not dry_run and _known_limit(gate) != _limit_of(row):
         forget_built(gate)  # it was changed while Redis was unreachable
     holders = _holders(gate)
@@ -149,7 +150,7 @@ def audit_waiters(gate: str, *, seen: set[str] | None = None) -> Drift:
 
 def _waiting(gate: str) -> list[tuple[Any, ...]]:
     """Return id and own limit of each task whose row says that it waits at the gate."""
-    return page_of(TaskRecord.objects.waiting_at_gate(gate).order_by("id"), "queue_limit", size=None)
+    return page_of(rows_of(TaskRecord).waiting_at_gate(gate).order_by("id"), "queue_limit", size=None)
 
 
 def _wait_again(gate: str, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -168,7 +169,7 @@ def _known_limit(gate: str) -> tuple[int, float] | None:
 
 
 def _live(gate: str) -> QuerySet[TaskRecord]:
-    return TaskRecord.objects.at_gate(gate).filter(state__in=LIVE_STATES).order_by("id")
+    return rows_of(TaskRecord).at_gate(gate).filter(state__in=LIVE_STATES).order_by("id")
 
 
 def _holders(gate: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import Error as DatabaseError
-from django.db import connections, router, transaction
+from django.db import connections
 from django.utils import timezone
 
 from .. import failpoints
@@ -16,6 +16,7 @@ from ..broker import Broker, Lease
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..guard import attempt, get_logger, is_a
 from ..models import FailureReason, TaskRecord, TaskState
+from ..storage.routing import rows_of, transaction_of, writing_database
 from .dispatching import GATE_RETRY_SECONDS, by_queue, dispatch
 from .events import announce, ask, log_extra
 from .messages import entry_of
@@ -59,10 +60,11 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
     If we die in between, the reconciler pushes the row.
     Raises: GateUnavailable, and what other receivers veto with; nothing is changed then.
     """
-    database = router.db_for_write(TaskRecord)
-    with transaction.atomic(using=database):
-        rows = TaskRecord.objects.using(database).select_for_update().filter(id__in=ids, state=TaskState.FAILED)
-        # The oldest first, also where they ask a gate for the first time.
+    database = writing_database(TaskRecord)
+    with transaction_of(TaskRecord):
+        rows = rows_of(TaskRecord).select_for_update().filter(id__in=ids, state=TaskState.FAILED)
+        # In one order, so that two retries of the same tasks wait for each other instead of deadlocking. The oldest is
+        # the first to ask its gate.
         records = list((rows if by_person else rows.filter(retry_at__isnull=False)).order_by("id"))
         refused = ask(records, TaskState.FAILED, partial=True, timed=not by_person) if records else set()
         failpoints.reach("retry.slot_acquired")
@@ -135,6 +137,8 @@ def _retry_rows(broker: Broker, rows: Iterable[TaskRecord]) -> _Attempted:
 
 def _attempt(rows: Sequence[TaskRecord]) -> _Attempted:
     """Retry tasks. A receiver that vetoes one of them, with whatever error, does not keep the others waiting."""
+    if not rows:
+        return _Attempted(0, [], [])
     outcome, error = attempt(retry, [row.id for row in rows], by_person=False)
     if error is None:
         return _Attempted(len(outcome.retried), outcome.full, [])
@@ -158,7 +162,7 @@ def _postpone(broker: Broker, rows: Sequence[TaskRecord], seconds: float, **chan
     if not rows:
         return
     changes["retry_at"] = timezone.now() + timedelta(seconds=seconds)
-    unchanged = TaskRecord.objects.filter(id__in=[row.id for row in rows], state=TaskState.FAILED)
+    unchanged = rows_of(TaskRecord).filter(id__in=[row.id for row in rows], state=TaskState.FAILED)
     unchanged.filter(retry_at__isnull=False).update(**changes)
     for row in rows:
         for name, value in changes.items():
