@@ -94,6 +94,10 @@ class TaskRecordQuerySet(models.QuerySet["TaskRecord"]):
         rows = self.exclude(gate="")
         return rows.filter(gate=name) if name else rows
 
+    def waiting_at_gate(self, name: str = "") -> TaskRecordQuerySet:
+        """Return the tasks that are retried when a gate has a free slot for them; without a name those of all gates."""
+        return self.at_gate(name).retrying().filter(reason=FailureReason.GATE_FULL)
+
     def enqueued_since(self, moment: datetime) -> TaskRecordQuerySet:
         """Return the tasks enqueued at a time or later, by the millisecond in their ids: no index is on times."""
         return self.filter(id__gte=lowest_uuid7_at(moment))
@@ -179,7 +183,7 @@ class TaskRecord(models.Model):
         indexes = [
             # An update of state makes PostgreSQL write each index, so plain tasks are in as few as the queries allow.
             models.Index(fields=["state", "id"], name="asyncq_state_id"),
-            PartialIndex(fields=["gate", "state"], where=~Q(gate=""), name="asyncq_gate_state"),
+            PartialIndex(fields=["gate", "state", "reason"], where=~Q(gate=""), name="asyncq_gate_state"),
             models.Index(fields=["name", "id"], name="asyncq_name_id"),
             PartialIndex(
                 fields=["name", "last_exception"], where=Q(state=TaskState.FAILED.value), name="asyncq_name_exception"

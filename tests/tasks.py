@@ -787,3 +787,13 @@ def wait_for(path: str) -> None:
     deadline = time.monotonic() + 30
     while not Path(path).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+@task(takes_context=True, gate="{gate}", queue_limit=20, expected_seconds=1, max_attempts=2, backoff=0)
+def gated_and_fails_once(context: TaskContext, gate: str, seconds: float = 0.01) -> None:
+    """Hold a slot of a gate for a while; fail in the first attempt."""
+    note("begin", id=context.task_result.id, attempt=context.attempt)
+    time.sleep(seconds)
+    note("end", id=context.task_result.id, attempt=context.attempt)
+    if context.attempt == 1:
+        raise Glitch("the first attempt")

@@ -381,7 +381,7 @@ def test_cluster_confirms_the_slot_with_its_own_call(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("lost", ["slot", "expired", "gate", "unasked"])
 def test_push_acquires_another_slot_when_the_first_is_lost(lost: str) -> None:
     """Between slot and commit the slot was removed or expired, or Redis was emptied or unreachable."""
-    members, meta, _ = gates.keys("g")
+    members, meta, *_ = gates.keys("g")
     client = Broker().client
     with transaction_of(TaskRecord):
         (result,) = fill("g", 1)

@@ -13,7 +13,7 @@ RETRYING is FAILED with `retry_at`.
 | RUNNING → QUEUED                      | `requeue`                                            | `running`             |
 | RUNNING → QUEUED or FAILED            | `count_cut`, then `record_runs`, `acknowledge`       | `cuts`, `running`     |
 | QUEUED → FAILED                       | `refuse`                                             | `running`             |
-| FAILED or RETRYING → QUEUED           | `retry`, `retry_due`                                 | `retrying`            |
+| FAILED or RETRYING → QUEUED           | `retry`, `retry_due`, `retry_waiting`                | `retrying`            |
 | RUNNING → QUEUED, FAILED or RETRYING  | `recover`, `abandon`                                 | `recovery`            |
 | any → deleted                         | `follow_deletion`                                    | `deletion`            |
 | SUCCEEDED or FAILED → deleted         | `prune`                                              | `deletion`            |
@@ -35,7 +35,7 @@ from .outcome_spill import replay_outcomes, spill_outcomes
 from .push_batcher import flush_pushes
 from .reassertion import reassert
 from .recovery import Blame, abandon, describe_exit, recover
-from .retrying import Retried, retry, retry_due
+from .retrying import Retried, retry, retry_due, retry_waiting
 from .running import (
     Run,
     acknowledge,
@@ -89,6 +89,7 @@ __all__ = [
     "requeue",
     "retry",
     "retry_due",
+    "retry_waiting",
     "spill_outcomes",
     "strip_result",
     "succeed",

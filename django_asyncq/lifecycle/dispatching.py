@@ -22,7 +22,9 @@ logger = get_logger("django_asyncq.lifecycle")
 
 # After a failed push, pushes are skipped for this time: a request pays for one timeout, not for each of its pushes.
 BREAKER_SECONDS = 2.0
-GATE_RETRY_SECONDS = 5
+# A task that waits at a gate is retried when a slot is released; after this time it is retried in any case, since Redis
+# may have forgotten that it waits, or no leader looks at the waiters. The next leader needs LOCK_TTL_SECONDS.
+GATE_RETRY_SECONDS = 30
 
 _breaker_closes_at = 0.0
 
@@ -117,11 +119,11 @@ def by_queue(records: Sequence[TaskRecord]) -> Iterator[tuple[str, list[TaskReco
 
 
 def park(records: Sequence[TaskRecord], delay: timedelta) -> None:
-    """Put queued tasks that lost their gate slot aside; they are retried after `delay`.
+    """Put queued tasks that lost their gate slot aside; they are retried when it has a free slot, or after `delay`.
 
     | check    | only rows that are still QUEUED                              |
     | row      | QUEUED → RETRYING (FAILED with `retry_at`), reason GATE_FULL |
-    | Redis    | asynq's retry set                                            |
+    | Redis    | asynq's retry set; `gates.confirm` has let them wait         |
     | announce | `task_state_changed`                                         |
 
     If we die in between, the reconciler puts the row's entry into the retry set.
