@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from typing import Any
@@ -31,6 +32,9 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
         "transaction_mode": "IMMEDIATE",
         "timeout": 20,
     }
+elif pool := os.environ.get("ASYNCQ_TEST_POOL"):
+    # In processes that a test starts. Django allows a pool only with connections that are closed after each use.
+    DATABASES["default"]["OPTIONS"] = {"pool": json.loads(pool)}
 
 CACHES: dict[str, dict[str, Any]] = {
     "default": {

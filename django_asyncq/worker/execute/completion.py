@@ -20,9 +20,10 @@ from django.utils import timezone
 from ... import failpoints, lifecycle
 from ...context import Ending
 from ...exceptions import InvalidOption, LeaseLost
-from ...guard import get_logger
+from ...guard import get_logger, is_a
 from ...lifecycle.events import log_extra
 from ...models import TaskRecord
+from ...storage.errors import ErrorKind, kind_of
 from .cuts import is_cut
 from .job import Job, JobPhase, Outcome
 
@@ -57,6 +58,7 @@ class Completion:
         completed, used = None, connection.connection
         try:
             self._prepare(connection)
+            used = connection.connection
             with transaction.atomic(using=database, durable=True):
                 used = connection.connection
                 # The first hook of the transaction, so that a hook of the task that fails comes after it.
@@ -64,7 +66,11 @@ class Completion:
                 yield ending
                 completed = self._write(ending)
         except BaseException as error:
-            self._note_cut(error, connection, used)
+            if used is None and is_a(error, DatabaseError) and kind_of(error) is ErrorKind.UNAVAILABLE:
+                # Nothing has begun. Three such in a row, of a server that is full or restarts, must not fail the task.
+                self.job.unconnected = error
+            else:
+                self._note_cut(error, connection, used)
             raise
         finally:
             self._conclude(completed, ending)
