@@ -10,12 +10,13 @@ import random
 import time
 from collections.abc import Sequence
 
-from django.db import connections, router
+from django.db import connections
 
 from ..faults import one_line
 from ..guard import get_logger
 from ..lifecycle import Run
 from ..models import TaskRecord
+from ..storage.routing import writing_database
 from .execute.job import JobPhase, Outcome, Unconnected
 
 logger = get_logger("django_asyncq.worker")
@@ -61,5 +62,5 @@ def changes_row(outcome: Outcome) -> bool:
 
 def connect() -> list[Run]:
     """Have a connection to the database of the rows. Returns: no runs. Raises: django.db.Error."""
-    connections[router.db_for_write(TaskRecord)].ensure_connection()
+    connections[writing_database(TaskRecord)].ensure_connection()
     return []
