@@ -225,3 +225,5 @@ def test_empty_pool_uses_no_attempt(tmp_path: Path) -> None:
     rows = rows_of(results)
     assert {(row.state, row.attempt, row.crash_count) for row in rows} == {(TaskState.SUCCEEDED, 1, 0)}
     assert running.output().count("get no connection to the database") == 1
+    # Said at the start, of the options with which it was started.
+    assert "a pool of 1 connections, and a worker process has 4 slots" in running.output()
