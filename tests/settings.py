@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from typing import Any
@@ -33,6 +34,9 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
         "transaction_mode": "IMMEDIATE",
         "timeout": 20,
     }
+elif pool := os.environ.get("ASYNCQ_TEST_POOL"):
+    # In processes that a test starts. Django allows a pool only with connections that are closed after each use.
+    DATABASES["default"]["OPTIONS"] = {"pool": json.loads(pool)}
 if routers := os.environ.get("ASYNCQ_TEST_ROUTER"):
     DATABASE_ROUTERS = [ROUTERS[name] for name in routers.split(",")]
     if "own" in routers:

@@ -634,6 +634,33 @@ def completes(context: TaskContext, moment: str = "", then: str = "") -> str:
     return "not the result"
 
 
+@task(max_attempts=1)
+def counts_and_naps(seconds: float) -> int:
+    """Use the database, then keep the connection for a while."""
+    from django_asyncq.models import Gate
+
+    found = Gate.objects.count()
+    time.sleep(seconds)
+    return found
+
+
+@task(atomic=True, max_attempts=1)
+def counts_once_and_naps(seconds: float) -> None:
+    """Have an effect, then keep the connection for a while."""
+    count()
+    time.sleep(seconds)
+
+
+@task(max_attempts=1)
+async def counts_and_naps_async(seconds: float) -> int:
+    """Use the database from a coroutine, then keep the connection for a while."""
+    from django_asyncq.models import Gate
+
+    found: int = await Gate.objects.acount()
+    await asyncio.sleep(seconds)
+    return found
+
+
 def cut_connection() -> None:
     """Have the server end this thread's connection; PostgreSQL."""
     from django.db import connection

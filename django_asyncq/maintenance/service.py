@@ -28,6 +28,7 @@ from ..models import TaskRecord, TaskState
 from ..scheduling.asynq_entries import BEAT_SECONDS, SchedulerEntries
 from ..scheduling.scheduler import Fired, Scheduler
 from ..storage import database_clock
+from ..storage.pooling import return_connections
 from ..storage.routing import rows_of
 from ..threads import LongLivedThread
 from .clock_check import ClockCheck
@@ -121,6 +122,8 @@ class Loop(LongLivedThread):
         except BaseException:
             logger.exception("the %s loop failed and tries again", self.name)
             return ERROR_PAUSE_SECONDS
+        finally:
+            return_connections()
         if self._faults.clear():
             logger.info("the %s loop can reach both stores again", self.name)
         return pause
@@ -230,6 +233,8 @@ class MaintenanceService:
             connections.close_all()
             self._look_faults.note(error)
             return False
+        finally:
+            return_connections()
         self._look_faults.clear()
         return not found
 
