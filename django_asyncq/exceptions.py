@@ -9,6 +9,7 @@ AsyncqError
 │   ├── QueueFull          the gate is full
 │   └── GateUnavailable    Redis is unreachable, so the gate admits nothing
 ├── BrokerUnavailable      Redis cannot be reached or refuses to write
+│   └── BrokerPermissionDenied  the Redis user lacks a right; waiting does not help
 ├── DatabaseNotSetUp       the database lacks a table, a column or a privilege; waiting does not help
 ├── LockLost               another process holds the lock; nothing was written
 ├── RunAborted             a run failed for a reason outside its function; the row stores it
@@ -85,18 +86,26 @@ class QueueFull(EnqueueRefused):
 
 
 class GateUnavailable(EnqueueRefused):
-    """Redis is unreachable, so the gate admits nothing."""
+    """Redis is unreachable, so the gate admits nothing. reason: why, without user name and password."""
 
-    def __init__(self, gate: str) -> None:
+    def __init__(self, gate: str, reason: str = "Redis is unreachable or refuses to write") -> None:
         super().__init__(
-            f"gate {gate!r} cannot be asked: Redis is unreachable or refuses to write. "
+            f"gate {gate!r} cannot be asked: {reason}. "
             f"Enqueue again when Redis is reachable; tasks without a gate are still accepted"
         )
         self.gate = gate
+        self.reason = reason
 
 
 class BrokerUnavailable(AsyncqError):
     """Redis cannot be reached, or refuses the command (out of memory, read-only, loading)."""
+
+
+class BrokerPermissionDenied(BrokerUnavailable):
+    """The Redis user may not use a command, a key or a channel; waiting does not help.
+
+    The text says what Redis has named, and where the rights are listed.
+    """
 
 
 class DatabaseNotSetUp(AsyncqError):

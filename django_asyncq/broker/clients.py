@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
+    NoPermissionError,
     ResponseError,
     TimeoutError,
     TryAgainError,
@@ -34,7 +36,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from .. import conf
-from ..exceptions import BrokerUnavailable
+from ..exceptions import BrokerPermissionDenied, BrokerUnavailable
 from .redis_internals import set_connection_options
 
 Client = Any  # redis.Redis or redis.cluster.RedisCluster, or what is used like one of them
@@ -62,6 +64,8 @@ REFUSALS = (
     "NOREPLICAS",
     "TRYAGAIN",
 )
+# The same for a user without a right: of Redis 7 and Valkey, and of Redis 6.2, when a script's command is refused.
+DENIALS = ("ACL failure in script", "The user executing the script can't")
 # redis-py removes the first word from the text of these, so only the class identifies them.
 REFUSAL_CLASSES = (OutOfMemoryError, ClusterDownError, TryAgainError)
 
@@ -199,12 +203,15 @@ def server_name(found: Client | None) -> str:
 class broker_errors:
     """Raise BrokerUnavailable in place of redis-py's errors for a server that is unreachable or refuses.
 
-    found: the client that is used, to name its server. The text never contains the password. Other errors of a reply
-    are bugs and stay as they are.
+    found: the client that is used, to name its server. script, keys: what is run, to name it when a right is missing.
+    The text never contains the password. Other errors of a reply are bugs and stay as they are.
+    Raises: BrokerPermissionDenied when the user of Redis lacks a right.
     """
 
-    def __init__(self, found: Client | None = None) -> None:
+    def __init__(self, found: Client | None = None, script: str = "", keys: Sequence[str] = ()) -> None:
         self._client = found
+        self._script = script
+        self._keys = keys
 
     def __enter__(self) -> None:
         """Begin."""
@@ -215,7 +222,11 @@ class broker_errors:
             return
         if isinstance(error, ConnectionError | TimeoutError | RedisClusterException):
             raise BrokerUnavailable(f"{server_name(self._client)} is unreachable ({type(error).__name__})") from error
-        word = _refusal(error) if isinstance(error, ResponseError) else None
+        if not isinstance(error, ResponseError):
+            return
+        if is_denial(error):
+            raise BrokerPermissionDenied(self._denial(error)) from error
+        word = _refusal(error)
         if word is None:
             return
         if word == "READONLY":
@@ -224,6 +235,19 @@ class broker_errors:
         raise BrokerUnavailable(
             f"{server_name(self._client)} refuses the command ({word}): {str(error)[:200]}"
         ) from error
+
+    def _denial(self, error: ResponseError) -> str:
+        """Return what Redis has named, and the script and its keys, which Redis does not name."""
+        where = f" (script {self._script}, keys {', '.join(self._keys)})" if self._script else ""
+        return (
+            f"{server_name(self._client)} refuses a command to its user: {str(error)[:200]}{where[:300]}. "
+            f"Remedy: give the user the rights that docs/guides/redis.md lists"
+        )
+
+
+def is_denial(error: ResponseError) -> bool:
+    """Return whether the user of Redis lacks a right: for a command, a key or a channel."""
+    return isinstance(error, NoPermissionError) or any(text in str(error) for text in DENIALS)
 
 
 def _refusal(error: ResponseError) -> str | None:

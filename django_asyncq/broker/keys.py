@@ -110,8 +110,8 @@ def due_channel() -> str:
 
 
 def odd_channel() -> str:
-    """Own: the channel that announces a key that was set aside; the same for every project (`lua/prelude.lua`)."""
-    return "django_asyncq:odd"
+    """Own: the channel that announces a key that was set aside (`lua/prelude.lua`)."""
+    return f"{prefix()}:odd"
 
 
 def schedulers_key() -> str:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .. import conf
 from .lock_files import LockFile
 
 # The last tenth of the TTL is not trusted: a margin for a slow reply and a coarse clock.
@@ -48,7 +49,7 @@ class Hold:
 
 def key_of(name: str) -> str:
     """Return the key of a lock in Redis."""
-    return f"task_lock:{name}"
+    return f"{conf.current().lock_prefix}{name}"
 
 
 def text_of(reply: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -11,8 +12,8 @@ from django.utils import timezone
 
 from .. import failpoints, gates
 from ..broker import Broker, Entry
-from ..exceptions import BrokerUnavailable, GateUnavailable
-from ..guard import get_logger
+from ..exceptions import BrokerPermissionDenied, BrokerUnavailable, GateUnavailable
+from ..guard import get_logger, is_a
 from ..models import FailureReason, TaskRecord, TaskState
 from .events import announce
 from .messages import entry_of, later_fence
@@ -21,9 +22,13 @@ logger = get_logger("django_asyncq.lifecycle")
 
 # After a failed push, pushes are skipped for this time: a request pays for one timeout, not for each of its pushes.
 BREAKER_SECONDS = 2.0
+# How long the same failure of pushes is not logged again: it may last for hours, and a busy site pushes all the time.
+LOG_AGAIN_SECONDS = 60.0
 GATE_RETRY_SECONDS = 5
 
 _breaker_closes_at = 0.0
+# The text of the failure that was logged last, and when.
+_logged = ("", 0.0)
 
 
 def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
@@ -39,9 +44,20 @@ def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
         return push(Broker("producer"), records, again=again)
     except (BrokerUnavailable, GateUnavailable) as error:
         _breaker_closes_at = time.monotonic() + BREAKER_SECONDS
-        count = len(records)
-        logger.warning("push of %d task%s failed; the reconciler will retry: %s", count, pluralize(count), error)
+        log_failed_push(error, len(records), time.monotonic())
         return 0
+
+
+def log_failed_push(error: Exception, count: int, now: float) -> None:
+    """Log a failed push, unless one with the same cause was logged within LOG_AGAIN_SECONDS. now: monotonic seconds."""
+    global _logged
+    text = str(error)
+    if _logged[0] == text and now < _logged[1] + LOG_AGAIN_SECONDS:
+        return
+    _logged = (text, now)
+    is_denied = any(is_a(each, BrokerPermissionDenied) for each in (error, error.__cause__))
+    level = logging.ERROR if is_denied else logging.WARNING
+    logger.log(level, "push of %d task%s failed; the reconciler will retry: %s", count, pluralize(count), error)
 
 
 def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) -> int:

@@ -44,9 +44,9 @@ from django.utils import timezone
 from .. import conf, failpoints, gates, lifecycle
 from ..broker import Broker, Expired, Lease, Reachability
 from ..broker.inspection import Inspection
-from ..exceptions import BrokerUnavailable, GateUnavailable
+from ..exceptions import BrokerPermissionDenied, BrokerUnavailable, GateUnavailable
 from ..faults import Faults
-from ..guard import get_logger
+from ..guard import get_logger, is_a
 from ..lifecycle.messages import entry_of, later_fence
 from ..models import Gate, TaskRecord, TaskState
 from ..storage.isolation import each_alone, page_of, usable_rows
@@ -296,7 +296,8 @@ class Reconciler:
             try:
                 yield sum(self._each_alone("push of tasks", page, self._push))
             except GateUnavailable as error:
-                raise BrokerUnavailable(str(error)) from error
+                is_denied = is_a(error.__cause__, BrokerPermissionDenied)
+                raise (BrokerPermissionDenied if is_denied else BrokerUnavailable)(str(error)) from error
 
     def _push(self, rows: Sequence[TaskRecord]) -> int:
         return lifecycle.push(self.broker, rows, again=True)

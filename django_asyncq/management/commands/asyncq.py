@@ -15,7 +15,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from ...broker import Broker
-from ...exceptions import BrokerUnavailable, GateUnavailable
+from ...exceptions import BrokerPermissionDenied, BrokerUnavailable, GateUnavailable
 from ...faults import STORE_ERRORS, as_not_set_up, concerns_one_row, one_line
 from ...maintenance.inspector import gate_stats, queue_stats
 from ...maintenance.pruner import Pruner, finished_long_ago
@@ -87,9 +87,9 @@ class Command(BaseCommand):
         try:
             getattr(self, f"_{options['action']}")(options)
         except (BrokerUnavailable, GateUnavailable) as error:
-            raise CommandError(
-                f"Redis is unreachable: {error}. Changes made so far stay; run the command again."
-            ) from error
+            is_denied = any(isinstance(each, BrokerPermissionDenied) for each in (error, error.__cause__))
+            what = "The Redis user lacks a right" if is_denied else "Redis is unreachable"
+            raise CommandError(f"{what}: {error}. Changes made so far stay; run the command again.") from error
         except STORE_ERRORS as error:
             if not_set_up := as_not_set_up(error):
                 raise CommandError(str(not_set_up)) from error

@@ -14,8 +14,9 @@ from django.utils import autoreload
 
 from ... import compat, conf, stop_requests
 from ...broker import Broker
+from ...broker.rights import check_rights
 from ...definitions.names import QUEUE_NAME, check_queue_name
-from ...exceptions import BrokerUnavailable, DatabaseNotSetUp, InvalidOption
+from ...exceptions import BrokerPermissionDenied, BrokerUnavailable, DatabaseNotSetUp, InvalidOption
 from ...faults import STORE_ERRORS, as_not_set_up, one_line
 from ...registry import load_task_modules, registered_names
 from ...storage.tables import check_tables
@@ -212,7 +213,10 @@ class Command(BaseCommand):
     def _print_start(self, names: list[str]) -> None:
         self.stdout.write(f"{counted(len(names), 'task')} registered: {', '.join(names) or 'none'}")
         try:
+            check_rights()
             policy = Broker("worker").eviction_policy()
+        except BrokerPermissionDenied as error:
+            raise CommandError(str(error)) from error
         except BrokerUnavailable as error:
             self.stderr.write(self.style.WARNING(f"Redis is unreachable ({error}); workers start and wait for it."))
             return
