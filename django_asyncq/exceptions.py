@@ -9,7 +9,8 @@ AsyncqError
 │   ├── QueueFull          the gate is full
 │   └── GateUnavailable    Redis is unreachable, so the gate admits nothing
 ├── BrokerUnavailable      Redis cannot be reached or refuses to write
-│   └── BrokerPermissionDenied  the Redis user lacks a right; waiting does not help
+│   └── BrokerMisconfigured  Redis refuses this client until a setting is corrected; waiting does not help
+│       └── BrokerPermissionDenied  the Redis user lacks a right
 ├── DatabaseNotSetUp       the database lacks a table, a column or a privilege; waiting does not help
 ├── LockLost               another process holds the lock; nothing was written
 ├── RunAborted             a run failed for a reason outside its function; the row stores it
@@ -32,9 +33,10 @@ class InvalidOption(AsyncqError, ValueError):
     """An option or an argument of a task is wrong; the message names it and the remedy."""
 
 
-class InvalidArguments(InvalidOption):
+class InvalidArguments(InvalidOption, TypeError):
     """JSON cannot represent the arguments exactly.
 
+    Also a TypeError, which Django's own backends raise for such arguments.
     path: where in the arguments, such as `args[0]['when']`.
     """
 
@@ -101,11 +103,20 @@ class BrokerUnavailable(AsyncqError):
     """Redis cannot be reached, or refuses the command (out of memory, read-only, loading)."""
 
 
-class BrokerPermissionDenied(BrokerUnavailable):
-    """The Redis user may not use a command, a key or a channel; waiting does not help.
+class BrokerMisconfigured(BrokerUnavailable):
+    """Redis refuses this client until a setting is corrected: its password, database number, TLS or kind of client.
 
-    The text says what Redis has named, and where the rights are listed.
+    `runworkers` does not start with it. While a worker runs it is treated as an outage, because a password may be
+    changed on the server first. remedy: the setting to correct.
     """
+
+    def __init__(self, server: str, wrong: str, reason: str, remedy: str) -> None:
+        super().__init__(f"{server} {wrong} ({reason}). Remedy: correct {remedy}.")
+        self.remedy = remedy
+
+
+class BrokerPermissionDenied(BrokerMisconfigured):
+    """The Redis user may not use a command, a key or a channel. The text says what Redis has named."""
 
 
 class DatabaseNotSetUp(AsyncqError):

@@ -14,7 +14,7 @@ from typing import TypeVar
 from django.db import Error as DatabaseError
 
 from .definitions.exception_text import text_of
-from .exceptions import BrokerPermissionDenied, BrokerUnavailable, DatabaseNotSetUp, LockLost
+from .exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, LockLost
 from .guard import GuardedLogger, class_name, is_a
 from .storage.errors import ErrorKind, kind_of, remedy_of
 
@@ -74,12 +74,12 @@ class Faults:
             return random.uniform(0.0, LONGEST_AGAIN_SECONDS)  # noqa: S311
         if kind is ErrorKind.NOT_SET_UP:
             self._once("not set up", logging.ERROR, self._failed + ": %s; %s", one_line(error), remedy_of(error))
-        elif is_a(error, BrokerPermissionDenied):
-            # A person must act; the loop goes on, because a right may also be missing for a while.
-            self._once("denied", logging.ERROR, self._failed + ": %s", one_line(error))
         elif kind is ErrorKind.ROW or not is_a(error, STORE_ERRORS):
             text = f"{class_name(error)}: {text_of(error)}"
             self._once(text, logging.ERROR, self._failed + ": %s", one_line(error), error=error)
+        elif is_a(error, BrokerMisconfigured):
+            # A line of its own, also when the outage began as another one.
+            self._once("misconfigured", logging.ERROR, self._text + ": %s", one_line(error))
         elif not (quiet_first and self._in_a_row == 1):
             self._once("unreachable", logging.WARNING, self._text + ": %s", one_line(error))
         return PAUSE_SECONDS

@@ -291,8 +291,11 @@ def closed() -> None:
     """Use a connection after its end."""
     connection.ensure_connection()
     connection.connection.close()
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT 1")
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    finally:
+        connection.connection = None  # mysqlclient refuses to close it twice
 
 
 @pytest.mark.django_db(transaction=True)

@@ -18,7 +18,7 @@ from django_asyncq.leadership.coordinator import StartupTaskCoordinator
 from django_asyncq.models import Gate, TaskRecord
 from django_asyncq.testing import EmbeddedRedis
 
-from . import acl, odd_values, tasks
+from . import acl, tasks
 from .workers import run_workers
 
 PACKAGE = Path(django_asyncq.__file__).parent

@@ -12,9 +12,10 @@ from django.utils import timezone
 
 from .. import failpoints, gates
 from ..broker import Broker, Entry
-from ..exceptions import BrokerPermissionDenied, BrokerUnavailable, GateUnavailable
+from ..exceptions import BrokerMisconfigured, BrokerUnavailable, GateUnavailable
 from ..guard import get_logger, is_a
 from ..models import FailureReason, TaskRecord, TaskState
+from ..storage.routing import rows_of
 from .events import announce
 from .messages import entry_of, later_fence
 
@@ -55,8 +56,8 @@ def log_failed_push(error: Exception, count: int, now: float) -> None:
     if _logged[0] == text and now < _logged[1] + LOG_AGAIN_SECONDS:
         return
     _logged = (text, now)
-    is_denied = any(is_a(each, BrokerPermissionDenied) for each in (error, error.__cause__))
-    level = logging.ERROR if is_denied else logging.WARNING
+    is_wrong = any(is_a(each, BrokerMisconfigured) for each in (error, error.__cause__))
+    level = logging.ERROR if is_wrong else logging.WARNING
     logger.log(level, "push of %d task%s failed; the reconciler will retry: %s", count, pluralize(count), error)
 
 
@@ -144,7 +145,7 @@ def park(records: Sequence[TaskRecord], delay: timedelta) -> None:
     if not records:
         return
     retry_at = timezone.now() + delay
-    changed = TaskRecord.objects.filter(id__in=[record.id for record in records], state=TaskState.QUEUED)
+    changed = rows_of(TaskRecord).filter(id__in=[record.id for record in records], state=TaskState.QUEUED)
     changed.update(state=TaskState.FAILED, reason=FailureReason.GATE_FULL, retry_at=retry_at)
     failpoints.reach("park.row_written")
     for record in records:

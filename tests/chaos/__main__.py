@@ -24,6 +24,11 @@ import django
 
 # The exit code of a run whose mutant was never called.
 UNREACHED = 2
+VERSION_QUERIES = {
+    "sqlite": "SELECT sqlite_version()",
+    "postgresql": "SHOW server_version",
+    "mysql": "SELECT version()",
+}
 
 
 def main() -> int:
@@ -116,7 +121,7 @@ def _versions(servers: set[str]) -> str:
     from django.db import connection
 
     with connection.cursor() as cursor:
-        cursor.execute("SELECT sqlite_version()" if connection.vendor == "sqlite" else "SHOW server_version")
+        cursor.execute(VERSION_QUERIES[connection.vendor])
         database = f"{connection.display_name} {cursor.fetchone()[0].split()[0]}"
     parts = [f"{datetime.now(UTC):%Y-%m-%d}", f"Python {platform.python_version()}", f"Django {django.__version__}"]
     parts += [f"redis-py {redis.__version__}", database, *sorted(servers), f"{os.cpu_count()} cores"]

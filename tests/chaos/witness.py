@@ -15,6 +15,17 @@ INSERTED = "NEW.id, NULL, NEW.state, 0, NEW.fence, NEW.gate, {no}"
 UPDATED = "NEW.id, OLD.state, NEW.state, OLD.fence, NEW.fence, NEW.gate, OLD.retry_at IS NOT NULL"
 DELETED = "OLD.id, OLD.state, NULL, OLD.fence, OLD.fence, OLD.gate, {no}"
 
+# The columns of the table, and the words around a trigger's statement, on the databases whose triggers are statements.
+TYPES = {
+    "sqlite": f"seq INTEGER PRIMARY KEY AUTOINCREMENT, {COLUMNS}",
+    # In the order of the statements: an id is given out while the task's row is locked.
+    "mysql": (
+        "seq bigint AUTO_INCREMENT PRIMARY KEY, task varchar(36), old_state int, new_state int, "
+        "old_fence bigint, new_fence bigint, gate varchar(200), waits boolean"
+    ),
+}
+BODIES = {"sqlite": ("BEGIN", "; END"), "mysql": ("FOR EACH ROW", "")}
+
 
 def install_witness() -> None:
     """Create the table of transitions and the triggers that fill it."""
@@ -23,16 +34,15 @@ def install_witness() -> None:
 
     rows = TaskRecord._meta.db_table
     with connection.cursor() as cursor:
-        if connection.vendor == "sqlite":
-            cursor.execute(f"CREATE TABLE {TABLE} (seq INTEGER PRIMARY KEY AUTOINCREMENT, {COLUMNS})")
+        if connection.vendor != "postgresql":
+            begin, end = BODIES[connection.vendor]
+            cursor.execute(f"CREATE TABLE {TABLE} ({TYPES[connection.vendor]})")
             for verb, values in (("INSERT", INSERTED), ("UPDATE", UPDATED), ("DELETE", DELETED)):
                 cursor.execute(
-                    f"CREATE TRIGGER chaos_{verb.lower()} AFTER {verb} ON {rows} BEGIN "
-                    f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({values.format(no=0)}); END"
+                    f"CREATE TRIGGER chaos_{verb.lower()} AFTER {verb} ON {rows} {begin} "
+                    f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({values.format(no=0)}){end}"
                 )
             return
-        if connection.vendor != "postgresql":
-            raise NotImplementedError(f"the chaos suite has no witness for {connection.vendor} yet")
         cursor.execute(
             f"CREATE TABLE {TABLE} (seq bigserial PRIMARY KEY, task text, old_state int, new_state int, "
             f"old_fence bigint, new_fence bigint, gate text, waits boolean)"
@@ -56,7 +66,7 @@ def remove_witness() -> None:
     from django_asyncq.models import TaskRecord
 
     with connection.cursor() as cursor:
-        if connection.vendor == "sqlite":
+        if connection.vendor != "postgresql":
             for verb in ("insert", "update", "delete"):
                 cursor.execute(f"DROP TRIGGER IF EXISTS chaos_{verb}")
         else:

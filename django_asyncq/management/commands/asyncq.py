@@ -15,12 +15,13 @@ from django.db.models import Q
 from django.utils import timezone
 
 from ...broker import Broker
-from ...exceptions import BrokerPermissionDenied, BrokerUnavailable, GateUnavailable
+from ...exceptions import BrokerMisconfigured, BrokerUnavailable, GateUnavailable
 from ...faults import STORE_ERRORS, as_not_set_up, concerns_one_row, one_line
 from ...maintenance.inspector import gate_stats, queue_stats
 from ...maintenance.pruner import Pruner, finished_long_ago
 from ...maintenance.reconciler import Reconciler
 from ...models import TaskRecord, TaskState
+from ...storage.routing import rows_of
 from .runworkers import counted, whole_number
 
 STATES = {"succeeded": TaskState.SUCCEEDED, "failed": TaskState.FAILED}
@@ -87,8 +88,8 @@ class Command(BaseCommand):
         try:
             getattr(self, f"_{options['action']}")(options)
         except (BrokerUnavailable, GateUnavailable) as error:
-            is_denied = any(isinstance(each, BrokerPermissionDenied) for each in (error, error.__cause__))
-            what = "The Redis user lacks a right" if is_denied else "Redis is unreachable"
+            is_wrong = any(isinstance(each, BrokerMisconfigured) for each in (error, error.__cause__))
+            what = "Redis refuses this client" if is_wrong else "Redis is unreachable"
             raise CommandError(f"{what}: {error}. Changes made so far stay; run the command again.") from error
         except STORE_ERRORS as error:
             if not_set_up := as_not_set_up(error):
@@ -102,7 +103,7 @@ class Command(BaseCommand):
         broker = Broker("worker")
         broker.ping()
         waiting = Q(state=TaskState.QUEUED) | Q(state=TaskState.FAILED, retry_at__isnull=False)
-        progress = Progress(self.stderr, TaskRecord.objects.filter(waiting).count())
+        progress = Progress(self.stderr, rows_of(TaskRecord).filter(waiting).count())
         begun_at = time.monotonic()
         rebuilt = Reconciler(broker, on_page=progress.add).rebuild(dry_run=options["dry_run"])
         seconds = time.monotonic() - begun_at
@@ -131,7 +132,7 @@ class Command(BaseCommand):
         states = [STATES[options["state"]]] if options["state"] else list(STATES.values())
         now, keep_for = timezone.now(), timedelta(days=options["older_than"])
         condition = finished_long_ago(states, now, keep_for)
-        found = {name: TaskRecord.objects.filter(condition, state=state).count() for name, state in STATES.items()}
+        found = {name: rows_of(TaskRecord).filter(condition, state=state).count() for name, state in STATES.items()}
         total = sum(found.values())
         what = f"{counted(total, 'task')} that finished more than {counted(options['older_than'], 'day')} ago"
         what += f" ({found['succeeded']:,} succeeded, {found['failed']:,} failed)"
