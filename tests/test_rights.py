@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from django_asyncq import lifecycle
 from django_asyncq.broker import Broker, clients
+from django_asyncq.broker.keys import keys_of
 from django_asyncq.exceptions import BrokerPermissionDenied, BrokerUnavailable, GateUnavailable
 from django_asyncq.faults import Faults
 from django_asyncq.guard import get_logger
@@ -23,7 +25,7 @@ from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.testing import EmbeddedRedis
 
-from . import acl, tasks
+from . import acl, tasks, topologies
 from .redis_state import pending
 from .workers import start_workers
 
@@ -166,6 +168,31 @@ def test_a_task_that_a_refused_script_has_dropped_comes_back(limit: Limit) -> No
         pass
     (run,) = lifecycle.claim(Broker(), "default", "w", 1, "default").runs
     assert str(run.record.id) == id
+
+
+def test_a_cluster_needs_three_rights_more(settings: Any, own_keys: None) -> None:
+    """Those that the guide names; redis-py reports a refusal as a node that belongs to no cluster."""
+    (line,) = re.findall(r"^- \*\*Cluster\.\*\* Add `([^`]+)`", acl.GUIDE.read_text(), re.MULTILINE)
+    settings.ASYNCQ = {"KEY_PREFIX": acl.PREFIX, "CLIENT_FACTORY": "django_asyncq.broker.cluster.client"}
+    with topologies.cluster() as found:
+        location = [acl.url_as("worker", node.url) for node in found.nodes]
+        for missing in line.split():
+            for node in found.nodes:
+                rights = [word for word in line.split() if word != missing]
+                node.ask("ACL", "SETUSER", "worker", *acl.rules("worker"), *rights)
+            settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": location}}
+            if missing != "+asking":  # needed only while a slot moves
+                with pytest.raises(BrokerPermissionDenied, match="refuses a command to its user"):
+                    Broker().ping()
+        for node in found.nodes:
+            node.ask("ACL", "SETUSER", "worker", *line.split())
+            node.ask("ACL", "LOG", "RESET")
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": location}}
+        id = tasks.gated.enqueue("g").id
+        found.move(keys_of("default").pending, found.nodes[0])
+        (lease,) = Broker().dequeue("default", "w", 1, 30).leases
+        assert (lease.id, Broker().done("default", "w", [lease])) == (id, ["done"])
+        assert [node.ask("ACL", "LOG") for node in found.nodes] == [[], [], []]
 
 
 @pytest.mark.parametrize(
