@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .exceptions import (
     AsyncqError,
+    BrokerMisconfigured,
     BrokerUnavailable,
     GateUnavailable,
     InvalidArguments,
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Arguments",
     "AsyncqError",
+    "BrokerMisconfigured",
     "BrokerUnavailable",
     "GateUnavailable",
     "InvalidArguments",

@@ -118,9 +118,10 @@ class AsyncqBackend(compat.BaseTaskBackend):
     def get_result(self, result_id: str) -> Any:
         """Return the result of this id, also when the code no longer has its task. Raises: TaskResultDoesNotExist."""
         from .models import TaskRecord
+        from .storage.routing import rows_of
 
         try:
-            return result_of(TaskRecord.objects.get(id__in=_uuids(result_id), backend=self.alias))
+            return result_of(rows_of(TaskRecord).get(id__in=_uuids(result_id), backend=self.alias))
         except TaskRecord.DoesNotExist as error:
             raise compat.TaskResultDoesNotExist(result_id) from error
 

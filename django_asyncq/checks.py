@@ -11,6 +11,7 @@ from django.conf import settings as django_settings
 from django.core import checks
 
 from . import compat, conf
+from .broker import clients
 from .definitions import retention_policy
 from .lifecycle import signatures
 
@@ -57,6 +58,14 @@ def _is_pattern(value: Any) -> bool:
     return True
 
 
+# The kinds of `configuration.Fault`.
+REDIS_IDS = {
+    "alias": "asyncq.E010",
+    "cache": "asyncq.E011",
+    "LOCATION": "asyncq.E050",
+    "OPTIONS": "asyncq.E051",
+    "CLIENT_FACTORY": "asyncq.E052",
+}
 LEAST_STALL_SECONDS = 10
 TRUE_OR_FALSE = "Give True or False."
 POSITIVE_SECONDS = "Give seconds, more than 0."
@@ -177,24 +186,12 @@ def _check_times(written: dict[str, Any]) -> Iterator[Message]:
 
 @checks.register
 def check_redis_alias(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
-    """Check that the cache alias exists and uses django-redis."""
+    """Check the cache alias, its addresses and options, and the client factory. Opens no connection."""
     written = conf.raw()
-    alias = written.get("REDIS", conf.Settings().redis)
-    if written.get("CLIENT_FACTORY"):
-        return
-    cache = django_settings.CACHES.get(alias) if isinstance(alias, str) else None
-    if cache is None:
-        yield checks.Error(
-            f"{conf.NAME}['REDIS'] = {alias!r} is not an alias in CACHES.",
-            hint="Add a django-redis cache of that name, or set ASYNCQ['REDIS'] to the alias of one.",
-            id="asyncq.E010",
-        )
-    elif not str(cache.get("BACKEND", "")).startswith("django_redis."):
-        yield checks.Error(
-            f"CACHES[{alias!r}] is a {cache.get('BACKEND')}, which is not a django-redis cache.",
-            hint="Use BACKEND 'django_redis.cache.RedisCache', or set ASYNCQ['CLIENT_FACTORY'].",
-            id="asyncq.E011",
-        )
+    if not all(isinstance(written.get(key, ""), str) for key in ("REDIS", "CLIENT_FACTORY")):
+        return  # `check_settings` has reported it.
+    for fault in clients.setting_faults():
+        yield checks.Error(fault.text, hint=fault.hint, id=REDIS_IDS[fault.kind])
 
 
 @checks.register

@@ -9,6 +9,7 @@ AsyncqError
 │   ├── QueueFull          the gate is full
 │   └── GateUnavailable    Redis is unreachable, so the gate admits nothing
 ├── BrokerUnavailable      Redis cannot be reached or refuses to write
+│   └── BrokerMisconfigured  Redis refuses this client until a setting is corrected; waiting does not help
 ├── DatabaseNotSetUp       the database lacks a table, a column or a privilege; waiting does not help
 ├── LockLost               another process holds the lock; nothing was written
 ├── RunAborted             a run failed for a reason outside its function; the row stores it
@@ -31,9 +32,10 @@ class InvalidOption(AsyncqError, ValueError):
     """An option or an argument of a task is wrong; the message names it and the remedy."""
 
 
-class InvalidArguments(InvalidOption):
+class InvalidArguments(InvalidOption, TypeError):
     """JSON cannot represent the arguments exactly.
 
+    Also a TypeError, which Django's own backends raise for such arguments.
     path: where in the arguments, such as `args[0]['when']`.
     """
 
@@ -85,18 +87,31 @@ class QueueFull(EnqueueRefused):
 
 
 class GateUnavailable(EnqueueRefused):
-    """Redis is unreachable, so the gate admits nothing."""
+    """Redis is unreachable, so the gate admits nothing. reason: why, without user name and password."""
 
-    def __init__(self, gate: str) -> None:
+    def __init__(self, gate: str, reason: str = "Redis is unreachable or refuses to write") -> None:
         super().__init__(
-            f"gate {gate!r} cannot be asked: Redis is unreachable or refuses to write. "
+            f"gate {gate!r} cannot be asked: {reason}. "
             f"Enqueue again when Redis is reachable; tasks without a gate are still accepted"
         )
         self.gate = gate
+        self.reason = reason
 
 
 class BrokerUnavailable(AsyncqError):
     """Redis cannot be reached, or refuses the command (out of memory, read-only, loading)."""
+
+
+class BrokerMisconfigured(BrokerUnavailable):
+    """Redis refuses this client until a setting is corrected: its password, database number, TLS or kind of client.
+
+    `runworkers` does not start with it. While a worker runs it is treated as an outage, because a password may be
+    changed on the server first. remedy: the setting to correct.
+    """
+
+    def __init__(self, server: str, wrong: str, reason: str, remedy: str) -> None:
+        super().__init__(f"{server} {wrong} ({reason}). Remedy: correct {remedy}.")
+        self.remedy = remedy
 
 
 class DatabaseNotSetUp(AsyncqError):

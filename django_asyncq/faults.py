@@ -14,7 +14,7 @@ from typing import TypeVar
 from django.db import Error as DatabaseError
 
 from .definitions.exception_text import text_of
-from .exceptions import BrokerUnavailable, DatabaseNotSetUp, LockLost
+from .exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, LockLost
 from .guard import GuardedLogger, class_name, is_a
 from .storage.errors import ErrorKind, kind_of, remedy_of
 
@@ -77,6 +77,9 @@ class Faults:
         elif kind is ErrorKind.ROW or not is_a(error, STORE_ERRORS):
             text = f"{class_name(error)}: {text_of(error)}"
             self._once(text, logging.ERROR, self._failed + ": %s", one_line(error), error=error)
+        elif is_a(error, BrokerMisconfigured):
+            # A line of its own, also when the outage began as another one.
+            self._once("misconfigured", logging.ERROR, self._text + ": %s", one_line(error))
         elif not (quiet_first and self._in_a_row == 1):
             self._once("unreachable", logging.WARNING, self._text + ": %s", one_line(error))
         return PAUSE_SECONDS

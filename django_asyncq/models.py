@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 
 from .definitions.names import check_gate_name, lowest_uuid7_at, uuid7
 from .definitions.partial_indexes import PartialIndex, UniqueUnlessNull
+from .definitions.stored_json import StoredJSONEncoder
 from .definitions.timing import Cron, Interval, Timing
 from .exceptions import InvalidOption
 
@@ -119,9 +120,13 @@ class TaskRecord(models.Model):
     reason = models.SmallIntegerField(
         _("reason"), choices=FailureReason, default=FailureReason.NONE, db_default=FailureReason.NONE.value
     )
-    args = models.JSONField(_("positional arguments"), default=list, db_default=[], blank=True)
-    kwargs = models.JSONField(_("keyword arguments"), default=dict, db_default={}, blank=True)
-    headers = models.JSONField(_("headers"), null=True, blank=True, default=None)
+    args = models.JSONField(
+        _("positional arguments"), encoder=StoredJSONEncoder, default=list, db_default=[], blank=True
+    )
+    kwargs = models.JSONField(
+        _("keyword arguments"), encoder=StoredJSONEncoder, default=dict, db_default={}, blank=True
+    )
+    headers = models.JSONField(_("headers"), encoder=StoredJSONEncoder, null=True, blank=True, default=None)
     priority = models.SmallIntegerField(_("priority"), default=0, db_default=0)
     run_after = models.DateTimeField(_("run after"), null=True, blank=True)
     expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
@@ -152,8 +157,8 @@ class TaskRecord(models.Model):
     is_remote = models.BooleanField(_("run by another program"), default=False, db_default=False)
     cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True, blank=True)
     cancelled_by = models.CharField(_("cancelled by"), max_length=150, blank=True, default="", db_default="")
-    return_value = models.JSONField(_("return value"), null=True, blank=True, default=None)
-    progress = models.JSONField(_("progress"), null=True, blank=True, default=None)
+    return_value = models.JSONField(_("return value"), encoder=StoredJSONEncoder, null=True, blank=True, default=None)
+    progress = models.JSONField(_("progress"), encoder=StoredJSONEncoder, null=True, blank=True, default=None)
     errors = models.JSONField(_("errors"), default=list, db_default=[], blank=True)
     last_exception = models.CharField(_("last error"), max_length=200, blank=True, default="", db_default="")
     worker_ids = models.JSONField(_("workers"), default=list, db_default=[], blank=True)
@@ -288,8 +293,8 @@ class Schedule(models.Model):
     id = models.UUIDField(_("id"), primary_key=True, default=uuid.uuid4, editable=False)
     name = models.CharField(_("name"), max_length=200, unique=True)
     task = models.CharField(_("task"), max_length=200)
-    args = models.JSONField(_("positional arguments"), default=list, blank=True)
-    kwargs = models.JSONField(_("keyword arguments"), default=dict, blank=True)
+    args = models.JSONField(_("positional arguments"), encoder=StoredJSONEncoder, default=list, blank=True)
+    kwargs = models.JSONField(_("keyword arguments"), encoder=StoredJSONEncoder, default=dict, blank=True)
     cron = models.CharField(_("cron expression"), max_length=200, blank=True, default="")
     interval_seconds = models.PositiveIntegerField(_("interval in seconds"), null=True, blank=True)
     zone = models.CharField(_("time zone"), max_length=64, default=default_timezone)

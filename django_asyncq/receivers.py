@@ -19,9 +19,9 @@ logger = get_logger("django_asyncq.receivers")
 
 
 @receiver(post_delete, sender=TaskRecord, dispatch_uid="django_asyncq.forget_deleted_task")
-def forget_deleted_task(*, instance: TaskRecord, **kwargs: Any) -> None:
+def forget_deleted_task(*, instance: TaskRecord, using: str, **kwargs: Any) -> None:
     """Remove a deleted task from Redis and release its gate slot."""
-    lifecycle.follow_deletion([instance])
+    lifecycle.follow_deletion([instance], using)
 
 
 @receiver([post_save, post_delete], sender=Schedule, dispatch_uid="django_asyncq.publish_schedule")

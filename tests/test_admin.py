@@ -436,19 +436,160 @@ def test_action_on_all_matches_retries_exactly_the_failed_tasks_of_the_filter(op
     assert LogEntry.objects.count() == 60
 
 
-def test_action_is_bounded(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request retries a limited number of the newest tasks, in chunks; the confirmation says that more match."""
-    from django_asyncq.admin import retry_action
+@pytest.fixture
+def many(operator: Client) -> list[TaskRecord]:
+    """20,000 failed tasks, of which every fourth is at a gate of 1 that is full."""
+    Gate.objects.create(name="narrow", limit=1)
+    make(TaskState.QUEUED, name="tests.tasks.gated", gate="narrow")
+    gates = ("", "narrow", "", "")
+    values = {"state": TaskState.FAILED, "finished_at": timezone.now(), "reason": FailureReason.EXCEPTION}
+    records = [TaskRecord(name="tests.tasks.add", gate=gates[number % 4], **values) for number in range(20_000)]
+    TaskRecord.objects.bulk_create(records, batch_size=500)
+    return records
 
-    monkeypatch.setattr(retry_action, "MAX_AT_ONCE", 5)
-    monkeypatch.setattr(retry_action, "IDS_PER_RETRY", 2)
-    records = [make() for _ in range(7)]
-    question = run_action(operator, records[0], index="0", select_across="1")
-    assert question.context["title"] == "Retry 5 failed tasks?"
-    assert "No more than 5 are retried at once" in question.content.decode()
+
+def test_action_on_20000_tasks_queues_all_that_have_no_full_gate(operator: Client, many: list[TaskRecord]) -> None:
+    """The rounds end, no task without a gate stays failed, and the last message says what waits at which gate."""
+    response = run_action(operator, many[0], select_across="1", confirmed="yes")
+    rounds = 1
+    while response.status_code == 200:
+        rounds += 1
+        data = {"select_across": "1", "confirmed": "yes", "progress": response.context["progress"]}
+        response = run_action(operator, many[0], **data)
+    assert rounds < 20
+    failed = TaskRecord.objects.filter(state=TaskState.FAILED)
+    assert (failed.filter(gate="").count(), failed.filter(gate="narrow").count()) == (0, 5_000)
+    assert said(response) == [
+        ("success", "15,000 tasks queued again."),
+        (
+            "warning",
+            "Gate narrow is full (limit 1): 5,000 tasks stay failed. Retry them when the gate has free slots.",
+        ),
+    ]
+
+
+@pytest.fixture
+def one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that have time for one chunk of two tasks."""
+    from django_asyncq.admin import retry_all
+
+    monkeypatch.setattr(retry_all, "IDS_PER_RETRY", 2)
+    monkeypatch.setattr(retry_all, "ROUND_SECONDS", 0.0)
+
+
+def go_on(client: Client, response: Any, record: TaskRecord, **data: str) -> Any:
+    """Press the button of the page between two rounds."""
+    assert response.status_code == 200, said(response)
+    hidden = re.search(r'name="progress" value="([^"]+)"', response.content.decode())
+    assert hidden
+    return run_action(client, record, select_across="1", confirmed="yes", progress=hidden[1], **data)
+
+
+@pytest.mark.usefixtures("one_chunk")
+def test_rounds_go_on_behind_the_last_task_and_say_what_is_left(operator: Client) -> None:
+    """A task that fails again at once is not taken a second time, so the oldest has its turn."""
+    records = [make() for _ in range(5)]
     response = run_action(operator, records[0], select_across="1", confirmed="yes")
-    assert said(response)[0][1].startswith("5 tasks queued again: ")
-    assert [state_of(record) for record in records] == [TaskState.FAILED] * 2 + [TaskState.QUEUED] * 5
+    text = response.content.decode()
+    assert response.context["title"] == "3 failed tasks are left"
+    assert "2 tasks queued again." in text and "Continue with 3" in text and "Stop here" in text
+    again = {"state": TaskState.FAILED, "finished_at": timezone.now(), "reason": FailureReason.EXCEPTION}
+    TaskRecord.objects.filter(pk__in=[records[3].pk, records[4].pk]).update(**again)
+    response = go_on(operator, response, records[0])
+    assert response.context["title"] == "1 failed task is left"
+    response = go_on(operator, response, records[0])
+    assert [state_of(record) for record in records] == [TaskState.QUEUED] * 3 + [TaskState.FAILED] * 2
+    assert said(response) == [("success", "5 tasks queued again.")]
+
+
+@pytest.mark.usefixtures("one_chunk")
+def test_gate_that_was_full_once_is_set_aside_in_later_rounds(operator: Client) -> None:
+    """Its tasks are not asked for again, and the page between two rounds says how many stay failed."""
+    Gate.objects.create(name="narrow", limit=1)
+    make(TaskState.QUEUED, name="tests.tasks.gated", gate="narrow")
+    waiting = [make(gate="narrow") for _ in range(4)]
+    others = [make() for _ in range(3)]
+    newest = make(gate="narrow")
+    response = run_action(operator, newest, select_across="1", confirmed="yes")
+    assert "Gate narrow is full (limit 1): 5 tasks stay failed." in response.content.decode()
+    assert response.context["title"] == "2 failed tasks are left"
+    response = go_on(operator, response, newest)
+    assert response.status_code == 302
+    assert {state_of(record) for record in others} == {TaskState.QUEUED}
+    assert {state_of(record) for record in [*waiting, newest]} == {TaskState.FAILED}
+    assert [level for level, _text in said(response)] == ["success", "warning"]
+
+
+def test_one_task_that_cannot_be_retried_does_not_stop_the_others(operator: Client) -> None:
+    """A gate without a limit, a name that the code has no more, and a refusing receiver each keep their own tasks."""
+    from django_asyncq.signals import task_state_changing
+
+    good = [make() for _ in range(4)]
+    lost, unlimited, refused = make(name="tests.tasks.gone"), make(gate="nowhere"), make(priority=7)
+
+    def refuse(*, records: list[TaskRecord], **kwargs: Any) -> None:
+        if any(record.pk == refused.pk for record in records):
+            raise ValueError("not on a Sunday")
+
+    task_state_changing.connect(refuse)
+    try:
+        response = run_action(operator, good[0], select_across="1", confirmed="yes")
+    finally:
+        task_state_changing.disconnect(refuse)
+    assert {state_of(record) for record in good} == {TaskState.QUEUED}
+    assert {state_of(record) for record in (lost, unlimited, refused)} == {TaskState.FAILED}
+    assert said(response) == [
+        ("success", "4 tasks queued again."),
+        ("error", "Gate nowhere has no limit: 1 task stays failed. Add a gate of this name, then retry it."),
+        (
+            "error",
+            "The code has no task tests.tasks.gone, so its 1 failed task was not retried. Is the code deployed?",
+        ),
+        ("error", "The retry of 1 task was refused: not on a Sunday."),
+    ]
+
+
+def test_second_click_on_retry_all_queues_nothing_twice(operator: Client) -> None:
+    """The second request finds no failed task, changes nothing and says so; a forged progress starts anew."""
+    records = [make() for _ in range(3)]
+    for progress in ("", "forged"):
+        response = run_action(operator, records[0], select_across="1", confirmed="yes", progress=progress)
+    assert said(response)[-1] == (
+        "warning",
+        "None of the selected tasks is failed any more, so nothing was retried.",
+    )
+    assert {state_of(record) for record in records} == {TaskState.QUEUED}
+    assert LogEntry.objects.count() == 3
+
+
+def test_retry_all_without_redis_queues_tasks_without_a_gate(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate cannot be asked then; the message names it, and the other tasks are queued in the database."""
+    from django_asyncq.gates import receivers
+
+    def unavailable(*args: Any, **kwargs: Any) -> Any:
+        gates = [record.gate for record in args[0] if record.gate]
+        if gates:
+            raise GateUnavailable(gates[0])
+        return set()
+
+    monkeypatch.setattr(receivers, "acquire", unavailable)
+    plain, gated = make(), make(gate="small")
+    response = run_action(operator, plain, select_across="1", confirmed="yes")
+    assert (state_of(plain), state_of(gated)) == (TaskState.QUEUED, TaskState.FAILED)
+    assert said(response)[1] == (
+        "error",
+        "Gate small cannot be checked because Redis is unreachable: 1 task stays failed.",
+    )
+
+
+@pytest.mark.parametrize(("who", "code"), [("view", 200), ("retry", 403), ("anonymous", 302)])
+def test_retry_all_needs_the_permission_in_every_round(client_of: Callable[..., Client], who: str, code: int) -> None:
+    """A progress that was signed for another person opens nothing."""
+    from django_asyncq.admin.retry_all import Progress
+
+    record, client = make(), client_of(who)
+    response = run_action(client, record, select_across="1", confirmed="yes", progress=Progress().text())
+    assert (response.status_code, state_of(record)) == (code, TaskState.FAILED)
 
 
 # --- the list

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.utils import timezone
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
@@ -20,7 +21,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from django_asyncq.models import Schedule, TaskRecord
+from django_asyncq.admin import retry_all
+from django_asyncq.models import FailureReason, Gate, Schedule, TaskRecord, TaskState
 
 from . import tasks  # noqa: F401 - registers them
 
@@ -240,3 +242,34 @@ def test_pages_fit_the_window_and_load_nothing_from_other_sites(person: Person, 
         loaded = person.browser.execute_script("return performance.getEntriesByType('resource').map(each => each.name)")
         assert loaded and all(each.startswith(person.site) for each in loaded)
     assert [entry for entry in person.browser.get_log("browser") if "favicon" not in entry["message"]] == []
+
+
+def test_person_retries_all_that_match_in_rounds(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The question counts all, the next page says what is left, and the messages say what stays failed."""
+    monkeypatch.setattr(retry_all, "IDS_PER_RETRY", 80)
+    monkeypatch.setattr(retry_all, "ROUND_SECONDS", 0.0)
+    Gate.objects.create(name="narrow", limit=1)
+    values = {"state": TaskState.FAILED, "finished_at": timezone.now(), "reason": FailureReason.EXCEPTION}
+    names = [("tests.tasks.gated", "narrow") if number % 4 == 1 else ("tests.tasks.add", "") for number in range(120)]
+    TaskRecord.objects.bulk_create([TaskRecord(name=name, gate=gate, **values) for name, gate in names])
+    person.open("taskrecord/?state=failed")
+    person.one("#action-toggle").click()
+    person.one(".actions .question a").click()
+    person.choose("action", "retry_selected")
+    person.press("button[name=index]")
+    assert person.one("#content h1").text == "Retry 120 failed tasks?"
+    person.press("form.asyncq-section button")
+    # Of the newest 80 tasks 20 are at the gate, which admits one.
+    assert person.one("#content h1").text == "30 failed tasks are left"
+    assert person.one(".asyncq-queued").text == "61 tasks queued again."
+    assert person.one(".asyncq-set-aside").text.startswith("Gate narrow is full (limit 1): 29 tasks stay failed.")
+    for width in (DESKTOP, PHONE):
+        person.width(width)
+        assert person.browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+        person.browser.save_screenshot(f"/tmp/d_{width}.png")
+    person.press("form.asyncq-section button")
+    assert person.messages() == [
+        "91 tasks queued again.",
+        "Gate narrow is full (limit 1): 29 tasks stay failed. Retry them when the gate has free slots.",
+    ]
+    assert TaskRecord.objects.filter(state=TaskState.FAILED, gate="").count() == 0

@@ -513,6 +513,17 @@ def test_a_changed_timing_plans_the_next_occurrence_anew(scheduler: Scheduler, d
     assert row.next_occurrence_at > timezone.now()
 
 
+def test_arguments_that_only_differ_in_type_are_written(scheduler: Scheduler, declare: Callable[..., Any]) -> None:
+    """Python finds 1, 1.0 and True equal. The order of keys is no difference: PostgreSQL does not keep it."""
+    for value in (1, 1.0, True, {"a": 1}, {"a": True}):
+        declare(tasks.tally.func, schedule=every(minutes=5, name="often", args=["x"], kwargs={"pages": [value]}))
+        scheduler.sync()
+        assert repr(Schedule.objects.get().kwargs) == repr({"pages": [value]})
+    for number, kwargs in enumerate(({"bb": 1, "a": 2}, {"a": 2, "bb": 1}, {"a": 2, "bb": 1, "c": 0})):
+        declare(tasks.tally.func, schedule=every(minutes=5, name="often", args=["x"], kwargs={"pages": kwargs}))
+        assert scheduler.sync() == (number != 1)
+
+
 def test_a_schedule_removed_from_the_code_does_not_fire_until_it_is_declared_again(
     clock: Clock, scheduler: Scheduler, declare: Callable[..., Any]
 ) -> None:

@@ -21,6 +21,7 @@ from django.utils.translation import gettext_lazy as _
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable
 from ..models import FailureReason, Gate, TaskRecord, TaskState
+from ..storage.routing import rows_of
 from .code import known_names, known_task
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class LastErrorFilter(ValueFilter):
 
     def known(self) -> Iterable[str]:
         """Return the last errors of the latest failed tasks."""
-        failed = TaskRecord.objects.filter(state=TaskState.FAILED).order_by("-id")
+        failed = rows_of(TaskRecord).filter(state=TaskState.FAILED).order_by("-id")
         return set(failed.values_list("last_exception", flat=True)[:ROWS_FOR_CHOICES]) - {""}
 
     def matching(self, queryset: QuerySet[TaskRecord], chosen: str) -> QuerySet[TaskRecord]:
@@ -168,7 +169,7 @@ class GateFilter(ValueFilter):
 
     def known(self) -> Iterable[str]:
         """Return the names of gates."""
-        return Gate.objects.order_by("name").values_list("name", flat=True)[:MAX_CHOICES]
+        return rows_of(Gate).order_by("name").values_list("name", flat=True)[:MAX_CHOICES]
 
     def matching(self, queryset: QuerySet[TaskRecord], chosen: str) -> QuerySet[TaskRecord]:
         """Return the rows at the gate."""

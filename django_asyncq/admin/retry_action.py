@@ -20,11 +20,11 @@ from django.utils.translation import ngettext
 from .. import lifecycle
 from ..exceptions import AsyncqError, GateUnavailable
 from ..models import Gate, TaskRecord, TaskState
+from ..storage.routing import rows_of
 from .code import known_task
 
 # One chunk is one transaction, and one script call per queue and gate. SQLite accepts at least 999 parameters.
 IDS_PER_RETRY = 500
-MAX_AT_ONCE = 1_000
 NAMES_IN_MESSAGE = 5
 
 
@@ -78,13 +78,11 @@ def _light(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
     return rows.only("id", "name", "state", "gate", "queue_limit").order_by("-id")
 
 
-def write_log(request: HttpRequest, outcome: Outcome) -> None:
+def log_retried(request: HttpRequest, records: Sequence[TaskRecord]) -> None:
     """Write an entry to the history of each task that was retried."""
-    if outcome.retried:
+    if records:
         user: Any = request.user
-        LogEntry.objects.log_actions(
-            user_id=user.pk, queryset=outcome.retried, action_flag=CHANGE, change_message="Retried."
-        )
+        LogEntry.objects.log_actions(user_id=user.pk, queryset=records, action_flag=CHANGE, change_message="Retried.")
 
 
 def add_messages(request: HttpRequest, outcome: Outcome, url_of: Any) -> None:
@@ -147,7 +145,7 @@ def _by_gate(records: Iterable[TaskRecord]) -> Iterator[tuple[str, int | str, li
     groups: dict[str, list[TaskRecord]] = {}
     for record in records:
         groups.setdefault(record.gate, []).append(record)
-    limits = dict(Gate.objects.filter(name__in=groups).values_list("name", "limit")) if groups else {}
+    limits = dict(rows_of(Gate).filter(name__in=groups).values_list("name", "limit")) if groups else {}
     for gate, group in groups.items():
         own = group[0].queue_limit
         yield gate, limits.get(gate, "?" if own is None else own), group

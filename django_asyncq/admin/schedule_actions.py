@@ -8,7 +8,6 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.db import transaction
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
@@ -19,6 +18,7 @@ from .. import compat
 from ..exceptions import AsyncqError, InvalidOption
 from ..models import Occurrence, Schedule
 from ..scheduling import scheduler
+from ..storage.routing import rows_of, transaction_of
 from . import display
 from .schedule_page import TaskLinks
 
@@ -39,9 +39,9 @@ def run_once(pk: UUID, seen: int) -> RunResult:
     second of two simultaneous clicks sees the occurrence of the first.
     Raises: Schedule.DoesNotExist, and what `scheduler.run_now` raises.
     """
-    with transaction.atomic():
-        row = Schedule.objects.select_for_update().get(pk=pk)
-        newer = Occurrence.objects.filter(schedule=row, by_person=True, pk__gt=seen).order_by("-pk").first()
+    with transaction_of(Schedule):
+        row = rows_of(Schedule).select_for_update().get(pk=pk)
+        newer = rows_of(Occurrence).filter(schedule=row, by_person=True, pk__gt=seen).order_by("-pk").first()
         return RunResult(newer, is_new=False) if newer else RunResult(scheduler.run_now(row), is_new=True)
 
 
@@ -87,8 +87,8 @@ def switch(pks: list[UUID], *, enabled: bool) -> Switched:
     """Enable or disable schedules. An enabled one continues with its next occurrence; earlier ones are not missed."""
     switched = Switched()
     for pk in pks:
-        with transaction.atomic():
-            row = Schedule.objects.select_for_update().filter(pk=pk).first()
+        with transaction_of(Schedule):
+            row = rows_of(Schedule).select_for_update().filter(pk=pk).first()
             if row is None:
                 continue
             if row.enabled == enabled:

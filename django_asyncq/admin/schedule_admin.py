@@ -26,6 +26,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import InvalidOption
 from ..models import Occurrence, Schedule
+from ..storage.routing import rows_of
 from . import display, schedule_actions, schedule_page
 from .schedule_form import ScheduleForm
 from .schedule_page import SchedulePage, TaskLinks
@@ -219,7 +220,7 @@ class ScheduleAdmin(ScheduleAdminBase):
     ) -> HttpResponse:
         """Show the next and the latest occurrences above the form."""
         if obj is not None:
-            row = Schedule.objects.filter(pk=obj.pk).first() if context.get("errors") else obj
+            row = rows_of(Schedule).filter(pk=obj.pk).first() if context.get("errors") else obj
             context["page"] = row and SchedulePage(
                 row,
                 timezone.now(),
@@ -336,7 +337,7 @@ class ScheduleAdmin(ScheduleAdminBase):
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
         """Count the occurrences that are deleted too, because there may be too many to list."""
         rows = list(objs)
-        count = Occurrence.objects.filter(schedule__in=rows).count()
+        count = rows_of(Occurrence).filter(schedule__in=rows).count()
         names = [self._deleted_line(row) for row in rows]
         occurrences = ngettext("%(count)d occurrence", "%(count)d occurrences", count) % {"count": count}
         counts = {self.opts.verbose_name_plural: len(rows), Occurrence._meta.verbose_name_plural: count}

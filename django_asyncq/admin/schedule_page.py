@@ -22,6 +22,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..definitions.timing import DstKind, DstNote, Upcoming, describe, preview
 from ..exceptions import InvalidOption
 from ..models import Occurrence, OccurrenceOutcome, Schedule, TaskRecord
+from ..storage.routing import rows_of
 from ..tasks import check_call
 from . import display
 from .code import declared_schedule_names, known_task, parameter_names
@@ -235,9 +236,9 @@ def _clock_times(walls: Sequence[datetime], local: datetime) -> str:
 
 def latest_runs(rows: Iterable[Schedule]) -> dict[UUID, Run]:
     """Return the latest occurrence of each schedule, in three queries."""
-    newest = Occurrence.objects.filter(schedule=OuterRef("pk")).order_by("-occurs_at").values("pk")[:1]
-    found = Schedule.objects.filter(pk__in=[row.pk for row in rows]).values_list(Subquery(newest), flat=True)
-    occurrences = Occurrence.objects.filter(pk__in=[pk for pk in found if pk is not None])
+    newest = rows_of(Occurrence).filter(schedule=OuterRef("pk")).order_by("-occurs_at").values("pk")[:1]
+    found = rows_of(Schedule).filter(pk__in=[row.pk for row in rows]).values_list(Subquery(newest), flat=True)
+    occurrences = rows_of(Occurrence).filter(pk__in=[pk for pk in found if pk is not None])
     return {run.occurrence.schedule_id: run for run in with_records(occurrences)}
 
 
@@ -245,7 +246,7 @@ def with_records(occurrences: Iterable[Occurrence]) -> list[Run]:
     """Pair the occurrences with their tasks, in one query."""
     occurrences = list(occurrences)
     ids = [occurrence.task_id for occurrence in occurrences if occurrence.task_id is not None]
-    records = TaskRecord.objects.only(*RECORD_FIELDS).in_bulk(ids) if ids else {}
+    records = rows_of(TaskRecord).only(*RECORD_FIELDS).in_bulk(ids) if ids else {}
     return [
         Run(occurrence, records.get(occurrence.task_id) if occurrence.task_id else None) for occurrence in occurrences
     ]
@@ -296,7 +297,7 @@ class SchedulePage:
         self.may_run = may_run
         self.may_switch = may_switch
         self._links = links
-        self._runs = with_records(Occurrence.objects.filter(schedule=row).order_by("-occurs_at")[:RUNS_SHOWN])
+        self._runs = with_records(rows_of(Occurrence).filter(schedule=row).order_by("-occurs_at")[:RUNS_SHOWN])
 
     def problems(self) -> list[str]:
         """Return why it does not fire, and what else is wrong."""
@@ -346,8 +347,8 @@ class SchedulePage:
 
 def latest_by_person(row: Schedule) -> int:
     """Return the primary key of the latest occurrence that a person fired, or 0."""
-    found = Occurrence.objects.filter(schedule=row, by_person=True).order_by("-pk").values_list("pk", flat=True).first()
-    return found or 0
+    found = rows_of(Occurrence).filter(schedule=row, by_person=True).order_by("-pk")
+    return found.values_list("pk", flat=True).first() or 0
 
 
 def origin(row: Schedule) -> str:

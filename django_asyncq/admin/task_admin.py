@@ -25,7 +25,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..models import TaskRecord, TaskState
-from . import display, retry_action
+from . import display, retry_action, retry_all
 from .filters import (
     EnqueuedFilter,
     GateFilter,
@@ -45,6 +45,7 @@ else:
 
 RETRY_ACTION = "retry_selected"
 LISTED_TO_CONFIRM = 100
+MOST_DELETED = 1_000
 # A lookup in the URL (?kwargs__password__startswith=a) would reveal masked values letter by letter.
 MASKED_COLUMNS = {"args", "kwargs", "headers", "return_value", "progress", "errors"}
 
@@ -213,46 +214,62 @@ class TaskRecordAdmin(TaskAdminBase):
         """Ask for confirmation, then retry the tasks."""
         if not self.has_view_permission(request) or not self.has_retry_permission(request):
             raise PermissionDenied
-        across = request.POST.get("select_across") == "1"
-        if across:
-            rows = queryset.filter(state=TaskState.FAILED)
-            ids = list(rows.order_by("-id").values_list("pk", flat=True)[: retry_action.MAX_AT_ONCE + 1])
-        else:
-            # Not from `queryset`: a task that no longer matches the list's filter must appear in the messages too.
-            ids = [UUID(id) for id in request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)]
-        is_cut = len(ids) > retry_action.MAX_AT_ONCE
-        ids = ids[: retry_action.MAX_AT_ONCE]
-        if request.POST.get("confirmed") != "yes" and request.path == self._url("changelist"):
-            return self._confirm_retry(request, ids, across=across, is_cut=is_cut)
+        is_confirmed = request.POST.get("confirmed") == "yes" or request.path != self._url("changelist")
+        if request.POST.get("select_across") == "1":
+            return self._retry_all(request, queryset, is_confirmed=is_confirmed)
+        # Not from `queryset`: a task that no longer matches the list's filter must appear in the messages too.
+        ids = [UUID(id) for id in request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)]
+        if not is_confirmed:
+            failed = self.get_queryset(request).filter(pk__in=ids, state=TaskState.FAILED)
+            count = failed.count()
+            return self._ask_to_retry(request, failed, count, {"not_failed": len(ids) - count})
         self._retry(request, ids)
         return None
 
-    def _confirm_retry(
-        self, request: HttpRequest, ids: list[UUID], *, across: bool, is_cut: bool
+    def _retry_all(
+        self, request: HttpRequest, queryset: QuerySet[TaskRecord], *, is_confirmed: bool
     ) -> HttpResponse | None:
-        """Show the confirmation page. is_cut: more tasks were selected than can be retried at once."""
-        failed = self.get_queryset(request).filter(pk__in=ids, state=TaskState.FAILED).order_by("-id")
-        count = failed.count()
+        """Retry all tasks that the list shows, round by round; ask before the first round and between two."""
+        progress = retry_all.Progress.read(request.POST.get("progress", ""))
+        is_over = is_confirmed and retry_all.do_round(request, queryset, progress)
+        failed = retry_all.failed_of(queryset, progress)
+        count = 0 if is_over else retry_all.count_up_to_limit(failed)
+        if is_confirmed and not count:
+            retry_all.add_messages(request, queryset, progress)
+            return None
+        context: dict[str, Any] = {"across": True, "not_failed": 0}
+        if is_confirmed:
+            context["progress"] = progress.text()
+            context["queued"] = retry_all.queued_text(progress)
+            context["set_aside"] = [text for _level, text in retry_all.gate_sentences(queryset, progress)]
+        return self._ask_to_retry(request, failed, count, context)
+
+    def _ask_to_retry(
+        self, request: HttpRequest, failed: QuerySet[TaskRecord], count: int, context: dict[str, Any]
+    ) -> HttpResponse | None:
+        """Show the confirmation page. context: more values for the template."""
         if not count:
             messages.warning(request, _("None of the selected tasks has failed, so nothing was retried."))
             return None
-        records = list(as_listed(failed)[:LISTED_TO_CONFIRM])
-        title = ngettext("Retry %(count)d failed task?", "Retry %(count)d failed tasks?", count)
+        records = list(as_listed(failed.order_by("-id"))[:LISTED_TO_CONFIRM])
+        title = ngettext("Retry %(count)s failed task?", "Retry %(count)s failed tasks?", count)
+        if "progress" in context:
+            title = ngettext("%(count)s failed task is left", "%(count)s failed tasks are left", count)
+        shown = retry_all.as_count(count)
         context = {
             **self.admin_site.each_context(request),
-            "title": title % {"count": count},
+            "title": title % {"count": shown},
             "opts": self.opts,
             "rows": [(record, self._url("change", record), self.state_and_error(record)) for record in records],
             "count": count,
-            "not_listed": count - len(records),
-            "max_at_once": retry_action.MAX_AT_ONCE if is_cut else None,
-            "not_failed": len(ids) - count,
+            "shown_count": shown,
+            "not_listed": retry_all.as_count(count - len(records)) if count > len(records) else "",
             "selected": request.POST.getlist(helpers.ACTION_CHECKBOX_NAME),
             "action": RETRY_ACTION,
             "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
-            "across": across,
             "back_url": request.get_full_path(),
             "breadcrumbs_are_a_list": django.VERSION >= (6, 1),
+            **context,
         }
         request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/django_asyncq/taskrecord/retry_confirmation.html", context)
@@ -267,10 +284,10 @@ class TaskRecordAdmin(TaskAdminBase):
             )
             messages.warning(request, text % {"count": running})
         rows = queryset.exclude(state=TaskState.RUNNING)
-        count = rows.values("pk").order_by()[: retry_action.MAX_AT_ONCE + 1].count()
-        if count > retry_action.MAX_AT_ONCE:
+        count = rows.values("pk").order_by()[: MOST_DELETED + 1].count()
+        if count > MOST_DELETED:
             text = _("No more than %(count)d tasks can be deleted at once. Nothing was deleted.")
-            messages.error(request, text % {"count": retry_action.MAX_AT_ONCE})
+            messages.error(request, text % {"count": MOST_DELETED})
             return None
         if not count:
             return None
@@ -285,7 +302,7 @@ class TaskRecordAdmin(TaskAdminBase):
 
     def _retry(self, request: HttpRequest, ids: list[UUID]) -> None:
         outcome = retry_action.retry(self.get_queryset(request), ids)
-        retry_action.write_log(request, outcome)
+        retry_action.log_retried(request, outcome.retried)
         retry_action.add_messages(request, outcome, lambda record: self._url("change", record))
 
     def _url(self, view: str, record: TaskRecord | None = None) -> str:

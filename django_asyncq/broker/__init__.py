@@ -20,6 +20,7 @@ from redis.exceptions import ResponseError
 from .. import conf, failpoints
 from . import clients, commands, handoff, replies, scripts
 from .clients import broker_errors
+from .configuration import misconfigured
 from .entries import (
     Dequeued,
     Entry,
@@ -177,7 +178,9 @@ class Broker:
         with broker_errors(self.client):
             try:
                 found = self.client.config_get("maxmemory-policy")
-            except ResponseError:
+            except ResponseError as error:
+                if misconfigured(error):
+                    raise
                 return ""
         return str(found.get("maxmemory-policy", ""))
 

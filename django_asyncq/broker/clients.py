@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
+    RedisError,
     ResponseError,
     TimeoutError,
     TryAgainError,
@@ -34,8 +36,9 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from .. import conf
-from ..exceptions import BrokerUnavailable
-from .redis_internals import set_connection_options
+from ..exceptions import BrokerMisconfigured, BrokerUnavailable
+from . import configuration
+from .redis_internals import set_connection_options, unconnected
 
 Client = Any  # redis.Redis or redis.cluster.RedisCluster, or what is used like one of them
 Role = Literal["producer", "worker", "blocking"]
@@ -66,14 +69,16 @@ REFUSALS = (
 REFUSAL_CLASSES = (OutOfMemoryError, ClusterDownError, TryAgainError)
 
 _clients: dict[tuple[Role, str, str], Client] = {}
+# The settings that `require_valid_settings` has found to be right.
+_valid_settings: conf.Settings | None = None
 _lock = threading.Lock()
 
 
 def client(role: Role) -> Client:
     """Return this process's client for a role; it is thread-safe, and its pool reconnects after a fork.
 
-    Raises: ImproperlyConfigured when the alias is missing or has no LOCATION; BrokerUnavailable when no node of a
-    cluster answers.
+    Raises: ImproperlyConfigured when the settings cannot be right; BrokerUnavailable when no node of a cluster
+    answers.
     """
     configured = conf.current()
     key = (role, configured.redis, configured.client_factory)
@@ -82,8 +87,32 @@ def client(role: Role) -> Client:
         with _lock:
             found = _clients.get(key)
             if found is None:
+                require_valid_settings()
                 found = _clients[key] = _build(role)
     return found
+
+
+def require_valid_settings() -> None:
+    """Check, once for the settings in force, what can be checked of them without a connection.
+
+    Raises: ImproperlyConfigured with the setting's name and the remedy.
+    """
+    global _valid_settings
+    configured = conf.current()
+    if configured is _valid_settings:
+        return
+    for fault in setting_faults():
+        raise ImproperlyConfigured(f"{fault.text} {fault.hint}")
+    _valid_settings = configured
+
+
+def setting_faults() -> Iterator[configuration.Fault]:
+    """Yield what is wrong with the settings that name Redis. Opens no connection."""
+    return configuration.faults(_unconnected)
+
+
+def _unconnected() -> object:
+    return unconnected(_alias_client("worker").connection_pool)
 
 
 def reset_clients(**kwargs: Any) -> None:
@@ -155,6 +184,10 @@ def _build(role: Role) -> Client:
         factory = import_string(path)
         with broker_errors():  # a cluster client asks for its nodes
             return factory(role)
+    return _alias_client(role)
+
+
+def _alias_client(role: Role) -> Client:
     urls, written = alias()
     ours = connection_options(role)
     maker: Any = get_connection_factory(options=factory_options(written, ours))
@@ -184,6 +217,27 @@ def pool_for(found: Client, key: str) -> Any:
     return found.get_redis_connection(found.get_node_from_key(key)).connection_pool
 
 
+def server_identity(found: Client | None) -> str:
+    """Return a text that is the same for all clients of one server and database, without user name and password.
+
+    found: a client of the project's own; None for the client of the settings, which is not built for that: Redis may be
+    unreachable.
+    """
+    require_valid_settings()
+    factory = conf.current().client_factory
+    if found is None and factory in ("", configuration.CLUSTER_FACTORY):
+        return configuration.alias_identity()
+    if found is None:
+        try:
+            found = client("worker")
+        except BrokerUnavailable:
+            return factory
+    if not isinstance(found, Redis):
+        return factory or type(found).__qualname__
+    service = getattr(found.connection_pool, "service_name", None)
+    return server_name(found) if service is None else f"{service}/{found.get_connection_kwargs().get('db', 0)}"
+
+
 def server_name(found: Client | None) -> str:
     """Return "Redis" with the host, port and database of a client; never the password. found: None when unknown."""
     if found is None or not isinstance(found, Redis):
@@ -199,8 +253,8 @@ def server_name(found: Client | None) -> str:
 class broker_errors:
     """Raise BrokerUnavailable in place of redis-py's errors for a server that is unreachable or refuses.
 
-    found: the client that is used, to name its server. The text never contains the password. Other errors of a reply
-    are bugs and stay as they are.
+    found: the client that is used, to name its server. The text says the cause, never a user name or password. What
+    waiting does not cure is a BrokerMisconfigured. Other errors of a reply are bugs and stay as they are.
     """
 
     def __init__(self, found: Client | None = None) -> None:
@@ -213,8 +267,12 @@ class broker_errors:
         """Raise BrokerUnavailable for an error of the server; let other errors pass."""
         if error is None:
             return
+        if not isinstance(error, RedisError):
+            return
+        if wrong := configuration.misconfigured(error):
+            raise BrokerMisconfigured(server_name(self._client), wrong[0], self._text(error), wrong[1]) from error
         if isinstance(error, ConnectionError | TimeoutError | RedisClusterException):
-            raise BrokerUnavailable(f"{server_name(self._client)} is unreachable ({type(error).__name__})") from error
+            raise BrokerUnavailable(f"{server_name(self._client)} is unreachable ({self._text(error)})") from error
         word = _refusal(error) if isinstance(error, ResponseError) else None
         if word is None:
             return
@@ -224,6 +282,10 @@ class broker_errors:
         raise BrokerUnavailable(
             f"{server_name(self._client)} refuses the command ({word}): {str(error)[:200]}"
         ) from error
+
+    def _text(self, error: BaseException) -> str:
+        found = self._client
+        return configuration.safe_text(error, found.get_connection_kwargs() if isinstance(found, Redis) else None)
 
 
 def _refusal(error: ResponseError) -> str | None:

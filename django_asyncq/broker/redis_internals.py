@@ -30,3 +30,8 @@ def shut_down(connection: Any) -> None:
 def set_connection_options(pool: Any, options: Mapping[str, Any]) -> None:
     """Set options of a pool's future connections; can go when a URL's query no longer wins over keyword arguments."""
     pool.connection_kwargs.update(options)
+
+
+def unconnected(pool: Any) -> object:
+    """Return a connection as the pool would make it, outside the pool; can go when a pool can check its options."""
+    return pool.connection_class(**pool.connection_kwargs)

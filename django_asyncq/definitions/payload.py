@@ -1,15 +1,19 @@
 """Check that JSON can carry a task's arguments and return value exactly, and copy them into plain values.
 
-Mappings and sequences become dict and list, and UTF-8 bytes become text, as in Django's own `normalize_json`. Any other
-value that would come back changed, or that a supported database cannot store, is refused.
+Mappings and sequences become dict and list, and UTF-8 bytes become text, as in Django's own `normalize_json`. A value
+of a subclass of str, int or float becomes the plain value that it equals. Any other value that would come back changed,
+or that a supported database cannot store, is refused. `stored_json` says what a database would change by itself.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections import OrderedDict, UserString
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+from django.utils.functional import Promise
 
 from .. import conf
 from ..exceptions import InvalidArguments
@@ -23,11 +27,15 @@ EMPTY_PAYLOAD_BYTES = 24
 LONGEST_CHARACTER_BYTES = 6
 PUNCTUATION_BYTES = 4
 LONGEST_NUMBER_BYTES = 28
+# Sequences that would come back as lists of numbers or of letters.
+IMITATIONS = (bytearray, memoryview, UserString)
+PLAIN_ITEMS = (dict.items, OrderedDict.items)
 TRACEBACK_CHARACTERS = 65_536
 MESSAGE_CHARACTERS = 4_096
 
 # Made once: `json.dumps` with options makes a new encoder at each call.
 _compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_sorted = json.JSONEncoder(sort_keys=True)
 
 
 class Payload(NamedTuple):
@@ -78,6 +86,11 @@ def json_bytes(value: Any) -> bytes:
     return _compact.encode(value).encode()
 
 
+def is_same(first: Any, second: Any) -> bool:
+    """Return whether two plain values are the same JSON: `1`, `1.0` and `True` differ, the order of keys is free."""
+    return _sorted.encode(first) == _sorted.encode(second)
+
+
 def copied(value: Any) -> Any:
     """Return a deep copy of plain values that the caller may change."""
     if isinstance(value, list):
@@ -94,39 +107,88 @@ def plain(value: Any, path: str, depth_left: int) -> Any:
     """
     if _is_plain(value):
         return value
-    if isinstance(value, str):
+    # The type that the value has, not the one that it claims: a lazy object claims to be what it wraps.
+    kind = type(value)
+    if issubclass(kind, str):
         return _plain_text(value, path)
-    if isinstance(value, int):
+    if issubclass(kind, int):
         return _plain_integer(value, path)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise InvalidArguments(f"{path} is {value!r}, which JSON does not have", path=path)
-        return float(value)
-    if isinstance(value, bytes):
+    if issubclass(kind, float):
+        # A subclass may convert to another number.
+        number = float.__float__(value)
+        if not math.isfinite(number):
+            raise InvalidArguments(f"{path} is {number!r}, which JSON does not have: pass None or a text", path=path)
+        return number
+    if issubclass(kind, bytes):
         return _plain_bytes(value, path)
     if depth_left <= 0:
         raise InvalidArguments(
-            f"{path} is nested deeper than ASYNCQ['MAX_DEPTH'] = {conf.current().max_depth}", path=path
+            f"{path} is nested deeper than ASYNCQ['MAX_DEPTH'] = {conf.current().max_depth}: "
+            f"store the data and pass its key",
+            path=path,
         )
-    if isinstance(value, dict) or isinstance(value, Mapping):  # noqa: SIM101 - the first is a tenth of the second
+    if issubclass(kind, dict) or issubclass(kind, Mapping):  # the first is a tenth of the second
         return _plain_mapping(value, path, depth_left)
-    if isinstance(value, Sequence):
+    if issubclass(kind, Sequence) and not issubclass(kind, IMITATIONS):
         return [
             item if _is_plain(item) else plain(item, f"{path}[{index}]", depth_left - 1)
             for index, item in enumerate(value)
         ]
     raise InvalidArguments(
-        f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which JSON cannot carry: "
-        f"pass a key, a string or a number instead",
-        path=path,
+        f"{path} is a {kind.__module__}.{kind.__qualname__}, which JSON cannot carry: {_remedy(kind)}", path=path
     )
 
 
+def _remedy(kind: type) -> str:
+    """Say what to pass instead of a value of this type."""
+    if issubclass(kind, Promise | UserString):
+        return "pass str(…) of it"
+    if issubclass(kind, bytearray | memoryview):
+        return "pass base64 text of it"
+    return "pass a key, a string or a number instead"
+
+
 def _plain_mapping(value: Mapping[Any, Any], path: str, depth_left: int) -> dict[str, Any]:
-    return {
+    kind = type(value)
+    if kind is not dict and issubclass(kind, dict) and not _reads_as_it_holds(kind):
+        raise InvalidArguments(
+            f"{path} is a {kind.__module__}.{kind.__qualname__}, a dict that does not read as what it holds, so JSON "
+            f"cannot carry it: pass a plain dict of what the task needs",
+            path=path,
+        )
+    found = {
         _plain_key(key, path): item if _is_plain(item) else plain(item, f"{path}[{key!r}]", depth_left - 1)
         for key, item in value.items()
     }
+    if len(found) < len(value):
+        raise InvalidArguments(
+            f"{path} holds two values with the same key, of which JSON can carry one: pass a list of pairs", path=path
+        )
+    return found
+
+
+def _reads_as_it_holds(kind: type[dict[Any, Any]]) -> bool:
+    """Return whether a subclass of dict reads like a dict.
+
+    Django's MultiValueDict holds lists and shows the last value of each.
+    """
+    return kind.items in PLAIN_ITEMS and kind.__getitem__ is dict.__getitem__
+
+
+def check_depth(value: Any, path: str, levels: int, limit: str) -> None:
+    """Refuse plain values with more lists and dicts within each other than a store allows.
+
+    path: where the value is. levels: how many are left. limit: words for the error. Raises: InvalidArguments.
+    """
+    if not isinstance(value, list | dict):
+        return
+    if levels <= 0:
+        raise InvalidArguments(
+            f"{path} is nested deeper than {limit}: store the data and pass its key, or pass it as JSON text", path=path
+        )
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(item, list | dict):
+            check_depth(item, f"{path}[{key!r}]", levels - 1, limit)
 
 
 def _is_plain(value: Any) -> bool:
@@ -141,13 +203,19 @@ def _is_plain(value: Any) -> bool:
 
 
 def _plain_text(value: str, path: str) -> str:
+    # A subclass may override every method.
+    value = str.__str__(value)
     if "\x00" in value:
-        raise InvalidArguments(f"{path} holds a NUL character, which PostgreSQL cannot store", path=path)
+        raise InvalidArguments(
+            f"{path} holds a NUL character, which PostgreSQL cannot store: remove it or pass base64 text", path=path
+        )
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArguments(f"{path} holds a lone surrogate, which is not valid text", path=path) from error
-    return str.__str__(value)
+        raise InvalidArguments(
+            f"{path} holds a lone surrogate, which is not valid text: pass base64 text of the bytes", path=path
+        ) from error
+    return value
 
 
 def _plain_integer(value: int, path: str) -> int:
@@ -155,12 +223,13 @@ def _plain_integer(value: int, path: str) -> int:
         raise InvalidArguments(
             f"{path} is a whole number beyond 64 bits, which JSON databases round: pass it as a string", path=path
         )
-    return int(value)
+    # A subclass may convert to another number.
+    return int.__int__(value)
 
 
 def _plain_bytes(value: bytes, path: str) -> str:
     try:
-        return _plain_text(value.decode(), path)
+        return _plain_text(bytes.decode(value), path)
     except UnicodeDecodeError as error:
         raise InvalidArguments(
             f"{path} holds bytes that are not UTF-8: encode them as base64 text", path=path
@@ -173,7 +242,7 @@ def _plain_key(key: object, path: str) -> str:
     if not isinstance(key, str):
         raise InvalidArguments(
             f"{path} has the key {key!r} of type {type(key).__qualname__}; JSON keys are text, so it would come back "
-            f"as another key",
+            f"as another key: pass str(…) of it, or a list of pairs",
             path=path,
         )
     return _plain_text(key, f"{path} (a key)")

@@ -127,7 +127,7 @@ def admit(gate: str, records: Sequence[TaskRecord], *, partial: bool, seconds: i
             admission = more._replace(refused=admission.refused | more.refused)
         return admission
     except BrokerUnavailable as error:
-        raise GateUnavailable(gate) from error
+        raise GateUnavailable(gate, str(error).rstrip(".")) from error
 
 
 def _admit_some(gate: str, records: Sequence[TaskRecord], *, partial: bool, seconds: int, again: bool) -> Admission:

@@ -14,6 +14,7 @@ from .. import conf, failpoints
 from ..broker import clients, commands, replies, scripts
 from ..models import Gate, TaskRecord, TaskState
 from ..storage.isolation import page_of
+from ..storage.routing import rows_of
 from .members import IDS_PER_CALL, client, forget_built, hold_seconds, keys, release_ids, slots
 
 LIVE_STATES = (TaskState.QUEUED, TaskState.RUNNING)
@@ -33,7 +34,7 @@ def build(gate: str) -> None:
     Does nothing when the limit of the gate is changed in the meantime. Raises: BrokerUnavailable.
     """
     changes = commands.send(client(), "hget", keys(gate)[1], "changes") or b""
-    row = Gate.objects.filter(name=gate).first()
+    row = rows_of(Gate).filter(name=gate).first()
     holders = page_of(_live(gate), "state", "fence", size=None)
     expected = row.expected_seconds if row else conf.current().expected_seconds
     limit = [row.limit, row.expected_seconds] if row else ["", ""]
@@ -71,7 +72,7 @@ def audit(gate: str, now: float, *, seen: set[str] | None = None, dry_run: bool 
     dry_run: only count. Raises: BrokerUnavailable.
     """
     members = {slot.id: slot.expires_at for slot in slots(gate)}
-    row = Gate.objects.filter(name=gate).first()
+    row = rows_of(Gate).filter(name=gate).first()
     if not dry_run and _known_limit(gate) != _limit_of(row):
         forget_built(gate)  # it was changed while Redis was unreachable
     holders = _holders(gate)
@@ -116,7 +117,7 @@ def _known_limit(gate: str) -> tuple[int, float] | None:
 
 
 def _live(gate: str) -> QuerySet[TaskRecord]:
-    return TaskRecord.objects.at_gate(gate).filter(state__in=LIVE_STATES).order_by("id")
+    return rows_of(TaskRecord).at_gate(gate).filter(state__in=LIVE_STATES).order_by("id")
 
 
 def _holders(gate: str) -> list[str]:

@@ -11,20 +11,21 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from django.db import router, transaction
+from django.db import transaction
 from django.db.models import F
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
 from ..exceptions import LockLost
 from ..models import LockTerm
+from ..storage.routing import rows_of, transaction_of, writing_database
 
 MOST_CHARACTERS = 200
 
 
 def database() -> str:
     """Return the alias of the database that holds the terms."""
-    return str(router.db_for_write(LockTerm))
+    return writing_database(LockTerm)
 
 
 def begin(name: str, holder: str) -> int:
@@ -33,12 +34,11 @@ def begin(name: str, holder: str) -> int:
     Waits for a transaction that has fenced the older term. holder: text for people, such as host and pid.
     Raises: RuntimeError inside a transaction, because a number that is rolled back would be used twice.
     """
-    alias = database()
-    rows = LockTerm.objects.using(alias)
+    rows = rows_of(LockTerm)
     name, holder = _row_name(name), holder[:MOST_CHARACTERS]
     while True:
         # The first statement is a write: SQLite cannot upgrade a read transaction while others write.
-        with transaction.atomic(using=alias, durable=True):
+        with transaction_of(LockTerm, durable=True):
             if rows.filter(name=name).update(number=F("number") + 1, holder=holder, begun_at=timezone.now()):
                 return rows.values_list("number", flat=True).get(name=name)
         # In a transaction of its own: on MySQL, two refused inserts would deadlock over the row.
@@ -50,11 +50,10 @@ def fence(name: str, number: int) -> None:
 
     Raises: LockLost when it is not; TransactionManagementError outside a transaction.
     """
-    alias = database()
-    if not transaction.get_connection(alias).in_atomic_block:
+    if not transaction.get_connection(database()).in_atomic_block:
         raise TransactionManagementError("a term can only be fenced inside transaction.atomic()")
     # An update that changes nothing locks the row on every database; select_for_update has no effect on SQLite.
-    rows = LockTerm.objects.using(alias).filter(name=_row_name(name), number=number)
+    rows = rows_of(LockTerm).filter(name=_row_name(name), number=number)
     if not rows.update(holder=F("holder")):
         raise LockLost(name, number)
 
@@ -62,7 +61,7 @@ def fence(name: str, number: int) -> None:
 @contextmanager
 def fenced(name: str, number: int) -> Iterator[None]:
     """Run the body in a fenced transaction. Raises: LockLost; then nothing is written."""
-    with transaction.atomic(using=database()):
+    with transaction_of(LockTerm):
         fence(name, number)
         yield
 

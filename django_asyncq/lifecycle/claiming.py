@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from django.db import router
-
 from .. import conf, failpoints
 from ..broker import Broker, Dequeued, Lease
 from ..broker.suspects import dequeue_suspect
@@ -15,6 +13,7 @@ from ..guard import get_logger
 from ..models import TaskRecord, TaskState
 from ..storage.batches import FencedWrite, write_usable
 from ..storage.isolation import is_set_aside
+from ..storage.routing import writing_database
 from .dispatching import dispatch
 from .events import announce
 from .messages import entry_of, message_of
@@ -150,7 +149,7 @@ def _close_open_runs(broker: Broker, worker_id: str, runs: Sequence[Run]) -> lis
     """
     for run in runs:
         lose_unseen(run.record, "its lease was given to another worker")
-    written = write_usable([FencedWrite(run.record, run.record.fence) for run in runs], router.db_for_write(TaskRecord))
+    written = write_usable([FencedWrite(run.record, run.record.fence) for run in runs], writing_database(TaskRecord))
     final = [run for run in runs if run.record.is_final and run.record.id in written]
     acknowledge(broker, worker_id, final)
     announce([run.record for run in final], TaskState.RUNNING, TaskState.FAILED)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from uuid import UUID
 
-from django.db import connections, router, transaction
+from django.db import connections
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.expressions import Combinable
 from django.db.models.fields.reverse_related import ManyToOneRel
@@ -19,6 +19,7 @@ from ..django_internals import delete_rows
 from ..exceptions import BrokerUnavailable
 from ..guard import get_logger
 from ..models import TaskRecord, TaskState
+from ..storage.routing import rows_of, transaction_of, writing_database
 from . import push_batcher
 from .dispatching import by_queue
 from .on_commit import CommitHook
@@ -50,8 +51,10 @@ class Removal(CommitHook):
             )
 
 
-def follow_deletion(records: Sequence[TaskRecord]) -> None:
+def follow_deletion(records: Sequence[TaskRecord], using: str) -> None:
     """Remove deleted tasks from Redis and release their gate slots, after the commit.
+
+    using: the database they were deleted from. Rows in another than the tasks' own are copies, and the tasks stay.
 
     | check    | none: the rows are deleted                        |
     | row      | deleted by the caller                             |
@@ -60,7 +63,9 @@ def follow_deletion(records: Sequence[TaskRecord]) -> None:
 
     If we die in between, a worker that claims the entry finds no row and archives it, and the audit releases the slots.
     """
-    connection = connections[router.db_for_write(TaskRecord)]
+    if using != writing_database(TaskRecord):
+        return
+    connection = connections[using]
     hook = Removal.of_transaction(connection)
     # Copies: Django removes the id from an instance that it has deleted.
     hook.records.extend(copy.copy(record) for record in records)
@@ -81,15 +86,15 @@ def prune(broker: Broker, ids: Sequence[UUID], expired: Q | Combinable, *, fence
     If we die in between, the entries stay until asynq trims its archive; a worker that claims one finds no row.
     Raises: BrokerUnavailable; the same holds then. django.db.Error and what `fenced` raises: nothing was changed.
     """
-    database = router.db_for_write(TaskRecord)
+    database = writing_database(TaskRecord)
     # A constraint says that a row with `finished_at` is final. With a filter by state, SQLite would read all such rows.
-    finished = TaskRecord.objects.using(database).filter(expired, id__in=ids, finished_at__isnull=False)
+    finished = rows_of(TaskRecord).filter(expired, id__in=ids, finished_at__isnull=False)
     rows = _without_referrers(finished)
     # A person may be retrying one of the rows; waiting for it would delay all the others.
     skip_locked = connections[database].features.has_select_for_update_skip_locked
-    with fenced(), transaction.atomic(using=database, savepoint=False):
+    with fenced(), transaction_of(TaskRecord, savepoint=False):
         found = list(rows.select_for_update(skip_locked=skip_locked).values_list("id", "queue_name", "state"))
-        delete_rows(TaskRecord.objects.using(database).filter(id__in=[id for id, _, _ in found]), database)
+        delete_rows(rows_of(TaskRecord).filter(id__in=[id for id, _, _ in found]), database)
     failpoints.reach("prune.rows_deleted")
     failed: dict[str, list[str]] = {}
     for id, queue, state in found:
@@ -106,7 +111,11 @@ def _without_referrers(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
     Pruning must never delete or change rows of the project, and a protected row must not stop it.
     """
     for relation in TaskRecord._meta.get_fields(include_hidden=True):
-        if isinstance(relation, ManyToOneRel) and getattr(relation.field, "db_constraint", False):
-            referring = relation.related_model._base_manager.filter(**{relation.field.name: OuterRef("pk")})
+        if not (isinstance(relation, ManyToOneRel) and getattr(relation.field, "db_constraint", False)):
+            continue
+        model = relation.related_model
+        # No constraint reaches into another database.
+        if writing_database(model) == rows.db:
+            referring = model._base_manager.using(rows.db).filter(**{relation.field.name: OuterRef("pk")})
             rows = rows.filter(~Exists(referring))
     return rows

@@ -14,6 +14,7 @@ from ..broker import Broker, Entry
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..guard import get_logger
 from ..models import FailureReason, TaskRecord, TaskState
+from ..storage.routing import rows_of
 from .events import announce
 from .messages import entry_of, later_fence
 
@@ -128,7 +129,7 @@ def park(records: Sequence[TaskRecord], delay: timedelta) -> None:
     if not records:
         return
     retry_at = timezone.now() + delay
-    changed = TaskRecord.objects.filter(id__in=[record.id for record in records], state=TaskState.QUEUED)
+    changed = rows_of(TaskRecord).filter(id__in=[record.id for record in records], state=TaskState.QUEUED)
     changed.update(state=TaskState.FAILED, reason=FailureReason.GATE_FULL, retry_at=retry_at)
     failpoints.reach("park.row_written")
     for record in records:

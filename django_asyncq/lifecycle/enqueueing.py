@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from django.db import connections, router
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import failpoints, gates
+from ..broker.clients import require_valid_settings
 from ..models import TaskRecord, TaskState
 from ..storage.inserting import insert
+from ..storage.routing import writing_database
 from . import push_batcher
 from .dispatching import dispatch
 from .events import announce, ask
@@ -48,14 +50,16 @@ def enqueue(
     | announce | after the commit: `task_state_changed`, then `on_committed`                          |
 
     If we die before the commit, the provisional slots expire. If we die after it, the reconciler pushes the rows.
-    Raises: EnqueueRefused, and what receivers veto with: nothing was written. django.db.Error when the INSERT fails.
+    Raises: ImproperlyConfigured when the settings that name Redis cannot be right, EnqueueRefused, and what receivers
+    veto with: nothing was written. django.db.Error when the INSERT fails.
     """
+    require_valid_settings()
     refused = ask(records, None, partial=partial)
     failpoints.reach("enqueue.slot_acquired")
     admitted = [record for record in records if record.id not in refused] if refused else list(records)
     if not admitted:
         return []
-    connection = connections[router.db_for_write(TaskRecord)]
+    connection = connections[writing_database(TaskRecord)]
     try:
         insert(admitted, connection)
     except BaseException:

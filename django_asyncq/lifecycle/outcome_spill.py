@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from django.db import Error as DatabaseError
-from django.db import router
 from django.template.defaultfilters import pluralize
 
 from .. import conf, failpoints
@@ -21,6 +20,7 @@ from ..guard import get_logger
 from ..models import TaskRecord, TaskState
 from ..storage.batches import FencedWrite, write_fenced, write_usable
 from ..storage.errors import ErrorKind, kind_of
+from ..storage.routing import writing_database
 from . import outcome_format, signatures
 from .dispatching import by_queue
 from .events import announce, log_extra
@@ -145,7 +145,7 @@ def _wait_for_key(broker: Broker, queue: str, worker_id: str, waiting: Sequence[
         # Below the fence of the run, so that another host can still record its outcome.
         record.fence -= 1
     writes = [FencedWrite(record, held[record.id]) for record in begun]
-    accepted = write_usable(writes, router.db_for_write(TaskRecord)) if writes else set()
+    accepted = write_usable(writes, writing_database(TaskRecord)) if writes else set()
     failpoints.reach("wait_for_key.row_written")
     broker.postpone(queue, worker_id, [each.lease for each in waiting], delay_seconds)
     SpilledOutcomes(broker.role).mark_waited(queue, {each.lease.id: each.outcome.fence for each in waiting})
@@ -165,7 +165,7 @@ def _record_outcome(found: Found) -> Run | None:
     record, lease, fence = copy.copy(found.row), found.lease, found.outcome.fence
     outcome_format.apply(found.outcome, record)
     run = Run(record, lease, counted=found.outcome.counted)
-    database = router.db_for_write(TaskRecord)
+    database = writing_database(TaskRecord)
     try:
         written = write_fenced([FencedWrite(record, fence)], database)
     except DatabaseError as error:

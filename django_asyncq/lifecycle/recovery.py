@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from django.db import router
 from django.utils import timezone
 
 from .. import failpoints
@@ -15,6 +14,7 @@ from ..broker import Broker, Lease
 from ..definitions.names import runs_alone
 from ..models import TaskRecord, TaskState
 from ..storage.batches import FencedWrite, write_usable
+from ..storage.routing import writing_database
 from ..threads import EX_SOFTWARE
 from .dispatching import dispatch
 from .events import announce
@@ -62,7 +62,7 @@ def recover(
         for id, lease in live.items()
         if id in rows and rows[id].state != TaskState.FAILED
     ]
-    accepted = write_usable(writes, router.db_for_write(TaskRecord)) if writes else set()
+    accepted = write_usable(writes, writing_database(TaskRecord)) if writes else set()
     failpoints.reach("recover.row_written")
     closed = [write.record for write in writes if write.record.id in accepted]
     suspects = {str(write.record.id) for write in writes if write.record.is_suspect}
@@ -159,7 +159,7 @@ def abandon(record: TaskRecord, reason: str) -> bool:
     lose_unseen(record, reason)
     # Of two processes that abandon a run at the same time, one succeeds: the other finds a different fence.
     record.fence = later_fence(record)
-    if record.id not in write_usable([FencedWrite(record, held)], router.db_for_write(TaskRecord)):
+    if record.id not in write_usable([FencedWrite(record, held)], writing_database(TaskRecord)):
         return False
     failpoints.reach("abandon.row_written")
     if not record.is_final:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import Error as DatabaseError
-from django.db import connections, router, transaction
+from django.db import connections
 from django.utils import timezone
 
 from .. import failpoints
@@ -16,6 +16,7 @@ from ..broker import Broker, Lease
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..guard import attempt, get_logger, is_a
 from ..models import FailureReason, TaskRecord, TaskState
+from ..storage.routing import rows_of, transaction_of, writing_database
 from .dispatching import GATE_RETRY_SECONDS, dispatch
 from .events import announce, ask, log_extra
 from .messages import entry_of
@@ -56,10 +57,11 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
     If we die in between, the reconciler pushes the row.
     Raises: GateUnavailable, and what other receivers veto with; nothing is changed then.
     """
-    database = router.db_for_write(TaskRecord)
-    with transaction.atomic(using=database):
-        rows = TaskRecord.objects.using(database).select_for_update().filter(id__in=ids, state=TaskState.FAILED)
-        records = list(rows if by_person else rows.filter(retry_at__isnull=False))
+    database = writing_database(TaskRecord)
+    with transaction_of(TaskRecord):
+        rows = rows_of(TaskRecord).select_for_update().filter(id__in=ids, state=TaskState.FAILED)
+        # In one order, so that two retries of the same tasks wait for each other instead of deadlocking.
+        records = list((rows if by_person else rows.filter(retry_at__isnull=False)).order_by("id"))
         refused = ask(records, TaskState.FAILED, partial=True, timed=not by_person) if records else set()
         failpoints.reach("retry.slot_acquired")
         admitted = [record for record in records if record.id not in refused]
@@ -122,7 +124,7 @@ def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     retried, full = _retry_waiting(waiting)
     if full:
         retry_at = timezone.now() + timedelta(seconds=GATE_RETRY_SECONDS)
-        unchanged = TaskRecord.objects.filter(id__in=[row.id for row in full], state=TaskState.FAILED)
+        unchanged = rows_of(TaskRecord).filter(id__in=[row.id for row in full], state=TaskState.FAILED)
         unchanged.filter(retry_at__isnull=False).update(retry_at=retry_at)
         for row in full:
             row.retry_at = retry_at

@@ -16,7 +16,6 @@ from typing import Any
 from uuid import UUID
 
 from django.db import Error as DatabaseError
-from django.db import router, transaction
 from django.utils import timezone
 
 from .. import conf, failpoints
@@ -29,6 +28,7 @@ from ..models import TaskRecord, TaskState
 from ..storage.batches import FencedWrite, read_rows, write_fenced
 from ..storage.errors import ErrorKind, kind_of
 from ..storage.isolation import usable_rows
+from ..storage.routing import transaction_of, writing_database
 from .dispatching import by_queue
 from .events import announce, log_extra
 from .failures import append_error, reason_of
@@ -99,7 +99,7 @@ def load_rows(leases: Iterable[Lease]) -> dict[str, TaskRecord]:
     ids = [lease.id for lease in leases if UUID_TEXT.fullmatch(lease.id)]
     if not ids:
         return {}
-    database = router.db_for_write(TaskRecord)
+    database = writing_database(TaskRecord)
     return {str(row.id): row for row in usable_rows(ids, lambda part: read_rows(part, database), database=database)}
 
 
@@ -139,13 +139,13 @@ def complete(run: Run, value: Any, now: datetime) -> Run | None:
     next worker that claims the entry finds the row final and acknowledges. The given run is unchanged, because after a
     rollback it must still be finished.
     """
-    database = router.db_for_write(TaskRecord)
+    database = writing_database(TaskRecord)
     completed = replace(run, record=copy.copy(run.record))
     succeed(completed, value, now)
     write = [FencedWrite(completed.record, run.lease.fence)]
     try:
         # The savepoint saves the effects when the database refuses the result. It never refuses None.
-        with transaction.atomic(using=database, savepoint=value is not None):
+        with transaction_of(TaskRecord, savepoint=value is not None):
             written = write_fenced(write, database)
     except DatabaseError as error:
         if value is None or kind_of(error) is not ErrorKind.ROW:
@@ -224,7 +224,7 @@ def record_runs(runs: Sequence[Run]) -> list[Run]:
 
     Raises: django.db.Error; all or nothing was written then, and the call may be repeated.
     """
-    database = router.db_for_write(TaskRecord)
+    database = writing_database(TaskRecord)
     accepted = write_fenced([FencedWrite(run.record, run.lease.fence) for run in runs], database)
     lost = [run for run in runs if run.record.id not in accepted]
     for run in lost:

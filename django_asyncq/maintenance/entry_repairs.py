@@ -18,6 +18,7 @@ from ..broker import Broker, Lease, replies
 from ..broker.inspection import EntryState, Inspection, Page
 from ..faults import Faults
 from ..models import TaskRecord
+from ..storage.routing import rows_of
 from .sweep import GRACE_SECONDS, Repairs
 
 
@@ -80,7 +81,7 @@ class EntryRepairs:
         return {str(id) for id in finished.values_list("id", flat=True)}
 
     def _rows_of(self, queue: str, ids: Iterable[str]) -> QuerySet[TaskRecord]:
-        return TaskRecord.objects.filter(id__in=list(map(UUID, filter(is_row_id, ids))), queue_name=queue)
+        return rows_of(TaskRecord).filter(id__in=list(map(UUID, filter(is_row_id, ids))), queue_name=queue)
 
     def hashes(self) -> Iterator[Repairs]:
         """Walk the keys of Redis: hashes in no list, active tasks without a lease, claims of dead workers."""

@@ -14,6 +14,7 @@ from .. import gates
 from ..broker import Broker
 from ..broker.inspection import Inspection
 from ..models import Gate, TaskRecord, TaskState
+from ..storage.routing import rows_of
 
 
 class QueueStats(NamedTuple):
@@ -52,7 +53,7 @@ def queue_stats(broker: Broker) -> list[QueueStats]:
     """Return the numbers of every queue that either store knows. Raises: BrokerUnavailable, django.db.Error."""
     now = timezone.now()
     rows: dict[str, Mapping[str, object]] = {
-        row["queue_name"]: row for row in TaskRecord.objects.order_by().values("queue_name").annotate(**_counts(now))
+        row["queue_name"]: row for row in rows_of(TaskRecord).order_by().values("queue_name").annotate(**_counts(now))
     }
     inspection = Inspection(broker.role)
     queues = sorted({*rows, *broker.queues()})
@@ -80,8 +81,8 @@ def _of_queue(queue: str, row: Mapping[str, object], sizes: dict[str, int], now:
 
 def gate_stats() -> list[GateStats]:
     """Return the numbers of every gate with a row or an unfinished task. Raises: BrokerUnavailable, django.db.Error."""
-    limits: dict[str, int | None] = dict(Gate.objects.values_list("name", "limit"))
-    live = TaskRecord.objects.at_gate().filter(state__in=gates.LIVE_STATES).order_by()
+    limits: dict[str, int | None] = dict(rows_of(Gate).values_list("name", "limit"))
+    live = rows_of(TaskRecord).at_gate().filter(state__in=gates.LIVE_STATES).order_by()
     by_gate = live.values_list("gate").annotate(Count("id"), Max("queue_limit"))
     found = {name: (count, queue_limit) for name, count, queue_limit in by_gate}
     stats = []

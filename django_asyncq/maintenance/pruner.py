@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import router
 from django.db.models import BooleanField, Case, Exists, ExpressionWrapper, OuterRef, Q, QuerySet, Value, When
 from django.utils import timezone
 
@@ -26,6 +25,7 @@ from ..faults import Faults
 from ..guard import get_logger
 from ..models import Occurrence, StartupRun, TaskRecord, TaskState
 from ..storage.isolation import MOST_AT_ONCE, each_alone, page_of, table_of
+from ..storage.routing import rows_of
 
 logger = get_logger("django_asyncq.maintenance.pruner")
 
@@ -144,15 +144,15 @@ class Pruner:
 
     def prune_occurrences(self) -> Iterator[int]:
         """Delete old occurrences, except the latest of each schedule and those whose task has not finished."""
-        later = Occurrence.objects.filter(schedule=OuterRef("schedule"), occurs_at__gt=OuterRef("occurs_at"))
-        live = TaskRecord.objects.filter(id=OuterRef("task_id"), finished_at=None)
-        prunable = Occurrence.objects.filter(Exists(later), ~Exists(live))
-        return self._prune_history(Occurrence.objects.all(), prunable, "created_at")
+        later = rows_of(Occurrence).filter(schedule=OuterRef("schedule"), occurs_at__gt=OuterRef("occurs_at"))
+        live = rows_of(TaskRecord).filter(id=OuterRef("task_id"), finished_at=None)
+        prunable = rows_of(Occurrence).filter(Exists(later), ~Exists(live))
+        return self._prune_history(rows_of(Occurrence), prunable, "created_at")
 
     def prune_startup_runs(self) -> Iterator[int]:
         """Delete old start-up runs, except the latest of each name."""
-        later = StartupRun.objects.filter(name=OuterRef("name"), id__gt=OuterRef("id"))
-        return self._prune_history(StartupRun.objects.all(), StartupRun.objects.filter(Exists(later)), "begun_at")
+        later = rows_of(StartupRun).filter(name=OuterRef("name"), id__gt=OuterRef("id"))
+        return self._prune_history(rows_of(StartupRun), rows_of(StartupRun).filter(Exists(later)), "begun_at")
 
     def _prune_history(self, rows: QuerySet[Any], prunable: QuerySet[Any], time_field: str) -> Iterator[int]:
         """Delete prunable rows that are older than the retention of failed tasks.
@@ -226,7 +226,7 @@ def pages_by_id(first: UUID, last: UUID) -> Iterator[QuerySet[TaskRecord]]:
     A page is bounded by its last id and not by a LIMIT, so each statement reads at most 5,000 rows, however few of them
     match.
     """
-    rows = TaskRecord.objects.using(router.db_for_write(TaskRecord)).order_by("id")
+    rows = rows_of(TaskRecord).order_by("id")
     while True:
         rest = rows.filter(id__gt=first)
         # No upper bound here: with two bounds, PostgreSQL sorts everything between them for as long as it has no

@@ -50,6 +50,7 @@ from ..guard import get_logger
 from ..lifecycle.messages import entry_of, later_fence
 from ..models import Gate, TaskRecord, TaskState
 from ..storage.isolation import each_alone, page_of, usable_rows
+from ..storage.routing import rows_of
 from .entry_repairs import EntryRepairs
 from .sweep import GRACE_SECONDS, Repairs, Sweep
 
@@ -313,7 +314,7 @@ class Reconciler:
         before the entry. is_rebuild: as for `sweep_steps`.
         """
         now = timezone.now()
-        rows = TaskRecord.objects.filter(state=TaskState.QUEUED)
+        rows = rows_of(TaskRecord).filter(state=TaskState.QUEUED)
         if not is_rebuild:
             rows = rows.filter(enqueued_at__lt=now - timedelta(seconds=GRACE_SECONDS))
         if young:
@@ -333,7 +334,7 @@ class Reconciler:
 
     def rows_to_park(self) -> Iterator[list[TaskRecord]]:
         """Yield, page by page, the RETRYING rows that Redis does not know."""
-        retrying = TaskRecord.objects.filter(state=TaskState.FAILED, retry_at__isnull=False)
+        retrying = rows_of(TaskRecord).filter(state=TaskState.FAILED, retry_at__isnull=False)
         for page in self._rows_by_entry_state(retrying):
             yield [found.row for found in page]
 
@@ -355,7 +356,7 @@ class Reconciler:
         quiet = settings.lease_seconds + 2 * settings.beat_seconds
         if alive_since is None or time.time() - alive_since < quiet:
             return
-        rows = TaskRecord.objects.filter(
+        rows = rows_of(TaskRecord).filter(
             state=TaskState.RUNNING, last_attempted_at__lt=timezone.now() - timedelta(seconds=quiet)
         )
         for page in self._rows_by_entry_state(rows, IDLE_ENTRY_STATES):
@@ -389,8 +390,8 @@ class Reconciler:
 
     def _gate_names(self) -> list[str]:
         """Return every gate that has a row, an unfinished task, or a slot in Redis."""
-        live = TaskRecord.objects.at_gate().filter(state__in=gates.LIVE_STATES)
-        named = {*live.values_list("gate", flat=True).distinct(), *Gate.objects.values_list("name", flat=True)}
+        live = rows_of(TaskRecord).at_gate().filter(state__in=gates.LIVE_STATES)
+        named = {*live.values_list("gate", flat=True).distinct(), *rows_of(Gate).values_list("name", flat=True)}
         return sorted(named | gates.occupied())
 
     def audit_gates(self, names: Iterable[str]) -> gates.Drift:

@@ -28,6 +28,7 @@ from ..leadership.coordinator import StartupTaskCoordinator
 from ..models import TaskRecord, TaskState
 from ..scheduling.asynq_entries import BEAT_SECONDS, SchedulerEntries
 from ..scheduling.scheduler import Fired, Scheduler
+from ..storage.routing import rows_of
 from ..threads import LongLivedThread
 from .forwarder import forward_due
 from .key_check import KeyCheck
@@ -214,7 +215,7 @@ class MaintenanceService:
             | Q(state=TaskState.QUEUED, run_after__lte=soon)
             | Q(state=TaskState.FAILED, retry_at__lte=soon)
         )
-        rows = TaskRecord.objects.filter(due, backend=backend)
+        rows = rows_of(TaskRecord).filter(due, backend=backend)
         if self.queues:
             rows = rows.filter(queue_name__in=self.queues)
         try:

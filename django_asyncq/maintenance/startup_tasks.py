@@ -24,6 +24,7 @@ from ..leadership.coordinator import StartupTaskCoordinator
 from ..lifecycle import describe_exit
 from ..models import StartupRun
 from ..storage.database_time import DatabaseNow
+from ..storage.routing import rows_of
 from ..worker.bootstrap import run_startup_task
 from ..worker.process_groups import has_exited, kill_group, start_of_child, wait_for_exit
 
@@ -80,7 +81,7 @@ class StartupRunner:
         term = self.coordinator.term(lock)
         holder = f"{socket.gethostname()} {os.getpid()}"
         with self.coordinator.fenced(lock):
-            row = StartupRun.objects.create(name=task.name, holder=holder, term=term, begun_at=DatabaseNow())
+            row = rows_of(StartupRun).create(name=task.name, holder=holder, term=term, begun_at=DatabaseNow())
         failpoints.reach("start_up.row_written")
         logger.info("start-up task %s started", task.name)
         self._run = Run(task, row.pk)
@@ -91,7 +92,7 @@ class StartupRunner:
             return False
         seconds = time.monotonic() - self._started_at + task.ttl_seconds
         since = DatabaseNow() - Value(timedelta(seconds=seconds))
-        return StartupRun.objects.filter(name=task.name, finished_at__gt=since).exists()
+        return rows_of(StartupRun).filter(name=task.name, finished_at__gt=since).exists()
 
     def _check(self, run: Run) -> None:
         """Record the outcome of a finished process; kill the process when the lock is lost, as another may run now."""
@@ -106,7 +107,7 @@ class StartupRunner:
             return
         try:
             with self.coordinator.fenced(lock):
-                StartupRun.objects.filter(pk=run.row_id).update(finished_at=DatabaseNow(), error=error)
+                rows_of(StartupRun).filter(pk=run.row_id).update(finished_at=DatabaseNow(), error=error)
         except LockLost:
             self._run = None
             raise

@@ -5,6 +5,7 @@ import django.db.models.deletion
 import django.utils.timezone
 import django_asyncq.definitions.names
 import django_asyncq.definitions.partial_indexes
+import django_asyncq.definitions.stored_json
 import django_asyncq.models
 import uuid
 from django.db import migrations, models
@@ -68,8 +69,8 @@ class Migration(migrations.Migration):
                 ('id', models.UUIDField(default=uuid.uuid4, editable=False, primary_key=True, serialize=False, verbose_name='id')),
                 ('name', models.CharField(max_length=200, unique=True, verbose_name='name')),
                 ('task', models.CharField(max_length=200, verbose_name='task')),
-                ('args', models.JSONField(blank=True, default=list, verbose_name='positional arguments')),
-                ('kwargs', models.JSONField(blank=True, default=dict, verbose_name='keyword arguments')),
+                ('args', models.JSONField(blank=True, default=list, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, verbose_name='positional arguments')),
+                ('kwargs', models.JSONField(blank=True, default=dict, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, verbose_name='keyword arguments')),
                 ('cron', models.CharField(blank=True, default='', max_length=200, verbose_name='cron expression')),
                 ('interval_seconds', models.PositiveIntegerField(blank=True, null=True, verbose_name='interval in seconds')),
                 ('zone', models.CharField(default=django_asyncq.models.default_timezone, max_length=64, verbose_name='time zone')),
@@ -102,9 +103,9 @@ class Migration(migrations.Migration):
                 ('queue_name', models.CharField(db_default='default', default='default', max_length=64, verbose_name='queue')),
                 ('state', models.SmallIntegerField(choices=[(0, 'Queued'), (1, 'Running'), (2, 'Succeeded'), (3, 'Failed')], db_default=0, default=0, verbose_name='state')),
                 ('reason', models.SmallIntegerField(choices=[(0, 'None'), (1, 'The function raised an error'), (2, 'It took longer than its timeout'), (3, 'Its worker was lost'), (4, 'It was cancelled'), (5, 'It had not begun in time'), (6, 'A task that it waited for failed'), (7, 'The code has no such task'), (8, 'A newer task replaced it'), (9, 'Its gate was full')], db_default=0, default=0, verbose_name='reason')),
-                ('args', models.JSONField(blank=True, db_default=[], default=list, verbose_name='positional arguments')),
-                ('kwargs', models.JSONField(blank=True, db_default={}, default=dict, verbose_name='keyword arguments')),
-                ('headers', models.JSONField(blank=True, default=None, null=True, verbose_name='headers')),
+                ('args', models.JSONField(blank=True, db_default=[], default=list, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, verbose_name='positional arguments')),
+                ('kwargs', models.JSONField(blank=True, db_default={}, default=dict, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, verbose_name='keyword arguments')),
+                ('headers', models.JSONField(blank=True, default=None, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, null=True, verbose_name='headers')),
                 ('priority', models.SmallIntegerField(db_default=0, default=0, verbose_name='priority')),
                 ('run_after', models.DateTimeField(blank=True, null=True, verbose_name='run after')),
                 ('expires_at', models.DateTimeField(blank=True, null=True, verbose_name='expires at')),
@@ -131,8 +132,8 @@ class Migration(migrations.Migration):
                 ('is_remote', models.BooleanField(db_default=False, default=False, verbose_name='run by another program')),
                 ('cancel_requested_at', models.DateTimeField(blank=True, null=True, verbose_name='cancel requested at')),
                 ('cancelled_by', models.CharField(blank=True, db_default='', default='', max_length=150, verbose_name='cancelled by')),
-                ('return_value', models.JSONField(blank=True, default=None, null=True, verbose_name='return value')),
-                ('progress', models.JSONField(blank=True, default=None, null=True, verbose_name='progress')),
+                ('return_value', models.JSONField(blank=True, default=None, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, null=True, verbose_name='return value')),
+                ('progress', models.JSONField(blank=True, default=None, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, null=True, verbose_name='progress')),
                 ('errors', models.JSONField(blank=True, db_default=[], default=list, verbose_name='errors')),
                 ('last_exception', models.CharField(blank=True, db_default='', default='', max_length=200, verbose_name='last error')),
                 ('worker_ids', models.JSONField(blank=True, db_default=[], default=list, verbose_name='workers')),

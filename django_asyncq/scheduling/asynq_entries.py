@@ -20,6 +20,7 @@ from ..definitions.timing import Cron, Timing
 from ..exceptions import InvalidOption
 from ..models import OccurrenceOutcome, Schedule
 from ..registry import find
+from ..storage.routing import rows_of
 from ..tasks import default_of
 from .scheduler import Fired, usable_schedules
 
@@ -36,7 +37,7 @@ class SchedulerEntries:
     def beat(self) -> None:
         """Write an entry for every schedule that fires. Raises: BrokerUnavailable, django.db.Error."""
         queued = Q(occurrences__outcome=OccurrenceOutcome.QUEUED, occurrences__by_person=False)
-        rows = Schedule.objects.firing().annotate(previous=Max("occurrences__occurs_at", filter=queued))
+        rows = rows_of(Schedule).firing().annotate(previous=Max("occurrences__occurs_at", filter=queued))
         encoded = []
         for row in usable_schedules(rows):
             # The scheduler reports a schedule that is not valid when it is due.

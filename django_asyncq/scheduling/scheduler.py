@@ -11,11 +11,12 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import Error as DatabaseError
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError
 from django.db.models import QuerySet
 from django.utils import timezone
 
@@ -25,11 +26,12 @@ from ..definitions.exception_text import text_of
 from ..definitions.schedules import Declaration
 from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, RunAborted
 from ..guard import class_name, get_logger, is_a, passes
-from ..models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskState
+from ..models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskRecord, TaskState
 from ..registry import every_task, registered
 from ..storage.database_time import DatabaseNow
 from ..storage.errors import ErrorKind, kind_of
 from ..storage.isolation import ROW_ERRORS, each_alone, page_of, set_aside, table_of
+from ..storage.routing import rows_of, transaction_of
 from ..tasks import Task, check_call
 
 logger = get_logger("django_asyncq.scheduling.scheduler")
@@ -91,8 +93,8 @@ class Scheduler:
     clock: returns aware time; default: the database's clock.
     """
 
-    def __init__(self, fenced: Fenced = transaction.atomic, clock: Clock | None = None) -> None:
-        self._fenced = fenced
+    def __init__(self, fenced: Fenced | None = None, clock: Clock | None = None) -> None:
+        self._fenced = fenced or partial(transaction_of, Schedule)
         self._clock = clock
 
     def fire_due(self) -> FireResult:
@@ -128,7 +130,7 @@ class Scheduler:
     def _fire(self, seen: Schedule, now: datetime) -> list[Fired]:
         """Fire what is due of one schedule, in one transaction; nothing when it was changed since it was read."""
         with self._fenced():
-            row = Schedule.objects.firing().select_for_update().filter(pk=seen.pk).first()
+            row = rows_of(Schedule).firing().select_for_update().filter(pk=seen.pk).first()
             if row is None or row.next_occurrence_at != seen.next_occurrence_at:
                 return []
             try:
@@ -136,7 +138,7 @@ class Scheduler:
                 next_occurrence_at = row.timing.after(now)
             except InvalidOption as error:
                 self._write(row, row.next_occurrence_at or now, OccurrenceOutcome.REFUSED, str(error))
-                Schedule.objects.filter(pk=row.pk).update(next_occurrence_at=None)
+                rows_of(Schedule).filter(pk=row.pk).update(next_occurrence_at=None)
                 logger.error("schedule %s is not valid and will not fire again: %s", row.name, error)
                 return []
             if due.last_missed is not None:
@@ -144,7 +146,7 @@ class Scheduler:
                 self._write(row, due.last_missed, OccurrenceOutcome.MISSED, note)
                 logger.warning("schedule %s: missed occurrences are skipped: %s", row.name, note)
             fired = [found for occurs_at in due.to_fire if (found := self._fire_occurrence(row, occurs_at)) is not None]
-            Schedule.objects.filter(pk=row.pk).update(next_occurrence_at=next_occurrence_at)
+            rows_of(Schedule).filter(pk=row.pk).update(next_occurrence_at=next_occurrence_at)
         failpoints.reach("fire.committed")
         return fired
 
@@ -159,7 +161,7 @@ class Scheduler:
         failpoints.reach("fire.occurrence_written")
         try:
             # A nested transaction: a failed query of the project's code must not spoil that of the occurrence.
-            with transaction.atomic():
+            with transaction_of(TaskRecord):
                 occurrence.task_id = enqueue(row, occurs_at)
         except (GateUnavailable, BrokerUnavailable):
             raise
@@ -184,8 +186,8 @@ class Scheduler:
     def _write(row: Schedule, occurs_at: datetime, outcome: OccurrenceOutcome, note: str = "") -> Occurrence | None:
         """Insert an occurrence; None when the schedule has one at this time."""
         try:
-            with transaction.atomic():
-                return Occurrence.objects.create(schedule=row, occurs_at=occurs_at, outcome=outcome, note=note)
+            with transaction_of(Occurrence):
+                return rows_of(Occurrence).create(schedule=row, occurs_at=occurs_at, outcome=outcome, note=note)
         except IntegrityError:
             return None
 
@@ -199,7 +201,7 @@ class Scheduler:
         """
         written = 0
         with self._fenced():
-            rows = {row.name: row for row in usable_schedules(Schedule.objects.select_for_update())}
+            rows = {row.name: row for row in usable_schedules(rows_of(Schedule).select_for_update())}
             declared = dict(declared_schedules())
             now = timezone.now()
             for name, (task, declaration) in declared.items():
@@ -213,13 +215,13 @@ class Scheduler:
             ]
             for row in removed:
                 logger.warning("schedule %s was removed from the code and does not fire any more", row.name)
-            written += Schedule.objects.filter(pk__in=[row.pk for row in removed]).update(retired_at=now)
+            written += rows_of(Schedule).filter(pk__in=[row.pk for row in removed]).update(retired_at=now)
         return written
 
 
 def _soonest() -> list[Any]:
     """Return the schedules whose next occurrence comes first, each with the time `now` of the database."""
-    rows = Schedule.objects.firing().annotate(now=DatabaseNow()).order_by("next_occurrence_at")
+    rows = rows_of(Schedule).firing().annotate(now=DatabaseNow()).order_by("next_occurrence_at")
     return usable_schedules(rows, SCHEDULES_PER_PAGE)
 
 
@@ -231,7 +233,7 @@ def usable_schedules(rows: QuerySet[Schedule], most: int = MOST_SCHEDULES) -> li
         except ROW_ERRORS as error:
             if kind_of(error) is not ErrorKind.ROW:
                 raise
-    ids = [id for (id,) in page_of(Schedule.objects.order_by("pk"), size=MOST_SCHEDULES)]
+    ids = [id for (id,) in page_of(rows_of(Schedule).order_by("pk"), size=MOST_SCHEDULES)]
     readable = each_alone(table_of(Schedule), ids, lambda part: [_checked(row).pk for row in rows.filter(pk__in=part)])
     return list(rows.filter(pk__in=readable)[:most])
 
@@ -268,7 +270,7 @@ def due_occurrences(row: Schedule, now: datetime) -> DueOccurrences:
 
 def has_unfinished_task(row: Schedule) -> bool:
     """Return whether a task of a recent occurrence is QUEUED, RUNNING or RETRYING."""
-    occurrences = Occurrence.objects.filter(schedule=row, task_id__isnull=False).order_by("-occurs_at")
+    occurrences = rows_of(Occurrence).filter(schedule=row, task_id__isnull=False).order_by("-occurs_at")
     return any(
         state in (TaskState.QUEUED, TaskState.RUNNING) or (state == TaskState.FAILED and retry_at is not None)
         for state, retry_at in occurrences[:OCCURRENCES_CHECKED].values_list("task__state", "task__retry_at")
@@ -297,8 +299,8 @@ def run_now(row: Schedule) -> Occurrence:
 
     Raises: what `enqueue` raises; then nothing has been written.
     """
-    with transaction.atomic():
-        occurrence = Occurrence.objects.create(schedule=row, occurs_at=timezone.now(), by_person=True)
+    with transaction_of(Occurrence):
+        occurrence = rows_of(Occurrence).create(schedule=row, occurs_at=timezone.now(), by_person=True)
         occurrence.task_id = enqueue(row)
         occurrence.save(update_fields=["task"])
     return occurrence
@@ -324,7 +326,9 @@ def _update_row(row: Schedule, task: Task[Any, Any], declaration: Declaration, n
     given = payload.of_call(declaration.args, dict(declaration.kwargs))
     values = {name: getattr(declaration, name) for name in DECLARED_FIELDS if hasattr(declaration, name)}
     values |= {"task": task.module_path, "args": given.args, "kwargs": given.kwargs}
+    # Python finds True, 1 and 1.0 equal, also within lists, but a task may not.
     changed = {name for name, value in values.items() if getattr(row, name) != value}
+    changed |= {name for name in ("args", "kwargs") if not payload.is_same(getattr(row, name), values[name])}
     if not changed and row.retired_at is None and not row._state.adding:
         return False
     for name in changed:

@@ -20,6 +20,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Field, JSONField
 
+from ..definitions.stored_json import StoredJSONEncoder
 from ..models import TaskRecord
 from .isolation import each_alone, table_of
 
@@ -48,6 +49,7 @@ ROWS_PER_STATEMENT = 500
 FIELDS: tuple[Field[Any, Any], ...] = tuple(TaskRecord._meta.concrete_fields)
 NAMES = [field.attname for field in FIELDS]
 DOCUMENTS = [index for index, field in enumerate(FIELDS) if isinstance(field, JSONField)]
+_json = StoredJSONEncoder(default=str, check_circular=False)
 EMPTY: dict[str, Callable[[], Any]] = {"[]": list, "{}": dict}
 
 # The run that holds a RUNNING row, or a run that was claimed while the row still says QUEUED.
@@ -168,7 +170,7 @@ def _update_from(rows: str, connection: BaseDatabaseWrapper) -> str:
 
 def _json_of(writes: Sequence[FencedWrite]) -> str:
     rows = [dict(zip(WRITTEN, (*_values_of(write.record), write.held_fence), strict=True)) for write in writes]
-    return json.dumps(rows, default=str, check_circular=False)
+    return _json.encode(rows)
 
 
 def _values(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:

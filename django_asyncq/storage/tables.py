@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from django.apps import apps
-from django.db import connections, router
+from django.db import connections
+
+from .routing import writing_database
 
 
 def check_tables() -> None:
@@ -12,7 +14,7 @@ def check_tables() -> None:
     A missing table, a missing column and a missing privilege are then errors of the kind NOT_SET_UP.
     """
     for model in apps.get_app_config("django_asyncq").get_models():
-        connection = connections[router.db_for_write(model)]
+        connection = connections[writing_database(model)]
         quote = connection.ops.quote_name
         columns = ", ".join(quote(str(field.column)) for field in model._meta.concrete_fields)
         with connection.cursor() as cursor:

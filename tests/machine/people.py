@@ -44,7 +44,7 @@ class People(Base):
         if not dies:
             self.model.remove(name)
             self.model.free_slots([name] if row.gate else [])
-            self.last = lambda: lifecycle.follow_deletion([record])
+            self.last = lambda: lifecycle.follow_deletion([record], "default")
 
     @seldom
     @rule(queue=st.sampled_from(LIKELY_QUEUES))

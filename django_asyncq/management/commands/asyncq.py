@@ -21,6 +21,7 @@ from ...maintenance.inspector import gate_stats, queue_stats
 from ...maintenance.pruner import Pruner, finished_long_ago
 from ...maintenance.reconciler import Reconciler
 from ...models import TaskRecord, TaskState
+from ...storage.routing import rows_of
 from .runworkers import counted, whole_number
 
 STATES = {"succeeded": TaskState.SUCCEEDED, "failed": TaskState.FAILED}
@@ -102,7 +103,7 @@ class Command(BaseCommand):
         broker = Broker("worker")
         broker.ping()
         waiting = Q(state=TaskState.QUEUED) | Q(state=TaskState.FAILED, retry_at__isnull=False)
-        progress = Progress(self.stderr, TaskRecord.objects.filter(waiting).count())
+        progress = Progress(self.stderr, rows_of(TaskRecord).filter(waiting).count())
         begun_at = time.monotonic()
         rebuilt = Reconciler(broker, on_page=progress.add).rebuild(dry_run=options["dry_run"])
         seconds = time.monotonic() - begun_at
@@ -131,7 +132,7 @@ class Command(BaseCommand):
         states = [STATES[options["state"]]] if options["state"] else list(STATES.values())
         now, keep_for = timezone.now(), timedelta(days=options["older_than"])
         condition = finished_long_ago(states, now, keep_for)
-        found = {name: TaskRecord.objects.filter(condition, state=state).count() for name, state in STATES.items()}
+        found = {name: rows_of(TaskRecord).filter(condition, state=state).count() for name, state in STATES.items()}
         total = sum(found.values())
         what = f"{counted(total, 'task')} that finished more than {counted(options['older_than'], 'day')} ago"
         what += f" ({found['succeeded']:,} succeeded, {found['failed']:,} failed)"

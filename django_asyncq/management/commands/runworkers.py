@@ -13,9 +13,10 @@ from django.db import connections
 from django.utils import autoreload
 
 from ... import compat, conf, stop_requests
-from ...broker import Broker
+from ...broker import Broker, clients
+from ...broker.tls_probe import tls_mismatch
 from ...definitions.names import QUEUE_NAME, check_queue_name
-from ...exceptions import BrokerUnavailable, DatabaseNotSetUp, InvalidOption
+from ...exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, InvalidOption
 from ...faults import STORE_ERRORS, as_not_set_up, one_line
 from ...registry import load_task_modules, registered_names
 from ...storage.tables import check_tables
@@ -149,6 +150,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Check the backend and Redis, then supervise until stopped."""
         settings = conf.current()
+        clients.require_valid_settings()
         backend = self._backend(options["backend"])
         if options["liveness_file"]:
             self._check_liveness_file(options["liveness_file"])
@@ -213,7 +215,11 @@ class Command(BaseCommand):
         self.stdout.write(f"{counted(len(names), 'task')} registered: {', '.join(names) or 'none'}")
         try:
             policy = Broker("worker").eviction_policy()
+        except BrokerMisconfigured as error:
+            raise CommandError(str(error)) from error
         except BrokerUnavailable as error:
+            if wrong := tls_mismatch(clients.client("worker")):
+                raise CommandError(str(wrong)) from error
             self.stderr.write(self.style.WARNING(f"Redis is unreachable ({error}); workers start and wait for it."))
             return
         if policy not in ("", "noeviction"):

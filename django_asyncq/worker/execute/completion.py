@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from django.db import Error as DatabaseError
-from django.db import router, transaction
+from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
@@ -23,6 +23,7 @@ from ...exceptions import InvalidOption, LeaseLost
 from ...guard import get_logger
 from ...lifecycle.events import log_extra
 from ...models import TaskRecord
+from ...storage.routing import transaction_of, writing_database
 from .cuts import is_cut
 from .job import Job, JobPhase, Outcome
 
@@ -52,12 +53,12 @@ class Completion:
             raise InvalidOption("complete_on_commit() was used in this run before, or is being used")
         self._is_used = True
         ending = Ending(result)
-        database = router.db_for_write(TaskRecord)
+        database = writing_database(TaskRecord)
         connection = transaction.get_connection(database)
         completed, used = None, connection.connection
         try:
             self._prepare(connection)
-            with transaction.atomic(using=database, durable=True):
+            with transaction_of(TaskRecord, durable=True):
                 used = connection.connection
                 # The first hook of the transaction, so that a hook of the task that fails comes after it.
                 transaction.on_commit(self._note_commit, using=database)

@@ -1,0 +1,268 @@
+"""Check the settings that name Redis without a connection, and say which setting an error of Redis comes from.
+
+No text of this module has a user name or a password in it.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from django.conf import settings
+from django.utils.module_loading import import_string
+from redis.connection import parse_url
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthenticationWrongNumberOfArgsError,
+    ConnectionError,
+    ResponseError,
+)
+
+from .. import conf
+
+SCHEMES = ("redis", "rediss", "unix")
+CLUSTER_FACTORY = "django_asyncq.broker.cluster.client"
+ADDRESS_HINT = (
+    "Write redis://host:port/database, rediss:// for TLS, or unix:///path?db=0. In a user name or password write "
+    "@ : / ? # and % in percent-encoding, as urllib.parse.quote(text, safe='') does."
+)
+OPTIONS_HINT = "Correct the OPTIONS of this cache; docs/guides/redis.md has examples of each kind."
+DEFAULT_PORT = 6379
+HIGHEST_PORT = 65_535
+LONGEST_TEXT = 200
+LEAST_MASKED_ANYWHERE = 4
+# In redis-py these have no class of their own.
+WRONG_PASSWORD = re.compile(r"without any password configured|no password is set")
+WRONG_DATABASE = re.compile(r"DB index is out of range|invalid DB index|Invalid Database|SELECT is not allowed")
+# A connection that is cut in the middle is an outage, with TLS as without.
+CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong with the settings.
+
+    kind: "alias", "cache", "LOCATION", "OPTIONS" or "CLIENT_FACTORY". text: a sentence that names the setting.
+    """
+
+    kind: str
+    text: str
+    hint: str
+
+
+def faults(make_connection: Callable[[], object]) -> Iterator[Fault]:
+    """Yield what is wrong with ASYNCQ['CLIENT_FACTORY'] or with the alias in CACHES that ASYNCQ['REDIS'] names.
+
+    make_connection: builds a client and a connection that is not connected; called when nothing else is wrong.
+    """
+    configured = conf.current()
+    factory, name = configured.client_factory, configured.redis
+    if factory:
+        yield from _factory_faults(factory)
+        if factory != CLUSTER_FACTORY:
+            return
+    cache = settings.CACHES.get(name) if isinstance(name, str) else None
+    if cache is None:
+        yield Fault(
+            "alias",
+            f"{conf.NAME}['REDIS'] = {name!r} is not an alias in CACHES.",
+            "Add a django-redis cache of that name, or set ASYNCQ['REDIS'] to the alias of one.",
+        )
+        return
+    if not factory and not str(cache.get("BACKEND", "")).startswith("django_redis."):
+        yield Fault(
+            "cache",
+            f"CACHES[{name!r}] is a {cache.get('BACKEND')}, which is not a django-redis cache.",
+            "Use BACKEND 'django_redis.cache.RedisCache', or set ASYNCQ['CLIENT_FACTORY'].",
+        )
+        return
+    found = [*_location_faults(name, cache.get("LOCATION"), is_cluster=bool(factory)), *_sentinel_faults(name, cache)]
+    yield from found
+    if not found and not factory:
+        yield from _building_faults(name, make_connection)
+
+
+def _factory_faults(path: str) -> Iterator[Fault]:
+    hint = "Give the dotted path of a callable `(role) -> redis client`, or '' for the cache in REDIS."
+    where = f"{conf.NAME}['CLIENT_FACTORY'] = {path!r}"
+    try:
+        found = import_string(path)
+    except Exception as error:  # noqa: BLE001 - a module of the project may raise anything
+        yield Fault("CLIENT_FACTORY", f"{where} cannot be imported ({safe_text(error)}).", hint)
+        return
+    if not callable(found):
+        yield Fault("CLIENT_FACTORY", f"{where} is not callable.", hint)
+
+
+def _location_faults(alias: str, location: Any, *, is_cluster: bool) -> Iterator[Fault]:
+    where = f"CACHES[{alias!r}]['LOCATION']"
+    if not location:
+        yield Fault("LOCATION", f"{where} is missing.", ADDRESS_HINT)
+        return
+    if isinstance(location, str):
+        location = location.split(",")
+    urls = list(location) if isinstance(location, list | tuple) else [location]
+    for number, url in enumerate(urls, 1):
+        if reason := _address_fault(url, is_cluster=is_cluster):
+            which = "" if len(urls) == 1 else f", address {number}"
+            yield Fault("LOCATION", f"{where}{which}: {reason}.", ADDRESS_HINT)
+
+
+def _address_fault(url: Any, *, is_cluster: bool) -> str:
+    """Return what is wrong with an address, "" for nothing; never a part of it that may be of the password."""
+    if not isinstance(url, str):
+        return f"an address is a text, not {type(url).__qualname__}"
+    scheme, colon, _rest = url.strip().partition("://")
+    if not colon:
+        return "the address has no scheme"
+    if scheme not in SCHEMES:
+        # The scheme may be the beginning of anything, such as a password before an address.
+        return f"the scheme is none of {', '.join(SCHEMES)}"
+    parts = None
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port
+    except ValueError:
+        return "the port is not a number" if parts is not None else "the address cannot be read"
+    if port == 0:
+        return f"the port is not a number from 1 to {HIGHEST_PORT}"
+    if parts.fragment:
+        return "the address has a '#', behind which nothing is read"
+    path = unquote(parts.path).strip("/")
+    if scheme != "unix" and "db" not in parse_qs(parts.query) and path and not re.fullmatch(r"\d+", path):
+        return "the database is not a number"
+    try:
+        found: dict[str, Any] = parse_url(url.strip())  # type: ignore[no-untyped-call]
+    except ValueError as error:
+        # The text of redis-py names the option only.
+        name = re.fullmatch(r"Invalid value for '(\w+)' in connection URL\.", str(error))
+        return f"the value of {name[1]!r} behind the '?' is not valid" if name else "the address cannot be read"
+    if found.get("db", 0) < 0:
+        return "the database is not a number"
+    if is_cluster and (found.get("db", 0) or "host" not in found):
+        return "each address of a cluster must name a host, and no database except 0"
+    return ""
+
+
+def _sentinel_faults(alias: str, cache: Mapping[str, Any]) -> Iterator[Fault]:
+    written = (cache.get("OPTIONS") or {}).get("SENTINELS")
+    if not written:
+        return
+    try:
+        pairs = [(host, int(port)) for host, port in written]
+        is_valid = all(isinstance(host, str) and 0 < port <= HIGHEST_PORT for host, port in pairs)
+    except (TypeError, ValueError):
+        is_valid = False
+    where = f"CACHES[{alias!r}]['OPTIONS']['SENTINELS']"
+    if not is_valid:
+        yield Fault("OPTIONS", f"{where} is not a list of (host, port).", OPTIONS_HINT)
+    elif not urlsplit(str(cache.get("LOCATION")).split(",")[0]).hostname:
+        yield Fault(
+            "LOCATION",
+            f"CACHES[{alias!r}]['LOCATION'] names no service, which the sentinels need.",
+            "Write the name of the service as the host: redis://mymaster/0.",
+        )
+
+
+def _building_faults(alias: str, make_connection: Callable[[], object]) -> Iterator[Fault]:
+    try:
+        make_connection()
+    except Exception as error:  # noqa: BLE001 - classes named in OPTIONS may raise anything
+        text = f"CACHES[{alias!r}]['OPTIONS']: no client can be built with them ({safe_text(error)})."
+        yield Fault("OPTIONS", text, OPTIONS_HINT)
+
+
+def alias_identity() -> str:
+    """Return a text that is the same for all processes that use the server and database of the alias.
+
+    It has the addresses, the database and the sentinels, and neither user name nor password.
+    """
+    cache: Any = settings.CACHES.get(conf.current().redis) or {}
+    location = cache.get("LOCATION") or ()
+    urls = location.split(",") if isinstance(location, str) else location
+    options = cache.get("OPTIONS") or {}
+    written = (options.get("CONNECTION_POOL_KWARGS") or {}).get("db", 0)
+    servers = []
+    for url in urls:
+        found: dict[str, Any] = parse_url(str(url).strip())  # type: ignore[no-untyped-call]
+        place = found.get("path") or f"{found.get('host', 'localhost')}:{found.get('port', DEFAULT_PORT)}"
+        servers.append(f"{place}/{found.get('db', written)}")
+    sentinels = [f"{host}:{port}" for host, port in options.get("SENTINELS") or ()]
+    # Only the first address is used, except by a cluster's client: there any order is the same cluster.
+    servers = sorted(servers) if conf.current().client_factory else servers[:1]
+    return " ".join([*servers, *sorted(sentinels)])
+
+
+# --- errors of Redis
+
+
+def misconfigured(error: BaseException) -> tuple[str, str] | None:
+    """Return (what is wrong, the settings to correct) for an error that waiting does not cure; None for any other."""
+    if isinstance(error, AuthenticationError | AuthenticationWrongNumberOfArgsError) or _says(error, WRONG_PASSWORD):
+        return "refuses the user name or password", f"the user name and password in {setting()}"
+    if _says(error, WRONG_DATABASE):
+        return "has no such database", f"the database number in {setting()}"
+    if isinstance(error, AskError):
+        path = f"{conf.NAME}['CLIENT_FACTORY'] to {CLUSTER_FACTORY!r}"
+        return "is a node of a Redis Cluster, and the client is none for a cluster", path
+    is_tls = any(isinstance(cause, ssl.SSLError) and not isinstance(cause, CUT) for cause in _causes(error))
+    # A handshake that is too slow is an outage.
+    if is_tls and "timed out" not in str(error):
+        settings_of_tls = f"the scheme (rediss:// is TLS) and the ssl options in {setting()}"
+        return "and this client do not agree about TLS", settings_of_tls
+    return None
+
+
+def _says(error: BaseException, pattern: re.Pattern[str]) -> bool:
+    # Redis's replies, and redis-py's errors about a reply while it connects; never the text of a script's error.
+    return isinstance(error, ResponseError | ConnectionError) and bool(pattern.search(str(error)))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen = 0
+    while error is not None and seen < 10:
+        yield error
+        error, seen = error.__cause__ or error.__context__, seen + 1
+
+
+def setting() -> str:
+    """Return the name of the setting that says where Redis is."""
+    configured = conf.current()
+    if configured.client_factory and configured.client_factory != CLUSTER_FACTORY:
+        return f"the client of {conf.NAME}['CLIENT_FACTORY'] ({configured.client_factory})"
+    return f"LOCATION or OPTIONS of CACHES[{configured.redis!r}]"
+
+
+def safe_text(error: BaseException, options: Mapping[str, Any] | None = None) -> str:
+    """Return the class and text of an error in one line, without user names and passwords.
+
+    options: connection options of the client, for one that a project's factory has built.
+    """
+    text = " ".join(str(error).split())
+    for secret in sorted(_secrets(options or {}), key=len, reverse=True):
+        # A short one only as a word: it would be masked within other words.
+        pattern = re.escape(secret)
+        if len(secret) < LEAST_MASKED_ANYWHERE:
+            pattern = rf"(?<!\w){pattern}(?!\w)"
+        text = re.sub(pattern, "***", text)
+    return f"{type(error).__name__}: {text[:LONGEST_TEXT]}" if text else type(error).__name__
+
+
+def _secrets(options: Mapping[str, Any]) -> set[str]:
+    configured = conf.current()
+    cache: Any = settings.CACHES.get(configured.redis) or {}
+    written = cache.get("OPTIONS") or {}
+    location = cache.get("LOCATION") or ()
+    found: set[str] = set()
+    for url in location.split(",") if isinstance(location, str) else location:
+        # By hand, because an address that cannot be read has secrets too.
+        user, _colon, password = str(url).partition("://")[2].rpartition("@")[0].partition(":")
+        found |= {user, password, unquote(user), unquote(password)}
+    parts = [written, options, *(written.get(f"{name}_KWARGS") or {} for name in ("CONNECTION_POOL", "SENTINEL"))]
+    for part in parts:
+        found |= {str(part[key]) for key in part if str(key).lower() in ("username", "password", "ssl_password")}
+    found = {secret for secret in found if secret not in ("", "None")}
+    return found | {quote(secret, safe="") for secret in found}

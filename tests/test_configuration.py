@@ -1,0 +1,268 @@
+"""A wrong setting of Redis is named with its remedy, by the check and by whatever runs in spite of the check."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.conf import settings as django_settings
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from django_asyncq.broker import Broker, clients, configuration
+from django_asyncq.broker.tls_probe import tls_mismatch
+from django_asyncq.exceptions import BrokerMisconfigured, BrokerUnavailable, GateUnavailable
+from django_asyncq.faults import Faults
+from django_asyncq.guard import get_logger
+from django_asyncq.models import TaskRecord
+from django_asyncq.testing import EmbeddedRedis, free_port
+
+from . import tasks
+from .redis_settings import POOL, RIGHT, SECRET, WRONG, cache
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def names(case: tuple[Any, ...]) -> str:
+    """A name for the parameters of one case."""
+    return re.sub(r"\W+", "-", f"{case[0]} {case[1]}".replace("django_redis.cache.RedisCache", ""))[:90]
+
+
+def redis_messages() -> list[checks.CheckMessage]:
+    """The messages of the check of Redis."""
+    from django_asyncq.checks import check_redis_alias
+
+    return list(check_redis_alias())
+
+
+def use(settings: Any, caches: dict[str, Any], asyncq: dict[str, Any]) -> None:
+    """Set CACHES, and ASYNCQ beside the keys of the suite."""
+    settings.ASYNCQ = {**django_settings.ASYNCQ, "CLIENT_FACTORY": "", **asyncq}
+    settings.CACHES = caches
+
+
+# --- the check, and what runs in spite of it
+
+
+@pytest.mark.parametrize("case", WRONG, ids=names)
+def test_check_names_the_setting_and_the_remedy_without_the_password(case: Any, settings: Any) -> None:
+    """Each wrong setting has one message with its id and a hint, and no part of a password."""
+    caches, asyncq, id, text = case
+    use(settings, caches, asyncq)
+    (found,) = redis_messages()
+    assert (found.id, text in found.msg) == (f"asyncq.{id}", True), found.msg
+    assert found.hint and re.match(r"CACHES\['default'\]|ASYNCQ\['(CLIENT_FACTORY|REDIS)'\]", found.msg)
+    assert not [part for part in ("s3cret", "w0rd", "p4ss") if part in found.msg]
+
+
+@pytest.mark.parametrize("case", RIGHT, ids=names)
+def test_valid_settings_of_each_kind_pass_the_check(case: Any, settings: Any) -> None:
+    """Addresses, sentinels, clusters and factories that can be right give no message; nothing is connected."""
+    use(settings, *case)
+    assert redis_messages() == []
+
+
+@pytest.mark.parametrize("case", WRONG, ids=names)
+def test_enqueue_and_runworkers_raise_the_same_improperly_configured(case: Any, settings: Any) -> None:
+    """Nothing is written, no worker starts, and the message is that of the check."""
+    caches, asyncq, _id, text = case
+    use(settings, caches, asyncq)
+    (found,) = redis_messages()
+    with pytest.raises(ImproperlyConfigured) as enqueued:
+        tasks.add.enqueue(1, 2)
+    with pytest.raises(ImproperlyConfigured) as started:
+        call_command("runworkers", burst=True, skip_checks=True)
+    with pytest.raises(ImproperlyConfigured) as asked:
+        clients.client("worker")
+    assert {str(each.value) for each in (enqueued, started, asked)} == {f"{found.msg} {found.hint}"}
+    assert text in str(enqueued.value) and TaskRecord.objects.count() == 0
+
+
+def test_settings_are_checked_once_and_again_after_a_change(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`enqueue` pays for the check once in a process."""
+    looks = []
+    faults = configuration.faults
+    monkeypatch.setattr(configuration, "faults", lambda make: (looks.append(1), faults(make))[1])
+    settings.ASYNCQ = dict(django_settings.ASYNCQ)
+    for _ in range(3):
+        clients.require_valid_settings()
+    assert len(looks) == 1
+    settings.ASYNCQ = dict(django_settings.ASYNCQ)
+    clients.require_valid_settings()
+    assert len(looks) == 2
+
+
+# --- errors of a server
+
+
+@pytest.fixture
+def guarded() -> Any:
+    """A server with a password."""
+    with EmbeddedRedis() as server:
+        redis.Redis(port=server.port).config_set("requirepass", SECRET)
+        yield server
+
+
+def address(server: EmbeddedRedis, *, password: str = "", database: str = "0", scheme: str = "redis") -> str:
+    """The address of a server."""
+    return f"{scheme}://{f':{password}@' if password else ''}127.0.0.1:{server.port}/{database}"
+
+
+QUOTED = SECRET.replace("/", "%2F")
+REFUSALS = [
+    ({}, "refuses the user name or password (AuthenticationError: Authentication required.)", "user name and password"),
+    (
+        {"password": "wr0ng"},
+        "refuses the user name or password (AuthenticationError: invalid",
+        "user name and password",
+    ),
+    ({"password": QUOTED, "database": "99"}, "has no such database (", "the database number in"),
+]
+
+
+@pytest.mark.parametrize(("parts", "text", "remedy"), REFUSALS)
+def test_fault_of_configuration_names_server_cause_and_setting(
+    parts: dict[str, str], text: str, remedy: str, guarded: EmbeddedRedis, settings: Any
+) -> None:
+    """A wrong password, database or TLS is a BrokerMisconfigured; `runworkers` exits with it instead of waiting."""
+    use(settings, cache(address(guarded, **parts)), {})
+    with pytest.raises(BrokerMisconfigured) as raised:
+        Broker("producer").eviction_policy()
+    message = str(raised.value)
+    assert message.startswith(f"Redis at 127.0.0.1:{guarded.port}/{parts.get('database', 0)} {text}"), message
+    assert remedy in message and "CACHES['default']" in message
+    assert not [part for part in ("s3cret", "wr0ng") if part in message]
+    with pytest.raises(CommandError) as exited:
+        call_command("runworkers", burst=True)
+    assert (str(exited.value), exited.value.returncode) == (message.replace("producer", "worker"), 1)
+
+
+@pytest.fixture(scope="module")
+def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a server with TLS, whose certificate nobody trusts."""
+    if not (binary := shutil.which("redis-server")) or not shutil.which("openssl"):
+        pytest.skip("no redis-server with TLS and openssl found")
+    folder = tmp_path_factory.mktemp("tls")
+    made = "req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=localhost"
+    subprocess.run(["openssl", *made.split()], cwd=folder, check=True, capture_output=True)
+    port = free_port()
+    options = f"--port 0 --tls-port {port} --tls-cert-file cert.pem --tls-key-file key.pem --tls-auth-clients no"
+    server = subprocess.Popen([binary, *options.split(), "--save", ""], cwd=folder, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    lines = []
+    for line in server.stdout:
+        lines.append(line)
+        if "Ready to accept connections" in line:
+            break
+    else:
+        pytest.skip(f"redis-server has no TLS: {''.join(lines)[-300:]}")
+    yield port
+    server.kill()
+    server.wait()
+    server.stdout.close()
+
+
+def test_worker_with_tls_does_not_start_at_a_server_without(redis_client: redis.Redis, settings: Any) -> None:
+    """The handshake only times out, so the server is asked once without TLS, and the remedy names the scheme."""
+    port = redis_client.connection_pool.connection_kwargs["port"]
+    use(settings, cache(f"rediss://127.0.0.1:{port}/0"), {})
+    with pytest.raises(CommandError) as exited:
+        call_command("runworkers", burst=True)
+    assert f"Redis at 127.0.0.1:{port}/0 does not use TLS, and this client does" in str(exited.value)
+    assert "LOCATION or OPTIONS of CACHES['default']: write redis://" in str(exited.value)
+
+
+def test_worker_without_tls_does_not_start_at_a_server_with(tls_server: int, settings: Any) -> None:
+    """The server only resets the connection, so it is asked once with TLS."""
+    use(settings, cache(f"redis://127.0.0.1:{tls_server}/0"), {})
+    with pytest.raises(CommandError) as exited:
+        call_command("runworkers", burst=True)
+    assert f"Redis at 127.0.0.1:{tls_server}/0 uses TLS, and this client does not" in str(exited.value)
+
+
+def test_certificate_that_is_not_trusted_is_a_fault_of_configuration(tls_server: int, settings: Any) -> None:
+    """The reason of the TLS library is in the message."""
+    use(settings, cache(f"rediss://127.0.0.1:{tls_server}/0"), {})
+    with pytest.raises(BrokerMisconfigured) as raised:
+        Broker("producer").eviction_policy()
+    assert "do not agree about TLS (ConnectionError: " in str(raised.value)
+    assert "CERTIFICATE_VERIFY_FAILED" in str(raised.value)
+    with pytest.raises(CommandError, match="do not agree about TLS"):
+        call_command("runworkers", burst=True)
+
+
+def test_nothing_is_said_about_tls_where_no_server_answers() -> None:
+    """An outage stays an outage, whichever the scheme."""
+    port = free_port()
+    for scheme in ("redis", "rediss"):
+        assert tls_mismatch(redis.Redis.from_url(f"{scheme}://127.0.0.1:{port}/0")) is None
+    assert tls_mismatch(redis.Redis(unix_socket_path="/nowhere")) is None
+
+
+def test_moved_reply_to_a_plain_client_says_that_the_server_is_a_cluster() -> None:
+    """The remedy is the client factory."""
+    with pytest.raises(BrokerMisconfigured) as raised, clients.broker_errors(None):
+        raise redis.exceptions.MovedError("866 10.0.0.7:6379")
+    assert "is a node of a Redis Cluster" in str(raised.value)
+    assert "ASYNCQ['CLIENT_FACTORY'] to 'django_asyncq.broker.cluster.client'" in str(raised.value)
+
+
+def test_unreachable_server_says_host_port_database_class_and_text(settings: Any) -> None:
+    """The cause is in the message, and the password is not, even where the error has it."""
+    free = free_port()
+    use(settings, cache(f"redis://ann:{QUOTED}@127.0.0.1:{free}/3"), {})
+    with pytest.raises(BrokerUnavailable) as raised:
+        Broker("producer").eviction_policy()
+    assert not isinstance(raised.value, BrokerMisconfigured)
+    assert str(raised.value).startswith(f"Redis at 127.0.0.1:{free}/3 is unreachable (ConnectionError: Error ")
+    assert "Connection refused" in str(raised.value)
+    for secret in (SECRET, QUOTED, "ann"):
+        with pytest.raises(BrokerUnavailable) as masked, clients.broker_errors(clients.client("producer")):
+            raise redis.exceptions.ConnectionError(f"no way to reach {secret}")
+        assert str(masked.value).endswith("(ConnectionError: no way to reach ***)")
+
+
+@pytest.mark.parametrize("place", ["PASSWORD", POOL, "SENTINEL_KWARGS"])
+def test_password_in_any_option_is_masked(place: str, settings: Any) -> None:
+    """Wherever django-redis reads a password from."""
+    options = {place: SECRET if place == "PASSWORD" else {"password": SECRET}}
+    use(settings, cache(**options), {})
+    assert configuration.safe_text(ValueError(f"it is {SECRET}")) == "ValueError: it is ***"
+
+
+def test_gate_that_cannot_be_asked_says_why(guarded: EmbeddedRedis, settings: Any) -> None:
+    """A gated `enqueue` names the cause and the setting too, and writes nothing."""
+    use(settings, cache(address(guarded)), {})
+    with pytest.raises(GateUnavailable) as raised:
+        tasks.gated_tally.enqueue()
+    assert "Authentication required" in str(raised.value) and "CACHES['default']" in str(raised.value)
+    assert TaskRecord.objects.count() == 0
+
+
+def test_password_that_changes_while_a_worker_runs_is_an_outage_with_its_reason(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loop logs one line for the outage before, one with the reason, and one when it is over; it never exits."""
+    with EmbeddedRedis() as server:
+        use(settings, cache(address(server)), {})
+        broker, faults = Broker("worker"), Faults(get_logger("tests"), "the loop waits")
+        admin = redis.Redis(port=server.port)
+        broker.eviction_policy()
+        admin.config_set("requirepass", SECRET)
+        clients.drop_idle_connections()
+        assert faults.note(BrokerUnavailable("Redis is unreachable")) > 0
+        for _ in range(3):
+            with pytest.raises(BrokerMisconfigured) as raised:
+                broker.eviction_policy()
+            assert faults.note(raised.value) > 0 and faults.not_set_up is None
+        admin.config_set("requirepass", "")
+        assert broker.eviction_policy() == "noeviction" and faults.clear()
+    lines = [record.getMessage() for record in caplog.records if record.name == "tests"]
+    assert len(lines) == 2 and "Authentication required" in lines[1]
