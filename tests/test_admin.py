@@ -963,6 +963,20 @@ def test_gates_show_their_occupancy(client_of: Any) -> None:
     assert text.count('role="meter"') == 2
 
 
+def test_gates_show_how_many_tasks_wait(client_of: Any) -> None:
+    """In the list and on the page of one; tasks that are retried for other reasons do not count."""
+    gate = Gate.objects.create(name="busy", limit=1)
+    Gate.objects.create(name="idle", limit=1)
+    soon = timezone.now() + timedelta(seconds=5)
+    for reason in (FailureReason.GATE_FULL, FailureReason.GATE_FULL, FailureReason.EXCEPTION):
+        make(gate="busy", reason=reason, retry_at=soon)
+    client = client_of("superuser")
+    text = client.get("/admin/django_asyncq/gate/").content.decode()
+    assert re.findall(r'<td class="field-waiting">(\d+)</td>', text) == ["2", "0"]
+    page = client.get(f"/admin/django_asyncq/gate/{gate.pk}/change/").content.decode()
+    assert re.search(r'field-waiting.*?<div class="readonly">2</div>', page, re.DOTALL)
+
+
 def test_gates_without_redis_say_unknown_and_ask_once(client_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page waits for one timeout, not for one per row."""
     from django_asyncq.exceptions import BrokerUnavailable

@@ -304,7 +304,7 @@ def test_gates_are_audited(column: str, value: Any) -> None:
     """Slots of the other tasks are added, and the gate can be built anew."""
     rows = three(gate="g", queue_limit=5)
     write(rows[1].id, column, value)
-    gates.audit("g", time.time())
+    gates.audit("g")
     assert {str(rows[0].id), str(rows[2].id)} <= {slot.id for slot in gates.slots("g")}
 
 

@@ -17,6 +17,7 @@ from django.utils import timezone
 from django_asyncq import cron, every, guard, registry, task
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import due_channel
+from django_asyncq.definitions.database_now import DatabaseNow
 from django_asyncq.exceptions import (
     BrokerUnavailable,
     GateUnavailable,
@@ -39,7 +40,6 @@ from django_asyncq.models import (
 from django_asyncq.scheduling import scheduler as scheduling
 from django_asyncq.scheduling.scheduler import Scheduler, enqueue, run_now
 from django_asyncq.signals import task_state_changing
-from django_asyncq.storage.database_time import DatabaseNow
 from django_asyncq.storage.routing import rows_of, transaction_of
 from django_asyncq.testing import EmbeddedRedis
 

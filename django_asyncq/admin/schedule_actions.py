@@ -9,7 +9,6 @@ from uuid import UUID
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -18,6 +17,7 @@ from .. import compat
 from ..exceptions import AsyncqError, InvalidOption
 from ..models import Occurrence, Schedule
 from ..scheduling import scheduler
+from ..storage import database_clock
 from ..storage.routing import rows_of, transaction_of, writing_database
 from . import display
 from .schedule_page import TaskLinks
@@ -62,7 +62,7 @@ def run(request: HttpRequest, row: Schedule, links: TaskLinks) -> None:
         return
     task = links.of_occurrence(row, result.occurrence.task_id)
     if not result.is_new:
-        since = display.relative(result.occurrence.created_at, timezone.now())
+        since = display.relative(result.occurrence.created_at, database_clock.now())
         text = _("Somebody has run it since this page was opened: {}, {}. No other task was queued.")
         messages.warning(request, format_html(text, task, since))
         return
@@ -97,7 +97,7 @@ def switch(pks: list[UUID], *, enabled: bool) -> Switched:
             row.enabled = enabled
             try:
                 if enabled:
-                    row.plan_next(timezone.now())
+                    row.plan_next(database_clock.now())
             except InvalidOption as error:
                 switched.broken.append((row, error))
                 continue

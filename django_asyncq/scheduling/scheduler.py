@@ -19,17 +19,17 @@ from uuid import UUID
 from django.db import Error as DatabaseError
 from django.db import IntegrityError, connections
 from django.db.models import QuerySet
-from django.utils import timezone
 
 from .. import compat, conf, failpoints
 from ..definitions import payload
+from ..definitions.database_now import DatabaseNow
 from ..definitions.exception_text import text_of
 from ..definitions.schedules import Declaration
 from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, LockLost, RunAborted
 from ..guard import class_name, get_logger, is_a, passes
 from ..models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskRecord, TaskState
 from ..registry import every_task, registered
-from ..storage.database_time import DatabaseNow
+from ..storage import database_clock
 from ..storage.errors import ErrorKind, kind_of
 from ..storage.isolation import ROW_ERRORS, each_alone, page_of, set_aside, table_of
 from ..storage.routing import rows_of, transaction_of, writing_database
@@ -231,7 +231,9 @@ class Scheduler:
         """Insert an occurrence; None when the schedule has one at this time."""
         try:
             with transaction_of(Occurrence):
-                return rows_of(Occurrence).create(schedule=row, occurs_at=occurs_at, outcome=outcome, note=note)
+                return rows_of(Occurrence).create(
+                    schedule=row, occurs_at=occurs_at, outcome=outcome, note=note, created_at=database_clock.now()
+                )
         except IntegrityError:
             return None
 
@@ -245,7 +247,7 @@ class Scheduler:
         """
         rows = {row.name: row for row in usable_schedules(rows_of(Schedule))}
         declared = dict(declared_schedules())
-        now = timezone.now()
+        now = database_clock.now()
         written = [
             self._attempt(name, partial(self._sync_one, rows.get(name), name, task, declaration, now))
             for name, (task, declaration) in declared.items()
@@ -265,14 +267,15 @@ class Scheduler:
         if seen is not None and seen.retired_at is None and not _changes(seen, task, declaration):
             return 0
         with self._fenced():
-            row = _locked(rows_of(Schedule).filter(name=name)) or Schedule(name=name, is_declared=True)
+            row = _locked(rows_of(Schedule).filter(name=name)) or Schedule(name=name, is_declared=True, created_at=now)
             _update_row(row, _changes(row, task, declaration), now)
         return 1
 
     def _retire(self, row: Schedule, now: datetime) -> int:
-        """Note that a schedule was removed from the code; return how many rows were written."""
+        """Note that a schedule was removed from the code; return how many rows were written. Raises: RowLocked."""
         with self._fenced():
-            written = rows_of(Schedule).filter(pk=row.pk).update(retired_at=now)
+            rows = rows_of(Schedule).filter(pk=row.pk)
+            written = rows.update(retired_at=now) if _locked(rows) else 0
         logger.warning("schedule %s was removed from the code and does not fire any more", row.name)
         return written
 
@@ -374,7 +377,8 @@ def run_now(row: Schedule) -> Occurrence:
     Raises: what `enqueue` raises; then nothing has been written.
     """
     with transaction_of(Occurrence):
-        occurrence = rows_of(Occurrence).create(schedule=row, occurs_at=timezone.now(), by_person=True)
+        now = database_clock.now()
+        occurrence = rows_of(Occurrence).create(schedule=row, occurs_at=now, by_person=True, created_at=now)
         occurrence.task_id = enqueue(row)
         occurrence.save(update_fields=["task"])
     return occurrence
