@@ -195,7 +195,9 @@ def test_stats_of_queues_and_gates() -> None:
     lines = [line.split() for line in run("stats").splitlines()]
     assert lines[0][:3] == ["queue", "queued", "running"]
     assert lines[1][:2] == ["default", "4"]
-    assert lines[-2] == ["own", "5", "1", "1", "1"]
+    assert lines[-3] == ["own", "5", "1", "1", "1"]
+    assert " ".join(lines[-1]) == "The clocks of the database and of Redis differ by 0.0 s."
+    assert found["clock_difference_seconds"] == pytest.approx(0, abs=0.5)
 
 
 def test_stats_of_nothing() -> None:

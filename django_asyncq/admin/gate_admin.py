@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from .. import gates
+from ..broker import redis_clock
 from ..exceptions import BrokerUnavailable
 from ..models import Gate, TaskRecord
 from ..storage.routing import rows_of
+from .queries import RoutedAdmin
 
 if TYPE_CHECKING:
     GateAdminBase = admin.ModelAdmin[Gate]
@@ -29,7 +30,7 @@ METER_WIDTH, METER_HEIGHT = 100, 10
 
 def slots_taken(name: str) -> int:
     """Return how many slots of a gate are taken. Raises: BrokerUnavailable."""
-    now = time.time()
+    now = redis_clock.seconds("producer")
     return sum(slot.expires_at > now for slot in gates.slots(name))
 
 
@@ -57,7 +58,7 @@ def read_waiting(rows: Sequence[Gate]) -> None:
         row.tasks_waiting = counts.get(row.name, 0)  # type: ignore[attr-defined]
 
 
-class GateAdmin(GateAdminBase):
+class GateAdmin(RoutedAdmin, GateAdminBase):
     """Edit the limits of gates. A change takes effect everywhere at once, through the signals of the model."""
 
     list_display = ("name", "limit", "expected_seconds", "occupancy", "waiting")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from django.db.models import QuerySet
 
 from .. import conf, failpoints
-from ..broker import clients, commands, replies, scripts
+from ..broker import clients, commands, redis_clock, replies, scripts
 from ..models import Gate, TaskRecord, TaskState
 from ..storage.isolation import page_of
 from ..storage.routing import rows_of
@@ -73,10 +73,10 @@ def occupied() -> set[str]:
         return {name for name in names if commands.send(client(), "hexists", keys(name)[1], "built")}
 
 
-def audit(gate: str, now: float, *, seen: set[str] | None = None, dry_run: bool = False) -> Drift:
+def audit(gate: str, *, seen: set[str] | None = None, dry_run: bool = False) -> Drift:
     """Renew the slots of tasks that are QUEUED or RUNNING, add missing slots and remove those without a task.
 
-    now: Unix seconds. Slots younger than a provisional one are skipped: their row may not be committed yet.
+    Slots younger than a provisional one are skipped, by Redis's clock: their row may not be committed yet.
     seen: slots without a live task that the last audit found. Only those are removed, because a worker releases a
         slot shortly after it has written the outcome. The set is replaced by what this audit finds. None: remove all.
     dry_run: only count. Raises: BrokerUnavailable.
@@ -86,7 +86,7 @@ def audit(gate: str, now: float, *, seen: set[str] | None = None, dry_run: bool 
     if not dry_run and _known_limit(gate) != _limit_of(row):
         forget_built(gate)  # it was changed while Redis was unreachable
     holders = _holders(gate)
-    provisional_until = now + conf.current().provisional_seconds
+    provisional_until = redis_clock.seconds("producer") + conf.current().provisional_seconds
     strangers = {id for id, expires_at in members.items() if expires_at > provisional_until}.difference(holders)
     lacking = set() if row and row.limit <= 0 else _renew(gate, row, holders, dry_run=dry_run)
     if lacking or strangers:

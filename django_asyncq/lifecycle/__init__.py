@@ -11,6 +11,7 @@ RETRYING is FAILED with `retry_at`.
 | RUNNING → SUCCEEDED with its effects  | `complete`                                           | `running`             |
 | the same, recorded later              | `spill_outcomes`, then `replay_outcomes`             | `outcome_spill`       |
 | RUNNING → QUEUED                      | `requeue`                                            | `running`             |
+| the same, without a connection        | `postpone_run`, then `record_runs`, `acknowledge`    | `cuts`, `running`     |
 | RUNNING → QUEUED or FAILED            | `count_cut`, then `record_runs`, `acknowledge`       | `cuts`, `running`     |
 | QUEUED → FAILED                       | `refuse`                                             | `running`             |
 | FAILED or RETRYING → QUEUED           | `retry`, `retry_due`, `retry_waiting`                | `retrying`            |
@@ -26,7 +27,7 @@ Nothing else in the project writes `state`; a test reads the code to make sure.
 from __future__ import annotations
 
 from .claiming import Claimed, claim, claim_suspect, classify, receive
-from .cuts import count_cut
+from .cuts import count_cut, postpone_run
 from .deletion import follow_deletion, prune
 from .dispatching import dispatch, park, push
 from .enqueueing import enqueue
@@ -78,6 +79,7 @@ __all__ = [
     "mark_running",
     "park",
     "postpone",
+    "postpone_run",
     "prune",
     "push",
     "reassert",

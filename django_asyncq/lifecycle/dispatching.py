@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from django.template.defaultfilters import pluralize
-from django.utils import timezone
 
 from .. import failpoints, gates
 from ..broker import Broker, Entry
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..guard import get_logger
 from ..models import FailureReason, TaskRecord, TaskState
+from ..storage import database_clock
 from ..storage.routing import rows_of
 from .events import announce
 from .messages import entry_of, later_fence
@@ -74,7 +74,7 @@ def _by_time(records: list[TaskRecord]) -> tuple[list[TaskRecord], list[TaskReco
     timed = [record for record in records if record.run_after is not None]
     if not timed:
         return records, []
-    now = timezone.now()
+    now = database_clock.now()
     due: list[TaskRecord] = []
     delayed: list[TaskRecord] = []
     for record in records:
@@ -130,7 +130,7 @@ def park(records: Sequence[TaskRecord], delay: timedelta) -> None:
     """
     if not records:
         return
-    retry_at = timezone.now() + delay
+    retry_at = database_clock.now() + delay
     changed = rows_of(TaskRecord).filter(id__in=[record.id for record in records], state=TaskState.QUEUED)
     changed.update(state=TaskState.FAILED, reason=FailureReason.GATE_FULL, retry_at=retry_at)
     failpoints.reach("park.row_written")

@@ -9,13 +9,13 @@ from uuid import UUID
 
 from django.db import Error as DatabaseError
 from django.db import connections
-from django.utils import timezone
 
 from .. import failpoints
 from ..broker import Broker, Lease
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..guard import attempt, get_logger, is_a
 from ..models import FailureReason, TaskRecord, TaskState
+from ..storage import database_clock
 from ..storage.routing import rows_of, transaction_of, writing_database
 from .dispatching import GATE_RETRY_SECONDS, by_queue, dispatch
 from .events import announce, ask, log_extra
@@ -161,7 +161,7 @@ def _postpone(broker: Broker, rows: Sequence[TaskRecord], seconds: float, **chan
     """Have RETRYING tasks retried later, and change other columns with it."""
     if not rows:
         return
-    changes["retry_at"] = timezone.now() + timedelta(seconds=seconds)
+    changes["retry_at"] = database_clock.now() + timedelta(seconds=seconds)
     unchanged = rows_of(TaskRecord).filter(id__in=[row.id for row in rows], state=TaskState.FAILED)
     unchanged.filter(retry_at__isnull=False).update(**changes)
     for row in rows:

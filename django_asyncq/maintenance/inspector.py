@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from django.db.models import Count, Max, Min, Q
 from django.db.models.functions import Coalesce
-from django.utils import timezone
 
 from .. import gates
 from ..broker import Broker
 from ..broker.inspection import Inspection
 from ..models import Gate, TaskRecord, TaskState
+from ..storage import database_clock
 from ..storage.routing import rows_of
 
 
@@ -52,7 +52,7 @@ class GateStats(NamedTuple):
 
 def queue_stats(broker: Broker) -> list[QueueStats]:
     """Return the numbers of every queue that either store knows. Raises: BrokerUnavailable, django.db.Error."""
-    now = timezone.now()
+    now = database_clock.now()
     rows: dict[str, Mapping[str, object]] = {
         row["queue_name"]: row for row in rows_of(TaskRecord).order_by().values("queue_name").annotate(**_counts(now))
     }

@@ -30,7 +30,6 @@ tasks in Redis belong to Go programs, and no repair removes them. An id without 
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -39,18 +38,18 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db.models import QuerySet
-from django.utils import timezone
 
 from .. import conf, failpoints, gates, lifecycle
-from ..broker import Broker, Expired, Lease, Reachability
+from ..broker import Broker, Expired, Lease, Reachability, redis_clock
 from ..broker.inspection import Inspection
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..faults import Faults
 from ..guard import get_logger
 from ..lifecycle.messages import entry_of, later_fence
 from ..models import Gate, TaskRecord, TaskState
+from ..storage import database_clock
 from ..storage.isolation import each_alone, page_of, usable_rows
-from ..storage.routing import rows_of
+from ..storage.routing import rows_of, writing_database
 from .entry_repairs import EntryRepairs
 from .sweep import GRACE_SECONDS, Repairs, Sweep
 
@@ -225,7 +224,7 @@ class Reconciler:
             drift = self._audit(name, dry_run=dry_run)
             if any(drift):
                 rebuilt.gates[name] = drift
-        now = timezone.now()
+        now = database_clock.now()
         for page in self.rows_to_push(young=False):
             if not dry_run:
                 self._each_alone("push of tasks", page, self._push)
@@ -308,7 +307,9 @@ class Reconciler:
     @staticmethod
     def _each_alone(what: str, rows: Sequence[TaskRecord], act: Callable[[Sequence[TaskRecord]], int]) -> list[int]:
         """Act on the rows of a page; on each alone when one of them is odd. Returns: what `act` returned."""
-        return each_alone(what, rows, lambda part: [act(part)], key=lambda row: row.id)
+        return each_alone(
+            what, rows, lambda part: [act(part)], key=lambda row: row.id, database=writing_database(TaskRecord)
+        )
 
     def rows_to_push(self, *, young: bool, is_rebuild: bool = False) -> Iterator[list[TaskRecord]]:
         """Yield, page by page, QUEUED rows that Redis does not know or, unless `young`, has as retry or archived.
@@ -316,7 +317,7 @@ class Reconciler:
         Most pages are empty. The latter rows only when two sweeps in a row have seen them so: a retry writes the row
         before the entry. is_rebuild: as for `sweep_steps`.
         """
-        now = timezone.now()
+        now = database_clock.now()
         rows = rows_of(TaskRecord).filter(state=TaskState.QUEUED)
         if not is_rebuild:
             rows = rows.filter(enqueued_at__lt=now - timedelta(seconds=GRACE_SECONDS))
@@ -357,10 +358,10 @@ class Reconciler:
         alive_since = self.broker.alive_since()
         settings = conf.current()
         quiet = settings.lease_seconds + 2 * settings.beat_seconds
-        if alive_since is None or time.time() - alive_since < quiet:
+        if alive_since is None or redis_clock.seconds() - alive_since < quiet:
             return
         rows = rows_of(TaskRecord).filter(
-            state=TaskState.RUNNING, last_attempted_at__lt=timezone.now() - timedelta(seconds=quiet)
+            state=TaskState.RUNNING, last_attempted_at__lt=database_clock.now() - timedelta(seconds=quiet)
         )
         for page in self._rows_by_entry_state(rows, IDLE_ENTRY_STATES):
             yield sum(sum(self._each_alone("requeue of tasks", [found.row], _abandon)) for found in page)
@@ -424,7 +425,7 @@ class Reconciler:
                 self._unmatched_waiters[gate] = seen
             if any(waiters):
                 logger.info("gate %s: waiters added: %d, waiters removed: %d", gate, waiters.added, waiters.removed)
-        return self._faults.attempt(what, lambda: gates.audit(gate, time.time(), **options), nothing)
+        return self._faults.attempt(what, lambda: gates.audit(gate, **options), nothing)
 
 
 def _abandon(rows: Sequence[TaskRecord]) -> int:

@@ -16,7 +16,6 @@ from datetime import timedelta
 from django.conf import settings
 from django.db import close_old_connections, connections
 from django.db.models import Q
-from django.utils import timezone
 
 from .. import conf
 from ..broker import Broker
@@ -28,8 +27,11 @@ from ..leadership.coordinator import StartupTaskCoordinator
 from ..models import TaskRecord, TaskState
 from ..scheduling.asynq_entries import BEAT_SECONDS, SchedulerEntries
 from ..scheduling.scheduler import Fired, Scheduler
+from ..storage import database_clock
+from ..storage.pooling import return_connections
 from ..storage.routing import rows_of
 from ..threads import LongLivedThread
+from .clock_check import ClockCheck
 from .forwarder import forward_due
 from .key_check import KeyCheck
 from .pruner import Pruner
@@ -120,6 +122,8 @@ class Loop(LongLivedThread):
         except BaseException:
             logger.exception("the %s loop failed and tries again", self.name)
             return ERROR_PAUSE_SECONDS
+        finally:
+            return_connections()
         if self._faults.clear():
             logger.info("the %s loop can reach both stores again", self.name)
         return pause
@@ -154,6 +158,7 @@ class MaintenanceService:
         self.scheduler_entries = SchedulerEntries()
         self.startup_runner = StartupRunner(single_instance=single_instance)
         self.key_check = KeyCheck()
+        self.clock_check = ClockCheck()
         self._synced_term = 0
         self._entries_due_at = 0.0
         self._leadership_loop = Loop("leadership", self.seek_leadership)
@@ -212,7 +217,7 @@ class MaintenanceService:
         """Return whether the rows show no task of this alias as queued, running or due; False when in doubt."""
         if not self.startup_runner.is_finished:
             return False
-        soon = timezone.now() + timedelta(seconds=DUE_WITHIN_SECONDS)
+        soon = database_clock.now() + timedelta(seconds=DUE_WITHIN_SECONDS)
         due = (
             Q(state=TaskState.RUNNING)
             | Q(state=TaskState.QUEUED, run_after=None)
@@ -228,6 +233,8 @@ class MaintenanceService:
             connections.close_all()
             self._look_faults.note(error)
             return False
+        finally:
+            return_connections()
         self._look_faults.clear()
         return not found
 
@@ -292,8 +299,9 @@ class MaintenanceService:
             self._entries_due_at = time.monotonic() + BEAT_SECONDS
 
     def repair_and_prune(self) -> float:
-        """Do the repairs that are due, then prune a little."""
+        """Compare the clocks, do the repairs that are due, then prune a little."""
         try:
+            self.clock_check.tick(time.monotonic())
             self.reconciler.tick(time.monotonic())
         finally:
             # Whatever keeps the repairs from being made does not keep old rows for ever.
