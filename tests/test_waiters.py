@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,6 +30,7 @@ from django_asyncq.maintenance.waiters import LOOK_SECONDS, WaiterService
 from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 from django_asyncq.signals import task_state_changing
 from django_asyncq.storage.isolation import set_aside
+from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks
 from .test_gate import fill, holders, most_at_once
@@ -554,6 +556,11 @@ def begin_with_twenty_waiters() -> Gate:
     return row
 
 
+def has_begun_more(path: Path, count: int) -> bool:
+    """Return whether runs have begun or ended since, or all have."""
+    return len(runs(path)) > count or has_succeeded(20)
+
+
 def has_succeeded(count: int) -> bool:
     """Return whether so many tasks that failed once have succeeded."""
     return TaskRecord.objects.succeeded().filter(name=tasks.gated_and_fails_once.module_path).count() == count
@@ -594,21 +601,25 @@ def test_a_producer_that_never_stops_does_not_starve_the_waiters(tmp_path: Path,
     assert admitted_while_waiting <= 2
 
 
-def test_the_limit_holds_and_all_get_in_while_workers_are_killed(tmp_path: Path, history_path: Path) -> None:
-    """Worker processes die in the middle of runs, and Redis forgets the gate: waiters, slots and marks."""
+def test_the_limit_holds_and_all_get_in_through_kills_and_lost_memory(
+    own_redis: EmbeddedRedis, own_keys: None, tmp_path: Path, history_path: Path
+) -> None:
+    """Worker processes die in the middle of runs. Redis forgets the gate, and then everything."""
     row = begin_with_twenty_waiters()
     row.limit = 2
     row.save()
     with workers(tmp_path, "--processes", "2") as running:
         wait_until(lambda: len(gates.waiters("g")) >= 10, "waiters")
         with Watch("g") as watch:
-            for number in range(4):
+            for forgets in ("nothing", "the gate", "everything"):
                 count = len(runs(history_path))
-                wait_until(lambda count=count: len(runs(history_path)) > count or has_succeeded(20), "a run")  # type: ignore[misc]
+                wait_until(partial(has_begun_more, history_path, count), "a run")
                 for pid in running.children()[:1]:
                     os.kill(pid, signal.SIGKILL)
-                if number % 2:
+                if forgets == "the gate":
                     Broker().client.delete(*gates.keys("g"), keys.waiting_gates_key())
+                elif forgets == "everything":
+                    Broker().client.flushall()
             wait_until(lambda: has_succeeded(20), "the end of all", 60)
+        wait_until(lambda: not holders("g"), "an empty gate", 90)
     assert watch.most <= 2
-    wait_until(lambda: not holders("g"), "an empty gate")
