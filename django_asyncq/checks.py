@@ -82,6 +82,7 @@ RULES: dict[str, Rule] = {
         "asyncq.E103", _is_prefix, "Use 1 to 64 letters, digits, '_', '.', ':' and '-'; asynq's tools need 'asynq'."
     ),
     "GATE_PREFIX": Rule("asyncq.E104", _is_prefix, "Use 1 to 64 letters, digits, '_', '.', ':' and '-'."),
+    "LOCK_PREFIX": Rule("asyncq.E148", _is_prefix, "Use 1 to 64 letters, digits, '_', '.', ':' and '-'."),
     "LEASE_SECONDS": Rule("asyncq.E105", _is_whole(1), "Give whole seconds, at least 1."),
     "BEAT_SECONDS": Rule("asyncq.E106", _is_positive, POSITIVE_SECONDS),
     "MAX_ATTEMPTS": Rule("asyncq.E107", _is_whole(1), "Give a whole number of at least 1; 1 means no retry."),
