@@ -19,7 +19,7 @@ from .clients import Client, broker_errors
 from .entries import id_bytes
 
 # What scripts share. Each one begins with the functions that it uses, and no others: making one takes 0.2 µs.
-SHARED = ("prelude", "values", "counters")
+SHARED = ("prelude", "values", "counters", "waiting")
 NAMED = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
 
 
