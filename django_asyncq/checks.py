@@ -17,6 +17,7 @@ from .definitions.timing import Cron, describe, fires_on_either_day
 from .guard import attempt
 from .lifecycle import signatures
 from .scheduling.scheduler import declared_schedules
+from .storage.pooling import small_pools
 
 Message = checks.CheckMessage
 
@@ -84,6 +85,7 @@ RULES: dict[str, Rule] = {
         "asyncq.E103", _is_prefix, "Use 1 to 64 letters, digits, '_', '.', ':' and '-'; asynq's tools need 'asynq'."
     ),
     "GATE_PREFIX": Rule("asyncq.E104", _is_prefix, "Use 1 to 64 letters, digits, '_', '.', ':' and '-'."),
+    "LOCK_PREFIX": Rule("asyncq.E148", _is_prefix, "Use 1 to 64 letters, digits, '_', '.', ':' and '-'."),
     "LEASE_SECONDS": Rule("asyncq.E105", _is_whole(1), "Give whole seconds, at least 1."),
     "BEAT_SECONDS": Rule("asyncq.E106", _is_positive, POSITIVE_SECONDS),
     "MAX_ATTEMPTS": Rule("asyncq.E107", _is_whole(1), "Give a whole number of at least 1; 1 means no retry."),
@@ -239,6 +241,33 @@ def check_secret_key(app_configs: Any = None, **kwargs: Any) -> Iterator[Message
 
 
 @checks.register
+def check_pools(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Check that a pool of database connections has one for each slot and thread of a worker process."""
+    defaults = conf.Settings()
+    concurrency, processes = (
+        value if _is_whole(1)(value := conf.raw().get(name, default)) else default
+        for name, default in (("CONCURRENCY", defaults.concurrency), ("PROCESSES", defaults.processes))
+    )
+    for pool in small_pools(concurrency, processes):
+        yield checks.Warning(f"{pool.text}.", hint=pool.remedy, id="asyncq.W019")
+
+
+@checks.register
+def check_tenants(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Check that with django-tenants the tables of tasks are shared: workers know no tenant when they claim a task."""
+    if "django_tenants" not in django_settings.INSTALLED_APPS:
+        return
+    apps = getattr(django_settings, "TENANT_APPS", ())
+    if any(str(app).partition(".")[0] == "django_asyncq" for app in apps):
+        yield checks.Error(
+            "django_asyncq is in TENANT_APPS, so each tenant has tables of its own, which no worker reads.",
+            hint="Move 'django_asyncq' from TENANT_APPS to SHARED_APPS, run migrate_schemas, and give each task the "
+            "schema name of its tenant as an argument.",
+            id="asyncq.E018",
+        )
+
+
+@checks.register
 def check_time_zones(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     """Check USE_TZ: without time zones, a schedule cannot tell apart the repeated hours of a clock change."""
     if not django_settings.USE_TZ:
@@ -257,7 +286,7 @@ def check_declared_schedules(app_configs: Any = None, **kwargs: Any) -> Iterator
         yield checks.Warning(
             f"The tasks of the installed apps cannot be imported: {type(error).__name__}: {error}",
             hint="Correct the module; no worker starts before.",
-            id="asyncq.W019",
+            id="asyncq.W031",
         )
     for name, (_, declaration) in declared_schedules():
         timing = Cron(declaration.cron, declaration.zone) if declaration.cron else None
@@ -265,7 +294,7 @@ def check_declared_schedules(app_configs: Any = None, **kwargs: Any) -> Iterator
             yield checks.Info(
                 f"The schedule {name!r}, cron({declaration.cron!r}), fires on each day that matches the day of month "
                 f"or the day of week; one is enough: {describe(timing)}.",
-                hint="To silence this, add 'asyncq.I018' to SILENCED_SYSTEM_CHECKS. For days that match both, give the "
+                hint="To silence this, add 'asyncq.I030' to SILENCED_SYSTEM_CHECKS. For days that match both, give the "
                 "schedule one of the two, and look for the other in the task.",
-                id="asyncq.I018",
+                id="asyncq.I030",
             )

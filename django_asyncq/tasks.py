@@ -26,8 +26,6 @@ from typing import (
     overload,
 )
 
-from django.utils import timezone
-
 from . import compat, conf, registry
 from .context import TaskContext
 from .definitions import payload
@@ -38,6 +36,7 @@ from .definitions.names import TASK_NAME, check_gate_name, check_queue_name
 from .definitions.retention_policy import Retention
 from .definitions.schedules import Declaration
 from .exceptions import InvalidOption
+from .storage import database_clock
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -115,10 +114,10 @@ class Task(_FrameworkTask[P, R]):
     ) -> Task[P, R]:
         """Return a copy with other options; None keeps the present value.
 
-        run_after: the earliest time of the run; a timedelta counts from now.
+        run_after: the earliest time of the run; a timedelta counts from now, by the database's clock.
         """
         if isinstance(run_after, timedelta):
-            run_after = moment_after("run_after", timezone.now(), run_after)
+            run_after = moment_after("run_after", database_clock.now(), run_after)
         given: dict[str, Any] = {
             "priority": priority,
             "queue_name": queue_name,

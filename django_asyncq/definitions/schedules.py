@@ -25,6 +25,8 @@ LONGEST_NAME = 200
 SHORTEST_TTL_SECONDS = 3
 OVERLAPS = ("allow", "skip")
 MISSED = ("skip", "once", "all")
+# Stands for the anchor of an interval where only the other values are checked.
+ANY_ANCHOR = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ class Declaration:
         if self.cron:
             Cron(self.cron, self.zone, self.starts_at, self.ends_at)
         else:
-            Interval(self.interval_seconds or 0, self.starts_at or datetime.now(UTC), self.starts_at, self.ends_at)
+            Interval(self.interval_seconds or 0, self.starts_at or ANY_ANCHOR, self.starts_at, self.ends_at)
 
     @property
     def zone(self) -> str:
