@@ -74,16 +74,20 @@ class QueueFull(EnqueueRefused):
     """The gate admits no more tasks.
 
     gate: its name. limit: maximum of tasks queued or running. occupancy: tasks that hold a slot now.
-    retry_after: estimated whole seconds until a slot is free, at least 1.
+    waiting: retries that get the next free slots. retry_after: estimated whole seconds until a slot is free for a new
+    task, at least 1.
     """
 
-    def __init__(self, *, gate: str, limit: int, occupancy: int, retry_after: int) -> None:
+    def __init__(self, *, gate: str, limit: int, occupancy: int, retry_after: int, waiting: int = 0) -> None:
+        others = f", {waiting} waiting to be retried" if waiting else ""
         super().__init__(
-            f"gate {gate!r} is full: {occupancy} of {limit} queued or running; try again in about {retry_after} s"
+            f"gate {gate!r} is full: {occupancy} of {limit} queued or running{others}; "
+            f"try again in about {retry_after} s"
         )
         self.gate = gate
         self.limit = limit
         self.occupancy = occupancy
+        self.waiting = waiting
         self.retry_after = retry_after
 
 

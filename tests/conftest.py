@@ -36,10 +36,15 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the files in FAULTS, except those that are marked `long`: each test has one marker at most."""
+    """Mark the tests of the files in FAULTS, except those that are marked `long`: each test has one marker at most.
+
+    Under a router the tests use all databases.
+    """
     for item in items:
         if item.path.name in FAULTS and item.get_closest_marker("long") is None:
             item.add_marker("faults")
+        if django_settings.DATABASE_ROUTERS and (mark := item.get_closest_marker("django_db")):
+            item.add_marker(pytest.mark.django_db(*mark.args, **{**mark.kwargs, "databases": "__all__"}), append=False)
 
 
 @pytest.fixture

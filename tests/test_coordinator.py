@@ -29,10 +29,11 @@ from redis.retry import Retry
 
 from django_asyncq import conf
 from django_asyncq.broker import scripts
+from django_asyncq.clocks import steady_seconds
 from django_asyncq.exceptions import BrokerPermissionDenied, BrokerUnavailable, InvalidOption, LockLost
 from django_asyncq.leadership import fencing, lock_files, owner
 from django_asyncq.leadership.coordinator import StartupTaskCoordinator
-from django_asyncq.leadership.hold import key_of, trust_clock
+from django_asyncq.leadership.hold import key_of
 from django_asyncq.leadership.owner import Owner
 from django_asyncq.models import StartupRun
 from django_asyncq.testing import EmbeddedRedis
@@ -680,11 +681,11 @@ def test_a_file_that_may_become_the_lock_is_trusted_for_ever(
         """A client that always finds Redis unreachable."""
 
         def evalsha(self, *arguments: Any) -> None:
-            wait_until(lambda: trust_clock() > asked_at + 0.2, "more than the TTL")
+            wait_until(lambda: steady_seconds() > asked_at + 0.2, "more than the TTL")
             meanwhile.append(other.acquire(name, TTL))
             raise redis.ConnectionError("away")
 
-    asked_at = trust_clock()
+    asked_at = steady_seconds()
     holder = StartupTaskCoordinator(Dying(), tmp_path, single_instance=True)
     assert holder.acquire(name, 0.1)
     assert meanwhile == [False, False]

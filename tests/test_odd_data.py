@@ -151,7 +151,7 @@ def queue_key(kind: str) -> str:
 def other_key(kind: str) -> str:
     """Return a key of no queue by its kind in OTHER_TYPES."""
     if kind.startswith("gate "):
-        return members.keys("g")[["members", "meta", "retaken"].index(kind.removeprefix("gate "))]
+        return members.keys("g")[["members", "meta", "retaken", "waiters"].index(kind.removeprefix("gate "))]
     if kind == "lock":
         return lock_key(f"{conf.current().key_prefix}.maintenance")
     arguments = {"handoff_key": (WORKER,), "scheduler_key": ("s",), "scheduler_history_key": ("1",)}
@@ -374,7 +374,7 @@ def test_another_programs_key_is_never_set_aside(fleet: Fleet) -> None:
 # --- gates, locks, schedules
 
 
-@pytest.mark.parametrize("part", ["members", "meta", "retaken"])
+@pytest.mark.parametrize("part", ["members", "meta", "retaken", "waiters"])
 def test_an_odd_gate_still_holds_its_limit(fleet: Fleet, part: str) -> None:
     """It is built again from the rows, so the task that holds its only slot still does."""
     tasks.add.using(gate="g", queue_limit=1).enqueue(1)

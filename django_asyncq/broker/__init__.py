@@ -18,7 +18,7 @@ from typing import Any, Literal
 from redis.exceptions import ResponseError
 
 from .. import conf, failpoints
-from . import clients, commands, handoff, replies, scripts
+from . import clients, commands, handoff, redis_clock, replies, scripts
 from .clients import broker_errors
 from .configuration import misconfigured
 from .entries import (
@@ -438,8 +438,8 @@ def _counters(keys: QueueKeys) -> list[str]:
 
 def _counting() -> list[int]:
     """Return when the counters of today expire, and the largest value of the total."""
-    return [int(time.time()) + COUNTER_SECONDS, LARGEST_COUNTER]
+    return [int(redis_clock.seconds()) + COUNTER_SECONDS, LARGEST_COUNTER]
 
 
 def _today() -> str:
-    return datetime.now(UTC).date().isoformat()
+    return datetime.fromtimestamp(redis_clock.seconds(), UTC).date().isoformat()

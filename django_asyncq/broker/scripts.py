@@ -20,7 +20,7 @@ from .entries import id_bytes
 from .keys import odd_channel
 
 # What scripts share. Each one begins with the functions that it uses, and no others: making one takes 0.2 µs.
-SHARED = ("prelude", "values", "counters")
+SHARED = ("prelude", "values", "counters", "waiting")
 NAMED = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
 
 

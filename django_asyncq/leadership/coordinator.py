@@ -24,9 +24,10 @@ from asgiref.sync import sync_to_async
 
 from .. import conf
 from ..broker import clients, scripts
+from ..clocks import steady_seconds
 from ..exceptions import BrokerMisconfigured, BrokerUnavailable, InvalidOption, LockLost
 from ..guard import get_logger
-from .hold import Hold, keep_orphans, key_of, text_of, trust_clock, unlock_orphans
+from .hold import Hold, keep_orphans, key_of, text_of, unlock_orphans
 from .lock_files import LockFile, LockFolder
 from .owner import Owner
 
@@ -39,7 +40,7 @@ class StartupTaskCoordinator:
     """Acquire, renew and release locks by name, from any process and thread, with or without the ORM.
 
     redis_client: default the project's client. lock_dir: folder of the lock files, the same for the whole project;
-    default the setting. single_instance: default the setting. clock: see `trust_clock`.
+    default the setting. single_instance: default the setting. clock: see `clocks.steady_seconds`.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class StartupTaskCoordinator:
         lock_dir: str | Path | None = None,
         *,
         single_instance: bool | None = None,
-        clock: Callable[[], float] = trust_clock,
+        clock: Callable[[], float] = steady_seconds,
     ) -> None:
         self._redis_client = redis_client
         self._folder = LockFolder(lock_dir)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,12 +16,6 @@ from .lock_files import LockFile
 MARGIN_SHARE = 0.1
 
 _serials = itertools.count()
-
-
-def trust_clock() -> float:
-    """Return monotonic seconds that also pass while the machine is suspended, where the system has such a clock."""
-    boot_clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boot_clock is None else time.clock_gettime(boot_clock)
 
 
 @dataclass(frozen=True, slots=True)
