@@ -36,6 +36,8 @@ OF_PRODUCERS = (
     "gate_build",
     "gate_forget",
     "gate_release",
+    "gate_settle",
+    "gate_wait",
     "check_type",
 )
 
