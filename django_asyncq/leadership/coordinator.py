@@ -85,9 +85,8 @@ class StartupTaskCoordinator:
     def acquire(self, name: str, ttl: float) -> bool:
         """Acquire the lock for `ttl` seconds, or extend it when it is held; return whether it is held now.
 
-        The first call chooses between Redis and files. If Redis is unreachable later, or refuses this
-        client because of a setting, nothing is acquired.
-        Raises: BrokerUnavailable when neither Redis nor a lock file can be used; BrokerMisconfigured; InvalidOption.
+        The first call chooses Redis or files. If Redis is unreachable later, or refuses this client, nothing is acquired.
+        Raises: BrokerUnavailable when neither Redis nor a lock file can be used; InvalidOption.
         """
         if not name or not math.isfinite(ttl) or ttl < 0.001:
             raise InvalidOption(f"lock {name!r} for {ttl!r} s: a lock needs a name and a TTL of at least 1 ms")
@@ -121,8 +120,9 @@ class StartupTaskCoordinator:
             before = self._clock()
             if hold.file is not None:
                 hold.file.publish_trust(self.owner, before + hold.ttl_seconds)
+            arguments = [hold.value, int(hold.ttl_seconds * 1000)]
             try:
-                reply = scripts.run("lock_renew", self._client(), [key_of(name)], hold.renewal)
+                reply = scripts.run("lock_renew", self._client(), [key_of(name)], arguments)
             except BrokerUnavailable as error:
                 self._note_unreachable(error)
                 self._keep_if_trusted(name)
@@ -302,10 +302,8 @@ class StartupTaskCoordinator:
         try:
             is_acquired = self._acquire_in_redis(name, ttl, file)
         except BrokerUnavailable as error:
-            if self.uses_files is None:
-                # A password that is corrected later must not leave some processes with files and others with Redis.
-                if isinstance(error, BrokerMisconfigured):
-                    raise
+            # A password that is corrected later must not leave some processes with files and others with Redis.
+            if self.uses_files is None and not isinstance(error, BrokerMisconfigured):
                 return self._fall_back(name, file, error)
             self._note_unreachable(error)
             return self._keep_if_trusted(name)

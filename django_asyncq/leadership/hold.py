@@ -35,11 +35,6 @@ class Hold:
     term: int | None = None
     serial: int = field(default_factory=_serials.__next__)
 
-    @property
-    def renewal(self) -> list[Any]:
-        """The arguments of `lock_renew.lua`: the value, and the TTL in milliseconds."""
-        return [self.value, int(self.ttl_seconds * 1000)]
-
     def renewed(self, before: float, ttl: float) -> Hold:
         """Return this hold as Redis has confirmed it. before: clock time before the call."""
         trusted_until = before + ttl * (1 - MARGIN_SHARE)
