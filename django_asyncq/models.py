@@ -17,6 +17,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from .definitions.database_now import DatabaseNow
 from .definitions.exact_text import ExactCharField
 from .definitions.names import check_gate_name, lowest_uuid7_at, uuid7
 from .definitions.partial_indexes import PartialIndex, UniqueUnlessNull
@@ -94,6 +95,10 @@ class TaskRecordQuerySet(models.QuerySet["TaskRecord"]):
         rows = self.exclude(gate="")
         return rows.filter(gate=name) if name else rows
 
+    def waiting_at_gate(self, name: str = "") -> TaskRecordQuerySet:
+        """Return the tasks that are retried when a gate has a free slot for them; without a name those of all gates."""
+        return self.at_gate(name).retrying().filter(reason=FailureReason.GATE_FULL)
+
     def enqueued_since(self, moment: datetime) -> TaskRecordQuerySet:
         """Return the tasks enqueued at a time or later, by the millisecond in their ids: no index is on times."""
         return self.filter(id__gte=lowest_uuid7_at(moment))
@@ -107,6 +112,7 @@ class TaskRecord(models.Model):
     errors: one entry per failed attempt, oldest first. worker_ids: the workers that claimed it, oldest first.
     reason, last_exception: why it is FAILED, and the class path of the last error; for filters, which never read JSON.
     is_suspect: it was running when its worker process died together with others; it runs alone next.
+    Times are those of the database's clock (`storage.database_clock`).
 
     Every column has a default of the database, so that the INSERT of a plain task names only those with another value.
     """
@@ -163,7 +169,7 @@ class TaskRecord(models.Model):
     errors = models.JSONField(_("errors"), default=list, db_default=[], blank=True)
     last_exception = ExactCharField(_("last error"), max_length=200, blank=True, default="", db_default="")
     worker_ids = models.JSONField(_("workers"), default=list, db_default=[], blank=True)
-    enqueued_at = models.DateTimeField(_("enqueued at"), default=timezone.now)
+    enqueued_at = models.DateTimeField(_("enqueued at"), default=timezone.now, db_default=DatabaseNow())
     started_at = models.DateTimeField(_("started at"), null=True, blank=True)
     last_attempted_at = models.DateTimeField(_("last attempted at"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
@@ -178,7 +184,7 @@ class TaskRecord(models.Model):
         indexes = [
             # An update of state makes PostgreSQL write each index, so plain tasks are in as few as the queries allow.
             models.Index(fields=["state", "id"], name="asyncq_state_id"),
-            PartialIndex(fields=["gate", "state"], where=~Q(gate=""), name="asyncq_gate_state"),
+            PartialIndex(fields=["gate", "state", "reason"], where=~Q(gate=""), name="asyncq_gate_state"),
             models.Index(fields=["name", "id"], name="asyncq_name_id"),
             PartialIndex(
                 fields=["name", "last_exception"], where=Q(state=TaskState.FAILED.value), name="asyncq_name_exception"
@@ -228,7 +234,7 @@ class Gate(models.Model):
     # Names the row had before its last save. Their cached limits are dropped too.
     former_names: frozenset[str] | set[str] = frozenset()
 
-    name = ExactCharField(_("name"), max_length=200, unique=True)
+    name = ExactCharField(_("name"), max_length=200)
     limit = models.IntegerField(_("limit"), help_text=_("Maximum tasks queued or running; 0 or less means no limit."))
     expected_seconds = models.FloatField(
         _("expected seconds"),
@@ -241,6 +247,8 @@ class Gate(models.Model):
         verbose_name = _("gate")
         verbose_name_plural = _("gates")
         ordering = ["name"]
+        # Forms check a constraint in the database that is written to, but `unique=True` in one that is read.
+        constraints = [models.UniqueConstraint(fields=["name"], name="asyncq_one_gate")]
 
     def __str__(self) -> str:
         return self.name
@@ -292,7 +300,7 @@ class Schedule(models.Model):
 
     # asynq's tools show it as the id of the scheduler entry.
     id = models.UUIDField(_("id"), primary_key=True, default=uuid.uuid4, editable=False)
-    name = ExactCharField(_("name"), max_length=200, unique=True)
+    name = ExactCharField(_("name"), max_length=200)
     task = ExactCharField(_("task"), max_length=200)
     args = models.JSONField(_("positional arguments"), encoder=StoredJSONEncoder, default=list, blank=True)
     kwargs = models.JSONField(_("keyword arguments"), encoder=StoredJSONEncoder, default=dict, blank=True)
@@ -325,6 +333,8 @@ class Schedule(models.Model):
                 name="asyncq_cron_or_interval",
                 condition=Q(cron="", interval_seconds__gte=1) | (~Q(cron="") & Q(interval_seconds__isnull=True)),
             ),
+            # As for gates.
+            models.UniqueConstraint(fields=["name"], name="asyncq_one_schedule"),
         ]
 
     def __str__(self) -> str:

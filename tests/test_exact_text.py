@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 
 import pytest
 from django.apps import apps
@@ -61,7 +60,7 @@ def test_audit_of_a_gate_counts_the_tasks_of_no_other() -> None:
     """The live rows of `Mail` hold no slots of `mail`."""
     for name in ("mail", "Mail"):
         TaskRecord.objects.create(name="tests.tasks.add", gate=name, queue_limit=5)
-    gates.audit("mail", time.time())
+    gates.audit("mail")
     assert len(gates.slots("mail")) == 1
 
 

@@ -62,9 +62,9 @@ FULL: dict[str, Any] = {
 
 
 def stored(record: TaskRecord) -> dict[str, Any]:
-    """Return the row as the database has it, without its id."""
+    """Return the row as the database has it, without its id and the time, which the database notes by itself."""
     found: dict[str, Any] = TaskRecord.objects.filter(id=record.id).values().get()
-    return {name: value for name, value in found.items() if name != "id"}
+    return {name: value for name, value in found.items() if name not in ("id", "enqueued_at")}
 
 
 @pytest.mark.parametrize("given", [{"name": "a"}, FULL], ids=["defaults", "everything"])
@@ -89,7 +89,7 @@ def test_rows_of_one_statement_may_differ_in_every_field() -> None:
     first, second, third = (TaskRecord.objects.get(id=record.id) for record in records)
     assert {name: getattr(second, name) for name in FULL} == FULL
     assert (first.args, first.return_value, first.timeout_seconds, first.run_after) == ([], None, None, None)
-    assert (first.enqueued_at, third.name, third.enqueued_at) == (NOON, "c", records[2].enqueued_at)
+    assert third.name == "c"
     assert not TaskRecord.objects.filter(id=first.id, return_value__isnull=False).exists()
 
 
@@ -202,10 +202,10 @@ def test_other_tools_see_the_statements(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ([{}], ["id", "name", "enqueued_at"]),
-        ([{"args": [1]}], ["id", "name", "args", "enqueued_at"]),
-        ([{"args": [], "priority": 0, "gate": "", "queue_name": "default"}], ["id", "name", "enqueued_at"]),
-        ([{}, {"priority": 3}, {"kwargs": {"a": 1}}], ["id", "name", "kwargs", "priority", "enqueued_at"]),
+        ([{}], ["id", "name"]),
+        ([{"args": [1]}], ["id", "name", "args"]),
+        ([{"args": [], "priority": 0, "gate": "", "queue_name": "default"}], ["id", "name"]),
+        ([{}, {"priority": 3}, {"kwargs": {"a": 1}}], ["id", "name", "kwargs", "priority"]),
     ],
 )
 def test_only_columns_that_differ_from_the_defaults_are_named(values: list[dict[str, Any]], named: list[str]) -> None:
@@ -214,9 +214,12 @@ def test_only_columns_that_differ_from_the_defaults_are_named(values: list[dict[
     with CaptureQueriesContext(connection) as captured:
         inserting.insert(records, connection)
     (sql,) = (query["sql"] for query in captured if query["sql"].startswith("INSERT"))
+    # SQLite has no clock of its own, and gets that of the host.
+    named = [*named, "enqueued_at"] if connection.vendor == "sqlite" else named
     assert re.findall(r"\w+", sql.partition("(")[2].partition(")")[0]) == named
     assert [stored(record) for record in records] == [
-        {name: value for name, value in vars(record).items() if name not in ("id", "_state")} for record in records
+        {name: value for name, value in vars(record).items() if name not in ("id", "_state", "enqueued_at")}
+        for record in records
     ]
 
 
@@ -243,4 +246,4 @@ def test_postgresql_gets_many_rows_as_one_parameter() -> None:
     with connection.execute_wrapper(count_parameters):
         inserting.insert([TaskRecord(name="a", args=[1])], connection)
         inserting.insert([TaskRecord(name="b"), TaskRecord(name="c")], connection)
-    assert counts == [4, 1]
+    assert counts == [3, 1]

@@ -15,12 +15,12 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable
 from ..models import FailureReason, Gate, TaskRecord, TaskState
+from ..storage import database_clock
 from ..storage.routing import rows_of
 from .code import known_names, known_task
 
@@ -199,4 +199,4 @@ class EnqueuedFilter(admin.SimpleListFilter):
             return queryset
         if chosen not in self.spans:
             raise IncorrectLookupParameters
-        return cast("TaskRecordQuerySet", queryset).enqueued_since(timezone.now() - self.spans[chosen][0])
+        return cast("TaskRecordQuerySet", queryset).enqueued_since(database_clock.now() - self.spans[chosen][0])

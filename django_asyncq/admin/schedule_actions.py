@@ -9,7 +9,6 @@ from uuid import UUID
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -18,7 +17,8 @@ from .. import compat
 from ..exceptions import AsyncqError, InvalidOption
 from ..models import Occurrence, Schedule
 from ..scheduling import scheduler
-from ..storage.routing import rows_of, transaction_of
+from ..storage import database_clock
+from ..storage.routing import rows_of, transaction_of, writing_database
 from . import display
 from .schedule_page import TaskLinks
 
@@ -62,7 +62,7 @@ def run(request: HttpRequest, row: Schedule, links: TaskLinks) -> None:
         return
     task = links.of_occurrence(row, result.occurrence.task_id)
     if not result.is_new:
-        since = display.relative(result.occurrence.created_at, timezone.now())
+        since = display.relative(result.occurrence.created_at, database_clock.now())
         text = _("Somebody has run it since this page was opened: {}, {}. No other task was queued.")
         messages.warning(request, format_html(text, task, since))
         return
@@ -97,7 +97,7 @@ def switch(pks: list[UUID], *, enabled: bool) -> Switched:
             row.enabled = enabled
             try:
                 if enabled:
-                    row.plan_next(timezone.now())
+                    row.plan_next(database_clock.now())
             except InvalidOption as error:
                 switched.broken.append((row, error))
                 continue
@@ -138,4 +138,5 @@ def _named(text: str, rows: list[Schedule]) -> str:
 
 def _log(request: HttpRequest, rows: list[Schedule], text: str) -> None:
     user: Any = request.user
-    LogEntry.objects.log_actions(user_id=user.pk, queryset=rows, action_flag=CHANGE, change_message=text)
+    entries = LogEntry.objects.db_manager(writing_database(LogEntry))
+    entries.log_actions(user_id=user.pk, queryset=rows, action_flag=CHANGE, change_message=text)

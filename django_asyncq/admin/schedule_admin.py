@@ -18,7 +18,6 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
-from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -26,8 +25,10 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import InvalidOption
 from ..models import Occurrence, Schedule
+from ..storage import database_clock
 from ..storage.routing import rows_of
 from . import display, schedule_actions, schedule_page
+from .queries import RoutedAdmin
 from .schedule_form import ScheduleForm
 from .schedule_page import SchedulePage, TaskLinks
 
@@ -46,7 +47,7 @@ OTHERWISE = ("overlap", "missed", "missed_cap", "jitter_seconds")
 MASKED_COLUMNS = {"args", "kwargs"}
 
 
-class ScheduleAdmin(ScheduleAdminBase):
+class ScheduleAdmin(RoutedAdmin, ScheduleAdminBase):
     """The list of schedules, the page of one, its form, and the buttons."""
 
     form = ScheduleForm
@@ -84,7 +85,7 @@ class ScheduleAdmin(ScheduleAdminBase):
         rows: Any = changelist.result_list
         runs, links = schedule_page.latest_runs(rows), TaskLinks(self.admin_site, request)
         filters = urlencode({"_changelist_filters": request.GET.urlencode()})
-        now, may_switch = timezone.now(), self.has_change_permission(request)
+        now, may_switch = database_clock.now(), self.has_change_permission(request)
         for row in rows:
             row.latest_run = schedule_page.run_summary(runs.get(row.pk), now, links)
             row.page_url = f"{self._url('change', row)}?{filters}" if request.GET else self._url("change", row)
@@ -102,7 +103,7 @@ class ScheduleAdmin(ScheduleAdminBase):
             row.task,
             row.task.rpartition(".")[2],
             schedule_page.origin(row),
-            schedule_page.problem_marks(row, timezone.now()),
+            schedule_page.problem_marks(row, database_clock.now()),
         )
 
     @admin.display(description=gettext_lazy("fires"))
@@ -118,7 +119,7 @@ class ScheduleAdmin(ScheduleAdminBase):
     @admin.display(description=gettext_lazy("next occurrences"), ordering="next_occurrence_at")
     def next_occurrences(self, row: Schedule) -> SafeString | str:
         """Show the next occurrence, and below it the following ones."""
-        now = timezone.now()
+        now = database_clock.now()
         following = [each.occurrence for each in schedule_page.upcoming(row, now, OCCURRENCES_LISTED)]
         if (
             row.next_occurrence_at
@@ -223,7 +224,7 @@ class ScheduleAdmin(ScheduleAdminBase):
             row = rows_of(Schedule).filter(pk=obj.pk).first() if context.get("errors") else obj
             context["page"] = row and SchedulePage(
                 row,
-                timezone.now(),
+                database_clock.now(),
                 TaskLinks(self.admin_site, request),
                 may_run=self.has_run_permission(request),
                 may_switch=self.has_change_permission(request, obj),
@@ -241,6 +242,9 @@ class ScheduleAdmin(ScheduleAdminBase):
         A change of the timing or of the switch plans the next occurrence again.
         """
         changed = set(form.changed_data) & {field.name for field in obj._meta.concrete_fields}
+        if not change:
+            # Intervals are counted from it.
+            obj.created_at = database_clock.now()
         if not change or changed & {*Schedule.TIMING_FIELDS, "enabled"}:
             changed.add("next_occurrence_at")
             self._plan(request, obj)
@@ -253,7 +257,7 @@ class ScheduleAdmin(ScheduleAdminBase):
     def _plan(request: HttpRequest, obj: Schedule) -> None:
         """Plan the next occurrence, and show a message when there is none."""
         try:
-            obj.plan_next(timezone.now())
+            obj.plan_next(database_clock.now())
         except InvalidOption as error:
             obj.next_occurrence_at = None
             messages.error(request, _("%(name)s will not fire: %(reason)s.") % {"name": obj.name, "reason": error})

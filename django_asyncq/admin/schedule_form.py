@@ -13,13 +13,13 @@ from django import forms
 from django.contrib.admin.widgets import AdminIntegerFieldWidget
 from django.core.exceptions import ValidationError
 from django.forms.fields import InvalidJSONInput
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..definitions.timing import MAX_INTERVAL_SECONDS, Timing, preview
 from ..exceptions import InvalidArguments, InvalidOption
 from ..models import Schedule, default_timezone
+from ..storage import database_clock
 from ..tasks import check_call
 from . import display
 from .code import accepts_positional, declared_schedule_names, known_task, schedulable_names, signature_text
@@ -142,7 +142,7 @@ def task_choices() -> list[tuple[str, str]]:
 
 def shortest_step(timing: Timing) -> timedelta | None:
     """Return the shortest time between two of the next occurrences; None when fewer than two are left."""
-    occurrences = [each.occurrence for each in preview(timing, timezone.now(), OCCURRENCES_COMPARED)]
+    occurrences = [each.occurrence for each in preview(timing, database_clock.now(), OCCURRENCES_COMPARED)]
     return min((later - earlier for earlier, later in pairwise(occurrences)), default=None)
 
 

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..models import StartupRun
+from ..storage import database_clock
 from . import display
+from .queries import RoutedAdmin
 from .redaction import mask_text
 from .task_page import Fact
 
@@ -23,7 +24,7 @@ else:
     StartupRunAdminBase = admin.ModelAdmin
 
 
-class StartupRunAdmin(StartupRunAdminBase):
+class StartupRunAdmin(RoutedAdmin, StartupRunAdminBase):
     """List the runs of start-up tasks, and show a page for each."""
 
     list_display = ("name", "started", "duration", "outcome", "held_by")
@@ -56,7 +57,7 @@ class StartupRunAdmin(StartupRunAdminBase):
     @admin.display(description=gettext_lazy("started"), ordering="begun_at")
     def started(self, run: StartupRun) -> SafeString | str:
         """Show when it started."""
-        return display.time_element(run.begun_at, timezone.now())
+        return display.time_element(run.begun_at, database_clock.now())
 
     @admin.display(description=gettext_lazy("duration"))
     def duration(self, run: StartupRun) -> SafeString | str:
@@ -92,7 +93,7 @@ class StartupRunAdmin(StartupRunAdminBase):
     ) -> HttpResponse:
         """Show the run instead of a form."""
         if obj is not None:
-            now = timezone.now()
+            now = database_clock.now()
             context["run"] = obj
             context["outcome"] = outcome_badge(obj)
             context["error"] = display.excerpt(mask_text(obj.error), whole="full" in request.GET) if obj.error else None

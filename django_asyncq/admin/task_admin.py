@@ -18,13 +18,13 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..models import TaskRecord, TaskState
+from ..storage import database_clock
 from . import display, retry_action, retry_all
 from .filters import (
     EnqueuedFilter,
@@ -35,7 +35,7 @@ from .filters import (
     ReasonFilter,
     StateFilter,
 )
-from .queries import BoundedPaginator, TaskChangeList, as_listed, search
+from .queries import BoundedPaginator, RoutedAdmin, TaskChangeList, as_listed, search
 from .task_page import TaskPage
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ if django.VERSION >= (6, 1):
     }
 
 
-class TaskRecordAdmin(TaskAdminBase):
+class TaskRecordAdmin(RoutedAdmin, TaskAdminBase):
     """The list of tasks, the page of one, and the retry of failed ones."""
 
     list_display = ("task", "state_and_error", "queue_name", "gate", "attempts", "enqueued", "run")
@@ -134,7 +134,7 @@ class TaskRecordAdmin(TaskAdminBase):
     @admin.display(description=gettext_lazy("state"))
     def state_and_error(self, record: TaskRecord) -> SafeString:
         """Show the state as a badge, and the error of a failed task, or its reason where that is no error."""
-        state = display.state_element(record, timezone.now())
+        state = display.state_element(record, database_clock.now())
         if record.state != TaskState.FAILED:
             return state
         if record.reason not in display.REASONS_WITH_ERROR or not record.last_exception:
@@ -150,12 +150,12 @@ class TaskRecordAdmin(TaskAdminBase):
     @admin.display(description=gettext_lazy("enqueued"), ordering="id")
     def enqueued(self, record: TaskRecord) -> SafeString | str:
         """Show when it was enqueued."""
-        return display.time_element(record.enqueued_at, timezone.now())
+        return display.time_element(record.enqueued_at, database_clock.now())
 
     @admin.display(description=gettext_lazy("started, finished"))
     def run(self, record: TaskRecord) -> SafeString:
         """Show when it was first started, and below when it finished."""
-        now = timezone.now()
+        now = database_clock.now()
         started, finished = (display.time_element(at, now) for at in (record.started_at, record.finished_at))
         return format_html("{} <br>{}", started or "-", finished or "-")
 
@@ -179,7 +179,7 @@ class TaskRecordAdmin(TaskAdminBase):
         """Show the task instead of a form."""
         if obj is not None:
             may_retry = self.has_retry_permission(request, obj)
-            context["page"] = TaskPage(obj, timezone.now(), whole="full" in request.GET, may_retry=may_retry)
+            context["page"] = TaskPage(obj, database_clock.now(), whole="full" in request.GET, may_retry=may_retry)
             context["retry_url"] = self._url("retry", obj)
             context["action_form"] = self._without_retry(context.get("action_form"))
         return super().render_change_form(request, context, add, change, form_url, obj)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from redis.exceptions import ResponseError
 
 from .. import conf, failpoints
-from . import clients, commands, handoff, replies, scripts
+from . import clients, commands, handoff, redis_clock, replies, scripts
 from .clients import broker_errors
 from .configuration import misconfigured
 from .entries import (
@@ -174,15 +174,18 @@ class Broker:
             self.client.ping()
 
     def eviction_policy(self) -> str:
-        """Return `maxmemory-policy`; "" when the server refuses CONFIG, as managed servers do."""
+        """Return `maxmemory-policy`; "" when the server or the rights of its user do not say it.
+
+        By INFO, because managed servers refuse CONFIG.
+        """
         with broker_errors(self.client):
             try:
-                found = self.client.config_get("maxmemory-policy")
+                found = self.client.info("memory")
             except ResponseError as error:
                 if misconfigured(error):
                     raise
                 return ""
-        return str(found.get("maxmemory-policy", ""))
+        return str(found.get("maxmemory_policy", ""))
 
     # --- adding tasks
 
@@ -435,8 +438,8 @@ def _counters(keys: QueueKeys) -> list[str]:
 
 def _counting() -> list[int]:
     """Return when the counters of today expire, and the largest value of the total."""
-    return [int(time.time()) + COUNTER_SECONDS, LARGEST_COUNTER]
+    return [int(redis_clock.seconds()) + COUNTER_SECONDS, LARGEST_COUNTER]
 
 
 def _today() -> str:
-    return datetime.now(UTC).date().isoformat()
+    return datetime.fromtimestamp(redis_clock.seconds(), UTC).date().isoformat()

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 import uuid
 from collections.abc import Sequence
 
-from . import clients, commands, scripts
+from . import clients, commands, redis_clock, scripts
 from .clients import broker_errors
 from .keys import scheduler_history_key, scheduler_key, schedulers_key
 
@@ -27,7 +26,7 @@ class SchedulerEntryList:
     def beat(self, entries: Sequence[bytes], seconds: int) -> None:
         """List these entries for `seconds`."""
         client = clients.client("worker")
-        commands.send(client, "zadd", schedulers_key(), {scheduler_key(self.id): int(time.time()) + seconds})
+        commands.send(client, "zadd", schedulers_key(), {scheduler_key(self.id): int(redis_clock.seconds()) + seconds})
         scripts.run("scheduler_beat", client, [scheduler_key(self.id)], [seconds, *entries])
 
     def note(self, entry_id: str, event: bytes, at: int) -> None:

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db.models import QuerySet
 
 from .. import conf, failpoints
-from ..broker import clients, commands, replies, scripts
+from ..broker import clients, commands, redis_clock, replies, scripts
 from ..models import Gate, TaskRecord, TaskState
 from ..storage.isolation import page_of
 from ..storage.routing import rows_of
 from .members import IDS_PER_CALL, client, forget_built, hold_seconds, keys, release_ids, slots
+from .waiters import forget_waiters, wait, waiters
 
 LIVE_STATES = (TaskState.QUEUED, TaskState.RUNNING)
 KEYS_PER_SCAN = 1000
@@ -28,11 +29,20 @@ class Drift(NamedTuple):
     removed: int
 
 
+class Look(NamedTuple):
+    """What a look at the waiters of a gate found. waiting: how many wait. ids: those with a free slot, in order."""
+
+    waiting: int
+    ids: list[str]
+
+
 def build(gate: str) -> None:
-    """Give a slot to every task that is QUEUED or RUNNING, then let the gate admit.
+    """Give a slot to every task that is QUEUED or RUNNING, a place to every task that waits, then let the gate admit.
 
     Does nothing when the limit of the gate is changed in the meantime. Raises: BrokerUnavailable.
     """
+    # First: a new task must not come before those that wait.
+    _wait_again(gate, _waiting(gate))
     changes = commands.send(client(), "hget", keys(gate)[1], "changes") or b""
     row = rows_of(Gate).filter(name=gate).first()
     holders = page_of(_live(gate), "state", "fence", size=None)
@@ -63,10 +73,10 @@ def occupied() -> set[str]:
         return {name for name in names if commands.send(client(), "hexists", keys(name)[1], "built")}
 
 
-def audit(gate: str, now: float, *, seen: set[str] | None = None, dry_run: bool = False) -> Drift:
+def audit(gate: str, *, seen: set[str] | None = None, dry_run: bool = False) -> Drift:
     """Renew the slots of tasks that are QUEUED or RUNNING, add missing slots and remove those without a task.
 
-    now: Unix seconds. Slots younger than a provisional one are skipped: their row may not be committed yet.
+    Slots younger than a provisional one are skipped, by Redis's clock: their row may not be committed yet.
     seen: slots without a live task that the last audit found. Only those are removed, because a worker releases a
         slot shortly after it has written the outcome. The set is replaced by what this audit finds. None: remove all.
     dry_run: only count. Raises: BrokerUnavailable.
@@ -76,7 +86,7 @@ def audit(gate: str, now: float, *, seen: set[str] | None = None, dry_run: bool 
     if not dry_run and _known_limit(gate) != _limit_of(row):
         forget_built(gate)  # it was changed while Redis was unreachable
     holders = _holders(gate)
-    provisional_until = now + conf.current().provisional_seconds
+    provisional_until = redis_clock.seconds("producer") + conf.current().provisional_seconds
     strangers = {id for id, expires_at in members.items() if expires_at > provisional_until}.difference(holders)
     lacking = set() if row and row.limit <= 0 else _renew(gate, row, holders, dry_run=dry_run)
     if lacking or strangers:
@@ -104,6 +114,48 @@ def _renew(gate: str, row: Gate | None, holders: Sequence[str], *, dry_run: bool
         found = scripts.run("gate_renew", clients.client("worker"), keys(gate)[:1], arguments)
         lacking |= set(replies.texts(found))
     return lacking
+
+
+def look(gate: str, most: int) -> Look:
+    """Look at the waiters of a gate; build it first when needed. `settle` ends the look when there were any.
+
+    most: how many ids to return. Raises: BrokerUnavailable.
+    """
+    members, meta, _, waiting = keys(gate)
+    word, count, *ids = scripts.run("gate_next", client(), [members, meta, waiting], [most])
+    while word == b"unbuilt":
+        build(gate)
+        word, count, *ids = scripts.run("gate_next", client(), [members, meta, waiting], [most])
+    return Look(replies.count(count), replies.texts(ids))
+
+
+def audit_waiters(gate: str, *, seen: set[str] | None = None) -> Drift:
+    """Let the tasks wait whose rows say so, and forget the others; return how many were added and removed.
+
+    A task that is just being retried may be added; the next look of the leader forgets it.
+    seen: as for `audit`, because a task begins to wait shortly before its row says so. Raises: BrokerUnavailable.
+    """
+    rows, known = _waiting(gate), set(waiters(gate))
+    missing = [row for row in rows if str(row[0]) not in known]
+    strangers = known.difference(str(id) for id, _ in rows)
+    if seen is not None:
+        strangers, found = strangers & seen, strangers
+        seen.clear()
+        seen.update(found - strangers)
+    _wait_again(gate, missing)
+    if strangers:
+        forget_waiters(gate, sorted(strangers))
+    return Drift(len(missing), len(strangers))
+
+
+def _waiting(gate: str) -> list[tuple[Any, ...]]:
+    """Return id and own limit of each task whose row says that it waits at the gate."""
+    return page_of(rows_of(TaskRecord).waiting_at_gate(gate).order_by("id"), "queue_limit", size=None)
+
+
+def _wait_again(gate: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    if rows:
+        wait(gate, [str(id) for id, _ in rows], rows[0][1])
 
 
 def _limit_of(row: Gate | None) -> tuple[int, float] | None:

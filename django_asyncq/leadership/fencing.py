@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from django.db import transaction
 from django.db.models import F
 from django.db.transaction import TransactionManagementError
-from django.utils import timezone
 
+from ..definitions.database_now import DatabaseNow
 from ..exceptions import LockLost
 from ..models import LockTerm
 from ..storage.routing import rows_of, transaction_of, writing_database
@@ -39,7 +39,7 @@ def begin(name: str, holder: str) -> int:
     while True:
         # The first statement is a write: SQLite cannot upgrade a read transaction while others write.
         with transaction_of(LockTerm, durable=True):
-            if rows.filter(name=name).update(number=F("number") + 1, holder=holder, begun_at=timezone.now()):
+            if rows.filter(name=name).update(number=F("number") + 1, holder=holder, begun_at=DatabaseNow()):
                 return rows.values_list("number", flat=True).get(name=name)
         # In a transaction of its own: on MySQL, two refused inserts would deadlock over the row.
         rows.bulk_create([LockTerm(name=name)], ignore_conflicts=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 
 from ..broker import Entry, GateKeys
 from ..broker.message import MessageTemplate, TaskMessage
 from ..definitions.payload import json_bytes
 from ..models import TaskRecord
+from ..storage import database_clock
 
 
 def message_of(record: TaskRecord) -> bytes:
@@ -53,7 +53,7 @@ def later_fence(record: TaskRecord) -> int:
     """Return a fence above every one that was handed out for the task: microseconds since 1970.
 
     Fences otherwise grow by one for each run, so they never catch up. Two processes mostly get different values. Lua
-    numbers are exact up to 2**53, which is the year 2255. Because the clocks of hosts differ, the fence is also above
-    the row's.
+    numbers are exact up to 2**53, which is the year 2255. The clock is the database's, the same for all hosts; because
+    it may be set back, the fence is also above the row's.
     """
-    return max(time.time_ns() // 1_000, record.fence + 1)
+    return max(int(database_clock.unix_seconds() * 1_000_000), record.fence + 1)

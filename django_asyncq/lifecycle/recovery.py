@@ -7,12 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from django.utils import timezone
-
 from .. import failpoints
 from ..broker import Broker, Lease
 from ..definitions.names import runs_alone
 from ..models import TaskRecord, TaskState
+from ..storage import database_clock
 from ..storage.batches import FencedWrite, write_usable
 from ..storage.routing import writing_database
 from ..threads import EX_SOFTWARE
@@ -100,7 +99,7 @@ class Loss(NamedTuple):
 
 def _close_run(run: Run, worker_id: str, loss: Loss) -> FencedWrite:
     """Change the `TaskRecord` of a lost run in memory; raise its fence as the script will raise it in Redis."""
-    record, id, now = run.record, str(run.record.id), timezone.now()
+    record, id, now = run.record, str(run.record.id), database_clock.now()
     may_be_blamed = id in loss.blame.counted or id in loss.blame.suspects
     if record.state == TaskState.QUEUED and (may_be_blamed or id in loss.timed_out):
         # The run began after the last report, so the row does not say RUNNING yet.

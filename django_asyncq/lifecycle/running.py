@@ -16,7 +16,6 @@ from typing import Any
 from uuid import UUID
 
 from django.db import Error as DatabaseError
-from django.utils import timezone
 
 from .. import conf, failpoints
 from ..broker import Broker, Lease
@@ -25,6 +24,7 @@ from ..definitions.payload import MESSAGE_CHARACTERS, storable_result, storable_
 from ..exceptions import WorkerLost
 from ..guard import get_logger
 from ..models import TaskRecord, TaskState
+from ..storage import database_clock
 from ..storage.batches import FencedWrite, read_rows, write_fenced
 from ..storage.errors import ErrorKind, kind_of
 from ..storage.isolation import usable_rows
@@ -44,7 +44,7 @@ class Run:
     """One claim of a task.
 
     counted: whether the run uses up an attempt. begun: whether `begin` was called. written: whether the row says
-    RUNNING.
+    RUNNING. pause_seconds: how long an unfinished run is postponed; 0: it is requeued at once.
     """
 
     record: TaskRecord
@@ -52,6 +52,7 @@ class Run:
     counted: bool = True
     begun: bool = False
     written: bool = False
+    pause_seconds: int = 0
 
 
 def suspect(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") -> None:
@@ -88,7 +89,7 @@ def lose_unseen(record: TaskRecord, reason: str) -> None:
     A task in quarantine counts a crash, as in `blame_unseen`; any other becomes a suspect.
     """
     lose = count_crash if record.worker_ids and runs_alone(record.worker_ids[-1]) else suspect
-    lose(record, reason, timezone.now())
+    lose(record, reason, database_clock.now())
 
 
 def load_rows(leases: Iterable[Lease]) -> dict[str, TaskRecord]:
@@ -251,7 +252,7 @@ def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Seque
 
     | check    | the fence: an entry that another run holds is left alone |
     | row      | written before, by `record_runs`                         |
-    | Redis    | removed, retry, archived, or pending after a cut         |
+    | Redis    | removed, retry, archived, or pending after a cut; scheduled after a run without a connection |
     | announce | afterwards, by the caller                                |
 
     If we die before, the next worker that claims the entry finds the row final and acknowledges it.
@@ -267,12 +268,21 @@ def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Seque
             again = [run for run in of if run.record.retry_at and run.counted is counted]
             if again:
                 broker.retry(queue, worker_id, [_retry_item(run) for run in again], counted=counted)
-        if cut := [run.lease for run in of if run.record.state == TaskState.QUEUED]:
-            broker.requeue(queue, worker_id, cut)
+        _requeue_or_postpone(broker, queue, worker_id, [run for run in of if run.record.state == TaskState.QUEUED])
         final = [run for run in of if run.record.state == TaskState.FAILED and run.record.retry_at is None]
         if final:
             broker.archive(queue, worker_id, [(run.lease, message_of(run.record)) for run in final])
         failpoints.reach("acknowledge.queue_acknowledged")
+
+
+def _requeue_or_postpone(broker: Broker, queue: str, worker_id: str, runs: Sequence[Run]) -> None:
+    """Return unfinished runs to the head of their queue, or postpone them."""
+    for seconds in {run.pause_seconds for run in runs}:
+        leases = [run.lease for run in runs if run.pause_seconds == seconds]
+        if seconds:
+            broker.postpone(queue, worker_id, leases, seconds)
+        else:
+            broker.requeue(queue, worker_id, leases)
 
 
 def _retry_item(run: Run) -> tuple[Lease, bytes, int]:
@@ -329,7 +339,7 @@ def refuse(broker: Broker, run: Run, exception: BaseException) -> None:
 
     If we die in between, the next worker that claims the entry finds the row final and acknowledges.
     """
-    record, now = run.record, timezone.now()
+    record, now = run.record, database_clock.now()
     record.state, record.fence, record.finished_at = TaskState.FAILED, run.lease.fence, now
     append_error(record, exception, "", now)
     if record_runs([run]):

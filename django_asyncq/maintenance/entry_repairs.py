@@ -11,13 +11,13 @@ from functools import partial
 from uuid import UUID
 
 from django.db.models import QuerySet
-from django.utils import timezone
 
 from .. import conf
 from ..broker import Broker, Lease, replies
 from ..broker.inspection import EntryState, Inspection, Page
 from ..faults import Faults
 from ..models import TaskRecord
+from ..storage import database_clock
 from ..storage.routing import rows_of
 from .sweep import GRACE_SECONDS, Repairs
 
@@ -76,7 +76,7 @@ class EntryRepairs:
 
     def _finished(self, queue: str, ids: Iterable[str]) -> set[str]:
         """Return the ids of tasks whose row finished some seconds ago; later ones may still be acknowledged."""
-        before = timezone.now() - timedelta(seconds=GRACE_SECONDS)
+        before = database_clock.now() - timedelta(seconds=GRACE_SECONDS)
         finished = self._rows_of(queue, ids).filter(finished_at__lt=before)
         return {str(id) for id in finished.values_list("id", flat=True)}
 

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from django.db.models import Count, Max, Min, Q
 from django.db.models.functions import Coalesce
-from django.utils import timezone
 
 from .. import gates
 from ..broker import Broker
 from ..broker.inspection import Inspection
 from ..models import Gate, TaskRecord, TaskState
+from ..storage import database_clock
 from ..storage.routing import rows_of
 
 
@@ -40,18 +40,19 @@ class QueueStats(NamedTuple):
 class GateStats(NamedTuple):
     """One gate. limit: None when unknown, because no row and no unfinished task sets it; 0 or less means no limit.
 
-    occupancy: slots in Redis. live: QUEUED and RUNNING rows.
+    occupancy: slots in Redis. live: QUEUED and RUNNING rows. waiting: RETRYING rows for which the gate was full.
     """
 
     gate: str
     limit: int | None
     occupancy: int
     live: int
+    waiting: int
 
 
 def queue_stats(broker: Broker) -> list[QueueStats]:
     """Return the numbers of every queue that either store knows. Raises: BrokerUnavailable, django.db.Error."""
-    now = timezone.now()
+    now = database_clock.now()
     rows: dict[str, Mapping[str, object]] = {
         row["queue_name"]: row for row in rows_of(TaskRecord).order_by().values("queue_name").annotate(**_counts(now))
     }
@@ -80,13 +81,17 @@ def _of_queue(queue: str, row: Mapping[str, object], sizes: dict[str, int], now:
 
 
 def gate_stats() -> list[GateStats]:
-    """Return the numbers of every gate with a row or an unfinished task. Raises: BrokerUnavailable, django.db.Error."""
+    """Return the numbers of every gate with a row or an unfinished task. Raises: BrokerUnavailable, django.db.Error.
+
+    And of every gate at which tasks wait, as far as Redis knows.
+    """
     limits: dict[str, int | None] = dict(rows_of(Gate).values_list("name", "limit"))
     live = rows_of(TaskRecord).at_gate().filter(state__in=gates.LIVE_STATES).order_by()
     by_gate = live.values_list("gate").annotate(Count("id"), Max("queue_limit"))
     found = {name: (count, queue_limit) for name, count, queue_limit in by_gate}
     stats = []
-    for name in sorted({*limits, *found}):
+    for name in sorted({*limits, *found, *gates.waiting_gates()}):
         count, queue_limit = found.get(name, (0, None))
-        stats.append(GateStats(name, limits.get(name, queue_limit), len(gates.slots(name)), count))
+        waiting = rows_of(TaskRecord).waiting_at_gate(name).count()
+        stats.append(GateStats(name, limits.get(name, queue_limit), len(gates.slots(name)), count, waiting))
     return stats

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db.models import BooleanField, Case, Exists, ExpressionWrapper, OuterRef, Q, QuerySet, Value, When
-from django.utils import timezone
 
 from .. import conf, lifecycle, registry
 from ..broker import Broker
@@ -24,8 +23,9 @@ from ..definitions.retention_policy import Outcome, Retention, Rules, current_ru
 from ..faults import Faults
 from ..guard import get_logger
 from ..models import Occurrence, StartupRun, TaskRecord, TaskState
+from ..storage import database_clock
 from ..storage.isolation import MOST_AT_ONCE, each_alone, page_of, table_of
-from ..storage.routing import rows_of
+from ..storage.routing import rows_of, writing_database
 
 logger = get_logger("django_asyncq.maintenance.pruner")
 
@@ -112,7 +112,7 @@ class Pruner:
 
     def prune_tasks(self) -> Iterator[int]:
         """Delete finished tasks whose retention is over; yield after each page or batch how many."""
-        rules, now = current_rules(declared_retentions()), timezone.now()
+        rules, now = current_rules(declared_retentions()), database_clock.now()
         if (shortest := rules.shortest()) is None:
             return
         yield from self.prune_matching(retention_is_over(rules, now), now - shortest)
@@ -126,7 +126,7 @@ class Pruner:
         if created_before is not None:
             # Ids are UUIDv7, so tasks younger than the shortest retention need no check. Ids made by foreign producers
             # are random: nearly all of them lie beyond those of any day to come.
-            tomorrow = timezone.now() + timedelta(days=1)
+            tomorrow = database_clock.now() + timedelta(days=1)
             spans = [(LOWEST_ID, lowest_uuid7_at(created_before)), (lowest_uuid7_at(tomorrow), HIGHEST_ID)]
         for first, last in spans:
             for page in pages_by_id(first, last):
@@ -140,7 +140,7 @@ class Pruner:
         def prune(part: Sequence[UUID]) -> list[int]:
             return [lifecycle.prune(self.broker, part, condition, fenced=self.fenced)]
 
-        return sum(each_alone("pruning of tasks", ids, prune))
+        return sum(each_alone("pruning of tasks", ids, prune, database=writing_database(TaskRecord)))
 
     def prune_occurrences(self) -> Iterator[int]:
         """Delete old occurrences, except the latest of each schedule and those whose task has not finished."""
@@ -162,12 +162,14 @@ class Pruner:
         keep_for = current_rules({}).default_for("failed")
         if keep_for is None:
             return
-        before, last = timezone.now() - keep_for, 0
+        before, last = database_clock.now() - keep_for, 0
         while page := page_of(rows.filter(id__gt=last).order_by("id"), time_field, size=ROWS_PER_BATCH):
             first, last = page[0][0], page[-1][0]
             old = prunable.filter(id__gte=first, id__lte=last, **{f"{time_field}__lt": before})
             ids = list(old.values_list("id", flat=True))
-            each_alone(f"pruning of {table_of(rows.model)}", ids, lambda part: self._delete(rows, part))
+            each_alone(
+                f"pruning of {table_of(rows.model)}", ids, lambda part: self._delete(rows, part), database=rows.db
+            )
             yield len(ids)
             if page[-1][1] >= before:
                 return
@@ -214,8 +216,7 @@ def _was_kept_for(keep_for: timedelta | None, now: datetime) -> Any:
     if keep_for is None:
         return Value(False)
     # For two leases a worker, or the process that recovers its tasks, may still have to acknowledge the outcome, and
-    # reads the row to do so. Host clocks that differ by minutes can shorten this; then the entry is parked without a
-    # row, and nothing else happens.
+    # reads the row to do so.
     keep_for = max(keep_for, 2 * timedelta(seconds=conf.current().lease_seconds))
     return ExpressionWrapper(Q(finished_at__lte=now - keep_for), output_field=BooleanField())
 

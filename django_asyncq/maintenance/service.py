@@ -16,7 +16,6 @@ from datetime import timedelta
 from django.conf import settings
 from django.db import close_old_connections, connections
 from django.db.models import Q
-from django.utils import timezone
 
 from .. import conf
 from ..broker import Broker
@@ -28,13 +27,17 @@ from ..leadership.coordinator import StartupTaskCoordinator
 from ..models import TaskRecord, TaskState
 from ..scheduling.asynq_entries import BEAT_SECONDS, SchedulerEntries
 from ..scheduling.scheduler import Fired, Scheduler
+from ..storage import database_clock
+from ..storage.pooling import return_connections
 from ..storage.routing import rows_of
 from ..threads import LongLivedThread
+from .clock_check import ClockCheck
 from .forwarder import forward_due
 from .key_check import KeyCheck
 from .pruner import Pruner
 from .reconciler import Reconciler
 from .startup_tasks import StartupRunner
+from .waiters import WaiterService
 
 logger = get_logger("django_asyncq.maintenance.service")
 
@@ -119,6 +122,8 @@ class Loop(LongLivedThread):
         except BaseException:
             logger.exception("the %s loop failed and tries again", self.name)
             return ERROR_PAUSE_SECONDS
+        finally:
+            return_connections()
         if self._faults.clear():
             logger.info("the %s loop can reach both stores again", self.name)
         return pause
@@ -148,14 +153,17 @@ class MaintenanceService:
         self.coordinator = StartupTaskCoordinator(single_instance=single_instance)
         self.reconciler = Reconciler(self.broker)
         self.pruner = Pruner(self.broker, fenced=self._fenced)
+        self.waiters = WaiterService(self.broker)
         self.scheduler = Scheduler(self._fenced)
         self.scheduler_entries = SchedulerEntries()
         self.startup_runner = StartupRunner(single_instance=single_instance)
         self.key_check = KeyCheck()
+        self.clock_check = ClockCheck()
         self._synced_term = 0
         self._entries_due_at = 0.0
         self._leadership_loop = Loop("leadership", self.seek_leadership)
         self._forwarder_loop = Loop("forwarder", self.forward)
+        self._waiter_loop = Loop("waiters", self.admit_waiters, self._is_leader)
         self._scheduler_loop = Loop("scheduler", self.fire_schedules, self._may_fire_schedules)
         self._repair_loop = Loop("repairs", self.repair_and_prune, self._is_leader)
         self._startup_loop = Loop("startup", self.run_startup_tasks)
@@ -163,13 +171,14 @@ class MaintenanceService:
         self._loops = [
             self._leadership_loop,
             self._forwarder_loop,
+            self._waiter_loop,
             self._scheduler_loop,
             self._repair_loop,
             self._startup_loop,
             self._key_check_loop,
         ]
         waker = LoopWaker(self._forwarder_loop, self._scheduler_loop)
-        self._listener = SupervisorListener(waker)
+        self._listener = SupervisorListener(waker, free_slot=LoopWaker(self._waiter_loop))
 
     # --- start and stop
 
@@ -208,7 +217,7 @@ class MaintenanceService:
         """Return whether the rows show no task of this alias as queued, running or due; False when in doubt."""
         if not self.startup_runner.is_finished:
             return False
-        soon = timezone.now() + timedelta(seconds=DUE_WITHIN_SECONDS)
+        soon = database_clock.now() + timedelta(seconds=DUE_WITHIN_SECONDS)
         due = (
             Q(state=TaskState.RUNNING)
             | Q(state=TaskState.QUEUED, run_after=None)
@@ -224,6 +233,8 @@ class MaintenanceService:
             connections.close_all()
             self._look_faults.note(error)
             return False
+        finally:
+            return_connections()
         self._look_faults.clear()
         return not found
 
@@ -253,6 +264,7 @@ class MaintenanceService:
         self.coordinator.tick()
         if not self._is_leader() and self.coordinator.acquire(self.lock_name, conf.current().lock_ttl_seconds):
             logger.info("leadership acquired: this process now runs schedules, repairs and pruning")
+            self._waiter_loop.wake()
             self._scheduler_loop.wake()
             self._repair_loop.wake()
             self._key_check_loop.wake()
@@ -263,6 +275,10 @@ class MaintenanceService:
         result = forward_due(self.broker, self.queues or self.broker.known_queues())
         longest = conf.current().forward_seconds
         return longest if result.next_seconds is None else min(max(result.next_seconds, 0.0), longest)
+
+    def admit_waiters(self) -> float:
+        """Retry tasks that wait at a gate with a free slot."""
+        return self.waiters.tick(self._listener.take_gates(), time.monotonic())
 
     def fire_schedules(self) -> float:
         """Fire the schedules that are due; at the start of a term, read those declared in code first."""
@@ -283,8 +299,9 @@ class MaintenanceService:
             self._entries_due_at = time.monotonic() + BEAT_SECONDS
 
     def repair_and_prune(self) -> float:
-        """Do the repairs that are due, then prune a little."""
+        """Compare the clocks, do the repairs that are due, then prune a little."""
         try:
+            self.clock_check.tick(time.monotonic())
             self.reconciler.tick(time.monotonic())
         finally:
             # Whatever keeps the repairs from being made does not keep old rows for ever.

@@ -17,13 +17,13 @@ from typing import Any
 from django.db.models import Value
 
 from .. import conf, failpoints
+from ..definitions.database_now import DatabaseNow
 from ..definitions.schedules import StartupTask, startup_tasks
 from ..exceptions import LockLost
 from ..guard import get_logger
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..lifecycle import describe_exit
 from ..models import StartupRun
-from ..storage.database_time import DatabaseNow
 from ..storage.routing import rows_of
 from ..worker.bootstrap import run_startup_task
 from ..worker.process_groups import has_exited, kill_group, start_of_child, wait_for_exit

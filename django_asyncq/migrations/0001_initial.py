@@ -3,6 +3,7 @@
 import django.core.validators
 import django.db.models.deletion
 import django.utils.timezone
+import django_asyncq.definitions.database_now
 import django_asyncq.definitions.exact_text
 import django_asyncq.definitions.names
 import django_asyncq.definitions.partial_indexes
@@ -24,7 +25,7 @@ class Migration(migrations.Migration):
             name='Gate',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, unique=True, verbose_name='name')),
+                ('name', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, verbose_name='name')),
                 ('limit', models.IntegerField(help_text='Maximum tasks queued or running; 0 or less means no limit.', verbose_name='limit')),
                 ('expected_seconds', models.FloatField(default=60, help_text='How long a task of this gate usually takes. It is used to estimate when a slot becomes free.', validators=[django.core.validators.MinValueValidator(0.001)], verbose_name='expected seconds')),
             ],
@@ -32,6 +33,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'gate',
                 'verbose_name_plural': 'gates',
                 'ordering': ['name'],
+                'constraints': [models.UniqueConstraint(fields=('name',), name='asyncq_one_gate')],
             },
         ),
         migrations.CreateModel(
@@ -68,7 +70,7 @@ class Migration(migrations.Migration):
             name='Schedule',
             fields=[
                 ('id', models.UUIDField(default=uuid.uuid4, editable=False, primary_key=True, serialize=False, verbose_name='id')),
-                ('name', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, unique=True, verbose_name='name')),
+                ('name', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, verbose_name='name')),
                 ('task', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, verbose_name='task')),
                 ('args', models.JSONField(blank=True, default=list, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, verbose_name='positional arguments')),
                 ('kwargs', models.JSONField(blank=True, default=dict, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, verbose_name='keyword arguments')),
@@ -92,7 +94,7 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'schedules',
                 'ordering': ['name'],
                 'permissions': [('run_schedule', 'Can run a schedule now')],
-                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('cron', ''), ('interval_seconds__gte', 1)), models.Q(models.Q(('cron', ''), _negated=True), ('interval_seconds__isnull', True)), _connector='OR'), name='asyncq_cron_or_interval')],
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('cron', ''), ('interval_seconds__gte', 1)), models.Q(models.Q(('cron', ''), _negated=True), ('interval_seconds__isnull', True)), _connector='OR'), name='asyncq_cron_or_interval'), models.UniqueConstraint(fields=('name',), name='asyncq_one_schedule')],
             },
         ),
         migrations.CreateModel(
@@ -138,7 +140,7 @@ class Migration(migrations.Migration):
                 ('errors', models.JSONField(blank=True, db_default=[], default=list, verbose_name='errors')),
                 ('last_exception', django_asyncq.definitions.exact_text.ExactCharField(blank=True, db_default='', default='', max_length=200, verbose_name='last error')),
                 ('worker_ids', models.JSONField(blank=True, db_default=[], default=list, verbose_name='workers')),
-                ('enqueued_at', models.DateTimeField(default=django.utils.timezone.now, verbose_name='enqueued at')),
+                ('enqueued_at', models.DateTimeField(db_default=django_asyncq.definitions.database_now.DatabaseNow(), default=django.utils.timezone.now, verbose_name='enqueued at')),
                 ('started_at', models.DateTimeField(blank=True, null=True, verbose_name='started at')),
                 ('last_attempted_at', models.DateTimeField(blank=True, null=True, verbose_name='last attempted at')),
                 ('finished_at', models.DateTimeField(blank=True, null=True, verbose_name='finished at')),
@@ -148,7 +150,7 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'tasks',
                 'ordering': ['-id'],
                 'permissions': [('retry_task', 'Can retry a task')],
-                'indexes': [models.Index(fields=['state', 'id'], name='asyncq_state_id'), django_asyncq.definitions.partial_indexes.PartialIndex(fields=['gate', 'state'], name='asyncq_gate_state', where=models.Q(('gate', ''), _negated=True)), models.Index(fields=['name', 'id'], name='asyncq_name_id'), django_asyncq.definitions.partial_indexes.PartialIndex(fields=['name', 'last_exception'], name='asyncq_name_exception', where=models.Q(('state', 3)))],
+                'indexes': [models.Index(fields=['state', 'id'], name='asyncq_state_id'), django_asyncq.definitions.partial_indexes.PartialIndex(fields=['gate', 'state', 'reason'], name='asyncq_gate_state', where=models.Q(('gate', ''), _negated=True)), models.Index(fields=['name', 'id'], name='asyncq_name_id'), django_asyncq.definitions.partial_indexes.PartialIndex(fields=['name', 'last_exception'], name='asyncq_name_exception', where=models.Q(('state', 3)))],
                 'constraints': [django_asyncq.definitions.partial_indexes.UniqueUnlessNull(field='unique_slot', name='asyncq_unique_slot'), models.CheckConstraint(condition=models.Q(('state__gte', 0), ('state__lte', 3)), name='asyncq_state_known'), models.CheckConstraint(condition=models.Q(('priority__gte', -100), ('priority__lte', 100)), name='asyncq_priority_range'), models.CheckConstraint(condition=models.Q(models.Q(('reason', 0), ('state__lte', 2)), models.Q(('reason__gt', 0), ('state', 3)), _connector='OR'), name='asyncq_reason_of_failure'), models.CheckConstraint(condition=models.Q(models.Q(('finished_at__isnull', True), ('state__lte', 1)), models.Q(('finished_at__isnull', False), ('state', 2)), models.Q(('finished_at__isnull', False), ('retry_at__isnull', True), ('state', 3)), models.Q(('finished_at__isnull', True), ('retry_at__isnull', False), ('state', 3)), _connector='OR'), name='asyncq_final_has_finished_at')],
             },
         ),

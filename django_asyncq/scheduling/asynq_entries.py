@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
 
 from django.db.models import Max, Q
-from django.utils import timezone
 
+from ..broker import redis_clock
 from ..broker.message import SchedulerEnqueueEvent, SchedulerEntry
 from ..broker.scheduler_entries import SchedulerEntryList
 from ..compat import task_backends
@@ -20,6 +21,7 @@ from ..definitions.timing import Cron, Timing
 from ..exceptions import InvalidOption
 from ..models import OccurrenceOutcome, Schedule
 from ..registry import find
+from ..storage import database_clock
 from ..storage.routing import rows_of
 from ..tasks import default_of
 from .scheduler import Fired, usable_schedules
@@ -47,7 +49,7 @@ class SchedulerEntries:
 
     def add_events(self, fired: Iterable[Fired]) -> None:
         """Add an event for every task that was queued. Raises: BrokerUnavailable."""
-        now = timezone.now()
+        now = datetime.fromtimestamp(redis_clock.seconds(), UTC)
         for each in fired:
             event = SchedulerEnqueueEvent(task_id=str(each.task_id), enqueued_at=now)
             self.entry_list.note(str(each.schedule.pk), event.encode(), int(now.timestamp()))
@@ -65,7 +67,7 @@ def entry_of(row: Schedule) -> SchedulerEntry:
         type=row.task,
         payload=json_bytes({"args": row.args, "kwargs": row.kwargs}),
         options=tuple(_options_of(row)),
-        next_at=row.next_occurrence_at or timezone.now(),
+        next_at=row.next_occurrence_at or database_clock.now(),
         previous_at=getattr(row, "previous", None),
     )
 

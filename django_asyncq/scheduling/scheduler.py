@@ -18,20 +18,20 @@ from uuid import UUID
 from django.db import Error as DatabaseError
 from django.db import IntegrityError
 from django.db.models import QuerySet
-from django.utils import timezone
 
 from .. import compat, conf, failpoints
 from ..definitions import payload
+from ..definitions.database_now import DatabaseNow
 from ..definitions.exception_text import text_of
 from ..definitions.schedules import Declaration
 from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, RunAborted
 from ..guard import class_name, get_logger, is_a, passes
 from ..models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskRecord, TaskState
 from ..registry import every_task, registered
-from ..storage.database_time import DatabaseNow
+from ..storage import database_clock
 from ..storage.errors import ErrorKind, kind_of
 from ..storage.isolation import ROW_ERRORS, each_alone, page_of, set_aside, table_of
-from ..storage.routing import rows_of, transaction_of
+from ..storage.routing import rows_of, transaction_of, writing_database
 from ..tasks import Task, check_call
 
 logger = get_logger("django_asyncq.scheduling.scheduler")
@@ -125,7 +125,9 @@ class Scheduler:
 
     def _fire_alone(self, row: Schedule, now: datetime) -> list[Fired]:
         """Fire what is due of one schedule; set the schedule aside if the values of its row make that impossible."""
-        return each_alone(table_of(Schedule), [row.pk], lambda _: self._fire(row, now))
+        return each_alone(
+            table_of(Schedule), [row.pk], lambda _: self._fire(row, now), database=writing_database(Schedule)
+        )
 
     def _fire(self, seen: Schedule, now: datetime) -> list[Fired]:
         """Fire what is due of one schedule, in one transaction; nothing when it was changed since it was read."""
@@ -187,7 +189,9 @@ class Scheduler:
         """Insert an occurrence; None when the schedule has one at this time."""
         try:
             with transaction_of(Occurrence):
-                return rows_of(Occurrence).create(schedule=row, occurs_at=occurs_at, outcome=outcome, note=note)
+                return rows_of(Occurrence).create(
+                    schedule=row, occurs_at=occurs_at, outcome=outcome, note=note, created_at=database_clock.now()
+                )
         except IntegrityError:
             return None
 
@@ -203,9 +207,9 @@ class Scheduler:
         with self._fenced():
             rows = {row.name: row for row in usable_schedules(rows_of(Schedule).select_for_update())}
             declared = dict(declared_schedules())
-            now = timezone.now()
+            now = database_clock.now()
             for name, (task, declaration) in declared.items():
-                row = rows.get(name) or Schedule(name=name, is_declared=True)
+                row = rows.get(name) or Schedule(name=name, is_declared=True, created_at=now)
                 if not row.is_declared:
                     logger.error("schedule %s in code has the name of one made in the admin and does not fire", name)
                     continue
@@ -234,7 +238,9 @@ def usable_schedules(rows: QuerySet[Schedule], most: int = MOST_SCHEDULES) -> li
             if kind_of(error) is not ErrorKind.ROW:
                 raise
     ids = [id for (id,) in page_of(rows_of(Schedule).order_by("pk"), size=MOST_SCHEDULES)]
-    readable = each_alone(table_of(Schedule), ids, lambda part: [_checked(row).pk for row in rows.filter(pk__in=part)])
+    readable = each_alone(
+        table_of(Schedule), ids, lambda part: [_checked(row).pk for row in rows.filter(pk__in=part)], database=rows.db
+    )
     return list(rows.filter(pk__in=readable)[:most])
 
 
@@ -300,7 +306,8 @@ def run_now(row: Schedule) -> Occurrence:
     Raises: what `enqueue` raises; then nothing has been written.
     """
     with transaction_of(Occurrence):
-        occurrence = rows_of(Occurrence).create(schedule=row, occurs_at=timezone.now(), by_person=True)
+        now = database_clock.now()
+        occurrence = rows_of(Occurrence).create(schedule=row, occurs_at=now, by_person=True, created_at=now)
         occurrence.task_id = enqueue(row)
         occurrence.save(update_fields=["task"])
     return occurrence

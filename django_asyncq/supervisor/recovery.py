@@ -6,7 +6,6 @@ import time
 from datetime import datetime
 
 from django.db import connections
-from django.utils import timezone
 
 from .. import lifecycle
 from ..broker import Broker, Lease
@@ -15,6 +14,7 @@ from ..faults import STORE_ERRORS, Faults, concerns_one_row, in_turn
 from ..guard import get_logger, is_a
 from ..registry import registered
 from ..results import Judgement, judge_failure
+from ..storage import database_clock
 from ..worker.options import WorkerOptions
 from .blame import blame, describe_death
 from .memory import MemorySampler
@@ -99,7 +99,7 @@ def _timed_out(leases: list[Lease], overdue: set[str]) -> dict[str, tuple[BaseEx
             f"its process was replaced"
         )
         try:
-            judgement = judge_failure(registered(record.name), record, error, timezone.now())
+            judgement = judge_failure(registered(record.name), record, error, database_clock.now())
         except TaskNotRegistered:
             judgement = Judgement(error, None)
         decided[id] = (judgement.exception, judgement.retry_at)

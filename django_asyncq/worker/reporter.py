@@ -12,14 +12,14 @@ import logging
 import queue
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from django.db import connections
-from django.utils import timezone
 
-from .. import compat, failpoints, lifecycle
-from ..broker import Broker
+from .. import compat, conf, failpoints, lifecycle
+from ..broker import Broker, redis_clock
 from ..definitions.exception_text import traceback_of
 from ..exceptions import BrokerUnavailable, DatabaseNotSetUp, LeaseLost
 from ..faults import LONGEST_AGAIN_SECONDS, PAUSE_SECONDS, STORE_ERRORS, Faults, concerns_one_row
@@ -27,10 +27,14 @@ from ..guard import class_name, get_logger, is_a
 from ..lifecycle.events import log_extra
 from ..models import TaskRecord, TaskState
 from ..results import judge_failure, result_of, sender_of
+from ..storage import database_clock
 from ..storage.isolation import each_alone, set_aside, table_of
+from ..storage.pooling import return_connections
+from ..storage.routing import writing_database
 from ..threads import LongLivedThread
 from .execute.cuts import reason_of
-from .execute.job import Cut, Job, JobPhase, Outcome
+from .execute.job import Cut, Job, JobPhase, Outcome, Unconnected
+from .unconnected import UnconnectedLog, changes_row, connect, pause_seconds
 from .wakeup import Reason, Wakeup
 
 logger = get_logger("django_asyncq.worker")
@@ -75,12 +79,14 @@ class Reporter(LongLivedThread):
         self.not_set_up: DatabaseNotSetUp | None = None
         self._faults = Faults(logger, "outcomes wait for the database")
         self._wait_seconds = 0.0
+        self._unconnected_log = UnconnectedLog()
         self._unrecorded: dict[Job, Outcome] = {}
         self._marking = threading.Lock()
         self._unacknowledged: list[tuple[list[lifecycle.Run], list[lifecycle.Run]]] = []
         self._abandoned: set[Job] = set()
         self._counter = threading.Lock()
         self._given_up = threading.Event()
+        self._measure_at = 0.0
 
     # --- called by the slots
 
@@ -129,11 +135,11 @@ class Reporter(LongLivedThread):
                 event = self.events.get_nowait()
                 if isinstance(event, Outcome) and event.job not in self._abandoned:
                     self._unrecorded[event.job] = event
-        # A run that was cut is not spilled: the supervisor requeues what this process holds.
+        # A run that was cut or got no connection is not spilled: the supervisor requeues what this process holds.
         outcomes = [
             outcome
             for job, outcome in self._unrecorded.copy().items()
-            if job.phase is not JobPhase.COMPLETED and not isinstance(outcome, Cut)
+            if job.phase is not JobPhase.COMPLETED and not isinstance(outcome, (Cut, Unconnected))
         ]
         if not outcomes:
             return
@@ -152,19 +158,25 @@ class Reporter(LongLivedThread):
     # --- the thread
 
     def report_until_closed(self) -> None:
-        """Take what is waiting and write it, until closed."""
+        """Take what is waiting and write it, until closed; with each beat, measure the clocks of both stores."""
         try:
+            self._measure_clocks()
             while self._report(self.take_batch()):
                 self.wakeup.notify(Reason.REPORTED)
+                self._measure_clocks()
         except GaveUp as error:
             logger.warning("%d outcomes are not recorded: %s", len(self._unrecorded), error)
         finally:
             connections.close_all()
 
     def take_batch(self) -> list[Job | Outcome | None]:
-        """Wait for the first event; return it with those that have come by then, or soon after while several come."""
+        """Wait for the first event; return it with those that have come by then, or soon after while several come.
+
+        Returns: an empty list when nothing has come, but an acknowledgement or a beat is due.
+        """
         try:
-            found = [self.events.get(timeout=ACKNOWLEDGE_AGAIN_SECONDS if self._unacknowledged else None)]
+            longest = conf.current().beat_seconds
+            found = [self.events.get(timeout=ACKNOWLEDGE_AGAIN_SECONDS if self._unacknowledged else longest)]
         except queue.Empty:
             return []
         if self._wait_seconds and self.events.qsize() < LARGEST_BATCH:
@@ -175,6 +187,22 @@ class Reporter(LongLivedThread):
         longer = min(max(2 * self._wait_seconds, SHORTEST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
         self._wait_seconds = longer if len(found) > 1 else 0.0
         return found
+
+    def _measure_clocks(self) -> None:
+        """Measure once a beat, here, so that no run sends a statement to know the time.
+
+        While a store is unreachable its last measurement is used; whatever needs the store reports that.
+        """
+        now = time.monotonic()
+        if now < self._measure_at:
+            return
+        self._measure_at = now + conf.current().beat_seconds
+        for measure in (database_clock.measure, redis_clock.measure):
+            try:
+                measure()
+            except Exception as error:  # noqa: BLE001 - whatever it is, outcomes must still be written
+                connections.close_all()
+                logger.debug("a clock could not be measured: %s", error)
 
     def _report(self, events: Sequence[Job | Outcome | None]) -> bool:
         """Write one batch; return whether to go on."""
@@ -193,6 +221,8 @@ class Reporter(LongLivedThread):
             logger.exception("%d outcomes could not be written as a batch; each is written alone", len(reported))
             for outcome in reported:
                 self._write_alone(outcome)
+        finally:
+            return_connections()
         with self._counter:
             self.unwritten -= len(outcomes)
         return None not in events
@@ -203,7 +233,8 @@ class Reporter(LongLivedThread):
         for outcome in outcomes:
             if outcome.job.run.record.state == TaskState.RUNNING:  # not yet applied, in a batch that failed
                 _apply(outcome)
-        open_runs = [outcome.job.run for outcome in outcomes if outcome.job.phase is not JobPhase.COMPLETED]
+        self._unconnected_log.note(self.worker_id, outcomes)
+        open_runs = [outcome.job.run for outcome in outcomes if changes_row(outcome)]
         try:
             lost = self._write_until_done(lambda: lifecycle.record_runs(open_runs)) if open_runs else []
         except STORE_ERRORS as error:
@@ -224,8 +255,8 @@ class Reporter(LongLivedThread):
         for state in (TaskState.SUCCEEDED, TaskState.FAILED):
             records = [outcome.job.run.record for outcome in kept if outcome.job.run.record.state == state]
             lifecycle.announce(records, TaskState.RUNNING, state)
-        cut = [outcome.job.run for outcome in kept if isinstance(outcome, Cut)]
-        records = [run.record for run in cut if run.written and run.record.state == TaskState.QUEUED]
+        unfinished = [outcome.job.run for outcome in kept if isinstance(outcome, (Cut, Unconnected))]
+        records = [run.record for run in unfinished if run.written and run.record.state == TaskState.QUEUED]
         lifecycle.announce(records, TaskState.RUNNING, TaskState.QUEUED)
         for outcome in kept:
             _send_finished(outcome)
@@ -281,10 +312,19 @@ class Reporter(LongLivedThread):
 
     def _mark_running(self, jobs: Sequence[Job]) -> None:
         """Write RUNNING for those that still run, and whose row is not left to their slot."""
+        if jobs:
+            # Before the lock: a slot that waits for the lock may hold the last connection of the pool.
+            self._write_until_done(connect)
         with self._marking:
             running = [job for job in jobs if job.phase is JobPhase.RUNNING and job not in self._abandoned]
             if running:
-                each_alone("marking of tasks as running", running, self._mark, key=lambda job: job.run.record.id)
+                each_alone(
+                    "marking of tasks as running",
+                    running,
+                    self._mark,
+                    key=lambda job: job.run.record.id,
+                    database=writing_database(TaskRecord),
+                )
 
     def _mark(self, jobs: Sequence[Job]) -> list[lifecycle.Run]:
         return self._write_until_done(lambda: lifecycle.mark_running([job.run for job in jobs]))
@@ -346,11 +386,14 @@ def _apply(outcome: Outcome) -> None:
     if exception is None:
         lifecycle.succeed(run, outcome.value, outcome.finished_at)
         return
+    if isinstance(outcome, Unconnected):
+        lifecycle.postpone_run(run, pause_seconds())
+        return
     if isinstance(outcome, Cut):
         lifecycle.count_cut(run, reason_of(exception), traceback_of(exception), outcome.finished_at)
         _log_cut(run.record, reason_of(exception))
         return
-    judgement = judge_failure(job.task, run.record, exception, timezone.now())
+    judgement = judge_failure(job.task, run.record, exception, database_clock.estimate())
     error = judgement.exception
     if judgement.is_fault:
         text = "task %s: its backoff failed; it is not retried"

@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 from django.db.models import Q
-from django.utils import timezone
 
 from ...broker import Broker
-from ...exceptions import BrokerUnavailable, GateUnavailable
+from ...exceptions import BrokerMisconfigured, BrokerUnavailable, GateUnavailable
 from ...faults import STORE_ERRORS, as_not_set_up, concerns_one_row, one_line
+from ...maintenance.clock_check import clock_difference_seconds
 from ...maintenance.inspector import gate_stats, queue_stats
 from ...maintenance.pruner import Pruner, finished_long_ago
 from ...maintenance.reconciler import Reconciler
 from ...models import TaskRecord, TaskState
+from ...storage import database_clock
 from ...storage.routing import rows_of
 from .runworkers import counted, whole_number
 
@@ -88,9 +89,9 @@ class Command(BaseCommand):
         try:
             getattr(self, f"_{options['action']}")(options)
         except (BrokerUnavailable, GateUnavailable) as error:
-            raise CommandError(
-                f"Redis is unreachable: {error}. Changes made so far stay; run the command again."
-            ) from error
+            is_wrong = any(isinstance(each, BrokerMisconfigured) for each in (error, error.__cause__))
+            what = "Redis refuses this client" if is_wrong else "Redis is unreachable"
+            raise CommandError(f"{what}: {error}. Changes made so far stay; run the command again.") from error
         except STORE_ERRORS as error:
             if not_set_up := as_not_set_up(error):
                 raise CommandError(str(not_set_up)) from error
@@ -130,7 +131,7 @@ class Command(BaseCommand):
 
     def _prune(self, options: dict[str, Any]) -> None:
         states = [STATES[options["state"]]] if options["state"] else list(STATES.values())
-        now, keep_for = timezone.now(), timedelta(days=options["older_than"])
+        now, keep_for = database_clock.now(), timedelta(days=options["older_than"])
         condition = finished_long_ago(states, now, keep_for)
         found = {name: rows_of(TaskRecord).filter(condition, state=state).count() for name, state in STATES.items()}
         total = sum(found.values())
@@ -168,14 +169,19 @@ class Command(BaseCommand):
     # --- stats
 
     def _stats(self, options: dict[str, Any]) -> None:
-        queues, gates = queue_stats(Broker("worker")), gate_stats()
+        queues, gates, difference = queue_stats(Broker("worker")), gate_stats(), clock_difference_seconds()
         if options["as_json"]:
             self._print_json(
-                {"queues": [each._asdict() for each in queues], "gates": [each._asdict() for each in gates]}
+                {
+                    "queues": [each._asdict() for each in queues],
+                    "gates": [each._asdict() for each in gates],
+                    "clock_difference_seconds": round(difference, 3),
+                }
             )
             return
         self._print_rows(queues, "no queues")
         self._print_rows(gates, "no gates")
+        self.stdout.write(f"The clocks of the database and of Redis differ by {abs(difference):.1f} s.\n")
 
     # --- printing
 

@@ -1,0 +1,19 @@
+"""The database's own clock, as an expression for queries and column defaults. Hosts of a fleet may disagree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models.functions import Now
+
+
+class DatabaseNow(Now):
+    """Read the database's time: not that of the transaction's start, and in UTC even on MySQL."""
+
+    def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        """Return the SQL for PostgreSQL."""
+        return self.as_sql(compiler, connection, template="CLOCK_TIMESTAMP()", **context)
+
+    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        """Return the SQL for MySQL and MariaDB, whose session may have another time zone."""
+        return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)

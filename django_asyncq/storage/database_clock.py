@@ -1,0 +1,148 @@
+"""The time by the database's clock, which decides what rows say and how their times are judged.
+
+It is measured with one statement and carried on by this host's monotonic clock, so asking for it is free most of the
+time. Workers measure with each beat, and other processes when they need the time and the last measurement is older than
+a minute. A plain `enqueue` never needs it: `enqueued_at` is a default of the column.
+
+SQLite has no clock but that of its host, so there the host's clock is used and no statement is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.db import connections, router
+from django.utils import timezone
+
+from ..clocks import MEASURED_SECONDS, MeasuredClock, steady_seconds
+from ..guard import get_logger
+
+logger = get_logger("django_asyncq.storage")
+
+# Microseconds since 1970, in whatever time zone the session is. Unlike `now()`, they are not those of the transaction's
+# start.
+STATEMENTS = {
+    "postgresql": "SELECT EXTRACT(EPOCH FROM CLOCK_TIMESTAMP()) * 1000000",
+    "mysql": "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
+}
+# After a failure the database is not asked for this time: callers must not pay for each attempt.
+FAILED_SECONDS = 1.0
+# How long an event loop waits for the first measurement of its process, which a thread makes.
+LOOP_SECONDS = 1.0
+
+_clocks: dict[str, MeasuredClock] = {}
+# Alias → steady seconds before which the database is not asked again.
+_ask_from: dict[str, float] = {}
+
+
+def now(database: str | None = None) -> datetime:
+    """Return the database's time, in the form of `timezone.now()`; measure it if that was over a minute ago.
+
+    database: its alias; default: where tasks are written. Never raises for the database: while it cannot be asked, the
+    last measurement is used, or the host's clock if there is none.
+    """
+    return _now(database, MEASURED_SECONDS)
+
+
+def estimate(database: str | None = None) -> datetime:
+    """Return what `now` does, but measure only if this process never has: for the slots of a worker."""
+    return _now(database, math.inf)
+
+
+def unix_seconds(database: str | None = None) -> float:
+    """Return what `now` does, in Unix seconds."""
+    moment = now(database)
+    return (timezone.make_aware(moment) if timezone.is_naive(moment) else moment).timestamp()
+
+
+def measure(database: str | None = None) -> float:
+    """Ask the database for its time, with one statement unless it is SQLite; return it in Unix seconds.
+
+    Raises: django.db.Error.
+    """
+    alias = database or _of_tasks()
+    connection = connections[alias]
+    statement = STATEMENTS.get(connection.vendor)
+    if statement is None:
+        return time.time()
+    # A connection that is opened first would count as part of the round trip.
+    connection.ensure_connection()
+    asked_at = steady_seconds()
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        (microseconds,) = cursor.fetchone()
+    clock = _clocks.setdefault(alias, MeasuredClock())
+    clock.note(asked_at, steady_seconds(), float(microseconds) / 1_000_000)
+    return clock.seconds() or 0.0
+
+
+def is_column_default(connection: Any) -> bool:
+    """Return whether the default of a time column is right for this connection.
+
+    It is not where Django stores times without a time zone in another zone than UTC. SQLite's has milliseconds only,
+    and the host's clock is its own.
+    """
+    if connection.vendor == "mysql":
+        return bool(connection.timezone_name == "UTC")
+    return bool(connection.vendor == "postgresql")
+
+
+def _of_tasks() -> str:
+    # Not imported: user code declares tasks before Django has loaded the models.
+    return str(router.db_for_write(apps.get_model("django_asyncq", "TaskRecord")))
+
+
+def _now(database: str | None, oldest_seconds: float) -> datetime:
+    if database is None and not apps.models_ready:
+        return timezone.now()
+    alias = database or _of_tasks()
+    if connections[alias].vendor not in STATEMENTS:
+        return timezone.now()
+    clock = _clocks.setdefault(alias, MeasuredClock())
+    if clock.age_seconds > oldest_seconds or not clock.is_measured:
+        _ask(alias, clock)
+    seconds = clock.seconds()
+    if seconds is None:
+        return timezone.now()
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return moment if settings.USE_TZ else timezone.make_naive(moment)
+
+
+def _ask(alias: str, clock: MeasuredClock) -> None:
+    """Measure, if that is possible here and now."""
+    if steady_seconds() < _ask_from.get(alias, 0.0):
+        return
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        # In a transaction that can only be rolled back, Django refuses every statement.
+        if not connections[alias].needs_rollback:
+            _try_to_measure(alias)
+        return
+    # Django refuses statements in an event loop. An old measurement is good enough, and the thread renews it.
+    thread = threading.Thread(target=_measure_apart, args=[alias], name="asyncq-clock", daemon=True)
+    thread.start()
+    if not clock.is_measured:
+        thread.join(LOOP_SECONDS)
+
+
+def _measure_apart(alias: str) -> None:
+    try:
+        _try_to_measure(alias)
+    finally:
+        connections[alias].close()
+
+
+def _try_to_measure(alias: str) -> None:
+    try:
+        measure(alias)
+    except Exception as error:  # noqa: BLE001 - Django's test cases raise an AssertionError where they allow no database
+        _ask_from[alias] = steady_seconds() + FAILED_SECONDS
+        logger.debug("the clock of the database %r cannot be measured: %s", alias, error)
