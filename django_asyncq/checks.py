@@ -14,6 +14,7 @@ from . import compat, conf
 from .broker import clients
 from .definitions import retention_policy
 from .lifecycle import signatures
+from .storage.pooling import small_pools
 
 Message = checks.CheckMessage
 
@@ -81,6 +82,7 @@ RULES: dict[str, Rule] = {
         "asyncq.E103", _is_prefix, "Use 1 to 64 letters, digits, '_', '.', ':' and '-'; asynq's tools need 'asynq'."
     ),
     "GATE_PREFIX": Rule("asyncq.E104", _is_prefix, "Use 1 to 64 letters, digits, '_', '.', ':' and '-'."),
+    "LOCK_PREFIX": Rule("asyncq.E148", _is_prefix, "Use 1 to 64 letters, digits, '_', '.', ':' and '-'."),
     "LEASE_SECONDS": Rule("asyncq.E105", _is_whole(1), "Give whole seconds, at least 1."),
     "BEAT_SECONDS": Rule("asyncq.E106", _is_positive, POSITIVE_SECONDS),
     "MAX_ATTEMPTS": Rule("asyncq.E107", _is_whole(1), "Give a whole number of at least 1; 1 means no retry."),
@@ -232,6 +234,33 @@ def check_secret_key(app_configs: Any = None, **kwargs: Any) -> Iterator[Message
             "SECRET_KEY is empty, so no worker can leave an outcome in Redis while the database is unreachable.",
             hint="Set SECRET_KEY to the same long random text on every host.",
             id="asyncq.E017",
+        )
+
+
+@checks.register
+def check_pools(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Check that a pool of database connections has one for each slot and thread of a worker process."""
+    defaults = conf.Settings()
+    concurrency, processes = (
+        value if _is_whole(1)(value := conf.raw().get(name, default)) else default
+        for name, default in (("CONCURRENCY", defaults.concurrency), ("PROCESSES", defaults.processes))
+    )
+    for pool in small_pools(concurrency, processes):
+        yield checks.Warning(f"{pool.text}.", hint=pool.remedy, id="asyncq.W019")
+
+
+@checks.register
+def check_tenants(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Check that with django-tenants the tables of tasks are shared: workers know no tenant when they claim a task."""
+    if "django_tenants" not in django_settings.INSTALLED_APPS:
+        return
+    apps = getattr(django_settings, "TENANT_APPS", ())
+    if any(str(app).partition(".")[0] == "django_asyncq" for app in apps):
+        yield checks.Error(
+            "django_asyncq is in TENANT_APPS, so each tenant has tables of its own, which no worker reads.",
+            hint="Move 'django_asyncq' from TENANT_APPS to SHARED_APPS, run migrate_schemas, and give each task the "
+            "schema name of its tenant as an argument.",
+            id="asyncq.E018",
         )
 
 

@@ -10,6 +10,7 @@ AsyncqError
 │   └── GateUnavailable    Redis is unreachable, so the gate admits nothing
 ├── BrokerUnavailable      Redis cannot be reached or refuses to write
 │   └── BrokerMisconfigured  Redis refuses this client until a setting is corrected; waiting does not help
+│       └── BrokerPermissionDenied  the Redis user lacks a right
 ├── DatabaseNotSetUp       the database lacks a table, a column or a privilege; waiting does not help
 ├── LockLost               another process holds the lock; nothing was written
 ├── RunAborted             a run failed for a reason outside its function; the row stores it
@@ -73,16 +74,20 @@ class QueueFull(EnqueueRefused):
     """The gate admits no more tasks.
 
     gate: its name. limit: maximum of tasks queued or running. occupancy: tasks that hold a slot now.
-    retry_after: estimated whole seconds until a slot is free, at least 1.
+    waiting: retries that get the next free slots. retry_after: estimated whole seconds until a slot is free for a new
+    task, at least 1.
     """
 
-    def __init__(self, *, gate: str, limit: int, occupancy: int, retry_after: int) -> None:
+    def __init__(self, *, gate: str, limit: int, occupancy: int, retry_after: int, waiting: int = 0) -> None:
+        others = f", {waiting} waiting to be retried" if waiting else ""
         super().__init__(
-            f"gate {gate!r} is full: {occupancy} of {limit} queued or running; try again in about {retry_after} s"
+            f"gate {gate!r} is full: {occupancy} of {limit} queued or running{others}; "
+            f"try again in about {retry_after} s"
         )
         self.gate = gate
         self.limit = limit
         self.occupancy = occupancy
+        self.waiting = waiting
         self.retry_after = retry_after
 
 
@@ -112,6 +117,10 @@ class BrokerMisconfigured(BrokerUnavailable):
     def __init__(self, server: str, wrong: str, reason: str, remedy: str) -> None:
         super().__init__(f"{server} {wrong} ({reason}). Remedy: correct {remedy}.")
         self.remedy = remedy
+
+
+class BrokerPermissionDenied(BrokerMisconfigured):
+    """The Redis user may not use a command, a key or a channel. The text says what Redis has named."""
 
 
 class DatabaseNotSetUp(AsyncqError):

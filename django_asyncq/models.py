@@ -94,6 +94,10 @@ class TaskRecordQuerySet(models.QuerySet["TaskRecord"]):
         rows = self.exclude(gate="")
         return rows.filter(gate=name) if name else rows
 
+    def waiting_at_gate(self, name: str = "") -> TaskRecordQuerySet:
+        """Return the tasks that are retried when a gate has a free slot for them; without a name those of all gates."""
+        return self.at_gate(name).retrying().filter(reason=FailureReason.GATE_FULL)
+
     def enqueued_since(self, moment: datetime) -> TaskRecordQuerySet:
         """Return the tasks enqueued at a time or later, by the millisecond in their ids: no index is on times."""
         return self.filter(id__gte=lowest_uuid7_at(moment))
@@ -179,7 +183,7 @@ class TaskRecord(models.Model):
         indexes = [
             # An update of state makes PostgreSQL write each index, so plain tasks are in as few as the queries allow.
             models.Index(fields=["state", "id"], name="asyncq_state_id"),
-            PartialIndex(fields=["gate", "state"], where=~Q(gate=""), name="asyncq_gate_state"),
+            PartialIndex(fields=["gate", "state", "reason"], where=~Q(gate=""), name="asyncq_gate_state"),
             models.Index(fields=["name", "id"], name="asyncq_name_id"),
             PartialIndex(
                 fields=["name", "last_exception"], where=Q(state=TaskState.FAILED.value), name="asyncq_name_exception"
@@ -229,7 +233,7 @@ class Gate(models.Model):
     # Names the row had before its last save. Their cached limits are dropped too.
     former_names: frozenset[str] | set[str] = frozenset()
 
-    name = models.CharField(_("name"), max_length=200, unique=True)
+    name = models.CharField(_("name"), max_length=200)
     limit = models.IntegerField(_("limit"), help_text=_("Maximum tasks queued or running; 0 or less means no limit."))
     expected_seconds = models.FloatField(
         _("expected seconds"),
@@ -242,6 +246,8 @@ class Gate(models.Model):
         verbose_name = _("gate")
         verbose_name_plural = _("gates")
         ordering = ["name"]
+        # Forms check a constraint in the database that is written to, but `unique=True` in one that is read.
+        constraints = [models.UniqueConstraint(fields=["name"], name="asyncq_one_gate")]
 
     def __str__(self) -> str:
         return self.name
@@ -293,7 +299,7 @@ class Schedule(models.Model):
 
     # asynq's tools show it as the id of the scheduler entry.
     id = models.UUIDField(_("id"), primary_key=True, default=uuid.uuid4, editable=False)
-    name = models.CharField(_("name"), max_length=200, unique=True)
+    name = models.CharField(_("name"), max_length=200)
     task = models.CharField(_("task"), max_length=200)
     args = models.JSONField(_("positional arguments"), encoder=StoredJSONEncoder, default=list, blank=True)
     kwargs = models.JSONField(_("keyword arguments"), encoder=StoredJSONEncoder, default=dict, blank=True)
@@ -326,6 +332,8 @@ class Schedule(models.Model):
                 name="asyncq_cron_or_interval",
                 condition=Q(cron="", interval_seconds__gte=1) | (~Q(cron="") & Q(interval_seconds__isnull=True)),
             ),
+            # As for gates.
+            models.UniqueConstraint(fields=["name"], name="asyncq_one_schedule"),
         ]
 
     def __str__(self) -> str:

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from django.utils.module_loading import autodiscover_modules
 
+from .compat import InvalidTask
+from .definitions.functions import Origin, origin_of, why_ambiguous
 from .exceptions import TaskNotRegistered
 
 if TYPE_CHECKING:
     from .tasks import Task
 
 _registry: dict[str, Task[Any, Any]] = {}
+# Where each function that was ever declared comes from. A reload may change the namespace that it would be read from.
+_origins: WeakKeyDictionary[Callable[..., Any], Origin] = WeakKeyDictionary()
 
 
 def register(task: Task[Any, Any]) -> None:
-    """Register a declared task. A copy with other options (`using`) does not replace it."""
-    declared = _registry.get(task.module_path)
-    if declared is None or declared.func is not task.func:
-        _registry[task.module_path] = task
+    """Register a declared task. A copy with other options (`using`) does not replace it.
+
+    A module that is loaded again replaces its tasks. Raises: InvalidTask, when another function has the name.
+    """
+    name, function = task.module_path, task.func
+    declared = _registry.get(name)
+    if declared is not None and (declared.func is function or function in _origins):
+        return  # a copy, perhaps of a task whose module was loaded again since
+    origin = origin_of(function)
+    if declared is not None and (reason := why_ambiguous(_origins[declared.func], origin)):
+        raise InvalidTask(
+            f"task {name} is declared twice, and a worker could run only one of the two: {reason}. "
+            f"Give each function a name of its own."
+        )
+    _origins[function] = origin
+    _registry[name] = task
 
 
 def registered(name: str) -> Task[Any, Any]:

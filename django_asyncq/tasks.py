@@ -30,6 +30,7 @@ from . import compat, conf, registry
 from .context import TaskContext
 from .definitions import payload
 from .definitions.backoff import Backoff
+from .definitions.functions import why_unresolvable
 from .definitions.moments import checked_moment, moment_after
 from .definitions.names import TASK_NAME, check_gate_name, check_queue_name
 from .definitions.retention_policy import Retention
@@ -93,6 +94,7 @@ class Task(_FrameworkTask[P, R]):
     atomic: bool = False
 
     def __post_init__(self) -> None:
+        _check_name(self.func)
         _check_options(self)
         super(Task, self).__post_init__()
         registry.register(self)
@@ -168,6 +170,16 @@ def _as_arguments(call: Call) -> Arguments:
     )
 
 
+def _check_name(function: Callable[..., Any]) -> None:
+    """Refuse a function that no worker finds by its name. Raises: the framework's InvalidTask."""
+    if reason := why_unresolvable(function):
+        name = f"{function.__module__}.{function.__qualname__}" if inspect.isfunction(function) else repr(function)
+        raise compat.InvalidTask(
+            f"{name} cannot be a task: {reason}. A task function must be defined with `def` or `async def` at "
+            f"a module level, in a module that the workers import, such as the tasks.py of an installed app."
+        )
+
+
 def _check_options(task: Task[Any, Any]) -> None:
     """Refuse options that can never work.
 
@@ -177,7 +189,7 @@ def _check_options(task: Task[Any, Any]) -> None:
     def refuse(option: str, remedy: str) -> NoReturn:
         raise InvalidOption(f"task {task.module_path}: {option}={getattr(task, option)!r} is not valid: {remedy}")
 
-    if not TASK_NAME.fullmatch(task.module_path) and "<" not in task.module_path:
+    if not TASK_NAME.fullmatch(task.module_path):
         raise InvalidOption(f"task name {task.module_path!r} is not valid: use 1 to 200 letters, digits, '_', '.'")
     if _is_generator_function(task.func):
         raise InvalidOption(
@@ -372,7 +384,8 @@ def task(
 
     Like `django.tasks.task`, with the options of this backend, which `Task` explains. An alias with another backend
     (Django's immediate or dummy backend in tests) ignores these options.
-    Raises: InvalidOption, and the framework's InvalidTask.
+    Raises: InvalidOption; the framework's InvalidTask, also for a function that no worker finds by its name, and for a
+    second one of the same name.
     """
     own = {field.name for field in fields(Task)} - {field.name for field in fields(compat.Task)}
     if unknown := set(options) - own:

@@ -143,8 +143,8 @@ CHAOS = {
         Cut("check_type", "set_aside(KEYS[1])\n", ""),
     ],
     "no-gate-rebuild": [
-        Cut("gate_acquire", "if not known[1] then return {'unbuilt', 0, 0, '0'} end", ""),
-        Cut("gate_acquire", "if now - (past(known[4], now) or 0) > tonumber(ARGV[5]) then", "if false then"),
+        Cut("gate_acquire", "not known[1] or", ""),
+        Cut("gate_acquire", "now - (past(known[4], now) or 0) > tonumber(ARGV[5])", "false"),
     ],
     "no-fence": [Cut(script, FENCE, "") for script in ("done", "retry", "archive", "requeue")],
     "deaf-gates": [Cut("gate_acquire", "local limit = whole(known[2] or ARGV[2])", "local limit = whole(ARGV[2])")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from typing import Any
@@ -10,6 +11,9 @@ import dj_database_url
 import django
 
 from django_asyncq.testing import arm_from_environment
+
+from . import acl
+from .routers import ROUTERS
 
 # A process that a test starts with the environment of `crash_at` dies where that says.
 arm_from_environment()
@@ -31,11 +35,21 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
         "transaction_mode": "IMMEDIATE",
         "timeout": 20,
     }
+elif pool := os.environ.get("ASYNCQ_TEST_POOL"):
+    # In processes that a test starts. Django allows a pool only with connections that are closed after each use.
+    DATABASES["default"]["OPTIONS"] = {"pool": json.loads(pool)}
+if routers := os.environ.get("ASYNCQ_TEST_ROUTER"):
+    DATABASE_ROUTERS = [ROUTERS[name] for name in routers.split(",")]
+    if "own" in routers:
+        own_name = os.environ.get("ASYNCQ_TEST_OWN_DATABASE") or f"{DATABASES['default']['NAME']}_tasks"
+        DATABASES["tasks"] = {**DATABASES["default"], "NAME": own_name}
+        if "TEST" in DATABASES["tasks"]:
+            DATABASES["tasks"]["TEST"] = {"NAME": own_name}
 
 CACHES: dict[str, dict[str, Any]] = {
     "default": {
         "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": os.environ.get("ASYNCQ_TEST_REDIS_URL", "redis://127.0.0.1:6379/9"),
+        "LOCATION": acl.package_url(os.environ.get("ASYNCQ_TEST_REDIS_URL", "redis://127.0.0.1:6379/9")),
     }
 }
 
@@ -82,7 +96,6 @@ TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES":
 ASYNCQ = {
     "CLIENT_FACTORY": os.environ.get("ASYNCQ_TEST_CLIENT_FACTORY", ""),
     "KEY_PREFIX": os.environ.get("ASYNCQ_TEST_PREFIX", "asynqtest"),
-    "GATE_PREFIX": os.environ.get("ASYNCQ_TEST_PREFIX", "asynqtest") + ":qgate:",
     "LEASE_SECONDS": int(os.environ.get("ASYNCQ_TEST_LEASE", "2")),
     "BEAT_SECONDS": 0.5,
     "STALL_SECONDS": float(os.environ.get("ASYNCQ_TEST_STALL", "60")),

@@ -634,6 +634,33 @@ def completes(context: TaskContext, moment: str = "", then: str = "") -> str:
     return "not the result"
 
 
+@task(max_attempts=1)
+def counts_and_naps(seconds: float) -> int:
+    """Use the database, then keep the connection for a while."""
+    from django_asyncq.models import Gate
+
+    found = Gate.objects.count()
+    time.sleep(seconds)
+    return found
+
+
+@task(atomic=True, max_attempts=1)
+def counts_once_and_naps(seconds: float) -> None:
+    """Have an effect, then keep the connection for a while."""
+    count()
+    time.sleep(seconds)
+
+
+@task(max_attempts=1)
+async def counts_and_naps_async(seconds: float) -> int:
+    """Use the database from a coroutine, then keep the connection for a while."""
+    from django_asyncq.models import Gate
+
+    found: int = await Gate.objects.acount()
+    await asyncio.sleep(seconds)
+    return found
+
+
 def cut_connection() -> None:
     """Have the server end this thread's connection; PostgreSQL."""
     from django.db import connection
@@ -787,3 +814,13 @@ def wait_for(path: str) -> None:
     deadline = time.monotonic() + 30
     while not Path(path).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+@task(takes_context=True, gate="{gate}", queue_limit=20, expected_seconds=1, max_attempts=2, backoff=0)
+def gated_and_fails_once(context: TaskContext, gate: str, seconds: float = 0.01) -> None:
+    """Hold a slot of a gate for a while; fail in the first attempt."""
+    note("begin", id=context.task_result.id, attempt=context.attempt)
+    time.sleep(seconds)
+    note("end", id=context.task_result.id, attempt=context.attempt)
+    if context.attempt == 1:
+        raise Glitch("the first attempt")

@@ -173,6 +173,9 @@ def test_stats_of_queues_and_gates() -> None:
     tasks.add.using(priority=5).enqueue(1)
     tasks.add.using(run_after=HOUR).enqueue(1)
     tasks.gated.enqueue("own")
+    TaskRecord.objects.create(
+        name="a", gate="own", state=TaskState.FAILED, reason=FailureReason.GATE_FULL, retry_at=timezone.now()
+    )
     Gate.objects.create(name="empty", limit=2)
     finished(TaskState.SUCCEEDED, 1)
     finished(TaskState.FAILED, 1)
@@ -181,18 +184,18 @@ def test_stats_of_queues_and_gates() -> None:
     (default, old) = found["queues"]
     assert default.pop("oldest_waiting_seconds") == pytest.approx(3600, abs=60)
     assert default == {
-        "queue": "default", "queued": 4, "running": 0, "succeeded": 0, "failed": 0, "retrying": 0,
+        "queue": "default", "queued": 4, "running": 0, "succeeded": 0, "failed": 0, "retrying": 1,
         "pending": 3, "active": 0, "scheduled": 1, "retry": 0, "archived": 0,
     }  # fmt: skip
     assert (old["queue"], old["succeeded"], old["failed"], old["oldest_waiting_seconds"]) == ("old", 1, 1, None)
     assert found["gates"] == [
-        {"gate": "empty", "limit": 2, "occupancy": 0, "live": 0},
-        {"gate": "own", "limit": 5, "occupancy": 1, "live": 1},
+        {"gate": "empty", "limit": 2, "occupancy": 0, "live": 0, "waiting": 0},
+        {"gate": "own", "limit": 5, "occupancy": 1, "live": 1, "waiting": 1},
     ]
     lines = [line.split() for line in run("stats").splitlines()]
     assert lines[0][:3] == ["queue", "queued", "running"]
     assert lines[1][:2] == ["default", "4"]
-    assert lines[-3] == ["own", "5", "1", "1"]
+    assert lines[-3] == ["own", "5", "1", "1", "1"]
     assert " ".join(lines[-1]) == "The clocks of the database and of Redis differ by 0.0 s."
     assert found["clock_difference_seconds"] == pytest.approx(0, abs=0.5)
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings as django_settings
 from django.core import checks
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from django_asyncq import conf
-from django_asyncq.checks import RULES
+from django_asyncq.checks import RULES, check_pools, check_tenants
 
 # Django's own checks of JSON fields query the database.
 pytestmark = pytest.mark.django_db
@@ -51,6 +52,59 @@ def test_documented_checks_are_those_of_the_code() -> None:
     )
 
 
+def set_pool(pool: Any, monkeypatch: pytest.MonkeyPatch, alias: str = "default") -> None:
+    """Let DATABASES have a pool that nothing connects to. The fixture `settings` warns of changes to DATABASES."""
+    database = {"ENGINE": "django.db.backends.postgresql", "OPTIONS": {"pool": pool}}
+    monkeypatch.setattr(django_settings, "DATABASES", {**django_settings.DATABASES, alias: database})
+
+
+@pytest.mark.parametrize("pool", [{"max_size": 10}, {"min_size": 10}, {"max_size": "ten"}, None])
+def test_pool_that_is_large_enough_gives_no_message(pool: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight slots and two threads; what is no number is Django's to report."""
+    settings.ASYNCQ = {"CONCURRENCY": 8}
+    set_pool(pool, monkeypatch)
+    assert list(check_pools()) == []
+
+
+def test_small_pool_is_reported_with_what_to_set(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Per process, with the number of connections that the server needs."""
+    settings.ASYNCQ = {"CONCURRENCY": 6, "PROCESSES": 3}
+    set_pool(True, monkeypatch)
+    (message,) = check_pools()
+    assert "a pool of 4 connections" in message.msg
+    assert "6 slots and 2 threads of its own" in message.msg
+    assert "{'max_size': 8} or more, or lower the concurrency to 2" in str(message.hint)
+    assert "needs 32 connections" in str(message.hint)
+
+
+def test_pool_of_another_database_needs_one_connection_for_each_slot(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads of the package use the database of its rows only."""
+    settings.ASYNCQ = {"CONCURRENCY": 5}
+    set_pool(True, monkeypatch, alias="other")
+    assert ["DATABASES['other'] has a pool of 4" in message.msg for message in check_pools()] == [True]
+    settings.ASYNCQ = {"CONCURRENCY": 4}
+    assert list(check_pools()) == []
+
+
+def install_tenants(settings: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a stand-in of django-tenants: the check looks for its name only."""
+    (folder / "django_tenants").mkdir()
+    (folder / "django_tenants" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(folder)
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "django_tenants"]
+
+
+def test_shared_app_of_tenants_gives_no_message(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With django-tenants the tables stand in the shared schema; a list of tenants' apps without it says nothing."""
+    settings.TENANT_APPS = ["django_asyncq"]
+    assert list(check_tenants()) == []
+    install_tenants(settings, tmp_path, monkeypatch)
+    settings.TENANT_APPS = ["shop", "django_asyncq_reports"]
+    assert list(check_tenants()) == []
+
+
 @pytest.mark.parametrize("key", sorted(RULES))
 def test_each_bad_value_is_reported_with_its_id(key: str, settings: Any) -> None:
     """A plain object is not valid for any setting."""
@@ -71,6 +125,12 @@ def test_each_bad_value_is_reported_with_its_id(key: str, settings: Any) -> None
         ("TASKS", {"a": {"BACKEND": BACKEND}, "b": {"BACKEND": BACKEND}}, "asyncq.E014"),
         ("USE_TZ", False, "asyncq.W015"),
         ("SECRET_KEY", "", "asyncq.E017"),
+        ("TENANT_APPS", ["django.contrib.auth", "django_asyncq"], "asyncq.E018"),
+        ("TENANT_APPS", ("django_asyncq.apps.AsyncqConfig",), "asyncq.E018"),
+        ("POOL", True, "asyncq.W019"),
+        ("POOL", {"max_size": 9}, "asyncq.W019"),
+        ("POOL", {"min_size": 9}, "asyncq.W019"),
+        ("POOL", {"min_size": 20, "max_size": 9}, "asyncq.W019"),
         ("TASKS", {"default": {"BACKEND": BACKEND, "QUEUES": ["bad queue"]}}, "asyncq.E020"),
         ("TASKS", {"default": {"BACKEND": BACKEND, "OPTIONS": {"retries": 3}}}, "asyncq.E021"),
         ("TASKS", {"default": {"BACKEND": BACKEND, "OPTIONS": {"max_attempts": 0}}}, "asyncq.E022"),
@@ -78,9 +138,16 @@ def test_each_bad_value_is_reported_with_its_id(key: str, settings: Any) -> None
         ("TASKS", {"default": {"BACKEND": BACKEND, "OPTIONS": {"timeout": False}}}, "asyncq.E022"),
     ],
 )
-def test_wrong_settings_are_reported(setting: str, value: Any, id: str, settings: Any) -> None:
+def test_wrong_settings_are_reported(
+    setting: str, value: Any, id: str, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each with an id of its own."""
-    setattr(settings, setting, value)
+    if setting == "TENANT_APPS":
+        install_tenants(settings, tmp_path, monkeypatch)
+    if setting == "POOL":
+        set_pool(value, monkeypatch)
+    else:
+        setattr(settings, setting, value)
     assert id in ids()
 
 

@@ -22,7 +22,7 @@ from django.db import (
 )
 
 from django_asyncq.models import TaskRecord
-from django_asyncq.storage.errors import ErrorKind, kind_of, remedy_of
+from django_asyncq.storage.errors import ErrorKind, is_connection_limit, kind_of, remedy_of
 
 UNAVAILABLE, AGAIN, NOT_SET_UP, ROW = ErrorKind.UNAVAILABLE, ErrorKind.AGAIN, ErrorKind.NOT_SET_UP, ErrorKind.ROW
 
@@ -267,6 +267,54 @@ def test_code_of_sqlite(name: str, text: str, kind: ErrorKind) -> None:
 def test_error_without_a_code(error: BaseException, kind: ErrorKind) -> None:
     """What drivers, Django and Python raise by themselves."""
     assert kind_of(error) is kind
+
+
+class PoolTimeout(Exception):
+    """Stands in for psycopg_pool's, which has no code: the package need not be installed."""
+
+    __module__ = "psycopg_pool"
+
+
+class PoolClosed(PoolTimeout):
+    """Another error of that package, which means something else."""
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (wrapped(DriverError(sqlstate="53300"), "too many connections for role"), True),
+        (wrapped(DriverError(sqlstate="53400"), "configuration limit exceeded"), False),
+        (wrapped(DriverError(sqlstate="57014"), "canceling statement"), False),
+        (OperationalError("connection failed: FATAL:  sorry, too many clients already"), True),
+        (OperationalError('FATAL:  too many connections for role "x"'), True),
+        (OperationalError("FATAL:  remaining connection slots are reserved for roles with privileges"), True),
+        (OperationalError("FATAL:  no more connections allowed (max_client_conn)"), True),
+        (OperationalError("FATAL:  query_wait_timeout"), True),
+        (OperationalError("connection refused"), False),
+        (wrapped(DriverError(), 1040, "Too many connections"), True),
+        (wrapped(DriverError(), 1203, "max_user_connections"), True),
+        (wrapped(DriverError(), 1226, "max_user_connections"), True),
+        (wrapped(DriverError(), 2006, "server has gone away"), False),
+        (wrapped(PoolTimeout("couldn't get a connection after 30.00 sec")), True),
+        (wrapped(PoolClosed("the pool 'pool-1' is closed")), False),
+        (IntegrityError("too many connections"), False),
+        (ValueError("too many connections"), False),
+    ],
+    ids=str,
+)
+def test_lack_of_room_for_a_connection(error: BaseException, found: bool) -> None:
+    """Of the server, of PgBouncer and of the pool; it is an outage like any other."""
+    assert is_connection_limit(error) is found
+    if found:
+        assert kind_of(error) is UNAVAILABLE
+
+
+def test_errors_of_psycopg_pool_have_the_names_that_are_looked_for() -> None:
+    """The real ones, where the package is installed."""
+    psycopg_pool = pytest.importorskip("psycopg_pool")
+    assert is_connection_limit(wrapped(psycopg_pool.PoolTimeout("timeout")))
+    assert is_connection_limit(wrapped(psycopg_pool.TooManyRequests("full")))
+    assert not is_connection_limit(wrapped(psycopg_pool.PoolClosed("closed")))
 
 
 def no_table() -> None:

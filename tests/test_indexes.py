@@ -29,6 +29,7 @@ LOOKS = {
     "failed": (ROWS.failed(), "asyncq_state_id|asyncq_name_exception"),
     "retrying": (ROWS.retrying(), "asyncq_state_id|asyncq_name_exception"),
     "live at a gate": (ROWS.at_gate("a").filter(state__in=gates.LIVE_STATES), "asyncq_gate_state"),
+    "waiting at a gate": (ROWS.waiting_at_gate("a"), "asyncq_gate_state"),
     "live at any gate": (ROWS.at_gate().filter(state__in=gates.LIVE_STATES), "asyncq_"),
     "failed, newest first": (ROWS.failed().order_by("-id"), "asyncq_state_id"),
     "queued, a page": (ROWS.queued().filter(id__gt=uuid7()).order_by("id"), "asyncq_state_id"),

@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from django_asyncq import conf
 from django_asyncq.exceptions import BrokerUnavailable
+from django_asyncq.leadership.hold import key_of
 from django_asyncq.leadership.owner import Owner
 from django_asyncq.maintenance import service
 from django_asyncq.maintenance.reconciler import Reconciler
@@ -83,7 +84,7 @@ class MaintenanceProcesses:
 
     def leader(self) -> int | None:
         """The pid in the lock, if it is one of these processes."""
-        value = self.client.get(f"task_lock:{conf.current().key_prefix}.maintenance")
+        value = self.client.get(key_of(f"{conf.current().key_prefix}.maintenance"))
         owner = Owner.read(value.decode()) if value else None
         return owner.pid if owner is not None and owner.pid in self.processes else None
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import redis
-from django.db import connection, connections, transaction
+from django.db import connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -26,6 +26,7 @@ from django_asyncq.exceptions import BrokerUnavailable, LockLost
 from django_asyncq.maintenance import pruner as pruning
 from django_asyncq.maintenance.pruner import Pruned, Pruner, retention_is_over
 from django_asyncq.models import FailureReason, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
+from django_asyncq.storage.routing import transaction_of, writing_database
 
 from . import tasks
 from .clock import uuid7_at
@@ -157,7 +158,7 @@ def test_none_keeps_tasks_for_ever(pruner: Pruner, settings: Any) -> None:
     """No row is even read."""
     configure(settings, SUCCEEDED_RETENTION_SECONDS=None, FAILED_RETENTION_SECONDS=None)
     saved(row(days=4000), row(FAILED, days=4000))
-    with CaptureQueriesContext(connection) as queries:
+    with CaptureQueriesContext(connections[writing_database(TaskRecord)]) as queries:
         assert sum(pruner.prune_tasks()) == 0
     assert len(queries) == 0
 
@@ -274,7 +275,7 @@ def test_gate_slots_do_not_change(pruner: Pruner) -> None:
 def test_batches_are_bounded_and_load_no_rows(pruner: Pruner) -> None:
     """A transaction has at most 500 rows and two statements, and reads neither arguments nor results."""
     saved(*(row(days=8) for _ in range(1200)))
-    with CaptureQueriesContext(connection) as queries:
+    with CaptureQueriesContext(connections[writing_database(TaskRecord)]) as queries:
         assert list(pruner.prune_tasks()) == [500, 500, 200, 0]
     statements = [query["sql"] for query in queries]
     deletes = [sql for sql in statements if sql.startswith("DELETE")]
@@ -304,12 +305,12 @@ def test_pages_are_bounded_by_the_rows_they_read(pruner: Pruner, monkeypatch: py
 def test_every_statement_uses_the_primary_key(pruner: Pruner) -> None:
     """Not the index on states, which would read all rows of a state for each batch."""
     saved(*(row(days=8) for _ in range(20)))
-    with CaptureQueriesContext(connection) as queries:
+    with CaptureQueriesContext(connections[writing_database(TaskRecord)]) as queries:
         assert sum(pruner.prune_tasks()) == 20
     statements = [query["sql"] for query in queries if query["sql"].split()[0] in ("SELECT", "DELETE")]
     assert len(statements) == 6
     for statement in statements:
-        with connection.cursor() as cursor:
+        with connections[writing_database(TaskRecord)].cursor() as cursor:
             cursor.execute(f"EXPLAIN QUERY PLAN {statement}")
             plan = " ".join(str(step) for step in cursor.fetchall())
         assert "INDEX sqlite_autoindex_django_asyncq_taskrecord_1" in plan, (statement, plan)
@@ -363,7 +364,7 @@ def test_a_locked_row_is_skipped_at_once(pruner: Pruner) -> None:
     locked, enough = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with transaction.atomic():
+        with transaction_of(TaskRecord):
             TaskRecord.objects.select_for_update().get(id=held.id)
             locked.set()
             enough.wait(30)
@@ -396,7 +397,7 @@ def test_an_open_batch_does_not_block_writers() -> None:
 
     @contextmanager
     def slow_commit() -> Iterator[None]:
-        with transaction.atomic():
+        with transaction_of(TaskRecord):
             yield
             thread = in_another_connection(write)
             assert written.wait(10), "a writer waits for the pruner"
@@ -505,7 +506,7 @@ def test_each_batch_of_rows_is_fenced() -> None:
         entered.append(1)
         if len(entered) == 2:
             raise LockLost("maintenance", 1)
-        with transaction.atomic():
+        with transaction_of(TaskRecord):
             yield
 
     pruner = Pruner(Broker(), fenced=fenced)

@@ -411,7 +411,7 @@ def test_other_errors_set_no_row_aside() -> None:
             raise error
 
         with pytest.raises(type(error)):
-            isolation.each_alone("numbers", [1, 2, 3], fail)
+            isolation.each_alone("numbers", [1, 2, 3], fail, database="default")
         assert calls == [[1, 2, 3]]
     assert set_aside.rows() == []
 
@@ -428,10 +428,10 @@ def test_each_alone_finds_the_odd_ones(odd: set[int]) -> None:
         return [2 * number for number in part]
 
     expected = [2 * number for number in range(100) if number not in odd]
-    assert isolation.each_alone("numbers", range(100), double) == expected
+    assert isolation.each_alone("numbers", range(100), double, database="default") == expected
     assert {row.id for row in set_aside.rows()} == {str(number) for number in odd}
     tried.clear()
-    assert isolation.each_alone("numbers", range(100), double) == expected
+    assert isolation.each_alone("numbers", range(100), double, database="default") == expected
     assert len(tried) == (1 if expected else 0)
 
 

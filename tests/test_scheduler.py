@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import connections
 from django.utils import timezone
 
 from django_asyncq import cron, every, guard, registry, task
@@ -28,6 +28,7 @@ from django_asyncq.models import (
     TaskState,
 )
 from django_asyncq.scheduling.scheduler import Scheduler, enqueue, run_now
+from django_asyncq.storage.routing import transaction_of
 from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks
@@ -378,7 +379,7 @@ def test_a_scheduler_that_lost_its_lock_writes_nothing(clock: Clock) -> None:
 
     @contextmanager
     def lost_term() -> Iterator[None]:
-        with transaction.atomic():
+        with transaction_of(TaskRecord):
             raise LockLost("maintenance", 1)
         yield
 
@@ -404,7 +405,7 @@ def test_a_change_wakes_the_scheduler_after_its_commit(change: str) -> None:
     with Broker().client.pubsub(ignore_subscribe_messages=True) as subscription:
         subscription.subscribe(due_channel())
         subscription.get_message(timeout=5)
-        with transaction.atomic():
+        with transaction_of(TaskRecord):
             {"save": row.save, "delete": row.delete, "create": lambda: schedule(name="new")}[change]()
             assert subscription.get_message(timeout=0.1) is None
         assert subscription.get_message(timeout=5) is not None

@@ -30,8 +30,12 @@ def environment(**more: str) -> dict[str, str]:
         kind = "postgres" if "postgresql" in database["ENGINE"] else "mysql"
         user = f"{database['USER']}:{database['PASSWORD']}".rstrip(":")
         url = f"{kind}://{user}@{database['HOST']}:{database['PORT']}/{name}"
+    own = {}
+    if "tasks" in connections:
+        own["ASYNCQ_TEST_OWN_DATABASE"] = str(connections["tasks"].settings_dict["NAME"])
     return {
         **os.environ,
+        **own,
         "DATABASE_URL": url,
         "DJANGO_SETTINGS_MODULE": "tests.settings",
         "PYTHONPATH": str(ROOT),

@@ -1,4 +1,4 @@
-"""The admin pages of gates: their limits, and how many of their slots are taken."""
+"""The admin pages of gates: their limits, how many of their slots are taken, and how many tasks wait for one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.db.models import Count
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -15,7 +16,9 @@ from django.utils.translation import gettext_lazy
 from .. import gates
 from ..broker import redis_clock
 from ..exceptions import BrokerUnavailable
-from ..models import Gate
+from ..models import Gate, TaskRecord
+from ..storage.routing import rows_of
+from .queries import RoutedAdmin
 
 if TYPE_CHECKING:
     GateAdminBase = admin.ModelAdmin[Gate]
@@ -47,17 +50,25 @@ def read_occupancy(rows: Sequence[Gate]) -> None:
         row.slots_taken = taken  # type: ignore[attr-defined]
 
 
-class GateAdmin(GateAdminBase):
+def read_waiting(rows: Sequence[Gate]) -> None:
+    """Set `tasks_waiting` on each row, with one query."""
+    waiting = rows_of(TaskRecord).waiting_at_gate().filter(gate__in=[row.name for row in rows]).order_by()
+    counts = dict(waiting.values_list("gate").annotate(Count("id")))
+    for row in rows:
+        row.tasks_waiting = counts.get(row.name, 0)  # type: ignore[attr-defined]
+
+
+class GateAdmin(RoutedAdmin, GateAdminBase):
     """Edit the limits of gates. A change takes effect everywhere at once, through the signals of the model."""
 
-    list_display = ("name", "limit", "expected_seconds", "occupancy")
+    list_display = ("name", "limit", "expected_seconds", "occupancy", "waiting")
     search_fields = ("name",)
     search_help_text = gettext_lazy("A gate is an admission limit for tasks. Search for a part of its name.")
     fieldsets = [
         (
             None,
             {
-                "fields": ("name", "limit", "expected_seconds", "occupancy"),
+                "fields": ("name", "limit", "expected_seconds", "occupancy", "waiting"),
                 "description": gettext_lazy(
                     "A gate is an admission limit. While it is full, no more of its tasks can be enqueued."
                 ),
@@ -71,12 +82,13 @@ class GateAdmin(GateAdminBase):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Gate | None = None) -> tuple[str, ...]:
         """Keep the name of an existing gate read-only, because tasks refer to it by name."""
-        return ("occupancy",) if obj is None else ("name", "occupancy")
+        return ("occupancy", "waiting") if obj is None else ("name", "occupancy", "waiting")
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
-        """Read the occupancy of the gates on this page, with one call to Redis for each."""
+        """Read the occupancy of the gates on this page, with one call to Redis for each, and how many tasks wait."""
         changelist = super().get_changelist_instance(request)
         read_occupancy(changelist.result_list)
+        read_waiting(changelist.result_list)
         return changelist
 
     @admin.display(description=gettext_lazy("queued or running"))
@@ -92,6 +104,16 @@ class GateAdmin(GateAdminBase):
         if row.limit <= 0:
             return _("%(taken)d, no limit") % {"taken": taken}
         return format_html("{} {}", _meter(taken, row.limit), _words(taken, row.limit))
+
+    @admin.display(description=gettext_lazy("waiting"))
+    def waiting(self, row: Gate) -> int | str:
+        """Show how many tasks wait to be retried."""
+        if row.pk is None:
+            return "-"
+        if not hasattr(row, "tasks_waiting"):
+            read_waiting([row])
+        count: int = row.tasks_waiting  # type: ignore[attr-defined]
+        return count
 
 
 def _words(taken: int, limit: int) -> str:

@@ -1,4 +1,4 @@
-"""Queries of the task list: they read only what the list shows, and never all of a large table."""
+"""Queries of the pages: from the database that is written to, only what is shown, and never all of a large table."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from django.contrib.admin import ModelAdmin
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -15,10 +16,13 @@ from django.http import HttpRequest
 from django.utils.functional import cached_property
 
 from ..models import TaskRecord
+from ..storage.routing import writing_database
 
 if TYPE_CHECKING:
+    AnyModelAdmin = ModelAdmin[Any]
     PaginatorBase = Paginator[TaskRecord]
 else:
+    AnyModelAdmin = ModelAdmin
     PaginatorBase = Paginator
 
 # PostgreSQL counts five million rows in a second and ten thousand in a millisecond. Nobody turns 200 pages.
@@ -42,6 +46,14 @@ SHOWN_IN_LIST = (
     "started_at",
     "finished_at",
 )
+
+
+class RoutedAdmin(AnyModelAdmin):
+    """Reads the rows of all pages and actions from the database that is written to."""
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the rows that the user may see."""
+        return super().get_queryset(request).using(writing_database(self.model))
 
 
 class LastError(Func):

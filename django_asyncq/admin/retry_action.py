@@ -20,7 +20,7 @@ from django.utils.translation import ngettext
 from .. import lifecycle
 from ..exceptions import AsyncqError, GateUnavailable
 from ..models import Gate, TaskRecord, TaskState
-from ..storage.routing import rows_of
+from ..storage.routing import rows_of, writing_database
 from .code import known_task
 
 # One chunk is one transaction, and one script call per queue and gate. SQLite accepts at least 999 parameters.
@@ -82,7 +82,8 @@ def log_retried(request: HttpRequest, records: Sequence[TaskRecord]) -> None:
     """Write an entry to the history of each task that was retried."""
     if records:
         user: Any = request.user
-        LogEntry.objects.log_actions(user_id=user.pk, queryset=records, action_flag=CHANGE, change_message="Retried.")
+        entries = LogEntry.objects.db_manager(writing_database(LogEntry))
+        entries.log_actions(user_id=user.pk, queryset=records, action_flag=CHANGE, change_message="Retried.")
 
 
 def add_messages(request: HttpRequest, outcome: Outcome, url_of: Any) -> None:

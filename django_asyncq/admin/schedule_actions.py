@@ -18,7 +18,7 @@ from ..exceptions import AsyncqError, InvalidOption
 from ..models import Occurrence, Schedule
 from ..scheduling import scheduler
 from ..storage import database_clock
-from ..storage.routing import rows_of, transaction_of
+from ..storage.routing import rows_of, transaction_of, writing_database
 from . import display
 from .schedule_page import TaskLinks
 
@@ -138,4 +138,5 @@ def _named(text: str, rows: list[Schedule]) -> str:
 
 def _log(request: HttpRequest, rows: list[Schedule], text: str) -> None:
     user: Any = request.user
-    LogEntry.objects.log_actions(user_id=user.pk, queryset=rows, action_flag=CHANGE, change_message=text)
+    entries = LogEntry.objects.db_manager(writing_database(LogEntry))
+    entries.log_actions(user_id=user.pk, queryset=rows, action_flag=CHANGE, change_message=text)

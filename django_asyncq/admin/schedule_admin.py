@@ -28,6 +28,7 @@ from ..models import Occurrence, Schedule
 from ..storage import database_clock
 from ..storage.routing import rows_of
 from . import display, schedule_actions, schedule_page
+from .queries import RoutedAdmin
 from .schedule_form import ScheduleForm
 from .schedule_page import SchedulePage, TaskLinks
 
@@ -46,7 +47,7 @@ OTHERWISE = ("overlap", "missed", "missed_cap", "jitter_seconds")
 MASKED_COLUMNS = {"args", "kwargs"}
 
 
-class ScheduleAdmin(ScheduleAdminBase):
+class ScheduleAdmin(RoutedAdmin, ScheduleAdminBase):
     """The list of schedules, the page of one, its form, and the buttons."""
 
     form = ScheduleForm

@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy
 from ..models import StartupRun
 from ..storage import database_clock
 from . import display
+from .queries import RoutedAdmin
 from .redaction import mask_text
 from .task_page import Fact
 
@@ -23,7 +24,7 @@ else:
     StartupRunAdminBase = admin.ModelAdmin
 
 
-class StartupRunAdmin(StartupRunAdminBase):
+class StartupRunAdmin(RoutedAdmin, StartupRunAdminBase):
     """List the runs of start-up tasks, and show a page for each."""
 
     list_display = ("name", "started", "duration", "outcome", "held_by")

@@ -35,7 +35,7 @@ from .filters import (
     ReasonFilter,
     StateFilter,
 )
-from .queries import BoundedPaginator, TaskChangeList, as_listed, search
+from .queries import BoundedPaginator, RoutedAdmin, TaskChangeList, as_listed, search
 from .task_page import TaskPage
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ if django.VERSION >= (6, 1):
     }
 
 
-class TaskRecordAdmin(TaskAdminBase):
+class TaskRecordAdmin(RoutedAdmin, TaskAdminBase):
     """The list of tasks, the page of one, and the retry of failed ones."""
 
     list_display = ("task", "state_and_error", "queue_name", "gate", "attempts", "enqueued", "run")

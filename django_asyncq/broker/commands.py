@@ -22,6 +22,7 @@ TYPES = {
     "hexists": "hash",
     "sadd": "set",
     "smembers": "set",
+    "srem": "set",
     "zrange": "zset",
     "zcard": "zset",
     "zadd": "zset",

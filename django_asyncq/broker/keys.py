@@ -43,12 +43,14 @@ OTHER_TYPES = {
     "reachability_key": "hash",
     "key_check_key": "string",
     "handoff_key": "hash",
+    "waiting_gates_key": "set",
     "schedulers_key": "zset",
     "scheduler_key": "list",
     "scheduler_history_key": "zset",
     "gate members": "zset",
     "gate meta": "hash",
     "gate retaken": "hash",
+    "gate waiters": "zset",
     "lock": "string",
 }
 # As in `TaskRecord.queue_name`, and some more for the queues of Go programs.
@@ -99,6 +101,11 @@ def handoff_key(worker_id: str) -> str:
     return f"{prefix()}:handoff:{worker_id}"
 
 
+def waiting_gates_key() -> str:
+    """Own: the set of the names of gates at which tasks wait."""
+    return f"{prefix()}:waiting-gates"
+
+
 def names_channel() -> str:
     """Own: the channel that announces a queue registered for the first time."""
     return f"{prefix()}:names"
@@ -109,9 +116,14 @@ def due_channel() -> str:
     return f"{prefix()}:due"
 
 
+def free_slot_channel() -> str:
+    """Own: the channel that announces a released slot of a gate at which tasks wait; the message is the gate's name."""
+    return f"{prefix()}:free-slot"
+
+
 def odd_channel() -> str:
-    """Own: the channel that announces a key that was set aside; the same for every project (`lua/prelude.lua`)."""
-    return "django_asyncq:odd"
+    """Own: the channel that announces a key that was set aside (`lua/prelude.lua`)."""
+    return f"{prefix()}:odd"
 
 
 def schedulers_key() -> str:

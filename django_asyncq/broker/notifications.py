@@ -10,17 +10,17 @@ import math
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from redis.exceptions import RedisError
 
-from .. import conf
 from ..exceptions import BrokerUnavailable
 from ..guard import get_logger
 from ..threads import LongLivedThread
 from . import clients, replies
-from .keys import due_channel, keys_of, names_channel, odd_channel, prefix
+from .keys import due_channel, free_slot_channel, keys_of, names_channel, odd_channel
 from .redis_internals import shut_down
 
 logger = get_logger("django_asyncq.broker")
@@ -100,7 +100,8 @@ class Listener:
         self._failures = 0
 
     def _received(self, channel: bytes, data: Any) -> None:
-        """Handle a message beyond setting the event. data: whatever was sent."""
+        """Handle a message. data: whatever was sent."""
+        self.event.set()
 
     def _listen(self) -> None:
         client = clients.client("blocking")
@@ -115,7 +116,6 @@ class Listener:
                 while not self._stopped.is_set():
                     if message := subscription.get_message(timeout=LISTEN_SECONDS):
                         self._received(message["channel"], message["data"])
-                        self.event.set()
             finally:
                 self._connection = None
                 subscription.close()
@@ -140,27 +140,43 @@ class QueueListener(Listener):
 
     def _received(self, channel: bytes, data: Any) -> None:
         self._has_new_names |= channel == self._names_channel.encode()
+        super()._received(channel, data)
 
 
 class SupervisorListener(Listener):
-    """Listen for a supervisor: to tasks that are due before all others, and to keys that were set aside.
+    """Listen for a supervisor: to tasks due before all others, to free slots of gates, and to keys set aside.
 
     The latter are logged, each once an hour: whatever writes the key may write it again and again.
+    free_slot: is set instead of the event when a slot is released of a gate at which tasks wait.
     """
 
-    def __init__(self, event: Settable | None = None) -> None:
+    def __init__(self, event: Settable | None = None, *, free_slot: Settable | None = None) -> None:
         self._logged_at: dict[str, float] = {}
-        super().__init__([due_channel(), odd_channel()], event)
+        self._free_slot = free_slot
+        self._gates: deque[str] = deque(maxlen=MOST_REMEMBERED)
+        super().__init__([due_channel(), odd_channel(), free_slot_channel()], event)
+
+    def take_gates(self) -> set[str]:
+        """Return the gates at which a slot was released since the last call: the latest MOST_REMEMBERED of them."""
+        found: set[str] = set()
+        while self._gates:
+            found.add(self._gates.popleft())
+        return found
 
     def _received(self, channel: bytes, data: Any) -> None:
+        if channel == free_slot_channel().encode():
+            if self._free_slot is not None:
+                self._gates.append(replies.text(data))
+                self._free_slot.set()
+            return
         if channel == odd_channel().encode():
             self.log_set_aside(replies.text(data), time.monotonic())
+        super()._received(channel, data)
 
     def log_set_aside(self, name: str, now: float) -> None:
-        """Log the new name of a key that was set aside, unless it is another project's. now: monotonic seconds."""
-        is_ours = prefix() in name or conf.current().gate_prefix in name
+        """Log the new name of a key that was set aside. now: monotonic seconds."""
         key = ODD_TIME.sub("odd:", name)
-        if not is_ours or now - self._logged_at.get(key, -math.inf) < LOG_AGAIN_SECONDS:
+        if now - self._logged_at.get(key, -math.inf) < LOG_AGAIN_SECONDS:
             return
         if len(self._logged_at) >= MOST_REMEMBERED:
             self._logged_at.clear()

@@ -5,6 +5,7 @@ Holds values and one table. It must not run anything and knows no database and n
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from django.conf import settings
 
 from ..exceptions import InvalidOption
+from .functions import Origin, origin_of, why_ambiguous
 from .timing import Cron, Interval
 
 F = TypeVar("F", bound=Callable[[], Any])
@@ -137,6 +139,7 @@ class StartupTask:
     function: Callable[[], Any]
     ttl_seconds: float
     every_start: bool
+    origin: Origin | None
 
 
 _startup_tasks: dict[str, StartupTask] = {}
@@ -160,11 +163,12 @@ def startup_task(name: str, *, ttl: float = 60, every_start: bool = False) -> Ca
 
     def declare(function: F) -> F:
         known = _startup_tasks.get(name)
-        if known is not None and _path(known.function) != _path(function):
+        origin = origin_of(function) if inspect.isfunction(function) else None
+        if known is not None and _is_another(known, function, origin):
             raise InvalidOption(
                 f"startup_task({name!r}) of {_path(function)} is not valid: {_path(known.function)} has this name"
             )
-        _startup_tasks[name] = StartupTask(name, function, float(ttl), every_start)
+        _startup_tasks[name] = StartupTask(name, function, float(ttl), every_start, origin)
         return function
 
     return declare
@@ -173,6 +177,13 @@ def startup_task(name: str, *, ttl: float = 60, every_start: bool = False) -> Ca
 def startup_tasks() -> list[StartupTask]:
     """Return the start-up tasks in the order of their declaration."""
     return list(_startup_tasks.values())
+
+
+def _is_another(known: StartupTask, function: Callable[..., Any], origin: Origin | None) -> bool:
+    """Return whether a function is not the known one, which may be declared again and loaded again."""
+    if _path(known.function) != _path(function):
+        return True
+    return known.origin is not None and origin is not None and why_ambiguous(known.origin, origin) is not None
 
 
 def _path(function: Callable[..., Any]) -> str:

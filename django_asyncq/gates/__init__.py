@@ -17,8 +17,9 @@ from .admission import (
     release_uncommitted,
     retry_after,
 )
-from .audit import LIVE_STATES, Drift, audit, build, occupied
+from .audit import LIVE_STATES, Drift, audit, audit_waiters, build, look, occupied
 from .members import Slot, forget_built, hold_seconds, keys, keys_for, release_ids, slots
+from .waiters import forget_gate, settle, waiters, waiting_gates
 
 __all__ = [
     "LIVE_STATES",
@@ -28,18 +29,24 @@ __all__ = [
     "acquire",
     "admit",
     "audit",
+    "audit_waiters",
     "build",
     "by_gate",
     "confirm",
     "forget_built",
+    "forget_gate",
     "hold_seconds",
     "keys",
     "keys_for",
+    "look",
     "occupied",
     "release",
     "release_deleted",
     "release_ids",
     "release_uncommitted",
     "retry_after",
+    "settle",
     "slots",
+    "waiters",
+    "waiting_gates",
 ]

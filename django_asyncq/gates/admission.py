@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 from django.template.defaultfilters import pluralize
@@ -20,17 +20,26 @@ from ..guard import get_logger
 from ..models import TaskRecord
 from .audit import build
 from .members import IDS_PER_CALL, client, keys, release_runs
+from .waiters import KEPT_SECONDS, forget_waiters, note_waiting
 
 logger = get_logger("django_asyncq.gates")
 
 
+# "all": all or none. "partial": as many as possible. "wait": the same, and those refused wait for a slot.
+Mode = Literal["all", "partial", "wait"]
+
+
 class Admission(NamedTuple):
-    """What a gate answered. refused: ids without a slot. limit: 0 or less means that the gate is open."""
+    """What a gate answered. refused: ids without a slot. limit: 0 or less means that the gate is open.
+
+    waiting: tasks that waited at the gate before this call.
+    """
 
     refused: set[str]
     limit: int
     occupancy: int
     expected_seconds: float
+    waiting: int
 
 
 def acquire(
@@ -40,30 +49,32 @@ def acquire(
 
     again: the tasks are retried. A late release by one of their earlier runs then leaves the new slot alone.
     timed: the tasks are retried because their time has come. A gate without a limit then admits them: no caller
-        could handle the error.
+        could handle the error. Those refused wait at the gate.
     Raises: QueueFull when a gate has too few free slots, UnknownGate, GateUnavailable. The caller then releases the
     slots acquired so far, with `release_uncommitted`.
     """
     seconds = conf.current().provisional_seconds
-    return _admit_groups(records, partial=partial, seconds=seconds, again=again, must_exist=not timed)
+    mode: Mode = "wait" if timed else "partial" if partial else "all"
+    return _admit_groups(records, mode=mode, seconds=seconds, again=again, must_exist=not timed)
 
 
 def confirm(records: Sequence[TaskRecord]) -> set[UUID]:
     """Make the slots of committed tasks last; return the ids whose slot is lost and whose gate is full.
 
-    A task that has lost its slot gets another one while the gate has a free slot. Raises: GateUnavailable.
+    A task that has lost its slot gets another one while the gate has a free slot, or else waits at the gate.
+    Raises: GateUnavailable.
     """
-    return _admit_groups(records, partial=True, seconds=0, again=False, must_exist=False)
+    return _admit_groups(records, mode="wait", seconds=0, again=False, must_exist=False)
 
 
 def _admit_groups(
-    records: Sequence[TaskRecord], *, partial: bool, seconds: int, again: bool, must_exist: bool
+    records: Sequence[TaskRecord], *, mode: Mode, seconds: int, again: bool, must_exist: bool
 ) -> set[UUID]:
     """Ask each gate to admit its tasks. must_exist: whether a gate without a limit is an error."""
     refused: set[UUID] = set()
     for gate, group in by_gate(records).items():
         try:
-            admission = admit(gate, group, partial=partial, seconds=seconds, again=again)
+            admission = admit(gate, group, mode=mode, seconds=seconds, again=again)
         except UnknownGate as error:
             if must_exist:
                 raise
@@ -89,9 +100,14 @@ def release_uncommitted(records: Iterable[TaskRecord]) -> None:
     _release_groups(records, lambda record: "")
 
 
-def release_deleted(records: Iterable[TaskRecord]) -> None:
-    """Release the slots of deleted tasks, whichever run holds them."""
+def release_deleted(records: Sequence[TaskRecord]) -> None:
+    """Release the slots of deleted tasks, whichever run holds them, and forget those that waited for one."""
     _release_groups(records, lambda record: "")
+    for gate, group in by_gate(record for record in records if record.retry_at is not None).items():
+        try:
+            forget_waiters(gate, [str(record.id) for record in group])
+        except BrokerUnavailable as error:
+            logger.warning("gate %s: deleted tasks still wait; the leader will forget them: %s", gate, error)
 
 
 def _release_groups(records: Iterable[TaskRecord], fence_of: Callable[[TaskRecord], str]) -> None:
@@ -114,30 +130,33 @@ def by_gate(records: Iterable[TaskRecord]) -> dict[str, list[TaskRecord]]:
     return groups
 
 
-def admit(gate: str, records: Sequence[TaskRecord], *, partial: bool, seconds: int, again: bool = False) -> Admission:
+def admit(gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds: int, again: bool = False) -> Admission:
     """Ask one gate for slots that last `seconds` (0: the full time); build the gate first when needed.
 
-    again: the tasks are retried. Raises: QueueFull (not with `partial`), UnknownGate, GateUnavailable.
+    again: the tasks are retried. Raises: QueueFull (in the mode "all"), UnknownGate, GateUnavailable.
     """
     try:
-        admission = _admit_some(gate, records[:IDS_PER_CALL], partial=partial, seconds=seconds, again=again)
+        admission = _admit_some(gate, records[:IDS_PER_CALL], mode=mode, seconds=seconds, again=again)
         for start in range(IDS_PER_CALL, len(records), IDS_PER_CALL):
             part = records[start : start + IDS_PER_CALL]
-            more = _admit_some(gate, part, partial=partial, seconds=seconds, again=again)
+            more = _admit_some(gate, part, mode=mode, seconds=seconds, again=again)
             admission = more._replace(refused=admission.refused | more.refused)
+        if admission.refused and mode == "wait":
+            note_waiting(gate)
         return admission
     except BrokerUnavailable as error:
         raise GateUnavailable(gate, str(error).rstrip(".")) from error
 
 
-def _admit_some(gate: str, records: Sequence[TaskRecord], *, partial: bool, seconds: int, again: bool) -> Admission:
+def _admit_some(gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds: int, again: bool) -> Admission:
     limit, settings = records[0].queue_limit, conf.current()
     arguments = [
         seconds,
         "" if limit is None else limit,
         records[0].expected_seconds or settings.expected_seconds,
-        "partial" if partial else "all",
+        mode,
         settings.unasked_seconds,
+        KEPT_SECONDS,
     ]
     for record in records:
         arguments += [str(record.id), record.fence if again else ""]
@@ -146,16 +165,18 @@ def _admit_some(gate: str, records: Sequence[TaskRecord], *, partial: bool, seco
         build(gate)
         reply = scripts.run("gate_acquire", client(), keys(gate), arguments)
     word, known_limit, occupancy = reply[0], replies.whole(reply[1]) or 0, replies.count(reply[2])
-    expected = replies.number(reply[3]) or 0.0
+    expected, waiting = replies.number(reply[3]) or 0.0, replies.count(reply[4])
     if word == b"undefined":
         raise UnknownGate(gate)
     if word == b"full":
-        raise QueueFull(
-            gate=gate, limit=known_limit, occupancy=occupancy, retry_after=retry_after(known_limit, expected)
-        )
-    return Admission(set(replies.texts(reply[4:])), known_limit, occupancy, expected)
+        seconds = retry_after(known_limit, expected, waiting)
+        raise QueueFull(gate=gate, limit=known_limit, occupancy=occupancy, waiting=waiting, retry_after=seconds)
+    return Admission(set(replies.texts(reply[5:])), known_limit, occupancy, expected, waiting)
 
 
-def retry_after(limit: int, expected_seconds: float) -> int:
-    """Estimate after how many seconds a full gate has a free slot: `limit` tasks finish per `expected_seconds`."""
-    return max(1, math.ceil(expected_seconds / max(limit, 1)))
+def retry_after(limit: int, expected_seconds: float, waiting: int = 0) -> int:
+    """Estimate after how many seconds a full gate has a free slot for a new task.
+
+    `limit` tasks finish per `expected_seconds`. waiting: tasks that get a slot before.
+    """
+    return max(1, math.ceil(expected_seconds * (waiting + 1) / max(limit, 1)))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db.models import QuerySet
 
@@ -16,6 +16,7 @@ from ..models import Gate, TaskRecord, TaskState
 from ..storage.isolation import page_of
 from ..storage.routing import rows_of
 from .members import IDS_PER_CALL, client, forget_built, hold_seconds, keys, release_ids, slots
+from .waiters import forget_waiters, wait, waiters
 
 LIVE_STATES = (TaskState.QUEUED, TaskState.RUNNING)
 KEYS_PER_SCAN = 1000
@@ -28,11 +29,20 @@ class Drift(NamedTuple):
     removed: int
 
 
+class Look(NamedTuple):
+    """What a look at the waiters of a gate found. waiting: how many wait. ids: those with a free slot, in order."""
+
+    waiting: int
+    ids: list[str]
+
+
 def build(gate: str) -> None:
-    """Give a slot to every task that is QUEUED or RUNNING, then let the gate admit.
+    """Give a slot to every task that is QUEUED or RUNNING, a place to every task that waits, then let the gate admit.
 
     Does nothing when the limit of the gate is changed in the meantime. Raises: BrokerUnavailable.
     """
+    # First: a new task must not come before those that wait.
+    _wait_again(gate, _waiting(gate))
     changes = commands.send(client(), "hget", keys(gate)[1], "changes") or b""
     row = rows_of(Gate).filter(name=gate).first()
     holders = page_of(_live(gate), "state", "fence", size=None)
@@ -104,6 +114,48 @@ def _renew(gate: str, row: Gate | None, holders: Sequence[str], *, dry_run: bool
         found = scripts.run("gate_renew", clients.client("worker"), keys(gate)[:1], arguments)
         lacking |= set(replies.texts(found))
     return lacking
+
+
+def look(gate: str, most: int) -> Look:
+    """Look at the waiters of a gate; build it first when needed. `settle` ends the look when there were any.
+
+    most: how many ids to return. Raises: BrokerUnavailable.
+    """
+    members, meta, _, waiting = keys(gate)
+    word, count, *ids = scripts.run("gate_next", client(), [members, meta, waiting], [most])
+    while word == b"unbuilt":
+        build(gate)
+        word, count, *ids = scripts.run("gate_next", client(), [members, meta, waiting], [most])
+    return Look(replies.count(count), replies.texts(ids))
+
+
+def audit_waiters(gate: str, *, seen: set[str] | None = None) -> Drift:
+    """Let the tasks wait whose rows say so, and forget the others; return how many were added and removed.
+
+    A task that is just being retried may be added; the next look of the leader forgets it.
+    seen: as for `audit`, because a task begins to wait shortly before its row says so. Raises: BrokerUnavailable.
+    """
+    rows, known = _waiting(gate), set(waiters(gate))
+    missing = [row for row in rows if str(row[0]) not in known]
+    strangers = known.difference(str(id) for id, _ in rows)
+    if seen is not None:
+        strangers, found = strangers & seen, strangers
+        seen.clear()
+        seen.update(found - strangers)
+    _wait_again(gate, missing)
+    if strangers:
+        forget_waiters(gate, sorted(strangers))
+    return Drift(len(missing), len(strangers))
+
+
+def _waiting(gate: str) -> list[tuple[Any, ...]]:
+    """Return id and own limit of each task whose row says that it waits at the gate."""
+    return page_of(rows_of(TaskRecord).waiting_at_gate(gate).order_by("id"), "queue_limit", size=None)
+
+
+def _wait_again(gate: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    if rows:
+        wait(gate, [str(id) for id, _ in rows], rows[0][1])
 
 
 def _limit_of(row: Gate | None) -> tuple[int, float] | None:

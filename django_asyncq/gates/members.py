@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from .. import conf
 from ..broker import GateKeys, clients, commands, replies, scripts
+from ..broker.keys import free_slot_channel
 from ..models import TaskRecord
 
 IDS_PER_CALL = 200
@@ -29,20 +30,20 @@ class Slot(NamedTuple):
     expires_at: int
 
 
-def keys(gate: str) -> tuple[str, str, str]:
-    """Return the gate's keys: members, meta, retaken. The braces keep all three in one slot of a Redis Cluster."""
+def keys(gate: str) -> tuple[str, str, str, str]:
+    """Return the gate's keys: members, meta, retaken, waiters. The braces keep all in one slot of a Redis Cluster."""
     return _keys(conf.current().gate_prefix, gate)
 
 
 @lru_cache(maxsize=1024)
-def _keys(prefix: str, gate: str) -> tuple[str, str, str]:
+def _keys(prefix: str, gate: str) -> tuple[str, str, str, str]:
     members = f"{prefix}{gate}"
-    return members, f"{{{members}}}:meta", f"{{{members}}}:retaken"
+    return members, f"{{{members}}}:meta", f"{{{members}}}:retaken", f"{{{members}}}:waiters"
 
 
 def keys_for(record: TaskRecord) -> GateKeys:
     """Return what the enqueue script needs to confirm the slot of a task."""
-    members, meta, _ = keys(record.gate)
+    members, meta, *_ = keys(record.gate)
     expected_seconds = record.expected_seconds or conf.current().expected_seconds
     return GateKeys(members, meta, record.queue_limit, expected_seconds)
 
@@ -71,11 +72,12 @@ def release_runs(gate: str, runs: Sequence[tuple[str, str]]) -> int:
 
     runs: task id and fence of the run; a fence of "" releases the slot of any run.
     """
-    members, _, retaken = keys(gate)
+    members, _, retaken, waiters = keys(gate)
     released = 0
     for start in range(0, len(runs), IDS_PER_CALL):
         words = [word for run in runs[start : start + IDS_PER_CALL] for word in run]
-        released += int(scripts.run("gate_release", client(), [members, retaken], words))
+        arguments = [free_slot_channel(), gate, *words]
+        released += int(scripts.run("gate_release", client(), [members, retaken, waiters], arguments))
     return released
 
 

@@ -25,7 +25,7 @@ from asgiref.sync import sync_to_async
 from .. import conf
 from ..broker import clients, scripts
 from ..clocks import steady_seconds
-from ..exceptions import BrokerUnavailable, InvalidOption, LockLost
+from ..exceptions import BrokerMisconfigured, BrokerUnavailable, InvalidOption, LockLost
 from ..guard import get_logger
 from .hold import Hold, keep_orphans, key_of, text_of, unlock_orphans
 from .lock_files import LockFile, LockFolder
@@ -86,7 +86,7 @@ class StartupTaskCoordinator:
         """Acquire the lock for `ttl` seconds, or extend it when it is held; return whether it is held now.
 
         The first call chooses between Redis and files. If Redis is unreachable later, nothing is acquired.
-        Raises: BrokerUnavailable when neither Redis nor a lock file can be used; InvalidOption.
+        Raises: BrokerUnavailable when neither Redis nor a lock file can be used; BrokerMisconfigured; InvalidOption.
         """
         if not name or not math.isfinite(ttl) or ttl < 0.001:
             raise InvalidOption(f"lock {name!r} for {ttl!r} s: a lock needs a name and a TTL of at least 1 ms")
@@ -120,9 +120,8 @@ class StartupTaskCoordinator:
             before = self._clock()
             if hold.file is not None:
                 hold.file.publish_trust(self.owner, before + hold.ttl_seconds)
-            arguments = [hold.value, int(hold.ttl_seconds * 1000)]
             try:
-                reply = scripts.run("lock_renew", self._client(), [key_of(name)], arguments)
+                reply = scripts.run("lock_renew", self._client(), [key_of(name)], hold.renewal)
             except BrokerUnavailable as error:
                 self._note_unreachable(error)
                 self._keep_if_trusted(name)
@@ -299,6 +298,8 @@ class StartupTaskCoordinator:
             is_acquired = self._acquire_in_redis(name, ttl, file)
         except BrokerUnavailable as error:
             if self.uses_files is None:
+                if isinstance(error, BrokerMisconfigured):
+                    raise
                 return self._fall_back(name, file, error)
             self._note_unreachable(error)
             return self._keep_if_trusted(name)

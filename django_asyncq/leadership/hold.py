@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .. import conf
 from .lock_files import LockFile
 
 # The last tenth of the TTL is not trusted: a margin for a slow reply and a coarse clock.
@@ -33,6 +34,11 @@ class Hold:
     term: int | None = None
     serial: int = field(default_factory=_serials.__next__)
 
+    @property
+    def renewal(self) -> list[Any]:
+        """The arguments of `lock_renew.lua`: the value, and the TTL in milliseconds."""
+        return [self.value, int(self.ttl_seconds * 1000)]
+
     def renewed(self, before: float, ttl: float) -> Hold:
         """Return this hold as Redis has confirmed it. before: clock time before the call."""
         trusted_until = before + ttl * (1 - MARGIN_SHARE)
@@ -41,7 +47,7 @@ class Hold:
 
 def key_of(name: str) -> str:
     """Return the key of a lock in Redis."""
-    return f"task_lock:{name}"
+    return f"{conf.current().lock_prefix}{name}"
 
 
 def text_of(reply: Any) -> str:

@@ -11,9 +11,10 @@ RETRYING is FAILED with `retry_at`.
 | RUNNING → SUCCEEDED with its effects  | `complete`                                           | `running`             |
 | the same, recorded later              | `spill_outcomes`, then `replay_outcomes`             | `outcome_spill`       |
 | RUNNING → QUEUED                      | `requeue`                                            | `running`             |
+| the same, without a connection        | `postpone_run`, then `record_runs`, `acknowledge`    | `cuts`, `running`     |
 | RUNNING → QUEUED or FAILED            | `count_cut`, then `record_runs`, `acknowledge`       | `cuts`, `running`     |
 | QUEUED → FAILED                       | `refuse`                                             | `running`             |
-| FAILED or RETRYING → QUEUED           | `retry`, `retry_due`                                 | `retrying`            |
+| FAILED or RETRYING → QUEUED           | `retry`, `retry_due`, `retry_waiting`                | `retrying`            |
 | RUNNING → QUEUED, FAILED or RETRYING  | `recover`, `abandon`                                 | `recovery`            |
 | any → deleted                         | `follow_deletion`                                    | `deletion`            |
 | SUCCEEDED or FAILED → deleted         | `prune`                                              | `deletion`            |
@@ -26,7 +27,7 @@ Nothing else in the project writes `state`; a test reads the code to make sure.
 from __future__ import annotations
 
 from .claiming import Claimed, claim, claim_suspect, classify, receive
-from .cuts import count_cut
+from .cuts import count_cut, postpone_run
 from .deletion import follow_deletion, prune
 from .dispatching import dispatch, park, push
 from .enqueueing import enqueue
@@ -35,7 +36,7 @@ from .outcome_spill import replay_outcomes, spill_outcomes
 from .push_batcher import flush_pushes
 from .reassertion import reassert
 from .recovery import Blame, abandon, describe_exit, recover
-from .retrying import Retried, retry, retry_due
+from .retrying import Retried, retry, retry_due, retry_waiting
 from .running import (
     Run,
     acknowledge,
@@ -78,6 +79,7 @@ __all__ = [
     "mark_running",
     "park",
     "postpone",
+    "postpone_run",
     "prune",
     "push",
     "reassert",
@@ -89,6 +91,7 @@ __all__ = [
     "requeue",
     "retry",
     "retry_due",
+    "retry_waiting",
     "spill_outcomes",
     "strip_result",
     "succeed",

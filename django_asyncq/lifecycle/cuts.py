@@ -1,4 +1,7 @@
-"""Count a run whose database connection was cut before its commit: nothing of it remains, so it uses no attempt."""
+"""Requeue or postpone a run of which nothing remains in the database, so that it uses no attempt.
+
+One whose connection was cut before its commit has run, so it is counted. One that got no connection is not.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from datetime import datetime
 
 from ..definitions.exception_text import text_of
 from ..guard import class_name
-from .running import Run, count_crash
+from ..models import TaskState
+from .running import Run, count_crash, undo_attempt
 
 # Each run of such a body is cut, so the text says where to look.
 REMEDY = (
@@ -29,3 +33,14 @@ def count_cut(run: Run, error: BaseException, traceback: str, now: datetime) -> 
     )
     # The process did not die of it.
     run.record.is_suspect = False
+
+
+def postpone_run(run: Run, pause_seconds: int) -> None:
+    """RUNNING → QUEUED in memory for a run that got no connection to the database: no attempt, no crash.
+
+    pause_seconds: how long the task waits before it may be claimed again. `record_runs` writes the row if it says
+    RUNNING, and `acknowledge` postpones the task in Redis.
+    """
+    undo_attempt(run.record)
+    run.record.state = TaskState.QUEUED
+    run.pause_seconds = pause_seconds

@@ -89,7 +89,7 @@ def prune(broker: Broker, ids: Sequence[UUID], expired: Q | Combinable, *, fence
     database = writing_database(TaskRecord)
     # A constraint says that a row with `finished_at` is final. With a filter by state, SQLite would read all such rows.
     finished = rows_of(TaskRecord).filter(expired, id__in=ids, finished_at__isnull=False)
-    rows = _without_referrers(finished)
+    rows = without_referrers(finished)
     # A person may be retrying one of the rows; waiting for it would delay all the others.
     skip_locked = connections[database].features.has_select_for_update_skip_locked
     with fenced(), transaction_of(TaskRecord, savepoint=False):
@@ -105,7 +105,7 @@ def prune(broker: Broker, ids: Sequence[UUID], expired: Q | Combinable, *, fence
     return len(found)
 
 
-def _without_referrers(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
+def without_referrers(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
     """Exclude tasks that a foreign key with a constraint refers to, whatever its on_delete.
 
     Pruning must never delete or change rows of the project, and a protected row must not stop it.

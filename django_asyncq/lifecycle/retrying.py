@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -17,13 +17,16 @@ from ..guard import attempt, get_logger, is_a
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.routing import rows_of, transaction_of, writing_database
-from .dispatching import GATE_RETRY_SECONDS, dispatch
+from .dispatching import GATE_RETRY_SECONDS, by_queue, dispatch
 from .events import announce, ask, log_extra
 from .messages import entry_of
 from .on_commit import CommitHook
 from .running import load_rows
 
 logger = get_logger("django_asyncq.lifecycle")
+
+# A receiver that vetoes a retry announces nothing when it would veto no longer.
+VETO_RETRY_SECONDS = 5
 
 
 class Retried(NamedTuple):
@@ -60,7 +63,8 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
     database = writing_database(TaskRecord)
     with transaction_of(TaskRecord):
         rows = rows_of(TaskRecord).select_for_update().filter(id__in=ids, state=TaskState.FAILED)
-        # In one order, so that two retries of the same tasks wait for each other instead of deadlocking.
+        # In one order, so that two retries of the same tasks wait for each other instead of deadlocking. The oldest is
+        # the first to ask its gate.
         records = list((rows if by_person else rows.filter(retry_at__isnull=False)).order_by("id"))
         refused = ask(records, TaskState.FAILED, partial=True, timed=not by_person) if records else set()
         failpoints.reach("retry.slot_acquired")
@@ -90,43 +94,78 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
     )
 
 
-def _retry_waiting(rows: Sequence[TaskRecord]) -> tuple[int, list[TaskRecord]]:
-    """Retry tasks whose time has come; return how many were queued, and which must wait.
-
-    A receiver that vetoes one of them, with whatever error, does not keep the others waiting.
-    """
-    outcome, error = attempt(retry, [row.id for row in rows], by_person=False)
-    if error is None:
-        return len(outcome.retried), outcome.full
-    if is_a(error, GateUnavailable):
-        return 0, list(rows)
-    if is_a(error, (BrokerUnavailable, DatabaseError)):
-        raise error
-    if len(rows) > 1:
-        parts = [_retry_waiting([row]) for row in rows]
-        return sum(retried for retried, _ in parts), [row for _, waiting in parts for row in waiting]
-    logger.error("task %s: its retry was refused", rows[0].id, exc_info=error, extra=log_extra(rows[0]))
-    return 0, list(rows)
-
-
 def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     """Queue RETRYING tasks again whose `retry_at` has come; return how many were queued.
 
     ids: as found due in Redis. Entries whose row is final, deleted or cannot be read are removed; a sweep parks the
-    last ones when their row has been corrected. Tasks whose gate is full, or whose retry a receiver vetoes, are retried
-    GATE_RETRY_SECONDS later.
+    last ones when their row has been corrected. Tasks whose gate is full wait there, for at most GATE_RETRY_SECONDS.
+    Those whose retry a receiver vetoes are retried VETO_RETRY_SECONDS later.
     """
     rows = load_rows([Lease(id, 0) for id in ids])
     stale = [id for id in ids if (row := rows.get(id)) is None or row.is_final]
     if stale:
         broker.remove(queue, stale)
-    waiting = [row for row in rows.values() if row.state == TaskState.FAILED and row.retry_at is not None]
-    retried, full = _retry_waiting(waiting)
-    if full:
-        retry_at = database_clock.now() + timedelta(seconds=GATE_RETRY_SECONDS)
-        unchanged = rows_of(TaskRecord).filter(id__in=[row.id for row in full], state=TaskState.FAILED)
-        unchanged.filter(retry_at__isnull=False).update(retry_at=retry_at)
-        for row in full:
-            row.retry_at = retry_at
-        broker.park(queue, [entry_of(row) for row in full])
-    return retried
+    return _retry_rows(broker, rows.values()).retried
+
+
+def retry_waiting(broker: Broker, ids: Sequence[str]) -> list[str]:
+    """Queue tasks again for which their gate has a free slot; return the ids that must go on waiting.
+
+    ids: at most 100, in any queues. All that are not returned wait no longer: they are queued, or not RETRYING, or
+    cannot be read, or a receiver vetoed.
+    """
+    rows = load_rows([Lease(id, 0) for id in ids])
+    return [str(row.id) for row in _retry_rows(broker, rows.values()).full]
+
+
+class _Attempted(NamedTuple):
+    """What became of retries. retried: how many were queued. full: their gate was full. vetoed: by a receiver."""
+
+    retried: int
+    full: list[TaskRecord]
+    vetoed: list[TaskRecord]
+
+
+def _retry_rows(broker: Broker, rows: Iterable[TaskRecord]) -> _Attempted:
+    """Retry the rows that are RETRYING; postpone those that cannot be queued now."""
+    waiting = [row for row in rows if row.state == TaskState.FAILED and row.retry_at is not None]
+    attempted = _attempt(waiting)
+    _postpone(broker, attempted.full, GATE_RETRY_SECONDS, reason=FailureReason.GATE_FULL)
+    _postpone(broker, attempted.vetoed, VETO_RETRY_SECONDS)
+    return attempted
+
+
+def _attempt(rows: Sequence[TaskRecord]) -> _Attempted:
+    """Retry tasks. A receiver that vetoes one of them, with whatever error, does not keep the others waiting."""
+    if not rows:
+        return _Attempted(0, [], [])
+    outcome, error = attempt(retry, [row.id for row in rows], by_person=False)
+    if error is None:
+        return _Attempted(len(outcome.retried), outcome.full, [])
+    if is_a(error, GateUnavailable):
+        return _Attempted(0, [], list(rows))
+    if is_a(error, (BrokerUnavailable, DatabaseError)):
+        raise error
+    if len(rows) > 1:
+        parts = [_attempt([row]) for row in rows]
+        return _Attempted(
+            sum(part.retried for part in parts),
+            [row for part in parts for row in part.full],
+            [row for part in parts for row in part.vetoed],
+        )
+    logger.error("task %s: its retry was refused", rows[0].id, exc_info=error, extra=log_extra(rows[0]))
+    return _Attempted(0, [], list(rows))
+
+
+def _postpone(broker: Broker, rows: Sequence[TaskRecord], seconds: float, **changes: Any) -> None:
+    """Have RETRYING tasks retried later, and change other columns with it."""
+    if not rows:
+        return
+    changes["retry_at"] = database_clock.now() + timedelta(seconds=seconds)
+    unchanged = rows_of(TaskRecord).filter(id__in=[row.id for row in rows], state=TaskState.FAILED)
+    unchanged.filter(retry_at__isnull=False).update(**changes)
+    for row in rows:
+        for name, value in changes.items():
+            setattr(row, name, value)
+    for queue, group in by_queue(rows):
+        broker.park(queue, [entry_of(row) for row in group])

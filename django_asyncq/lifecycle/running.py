@@ -44,7 +44,7 @@ class Run:
     """One claim of a task.
 
     counted: whether the run uses up an attempt. begun: whether `begin` was called. written: whether the row says
-    RUNNING.
+    RUNNING. pause_seconds: how long an unfinished run is postponed; 0: it is requeued at once.
     """
 
     record: TaskRecord
@@ -52,6 +52,7 @@ class Run:
     counted: bool = True
     begun: bool = False
     written: bool = False
+    pause_seconds: int = 0
 
 
 def suspect(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") -> None:
@@ -251,7 +252,7 @@ def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Seque
 
     | check    | the fence: an entry that another run holds is left alone |
     | row      | written before, by `record_runs`                         |
-    | Redis    | removed, retry, archived, or pending after a cut         |
+    | Redis    | removed, retry, archived, or pending after a cut; scheduled after a run without a connection |
     | announce | afterwards, by the caller                                |
 
     If we die before, the next worker that claims the entry finds the row final and acknowledges it.
@@ -267,12 +268,21 @@ def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Seque
             again = [run for run in of if run.record.retry_at and run.counted is counted]
             if again:
                 broker.retry(queue, worker_id, [_retry_item(run) for run in again], counted=counted)
-        if cut := [run.lease for run in of if run.record.state == TaskState.QUEUED]:
-            broker.requeue(queue, worker_id, cut)
+        _requeue_or_postpone(broker, queue, worker_id, [run for run in of if run.record.state == TaskState.QUEUED])
         final = [run for run in of if run.record.state == TaskState.FAILED and run.record.retry_at is None]
         if final:
             broker.archive(queue, worker_id, [(run.lease, message_of(run.record)) for run in final])
         failpoints.reach("acknowledge.queue_acknowledged")
+
+
+def _requeue_or_postpone(broker: Broker, queue: str, worker_id: str, runs: Sequence[Run]) -> None:
+    """Return unfinished runs to the head of their queue, or postpone them."""
+    for seconds in {run.pause_seconds for run in runs}:
+        leases = [run.lease for run in runs if run.pause_seconds == seconds]
+        if seconds:
+            broker.postpone(queue, worker_id, leases, seconds)
+        else:
+            broker.requeue(queue, worker_id, leases)
 
 
 def _retry_item(run: Run) -> tuple[Lease, bytes, int]:

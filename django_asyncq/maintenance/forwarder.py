@@ -11,7 +11,9 @@ from typing import Literal, NamedTuple
 from .. import failpoints, lifecycle
 from ..broker import Broker
 from ..faults import in_turn
+from ..models import TaskRecord
 from ..storage.isolation import each_alone, set_aside
+from ..storage.routing import writing_database
 
 LARGEST_BATCH = 100
 SOURCES: tuple[Literal["scheduled", "retry"], ...] = ("scheduled", "retry")
@@ -58,7 +60,11 @@ def _forward(broker: Broker, queue: str, source: Literal["scheduled", "retry"]) 
 
 def _retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     """Retry due tasks; return how many. One that the database refuses leaves Redis until the next sweep."""
-    retried = sum(each_alone(RETRY, ids, lambda part: [lifecycle.retry_due(broker, queue, part)]))
+
+    def retry(part: Sequence[str]) -> list[int]:
+        return [lifecycle.retry_due(broker, queue, part)]
+
+    retried = sum(each_alone(RETRY, ids, retry, database=writing_database(TaskRecord)))
     if refused := [id for id in ids if set_aside.holds(RETRY, id)]:
         broker.remove(queue, refused)
     return retried

@@ -40,13 +40,14 @@ class QueueStats(NamedTuple):
 class GateStats(NamedTuple):
     """One gate. limit: None when unknown, because no row and no unfinished task sets it; 0 or less means no limit.
 
-    occupancy: slots in Redis. live: QUEUED and RUNNING rows.
+    occupancy: slots in Redis. live: QUEUED and RUNNING rows. waiting: RETRYING rows for which the gate was full.
     """
 
     gate: str
     limit: int | None
     occupancy: int
     live: int
+    waiting: int
 
 
 def queue_stats(broker: Broker) -> list[QueueStats]:
@@ -80,13 +81,17 @@ def _of_queue(queue: str, row: Mapping[str, object], sizes: dict[str, int], now:
 
 
 def gate_stats() -> list[GateStats]:
-    """Return the numbers of every gate with a row or an unfinished task. Raises: BrokerUnavailable, django.db.Error."""
+    """Return the numbers of every gate with a row or an unfinished task. Raises: BrokerUnavailable, django.db.Error.
+
+    And of every gate at which tasks wait, as far as Redis knows.
+    """
     limits: dict[str, int | None] = dict(rows_of(Gate).values_list("name", "limit"))
     live = rows_of(TaskRecord).at_gate().filter(state__in=gates.LIVE_STATES).order_by()
     by_gate = live.values_list("gate").annotate(Count("id"), Max("queue_limit"))
     found = {name: (count, queue_limit) for name, count, queue_limit in by_gate}
     stats = []
-    for name in sorted({*limits, *found}):
+    for name in sorted({*limits, *found, *gates.waiting_gates()}):
         count, queue_limit = found.get(name, (0, None))
-        stats.append(GateStats(name, limits.get(name, queue_limit), len(gates.slots(name)), count))
+        waiting = rows_of(TaskRecord).waiting_at_gate(name).count()
+        stats.append(GateStats(name, limits.get(name, queue_limit), len(gates.slots(name)), count, waiting))
     return stats

@@ -25,7 +25,7 @@ from ..guard import get_logger
 from ..models import Occurrence, StartupRun, TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.isolation import MOST_AT_ONCE, each_alone, page_of, table_of
-from ..storage.routing import rows_of
+from ..storage.routing import rows_of, writing_database
 
 logger = get_logger("django_asyncq.maintenance.pruner")
 
@@ -140,7 +140,7 @@ class Pruner:
         def prune(part: Sequence[UUID]) -> list[int]:
             return [lifecycle.prune(self.broker, part, condition, fenced=self.fenced)]
 
-        return sum(each_alone("pruning of tasks", ids, prune))
+        return sum(each_alone("pruning of tasks", ids, prune, database=writing_database(TaskRecord)))
 
     def prune_occurrences(self) -> Iterator[int]:
         """Delete old occurrences, except the latest of each schedule and those whose task has not finished."""
@@ -167,7 +167,9 @@ class Pruner:
             first, last = page[0][0], page[-1][0]
             old = prunable.filter(id__gte=first, id__lte=last, **{f"{time_field}__lt": before})
             ids = list(old.values_list("id", flat=True))
-            each_alone(f"pruning of {table_of(rows.model)}", ids, lambda part: self._delete(rows, part))
+            each_alone(
+                f"pruning of {table_of(rows.model)}", ids, lambda part: self._delete(rows, part), database=rows.db
+            )
             yield len(ids)
             if page[-1][1] >= before:
                 return

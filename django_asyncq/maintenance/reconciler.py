@@ -18,7 +18,7 @@ A sweep (SWEEP_SECONDS apart, and at once when Redis has lost its memory) also f
 - a QUEUED row of any age that Redis does not know, or has had among failed tasks for two sweeps (`push_missing`);
 - a RETRYING row that Redis does not know (`park_missing`);
 - a RUNNING row that no worker runs (`requeue_lost_runs`);
-- a gate whose slots differ from its rows (`audit_gates`).
+- a gate whose slots or waiters differ from its rows (`audit_gates`).
 
 Every repair returns how many repairs it made, can be repeated, and is safe when two processes do it at once. The
 leadership lock only saves the work of doing it twice. On a healthy system every count is 0, however busy it is.
@@ -44,12 +44,12 @@ from ..broker import Broker, Expired, Lease, Reachability, redis_clock
 from ..broker.inspection import Inspection
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..faults import Faults
-from ..guard import get_logger
+from ..guard import get_logger, is_a
 from ..lifecycle.messages import entry_of, later_fence
 from ..models import Gate, TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.isolation import each_alone, page_of, usable_rows
-from ..storage.routing import rows_of
+from ..storage.routing import rows_of, writing_database
 from .entry_repairs import EntryRepairs
 from .sweep import GRACE_SECONDS, Repairs, Sweep
 
@@ -97,6 +97,8 @@ class Reconciler:
         self.on_page = on_page
         # Gate → slots that had no unfinished row at the last audit.
         self._unmatched_slots: dict[str, set[str]] = {}
+        # Gate → waiters that were not RETRYING at the last audit.
+        self._unmatched_waiters: dict[str, set[str]] = {}
         # QUEUED rows whose entry was in a state of FAILED tasks at the last sweep.
         self._stranded: set[UUID] = set()
         self._is_dry_run = False
@@ -146,6 +148,7 @@ class Reconciler:
         if is_new or self._reachability.alive_since != self._alive_since:
             # Earlier findings are void. If another process has marked Redis, its rebuild may not have finished.
             self.current_sweep, self._sweep_at, self._unmatched_slots, self._has_checked_all = None, 0.0, {}, False
+            self._unmatched_waiters = {}
             self._alive_since = self.broker.alive_since() if is_new else self._reachability.alive_since
         return is_new
 
@@ -296,7 +299,8 @@ class Reconciler:
             try:
                 yield sum(self._each_alone("push of tasks", page, self._push))
             except GateUnavailable as error:
-                raise BrokerUnavailable(str(error)) from error
+                cause = error.__cause__
+                raise cause if is_a(cause, BrokerUnavailable) else BrokerUnavailable(str(error)) from error
 
     def _push(self, rows: Sequence[TaskRecord]) -> int:
         return lifecycle.push(self.broker, rows, again=True)
@@ -304,7 +308,9 @@ class Reconciler:
     @staticmethod
     def _each_alone(what: str, rows: Sequence[TaskRecord], act: Callable[[Sequence[TaskRecord]], int]) -> list[int]:
         """Act on the rows of a page; on each alone when one of them is odd. Returns: what `act` returned."""
-        return each_alone(what, rows, lambda part: [act(part)], key=lambda row: row.id)
+        return each_alone(
+            what, rows, lambda part: [act(part)], key=lambda row: row.id, database=writing_database(TaskRecord)
+        )
 
     def rows_to_push(self, *, young: bool, is_rebuild: bool = False) -> Iterator[list[TaskRecord]]:
         """Yield, page by page, QUEUED rows that Redis does not know or, unless `young`, has as retry or archived.
@@ -388,10 +394,13 @@ class Reconciler:
     # --- gates
 
     def _gate_names(self) -> list[str]:
-        """Return every gate that has a row, an unfinished task, or a slot in Redis."""
+        """Return every gate that has a row, a task that is queued or running, or a slot or a waiter in Redis.
+
+        Waiters that Redis has forgotten, at a gate without all of these, are retried at their `retry_at`.
+        """
         live = rows_of(TaskRecord).at_gate().filter(state__in=gates.LIVE_STATES)
         named = {*live.values_list("gate", flat=True).distinct(), *rows_of(Gate).values_list("name", flat=True)}
-        return sorted(named | gates.occupied())
+        return sorted(named | gates.occupied() | gates.waiting_gates())
 
     def audit_gates(self, names: Iterable[str]) -> gates.Drift:
         """Make the slots of gates agree with their rows; a slot without a row is removed when it is seen again."""
@@ -409,9 +418,15 @@ class Reconciler:
 
     def _audit(self, gate: str, **options: Any) -> gates.Drift:
         """Audit one gate; an odd row of it, or odd data in Redis, concerns no other gate."""
-        return self._faults.attempt(
-            f"audit of the gate {gate}", lambda: gates.audit(gate, **options), gates.Drift(0, 0)
-        )
+        what, nothing = f"audit of the gate {gate}", gates.Drift(0, 0)
+        if not options.get("dry_run"):
+            seen = self._unmatched_waiters.pop(gate, set())
+            waiters = self._faults.attempt(what, lambda: gates.audit_waiters(gate, seen=seen), nothing)
+            if seen:
+                self._unmatched_waiters[gate] = seen
+            if any(waiters):
+                logger.info("gate %s: waiters added: %d, waiters removed: %d", gate, waiters.added, waiters.removed)
+        return self._faults.attempt(what, lambda: gates.audit(gate, **options), nothing)
 
 
 def _abandon(rows: Sequence[TaskRecord]) -> int:

@@ -28,6 +28,7 @@ from ..models import TaskRecord, TaskState
 from ..scheduling.asynq_entries import BEAT_SECONDS, SchedulerEntries
 from ..scheduling.scheduler import Fired, Scheduler
 from ..storage import database_clock
+from ..storage.pooling import return_connections
 from ..storage.routing import rows_of
 from ..threads import LongLivedThread
 from .clock_check import ClockCheck
@@ -36,6 +37,7 @@ from .key_check import KeyCheck
 from .pruner import Pruner
 from .reconciler import Reconciler
 from .startup_tasks import StartupRunner
+from .waiters import WaiterService
 
 logger = get_logger("django_asyncq.maintenance.service")
 
@@ -120,6 +122,8 @@ class Loop(LongLivedThread):
         except BaseException:
             logger.exception("the %s loop failed and tries again", self.name)
             return ERROR_PAUSE_SECONDS
+        finally:
+            return_connections()
         if self._faults.clear():
             logger.info("the %s loop can reach both stores again", self.name)
         return pause
@@ -149,6 +153,7 @@ class MaintenanceService:
         self.coordinator = StartupTaskCoordinator(single_instance=single_instance)
         self.reconciler = Reconciler(self.broker)
         self.pruner = Pruner(self.broker, fenced=self._fenced)
+        self.waiters = WaiterService(self.broker)
         self.scheduler = Scheduler(self._fenced)
         self.scheduler_entries = SchedulerEntries()
         self.startup_runner = StartupRunner(single_instance=single_instance)
@@ -158,6 +163,7 @@ class MaintenanceService:
         self._entries_due_at = 0.0
         self._leadership_loop = Loop("leadership", self.seek_leadership)
         self._forwarder_loop = Loop("forwarder", self.forward)
+        self._waiter_loop = Loop("waiters", self.admit_waiters, self._is_leader)
         self._scheduler_loop = Loop("scheduler", self.fire_schedules, self._may_fire_schedules)
         self._repair_loop = Loop("repairs", self.repair_and_prune, self._is_leader)
         self._startup_loop = Loop("startup", self.run_startup_tasks)
@@ -165,13 +171,14 @@ class MaintenanceService:
         self._loops = [
             self._leadership_loop,
             self._forwarder_loop,
+            self._waiter_loop,
             self._scheduler_loop,
             self._repair_loop,
             self._startup_loop,
             self._key_check_loop,
         ]
         waker = LoopWaker(self._forwarder_loop, self._scheduler_loop)
-        self._listener = SupervisorListener(waker)
+        self._listener = SupervisorListener(waker, free_slot=LoopWaker(self._waiter_loop))
 
     # --- start and stop
 
@@ -226,6 +233,8 @@ class MaintenanceService:
             connections.close_all()
             self._look_faults.note(error)
             return False
+        finally:
+            return_connections()
         self._look_faults.clear()
         return not found
 
@@ -255,6 +264,7 @@ class MaintenanceService:
         self.coordinator.tick()
         if not self._is_leader() and self.coordinator.acquire(self.lock_name, conf.current().lock_ttl_seconds):
             logger.info("leadership acquired: this process now runs schedules, repairs and pruning")
+            self._waiter_loop.wake()
             self._scheduler_loop.wake()
             self._repair_loop.wake()
             self._key_check_loop.wake()
@@ -265,6 +275,10 @@ class MaintenanceService:
         result = forward_due(self.broker, self.queues or self.broker.known_queues())
         longest = conf.current().forward_seconds
         return longest if result.next_seconds is None else min(max(result.next_seconds, 0.0), longest)
+
+    def admit_waiters(self) -> float:
+        """Retry tasks that wait at a gate with a free slot."""
+        return self.waiters.tick(self._listener.take_gates(), time.monotonic())
 
     def fire_schedules(self) -> float:
         """Fire the schedules that are due; at the start of a term, read those declared in code first."""

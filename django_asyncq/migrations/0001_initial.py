@@ -24,7 +24,7 @@ class Migration(migrations.Migration):
             name='Gate',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=200, unique=True, verbose_name='name')),
+                ('name', models.CharField(max_length=200, verbose_name='name')),
                 ('limit', models.IntegerField(help_text='Maximum tasks queued or running; 0 or less means no limit.', verbose_name='limit')),
                 ('expected_seconds', models.FloatField(default=60, help_text='How long a task of this gate usually takes. It is used to estimate when a slot becomes free.', validators=[django.core.validators.MinValueValidator(0.001)], verbose_name='expected seconds')),
             ],
@@ -32,6 +32,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'gate',
                 'verbose_name_plural': 'gates',
                 'ordering': ['name'],
+                'constraints': [models.UniqueConstraint(fields=('name',), name='asyncq_one_gate')],
             },
         ),
         migrations.CreateModel(
@@ -68,7 +69,7 @@ class Migration(migrations.Migration):
             name='Schedule',
             fields=[
                 ('id', models.UUIDField(default=uuid.uuid4, editable=False, primary_key=True, serialize=False, verbose_name='id')),
-                ('name', models.CharField(max_length=200, unique=True, verbose_name='name')),
+                ('name', models.CharField(max_length=200, verbose_name='name')),
                 ('task', models.CharField(max_length=200, verbose_name='task')),
                 ('args', models.JSONField(blank=True, default=list, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, verbose_name='positional arguments')),
                 ('kwargs', models.JSONField(blank=True, default=dict, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, verbose_name='keyword arguments')),
@@ -92,7 +93,7 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'schedules',
                 'ordering': ['name'],
                 'permissions': [('run_schedule', 'Can run a schedule now')],
-                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('cron', ''), ('interval_seconds__gte', 1)), models.Q(models.Q(('cron', ''), _negated=True), ('interval_seconds__isnull', True)), _connector='OR'), name='asyncq_cron_or_interval')],
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('cron', ''), ('interval_seconds__gte', 1)), models.Q(models.Q(('cron', ''), _negated=True), ('interval_seconds__isnull', True)), _connector='OR'), name='asyncq_cron_or_interval'), models.UniqueConstraint(fields=('name',), name='asyncq_one_schedule')],
             },
         ),
         migrations.CreateModel(
@@ -148,7 +149,7 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'tasks',
                 'ordering': ['-id'],
                 'permissions': [('retry_task', 'Can retry a task')],
-                'indexes': [models.Index(fields=['state', 'id'], name='asyncq_state_id'), django_asyncq.definitions.partial_indexes.PartialIndex(fields=['gate', 'state'], name='asyncq_gate_state', where=models.Q(('gate', ''), _negated=True)), models.Index(fields=['name', 'id'], name='asyncq_name_id'), django_asyncq.definitions.partial_indexes.PartialIndex(fields=['name', 'last_exception'], name='asyncq_name_exception', where=models.Q(('state', 3)))],
+                'indexes': [models.Index(fields=['state', 'id'], name='asyncq_state_id'), django_asyncq.definitions.partial_indexes.PartialIndex(fields=['gate', 'state', 'reason'], name='asyncq_gate_state', where=models.Q(('gate', ''), _negated=True)), models.Index(fields=['name', 'id'], name='asyncq_name_id'), django_asyncq.definitions.partial_indexes.PartialIndex(fields=['name', 'last_exception'], name='asyncq_name_exception', where=models.Q(('state', 3)))],
                 'constraints': [django_asyncq.definitions.partial_indexes.UniqueUnlessNull(field='unique_slot', name='asyncq_unique_slot'), models.CheckConstraint(condition=models.Q(('state__gte', 0), ('state__lte', 3)), name='asyncq_state_known'), models.CheckConstraint(condition=models.Q(('priority__gte', -100), ('priority__lte', 100)), name='asyncq_priority_range'), models.CheckConstraint(condition=models.Q(models.Q(('reason', 0), ('state__lte', 2)), models.Q(('reason__gt', 0), ('state', 3)), _connector='OR'), name='asyncq_reason_of_failure'), models.CheckConstraint(condition=models.Q(models.Q(('finished_at__isnull', True), ('state__lte', 1)), models.Q(('finished_at__isnull', False), ('state', 2)), models.Q(('finished_at__isnull', False), ('retry_at__isnull', True), ('state', 3)), models.Q(('finished_at__isnull', True), ('retry_at__isnull', False), ('state', 3)), _connector='OR'), name='asyncq_final_has_finished_at')],
             },
         ),

@@ -31,7 +31,7 @@ from ..registry import every_task, registered
 from ..storage import database_clock
 from ..storage.errors import ErrorKind, kind_of
 from ..storage.isolation import ROW_ERRORS, each_alone, page_of, set_aside, table_of
-from ..storage.routing import rows_of, transaction_of
+from ..storage.routing import rows_of, transaction_of, writing_database
 from ..tasks import Task, check_call
 
 logger = get_logger("django_asyncq.scheduling.scheduler")
@@ -125,7 +125,9 @@ class Scheduler:
 
     def _fire_alone(self, row: Schedule, now: datetime) -> list[Fired]:
         """Fire what is due of one schedule; set the schedule aside if the values of its row make that impossible."""
-        return each_alone(table_of(Schedule), [row.pk], lambda _: self._fire(row, now))
+        return each_alone(
+            table_of(Schedule), [row.pk], lambda _: self._fire(row, now), database=writing_database(Schedule)
+        )
 
     def _fire(self, seen: Schedule, now: datetime) -> list[Fired]:
         """Fire what is due of one schedule, in one transaction; nothing when it was changed since it was read."""
@@ -236,7 +238,9 @@ def usable_schedules(rows: QuerySet[Schedule], most: int = MOST_SCHEDULES) -> li
             if kind_of(error) is not ErrorKind.ROW:
                 raise
     ids = [id for (id,) in page_of(rows_of(Schedule).order_by("pk"), size=MOST_SCHEDULES)]
-    readable = each_alone(table_of(Schedule), ids, lambda part: [_checked(row).pk for row in rows.filter(pk__in=part)])
+    readable = each_alone(
+        table_of(Schedule), ids, lambda part: [_checked(row).pk for row in rows.filter(pk__in=part)], database=rows.db
+    )
     return list(rows.filter(pk__in=readable)[:most])
 
 

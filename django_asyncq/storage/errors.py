@@ -12,7 +12,7 @@ import enum
 import re
 from typing import Any
 
-from django.db import DataError, IntegrityError
+from django.db import DataError, IntegrityError, OperationalError
 from django.db import Error as DatabaseError
 
 from ..guard import is_a
@@ -120,6 +120,19 @@ SQLITE_ROW_TEXT = re.compile(r"malformed JSON|integer overflow|Could not decode|
 REFUSED_CONNECTION = re.compile(
     r"FATAL: +(database|role) .* does not exist|authentication failed|no pg_hba\.conf entry|permission denied for"
 )
+# Nor has one that was refused because all are taken. 53300 and the numbers come when a server says so later.
+CONNECTION_LIMIT_SQLSTATE = "53300"
+MYSQL_CONNECTION_LIMIT = {
+    1040,  # too many connections
+    1203,  # max_user_connections
+    1226,  # the same, set for the user
+}
+# PostgreSQL, and PgBouncer's `max_client_conn` and `query_wait_timeout`.
+CONNECTION_LIMIT_TEXT = re.compile(
+    r"too many (clients|connections)|remaining connection slots|no more connections allowed|query_wait_timeout"
+)
+# psycopg_pool's, which has no code either; named, because the package need not be there.
+POOL_ERRORS = {"PoolTimeout", "TooManyRequests"}
 UNBINDABLE = re.compile(r"[Ee]rror binding parameter|cannot adapt|can't adapt")
 
 
@@ -136,6 +149,23 @@ def kind_of(error: BaseException) -> ErrorKind:
         if kind is not None:
             return kind
     return _of_text(error)
+
+
+def is_connection_limit(error: BaseException) -> bool:
+    """Return whether a connection was refused because all are taken: those of the server, or of the pool.
+
+    A pool says the same when no server can be reached.
+    """
+    if not is_a(error, OperationalError):
+        return False
+    original: Any = error.__cause__ or error
+    kind = type(original)
+    if kind.__module__.partition(".")[0] == "psycopg_pool":
+        return kind.__name__ in POOL_ERRORS
+    if (getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)) == CONNECTION_LIMIT_SQLSTATE:
+        return True
+    code = error.args[0] if error.args else None
+    return code in MYSQL_CONNECTION_LIMIT if type(code) is int else bool(CONNECTION_LIMIT_TEXT.search(str(error)))
 
 
 def _of_sqlstate(original: Any) -> ErrorKind | None:

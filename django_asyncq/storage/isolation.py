@@ -120,13 +120,14 @@ def each_alone(
     items: Sequence[Item],
     act: Callable[[Sequence[Item]], list[Found]],
     *,
+    database: str,
     key: Callable[[Item], Hashable] = lambda item: item,
-    database: str = "default",
 ) -> list[Found]:
     """Return what `act` returns for these items, without those at whose rows it fails.
 
     items: ids, or rows with `key` for their id. `act` is called with all of them, and with parts of them after an error
     of a row; a call that fails must have changed nothing. table: of `table_of`, or with what is done to the rows.
+    database: of the rows; within a transaction of it, each part has a savepoint.
     Raises: what `act` raises for other reasons; OperationalError when more than MOST_AT_ONCE rows are at fault.
     """
     wanted = [item for item in items if not set_aside.holds(table, str(key(item)))] if set_aside else items

@@ -20,6 +20,7 @@ from .. import conf, stop_requests
 from ..broker import Broker
 from ..guard import get_logger, own_process
 from ..maintenance.service import MaintenanceService
+from ..storage.pooling import return_connections
 from ..worker.options import WorkerOptions
 from ..worker.wakeup import Wakeup
 from .leases import LeaseKeeper
@@ -152,6 +153,7 @@ class Supervisor:
             self.quarantine.look_soon()
         if self.leases.beat() and self.liveness_file is not None and self.processes.are_complete:
             self.liveness_file.touch()
+        return_connections()
 
     # --- shutdown
 

@@ -22,6 +22,7 @@ from ..broker import Broker
 from ..exceptions import DatabaseNotSetUp
 from ..faults import STORE_ERRORS, one_line
 from ..guard import get_logger, own_process
+from ..storage.pooling import return_connections
 from ..threads import EX_SOFTWARE, exit_process
 from .execute.executors import Executors
 from .execute.job import Job, JobPhase
@@ -187,6 +188,8 @@ class WorkerProcess:
             lifecycle.requeue(self.broker, self.worker_id, [job.run for job in jobs])
         except STORE_ERRORS as error:
             logger.warning("%d tasks were not requeued; the supervisor will: %s", len(jobs), one_line(error))
+        finally:
+            return_connections()
 
     # --- the stop
 

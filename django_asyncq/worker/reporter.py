@@ -29,9 +29,12 @@ from ..models import TaskRecord, TaskState
 from ..results import judge_failure, result_of, sender_of
 from ..storage import database_clock
 from ..storage.isolation import each_alone, set_aside, table_of
+from ..storage.pooling import return_connections
+from ..storage.routing import writing_database
 from ..threads import LongLivedThread
 from .execute.cuts import reason_of
-from .execute.job import Cut, Job, JobPhase, Outcome
+from .execute.job import Cut, Job, JobPhase, Outcome, Unconnected
+from .unconnected import UnconnectedLog, changes_row, connect, pause_seconds
 from .wakeup import Reason, Wakeup
 
 logger = get_logger("django_asyncq.worker")
@@ -76,6 +79,7 @@ class Reporter(LongLivedThread):
         self.not_set_up: DatabaseNotSetUp | None = None
         self._faults = Faults(logger, "outcomes wait for the database")
         self._wait_seconds = 0.0
+        self._unconnected_log = UnconnectedLog()
         self._unrecorded: dict[Job, Outcome] = {}
         self._marking = threading.Lock()
         self._unacknowledged: list[tuple[list[lifecycle.Run], list[lifecycle.Run]]] = []
@@ -131,11 +135,11 @@ class Reporter(LongLivedThread):
                 event = self.events.get_nowait()
                 if isinstance(event, Outcome) and event.job not in self._abandoned:
                     self._unrecorded[event.job] = event
-        # A run that was cut is not spilled: the supervisor requeues what this process holds.
+        # A run that was cut or got no connection is not spilled: the supervisor requeues what this process holds.
         outcomes = [
             outcome
             for job, outcome in self._unrecorded.copy().items()
-            if job.phase is not JobPhase.COMPLETED and not isinstance(outcome, Cut)
+            if job.phase is not JobPhase.COMPLETED and not isinstance(outcome, (Cut, Unconnected))
         ]
         if not outcomes:
             return
@@ -217,6 +221,8 @@ class Reporter(LongLivedThread):
             logger.exception("%d outcomes could not be written as a batch; each is written alone", len(reported))
             for outcome in reported:
                 self._write_alone(outcome)
+        finally:
+            return_connections()
         with self._counter:
             self.unwritten -= len(outcomes)
         return None not in events
@@ -227,7 +233,8 @@ class Reporter(LongLivedThread):
         for outcome in outcomes:
             if outcome.job.run.record.state == TaskState.RUNNING:  # not yet applied, in a batch that failed
                 _apply(outcome)
-        open_runs = [outcome.job.run for outcome in outcomes if outcome.job.phase is not JobPhase.COMPLETED]
+        self._unconnected_log.note(self.worker_id, outcomes)
+        open_runs = [outcome.job.run for outcome in outcomes if changes_row(outcome)]
         try:
             lost = self._write_until_done(lambda: lifecycle.record_runs(open_runs)) if open_runs else []
         except STORE_ERRORS as error:
@@ -248,8 +255,8 @@ class Reporter(LongLivedThread):
         for state in (TaskState.SUCCEEDED, TaskState.FAILED):
             records = [outcome.job.run.record for outcome in kept if outcome.job.run.record.state == state]
             lifecycle.announce(records, TaskState.RUNNING, state)
-        cut = [outcome.job.run for outcome in kept if isinstance(outcome, Cut)]
-        records = [run.record for run in cut if run.written and run.record.state == TaskState.QUEUED]
+        unfinished = [outcome.job.run for outcome in kept if isinstance(outcome, (Cut, Unconnected))]
+        records = [run.record for run in unfinished if run.written and run.record.state == TaskState.QUEUED]
         lifecycle.announce(records, TaskState.RUNNING, TaskState.QUEUED)
         for outcome in kept:
             _send_finished(outcome)
@@ -305,10 +312,19 @@ class Reporter(LongLivedThread):
 
     def _mark_running(self, jobs: Sequence[Job]) -> None:
         """Write RUNNING for those that still run, and whose row is not left to their slot."""
+        if jobs:
+            # Before the lock: a slot that waits for the lock may hold the last connection of the pool.
+            self._write_until_done(connect)
         with self._marking:
             running = [job for job in jobs if job.phase is JobPhase.RUNNING and job not in self._abandoned]
             if running:
-                each_alone("marking of tasks as running", running, self._mark, key=lambda job: job.run.record.id)
+                each_alone(
+                    "marking of tasks as running",
+                    running,
+                    self._mark,
+                    key=lambda job: job.run.record.id,
+                    database=writing_database(TaskRecord),
+                )
 
     def _mark(self, jobs: Sequence[Job]) -> list[lifecycle.Run]:
         return self._write_until_done(lambda: lifecycle.mark_running([job.run for job in jobs]))
@@ -369,6 +385,9 @@ def _apply(outcome: Outcome) -> None:
     job, run, exception = outcome.job, outcome.job.run, outcome.exception
     if exception is None:
         lifecycle.succeed(run, outcome.value, outcome.finished_at)
+        return
+    if isinstance(outcome, Unconnected):
+        lifecycle.postpone_run(run, pause_seconds())
         return
     if isinstance(outcome, Cut):
         lifecycle.count_cut(run, reason_of(exception), traceback_of(exception), outcome.finished_at)

@@ -198,14 +198,14 @@ def check_then_add() -> None:
     """The gate looks, then adds."""
     from django_asyncq import QueueFull, broker, gates
 
-    def admit(name: str, records: Any, *, partial: bool, seconds: int, again: bool = False) -> gates.Admission:
+    def admit(name: str, records: Any, *, mode: str, seconds: int, again: bool = False) -> gates.Admission:
         client, key = broker.Broker("producer").client, gates.keys(name)[0]
         limit = int(client.hget(gates.keys(name)[1], "limit") or records[0].queue_limit)
         occupancy = client.zcard(key)
         if occupancy >= limit:
             raise QueueFull(gate=name, limit=limit, occupancy=occupancy, retry_after=1)
         client.zadd(key, {str(record.id): int(time.time()) + seconds for record in records})
-        return gates.Admission(set(), limit, occupancy, 1.0)
+        return gates.Admission(set(), limit, occupancy, 1.0, 0)
 
     replace((gates, _module_of(gates.acquire)), "admit", admit)
 

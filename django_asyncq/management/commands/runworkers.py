@@ -14,11 +14,13 @@ from django.utils import autoreload
 
 from ... import compat, conf, stop_requests
 from ...broker import Broker, clients
+from ...broker.rights import check_rights
 from ...broker.tls_probe import tls_mismatch
 from ...definitions.names import QUEUE_NAME, check_queue_name
 from ...exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, InvalidOption
 from ...faults import STORE_ERRORS, as_not_set_up, one_line
 from ...registry import load_task_modules, registered_names
+from ...storage.pooling import small_pools
 from ...storage.tables import check_tables
 from ...supervisor import LivenessFile, Supervisor, ThreadDied, WorkersCannotStart
 from ...threads import EX_SOFTWARE
@@ -156,6 +158,11 @@ class Command(BaseCommand):
             self._check_liveness_file(options["liveness_file"])
         load_task_modules()
         self._check_database()
+        concurrency = options["concurrency"] or settings.concurrency
+        processes = options["processes"] or settings.processes
+        if options["concurrency"]:
+            # The system checks have looked at ASYNCQ["CONCURRENCY"].
+            self._warn_of_small_pools(concurrency, processes)
         self._print_start(registered_names())
         worker = {"name": options["worker_id"]} if options["worker_id"] else {}
         supervisor = Supervisor(
@@ -163,12 +170,12 @@ class Command(BaseCommand):
                 backend=options["backend"],
                 queues=options["queues"] or dict.fromkeys(sorted(backend.queues), 1),
                 strict=options["strict"],
-                concurrency=options["concurrency"] or settings.concurrency,
+                concurrency=concurrency,
                 max_tasks=options["max_tasks"],
                 max_memory_mb=options["max_memory_mb"],
                 **worker,
             ),
-            processes=options["processes"] or settings.processes,
+            processes=processes,
             burst=options["burst"],
             liveness_file=options["liveness_file"],
             single_instance=options["single_instance"],
@@ -211,9 +218,14 @@ class Command(BaseCommand):
             text = f"The database is unreachable ({one_line(error)}); workers start and wait for it."
             self.stderr.write(self.style.WARNING(text))
 
+    def _warn_of_small_pools(self, concurrency: int, processes: int) -> None:
+        for pool in small_pools(concurrency, processes):
+            self.stderr.write(self.style.WARNING(f"{pool.text}. {pool.remedy}"))
+
     def _print_start(self, names: list[str]) -> None:
         self.stdout.write(f"{counted(len(names), 'task')} registered: {', '.join(names) or 'none'}")
         try:
+            check_rights()
             policy = Broker("worker").eviction_policy()
         except BrokerMisconfigured as error:
             raise CommandError(str(error)) from error

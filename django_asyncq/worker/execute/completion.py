@@ -19,10 +19,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ... import failpoints, lifecycle
 from ...context import Ending
 from ...exceptions import InvalidOption, LeaseLost
-from ...guard import get_logger
+from ...guard import get_logger, is_a
 from ...lifecycle.events import log_extra
 from ...models import TaskRecord
 from ...storage import database_clock
+from ...storage.errors import ErrorKind, kind_of
 from ...storage.routing import transaction_of, writing_database
 from .cuts import is_cut
 from .job import Job, JobPhase, Outcome
@@ -58,6 +59,7 @@ class Completion:
         completed, used = None, connection.connection
         try:
             self._prepare(connection)
+            used = connection.connection
             with transaction_of(TaskRecord, durable=True):
                 used = connection.connection
                 # The first hook of the transaction, so that a hook of the task that fails comes after it.
@@ -65,7 +67,11 @@ class Completion:
                 yield ending
                 completed = self._write(ending)
         except BaseException as error:
-            self._note_cut(error, connection, used)
+            if used is None and is_a(error, DatabaseError) and kind_of(error) is ErrorKind.UNAVAILABLE:
+                # Nothing has begun. Three such in a row, of a server that is full or restarts, must not fail the task.
+                self.job.unconnected = error
+            else:
+                self._note_cut(error, connection, used)
             raise
         finally:
             self._conclude(completed, ending)

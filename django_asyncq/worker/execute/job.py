@@ -35,7 +35,9 @@ class Job:
     it takes a context. slot: its number in the slot table.
     Independent of the phase: is_marked: the reporter was asked to write RUNNING. uncertain: its run as it would be
     after a commit that gave no answer, so that nobody knows yet whether it succeeded. cut: the error with which its
-    transaction ended when the connection was cut.
+    transaction ended when the connection was cut. unconnected: the error with which no connection could be
+    made, so that its transaction did not begin. was_connected: whether a connection was open when its function had
+    finished.
     """
 
     run: Run
@@ -49,6 +51,8 @@ class Job:
     is_marked: bool = False
     uncertain: Run | None = None
     cut: BaseException | None = None
+    unconnected: BaseException | None = None
+    was_connected: bool = False
 
     @property
     def timeout_seconds(self) -> float | None:
@@ -106,4 +110,12 @@ class Cut(Outcome):
     """The run's database connection was cut, and nothing of it was committed, unless the row says so.
 
     exception: what the function or the commit raised.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Unconnected(Outcome):
+    """The run got no connection to the database and did nothing in it: it is no attempt, and the task runs later.
+
+    exception: what the database or the pool said.
     """

@@ -21,6 +21,7 @@ from ...guard import get_logger, is_a
 from ...lifecycle.events import log_extra
 from ...results import result_of, sender_of
 from ...storage import database_clock
+from ...storage.errors import is_connection_limit
 from ..fetch.capacity import Capacity
 from ..reporter import Reporter
 from ..slot_table import SlotTable
@@ -28,7 +29,7 @@ from .calling import acall, call, call_in_transaction, own_thread
 from .completion import Completion
 from .connections import tidy_connections
 from .cuts import causes_of
-from .job import Cut, Job, JobPhase, Outcome
+from .job import Cut, Job, JobPhase, Outcome, Unconnected
 
 logger = get_logger("django_asyncq.worker")
 
@@ -73,7 +74,7 @@ class JobRunner:
         """Run an `async def` task."""
         value, exception = None, None
         try:
-            async with own_thread():
+            async with own_thread(job):
                 args, kwargs = self._begin(job)
                 value = await acall(job, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - as in `run`
@@ -123,7 +124,7 @@ class JobRunner:
 
     def _tidy(self, job: Job) -> None:
         try:
-            tidy_connections()
+            job.was_connected = tidy_connections() or job.was_connected
         except BaseException:
             record = job.run.record
             logger.exception("task %s: its database connection could not be tidied", record.id, extra=log_extra(record))
@@ -133,7 +134,7 @@ class JobRunner:
     def _finish(self, job: Job, value: Any, exception: BaseException | None) -> Outcome | None:
         """Remove the run from the slot table; return its outcome, None if the task has completed itself.
 
-        A run that finished after its timeout has failed.
+        A run that finished after its timeout has failed, unless it has spent that time waiting for a connection.
         """
         if job.phase is JobPhase.COMPLETED:
             self.slot_table.leave(job.slot)
@@ -147,11 +148,14 @@ class JobRunner:
                 )
             return None
         job.phase = JobPhase.REPORTED
-        if job.is_overdue(time.monotonic()) and not is_a(exception, TaskTimeout):
+        unconnected = _unconnected(job, exception)
+        if not unconnected and job.is_overdue(time.monotonic()) and not is_a(exception, TaskTimeout):
             cause, exception = exception, job.timed_out()
             exception.__cause__ = cause
         failpoints.reach("run.function_returned")
         self.slot_table.leave(job.slot)
+        if unconnected:
+            return Unconnected(job, database_clock.estimate(), None, exception)
         if job.cut is not None and not is_a(exception, TaskTimeout) and any(e is job.cut for e in causes_of(exception)):
             return Cut(job, database_clock.estimate(), None, exception)
         return Outcome(job, database_clock.estimate(), value, exception)
@@ -163,3 +167,16 @@ class JobRunner:
         job = outcome.job
         self.capacity.count_run(time.monotonic() - (job.begun_at or job.arrived_at))
         self.reporter.report(outcome)
+
+
+def _unconnected(job: Job, exception: BaseException | None) -> bool:
+    """Whether a run failed because it got no connection: its transaction did not begin, or it had no connection before.
+
+    An error that the function made of it is the function's own. So is that of a run that had a connection: what it has
+    written may be there, and nobody may repeat it unasked.
+    """
+    if exception is None or is_a(exception, TaskTimeout):
+        return False
+    if job.unconnected is not None and any(each is job.unconnected for each in causes_of(exception)):
+        return True
+    return not job.was_connected and is_connection_limit(exception)

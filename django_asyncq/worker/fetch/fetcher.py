@@ -20,6 +20,7 @@ from ...faults import STORE_ERRORS, Faults
 from ...guard import get_logger
 from ...lifecycle.events import log_extra
 from ...registry import registered
+from ...storage.pooling import return_connections
 from ..execute.executors import Executors
 from ..execute.job import Job
 from ..options import WorkerOptions
@@ -123,6 +124,7 @@ class Fetcher:
         If not, the main thread sleeps at once: the slots need the interpreter to begin the tasks that have come.
         """
         again = self._fetch()
+        return_connections()
         self.capacity.expects_more = self.pacing.is_due()
         return again
 
@@ -238,6 +240,7 @@ class Fetcher:
             self._look_for_lost(queue)
             return
         self._start(claimed.runs, since)
+        return_connections()
         if not claimed.is_drained:
             self.pacing.note_push()
             return

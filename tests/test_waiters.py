@@ -1,0 +1,614 @@
+"""Waiters: retries that found their gate full get in when it has a free slot, in order, before new tasks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from django.db import IntegrityError, connections, transaction
+from django.utils import timezone
+
+from django_asyncq import QueueFull, gates, lifecycle
+from django_asyncq.broker import Broker, keys
+from django_asyncq.broker.notifications import SupervisorListener
+from django_asyncq.django_internals import delete_rows
+from django_asyncq.exceptions import BrokerUnavailable
+from django_asyncq.gates.waiters import KEPT_SECONDS
+from django_asyncq.lifecycle import retrying
+from django_asyncq.maintenance.forwarder import forward_due
+from django_asyncq.maintenance.reconciler import Reconciler
+from django_asyncq.maintenance.waiters import LOOK_SECONDS, WaiterService
+from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
+from django_asyncq.signals import task_state_changing
+from django_asyncq.storage.isolation import set_aside
+
+from . import tasks
+from .test_gate import fill, holders, most_at_once
+from .workers import history, wait_until, workers
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def failed(name: str, *, queue: str = "default", is_due: bool = True, limit: int = 5) -> TaskRecord:
+    """Return a FAILED task of a gate, by default one whose retry is due."""
+    now = timezone.now()
+    return TaskRecord.objects.create(
+        name=tasks.gated.module_path,
+        args=[name],
+        gate=name,
+        queue_limit=limit,
+        queue_name=queue,
+        state=TaskState.FAILED,
+        reason=FailureReason.EXCEPTION,
+        retry_at=now - timedelta(seconds=1) if is_due else None,
+        finished_at=None if is_due else now,
+    )
+
+
+def wait_at(name: str, count: int = 1, **options: Any) -> list[str]:
+    """Let tasks wait at a full gate, one after the other; return their ids."""
+    ids = []
+    for _ in range(count):
+        record = failed(name, **options)
+        assert lifecycle.retry_due(Broker(), record.queue_name, [str(record.id)]) == 0
+        ids.append(str(record.id))
+    return ids
+
+
+def leave(*results: Any) -> None:
+    """Delete tasks, so that their slots are free."""
+    for result in results:
+        TaskRecord.objects.get(id=result.id).delete()
+
+
+def look(name: str = "g") -> None:
+    """Do what the leader does when a slot of the gate is released."""
+    WaiterService(Broker("worker")).admit(name)
+
+
+def set_kept(name: str, seconds_ago: float) -> None:
+    """Let the last look at the waiters have been so long ago."""
+    Broker().client.hset(gates.keys(name)[1], "kept", int(time.time() - seconds_ago))
+
+
+def queued(ids: list[str]) -> list[str]:
+    """Return those of the tasks that are QUEUED, in the given order."""
+    found = {str(id) for id in TaskRecord.objects.queued().values_list("id", flat=True)}
+    return [id for id in ids if id in found]
+
+
+# --- the order
+
+
+def test_a_retry_at_a_full_gate_waits() -> None:
+    """Its row says so, it keeps the text of its last error, and no attempt is used."""
+    fill("g", 5)
+    (id,) = wait_at("g")
+    row = TaskRecord.objects.get(id=id)
+    assert (row.state, row.reason, row.attempt) == (TaskState.FAILED, FailureReason.GATE_FULL, 0)
+    assert row.retry_at is not None and row.retry_at > timezone.now() + timedelta(seconds=20)
+    assert gates.waiters("g") == [id]
+    assert gates.waiting_gates() == {"g"}
+
+
+def test_waiters_get_in_in_the_order_in_which_they_began_to_wait() -> None:
+    """As many as there are free slots, whichever queue they are in."""
+    filled = fill("g", 5)
+    first = failed("g")
+    ids = [*wait_at("g", queue="other"), *wait_at("g", 2), *wait_at("g", queue="other")]
+    assert lifecycle.retry_due(Broker(), "default", [str(first.id)]) == 0
+    ids.append(str(first.id))
+    assert gates.waiters("g") == ids
+    leave(*filled[:2])
+    look()
+    assert queued(ids) == ids[:2]
+    assert gates.waiters("g") == ids[2:]
+    assert len(holders("g")) == 5
+    leave(*filled[2:])
+    look()
+    assert queued(ids) == ids
+    assert gates.waiters("g") == []
+    assert len(Broker().dequeue("other", "w", 9, 9).leases) == 2
+
+
+def test_a_waiter_that_is_refused_again_keeps_its_place() -> None:
+    """At its `retry_at` it asks once more."""
+    fill("g", 5)
+    ids = wait_at("g", 3)
+    assert lifecycle.retry_due(Broker(), "default", [ids[1], ids[0]]) == 0
+    assert gates.waiters("g") == ids
+
+
+def test_a_waiter_does_not_overtake_an_older_one() -> None:
+    """Whose retry is due is retried, but the free slot is another's."""
+    filled = fill("g", 5)
+    ids = wait_at("g", 2)
+    leave(filled[0])
+    assert lifecycle.retry_due(Broker(), "default", [ids[1]]) == 0
+    assert lifecycle.retry_due(Broker(), "default", [ids[0]]) == 1
+    assert gates.waiters("g") == [ids[1]]
+
+
+def test_retries_that_become_due_together_wait_in_the_order_of_their_ids() -> None:
+    """The oldest tasks get the free slots, and are next."""
+    filled = fill("g", 5)
+    records = [failed("g") for _ in range(4)]
+    leave(filled[0])
+    ids = [str(record.id) for record in records]
+    assert lifecycle.retry_due(Broker(), "default", ids[::-1]) == 1
+    assert queued(ids) == ids[:1]
+    assert gates.waiters("g") == ids[1:]
+
+
+def test_a_new_task_is_behind_all_waiters() -> None:
+    """It is refused while the free slots are theirs, and told how many wait and when to come back."""
+    filled = fill("g", 5)
+    wait_at("g", 2)
+    leave(*filled[:2])
+    with pytest.raises(QueueFull, match="3 of 5 queued or running, 2 waiting to be retried") as caught:
+        fill("g", 1)
+    assert (caught.value.occupancy, caught.value.waiting, caught.value.retry_after) == (3, 2, 1)
+    leave(filled[2])
+    fill("g", 1)
+    with pytest.raises(QueueFull):
+        fill("g", 1)
+    look()
+    assert len(holders("g")) == 5
+
+
+def test_the_time_to_come_back_counts_the_waiters() -> None:
+    """Of two slots one is released every ten seconds, and three tasks are before the new one."""
+    Gate.objects.create(name="g", limit=2, expected_seconds=20)
+    fill("g", 2)
+    wait_at("g", 3)
+    with pytest.raises(QueueFull) as caught:
+        fill("g", 1)
+    assert caught.value.retry_after == 40
+
+
+def test_enqueue_many_takes_only_the_slots_that_no_waiter_has() -> None:
+    """All or nothing, or as many as possible."""
+    filled = fill("g", 5)
+    wait_at("g")
+    leave(*filled[:3])
+    with pytest.raises(QueueFull):
+        tasks.gated.enqueue_many([("g",)] * 3)
+    results = tasks.gated.enqueue_many([("g",)] * 3, partial=True)
+    assert [result is not None for result in results] == [True, True, False]
+    look()
+    assert len(holders("g")) == 5
+
+
+def test_a_retry_by_a_person_is_behind_all_waiters_unless_it_waits_itself() -> None:
+    """A failed task has no place; the task that is next has one, whoever retries it."""
+    filled = fill("g", 5)
+    ids = wait_at("g", 2)
+    stranger = failed("g", is_due=False)
+    leave(filled[0])
+    refused = lifecycle.retry([stranger.id], by_person=True).full
+    assert [record.id for record in refused] == [stranger.id]
+    rows = {str(row.id): row.id for row in TaskRecord.objects.filter(id__in=ids)}
+    assert len(lifecycle.retry([rows[ids[1]]], by_person=True).full) == 1
+    assert len(lifecycle.retry([rows[ids[0]]], by_person=True).retried) == 1
+    assert gates.waiters("g") == [ids[1]]
+
+
+def test_a_task_that_lost_its_slot_waits_like_a_retry() -> None:
+    """Its slot was lost before the push, and other tasks have all slots by then."""
+    with transaction.atomic():
+        (result,) = tasks.gated.using(queue_limit=1).enqueue_many([("g",)])
+        gates.release_ids("g", [str(result.id)])
+        gates.acquire([stranger := TaskRecord(name="x", gate="g", queue_limit=1)])
+    assert gates.waiters("g") == [str(result.id)]
+    gates.release_ids("g", [str(stranger.id)])
+    with pytest.raises(QueueFull):
+        tasks.gated.using(queue_limit=1).enqueue("g")
+    look()
+    assert holders("g") == {str(result.id)}
+
+
+# --- events, and the looks that need none
+
+
+@pytest.fixture
+def free_slots() -> Iterator[tuple[SupervisorListener, threading.Event]]:
+    """Listen as a supervisor does; return the listener and the event of its free slots."""
+    event = threading.Event()
+    listener = SupervisorListener(free_slot=event)
+    listener.start()
+    wait_until(listener.event.is_set, "the subscription")
+    listener.event.clear()
+    yield listener, event
+    listener.stop()
+
+
+def test_a_released_slot_is_announced_where_tasks_wait(free_slots: Any) -> None:
+    """With the name of the gate, to the loop of the waiters only. Other gates announce nothing."""
+    listener, event = free_slots
+    filled, others = fill("g", 5), fill("nobody-waits", 2)
+    wait_at("g")
+    wait_until(listener.event.is_set, "the message that a retry is due before all others")
+    listener.event.clear()
+    leave(*others)
+    leave(filled[0])
+    wait_until(event.is_set, "the message")
+    assert listener.take_gates() == {"g"}
+    assert listener.take_gates() == set()
+    assert not listener.event.is_set()
+
+
+def test_only_the_announced_gates_are_looked_at_between_two_looks_at_all() -> None:
+    """A look at all gates comes at once, then every second."""
+    filled = {name: fill(name, 5) for name in ("a", "b")}
+    ids = {name: wait_at(name)[0] for name in ("a", "b")}
+    service = WaiterService(Broker("worker"))
+    assert service.tick([], 100.0) == LOOK_SECONDS
+    for name in ("a", "b"):
+        leave(filled[name][0])
+    assert service.tick(["a"], 100.25) == LOOK_SECONDS - 0.25
+    assert queued([ids["a"], ids["b"]]) == [ids["a"]]
+    service.tick([], 100.0 + LOOK_SECONDS)
+    assert queued([ids["b"]]) == [ids["b"]]
+    service.tick([], 100.0 + 2 * LOOK_SECONDS)
+    assert gates.waiting_gates() == set()
+
+
+@pytest.mark.parametrize("change", ["slot expires", "limit raised", "no limit", "row deleted, no other limit"])
+def test_a_look_finds_free_slots_that_nobody_announced(change: str) -> None:
+    """A slot expired, or a person edited the gate."""
+    row = Gate.objects.create(name="g", limit=1)
+    own = tasks.gated.using(queue_limit=None)
+    filled = own.enqueue("g")
+    (id,) = wait_at("g", limit=None)
+    if change == "slot expires":
+        delete_rows(TaskRecord.objects.filter(id=filled.id), "default")
+        Broker().client.zadd(gates.keys("g")[0], {str(filled.id): int(time.time()) - 1})
+    elif change == "limit raised":
+        row.limit = 2
+        row.save()
+    elif change == "no limit":
+        row.limit = 0
+        row.save()
+    else:
+        row.delete()
+    WaiterService(Broker("worker")).tick([], 100.0)
+    assert queued([id]) == [id]
+    assert gates.waiters("g") == []
+
+
+def test_more_waiters_than_one_call_takes_get_in_in_one_look() -> None:
+    """A person has removed the limit."""
+    row = Gate.objects.create(name="g", limit=1)
+    fill("g", 1)
+    records = [failed("g") for _ in range(230)]
+    for start in (0, 115):
+        lifecycle.retry_due(Broker(), "default", [str(record.id) for record in records[start : start + 115]])
+    assert len(gates.waiters("g")) == 230
+    row.limit = 0
+    row.save()
+    look()
+    assert gates.waiters("g") == []
+    assert TaskRecord.objects.queued().count() == 231
+
+
+def test_a_gate_at_which_a_task_begins_to_wait_during_a_look_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look that found nobody and the note that nobody waits."""
+    fill("g", 5)
+    real, begun = gates.look, []
+
+    def look_and_wait(name: str, most: int) -> gates.Look:
+        found = real(name, most)
+        if not begun:
+            begun.extend(wait_at("g"))
+        return found
+
+    monkeypatch.setattr(gates, "look", look_and_wait)
+    look()
+    assert gates.waiters("g") == begun
+    assert gates.waiting_gates() == {"g"}
+
+
+# --- what must never close a gate
+
+
+@pytest.mark.parametrize("end", ["deleted", "succeeded", "no id"])
+def test_a_waiter_that_exists_only_in_redis_is_forgotten_at_its_turn(end: str) -> None:
+    """Its row is gone or finished, or some program has written anything there; the next one gets in."""
+    filled = fill("g", 5)
+    if end == "no id":
+        Broker().client.zadd(gates.keys("g")[3], {b"\xffno id": "-inf"})
+    else:
+        (dead,) = wait_at("g")
+        rows = TaskRecord.objects.filter(id=dead)
+        if end == "deleted":
+            delete_rows(rows, "default")
+        else:
+            rows.update(state=TaskState.SUCCEEDED, reason=0, retry_at=None, finished_at=timezone.now())
+    (id,) = wait_at("g")
+    leave(filled[0])
+    for _ in range(2):
+        look()
+    assert queued([id]) == [id]
+    assert gates.waiters("g") == []
+    leave(filled[1])
+    fill("g", 1)
+
+
+def test_without_a_leader_waiters_hold_up_new_tasks_for_a_bounded_time_only() -> None:
+    """Nobody looks at them; each still gets in at its `retry_at`, wherever there is a supervisor."""
+    filled = fill("g", 5)
+    ids = wait_at("g", 2)
+    leave(*filled[:2])
+    set_kept("g", KEPT_SECONDS - 2)
+    with pytest.raises(QueueFull):
+        fill("g", 1)
+    set_kept("g", KEPT_SECONDS + 2)
+    fill("g", 1)
+    assert lifecycle.retry_due(Broker(), "default", [ids[1]]) == 1
+    with pytest.raises(QueueFull, match="5 of 5 queued or running;"):
+        fill("g", 1)
+
+
+def test_waiters_that_join_others_do_not_prolong_the_order() -> None:
+    """Only looks do. The first waiter of a gate is in time for the next look."""
+    filled = fill("g", 5)
+    wait_at("g")
+    set_kept("g", KEPT_SECONDS + 2)
+    wait_at("g")
+    leave(filled[0])
+    fill("g", 1)
+
+
+def test_a_look_keeps_the_order() -> None:
+    """Whether it finds a free slot or not."""
+    filled = fill("g", 5)
+    wait_at("g", 2)
+    set_kept("g", KEPT_SECONDS + 2)
+    look()
+    leave(filled[0])
+    with pytest.raises(QueueFull):
+        fill("g", 1)
+    set_kept("g", KEPT_SECONDS + 2)
+    look()
+    leave(filled[1])
+    with pytest.raises(QueueFull):
+        fill("g", 1)
+
+
+def test_a_look_that_fails_does_not_keep_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or waiters that the leader cannot retry would close their gate for ever."""
+    filled = fill("g", 5)
+    wait_at("g")
+    leave(filled[0])
+    set_kept("g", KEPT_SECONDS + 2)
+    monkeypatch.setattr(lifecycle, "retry_waiting", mock.Mock(side_effect=BrokerUnavailable("the database is away")))
+    with pytest.raises(BrokerUnavailable):
+        look()
+    fill("g", 1)
+
+
+def test_a_waiter_whose_retry_is_vetoed_holds_no_slot() -> None:
+    """It is retried some seconds later, and then waits again behind the others."""
+    filled = fill("g", 5)
+    ids = wait_at("g", 2)
+    leave(filled[0])
+
+    def veto(*, records: list[TaskRecord], **kwargs: Any) -> None:
+        if any(str(record.id) == ids[0] for record in records):
+            raise PermissionError("not this one")
+
+    task_state_changing.connect(veto)
+    try:
+        for _ in range(2):
+            look()
+    finally:
+        task_state_changing.disconnect(veto)
+    assert queued(ids) == ids[1:]
+    row = TaskRecord.objects.get(id=ids[0])
+    assert row.retry_at is not None
+    assert row.retry_at < timezone.now() + timedelta(seconds=retrying.VETO_RETRY_SECONDS + 1)
+
+
+def test_a_waiter_whose_row_the_database_refuses_holds_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is set aside as any odd row; the next one gets in with the same look."""
+    filled = fill("g", 5)
+    ids = wait_at("g", 2)
+    leave(*filled[:2])
+    real = lifecycle.retry_waiting
+
+    def refuse(broker: Broker, some: list[str]) -> list[str]:
+        if ids[0] in some:
+            raise IntegrityError("a constraint of the project")
+        return real(broker, some)
+
+    monkeypatch.setattr(lifecycle, "retry_waiting", refuse)
+    try:
+        look()
+    finally:
+        set_aside.clear()
+    assert queued(ids) == ids[1:]
+    assert gates.waiters("g") == []
+
+
+def test_a_deleted_waiter_waits_no_longer() -> None:
+    """After the commit."""
+    fill("g", 5)
+    ids = wait_at("g", 2)
+    TaskRecord.objects.get(id=ids[0]).delete()
+    assert gates.waiters("g") == ids[1:]
+
+
+# --- lost memory
+
+
+def test_waiters_are_known_again_when_a_gate_is_built() -> None:
+    """Redis was emptied; the first request builds the gate, and new tasks are behind those that wait, oldest first."""
+    filled = fill("g", 5)
+    ids = wait_at("g", 3)
+    leave(filled[0])
+    Broker().client.delete(*gates.keys("g"), keys.waiting_gates_key())
+    with pytest.raises(QueueFull):
+        fill("g", 1)
+    assert gates.waiters("g") == ids
+    assert gates.waiting_gates() == {"g"}
+    look()
+    assert queued(ids) == ids[:1]
+
+
+def test_a_sweep_makes_the_waiters_agree_with_the_rows() -> None:
+    """Those that Redis lacks are added, those without a row are removed when they are seen again."""
+    fill("g", 5)
+    ids = wait_at("g", 3)
+    waiting = gates.keys("g")[3]
+    Broker().client.zrem(waiting, ids[0])
+    delete_rows(TaskRecord.objects.filter(id=ids[1]), "default")
+    reconciler = Reconciler(Broker())
+    reconciler.sweep()
+    assert set(gates.waiters("g")) == set(ids)
+    reconciler.sweep()
+    assert set(gates.waiters("g")) == {ids[0], ids[2]}
+
+
+def test_a_waiter_that_redis_has_forgotten_is_retried_at_its_time(redis_client: Any) -> None:
+    """`retry_at` in the row is the backstop."""
+    filled = fill("g", 5)
+    (id,) = wait_at("g")
+    Broker().client.delete(gates.keys("g")[3], keys.waiting_gates_key())
+    leave(filled[0])
+    look()
+    assert queued([id]) == []
+    redis_client.zadd(keys.keys_of("default").retry, {id: 1})
+    assert forward_due(Broker(), ["default"]).retried == 1
+    assert queued([id]) == [id]
+
+
+# --- with real workers
+
+
+class Watch:
+    """Look at the gate's rows from a thread, and remember the most that were QUEUED or RUNNING at once."""
+
+    def __init__(self, name: str) -> None:
+        self.most = 0
+        self._name = name
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        rows = TaskRecord.objects.at_gate(self._name).filter(state__in=gates.LIVE_STATES)
+        while not self._is_over.wait(0.01):
+            self.most = max(self.most, rows.count())
+        connections.close_all()
+
+
+def runs(path: Path) -> list[dict[str, Any]]:
+    """Return begins and ends in order, with the words of `most_at_once`."""
+    words = {"begin": "in", "end": "out"}
+    lines = [{**line, "event": words[line["event"]]} for line in history(path) if line["event"] in words]
+    return sorted(lines, key=lambda line: line["at"])
+
+
+def idle_seconds(lines: list[dict[str, Any]]) -> list[float]:
+    """Return how long the only slot of a gate was free before each run that followed another."""
+    ends = [line["at"] for line in lines if line["event"] == "out"]
+    begins = [line["at"] for line in lines if line["event"] == "in"]
+    return [begin - end for end, begin in zip(ends, begins[1:], strict=False)]
+
+
+def p95(values: list[float]) -> float:
+    """Return the value that 95 of 100 do not exceed."""
+    return sorted(values)[int(0.95 * (len(values) - 1))]
+
+
+@pytest.fixture
+def history_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let tasks write their history there."""
+    path = tmp_path / "history"
+    path.touch()
+    monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(path))
+    return path
+
+
+def begin_with_twenty_waiters() -> Gate:
+    """Enqueue twenty tasks that fail once, then give their gate a limit of one."""
+    row = Gate.objects.create(name="g", limit=20, expected_seconds=1)
+    tasks.gated_and_fails_once.enqueue_many([("g",)] * 20)
+    row.limit = 1
+    row.save()
+    return row
+
+
+def has_succeeded(count: int) -> bool:
+    """Return whether so many tasks that failed once have succeeded."""
+    return TaskRecord.objects.succeeded().filter(name=tasks.gated_and_fails_once.module_path).count() == count
+
+
+def test_twenty_retries_at_a_gate_of_one_follow_each_other_closely(tmp_path: Path, history_path: Path) -> None:
+    """Tasks of 10 ms that fail once: from a free slot to the next start 95 of 100 take a second at most."""
+    begin_with_twenty_waiters()
+    with workers(tmp_path):
+        wait_until(lambda: len(runs(history_path)) >= 40, "the first attempts")
+        wait_until(lambda: has_succeeded(20), "the end of all", 20)
+    retries = runs(history_path)[40:]
+    assert most_at_once(retries) == 1
+    assert p95(idle_seconds(retries)) <= 1.0
+    assert gates.waiters("g") == []
+
+
+def test_a_producer_that_never_stops_does_not_starve_the_waiters(tmp_path: Path, history_path: Path) -> None:
+    """It asks all the time, and gets in when nobody waits any more; the limit holds all the while."""
+    begin_with_twenty_waiters()
+    admitted_while_waiting = refused = 0
+    with workers(tmp_path):
+        wait_until(lambda: len(gates.waiters("g")) >= 15, "waiters")
+        with Watch("g") as watch:
+            deadline = time.monotonic() + 30
+            while not has_succeeded(20) and time.monotonic() < deadline:
+                had_waiters = len(gates.waiters("g")) > 1
+                try:
+                    tasks.gated.using(queue_limit=1).enqueue("g", 0.01)
+                    admitted_while_waiting += had_waiters
+                except QueueFull:
+                    refused += 1
+            assert has_succeeded(20)
+        wait_until(lambda: not holders("g"), "an empty gate")
+        fill("g", 1)
+    assert watch.most == 1
+    assert refused > 20
+    assert admitted_while_waiting <= 2
+
+
+def test_the_limit_holds_and_all_get_in_while_workers_are_killed(tmp_path: Path, history_path: Path) -> None:
+    """Worker processes die in the middle of runs, and Redis forgets the gate: waiters, slots and marks."""
+    row = begin_with_twenty_waiters()
+    row.limit = 2
+    row.save()
+    with workers(tmp_path, "--processes", "2") as running:
+        wait_until(lambda: len(gates.waiters("g")) >= 10, "waiters")
+        with Watch("g") as watch:
+            for number in range(4):
+                count = len(runs(history_path))
+                wait_until(lambda count=count: len(runs(history_path)) > count or has_succeeded(20), "a run")  # type: ignore[misc]
+                for pid in running.children()[:1]:
+                    os.kill(pid, signal.SIGKILL)
+                if number % 2:
+                    Broker().client.delete(*gates.keys("g"), keys.waiting_gates_key())
+            wait_until(lambda: has_succeeded(20), "the end of all", 60)
+    assert watch.most <= 2
+    wait_until(lambda: not holders("g"), "an empty gate")
