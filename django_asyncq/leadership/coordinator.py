@@ -5,7 +5,6 @@ moment counted from before the last renewal was sent. In single-instance mode (t
 locked. A process that can lock this file, and finds the signature of the owner in Redis in it, has the proof that the
 owner is dead. The lock of a live owner is never deleted, whatever its age. If Redis is unreachable at the first
 acquire, file locks replace it for the life of the coordinator: a later change would let two processes hold one lock.
-Has no thread: the holder of a lock calls `tick`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class StartupTaskCoordinator:
     """Acquire, renew and release locks by name, from any process and thread, with or without the ORM.
 
     redis_client: default the project's client. lock_dir: folder of the lock files, the same for the whole project;
-    default the setting. single_instance: default the setting. clock: see `clocks.steady_seconds`.
+    default the setting. single_instance: default the setting. clock: `clocks.steady_seconds`. No thread: call `tick`.
     """
 
     def __init__(

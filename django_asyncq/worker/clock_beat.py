@@ -10,6 +10,7 @@ from .. import conf
 from ..broker import redis_clock
 from ..guard import get_logger
 from ..storage import database_clock
+from ..storage.pooling import return_connections
 
 logger = get_logger("django_asyncq.worker")
 
@@ -32,3 +33,4 @@ class ClockBeat:
             except Exception as error:  # noqa: BLE001 - whatever it is, outcomes must still be written
                 connections.close_all()
                 logger.debug("a clock could not be measured: %s", error)
+        return_connections()
