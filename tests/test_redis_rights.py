@@ -19,6 +19,7 @@ from django_asyncq.models import Gate, TaskRecord
 from django_asyncq.testing import EmbeddedRedis
 
 from . import acl, tasks
+from .test_waiters import look, wait_at
 from .workers import run_workers
 
 PACKAGE = Path(django_asyncq.__file__).parent
@@ -35,6 +36,7 @@ OF_PRODUCERS = (
     "gate_build",
     "gate_forget",
     "gate_release",
+    "gate_wait",
     "check_type",
 )
 
@@ -176,6 +178,8 @@ def do_a_bit_of_everything(admin: Any, folder: Path) -> None:
     tasks.gated.enqueue("g")
     run_workers()
     tasks.gated.enqueue("g")  # keeps its slot, so a key of a gate is left
+    wait_at("g", limit=1)
+    look("g")
     coordinator = StartupTaskCoordinator(lock_dir=folder / "locks")
     assert coordinator.acquire("a", 30) and coordinator.renew("a")
     coordinator.release("a")
