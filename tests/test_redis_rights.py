@@ -158,7 +158,7 @@ def test_every_key_and_channel_is_under_a_prefix(
     keys = list(admin.scan_iter(count=1000))
     assert [key for key in keys if not key.startswith((*known, current.lock_prefix))] == []
     assert {current.gate_prefix, current.lock_prefix} == current_starts(keys, current)
-    assert TaskRecord.objects.count() == 4
+    assert TaskRecord.objects.count() == 5
 
 
 def current_starts(keys: list[str], current: conf.Settings) -> set[str]:
