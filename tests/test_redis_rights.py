@@ -20,6 +20,7 @@ from django_asyncq.models import Gate, TaskRecord
 from django_asyncq.testing import EmbeddedRedis
 
 from . import acl, tasks
+from .test_waiters import look, wait_at
 from .workers import run_workers
 
 PACKAGE = Path(django_asyncq.__file__).parent
@@ -157,7 +158,7 @@ def test_every_key_and_channel_is_under_a_prefix(
     keys = list(admin.scan_iter(count=1000))
     assert [key for key in keys if not key.startswith((*known, current.lock_prefix))] == []
     assert {current.gate_prefix, current.lock_prefix} == current_starts(keys, current)
-    assert TaskRecord.objects.count() == 4
+    assert TaskRecord.objects.count() == 5
 
 
 def current_starts(keys: list[str], current: conf.Settings) -> set[str]:
@@ -176,6 +177,8 @@ def do_a_bit_of_everything(admin: Any, folder: Path) -> None:
     admin.set(keys_of("default").pending, "odd")
     admin.set(f"{conf.current().gate_prefix}g", "odd")
     tasks.gated.enqueue("g")  # keeps its slot, so a key of a gate is left
+    wait_at("g", limit=1)
+    look("g")
     for _ in Reconciler(Broker()).sweep_steps(is_rebuild=True):
         pass
     coordinator = StartupTaskCoordinator(lock_dir=folder / "locks")

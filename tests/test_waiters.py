@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from django.db import IntegrityError, connections, transaction
 from django.utils import timezone
 
 from django_asyncq import QueueFull, gates, lifecycle
-from django_asyncq.broker import Broker, keys
+from django_asyncq.broker import Broker, keys, scripts
 from django_asyncq.broker.notifications import SupervisorListener
 from django_asyncq.django_internals import delete_rows
 from django_asyncq.exceptions import BrokerUnavailable
@@ -32,7 +32,7 @@ from django_asyncq.signals import task_state_changing
 from django_asyncq.storage.isolation import set_aside
 from django_asyncq.testing import EmbeddedRedis
 
-from . import tasks
+from . import script_mutants, tasks
 from .test_gate import fill, holders, most_at_once
 from .workers import history, wait_until, workers
 
@@ -489,6 +489,26 @@ def test_a_waiter_that_redis_has_forgotten_is_retried_at_its_time(redis_client: 
     redis_client.zadd(keys.keys_of("default").retry, {id: 1})
     assert forward_due(Broker(), ["default"]).retried == 1
     assert queued([id]) == [id]
+
+
+# --- mutants: without its guard a script fails the test that is named beside it
+
+GUARDED_BY: dict[str, Callable[[], None]] = {
+    "gate that lets new tasks come before waiters": test_a_new_task_is_behind_all_waiters,
+    "gate whose waiters overtake each other": test_a_waiter_does_not_overtake_an_older_one,
+    "gate that keeps its waiters": test_a_retry_by_a_person_is_behind_all_waiters_unless_it_waits_itself,
+    "gate whose waiters lose their place": test_a_waiter_that_is_refused_again_keeps_its_place,
+    "look that leaves the order to lapse": test_a_look_keeps_the_order,
+    "waiters that keep their order themselves": test_waiters_that_join_others_do_not_prolong_the_order,
+}
+
+
+@pytest.mark.parametrize("mutant", GUARDED_BY)
+def test_finds_a_script_without_its_guard(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each guard of the order is needed by the test that says what it is for."""
+    monkeypatch.setattr(scripts, "script", script_mutants.without(script_mutants.WAITERS[mutant]))
+    with pytest.raises((AssertionError, QueueFull, pytest.fail.Exception)):
+        GUARDED_BY[mutant]()
 
 
 # --- with real workers
