@@ -357,7 +357,7 @@ def test_retry_without_redis_changes_nothing(operator: Client, monkeypatch: pyte
     records = [make(gate="small"), make()]
     response = run_action(operator, *records, confirmed="yes")
     assert said(response) == [
-        ("error", "Gate small cannot be checked because Redis is unreachable. Nothing was changed.")
+        ("error", "Gate small cannot be checked: Redis is unreachable or refuses to write. Nothing was changed.")
     ]
     assert [state_of(record) for record in records] == [TaskState.FAILED] * 2
 
@@ -580,7 +580,7 @@ def test_retry_all_without_redis_queues_tasks_without_a_gate(operator: Client, m
     assert (state_of(plain), state_of(gated)) == (TaskState.QUEUED, TaskState.FAILED)
     assert said(response)[1] == (
         "error",
-        "Gate small cannot be checked because Redis is unreachable: 1 task stays failed.",
+        "Gate small cannot be checked, so 1 task stays failed: Redis is unreachable or refuses to write.",
     )
 
 
