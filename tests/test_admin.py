@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from html import unescape
@@ -562,6 +563,30 @@ def test_second_click_on_retry_all_queues_nothing_twice(operator: Client) -> Non
     )
     assert {state_of(record) for record in records} == {TaskState.QUEUED}
     assert LogEntry.objects.count() == 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_rounds_at_the_same_time_queue_each_task_once(client_of: Callable[..., Client]) -> None:
+    """A double click: both requests finish, and each task is queued and noted in the history once."""
+    records = [make() for _ in range(1_200)]
+    clicks, codes = [client_of("view_and_retry")], []
+    clicks.append(Client())
+    clicks[1].force_login(User.objects.get(username="view_and_retry"))
+    both = threading.Barrier(2)
+
+    def click(client: Client) -> None:
+        both.wait(10)
+        codes.append(run_action(client, records[0], select_across="1", confirmed="yes").status_code)
+        connections.close_all()
+
+    threads = [threading.Thread(target=click, args=[client]) for client in clicks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert codes == [302, 302]
+    assert {*TaskRecord.objects.values_list("state", flat=True)} == {TaskState.QUEUED}
+    assert LogEntry.objects.count() == len(records)
 
 
 def test_retry_all_without_redis_queues_tasks_without_a_gate(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
