@@ -30,7 +30,9 @@ class Settings:
     key_prefix: str = "asynq"
     """First part of the key of every queue. asynq's own tools see only the prefix `asynq`."""
     gate_prefix: str = "asynch:qgate:"
-    """First part of the key of every gate (admission limit)."""
+    """First part of the key of every gate (admission limit); `<KEY_PREFIX>:qgate:` when only KEY_PREFIX is set."""
+    lock_prefix: str = "task_lock:"
+    """First part of the key of every lock of the coordinator; `<KEY_PREFIX>:task_lock:` when only KEY_PREFIX is set."""
     lease_seconds: int = 30
     """How long a worker may be silent before its tasks are recovered and run elsewhere."""
     beat_seconds: float = 5
@@ -139,7 +141,19 @@ def environment() -> dict[str, Any]:
 def current() -> Settings:
     """Return the settings in force. The environment overrides the project's settings, which override the defaults."""
     written = {FIELD_NAMES[key]: value for key, value in raw().items() if key in FIELD_NAMES}
-    return Settings(**{**written, **environment()})
+    return Settings(**{**_derived_prefixes(written), **written, **environment()})
+
+
+def _derived_prefixes(written: dict[str, Any]) -> dict[str, Any]:
+    """Return the prefixes of gates and locks for a KEY_PREFIX of the project's own.
+
+    With the default ones, two projects on one Redis would empty each other's gates and take each other's locks.
+    """
+    default = Settings().key_prefix
+    own = written.get("key_prefix", default)
+    if own == default:
+        return {}
+    return {"gate_prefix": f"{own}:qgate:", "lock_prefix": f"{own}:task_lock:"}
 
 
 def forget_settings(*, setting: str, **kwargs: Any) -> None:

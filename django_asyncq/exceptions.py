@@ -10,6 +10,7 @@ AsyncqError
 │   └── GateUnavailable    Redis is unreachable, so the gate admits nothing
 ├── BrokerUnavailable      Redis cannot be reached or refuses to write
 │   └── BrokerMisconfigured  Redis refuses this client until a setting is corrected; waiting does not help
+│       └── BrokerPermissionDenied  the Redis user lacks a right
 ├── DatabaseNotSetUp       the database lacks a table, a column or a privilege; waiting does not help
 ├── LockLost               another process holds the lock; nothing was written
 ├── RunAborted             a run failed for a reason outside its function; the row stores it
@@ -116,6 +117,10 @@ class BrokerMisconfigured(BrokerUnavailable):
     def __init__(self, server: str, wrong: str, reason: str, remedy: str) -> None:
         super().__init__(f"{server} {wrong} ({reason}). Remedy: correct {remedy}.")
         self.remedy = remedy
+
+
+class BrokerPermissionDenied(BrokerMisconfigured):
+    """The Redis user may not use a command, a key or a channel. The text says what Redis has named."""
 
 
 class DatabaseNotSetUp(AsyncqError):

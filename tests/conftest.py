@@ -14,6 +14,7 @@ from django.conf import settings as django_settings
 
 from django_asyncq.testing import EmbeddedRedis
 
+from . import acl
 from .proxy import Proxy
 
 # Some minutes of kills, refusals and random sequences: `python runtests.py -m faults`.
@@ -57,7 +58,8 @@ def redis_client() -> Iterator[redis.Redis]:
 @pytest.fixture
 def key_prefix() -> str:
     """The first part of this test's keys."""
-    return f"t{uuid.uuid4().hex[:12]}"
+    name = f"t{uuid.uuid4().hex[:12]}"
+    return f"{acl.PREFIX}:{name}" if acl.user() else name
 
 
 @pytest.fixture(autouse=True)
@@ -68,26 +70,23 @@ def own_keys(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
-    """Give the test keys of its own, in this process and in the processes it starts; delete them afterwards.
-
-    The key of a lock has no prefix, but its name has: maintenance and the tests begin it with KEY_PREFIX.
-    """
+    """Give the test keys of its own, in this process and in the processes it starts; delete them afterwards."""
     from django_asyncq.lifecycle import dispatching
 
     monkeypatch.setenv("ASYNCQ_TEST_PREFIX", key_prefix)
     lock_folder = os.environ.get("ASYNCQ_TEST_LOCK_DIR") or str(tmp_path_factory.getbasetemp() / "locks")
     monkeypatch.setenv("ASYNCQ_TEST_LOCK_DIR", lock_folder)
     monkeypatch.setattr(dispatching, "_breaker_closes_at", 0.0)
+    monkeypatch.setattr(dispatching, "_logged", ("", 0.0))
     settings.ASYNCQ = {
         **django_settings.ASYNCQ,
         "KEY_PREFIX": key_prefix,
-        "GATE_PREFIX": f"{key_prefix}:qgate:",
         "TASK_LOCK_DIR": lock_folder,
         # A test looks into Redis right after enqueuing. The processes that it starts batch pushes as any project does.
         "PUSH_BATCH_SECONDS": 0,
     }
     yield
-    for pattern in (f"{key_prefix}*", f"{{{key_prefix}*", f"task_lock:{key_prefix}*"):
+    for pattern in (f"{key_prefix}*", f"{{{key_prefix}*"):
         # All at once: some tests leave ten thousand keys.
         if keys := list(redis_client.scan_iter(pattern, count=1000)):
             redis_client.delete(*keys)
@@ -96,9 +95,9 @@ def own_keys(
 @pytest.fixture
 def own_redis(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedRedis]:
     """A server for this test alone, which it may kill or flush."""
-    with EmbeddedRedis() as server:
+    with EmbeddedRedis(*acl.server_settings()) as server:
         monkeypatch.setenv("ASYNCQ_TEST_REDIS_URL", server.url)
-        settings.CACHES = {"default": {**django_settings.CACHES["default"], "LOCATION": server.url}}
+        settings.CACHES = {"default": {**django_settings.CACHES["default"], "LOCATION": acl.package_url(server.url)}}
         yield server
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from . import acl
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
@@ -38,7 +40,7 @@ def start(stack: ExitStack) -> None:
 
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncq-test-", ignore_cleanup_errors=True))
     if not os.environ.get("ASYNCQ_TEST_REDIS_URL"):
-        os.environ["ASYNCQ_TEST_REDIS_URL"] = stack.enter_context(EmbeddedRedis()).url
+        os.environ["ASYNCQ_TEST_REDIS_URL"] = stack.enter_context(EmbeddedRedis(*acl.server_settings())).url
     if not os.environ.get("DATABASE_URL"):
         os.environ["DATABASE_URL"] = f"sqlite:///{folder}/tests.sqlite3"
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):

@@ -12,6 +12,7 @@ import django
 
 from django_asyncq.testing import arm_from_environment
 
+from . import acl
 from .routers import ROUTERS
 
 # A process that a test starts with the environment of `crash_at` dies where that says.
@@ -48,7 +49,7 @@ if routers := os.environ.get("ASYNCQ_TEST_ROUTER"):
 CACHES: dict[str, dict[str, Any]] = {
     "default": {
         "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": os.environ.get("ASYNCQ_TEST_REDIS_URL", "redis://127.0.0.1:6379/9"),
+        "LOCATION": acl.package_url(os.environ.get("ASYNCQ_TEST_REDIS_URL", "redis://127.0.0.1:6379/9")),
     }
 }
 
@@ -95,7 +96,6 @@ TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES":
 ASYNCQ = {
     "CLIENT_FACTORY": os.environ.get("ASYNCQ_TEST_CLIENT_FACTORY", ""),
     "KEY_PREFIX": os.environ.get("ASYNCQ_TEST_PREFIX", "asynqtest"),
-    "GATE_PREFIX": os.environ.get("ASYNCQ_TEST_PREFIX", "asynqtest") + ":qgate:",
     "LEASE_SECONDS": int(os.environ.get("ASYNCQ_TEST_LEASE", "2")),
     "BEAT_SECONDS": 0.5,
     "STALL_SECONDS": float(os.environ.get("ASYNCQ_TEST_STALL", "60")),

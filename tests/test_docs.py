@@ -35,6 +35,9 @@ OTHERS_SETTINGS = {
     "CONN_HEALTH_CHECKS",
     "CONN_MAX_AGE",
     "DATABASE_URL",
+    "DISABLE_SERVER_SIDE_CURSORS",
+    "SHARED_APPS",
+    "TENANT_APPS",
 }
 ALL_PAGES = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 

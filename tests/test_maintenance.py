@@ -17,12 +17,17 @@ from typing import Any
 
 import pytest
 import redis
+from django.db import Error as DatabaseError
+from django.db import IntegrityError
 from django.utils import timezone
 
-from django_asyncq import conf
-from django_asyncq.exceptions import BrokerUnavailable
+from django_asyncq import Arguments, conf
+from django_asyncq.broker import Broker
+from django_asyncq.exceptions import BrokerUnavailable, LockLost
+from django_asyncq.leadership.hold import key_of
 from django_asyncq.leadership.owner import Owner
-from django_asyncq.maintenance import service
+from django_asyncq.lifecycle.messages import entry_of
+from django_asyncq.maintenance import forwarder, service
 from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import LockTerm, Missed, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
 
@@ -84,7 +89,7 @@ class MaintenanceProcesses:
 
     def leader(self) -> int | None:
         """The pid in the lock, if it is one of these processes."""
-        value = self.client.get(f"task_lock:{conf.current().key_prefix}.maintenance")
+        value = self.client.get(key_of(f"{conf.current().key_prefix}.maintenance"))
         owner = Owner.read(value.decode()) if value else None
         return owner.pid if owner is not None and owner.pid in self.processes else None
 
@@ -340,3 +345,67 @@ def test_a_first_sweep_continues_at_once_and_any_other_pauses(is_urgent: bool, m
     pause = service.MaintenanceService([], single_instance=False).repair_and_prune()
     assert pause == (0.0 if is_urgent else min(service.REPAIR_SECONDS, conf.current().reconcile_seconds))
     assert (pause > 0) is not is_urgent
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BrokerUnavailable("Redis is unreachable"),
+        LockLost("maintenance", 1),
+        DatabaseError("away"),
+        IntegrityError("a row"),
+        ValueError("odd"),
+        SystemExit("of the project's code"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_loop_whose_step_fails_sleeps(error: BaseException) -> None:
+    """Twenty rounds take at least fourteen seconds, whatever the error: five may be tried again at once."""
+
+    def fail() -> float:
+        raise error
+
+    loop = service.Loop("repairs", fail)
+    assert sum(loop.tick() or 0.0 for _ in range(20)) >= 14
+
+
+def test_loops_with_nothing_to_do_sleep() -> None:
+    """On empty stores, no loop of the leader asks for its next step at once, and none asks again within 0.1 s."""
+    maintenance = service.MaintenanceService([], single_instance=False)
+    steps = [
+        maintenance.forward,
+        maintenance.fire_schedules,
+        maintenance.repair_and_prune,
+        maintenance.check_key,
+        maintenance.seek_leadership,
+    ]
+    maintenance.seek_leadership()
+    try:
+        # The first round of repairs is a sweep.
+        maintenance.repair_and_prune()
+        assert all(step() >= 0.1 for step in steps for _ in range(2))
+    finally:
+        maintenance.coordinator.release(maintenance.lock_name)
+
+
+def test_retries_that_a_dead_process_left_half_done_are_no_reason_to_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their rows are QUEUED and their entries due: a whole batch of them is looked at once in a round."""
+    results = tasks.add.enqueue_many([Arguments((1, number), {}) for number in range(forwarder.LARGEST_BATCH)])
+    broker = Broker()
+    rows = list(TaskRecord.objects.filter(id__in=[result.id for result in results]))
+    for row in rows:
+        row.retry_at = timezone.now() - timedelta(seconds=5)
+    broker.dequeue("default", "w", len(rows), 30)
+    broker.remove("default", [str(row.id) for row in rows])
+    broker.park("default", [entry_of(row) for row in rows])
+    calls = []
+    real = Broker.forward
+
+    def counted(self: Broker, queue: str, source: Any, limit: int = 100) -> Any:
+        calls.append(source)
+        assert len(calls) < 10, "the round does not end"
+        return real(self, queue, source, limit)
+
+    monkeypatch.setattr(Broker, "forward", counted)
+    assert forwarder.forward_due(broker, ["default"]).retried == 0
+    assert calls == ["scheduled", "retry", "retry"]

@@ -317,7 +317,7 @@ def test_a_key_that_is_set_aside_can_be_read_for_seven_days(fleet: Fleet) -> Non
 
 
 def test_keys_that_are_set_aside_are_logged_once_an_hour(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
-    """By each supervisor that is there, with the new name; not the keys of another project."""
+    """By each supervisor that is there, with the new name."""
     caplog.set_level(logging.WARNING)
     listener = SupervisorListener()
     listener.start()
@@ -333,9 +333,22 @@ def test_keys_that_are_set_aside_are_logged_once_an_hour(fleet: Fleet, caplog: p
     finally:
         listener.stop()
     assert caplog.text.count(":pending") == 1
-    caplog.clear()
-    listener.log_set_aside("other:{default}:odd:1.5:pending", 0.0)
-    assert caplog.text == ""
+
+
+def test_each_project_announces_its_odd_keys_on_a_channel_of_its_own(
+    fleet: Fleet, settings: Any, key_prefix: str
+) -> None:
+    """Under its own prefix, so the supervisors of another project on the same server hear nothing of them."""
+    with fleet.client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.psubscribe("*odd*")
+        heard.get_message(timeout=5)
+        settings.ASYNCQ = {**settings.ASYNCQ, "KEY_PREFIX": f"{key_prefix}-other"}
+        odd_values.write(fleet.client, keys.keys_of(QUEUE).lease, "string")
+        fleet.broker.expired(QUEUE)
+        (name,) = fleet.client.keys(f"{key_prefix}-other:*odd:*")
+        message = wait_until(lambda: heard.get_message(timeout=1), "the announcement")
+    assert (message["channel"], message["data"]) == (f"{key_prefix}-other:odd".encode(), name)
+    assert keys.odd_channel() == f"{key_prefix}-other:odd"
 
 
 def test_a_key_that_got_its_right_type_in_the_meantime_stays(fleet: Fleet) -> None:

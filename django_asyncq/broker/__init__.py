@@ -174,15 +174,18 @@ class Broker:
             self.client.ping()
 
     def eviction_policy(self) -> str:
-        """Return `maxmemory-policy`; "" when the server refuses CONFIG, as managed servers do."""
+        """Return `maxmemory-policy`; "" when the server or the rights of its user do not say it.
+
+        By INFO, because managed servers refuse CONFIG.
+        """
         with broker_errors(self.client):
             try:
-                found = self.client.config_get("maxmemory-policy")
+                found = self.client.info("memory")
             except ResponseError as error:
                 if misconfigured(error):
                     raise
                 return ""
-        return str(found.get("maxmemory-policy", ""))
+        return str(found.get("maxmemory_policy", ""))
 
     # --- adding tasks
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from redis.connection import BlockingConnectionPool
 from redis.exceptions import (
     ClusterDownError,
     ConnectionError,
+    NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
@@ -36,7 +37,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from .. import conf
-from ..exceptions import BrokerMisconfigured, BrokerUnavailable
+from ..exceptions import BrokerMisconfigured, BrokerPermissionDenied, BrokerUnavailable
 from . import configuration
 from .redis_internals import set_connection_options, unconnected
 
@@ -65,6 +66,9 @@ REFUSALS = (
     "NOREPLICAS",
     "TRYAGAIN",
 )
+# The same for a user without a right: of Redis 7 and Valkey, and of Redis 6.2, when a script's command is refused.
+DENIED, RIGHTS = "refuses a command to its user", "the rights of the user in Redis: docs/guides/redis.md lists them"
+DENIALS = ("ACL failure in script", "The user executing the script can't")
 # redis-py removes the first word from the text of these, so only the class identifies them.
 REFUSAL_CLASSES = (OutOfMemoryError, ClusterDownError, TryAgainError)
 
@@ -249,12 +253,15 @@ def server_name(found: Client | None) -> str:
 class broker_errors:
     """Raise BrokerUnavailable in place of redis-py's errors for a server that is unreachable or refuses.
 
-    found: the client that is used, to name its server. The text says the cause, never a user name or password. What
-    waiting does not cure is a BrokerMisconfigured. Other errors of a reply are bugs and stay as they are.
+    found: the client that is used, to name its server. script, keys: what is run, to name it when a right is missing.
+    The text says the cause, never a user name or password. What waiting does not cure is a BrokerMisconfigured. Other
+    errors of a reply are bugs and stay as they are.
     """
 
-    def __init__(self, found: Client | None = None) -> None:
+    def __init__(self, found: Client | None = None, script: str = "", keys: Sequence[str] = ()) -> None:
         self._client = found
+        self._script = script
+        self._keys = keys
 
     def __enter__(self) -> None:
         """Begin."""
@@ -269,7 +276,12 @@ class broker_errors:
             raise BrokerMisconfigured(server_name(self._client), wrong[0], self._text(error), wrong[1]) from error
         if isinstance(error, ConnectionError | TimeoutError | RedisClusterException):
             raise BrokerUnavailable(f"{server_name(self._client)} is unreachable ({self._text(error)})") from error
-        word = _refusal(error) if isinstance(error, ResponseError) else None
+        if not isinstance(error, ResponseError):
+            return
+        if is_denial(error):
+            reason = f"{self._text(error)}{self._where()}"
+            raise BrokerPermissionDenied(server_name(self._client), DENIED, reason, RIGHTS) from error
+        word = _refusal(error)
         if word is None:
             return
         if word == "READONLY":
@@ -279,9 +291,18 @@ class broker_errors:
             f"{server_name(self._client)} refuses the command ({word}): {str(error)[:200]}"
         ) from error
 
+    def _where(self) -> str:
+        """Return the script and its keys, which Redis does not name; "" for a plain command."""
+        return f"; script {self._script}, keys {', '.join(self._keys)[:300]}" if self._script else ""
+
     def _text(self, error: BaseException) -> str:
         found = self._client
         return configuration.safe_text(error, found.get_connection_kwargs() if isinstance(found, Redis) else None)
+
+
+def is_denial(error: ResponseError) -> bool:
+    """Return whether the user of Redis lacks a right: for a command, a key or a channel."""
+    return isinstance(error, NoPermissionError) or any(text in str(error) for text in DENIALS)
 
 
 def _refusal(error: ResponseError) -> str | None:

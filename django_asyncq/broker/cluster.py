@@ -10,7 +10,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from redis.cluster import ClusterNode, RedisCluster
 from redis.connection import parse_url
-from redis.exceptions import RedisClusterException
+from redis.exceptions import RedisClusterException, ResponseError
 
 from . import clients
 
@@ -35,11 +35,21 @@ def client(role: clients.Role) -> RedisCluster:
     try:
         return RedisCluster(startup_nodes=nodes, **{**credentials, **parsed[0], **options["CONNECTION_POOL_KWARGS"]})
     except RedisClusterException as error:
+        if denial := _denial_behind(error):
+            raise denial from error
         if NO_CLUSTER not in str(error):
             raise
         raise ImproperlyConfigured(
             "LOCATION names a server that is not a cluster node: remove ASYNCQ['CLIENT_FACTORY'], or name a node"
         ) from error
+
+
+def _denial_behind(error: BaseException) -> ResponseError | None:
+    """Return Redis's refusal of a right, which redis-py reports as a server that is no node of a cluster."""
+    found: BaseException | None = error
+    while found is not None and not (isinstance(found, ResponseError) and clients.is_denial(found)):
+        found = found.__cause__ or found.__context__
+    return found
 
 
 def _parsed(url: str) -> dict[str, Any]:

@@ -122,8 +122,8 @@ def free_slot_channel() -> str:
 
 
 def odd_channel() -> str:
-    """Own: the channel that announces a key that was set aside; the same for every project (`lua/prelude.lua`)."""
-    return "django_asyncq:odd"
+    """Own: the channel that announces a key that was set aside (`lua/prelude.lua`)."""
+    return f"{prefix()}:odd"
 
 
 def schedulers_key() -> str:

@@ -16,12 +16,11 @@ from typing import Any, Protocol
 
 from redis.exceptions import RedisError
 
-from .. import conf
 from ..exceptions import BrokerUnavailable
 from ..guard import get_logger
 from ..threads import LongLivedThread
 from . import clients, replies
-from .keys import due_channel, free_slot_channel, keys_of, names_channel, odd_channel, prefix
+from .keys import due_channel, free_slot_channel, keys_of, names_channel, odd_channel
 from .redis_internals import shut_down
 
 logger = get_logger("django_asyncq.broker")
@@ -175,10 +174,9 @@ class SupervisorListener(Listener):
         super()._received(channel, data)
 
     def log_set_aside(self, name: str, now: float) -> None:
-        """Log the new name of a key that was set aside, unless it is another project's. now: monotonic seconds."""
-        is_ours = prefix() in name or conf.current().gate_prefix in name
+        """Log the new name of a key that was set aside. now: monotonic seconds."""
         key = ODD_TIME.sub("odd:", name)
-        if not is_ours or now - self._logged_at.get(key, -math.inf) < LOG_AGAIN_SECONDS:
+        if now - self._logged_at.get(key, -math.inf) < LOG_AGAIN_SECONDS:
             return
         if len(self._logged_at) >= MOST_REMEMBERED:
             self._logged_at.clear()

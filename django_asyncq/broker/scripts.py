@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from redis.exceptions import NoScriptError
 
 from .clients import Client, broker_errors
 from .entries import id_bytes
+from .keys import odd_channel
 
 # What scripts share. Each one begins with the functions that it uses, and no others: making one takes 0.2 µs.
 SHARED = ("prelude", "values", "counters", "waiting")
@@ -30,14 +31,21 @@ class Script(NamedTuple):
     digest: str
 
 
-@cache
 def script(name: str) -> Script:
-    """Return the script of `lua/<name>.lua`, behind the shared functions that it uses."""
+    """Return the script of `lua/<name>.lua`, behind what it uses: shared functions, and the channel for odd keys."""
+    return _script(name, odd_channel())
+
+
+@lru_cache(maxsize=1024)
+def _script(name: str, channel: str) -> Script:
     text = _read(name)
     for block in reversed(_shared()):
         # A shared function may use those that come before it, so the last one is looked at first.
         if any(re.search(rf"\b{word}\b", text) for word in NAMED.findall(block)):
             text = block + text
+    if re.search(r"\bODD_CHANNEL\b", text):
+        # Written into the text: a script gets no other word of the project, and each call would have to carry it.
+        text = f"local ODD_CHANNEL = '{channel}'\n{text}"
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -61,7 +69,7 @@ def run(name: str, client: Client, keys: Sequence[str], arguments: Sequence[Any]
     text, digest = script(name)
     # Names that come from Redis may be no UTF-8, which redis-py would refuse to send.
     words = [id_bytes(word) if type(word) is str else word for word in (*keys, *arguments)]
-    with broker_errors(client):
+    with broker_errors(client, name, keys):
         try:
             return client.evalsha(digest, len(keys), *words)
         except NoScriptError:

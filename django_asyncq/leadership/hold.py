@@ -43,7 +43,7 @@ class Hold:
 
 def key_of(name: str) -> str:
     """Return the key of a lock in Redis."""
-    return f"task_lock:{name}"
+    return f"{conf.current().lock_prefix}{name}"
 
 
 def environment_scope() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -10,8 +11,8 @@ from django.template.defaultfilters import pluralize
 
 from .. import failpoints, gates
 from ..broker import Broker, Entry
-from ..exceptions import BrokerUnavailable, GateUnavailable
-from ..guard import get_logger
+from ..exceptions import BrokerMisconfigured, BrokerUnavailable, GateUnavailable
+from ..guard import get_logger, is_a
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.routing import rows_of
@@ -25,8 +26,12 @@ BREAKER_SECONDS = 2.0
 # A task that waits at a gate is retried when a slot is released; after this time it is retried in any case, since Redis
 # may have forgotten that it waits, or no leader looks at the waiters. The next leader needs LOCK_TTL_SECONDS.
 GATE_RETRY_SECONDS = 30
+# How long the same failure of pushes is not logged again: it may last for hours, and a busy site pushes all the time.
+LOG_AGAIN_SECONDS = 60.0
 
 _breaker_closes_at = 0.0
+# The text of the failure that was logged last, and when.
+_logged = ("", 0.0)
 
 
 def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
@@ -42,9 +47,20 @@ def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
         return push(Broker("producer"), records, again=again)
     except (BrokerUnavailable, GateUnavailable) as error:
         _breaker_closes_at = time.monotonic() + BREAKER_SECONDS
-        count = len(records)
-        logger.warning("push of %d task%s failed; the reconciler will retry: %s", count, pluralize(count), error)
+        log_failed_push(error, len(records), time.monotonic())
         return 0
+
+
+def log_failed_push(error: Exception, count: int, now: float) -> None:
+    """Log a failed push, unless one with the same cause was logged within LOG_AGAIN_SECONDS. now: monotonic seconds."""
+    global _logged
+    text = str(error)
+    if _logged[0] == text and now < _logged[1] + LOG_AGAIN_SECONDS:
+        return
+    _logged = (text, now)
+    is_wrong = any(is_a(each, BrokerMisconfigured) for each in (error, error.__cause__))
+    level = logging.ERROR if is_wrong else logging.WARNING
+    logger.log(level, "push of %d task%s failed; the reconciler will retry: %s", count, pluralize(count), error)
 
 
 def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) -> int:

@@ -44,7 +44,7 @@ from ..broker import Broker, Expired, Lease, Reachability, redis_clock
 from ..broker.inspection import Inspection
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..faults import Faults
-from ..guard import get_logger
+from ..guard import get_logger, is_a
 from ..lifecycle.messages import entry_of, later_fence
 from ..models import Gate, TaskRecord, TaskState
 from ..storage import database_clock
@@ -299,7 +299,8 @@ class Reconciler:
             try:
                 yield sum(self._each_alone("push of tasks", page, self._push))
             except GateUnavailable as error:
-                raise BrokerUnavailable(str(error)) from error
+                cause = error.__cause__
+                raise cause if is_a(cause, BrokerUnavailable) else BrokerUnavailable(str(error)) from error
 
     def _push(self, rows: Sequence[TaskRecord]) -> int:
         return lifecycle.push(self.broker, rows, again=True)

@@ -298,15 +298,22 @@ class MaintenanceService:
 
     def fire_schedules(self) -> float:
         """Fire the schedules that are due; at the start of a term, read those declared in code first."""
-        term = self.coordinator.term(self.lock_name)
-        if term != self._synced_term:
-            self.scheduler.sync()
-            self._synced_term = term
-        result = self.scheduler.fire_due()
+        try:
+            self._sync_schedules()
+        finally:
+            # Whatever keeps the declarations from being read keeps no schedule from firing.
+            result = self.scheduler.fire_due()
         self._update_scheduler_entries(result.fired)
         if result.next_seconds is None:
             return SCHEDULE_POLL_SECONDS
         return min(max(result.next_seconds, 0.0), SCHEDULE_POLL_SECONDS)
+
+    def _sync_schedules(self) -> None:
+        term = self.coordinator.term(self.lock_name)
+        if term != self._synced_term:
+            self.scheduler.sync()
+            if self.scheduler.is_synced:
+                self._synced_term = term
 
     def _update_scheduler_entries(self, fired: Sequence[Fired]) -> None:
         self.scheduler_entries.add_events(fired)

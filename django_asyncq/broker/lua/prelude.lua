@@ -1,5 +1,5 @@
 -- Send commands, in every script: Redis may hold anything under our keys, and none of it may stop a script.
--- KEYS and ARGV: those of the script that follows.
+-- KEYS and ARGV: those of the script that follows. ODD_CHANNEL: `scripts.py` puts it before these functions.
 -- Returns nothing. `call` sends a command. When its key has another type, the key is set aside: it is renamed, kept for
 --       seven days and announced, and the command finds no key.
 -- Invariant: nothing is lost: a key that is set aside can be read for seven days. It stays in its cluster slot.
@@ -13,7 +13,7 @@ local function set_aside(key)
   redis.pcall('EXPIRE', target, ODD_SECONDS)
   -- If these were the slots of a gate, it must be built again before it admits.
   redis.pcall('HDEL', '{' .. key .. '}:meta', 'built')
-  redis.pcall('PUBLISH', 'django_asyncq:odd', target)
+  redis.pcall('PUBLISH', ODD_CHANNEL, target)
 end
 
 local send = redis.pcall

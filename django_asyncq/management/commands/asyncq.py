@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 from django.db.models import Q
 
 from ...broker import Broker
-from ...exceptions import BrokerUnavailable, GateUnavailable
+from ...exceptions import BrokerMisconfigured, BrokerUnavailable, GateUnavailable
 from ...faults import STORE_ERRORS, as_not_set_up, concerns_one_row, one_line
 from ...maintenance.clock_check import clock_difference_seconds
 from ...maintenance.inspector import gate_stats, queue_stats
@@ -89,9 +89,9 @@ class Command(BaseCommand):
         try:
             getattr(self, f"_{options['action']}")(options)
         except (BrokerUnavailable, GateUnavailable) as error:
-            raise CommandError(
-                f"Redis is unreachable: {error}. Changes made so far stay; run the command again."
-            ) from error
+            is_wrong = any(isinstance(each, BrokerMisconfigured) for each in (error, error.__cause__))
+            what = "Redis refuses this client" if is_wrong else "Redis is unreachable"
+            raise CommandError(f"{what}: {error}. Changes made so far stay; run the command again.") from error
         except STORE_ERRORS as error:
             if not_set_up := as_not_set_up(error):
                 raise CommandError(str(not_set_up)) from error

@@ -14,6 +14,7 @@ from django.utils import autoreload
 
 from ... import compat, conf, stop_requests
 from ...broker import Broker, clients
+from ...broker.rights import check_rights
 from ...broker.tls_probe import tls_mismatch
 from ...definitions.names import QUEUE_NAME, check_queue_name
 from ...exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, InvalidOption
@@ -224,6 +225,7 @@ class Command(BaseCommand):
     def _print_start(self, names: list[str]) -> None:
         self.stdout.write(f"{counted(len(names), 'task')} registered: {', '.join(names) or 'none'}")
         try:
+            check_rights()
             policy = Broker("worker").eviction_policy()
         except BrokerMisconfigured as error:
             raise CommandError(str(error)) from error
