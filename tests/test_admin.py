@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from html import unescape
@@ -357,7 +358,7 @@ def test_retry_without_redis_changes_nothing(operator: Client, monkeypatch: pyte
     records = [make(gate="small"), make()]
     response = run_action(operator, *records, confirmed="yes")
     assert said(response) == [
-        ("error", "Gate small cannot be checked because Redis is unreachable. Nothing was changed.")
+        ("error", "Gate small cannot be checked: Redis is unreachable or refuses to write. Nothing was changed.")
     ]
     assert [state_of(record) for record in records] == [TaskState.FAILED] * 2
 
@@ -564,6 +565,30 @@ def test_second_click_on_retry_all_queues_nothing_twice(operator: Client) -> Non
     assert LogEntry.objects.count() == 3
 
 
+@pytest.mark.django_db(transaction=True)
+def test_two_rounds_at_the_same_time_queue_each_task_once(client_of: Callable[..., Client]) -> None:
+    """A double click: both requests finish, and each task is queued and noted in the history once."""
+    records = [make() for _ in range(1_200)]
+    clicks, codes = [client_of("view_and_retry")], []
+    clicks.append(Client())
+    clicks[1].force_login(User.objects.get(username="view_and_retry"))
+    both = threading.Barrier(2)
+
+    def click(client: Client) -> None:
+        both.wait(10)
+        codes.append(run_action(client, records[0], select_across="1", confirmed="yes").status_code)
+        connections.close_all()
+
+    threads = [threading.Thread(target=click, args=[client]) for client in clicks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert codes == [302, 302]
+    assert {*TaskRecord.objects.values_list("state", flat=True)} == {TaskState.QUEUED}
+    assert LogEntry.objects.count() == len(records)
+
+
 def test_retry_all_without_redis_queues_tasks_without_a_gate(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate cannot be asked then; the message names it, and the other tasks are queued in the database."""
     from django_asyncq.gates import receivers
@@ -580,7 +605,7 @@ def test_retry_all_without_redis_queues_tasks_without_a_gate(operator: Client, m
     assert (state_of(plain), state_of(gated)) == (TaskState.QUEUED, TaskState.FAILED)
     assert said(response)[1] == (
         "error",
-        "Gate small cannot be checked because Redis is unreachable: 1 task stays failed.",
+        "Gate small cannot be checked, so 1 task stays failed: Redis is unreachable or refuses to write.",
     )
 
 

@@ -126,7 +126,7 @@ def _sentences(outcome: Outcome, url_of: Any) -> Iterator[tuple[int, SafeString 
 def _error_sentence(error: AsyncqError, some_retried: bool) -> str:
     changed = _("The other tasks were not changed.") if some_retried else _("Nothing was changed.")
     if isinstance(error, GateUnavailable):
-        reason = _("Gate %(gate)s cannot be checked because Redis is unreachable.") % {"gate": error.gate}
+        reason = _("Gate %(gate)s cannot be checked: %(reason)s.") % {"gate": error.gate, "reason": error.reason}
     else:
         reason = _("The retry was refused: %(reason)s.") % {"reason": error}
     return f"{reason} {changed}"

@@ -36,7 +36,7 @@ ROUND_SECONDS = 10.0
 # Counting is for the texts only; PostgreSQL counts this many in some ten milliseconds.
 MOST_COUNTED = 100_000
 
-FULL, NO_LIMIT, UNREACHABLE = "full", "no limit", "unreachable"
+FULL, NO_LIMIT = "full", "no limit"
 SALT = "django_asyncq.admin.retry_all"
 
 
@@ -45,7 +45,8 @@ class Progress:
     """What the rounds so far have done.
 
     after: the last task that was looked at; None at the start. queued: how many tasks were queued.
-    set_aside: gate → why its tasks are skipped from now on. removed: names of tasks that the code no longer has.
+    set_aside: gate → why its tasks are skipped from now on: FULL, NO_LIMIT or the reason of a GateUnavailable.
+    removed: names of tasks that the code no longer has.
     refused, reason: how many tasks a receiver of `task_state_changing` has refused, and what it said first.
     """
 
@@ -128,7 +129,7 @@ def _retry_chunk(request: HttpRequest, gate_of: dict[UUID, str], progress: Progr
             progress.set_aside[error.gate] = NO_LIMIT
         elif is_a(error, GateUnavailable):
             # All of them: asking each would take the time-out of a connection each.
-            progress.set_aside.update(dict.fromkeys(filter(None, gate_of.values()), UNREACHABLE))
+            progress.set_aside.update(dict.fromkeys(filter(None, gate_of.values()), error.reason))
         else:
             _retry_parts(request, gate_of, progress, error)
             return
@@ -229,9 +230,10 @@ def _gate_sentence(reason: str, count: int, values: dict[str, Any]) -> tuple[int
             count,
         )
     else:
+        values["reason"] = reason
         text = ngettext(
-            "Gate %(gate)s cannot be checked because Redis is unreachable: %(count)s task stays failed.",
-            "Gate %(gate)s cannot be checked because Redis is unreachable: %(count)s tasks stay failed.",
+            "Gate %(gate)s cannot be checked, so %(count)s task stays failed: %(reason)s.",
+            "Gate %(gate)s cannot be checked, so %(count)s tasks stay failed: %(reason)s.",
             count,
         )
     return messages.ERROR, text % values
