@@ -85,7 +85,7 @@ class StartupTaskCoordinator:
     def acquire(self, name: str, ttl: float) -> bool:
         """Acquire the lock for `ttl` seconds, or extend it when it is held; return whether it is held now.
 
-        The first call chooses Redis or files. If Redis is unreachable later, or refuses this client, nothing is acquired.
+        The first call chooses Redis or files. If Redis is unreachable later or refuses this client, none is acquired.
         Raises: BrokerUnavailable when neither Redis nor a lock file can be used; InvalidOption.
         """
         if not name or not math.isfinite(ttl) or ttl < 0.001:
