@@ -19,6 +19,8 @@ GUIDE = Path(__file__).parent.parent / "docs" / "guides" / "redis.md"
 PASSWORD = "secret"
 # The guide's lines are for this prefix; in this mode, tests have prefixes that begin with it.
 PREFIX = "asynq"
+# redis-py ignores that this is refused; Redis before 7.2 does not know it, so it is not in the guide's lines.
+IGNORED = "client|setinfo"
 
 
 def user() -> str:

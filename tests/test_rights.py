@@ -31,6 +31,10 @@ from .workers import start_workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+# Valkey and newer Redis; Redis 7.0, which names no command of a script.
+COMMAND = "'{}' command|can't run this command"
+KEY = "permissions to access (?:a key|one of the keys)"
+CHANNEL = "permissions to access (?:a channel|one of the channels)"
 Limit = Callable[..., redis.Redis]
 
 
@@ -56,8 +60,8 @@ def limit(own_redis: EmbeddedRedis, own_keys: None, settings: Any, monkeypatch: 
     ("missing", "named"),
     [
         ("+evalsha", "'evalsha' command"),
-        ("+zmscore", "'zmscore' command"),
-        ("~asynch:qgate:*", r"access a key;.*asynch:qgate:g,"),
+        ("+zmscore", COMMAND.format("zmscore")),
+        ("~asynch:qgate:*", rf"{KEY}.*asynch:qgate:g,"),
     ],
 )
 @pytest.mark.parametrize("user", ["producer", "worker"])
@@ -66,7 +70,7 @@ def test_a_gated_enqueue_says_which_right_is_missing_and_writes_nothing(
 ) -> None:
     """A command, one of a script, a key: the refusal is one of those that a caller of `enqueue` handles."""
     limit(missing, user=user)
-    with pytest.raises(GateUnavailable, match=rf"{named}.*docs/guides/redis\.md") as refused:
+    with pytest.raises(GateUnavailable, match=rf"(?:{named}).*docs/guides/redis\.md") as refused:
         tasks.gated.enqueue("g")
     assert isinstance(refused.value.__cause__, BrokerPermissionDenied)
     assert not TaskRecord.objects.exists()
@@ -107,9 +111,9 @@ def test_a_failed_push_is_logged_again_after_a_minute_or_with_another_cause(capl
     [
         ("+smembers", "'smembers' command"),
         ("+blmove", "'blmove' command"),
-        ("+hgetall", "'hgetall' command"),
-        ("&asynq:*", "access a channel"),
-        ("~task_lock:*", "access a key"),
+        ("+hgetall", COMMAND.format("hgetall")),
+        ("&asynq:*", CHANNEL),
+        ("~task_lock:*", KEY),
     ],
 )
 def test_runworkers_exits_when_its_user_lacks_a_basic_right(limit: Limit, missing: str, named: str) -> None:
@@ -117,7 +121,7 @@ def test_runworkers_exits_when_its_user_lacks_a_basic_right(limit: Limit, missin
     limit(missing)
     done = start_workers("--burst")
     assert done.returncode == 1
-    assert (done.stderr.count(named), done.stderr.count("Traceback")) == (1, 0)
+    assert (len(re.findall(named, done.stderr)), done.stderr.count("Traceback")) == (1, 0)
     assert "docs/guides/redis.md" in done.stderr
 
 
@@ -150,7 +154,7 @@ def test_a_coordinator_without_rights_takes_no_lock_file_instead(
     limit("~task_lock:*")
     coordinator = StartupTaskCoordinator(lock_dir=tmp_path / "locks", single_instance=False)
     assert [coordinator.acquire("a", 30) for _ in range(3)] == [False] * 3
-    assert caplog.text.count("No permissions to access a key") == 1
+    assert len(re.findall(KEY, caplog.text)) == 1
     assert (coordinator.uses_files, coordinator.is_held("a")) == (None, False)
     limit()
     assert coordinator.acquire("a", 30)
@@ -194,7 +198,8 @@ def test_a_cluster_needs_three_rights_more(settings: Any, own_keys: None) -> Non
         found.move(keys_of("default").pending, found.nodes[0])
         (lease,) = Broker().dequeue("default", "w", 1, 30).leases
         assert (lease.id, Broker().done("default", "w", [lease])) == (id, ["done"])
-        assert [node.ask("ACL", "LOG") for node in found.nodes] == [[], [], []]
+        refused = [entry for node in found.nodes for entry in node.ask("ACL", "LOG") if acl.IGNORED not in entry]
+        assert refused == []
 
 
 @pytest.mark.parametrize(
