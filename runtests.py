@@ -13,6 +13,7 @@ DATABASE_URL names a PostgreSQL or a MariaDB instead; each process then makes a 
 ASYNCQ_TEST_ROUTER names database routers of `tests/routers.py`: `no-replica`, `own`, or both with a comma.
 ASYNCQ_TEST_REDIS_URL (for instance redis://127.0.0.1:6379/9) names a Redis instead. Tests read counters of the whole
 server, so they then run in one process.
+ASYNCQ_TEST_ACL=worker or =producer runs the package under that user of docs/guides/redis.md, on its own servers.
 """
 
 from __future__ import annotations

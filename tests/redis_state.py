@@ -10,10 +10,12 @@ from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.broker.outcomes import SpilledOutcomes
 from django_asyncq.lifecycle import outcome_spill
 
+from . import acl
+
 
 def pending(queue: str = "default") -> list[str]:
     """The ids in pending, the next to run first."""
-    return [id.decode() for id in Broker().client.lrange(QueueKeys(queue).pending, 0, -1)][::-1]
+    return [id.decode() for id in acl.unrestricted(Broker().client).lrange(QueueKeys(queue).pending, 0, -1)][::-1]
 
 
 def unknown(ids: Iterable[object], queue: str = "default") -> list[str]:

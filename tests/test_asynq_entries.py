@@ -14,6 +14,7 @@ from django_asyncq.broker.keys import prefix
 from django_asyncq.broker.message import SchedulerEnqueueEvent, SchedulerEntry
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.models import Occurrence, Schedule
+from django_asyncq.scheduling import asynq_entries
 from django_asyncq.scheduling.asynq_entries import SchedulerEntries, entry_of, go_duration
 from django_asyncq.scheduling.scheduler import Fired, Scheduler
 from django_asyncq.testing import EmbeddedRedis
@@ -156,3 +157,26 @@ def test_an_outage_of_redis_is_raised_to_the_caller(own_redis: EmbeddedRedis) ->
     own_redis.start()
     entries.beat()
     assert Broker().client.zcard(f"{prefix()}:schedulers") == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_schedule_that_cannot_be_shown_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its error is logged once, not at every beat."""
+    make(name="a")
+    make(name="b")
+    real = asynq_entries.entry_of
+
+    def shown(row: Schedule) -> SchedulerEntry:
+        if row.name == "a":
+            raise RuntimeError("odd")
+        return real(row)
+
+    monkeypatch.setattr(asynq_entries, "entry_of", shown)
+    entries = SchedulerEntries()
+    entries.beat()
+    entries.beat()
+    key = f"{prefix()}:schedulers:{{{entries.entry_list.id}}}"
+    assert Broker().client.llen(key) == 1
+    assert caplog.text.count("the entry of schedule a failed") == 1

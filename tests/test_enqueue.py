@@ -25,7 +25,7 @@ from django_asyncq.exceptions import InvalidOption
 from django_asyncq.models import Gate, TaskRecord, TaskState
 from django_asyncq.tasks import task
 
-from . import tasks
+from . import acl, tasks
 from .redis_state import pending, unknown
 from .wire import decode_message
 
@@ -44,7 +44,7 @@ def test_enqueue_writes_a_row_and_a_message() -> None:
         3,
     )
     assert result.status == TaskResultStatus.READY
-    raw = Broker().client.hgetall(QueueKeys("default").task_prefix + result.id)
+    raw = acl.unrestricted(Broker().client).hgetall(QueueKeys("default").task_prefix + result.id)
     assert set(raw) == {b"msg", b"state", b"pending_since"}
     message = decode_message(raw[b"msg"])
     assert (message.type, message.id, message.queue, message.retry) == (record.name, result.id, "default", 2)
@@ -216,7 +216,7 @@ def test_run_after_takes_datetimes_and_timedeltas() -> None:
         tasks.add.using(run_after=at).enqueue(1),
         tasks.add.using(run_after=timedelta(hours=1)).enqueue(2),
     )
-    scheduled = dict(Broker().client.zrange(QueueKeys("default").scheduled, 0, -1, withscores=True))
+    scheduled = dict(acl.unrestricted(Broker().client).zrange(QueueKeys("default").scheduled, 0, -1, withscores=True))
     assert set(scheduled) == {by_time.id.encode(), by_delay.id.encode()}
     assert 0 <= scheduled[by_time.id.encode()] - at.timestamp() < 1
     past = tasks.add.using(run_after=timezone.now() - timedelta(hours=1)).enqueue(3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,13 +17,17 @@ from typing import Any
 
 import pytest
 import redis
+from django.db import Error as DatabaseError
+from django.db import IntegrityError
 from django.utils import timezone
 
-from django_asyncq import conf
-from django_asyncq.exceptions import BrokerUnavailable
+from django_asyncq import Arguments, conf
+from django_asyncq.broker import Broker
+from django_asyncq.exceptions import BrokerUnavailable, LockLost
 from django_asyncq.leadership.hold import key_of
 from django_asyncq.leadership.owner import Owner
-from django_asyncq.maintenance import service
+from django_asyncq.lifecycle.messages import entry_of
+from django_asyncq.maintenance import forwarder, service
 from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import LockTerm, Missed, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
 
@@ -282,6 +287,34 @@ def test_a_startup_task_is_killed_at_shutdown_and_does_not_count(
     assert run.finished_at is None
 
 
+@pytest.mark.parametrize("is_single", [True, False])
+def test_each_process_logs_once_who_leads_and_when_that_changes(
+    caplog: pytest.LogCaptureFixture, is_single: bool
+) -> None:
+    """Rounds in which nothing changes log nothing; the first, and the one after the leader has stopped, do."""
+    caplog.set_level(logging.INFO, logger="django_asyncq.maintenance.service")
+    first, second = (service.MaintenanceService([], single_instance=is_single) for _ in range(2))
+
+    def lines_of(seeker: service.MaintenanceService) -> list[str]:
+        caplog.clear()
+        for _ in range(3):
+            seeker.seek_leadership()
+        return [record.getMessage() for record in caplog.records]
+
+    leads = ["leadership acquired: this process leads, and runs schedules, repairs and pruning"]
+    assert lines_of(first) == leads
+    (line,) = lines_of(second)
+    since = r" since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC" if is_single else ""
+    assert re.fullmatch(rf"leadership: led by {re.escape(str(first.coordinator.owner))}{since}; .* stops", line)
+    assert lines_of(second) == [] and lines_of(first) == []
+    first.coordinator.release(first.lock_name)
+    assert lines_of(second) == leads
+    assert len(lines_of(first)) == 1
+    second.coordinator.release(second.lock_name)
+    assert lines_of(first) == leads and len(lines_of(second)) == 1
+    first.coordinator.release(first.lock_name)
+
+
 def test_a_loop_logs_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
     """While it is disabled it uses no store, so it does not say that the stores are reachable again."""
     caplog.set_level(logging.INFO, logger="django_asyncq.maintenance.service")
@@ -312,3 +345,67 @@ def test_a_first_sweep_continues_at_once_and_any_other_pauses(is_urgent: bool, m
     pause = service.MaintenanceService([], single_instance=False).repair_and_prune()
     assert pause == (0.0 if is_urgent else min(service.REPAIR_SECONDS, conf.current().reconcile_seconds))
     assert (pause > 0) is not is_urgent
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BrokerUnavailable("Redis is unreachable"),
+        LockLost("maintenance", 1),
+        DatabaseError("away"),
+        IntegrityError("a row"),
+        ValueError("odd"),
+        SystemExit("of the project's code"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_loop_whose_step_fails_sleeps(error: BaseException) -> None:
+    """Twenty rounds take at least fourteen seconds, whatever the error: five may be tried again at once."""
+
+    def fail() -> float:
+        raise error
+
+    loop = service.Loop("repairs", fail)
+    assert sum(loop.tick() or 0.0 for _ in range(20)) >= 14
+
+
+def test_loops_with_nothing_to_do_sleep() -> None:
+    """On empty stores, no loop of the leader asks for its next step at once, and none asks again within 0.1 s."""
+    maintenance = service.MaintenanceService([], single_instance=False)
+    steps = [
+        maintenance.forward,
+        maintenance.fire_schedules,
+        maintenance.repair_and_prune,
+        maintenance.check_key,
+        maintenance.seek_leadership,
+    ]
+    maintenance.seek_leadership()
+    try:
+        # The first round of repairs is a sweep.
+        maintenance.repair_and_prune()
+        assert all(step() >= 0.1 for step in steps for _ in range(2))
+    finally:
+        maintenance.coordinator.release(maintenance.lock_name)
+
+
+def test_retries_that_a_dead_process_left_half_done_are_no_reason_to_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their rows are QUEUED and their entries due: a whole batch of them is looked at once in a round."""
+    results = tasks.add.enqueue_many([Arguments((1, number), {}) for number in range(forwarder.LARGEST_BATCH)])
+    broker = Broker()
+    rows = list(TaskRecord.objects.filter(id__in=[result.id for result in results]))
+    for row in rows:
+        row.retry_at = timezone.now() - timedelta(seconds=5)
+    broker.dequeue("default", "w", len(rows), 30)
+    broker.remove("default", [str(row.id) for row in rows])
+    broker.park("default", [entry_of(row) for row in rows])
+    calls = []
+    real = Broker.forward
+
+    def counted(self: Broker, queue: str, source: Any, limit: int = 100) -> Any:
+        calls.append(source)
+        assert len(calls) < 10, "the round does not end"
+        return real(self, queue, source, limit)
+
+    monkeypatch.setattr(Broker, "forward", counted)
+    assert forwarder.forward_due(broker, ["default"]).retried == 0
+    assert calls == ["scheduled", "retry", "retry"]

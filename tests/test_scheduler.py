@@ -9,14 +9,24 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db import Error as DatabaseError
 from django.db import connections
+from django.db.models.signals import pre_save
 from django.utils import timezone
 
 from django_asyncq import cron, every, guard, registry, task
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import due_channel
 from django_asyncq.definitions.database_now import DatabaseNow
-from django_asyncq.exceptions import InvalidOption, LockLost, QueueFull, TaskNotRegistered
+from django_asyncq.exceptions import (
+    BrokerUnavailable,
+    GateUnavailable,
+    InvalidOption,
+    LockLost,
+    QueueFull,
+    TaskNotRegistered,
+)
+from django_asyncq.maintenance.service import MaintenanceService
 from django_asyncq.models import (
     FailureReason,
     Missed,
@@ -27,8 +37,10 @@ from django_asyncq.models import (
     TaskRecord,
     TaskState,
 )
+from django_asyncq.scheduling import scheduler as scheduling
 from django_asyncq.scheduling.scheduler import Scheduler, enqueue, run_now
-from django_asyncq.storage.routing import transaction_of
+from django_asyncq.signals import task_state_changing
+from django_asyncq.storage.routing import rows_of, transaction_of
 from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks
@@ -309,6 +321,168 @@ def test_an_unreachable_gate_postpones_the_occurrence(
     assert occurrences() == ["12:05", "12:05"]
 
 
+# --- one schedule's error
+
+
+@contextmanager
+def locked_row(row: Schedule) -> Iterator[None]:
+    """Another transaction holds the row, as a person's who edits it does."""
+    is_locked, may_finish = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with transaction_of(Schedule):
+            rows_of(Schedule).select_for_update().get(pk=row.pk)
+            is_locked.set()
+            may_finish.wait(30)
+        connections.close_all()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert is_locked.wait(10)
+    try:
+        yield
+    finally:
+        may_finish.set()
+        thread.join(10)
+
+
+LOCKS_ROWS = pytest.mark.skipif(
+    "not __import__('django.db').db.connection.features.has_select_for_update_skip_locked",
+    reason="the database locks no single rows",
+)
+
+
+@LOCKS_ROWS
+def test_a_locked_row_stops_no_other_schedule(
+    clock: Clock, scheduler: Scheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not waited for. The log names it once, and it fires when the lock is gone."""
+    row = schedule(name="a")
+    schedule(name="b")
+    clock.step(minutes=5)
+    with locked_row(row):
+        result = scheduler.fire_due()
+        assert ([each.schedule.name for each in result.fired], result.next_seconds) == (["b"], 1)
+        assert scheduler.fire_due().fired == []
+    assert [each.schedule.name for each in scheduler.fire_due().fired] == ["a"]
+    assert caplog.text.count("schedule a is postponed") == 1
+    assert "another transaction has locked its row" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("odd"),
+        OSError("no such file"),
+        DatabaseError("a code that nobody knows"),
+        BrokerUnavailable("Redis is unreachable"),
+        GateUnavailable(gate="g", reason="Redis is unreachable"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_no_error_of_one_schedule_stops_another(
+    clock: Clock,
+    scheduler: Scheduler,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever it is, and whether it comes first. The log says it once; the occurrence fires when the error is gone."""
+    schedule(name="a")
+    schedule(name="b")
+    clock.step(minutes=5)
+    real = scheduling.due_occurrences
+
+    def due(row: Schedule, now: datetime) -> Any:
+        if row.name == "a":
+            raise error
+        return real(row, now)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduling, "due_occurrences", due)
+        result = scheduler.fire_due()
+        assert ([each.schedule.name for each in result.fired], result.next_seconds) == (["b"], 1)
+        assert scheduler.fire_due() == ([], 1)
+    assert caplog.text.count("schedule a is postponed") == 1
+    assert [each.schedule.name for each in scheduler.fire_due().fired] == ["a"]
+    assert occurrences() == ["12:05", "12:05"]
+
+
+def test_a_receiver_that_says_redis_is_unreachable_stops_no_other_schedule(clock: Clock, scheduler: Scheduler) -> None:
+    """The project's code asks a Redis too. The schedule is tried again."""
+
+    def refuse(*, records: list[TaskRecord], **kwargs: Any) -> None:
+        if records[0].args == ["refused"]:
+            raise BrokerUnavailable("the project's Redis is unreachable")
+
+    schedule(name="a", args=["refused"])
+    schedule(name="b")
+    clock.step(minutes=5)
+    task_state_changing.connect(refuse)
+    try:
+        assert [each.schedule.name for each in scheduler.fire_due().fired] == ["b"]
+    finally:
+        task_state_changing.disconnect(refuse)
+    assert [each.schedule.name for each in scheduler.fire_due().fired] == ["a"]
+
+
+def test_more_failing_schedules_than_a_page_holds_stop_no_other(
+    clock: Clock, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the first in the order of their occurrences; each is tried once in a round, then the next page."""
+    monkeypatch.setattr(scheduling, "SCHEDULES_PER_PAGE", 2)
+    for number in range(5):
+        schedule(name=f"bad {number}", cron="*/4 * * * *")
+    schedule(name="well")
+    clock.step(minutes=5)
+    real, tried = scheduling.due_occurrences, []
+
+    def due(row: Schedule, now: datetime) -> Any:
+        tried.append(row.name)
+        if row.name.startswith("bad"):
+            raise RuntimeError(row.name)
+        return real(row, now)
+
+    monkeypatch.setattr(scheduling, "due_occurrences", due)
+    assert [each.schedule.name for each in scheduler.fire_due().fired] == ["well"]
+    assert sorted(tried) == [*(f"bad {number}" for number in range(5)), "well"]
+
+
+def test_a_round_ends_when_a_schedule_does_not_move(
+    clock: Clock, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays due whatever is done: the loop looks again in a second, not at once."""
+    schedule()
+    clock.step(minutes=5)
+    rounds = []
+    monkeypatch.setattr(Scheduler, "_fire", lambda *_: rounds.append(1) or [])
+    assert scheduler.fire_due() == ([], 1)
+    assert len(rounds) == 1
+
+
+def test_an_outage_of_the_database_ends_the_round(
+    clock: Clock, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the database answers nobody, the other schedules are not tried one by one."""
+    for name in "abc":
+        schedule(name=name)
+    clock.step(minutes=5)
+    tried = []
+
+    def due(row: Schedule, now: datetime) -> Any:
+        tried.append(row.name)
+        monkeypatch.setattr(scheduling, "rows_of", lost)
+        raise DatabaseError("the connection is lost")
+
+    def lost(model: Any) -> Any:
+        raise DatabaseError("the connection is lost")
+
+    monkeypatch.setattr(scheduling, "due_occurrences", due)
+    with pytest.raises(DatabaseError, match="lost"):
+        scheduler.fire_due()
+    assert len(tried) == 1
+
+
 def test_a_schedule_with_an_invalid_timing_is_refused_once(clock: Clock, scheduler: Scheduler) -> None:
     """Somebody wrote it past the form. It is logged once, not every second."""
     row = schedule()
@@ -561,3 +735,59 @@ def test_code_does_not_replace_a_schedule_made_in_the_admin(
     assert scheduler.sync() == 0
     assert Schedule.objects.get().cron == "1 1 1 1 *"
     assert "has the name of one made in the admin" in caplog.text
+
+
+def test_a_declared_schedule_that_cannot_be_written_stops_no_other(
+    scheduler: Scheduler, declare: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A receiver of the project refuses one: the other is written, and the next `sync` tries the first again."""
+
+    def refuse(*, instance: Schedule, **kwargs: Any) -> None:
+        if instance.name == "a":
+            raise RuntimeError("refused")
+
+    declare(tasks.tally.func, schedule=(every(minutes=5, name="a", args=["x"]), every(minutes=5, name="b", args=["x"])))
+    pre_save.connect(refuse, sender=Schedule)
+    try:
+        assert [scheduler.sync(), scheduler.sync()] == [1, 0]
+        assert not scheduler.is_synced
+    finally:
+        pre_save.disconnect(refuse, sender=Schedule)
+    assert caplog.text.count("schedule a is postponed") == 1
+    assert scheduler.sync() == 1
+    assert scheduler.is_synced
+    assert sorted(Schedule.objects.values_list("name", flat=True)) == ["a", "b"]
+
+
+@LOCKS_ROWS
+def test_a_locked_row_delays_no_other_declared_schedule(scheduler: Scheduler, declare: Callable[..., Any]) -> None:
+    """It is not waited for either; it is written when the lock is gone."""
+    names = ("a", "b")
+    declare(tasks.tally.func, schedule=tuple(every(minutes=5, name=name, args=["x"]) for name in names))
+    scheduler.sync()
+    declare(tasks.tally.func, schedule=tuple(every(minutes=6, name=name, args=["x"]) for name in names))
+    with locked_row(Schedule.objects.get(name="a")):
+        assert scheduler.sync() == 1
+        assert not scheduler.is_synced
+    assert scheduler.sync() == 1
+
+
+def test_declarations_that_cannot_be_read_keep_no_schedule_from_firing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The step fails and is logged, and what is due has fired."""
+    row = schedule(cron="* * * * *")
+    Schedule.objects.filter(pk=row.pk).update(next_occurrence_at=timezone.now().replace(second=0, microsecond=0))
+    maintenance = MaintenanceService([], single_instance=False)
+
+    def fail() -> int:
+        raise DatabaseError("no answer")
+
+    monkeypatch.setattr(maintenance.scheduler, "sync", fail)
+    maintenance.seek_leadership()
+    try:
+        with pytest.raises(DatabaseError, match="no answer"):
+            maintenance.fire_schedules()
+    finally:
+        maintenance.coordinator.release(maintenance.lock_name)
+    assert TaskRecord.objects.count() == 1

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,6 +30,7 @@ from django_asyncq.maintenance.waiters import LOOK_SECONDS, WaiterService
 from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 from django_asyncq.signals import task_state_changing
 from django_asyncq.storage.isolation import set_aside
+from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks
 from .test_gate import fill, holders, most_at_once
@@ -321,7 +323,7 @@ def test_a_gate_at_which_a_task_begins_to_wait_during_a_look_is_not_forgotten(mo
 
 @pytest.mark.parametrize("end", ["deleted", "succeeded", "no id"])
 def test_a_waiter_that_exists_only_in_redis_is_forgotten_at_its_turn(end: str) -> None:
-    """Its row is gone or finished, or some program has written anything there; the next one gets in."""
+    """Its row is gone or finished, or some program wrote anything there; the next one gets in with the same look."""
     filled = fill("g", 5)
     if end == "no id":
         Broker().client.zadd(gates.keys("g")[3], {b"\xffno id": "-inf"})
@@ -334,10 +336,10 @@ def test_a_waiter_that_exists_only_in_redis_is_forgotten_at_its_turn(end: str) -
             rows.update(state=TaskState.SUCCEEDED, reason=0, retry_at=None, finished_at=timezone.now())
     (id,) = wait_at("g")
     leave(filled[0])
-    for _ in range(2):
-        look()
+    look()
     assert queued([id]) == [id]
     assert gates.waiters("g") == []
+    assert gates.waiting_gates() == set()
     leave(filled[1])
     fill("g", 1)
 
@@ -407,8 +409,7 @@ def test_a_waiter_whose_retry_is_vetoed_holds_no_slot() -> None:
 
     task_state_changing.connect(veto)
     try:
-        for _ in range(2):
-            look()
+        look()
     finally:
         task_state_changing.disconnect(veto)
     assert queued(ids) == ids[1:]
@@ -554,6 +555,11 @@ def begin_with_twenty_waiters() -> Gate:
     return row
 
 
+def has_begun_more(path: Path, count: int) -> bool:
+    """Return whether runs have begun or ended since, or all have."""
+    return len(runs(path)) > count or has_succeeded(20)
+
+
 def has_succeeded(count: int) -> bool:
     """Return whether so many tasks that failed once have succeeded."""
     return TaskRecord.objects.succeeded().filter(name=tasks.gated_and_fails_once.module_path).count() == count
@@ -594,21 +600,25 @@ def test_a_producer_that_never_stops_does_not_starve_the_waiters(tmp_path: Path,
     assert admitted_while_waiting <= 2
 
 
-def test_the_limit_holds_and_all_get_in_while_workers_are_killed(tmp_path: Path, history_path: Path) -> None:
-    """Worker processes die in the middle of runs, and Redis forgets the gate: waiters, slots and marks."""
+def test_the_limit_holds_and_all_get_in_through_kills_and_lost_memory(
+    own_redis: EmbeddedRedis, own_keys: None, tmp_path: Path, history_path: Path
+) -> None:
+    """Worker processes die in the middle of runs. Redis forgets the gate, and then everything."""
     row = begin_with_twenty_waiters()
     row.limit = 2
     row.save()
     with workers(tmp_path, "--processes", "2") as running:
         wait_until(lambda: len(gates.waiters("g")) >= 10, "waiters")
         with Watch("g") as watch:
-            for number in range(4):
+            for forgets in ("nothing", "the gate", "everything"):
                 count = len(runs(history_path))
-                wait_until(lambda count=count: len(runs(history_path)) > count or has_succeeded(20), "a run")  # type: ignore[misc]
+                wait_until(partial(has_begun_more, history_path, count), "a run")
                 for pid in running.children()[:1]:
                     os.kill(pid, signal.SIGKILL)
-                if number % 2:
+                if forgets == "the gate":
                     Broker().client.delete(*gates.keys("g"), keys.waiting_gates_key())
+                elif forgets == "everything":
+                    Broker().client.flushall()
             wait_until(lambda: has_succeeded(20), "the end of all", 60)
+        wait_until(lambda: not holders("g"), "an empty gate", 90)
     assert watch.most <= 2
-    wait_until(lambda: not holders("g"), "an empty gate")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import conf
+from ..broker import clients
 from .lock_files import LockFile
 
 # The last tenth of the TTL is not trusted: a margin for a slow reply and a coarse clock.
@@ -34,11 +35,6 @@ class Hold:
     term: int | None = None
     serial: int = field(default_factory=_serials.__next__)
 
-    @property
-    def renewal(self) -> list[Any]:
-        """The arguments of `lock_renew.lua`: the value, and the TTL in milliseconds."""
-        return [self.value, int(self.ttl_seconds * 1000)]
-
     def renewed(self, before: float, ttl: float) -> Hold:
         """Return this hold as Redis has confirmed it. before: clock time before the call."""
         trusted_until = before + ttl * (1 - MARGIN_SHARE)
@@ -48,6 +44,14 @@ class Hold:
 def key_of(name: str) -> str:
     """Return the key of a lock in Redis."""
     return f"{conf.current().lock_prefix}{name}"
+
+
+def environment_scope() -> str:
+    """Return what tells apart the environments that share a lock folder: their Redis, and their prefix in it.
+
+    Of the settings, also for a coordinator with a client of its own: in doubt, two exclude each other.
+    """
+    return f"{clients.server_identity()} {conf.current().key_prefix}"
 
 
 def text_of(reply: Any) -> str:

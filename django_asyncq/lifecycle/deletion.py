@@ -93,7 +93,8 @@ def prune(broker: Broker, ids: Sequence[UUID], expired: Q | Combinable, *, fence
     # A person may be retrying one of the rows; waiting for it would delay all the others.
     skip_locked = connections[database].features.has_select_for_update_skip_locked
     with fenced(), transaction_of(TaskRecord, savepoint=False):
-        found = list(rows.select_for_update(skip_locked=skip_locked).values_list("id", "queue_name", "state"))
+        locked = rows.order_by("id").select_for_update(skip_locked=skip_locked)
+        found = list(locked.values_list("id", "queue_name", "state"))
         delete_rows(rows_of(TaskRecord).filter(id__in=[id for id, _, _ in found]), database)
     failpoints.reach("prune.rows_deleted")
     failed: dict[str, list[str]] = {}

@@ -48,13 +48,18 @@ def forward_due(broker: Broker, queues: Iterable[str]) -> Forwarded:
 def _forward(broker: Broker, queue: str, source: Literal["scheduled", "retry"]) -> Forwarded:
     """Move every task that is due in one set of one queue."""
     forwarded = retried = 0
+    seen: set[str] = set()
     while True:
         answer = broker.forward(queue, source, LARGEST_BATCH)
         forwarded += answer.moved
         if answer.own:
             failpoints.reach("forward.retry_found")
             retried += _retry_due(broker, queue, answer.own)
-        if answer.moved + len(answer.own) < LARGEST_BATCH:
+        # A retry whose process died between the row and Redis is listed again; the sweep pushes it. Only other tasks
+        # are a reason to go on.
+        has_news = answer.moved or not seen.issuperset(answer.own)
+        seen.update(answer.own)
+        if answer.moved + len(answer.own) < LARGEST_BATCH or not has_news:
             return Forwarded(forwarded, retried, answer.next_seconds)
 
 

@@ -160,6 +160,8 @@ class MaintenanceService:
         self.key_check = KeyCheck()
         self.clock_check = ClockCheck()
         self._synced_term = 0
+        # Of the leader that was logged last.
+        self._leader_token = ""
         self._entries_due_at = 0.0
         self._leadership_loop = Loop("leadership", self.seek_leadership)
         self._forwarder_loop = Loop("forwarder", self.forward)
@@ -262,13 +264,27 @@ class MaintenanceService:
     def seek_leadership(self) -> float:
         """Renew the locks, and become the leader when no process is."""
         self.coordinator.tick()
-        if not self._is_leader() and self.coordinator.acquire(self.lock_name, conf.current().lock_ttl_seconds):
-            logger.info("leadership acquired: this process now runs schedules, repairs and pruning")
+        if self._is_leader():
+            return conf.current().lock_ttl_seconds / LEADER_CHECKS_PER_TTL
+        if self.coordinator.acquire(self.lock_name, conf.current().lock_ttl_seconds):
+            self._leader_token = self.coordinator.owner.token
+            logger.info("leadership acquired: this process leads, and runs schedules, repairs and pruning")
             self._waiter_loop.wake()
             self._scheduler_loop.wake()
             self._repair_loop.wake()
             self._key_check_loop.wake()
+        else:
+            self._log_other_leader()
         return conf.current().lock_ttl_seconds / LEADER_CHECKS_PER_TTL
+
+    def _log_other_leader(self) -> None:
+        """Log which process leads, once, and again when another one does."""
+        leader = self.coordinator.holder(self.lock_name)
+        if leader is None or leader.token == self._leader_token:
+            return
+        self._leader_token = leader.token
+        since = "" if leader.since is None else f" since {leader.since:%Y-%m-%d %H:%M:%S} UTC"
+        logger.info("leadership: led by %s%s; this process leads when that one stops", leader, since)
 
     def forward(self) -> float:
         """Forward tasks that are due."""
@@ -282,15 +298,22 @@ class MaintenanceService:
 
     def fire_schedules(self) -> float:
         """Fire the schedules that are due; at the start of a term, read those declared in code first."""
-        term = self.coordinator.term(self.lock_name)
-        if term != self._synced_term:
-            self.scheduler.sync()
-            self._synced_term = term
-        result = self.scheduler.fire_due()
+        try:
+            self._sync_schedules()
+        finally:
+            # Whatever keeps the declarations from being read keeps no schedule from firing.
+            result = self.scheduler.fire_due()
         self._update_scheduler_entries(result.fired)
         if result.next_seconds is None:
             return SCHEDULE_POLL_SECONDS
         return min(max(result.next_seconds, 0.0), SCHEDULE_POLL_SECONDS)
+
+    def _sync_schedules(self) -> None:
+        term = self.coordinator.term(self.lock_name)
+        if term != self._synced_term:
+            self.scheduler.sync()
+            if self.scheduler.is_synced:
+                self._synced_term = term
 
     def _update_scheduler_entries(self, fired: Sequence[Fired]) -> None:
         self.scheduler_entries.add_events(fired)

@@ -7,14 +7,16 @@ all gates, LOOK_SECONDS later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from .. import gates, lifecycle
 from ..broker import Broker
 from ..faults import Faults
 from ..guard import get_logger
+from ..models import TaskRecord
 from ..storage.isolation import each_alone
+from ..storage.routing import writing_database
 from .forwarder import LARGEST_BATCH, RETRY
 
 logger = get_logger("django_asyncq.maintenance.waiters")
@@ -48,11 +50,17 @@ class WaiterService:
 
         Raises: BrokerUnavailable, django.db.Error; the order of the waiters is then not kept for longer.
         """
-        while ids := (found := gates.look(gate, LARGEST_BATCH)).ids:
-            left = set(each_alone(RETRY, ids, lambda part: lifecycle.retry_waiting(self.broker, part)))
+        previous = list[str]()
+        # Again, because behind waiters that are forgotten there may be others for the same slots.
+        while (found := gates.look(gate, LARGEST_BATCH)).ids and (ids := found.ids) != previous:
+            previous = ids
+            left = set(each_alone(RETRY, ids, self._retry, database=writing_database(TaskRecord)))
             # Also those of which there is no row: nothing else would ever let them go.
             gates.settle(gate, [id for id in ids if id not in left])
-            if left or len(ids) < LARGEST_BATCH:
+            if left:
                 return
         if not found.waiting:
             gates.forget_gate(gate)
+
+    def _retry(self, ids: Sequence[str]) -> list[str]:
+        return lifecycle.retry_waiting(self.broker, ids)

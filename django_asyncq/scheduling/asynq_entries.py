@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 
 from django.db.models import Max, Q
 
@@ -19,12 +20,16 @@ from ..compat import task_backends
 from ..definitions.payload import json_bytes
 from ..definitions.timing import Cron, Timing
 from ..exceptions import InvalidOption
+from ..faults import Faults
+from ..guard import get_logger
 from ..models import OccurrenceOutcome, Schedule
 from ..registry import find
 from ..storage import database_clock
 from ..storage.routing import rows_of
 from ..tasks import default_of
 from .scheduler import Fired, usable_schedules
+
+logger = get_logger("django_asyncq.scheduling.asynq_entries")
 
 # asynq writes its entries every 10 s, and considers a scheduler dead after two missed beats.
 BEAT_SECONDS = 10
@@ -35,17 +40,17 @@ class SchedulerEntries:
 
     def __init__(self) -> None:
         self.entry_list = SchedulerEntryList()
+        self._faults = Faults(logger, "schedules are not shown to asynq's tools")
 
     def beat(self) -> None:
         """Write an entry for every schedule that fires. Raises: BrokerUnavailable, django.db.Error."""
         queued = Q(occurrences__outcome=OccurrenceOutcome.QUEUED, occurrences__by_person=False)
         rows = rows_of(Schedule).firing().annotate(previous=Max("occurrences__occurs_at", filter=queued))
-        encoded = []
-        for row in usable_schedules(rows):
-            # The scheduler reports a schedule that is not valid when it is due.
-            with suppress(InvalidOption):
-                encoded.append(entry_of(row).encode())
-        self.entry_list.beat(encoded, 2 * BEAT_SECONDS)
+        entries = [
+            self._faults.attempt(f"the entry of schedule {row.name}", partial(_encoded, row), None)
+            for row in usable_schedules(rows)
+        ]
+        self.entry_list.beat([entry for entry in entries if entry is not None], 2 * BEAT_SECONDS)
 
     def add_events(self, fired: Iterable[Fired]) -> None:
         """Add an event for every task that was queued. Raises: BrokerUnavailable."""
@@ -57,6 +62,13 @@ class SchedulerEntries:
     def clear(self) -> None:
         """Remove the entries. Raises: BrokerUnavailable."""
         self.entry_list.clear()
+
+
+def _encoded(row: Schedule) -> bytes | None:
+    # The scheduler reports a schedule that is not valid when it is due.
+    with suppress(InvalidOption):
+        return entry_of(row).encode()
+    return None
 
 
 def entry_of(row: Schedule) -> SchedulerEntry:

@@ -8,15 +8,16 @@ come from the database's clock. Schedules declared in code have rows too, which 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from django.db import Error as DatabaseError
-from django.db import IntegrityError
+from django.db import IntegrityError, connections
 from django.db.models import QuerySet
 
 from .. import compat, conf, failpoints
@@ -24,7 +25,7 @@ from ..definitions import payload
 from ..definitions.database_now import DatabaseNow
 from ..definitions.exception_text import text_of
 from ..definitions.schedules import Declaration
-from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, RunAborted
+from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, LockLost, RunAborted
 from ..guard import class_name, get_logger, is_a, passes
 from ..models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskRecord, TaskState
 from ..registry import every_task, registered
@@ -43,7 +44,7 @@ MOST_SCHEDULES = 10_000
 ON_TIME_SECONDS = 60
 # How many of the latest occurrences are checked for an unfinished task. An older unfinished task cannot exist.
 OCCURRENCES_CHECKED = 100
-# How soon a schedule is tried again whose gate could not be asked.
+# How soon a schedule is tried again that could not be fired.
 RETRY_SECONDS = 1.0
 DECLARED_FIELDS = (
     "task",
@@ -60,6 +61,7 @@ DECLARED_FIELDS = (
     "jitter_seconds",
 )
 
+Found = TypeVar("Found")
 Clock = Callable[[], datetime]
 Fenced = Callable[[], AbstractContextManager[Any]]
 
@@ -79,6 +81,10 @@ class FireResult(NamedTuple):
     next_seconds: float | None
 
 
+class RowLocked(Exception):
+    """Another transaction has locked the row of a schedule."""
+
+
 class DueOccurrences(NamedTuple):
     """The occurrences of a schedule to fire now. last_missed: the latest of those not to fire, or None."""
 
@@ -96,43 +102,79 @@ class Scheduler:
     def __init__(self, fenced: Fenced | None = None, clock: Clock | None = None) -> None:
         self._fenced = fenced or partial(transaction_of, Schedule)
         self._clock = clock
+        # The names of schedules whose error was logged, and that have not succeeded since.
+        self._failing: set[str] = set()
+        # Whether the last `sync` has written every declared schedule.
+        self.is_synced = False
 
     def fire_due(self) -> FireResult:
-        """Fire every occurrence that is due.
+        """Fire every occurrence that is due. A schedule that fails stops no other; it is tried again in a second.
 
-        Raises: django.db.Error, BrokerUnavailable, LockLost; what was fired before the error stays fired.
+        Raises: django.db.Error when the database answers nobody, LockLost; what was fired before the error stays fired.
         """
         fired: list[Fired] = []
+        # Each is tried once in a round, so a round comes to its end.
+        postponed: set[UUID] = set()
         while True:
-            rows = _soonest()
+            rows = _soonest(postponed)
             if not rows:
-                return FireResult(fired, None)
-            now = rows[0].now if self._clock is None else self._clock()
+                return FireResult(fired, RETRY_SECONDS if postponed else None)
+            now: datetime = rows[0].now if self._clock is None else self._clock()
             due = [row for row in rows if row.next_occurrence_at <= now]
-            if not due:
-                return FireResult(fired, (rows[0].next_occurrence_at - now).total_seconds())
-            must_retry = False
             for row in due:
-                try:
-                    fired += self._fire_alone(row, now)
-                except GateUnavailable as error:
-                    must_retry = True
-                    logger.warning("schedule %s: its occurrence is postponed: %s", row.name, error)
-            if must_retry:
-                return FireResult(fired, RETRY_SECONDS)
+                found = self._attempt(row.name, partial(self._fire_alone, row, now))
+                if found:
+                    fired += found[0]
+                else:
+                    postponed.add(row.pk)
+            if not due:
+                seconds = (rows[0].next_occurrence_at - now).total_seconds()
+                return FireResult(fired, min(seconds, RETRY_SECONDS) if postponed else seconds)
+
+    def _attempt(self, name: str, act: Callable[[], Found]) -> Found | None:
+        """Do something for one schedule; after an error of its own, log that once and return None.
+
+        Raises: what concerns every schedule: django.db.Error, LockLost.
+        """
+        try:
+            found = act()
+        except LockLost:
+            raise
+        except Exception as error:
+            if is_a(error, DatabaseError):
+                if kind_of(error) is ErrorKind.NOT_SET_UP:
+                    raise
+                # Raises too, unless the database answers everybody else.
+                rows_of(Schedule).exists()
+            if name not in self._failing:
+                self._failing.add(name)
+                is_expected = is_a(error, (DatabaseError, GateUnavailable, BrokerUnavailable, RowLocked))
+                logger.log(
+                    logging.WARNING if is_expected else logging.ERROR,
+                    "schedule %s is postponed, and tried again every second: %s",
+                    name,
+                    text_of(error) or class_name(error),
+                    exc_info=None if is_expected else error,
+                )
+            return None
+        self._failing.discard(name)
+        return found
 
     # --- one schedule
 
-    def _fire_alone(self, row: Schedule, now: datetime) -> list[Fired]:
-        """Fire what is due of one schedule; set the schedule aside if the values of its row make that impossible."""
+    def _fire_alone(self, row: Schedule, now: datetime) -> list[list[Fired]]:
+        """Fire what is due of one schedule; return [what was fired], or [] when it must be looked at again.
+
+        That is when it was changed since it was read, or when the values of its row set it aside. Raises: RowLocked.
+        """
         return each_alone(
             table_of(Schedule), [row.pk], lambda _: self._fire(row, now), database=writing_database(Schedule)
         )
 
-    def _fire(self, seen: Schedule, now: datetime) -> list[Fired]:
-        """Fire what is due of one schedule, in one transaction; nothing when it was changed since it was read."""
+    def _fire(self, seen: Schedule, now: datetime) -> list[list[Fired]]:
+        """Do what `_fire_alone` does, in one transaction."""
         with self._fenced():
-            row = rows_of(Schedule).firing().select_for_update().filter(pk=seen.pk).first()
+            row = _locked(rows_of(Schedule).firing().filter(pk=seen.pk))
             if row is None or row.next_occurrence_at != seen.next_occurrence_at:
                 return []
             try:
@@ -142,7 +184,7 @@ class Scheduler:
                 self._write(row, row.next_occurrence_at or now, OccurrenceOutcome.REFUSED, str(error))
                 rows_of(Schedule).filter(pk=row.pk).update(next_occurrence_at=None)
                 logger.error("schedule %s is not valid and will not fire again: %s", row.name, error)
-                return []
+                return [[]]
             if due.last_missed is not None:
                 note = f"this occurrence and those before it, back to {_in_words(row.next_occurrence_at)}"
                 self._write(row, due.last_missed, OccurrenceOutcome.MISSED, note)
@@ -150,7 +192,7 @@ class Scheduler:
             fired = [found for occurs_at in due.to_fire if (found := self._fire_occurrence(row, occurs_at)) is not None]
             rows_of(Schedule).filter(pk=row.pk).update(next_occurrence_at=next_occurrence_at)
         failpoints.reach("fire.committed")
-        return fired
+        return [fired]
 
     def _fire_occurrence(self, row: Schedule, occurs_at: datetime) -> Fired | None:
         """Write one occurrence and its task; None when it exists already, is skipped, or is refused."""
@@ -201,31 +243,60 @@ class Scheduler:
         """Update the rows of schedules declared in code; return how many were written.
 
         Whether a schedule is enabled is left to the operator. One that was removed from the code is kept but does not
-        fire.
+        fire. Each is written in a transaction of its own, so one that fails stops no other; `is_synced` is False then.
         """
-        written = 0
+        rows = {row.name: row for row in usable_schedules(rows_of(Schedule))}
+        declared = dict(declared_schedules())
+        now = database_clock.now()
+        written = [
+            self._attempt(name, partial(self._sync_one, rows.get(name), name, task, declaration, now))
+            for name, (task, declaration) in declared.items()
+        ]
+        removed = [row for row in rows.values() if row.is_declared and not row.retired_at and row.name not in declared]
+        written += [self._attempt(row.name, partial(self._retire, row, now)) for row in removed]
+        self.is_synced = None not in written
+        return sum(filter(None, written))
+
+    def _sync_one(
+        self, seen: Schedule | None, name: str, task: Task[Any, Any], declaration: Declaration, now: datetime
+    ) -> int:
+        """Write one declared schedule if its row differs; return how many rows were written. Raises: RowLocked."""
+        if seen is not None and not seen.is_declared:
+            logger.error("schedule %s in code has the name of one made in the admin and does not fire", name)
+            return 0
+        if seen is not None and seen.retired_at is None and not _changes(seen, task, declaration):
+            return 0
         with self._fenced():
-            rows = {row.name: row for row in usable_schedules(rows_of(Schedule).select_for_update())}
-            declared = dict(declared_schedules())
-            now = database_clock.now()
-            for name, (task, declaration) in declared.items():
-                row = rows.get(name) or Schedule(name=name, is_declared=True, created_at=now)
-                if not row.is_declared:
-                    logger.error("schedule %s in code has the name of one made in the admin and does not fire", name)
-                    continue
-                written += _update_row(row, task, declaration, now)
-            removed = [
-                row for row in rows.values() if row.is_declared and not row.retired_at and row.name not in declared
-            ]
-            for row in removed:
-                logger.warning("schedule %s was removed from the code and does not fire any more", row.name)
-            written += rows_of(Schedule).filter(pk__in=[row.pk for row in removed]).update(retired_at=now)
+            row = _locked(rows_of(Schedule).filter(name=name)) or Schedule(name=name, is_declared=True, created_at=now)
+            _update_row(row, _changes(row, task, declaration), now)
+        return 1
+
+    def _retire(self, row: Schedule, now: datetime) -> int:
+        """Note that a schedule was removed from the code; return how many rows were written. Raises: RowLocked."""
+        with self._fenced():
+            rows = rows_of(Schedule).filter(pk=row.pk)
+            written = rows.update(retired_at=now) if _locked(rows) else 0
+        logger.warning("schedule %s was removed from the code and does not fire any more", row.name)
         return written
 
 
-def _soonest() -> list[Any]:
-    """Return the schedules whose next occurrence comes first, each with the time `now` of the database."""
+def _locked(rows: QuerySet[Schedule]) -> Schedule | None:
+    """Lock and return the one row, or None. Raises: RowLocked, without waiting, when another transaction has it."""
+    skip_locked = connections[rows.db].features.has_select_for_update_skip_locked
+    row = rows.select_for_update(skip_locked=skip_locked).first()
+    if row is None and skip_locked and rows.exists():
+        raise RowLocked("another transaction has locked its row")
+    return row
+
+
+def _soonest(postponed: Collection[UUID]) -> list[Any]:
+    """Return the schedules whose next occurrence comes first, each with the time `now` of the database.
+
+    postponed: ids of those to skip.
+    """
     rows = rows_of(Schedule).firing().annotate(now=DatabaseNow()).order_by("next_occurrence_at")
+    if postponed:
+        rows = rows.exclude(pk__in=postponed)
     return usable_schedules(rows, SCHEDULES_PER_PAGE)
 
 
@@ -329,22 +400,24 @@ def declared_schedules() -> Iterator[tuple[str, tuple[Task[Any, Any], Declaratio
             yield name, (task, declaration)
 
 
-def _update_row(row: Schedule, task: Task[Any, Any], declaration: Declaration, now: datetime) -> bool:
+def _changes(row: Schedule, task: Task[Any, Any], declaration: Declaration) -> dict[str, Any]:
+    """Return the values that the code declares and the row lacks."""
     given = payload.of_call(declaration.args, dict(declaration.kwargs))
     values = {name: getattr(declaration, name) for name in DECLARED_FIELDS if hasattr(declaration, name)}
     values |= {"task": task.module_path, "args": given.args, "kwargs": given.kwargs}
     # Python finds True, 1 and 1.0 equal, also within lists, but a task may not.
     changed = {name for name, value in values.items() if getattr(row, name) != value}
     changed |= {name for name in ("args", "kwargs") if not payload.is_same(getattr(row, name), values[name])}
-    if not changed and row.retired_at is None and not row._state.adding:
-        return False
-    for name in changed:
-        setattr(row, name, values[name])
-    if row._state.adding or row.retired_at is not None or changed & set(Schedule.TIMING_FIELDS):
+    return {name: values[name] for name in changed}
+
+
+def _update_row(row: Schedule, changes: dict[str, Any], now: datetime) -> None:
+    for name, value in changes.items():
+        setattr(row, name, value)
+    if row._state.adding or row.retired_at is not None or changes.keys() & set(Schedule.TIMING_FIELDS):
         row.retired_at = None
         row.plan_next(now)
     row.save()
-    return True
 
 
 def _jitter(row: Schedule, occurs_at: datetime) -> timedelta:

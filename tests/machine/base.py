@@ -16,6 +16,7 @@ from django_asyncq import lifecycle
 from django_asyncq.broker import Broker, scripts
 from django_asyncq.broker.keys import alive_key, queues_key
 from django_asyncq.exceptions import BrokerUnavailable
+from django_asyncq.gates import admission
 from django_asyncq.lifecycle import dispatching, recovery, retrying
 from django_asyncq.maintenance import entry_repairs, reconciler
 from django_asyncq.maintenance.reconciler import Reconciler
@@ -94,6 +95,8 @@ class Base(RuleBasedStateMachine):
             *(mock.patch.object(module, "later_fence", self._later) for module in (dispatching, recovery, reconciler)),
             mock.patch.object(dispatching, "GATE_RETRY_SECONDS", 7200),
             mock.patch.object(retrying, "GATE_RETRY_SECONDS", 7200),
+            # The order is kept for as long as a sequence lasts.
+            mock.patch.object(admission, "KEPT_SECONDS", 86_400),
         ]
         for patch in self.patches:
             patch.start()

@@ -14,8 +14,8 @@ class Entries:
 
     pending: from left to right; an id may be there twice, and may stay when it waits no more. standby: worker → its
     handoff. moved: what `BLMOVE` has moved aside for a worker. retaken: id → fence of the last run that may no longer
-    release the slot. alive: "" after Redis was emptied, "just", "long". calls: how many calls have made tasks pending;
-    tasks of one call have the same age.
+    release the slot. waiters: in order. alive: "" after Redis was emptied, "just", "long". calls: how many calls have
+    made tasks pending; tasks of one call have the same age.
     """
 
     rows: dict[str, Row] = field(default_factory=dict)
@@ -26,6 +26,7 @@ class Entries:
     moved: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     members: dict[str, bool] = field(default_factory=dict)
     retaken: dict[str, int] = field(default_factory=dict)
+    waiters: list[str] = field(default_factory=list)
     counters: dict[str, list[int]] = field(default_factory=lambda: {queue: [0, 0] for queue in QUEUES})
     paused: set[str] = field(default_factory=set)
     built: bool = False
@@ -267,4 +268,4 @@ class Entries:
         self.pending = {queue: [] for queue in QUEUES}
         self.standby, self.moved = {worker: Handoff() for worker in WORKERS}, {}
         self.counters = {queue: [0, 0] for queue in QUEUES}
-        self.built, self.alive = False, ""
+        self.built, self.waiters, self.alive = False, [], ""

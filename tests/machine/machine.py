@@ -142,6 +142,8 @@ class Machine(Producers, Workers, People):
             self.sweep()
             for name in self.waiting:
                 self.due_time_comes(name)
+            if self.model.waiters:
+                self.leader_looks_at_the_waiters()
             self.forward()
             for queue in QUEUES:
                 self.claim(queue, "A", 50)
@@ -158,6 +160,7 @@ class Machine(Producers, Workers, People):
         unfinished = {name: found["rows"][name] for name, row in self.model.rows.items() if not row.is_final}
         assert not unfinished, f"never finished: {unfinished}"
         assert not found["members"], f"slots without a task: {found['members']}"
+        assert not found["waiters"], f"waiters without a task: {found['waiters']}"
         assert not any(found["held"].values()), f"held without a run: {found['held']}"
         left = {name: entry for name, entry in found["entries"].items() if entry[1] != "archived"}
         assert not left, f"Redis still has {left}"

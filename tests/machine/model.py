@@ -11,13 +11,14 @@ from .values import ALONE, FAILED, MOST_CRASHES, QUEUED, QUEUES, RUNNING, SUCCEE
 
 @dataclass
 class Model(Entries):
-    """Both stores. strangers: slots without a row that the last audit saw.
+    """Both stores. strangers, dead_waiters: slots and waiters without a row that the last audit saw.
 
     later: the lowest fence of tasks that are pushed again in this step. stranded: QUEUED rows whose entry waits in
     retry or archived, as the last sweep saw. effects: of committed runs.
     """
 
     strangers: set[str] = field(default_factory=set)
+    dead_waiters: set[str] = field(default_factory=set)
     stranded: set[str] = field(default_factory=set)
     limit: int = 2
     later: int = 10_000
@@ -28,25 +29,53 @@ class Model(Entries):
     def holders(self) -> list[str]:
         return sorted(name for name, row in self.rows.items() if row.gate and row.is_live)
 
-    def admit(self, names: Sequence[str], *, provisional: bool, partial: bool, again: bool = False) -> list[str] | None:
-        """Return the names that are refused; None when all are, because not all fit."""
+    def admit(
+        self, names: Sequence[str], *, provisional: bool, partial: bool, again: bool = False, wait: bool = False
+    ) -> list[str] | None:
+        """Return the names that are refused; None when all are, because not all fit. wait: those refused wait.
+
+        A free slot is for the waiter that is next; who does not wait yet is behind all waiters.
+        """
         if not self.built:
             self.build()
         if self.limit <= 0:
             return []
-        fresh = [name for name in names if name not in self.members]
-        free = max(self.limit - len(self.members), 0)
-        if not partial and len(fresh) > free:
+        newcomers = [name for name in names if name not in self.members and name not in self.waiters]
+        order = [*self.waiters, *newcomers]
+        free = order[: max(self.limit - len(self.members), 0)]
+        inside = [name for name in names if name in self.members or name in free]
+        refused = [name for name in names if name not in inside]
+        if not partial and refused:
             return None
-        for name in names:
-            if name in self.members:
-                self.members[name] = self.members[name] and provisional
-        self.members |= dict.fromkeys(fresh[:free], provisional)
+        self.members |= {name: self.members.get(name, True) and provisional for name in inside}
+        self.stop_waiting(inside)
         if again:
-            self.retaken |= {name: self.rows[name].fence for name in names if name not in fresh[free:]}
-        return fresh[free:]
+            self.retaken |= {name: self.rows[name].fence for name in inside}
+        if wait:
+            self.wait(refused)
+        return refused
+
+    def wait(self, names: Iterable[str]) -> None:
+        self.waiters += sorted(set(names) - set(self.waiters))
+
+    def stop_waiting(self, names: Collection[str]) -> None:
+        self.waiters = [name for name in self.waiters if name not in names]
+
+    def waiting_rows(self) -> list[str]:
+        return sorted(name for name, row in self.rows.items() if row.state == FAILED and row.retry_at and row.waits)
+
+    def look(self) -> None:
+        """The leader retries the waiters for which there are free slots, and forgets those that wait no longer."""
+        if self.waiters and not self.built:
+            self.build()
+        free = max(self.limit - len(self.members), 0) if self.limit > 0 else len(self.waiters)
+        found = self.waiters[:free]
+        rows = [name for name in sorted(found) if name in self.rows and self.rows[name].state == FAILED]
+        full = self._retry_rows([name for name in rows if self.rows[name].retry_at])
+        self.stop_waiting([name for name in found if name not in full])
 
     def build(self) -> None:
+        self.wait(self.waiting_rows())
         for name in self.holders():
             row = self.rows[name]
             self.members[name] = False
@@ -71,6 +100,11 @@ class Model(Entries):
 
     def audit(self) -> dict[str, int]:
         """A slot without a live row is released when it is seen for the second time."""
+        dead = set(self.waiters) - set(self.waiting_rows())
+        gone = dead & self.dead_waiters
+        self.dead_waiters = dead - gone
+        self.wait(self.waiting_rows())
+        self.stop_waiting(gone)
         holders = self.holders() if self.limit > 0 else []
         added = len(set(holders) - set(self.members))
         strangers = {n for n, provisional in self.members.items() if not provisional} - set(self.holders())
@@ -141,10 +175,10 @@ class Model(Entries):
     def _confirmed(self, names: Sequence[str]) -> list[str]:
         """The names whose slots are confirmed; a task whose slot another has by now is parked."""
         gated = [name for name in names if self.rows[name].gate]
-        lost = (self.admit(gated, provisional=False, partial=True) or []) if gated else []
+        lost = (self.admit(gated, provisional=False, partial=True, wait=True) or []) if gated else []
         for name in lost:
             row = self.rows[name]
-            row.state, row.retry_at = FAILED, "future"
+            row.state, row.retry_at, row.waits = FAILED, "future", True
             self.park_entry(name)
         return [name for name in names if name not in lost]
 
@@ -231,12 +265,13 @@ class Model(Entries):
         """FAILED becomes QUEUED in the rows; return those whose gate is full. `dispatch` the others afterwards."""
         names = [name for name in names if name in self.rows and self.rows[name].state == FAILED]
         gated = [name for name in names if self.rows[name].gate]
-        full = (self.admit(gated, provisional=True, partial=True, again=True) or []) if gated else []
+        wait = not by_person
+        full = (self.admit(gated, provisional=True, partial=True, again=True, wait=wait) or []) if gated else []
         self.free_slots(full)
         for name in names:
             if name not in full:
                 row = self.rows[name]
-                row.state, row.retry_at, row.run_after = QUEUED, "", ""
+                row.state, row.retry_at, row.run_after, row.waits = QUEUED, "", "", False
                 row.crashes = 0 if by_person else row.crashes
         return full
 
@@ -260,13 +295,16 @@ class Model(Entries):
                 self.remove(name)
             elif row.state == FAILED:
                 waiting.append(name)
-        waiting.reverse()  # rows come in Meta.ordering: the newest first
-        full = self.retry(waiting, by_person=False)
-        self.dispatch([name for name in waiting if name not in full], again=True)
+        return len(waiting) - len(self._retry_rows(waiting))
+
+    def _retry_rows(self, names: Sequence[str]) -> list[str]:
+        """Retry rows in the order of their names; return those whose gate is full."""
+        full = self.retry(names, by_person=False)
+        self.dispatch([name for name in names if name not in full], again=True)
         for name in full:
-            self.rows[name].retry_at = "future"
+            self.rows[name].retry_at, self.rows[name].waits = "future", True
             self.park_entry(name)
-        return len(waiting) - len(full)
+        return full
 
     def recover(
         self,

@@ -44,6 +44,7 @@ class People(Base):
         if not dies:
             self.model.remove(name)
             self.model.free_slots([name] if row.gate else [])
+            self.model.stop_waiting([name] if row.gate and row.retry_at else [])
             self.last = lambda: lifecycle.follow_deletion([record], "default")
 
     @seldom

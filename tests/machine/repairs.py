@@ -13,11 +13,12 @@ from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.lifecycle import outcome_spill, recovery
 from django_asyncq.maintenance import reconciler
 from django_asyncq.maintenance.forwarder import forward_due
+from django_asyncq.maintenance.waiters import WaiterService
 from django_asyncq.models import TaskRecord
 
 from . import stores
 from .base import LONG, one_of, seldom
-from .values import ALONE, QUEUES, RUNNING, WORKERS
+from .values import ALONE, GATE, QUEUES, RUNNING, WORKERS
 from .waits import Waits
 
 
@@ -152,6 +153,14 @@ class Repairs(Waits):
         found = forward_due(self.broker, QUEUES)
         self.answer((found.forwarded, found.retried), wanted)
         self.last = lambda: forward_due(self.broker, QUEUES)
+
+    @precondition(lambda self: self.model.waiters)
+    @rule()
+    def leader_looks_at_the_waiters(self) -> None:
+        """A slot was released, or a second has passed."""
+        self.model.look()
+        self.last = lambda: WaiterService(self.broker).admit(GATE)
+        self.last()
 
     @seldom
     @rule(knows=st.booleans())

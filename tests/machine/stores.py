@@ -17,7 +17,7 @@ from django_asyncq.broker import clients
 from django_asyncq.broker.keys import QueueKeys, handoff_key, prefix
 from django_asyncq.definitions.names import lowest_uuid7_at
 from django_asyncq.lifecycle.signatures import SIGNATURE_BYTES
-from django_asyncq.models import Gate, TaskRecord
+from django_asyncq.models import FailureReason, Gate, TaskRecord
 
 from .model import Model
 from .values import ALONE, GATE, QUEUES, WORKERS, Entry, Row
@@ -68,13 +68,15 @@ def expected(model: Model) -> Picture:
         "moved": {f"{queue}/{worker}": moved for (queue, worker), moved in sorted(model.moved.items()) if moved},
         "standby": {worker: (found.may_be_handed, found.unread) for worker, found in model.standby.items()},
         "members": dict(sorted(model.members.items())),
+        "waiters": model.waiters,
         "counters": model.counters,
         "effects": model.effects,
     }
 
 
 def _row(row: Row) -> tuple[Any, ...]:
-    return row.state, row.fence, row.attempt, row.crashes, row.suspect, row.workers, row.retry_at, row.run_after
+    plain = (row.state, row.fence, row.attempt, row.crashes, row.suspect)
+    return (*plain, row.waits, row.workers, row.retry_at, row.run_after)
 
 
 def _entry(entry: Entry) -> tuple[Any, ...]:
@@ -104,6 +106,7 @@ def observed() -> Picture:
         "moved": moved,
         "standby": {worker: _standby(worker) for worker in WORKERS},
         "members": dict(sorted((name_of(slot.id), slot.expires_at <= horizon) for slot in slots)),
+        "waiters": [name_of(id) for id in gates.waiters(GATE)],
         "counters": counters,
         "effects": effects.get().limit,
     }
@@ -120,11 +123,12 @@ def _rows() -> dict[str, tuple[Any, ...]]:
     def when(moment: datetime | None) -> str:
         return "" if moment is None else "future" if moment > now else "past"
 
-    fields = ("id", "state", "fence", "attempt", "crash_count", "is_suspect", "worker_ids", "retry_at", "run_after")
+    plain_fields = ("id", "state", "fence", "attempt", "crash_count", "is_suspect")
+    fields = (*plain_fields, "reason", "worker_ids", "retry_at", "run_after")
     rows = TaskRecord.objects.order_by("id").values_list(*fields)
     return {
-        name_of(str(id)): (*plain, tuple(workers), when(retry_at), when(run_after))
-        for id, *plain, workers, retry_at, run_after in rows
+        name_of(str(id)): (*plain, reason == FailureReason.GATE_FULL, tuple(workers), when(retry_at), when(run_after))
+        for id, *plain, reason, workers, retry_at, run_after in rows
     }
 
 

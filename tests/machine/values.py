@@ -22,7 +22,7 @@ WAITING = ("scheduled", "retry", "archived")
 class Row:
     """A row. retry_at, run_after: "", "future" or "past". workers: the workers of its attempts, the latest last.
 
-    suspect: it must run alone.
+    suspect: it must run alone. waits: it is RETRYING because its gate was full.
     """
 
     queue: str
@@ -36,6 +36,7 @@ class Row:
     retry_at: str = ""
     workers: tuple[str, ...] = ()
     suspect: bool = False
+    waits: bool = False
 
     @property
     def is_live(self) -> bool:
