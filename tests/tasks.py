@@ -661,12 +661,20 @@ async def counts_and_naps_async(seconds: float) -> int:
     return found
 
 
+# How an idle transaction is ended soon, and how long one must be idle for that.
+IDLE_TIMEOUTS = {
+    "postgresql": ("idle_in_transaction_session_timeout = '50ms'", 0.3),
+    "mysql": ("SESSION idle_transaction_timeout = 1", 2.5),
+}
+
+
 def cut_connection() -> None:
-    """Have the server end this thread's connection; PostgreSQL."""
+    """Have the server end this thread's connection; PostgreSQL, MySQL and MariaDB."""
     from django.db import connection
 
+    statements = {"postgresql": "SELECT pg_terminate_backend(pg_backend_pid())", "mysql": "KILL CONNECTION_ID()"}
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        cursor.execute(statements[connection.vendor])
 
 
 def cut_at_commit(*, commits: bool) -> None:
@@ -699,9 +707,11 @@ def cut_at(how: str) -> None:
         except Error as error:
             raise Glitch("wrapped") from error
     elif how == "idle":
+        # MariaDB counts whole seconds.
+        setting, seconds = IDLE_TIMEOUTS[connection.vendor]
         with connection.cursor() as cursor:
-            cursor.execute("SET idle_in_transaction_session_timeout = '50ms'")
-        time.sleep(0.3)
+            cursor.execute(f"SET {setting}")
+        time.sleep(seconds)
     elif how == "closed":
         connection.close()
         count()

@@ -28,13 +28,15 @@ from .workers import history, run_workers, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+on_a_server = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server that ends a connection")
 on_postgresql = pytest.mark.skipif(
-    connection.vendor != "postgresql", reason="only PostgreSQL lets a test end a connection from the server's side"
+    connection.vendor != "postgresql", reason="the test names functions, codes or texts of PostgreSQL"
 )
+on_mysql = pytest.mark.skipif(connection.vendor != "mysql", reason="the test names numbers of MySQL and MariaDB")
 # "closed" closes the connection on this side, so it is a cut on every database.
 WAYS = [
     "closed",
-    *(pytest.param(how, marks=on_postgresql) for how in ("statement", "swallowed", "wrapped", "idle", "at commit")),
+    *(pytest.param(how, marks=on_a_server) for how in ("statement", "swallowed", "wrapped", "idle", "at commit")),
 ]
 
 
@@ -106,7 +108,7 @@ def test_error_of_the_idle_timeout_is_the_servers(history_path: Path) -> None:
     assert f"task {result.id} tests.tasks.is_cut: its database connection was cut" in log
 
 
-@on_postgresql
+@on_a_server
 @pytest.mark.parametrize("name", ["is_cut", "is_cut_in_block"])
 def test_commit_whose_answer_was_lost_with_the_connection_counts(name: str, history_path: Path) -> None:
     """The row was written in the same transaction, so it tells."""
@@ -129,7 +131,7 @@ def test_cuts_are_counted_anew_after_a_run_that_finished(history_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "how", [way for way in WAYS if way == "closed"] + [pytest.param("statement", marks=on_postgresql)]
+    "how", [way for way in WAYS if way == "closed"] + [pytest.param("statement", marks=on_a_server)]
 )
 def test_run_may_complete_after_a_block_that_was_cut(how: str) -> None:
     """The second block has a connection of its own, and is the outcome."""
@@ -140,7 +142,7 @@ def test_run_may_complete_after_a_block_that_was_cut(how: str) -> None:
     assert counted() == 1
 
 
-@on_postgresql
+@on_a_server
 def test_plain_task_that_is_cut_fails_with_its_own_error() -> None:
     """What it wrote before may be there, so nobody may repeat it unasked. The slot and the reporter go on."""
     failing, following = tasks.is_cut_outside.enqueue("statement"), tasks.add.enqueue(1)
@@ -212,6 +214,25 @@ def test_codes_of_postgresql_that_are_cuts(sql: str, expected: bool) -> None:
     """A code that ends sessions counts even when a connection pool hides that the server's session is gone."""
     error, used = raised(lambda: execute(sql))
     assert is_cut(error, connection, used) is expected
+
+
+@on_mysql
+@pytest.mark.parametrize(
+    ("number", "expected"), [(1053, True), (1927, True), (4031, True), (1205, False), (1213, False)]
+)
+def test_numbers_of_mysql_that_are_cuts(number: int, expected: bool) -> None:
+    """A number that ends sessions counts even when a proxy hides that the server's session is gone."""
+    raises = f"BEGIN NOT ATOMIC SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = {number}, MESSAGE_TEXT = 'x'; END"
+    error, used = raised(lambda: execute(raises))
+    assert is_cut(error, connection, used) is expected
+
+
+@on_mysql
+def test_connection_that_was_killed_is_a_cut() -> None:
+    """The server says 1927 to the statement that kills its own connection."""
+    error, used = raised(tasks.cut_connection)
+    assert error.args[0] in (1317, 1927, 2013)
+    assert is_cut(error, connection, used)
 
 
 class Hostile(Exception):

@@ -15,7 +15,8 @@ from .running import Run, count_crash, undo_attempt
 # Each run of such a body is cut, so the text says where to look.
 REMEDY = (
     "If this happens in each run, the transaction may be idle for longer than the server's "
-    "idle_in_transaction_session_timeout: keep it short, with complete_on_commit() for the last part of the task"
+    "idle_in_transaction_session_timeout (on MariaDB idle_transaction_timeout): keep it short, "
+    "with complete_on_commit() for the last part of the task"
 )
 
 

@@ -15,6 +15,8 @@ from ...guard import is_a
 
 # SQLSTATEs with which a server ends a session: connection failures, shutdown, and the two idle timeouts.
 CUTTING_SQLSTATES = ("08", "57P0", "25P03", "25P04")
+# Numbers with which MySQL, MariaDB and their driver do: shutdown, KILL (1927), a lost connection, the idle timeouts.
+CUTTING_NUMBERS = {1053, 1927, 2006, 2013, 2055, 4031}
 # Not the attributes of the exception, which a class of the project may have replaced.
 _cause_of = BaseException.__dict__["__cause__"].__get__
 _context_of = BaseException.__dict__["__context__"].__get__
@@ -56,4 +58,7 @@ def _database_errors(error: BaseException) -> list[BaseException]:
 def _ends_session(error: BaseException) -> bool:
     original: Any = _cause_of(error)
     code = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
-    return isinstance(code, str) and code.startswith(CUTTING_SQLSTATES)
+    if isinstance(code, str):
+        return code.startswith(CUTTING_SQLSTATES)
+    number = original.args[0] if is_a(original, Exception) and original.args else None
+    return type(number) is int and number in CUTTING_NUMBERS
