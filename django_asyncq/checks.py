@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 from django.conf import settings as django_settings
 from django.core import checks
 
-from . import compat, conf
+from . import compat, conf, registry
 from .broker import clients
 from .definitions import retention_policy
+from .definitions.timing import Cron, describe, fires_on_either_day
+from .guard import attempt
 from .lifecycle import signatures
+from .scheduling.scheduler import declared_schedules
 from .storage.pooling import small_pools
 
 Message = checks.CheckMessage
@@ -273,3 +276,25 @@ def check_time_zones(app_configs: Any = None, **kwargs: Any) -> Iterator[Message
             hint="Set USE_TZ = True, Django's default. Tasks without a schedule work either way.",
             id="asyncq.W015",
         )
+
+
+@checks.register
+def check_declared_schedules(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Say which declared schedules fire on either of two days, since many read their expression as both."""
+    _, error = attempt(registry.load_task_modules)
+    if error is not None:
+        yield checks.Warning(
+            f"The tasks of the installed apps cannot be imported: {type(error).__name__}: {error}",
+            hint="Correct the module; no worker starts before.",
+            id="asyncq.W031",
+        )
+    for name, (_, declaration) in declared_schedules():
+        timing = Cron(declaration.cron, declaration.zone) if declaration.cron else None
+        if timing is not None and fires_on_either_day(timing):
+            yield checks.Info(
+                f"The schedule {name!r}, cron({declaration.cron!r}), fires on each day that matches the day of month "
+                f"or the day of week; one is enough: {describe(timing)}.",
+                hint="To silence this, add 'asyncq.I030' to SILENCED_SYSTEM_CHECKS. For days that match both, give the "
+                "schedule one of the two, and look for the other in the task.",
+                id="asyncq.I030",
+            )

@@ -18,6 +18,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from .definitions.database_now import DatabaseNow
+from .definitions.exact_text import ExactCharField
 from .definitions.names import check_gate_name, lowest_uuid7_at, uuid7
 from .definitions.partial_indexes import PartialIndex, UniqueUnlessNull
 from .definitions.stored_json import StoredJSONEncoder
@@ -117,9 +118,9 @@ class TaskRecord(models.Model):
     """
 
     id = models.UUIDField(_("id"), primary_key=True, default=uuid7, editable=False)
-    name = models.CharField(_("task"), max_length=200)
-    backend = models.CharField(_("backend"), max_length=64, default="default", db_default="default")
-    queue_name = models.CharField(_("queue"), max_length=64, default="default", db_default="default")
+    name = ExactCharField(_("task"), max_length=200)
+    backend = ExactCharField(_("backend"), max_length=64, default="default", db_default="default")
+    queue_name = ExactCharField(_("queue"), max_length=64, default="default", db_default="default")
     state = models.SmallIntegerField(
         _("state"), choices=TaskState, default=TaskState.QUEUED, db_default=TaskState.QUEUED.value
     )
@@ -144,13 +145,13 @@ class TaskRecord(models.Model):
     fence = models.BigIntegerField(_("fence"), default=0, db_default=0)
     timeout_seconds = models.FloatField(_("timeout in seconds"), null=True, blank=True)
     soft_timeout_seconds = models.FloatField(_("soft timeout in seconds"), null=True, blank=True)
-    gate = models.CharField(_("gate"), max_length=200, blank=True, default="", db_default="")
+    gate = ExactCharField(_("gate"), max_length=200, blank=True, default="", db_default="")
     queue_limit = models.IntegerField(_("gate limit set by the task"), null=True, blank=True)
     expected_seconds = models.FloatField(_("expected seconds"), null=True, blank=True)
     # A digest, because MySQL ignores case in unique columns.
     unique_slot = models.CharField(_("unique slot"), max_length=64, null=True, blank=True)  # noqa: DJ001 - see its index
     unique_until = models.DateTimeField(_("unique until"), null=True, blank=True)
-    group = models.CharField(_("group"), max_length=200, blank=True, default="", db_default="")
+    group = ExactCharField(_("group"), max_length=200, blank=True, default="", db_default="")
     # No foreign keys between tasks: a row may be pruned before those that name it.
     parent_id = models.UUIDField(_("enqueued by"), null=True, blank=True)
     after_id = models.UUIDField(_("runs after the task"), null=True, blank=True)
@@ -166,7 +167,7 @@ class TaskRecord(models.Model):
     return_value = models.JSONField(_("return value"), encoder=StoredJSONEncoder, null=True, blank=True, default=None)
     progress = models.JSONField(_("progress"), encoder=StoredJSONEncoder, null=True, blank=True, default=None)
     errors = models.JSONField(_("errors"), default=list, db_default=[], blank=True)
-    last_exception = models.CharField(_("last error"), max_length=200, blank=True, default="", db_default="")
+    last_exception = ExactCharField(_("last error"), max_length=200, blank=True, default="", db_default="")
     worker_ids = models.JSONField(_("workers"), default=list, db_default=[], blank=True)
     enqueued_at = models.DateTimeField(_("enqueued at"), default=timezone.now, db_default=DatabaseNow())
     started_at = models.DateTimeField(_("started at"), null=True, blank=True)
@@ -233,7 +234,7 @@ class Gate(models.Model):
     # Names the row had before its last save. Their cached limits are dropped too.
     former_names: frozenset[str] | set[str] = frozenset()
 
-    name = models.CharField(_("name"), max_length=200)
+    name = ExactCharField(_("name"), max_length=200)
     limit = models.IntegerField(_("limit"), help_text=_("Maximum tasks queued or running; 0 or less means no limit."))
     expected_seconds = models.FloatField(
         _("expected seconds"),
@@ -299,8 +300,8 @@ class Schedule(models.Model):
 
     # asynq's tools show it as the id of the scheduler entry.
     id = models.UUIDField(_("id"), primary_key=True, default=uuid.uuid4, editable=False)
-    name = models.CharField(_("name"), max_length=200)
-    task = models.CharField(_("task"), max_length=200)
+    name = ExactCharField(_("name"), max_length=200)
+    task = ExactCharField(_("task"), max_length=200)
     args = models.JSONField(_("positional arguments"), encoder=StoredJSONEncoder, default=list, blank=True)
     kwargs = models.JSONField(_("keyword arguments"), encoder=StoredJSONEncoder, default=dict, blank=True)
     cron = models.CharField(_("cron expression"), max_length=200, blank=True, default="")
@@ -402,7 +403,7 @@ class StartupRun(models.Model):
     finished_at: None while it runs, and when its process died. term: fencing token of its lock.
     """
 
-    name = models.CharField(_("name"), max_length=200, db_index=True)
+    name = ExactCharField(_("name"), max_length=200, db_index=True)
     holder = models.CharField(_("lock holder"), max_length=200)
     term = models.BigIntegerField(_("fencing token"))
     begun_at = models.DateTimeField(_("started at"))
@@ -424,7 +425,7 @@ class LockTerm(models.Model):
     number: the fencing token. It rises with each new holder, so a write of an older holder can be refused.
     """
 
-    name = models.CharField(_("name"), max_length=200, primary_key=True)
+    name = ExactCharField(_("name"), max_length=200, primary_key=True)
     number = models.BigIntegerField(_("fencing token"), default=0)
     holder = models.CharField(_("lock holder"), max_length=200, default="")
     begun_at = models.DateTimeField(_("started at"), default=timezone.now)

@@ -296,6 +296,8 @@ def test_viewer_sees_masked_values_and_no_buttons(client_of: Any) -> None:
         ({"cron": "61 * * * *"}, "cron", "minute '61' is wrong"),
         ({"cron": "every day"}, "cron", "fields instead of five"),
         ({"cron": "0 0 30 2 *"}, "cron", "never fires"),
+        ({"cron": "*/90 * * * *"}, "cron", "the step 90 is longer than the field, which has 60 values"),
+        ({"kwargs": '{"to": "x", "deep": [{"a": 1, "b": 2, "a": 3}]}'}, "kwargs", "The key “a” occurs twice"),
         ({"cron": ""}, "cron", "Enter a cron expression here or an interval below."),
         ({"interval_seconds": "60"}, "interval_seconds", "not both"),
         ({"cron": "", "interval_seconds": "0"}, "interval_seconds", "greater than or equal to 1"),
@@ -384,6 +386,18 @@ def test_form_without_schedulable_tasks_explains_how_to_declare_one(
     monkeypatch.setattr(code.registry, "schedulable_names", list)
     page = unescape(boss.get(LIST + "add/").content.decode())
     assert "No task can be scheduled here yet. Declare one with @task(schedulable=True) in a tasks.py" in page
+
+
+def test_two_fields_for_days_are_explained_on_the_page_of_the_schedule(boss: Client) -> None:
+    """In the description and in a line of its own; a schedule for which both must match has no such line."""
+    either, both = make("either", cron="0 0 13 * 5"), make("both", cron="0 0 */2 * 5")
+    one_is_enough = "each day that matches the day of month or the day of week; one is enough"
+    page = unescape(boss.get(page_of(either)).content.decode())
+    assert "At 00:00 on the 13th day of month or on Friday" in page
+    assert one_is_enough in page
+    assert one_is_enough not in unescape(boss.get(page_of(both)).content.decode())
+    listed = unescape(boss.get(LIST).content.decode())
+    assert "At 00:00 on the 13th day of month or on Friday" in listed
 
 
 def test_each_policy_is_explained(boss: Client) -> None:

@@ -138,6 +138,23 @@ def person(browser: Chrome, live_server: Any) -> Person:
     return person
 
 
+def test_person_reads_what_two_fields_for_days_mean(person: Person) -> None:
+    """Before the schedule is saved at the field, afterwards on its page; a step that has no effect is refused."""
+    person.open("schedule/add/")
+    assert "0 0 13 * 5 means every 13th and every Friday" in person.one("#id_cron_helptext").text
+    person.type("name", "Thirteenth or Friday")
+    person.choose("task", "tests.tasks.tidy")
+    person.type("cron", "*/90 * * * *")
+    assert "the step 90 is longer than the field, which has 60 values" in person.refused()["cron"]
+    person.type("cron", "0 0 13 * 5")
+    person.press("[name=_save]")
+    page = person.one(".asyncq-schedule").text
+    assert "At 00:00 on the 13th day of month or on Friday" in page
+    assert "each day that matches the day of month or the day of week; one is enough" in page
+    days = [each.text[:14] for each in person.all(NEXT)]
+    assert len(days) == 10 and all(day.startswith("Fri ") or day.endswith("-13") for day in days)
+
+
 def test_person_makes_runs_disables_and_enables_a_schedule(person: Person) -> None:
     """A valid schedule is saved, its page shows the next occurrences, and each button shows a message."""
     person.open("schedule/add/")

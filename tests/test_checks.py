@@ -12,8 +12,10 @@ from django.core import checks
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from django_asyncq import conf
+from django_asyncq import conf, cron, every, registry, task
 from django_asyncq.checks import RULES, check_pools, check_tenants
+
+from . import tasks
 
 # Django's own checks of JSON fields query the database.
 pytestmark = pytest.mark.django_db
@@ -178,3 +180,26 @@ def test_runworkers_refuses_bad_options(option: list[str], says: str) -> None:
     """The error message names the problem."""
     with pytest.raises(CommandError, match=says):
         call_command("runworkers", *option)
+
+
+def test_a_declared_schedule_with_two_fields_for_days_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The information says in words when it fires. Any other schedule gives none."""
+    monkeypatch.setattr(registry, "_registry", {})
+    schedules = (cron("0 0 13 * 5", name="either"), cron("0 0 */2 * 5", name="both"), every(hours=1, name="hourly"))
+    task(schedule=schedules)(tasks.tidy.func)
+    (found,) = [message for message in checks.run_checks() if message.id == "asyncq.I030"]
+    assert found.level == checks.INFO
+    assert "'either', cron('0 0 13 * 5')" in found.msg
+    assert "on the 13th day of month or on Friday" in found.msg
+    assert ids() == ["asyncq.I030"]
+
+
+def test_a_module_of_tasks_that_cannot_be_imported_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a warning: a web process may do without its tasks, a worker may not."""
+
+    def fails() -> None:
+        raise ImportError("No module named 'renderer'")
+
+    monkeypatch.setattr(registry, "load_task_modules", fails)
+    (found,) = [message for message in checks.run_checks() if message.id == "asyncq.W031"]
+    assert "ImportError: No module named 'renderer'" in found.msg

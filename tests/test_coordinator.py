@@ -7,6 +7,7 @@ import gc
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,12 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from asgiref.sync import sync_to_async
+from django.conf import settings as django_settings
 from django.db import connections
 from django.utils import timezone
 from redis.backoff import NoBackoff
@@ -33,7 +36,7 @@ from django_asyncq.clocks import steady_seconds
 from django_asyncq.exceptions import BrokerUnavailable, InvalidOption, LockLost
 from django_asyncq.leadership import fencing, lock_files, owner
 from django_asyncq.leadership.coordinator import StartupTaskCoordinator
-from django_asyncq.leadership.hold import key_of
+from django_asyncq.leadership.hold import environment_scope, key_of
 from django_asyncq.leadership.owner import Owner
 from django_asyncq.models import StartupRun
 from django_asyncq.testing import EmbeddedRedis
@@ -211,9 +214,14 @@ def no_redis() -> Iterator[str]:
         yield f"redis://127.0.0.1:{taken.getsockname()[1]}/0"
 
 
+def folder_of(path: Path) -> lock_files.LockFolder:
+    """A folder of lock files, as a coordinator of the suite's Redis uses it."""
+    return lock_files.LockFolder(path, environment_scope)
+
+
 def lock_path(folder: Path, name: str) -> Path:
     """The file of a lock."""
-    return folder / lock_files.file_name(name)
+    return folder / lock_files.file_name(name, environment_scope())
 
 
 def open_lock_files(folder: Path) -> int:
@@ -716,7 +724,7 @@ def test_published_trust_exists_while_it_is_renewed(name: str, tmp_path: Path, r
     holder = StartupTaskCoordinator(None, tmp_path, single_instance=True)
     assert holder.acquire(name, TTL)
     assert holder.renew(name)
-    folder = lock_files.LockFolder(tmp_path)
+    folder = folder_of(tmp_path)
     found: set[float] = set()
     seen_enough = threading.Event()
 
@@ -764,10 +772,10 @@ def test_the_file_is_unlocked_however_a_hold_is_lost(redis_client: redis.Redis, 
         redis_client.delete(key)
         assert holder.acquire(name, TTL)
         with pytest.raises(BlockingIOError):
-            lock_files.LockFolder(tmp_path).lock(name, holder.owner)
+            folder_of(tmp_path).lock(name, holder.owner)
         end()
         assert not holder.is_held(name)
-        lock_files.LockFolder(tmp_path).lock(name, holder.owner).unlock()
+        folder_of(tmp_path).lock(name, holder.owner).unlock()
     assert open_lock_files(tmp_path) == before
 
 
@@ -872,7 +880,7 @@ def test_a_lock_can_be_acquired_again_when_another_has_signed_the_file(
     assert holder.tick() == [name]
     redis_proxy.come_back()
     stranger = Owner.of_this_process()
-    lock_files.LockFolder(tmp_path).lock(name, stranger).unlock()
+    folder_of(tmp_path).lock(name, stranger).unlock()
     assert holder.acquire(name, TTL)
     mine = Owner.read(value_of(redis_client, name))
     assert mine is not None and mine.written == str(lock_path(tmp_path, name).stat().st_ctime_ns)
@@ -1088,7 +1096,7 @@ def test_accepted_terms_never_decrease_with_the_fence_and_do_without(
             write_fenced(older, name, "older")
         assert (caught.value.name, caught.value.term) == (name, 1)
         assert not older.is_held(name), "given up"
-        lock_files.LockFolder(tmp_path / "a").lock(name, older.owner).unlock()
+        folder_of(tmp_path / "a").lock(name, older.owner).unlock()
         assert newer.renew(name)
     else:
         write_fenced(older, name, "older")
@@ -1447,6 +1455,72 @@ def test_never_switches_from_redis_to_files_or_back(
     assert len(list((tmp_path / "second").glob("*.lock"))) == 2
 
 
+# --- environments in one folder
+
+
+def in_environment(settings: Any, location: str, prefix: str) -> Any:
+    """Switch to the settings of an environment."""
+    settings.ASYNCQ = {**django_settings.ASYNCQ, "KEY_PREFIX": prefix}
+    settings.CACHES = {"default": {**django_settings.CACHES["default"], "LOCATION": location}}
+
+
+@pytest.mark.parametrize("is_reachable", [True, False])
+def test_environments_with_different_redis_or_prefix_share_a_folder(
+    url: str, own_redis: EmbeddedRedis, name: str, settings: Any, tmp_path: Path, no_redis: str, is_reachable: bool
+) -> None:
+    """Each has a leader of its own. A password in the address makes no difference, so it may be changed."""
+    first, second = (url, own_redis.url) if is_reachable else (no_redis, no_redis.replace("/0", "/1"))
+    holders = []
+    for location, prefix in ((first, "blue"), (second, "blue"), (first, "green")):
+        in_environment(settings, location, prefix)
+        # In Redis, the name of a lock begins with the prefix.
+        holders.append(StartupTaskCoordinator(None, tmp_path, single_instance=True))
+        assert holders[-1].acquire(f"{name}.{prefix}", TTL), (location, prefix)
+        rival = StartupTaskCoordinator(None, tmp_path, single_instance=True)
+        assert not rival.acquire(f"{name}.{prefix}", TTL)
+        assert rival.holder(f"{name}.{prefix}").token == holders[-1].owner.token
+    in_environment(settings, first.replace("://", "://:changed@"), "blue")
+    assert folder_of(tmp_path).signer(f"{name}.blue").token == holders[0].owner.token
+    assert len(list(tmp_path.glob("*.lock"))) == 3
+    assert not [path for path in tmp_path.iterdir() if "changed" in path.name or "127" in path.name]
+
+
+def test_wrong_password_chooses_neither_redis_nor_files(
+    own_redis: EmbeddedRedis, name: str, connect: Callable[[str], redis.Redis], tmp_path: Path, caplog: Any
+) -> None:
+    """Nothing is acquired, the reason is logged once, and Redis is used when the password is right again."""
+    admin = connect(own_redis.url)
+    admin.config_set("requirepass", "right")
+    coordinator = StartupTaskCoordinator(connect(own_redis.url), tmp_path, single_instance=True)
+    for _ in range(3):
+        assert not coordinator.acquire(name, TTL)
+    assert coordinator.uses_files is None
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "Authentication required" in line and "user name and password in" in line
+    admin.config_set("requirepass", "")
+    assert coordinator.acquire(name, TTL) and coordinator.uses_files is False
+
+
+@pytest.mark.parametrize("single_instance", [True, False])
+def test_who_holds_a_lock_is_known_after_a_refusal(
+    url: str, name: str, contender: Callable[..., Contender], single_instance: bool, tmp_path: Path
+) -> None:
+    """Host and pid, and since when where there is a file; before the first `acquire` nothing is known."""
+    begun_at = timezone.now() - timedelta(seconds=1)
+    process = contender(url=url, lock_dir=str(tmp_path), single_instance=single_instance)
+    mine = StartupTaskCoordinator(None, tmp_path, single_instance=single_instance)
+    assert process.ask("acquire", name, TTL) and mine.holder(name) is None
+    assert not mine.acquire(name, TTL)
+    found = mine.holder(name)
+    assert found is not None and str(found) == f"{socket.gethostname()}:{process.pid}"
+    if single_instance:
+        assert found.since is not None and begun_at < found.since <= timezone.now()
+    else:
+        assert found.since is None
+    process.ask("release", name)
+    assert mine.acquire(name, TTL) and mine.holder(name) == mine.owner
+
+
 # --- forks
 
 
@@ -1624,10 +1698,10 @@ def test_every_lock_name_has_its_own_file() -> None:
         "a\x00b",
         "a\nb",
     ]
-    found = [lock_files.file_name(name) for name in names]
+    found = [lock_files.file_name(name, "redis asynq") for name in names]
     assert len(set(found)) == len(names)
     assert all("/" not in file and "\x00" not in file and len(file) < 150 for file in found)
-    assert found[0] == "maintenance.lock"
+    assert re.fullmatch(r"maintenance-[0-9a-f]{16}\.lock", found[0])
 
 
 def test_neither_redis_nor_a_usable_folder_is_an_error(

@@ -32,9 +32,13 @@ OTHERS_SETTINGS = {
     "ASYNCQ_CRASH",
     "ASYNCQ_CRASH_MARK",
     "ASYNCQ_TEST_REDIS_URL",
+    "CONNECTION_POOL_KWARGS",
     "CONN_HEALTH_CHECKS",
     "CONN_MAX_AGE",
     "DATABASE_URL",
+    "DISABLE_SERVER_SIDE_CURSORS",
+    "SHARED_APPS",
+    "TENANT_APPS",
 }
 ALL_PAGES = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 

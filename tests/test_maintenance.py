@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -284,6 +285,34 @@ def test_a_startup_task_is_killed_at_shutdown_and_does_not_count(
         assert running.stop() == 0
     run = StartupRun.objects.get(name="hangs")
     assert run.finished_at is None
+
+
+@pytest.mark.parametrize("is_single", [True, False])
+def test_each_process_logs_once_who_leads_and_when_that_changes(
+    caplog: pytest.LogCaptureFixture, is_single: bool
+) -> None:
+    """Rounds in which nothing changes log nothing; the first, and the one after the leader has stopped, do."""
+    caplog.set_level(logging.INFO, logger="django_asyncq.maintenance.service")
+    first, second = (service.MaintenanceService([], single_instance=is_single) for _ in range(2))
+
+    def lines_of(seeker: service.MaintenanceService) -> list[str]:
+        caplog.clear()
+        for _ in range(3):
+            seeker.seek_leadership()
+        return [record.getMessage() for record in caplog.records]
+
+    leads = ["leadership acquired: this process leads, and runs schedules, repairs and pruning"]
+    assert lines_of(first) == leads
+    (line,) = lines_of(second)
+    since = r" since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC" if is_single else ""
+    assert re.fullmatch(rf"leadership: led by {re.escape(str(first.coordinator.owner))}{since}; .* stops", line)
+    assert lines_of(second) == [] and lines_of(first) == []
+    first.coordinator.release(first.lock_name)
+    assert lines_of(second) == leads
+    assert len(lines_of(first)) == 1
+    second.coordinator.release(second.lock_name)
+    assert lines_of(first) == leads and len(lines_of(second)) == 1
+    first.coordinator.release(first.lock_name)
 
 
 def test_a_loop_logs_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:

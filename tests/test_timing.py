@@ -343,6 +343,28 @@ def test_an_interval_starts_at_starts_at_or_one_step_after_its_anchor() -> None:
         ("*\n* * * *", "has no meaning"),
         ("٣ * * * *", "has no meaning"),
         ("* " * 101, "at most 200 characters"),
+        (
+            "*/90 * * * *",
+            "minute '\\*/90' is wrong: the step 90 is longer than the field, which has 60 values",
+        ),
+        ("*/61 * * * *", "the step 61 is longer than the field"),
+        ("0,*/70 * * * *", "the step 70 is longer than the field"),
+        ("5/90 * * * *", "the step 90 is longer than the field"),
+        ("0 */25 * * *", "hour '\\*/25' is wrong: the step 25 is longer than the field, which has 24 values.*interval"),
+        ("0 0 */32 * *", "day of month '\\*/32' is wrong: .*31 values; give a shorter one, or no step$"),
+        ("0 0 1 */13 *", "month '\\*/13' is wrong: .*12 values"),
+        ("0 0 * * */8", "day of week '\\*/8' is wrong: .*7 days"),
+        (f"*/{'9' * 150} * * * *", "longer than the field"),
+        ("10-20/30 * * * *", "the step 30 takes only the first value of its range"),
+        ("10-20/11 * * * *", "the step 11 takes only the first value of its range"),
+        ("5-5/1 * * * *", "the step 1 takes only the first value of its range"),
+        ("10-20/60 * * * *", "the step 60 takes only the first value of its range"),
+        ("50/30 * * * *", "the step 30 takes only the first value of its range"),
+        ("0 0 1 JAN-MAR/3 *", "the step 3 takes only the first value of its range"),
+        ("0 0 * * MON-FRI/5", "the step 5 takes only the first value of its range"),
+        ("0 0 * * 6/2", "the step 2 takes only the first value of its range"),
+        ("0 0 L/5 * *", "a step has no meaning after L"),
+        ("0 0 lw/2 * *", "a step has no meaning after lw"),
         ("0 0 31 2 *", "never fires.*give days that exist"),
         ("0 0 30 2 *", "never fires"),
         ("0 0 31 4,6,9,11 *", "never fires"),
@@ -420,6 +442,76 @@ def test_aliases_stand_for_expressions(alias: str, expression: str) -> None:
     named, written = Cron(alias, "UTC"), Cron(expression, "UTC")
     assert list(islice(named.occurrences(NOW), 5)) == list(islice(written.occurrences(NOW), 5))
     assert describe(named) == describe(written)
+
+
+@pytest.mark.parametrize(
+    ("expression", "first", "second"),
+    [
+        ("*/60 * * * *", "2026-11-20T17:00", "2026-11-20T18:00"),
+        ("5/60 * * * *", "2026-11-20T16:05", "2026-11-20T17:05"),
+        ("0 */24 * * *", "2026-11-21T00:00", "2026-11-22T00:00"),
+        ("0 0 1 */12 *", "2027-01-01T00:00", "2028-01-01T00:00"),
+        ("0 0 * * */7", "2026-11-22T00:00", "2026-11-29T00:00"),
+        ("10-20/10 * * * *", "2026-11-20T16:10", "2026-11-20T16:20"),
+    ],
+)
+def test_a_step_up_to_its_field_does_what_it_says(expression: str, first: str, second: str) -> None:
+    """The longest takes the same value each time."""
+    noted = islice(Cron(expression, "UTC").occurrences(utc("2026-11-20T16:00")), 2)
+    assert list(noted) == [utc(first), utc(second)]
+
+
+steps = st.builds(
+    "{}/{}".format,
+    st.sampled_from(["*", "0", "7", "59", "0-10", "50-59", "3-3"]),
+    st.integers(1, 130),
+)
+
+
+@given(steps)
+def test_an_accepted_step_takes_a_second_value_or_is_as_long_as_its_field(step: str) -> None:
+    """The kind: no step is accepted and then without effect."""
+    try:
+        cron = Cron(f"{step} * * * *", "UTC")
+    except InvalidTiming as error:
+        assert "step" in str(error)
+        assert len(numbers(step if "-" in step or "*" in step else step.replace("/", "-59/"), 0, 59)) == 1
+        return
+    length = int(step.partition("/")[2])
+    found = list(islice(cron.occurrences(NOW), 3))
+    assert {moment.minute for moment in found} != {found[0].minute} or length in (1, 60)
+
+
+@pytest.mark.parametrize(
+    ("expression", "words", "is_either"),
+    [
+        ("0 0 13 * 5", "At 00:00 on the 13th day of month or on Friday", True),
+        ("0 0 1,15 * 5,6", "At 00:00 on the first and the 15th day of month or on Friday and Saturday", True),
+        ("0 0 L 2 SUN", "At 00:00 on the last day of the month or on Sunday in February", True),
+        ("0 0 13 * 1#2", "At 00:00 on the 13th day of month or on the second Monday of the month", True),
+        ("0 0 1-31 * 5", "At 00:00 every day", True),
+        ("0 0 13 * 1-7", "At 00:00 every day", True),
+        ("0 0 13 3 0-6", "At 00:00 every day in March", True),
+        ("0 0 */2 * 5", "At 00:00 on every second day of month if it's on Friday", False),
+        ("0 0 13 * */2", "At 00:00 on the 13th day of month if it's on every second day of week", False),
+        ("0 0 13 * *", "At 00:00 on the 13th day of every month", False),
+    ],
+)
+def test_two_fields_for_days_are_described_as_what_they_do(expression: str, words: str, is_either: bool) -> None:
+    """One of the two is enough, unless one begins with a star; the occurrences agree with the words."""
+    cron = Cron(expression, "UTC")
+    assert (describe(cron), timing.fires_on_either_day(cron)) == (words, is_either)
+    _, _, day, month, weekday = expression.split()
+    days = {one.date() for one in islice(cron.occurrences(NOW), 200)}
+    last = max(days)
+    of_day = {one.date() for one in Cron(f"0 0 {day} {month} *", "UTC").latest(NOW, utc(f"{last}T12:00"), 10_000)}
+    of_week = {one.date() for one in Cron(f"0 0 * {month} {weekday}", "UTC").latest(NOW, utc(f"{last}T12:00"), 10_000)}
+    assert days == (of_day | of_week if is_either else of_day & of_week)
+
+
+def test_an_interval_has_no_days() -> None:
+    """So it has no two fields for them."""
+    assert not timing.fires_on_either_day(Interval(60, NOW))
 
 
 def test_rare_expressions_fire() -> None:

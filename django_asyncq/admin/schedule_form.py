@@ -40,6 +40,7 @@ HELP = {
     "name": gettext_lazy("Shown in the list and in the log."),
     "cron": gettext_lazy(
         "Minute, hour, day of month, month, day of week: 30 2 * * 1-5 means 02:30 from Monday to Friday. "
+        "If day of month and day of week are both given, one is enough: 0 0 13 * 5 means every 13th and every Friday. "
         "Leave empty to use an interval."
     ),
     "interval_seconds": gettext_lazy(
@@ -68,12 +69,31 @@ HELP = {
 }
 
 
+class RepeatedKey(ValueError):
+    """An object of JSON has a key twice, of which Python would keep the last value without a word."""
+
+
+class StrictDecoder(json.JSONDecoder):
+    """Refuse an object that has a key twice."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(object_pairs_hook=self._object, **options)
+
+    @staticmethod
+    def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            raise RepeatedKey(next(key for key in keys if keys.count(key) > 1))
+        return found
+
+
 class ArgumentsField(forms.JSONField):
     """A JSON field for a list or an object. A syntax error is reported with line and column. kind: list or dict."""
 
     def __init__(self, kind: type, **options: Any) -> None:
         attributes = {"rows": 3, "class": "vLargeTextField asyncq-json", "dir": "ltr", "spellcheck": "false"}
-        super().__init__(required=False, widget=forms.Textarea(attributes), **options)
+        super().__init__(required=False, widget=forms.Textarea(attributes), decoder=StrictDecoder, **options)
         self.kind = kind
 
     def to_python(self, value: Any) -> Any:
@@ -84,6 +104,9 @@ class ArgumentsField(forms.JSONField):
             found = super().to_python(value)
         except ValidationError as error:
             raise ValidationError(self._syntax_error(value), code="invalid") from error
+        except RepeatedKey as error:
+            text = _("The key “%(key)s” occurs twice in one object; only one value could be kept.")
+            raise ValidationError(text % {"key": error}, code="repeated") from error
         # For too deep nesting, and for numbers of thousands of digits, Python raises no JSONDecodeError.
         except (RecursionError, ValueError) as error:
             raise ValidationError(

@@ -19,7 +19,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..definitions.timing import DstKind, DstNote, Upcoming, describe, preview
+from ..definitions.timing import DstKind, DstNote, Upcoming, describe, fires_on_either_day, preview
 from ..exceptions import InvalidOption
 from ..models import Occurrence, OccurrenceOutcome, Schedule, TaskRecord
 from ..storage.routing import rows_of
@@ -108,6 +108,15 @@ def timing_in_words(row: Schedule) -> str:
         return describe(row.timing)
     except InvalidOption:
         return ""
+
+
+def either_day_words(row: Schedule) -> str:
+    """Say that one of the two fields for days is enough; "" when both must match, or when the timing is invalid."""
+    try:
+        is_either = fires_on_either_day(row.timing)
+    except InvalidOption:
+        return ""
+    return _("each day that matches the day of month or the day of week; one is enough") if is_either else ""
 
 
 def as_written(row: Schedule) -> str:
@@ -317,6 +326,7 @@ class SchedulePage:
         row = self.row
         listed = [
             (_("Fires"), timing_in_words(row), False),
+            (_("Days"), either_day_words(row), False),
             (_("As written"), f"{as_written(row)} ({row.zone})" if row.cron else as_written(row), True),
             (_("Task"), row.task, True),
             (_("Made in"), origin(row), False),

@@ -221,25 +221,21 @@ def pool_for(found: Client, key: str) -> Any:
     return found.get_redis_connection(found.get_node_from_key(key)).connection_pool
 
 
-def server_identity(found: Client | None) -> str:
-    """Return a text that is the same for all clients of one server and database, without user name and password.
+def server_identity() -> str:
+    """Return a text that is the same in all processes with the settings of one Redis; no user name or password.
 
-    found: a client of the project's own; None for the client of the settings, which is not built for that: Redis may be
-    unreachable.
+    Redis may be unreachable: a client is built only where a factory of the project knows the address, and no cluster's.
+    Raises: ImproperlyConfigured.
     """
     require_valid_settings()
     factory = conf.current().client_factory
-    if found is None and factory in ("", configuration.CLUSTER_FACTORY):
+    if factory in ("", configuration.CLUSTER_FACTORY):
         return configuration.alias_identity()
-    if found is None:
-        try:
-            found = client("worker")
-        except BrokerUnavailable:
-            return factory
-    if not isinstance(found, Redis):
-        return factory or type(found).__qualname__
-    service = getattr(found.connection_pool, "service_name", None)
-    return server_name(found) if service is None else f"{service}/{found.get_connection_kwargs().get('db', 0)}"
+    try:
+        found = client("worker")
+    except BrokerUnavailable:
+        return factory
+    return server_name(found) if isinstance(found, Redis) else factory
 
 
 def server_name(found: Client | None) -> str:

@@ -1,7 +1,8 @@
 """When a schedule fires: cron expressions and intervals, time zones, daylight-saving changes. Reads no rows.
 
-All moments that go in are aware; moments that come out are in UTC. `cronsim` reads the expressions and walks the
-calendar, in wall times without a zone. Wall time is converted to UTC here, by two rules (those of Debian's cron):
+All moments that go in are aware; moments that come out are in UTC. `cron_expression` reads the expressions, and
+`cronsim` walks the calendar, in wall times without a zone. Wall time is converted to UTC here, by two rules (those of
+Debian's cron):
 
 - An expression with fixed times, in which neither minute nor hour begins with `*`, fires once for every wall time it
   names. A time that the clocks skip fires at the moment of the change; of a time that occurs twice, the first counts.
@@ -26,9 +27,10 @@ from itertools import islice, takewhile
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from cronsim import CronSim, CronSimError
+from cronsim import CronSim
 
 from ..exceptions import InvalidOption, InvalidTiming
+from .cron_expression import follows_wall_clock, has_either_day, in_words, read_expression
 from .moments import LATEST_MOMENT, checked_moment, in_utc
 
 SECOND = timedelta(seconds=1)
@@ -39,27 +41,9 @@ CHANGE_PROBE = timedelta(days=3)
 EARLIEST, LATEST = datetime(1, 1, 3, tzinfo=UTC), LATEST_MOMENT
 
 # The limits of the fields of `Schedule`.
-MAX_EXPRESSION_LENGTH = 200
 MAX_ZONE_LENGTH = 64
 MAX_INTERVAL_SECONDS = 2**31 - 1
 
-ALIASES = {
-    "@yearly": "0 0 1 1 *",
-    "@annually": "0 0 1 1 *",
-    "@monthly": "0 0 1 * *",
-    "@weekly": "0 0 * * 0",
-    "@daily": "0 0 * * *",
-    "@midnight": "0 0 * * *",
-    "@hourly": "0 * * * *",
-}
-CRON_FIELDS = [
-    ("minute", "0 to 59"),
-    ("hour", "0 to 23"),
-    ("day of month", "1 to 31, L (the last day), LW (the last weekday)"),
-    ("month", "1 to 12, JAN to DEC"),
-    ("day of week", "0 to 7 (0 and 7: Sunday), SUN to SAT, 5L (the last Friday), 1#2 (the second Monday)"),
-]
-FOREIGN_TO_CRON = re.compile(r"[^A-Za-z0-9*,/#@ -]")
 ZONE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*", re.ASCII)
 # `right` counts leap seconds; `localtime` and `posixrules` are a different zone on every host.
 NO_ZONE = re.compile(r"(right|posix)/.*|localtime|posixrules")
@@ -132,15 +116,15 @@ class Cron(Timing):
     ends_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        _read_expression(self.expression)
+        read_expression(self.expression)
         read_zone(self.zone)
         _check_bounds(self.starts_at, self.ends_at)
 
     def occurrences(self, moment: datetime) -> Iterator[datetime]:
         """See `Timing`. An occurrence is a full minute; the module docstring explains changes of the clocks."""
         begin, end = _limits(moment, self.starts_at, self.ends_at)
-        expression = _read_expression(self.expression)
-        walk = _wall_clock_occurrences if _follows_wall_clock(expression) else _fixed_time_occurrences
+        expression = read_expression(self.expression)
+        walk = _wall_clock_occurrences if follows_wall_clock(expression) else _fixed_time_occurrences
         try:
             yield from takewhile(
                 lambda occurrence: occurrence <= end,
@@ -246,7 +230,7 @@ def preview(timing: Timing, now: datetime, count: int = 10, *, zone: str = "UTC"
 def describe(timing: Timing) -> str:
     """Describe in English when the timing fires, without zone and limits."""
     if isinstance(timing, Cron):
-        return CronSim(_read_expression(timing.expression), datetime(2000, 1, 1)).explain()
+        return in_words(read_expression(timing.expression))
     rest, words = timing.least_step() // SECOND, []
     for name, size in (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
         number, rest = divmod(rest, size)
@@ -255,6 +239,11 @@ def describe(timing: Timing) -> str:
     if len(words) == 1:
         words[0] = words[0].removeprefix("1 ")
     return "Every " + " ".join(words)
+
+
+def fires_on_either_day(timing: Timing) -> bool:
+    """Return whether it fires on days that match the day of month or the day of week, not only on those of both."""
+    return isinstance(timing, Cron) and has_either_day(read_expression(timing.expression))
 
 
 def _limits(moment: datetime, starts_at: datetime | None, ends_at: datetime | None) -> tuple[datetime, datetime]:
@@ -304,62 +293,6 @@ def read_zone(name: str) -> tzinfo:
             f"if the host has no zone data at all, install the package tzdata",
             field="zone",
         ) from error
-
-
-def _wrong_cron(expression: str, trouble: str) -> InvalidTiming:
-    return InvalidTiming(f"cron expression {expression!r}: {trouble}", field="cron")
-
-
-@lru_cache(maxsize=1024)
-def _read_expression(expression: str) -> str:
-    """Return the expression as five fields. Raises: InvalidTiming, naming the field and what is allowed there."""
-    if not isinstance(expression, str) or len(expression) > MAX_EXPRESSION_LENGTH:
-        allowed = f"at most {MAX_EXPRESSION_LENGTH} characters of text"
-        raise InvalidTiming(f"the cron expression is wrong: give {allowed}, such as '30 2 * * *'", field="cron")
-    if foreign := FOREIGN_TO_CRON.search(expression):
-        allowed = "letters, digits, spaces and * , - / # (for ? write *)"
-        raise _wrong_cron(expression, f"{foreign[0]!r} has no meaning; allowed are {allowed}")
-    fields = expression.split()
-    if fields and fields[0].startswith("@"):
-        if len(fields) > 1 or fields[0].lower() not in ALIASES:
-            known = ", ".join(ALIASES)
-            trouble = f"unknown name; the known names are {known}"
-            raise _wrong_cron(expression, f"{trouble}. For 'every …' give an interval instead")
-        return ALIASES[fields[0].lower()]
-    if len(fields) != len(CRON_FIELDS):
-        names = ", ".join(name for name, _ in CRON_FIELDS)
-        trouble = f"{len(fields)} fields instead of five; give {names}, such as '30 2 * * *'"
-        raise _wrong_cron(expression, f"{trouble}. Cron has no field for seconds: give an interval instead")
-    for number, (name, allowed) in enumerate(CRON_FIELDS):
-        alone = ["*"] * number + [fields[number]] + ["*"] * (4 - number)
-        try:
-            CronSim(" ".join(alone), datetime(2000, 1, 1))
-        except CronSimError as error:
-            forms = "* for every one, lists (1,2), ranges (1-5, not 5-1), steps (*/5)"
-            trouble = f"{name} {fields[number]!r} is wrong; allowed are {allowed}; {forms}"
-            raise _wrong_cron(expression, trouble) from error
-    _check_fires(" ".join(fields))
-    return " ".join(fields)
-
-
-def _check_fires(expression: str) -> None:
-    """Refuse an expression without an occurrence in 50 years.
-
-    The longest time between two occurrences is 40 years, for a weekday on 29 February.
-    """
-    cause: CronSimError | None = None
-    try:
-        fires = next(CronSim(expression, datetime(2000, 1, 1)), None) is not None
-    except CronSimError as error:
-        fires, cause = False, error
-    if not fires:
-        trouble = "never fires: no date has such a day of month, month and day of week"
-        raise _wrong_cron(expression, f"{trouble}; give days that exist (L is the last of a month)") from cause
-
-
-def _follows_wall_clock(expression: str) -> bool:
-    minute, hour, *_ = expression.split()
-    return minute.startswith("*") or hour.startswith("*")
 
 
 def _wall(zone: tzinfo, moment: datetime) -> datetime:
@@ -428,10 +361,10 @@ def _skipped_walls(expression: str, zone: tzinfo, moment: datetime) -> tuple[dat
 
 def _note(timing: Cron, zone: tzinfo, before: datetime, occurrence: datetime) -> DstNote | None:
     """Return the note about an occurrence. before: the previous occurrence, or where the preview begins."""
-    expression = _read_expression(timing.expression)
+    expression = read_expression(timing.expression)
     local = occurrence.astimezone(zone)
     is_repeated = local.replace(fold=1 - local.fold).utcoffset() != local.utcoffset()
-    if not _follows_wall_clock(expression):
+    if not follows_wall_clock(expression):
         if walls := _skipped_walls(expression, zone, occurrence):
             return DstNote(DstKind.GAP, walls)
         return DstNote(DstKind.ONCE, (_wall(zone, occurrence),)) if is_repeated else None

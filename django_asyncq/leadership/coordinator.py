@@ -15,7 +15,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from ..broker import clients, scripts
 from ..clocks import steady_seconds
 from ..exceptions import BrokerMisconfigured, BrokerUnavailable, InvalidOption, LockLost
 from ..guard import get_logger
-from .hold import Hold, keep_orphans, key_of, text_of, unlock_orphans
+from .hold import Hold, environment_scope, keep_orphans, key_of, text_of, unlock_orphans
 from .lock_files import LockFile, LockFolder
 from .owner import Owner
 
@@ -52,11 +52,10 @@ class StartupTaskCoordinator:
         clock: Callable[[], float] = steady_seconds,
     ) -> None:
         self._redis_client = redis_client
-        self._folder = LockFolder(lock_dir)
+        self._folder = LockFolder(lock_dir, environment_scope)
         self._single_instance = single_instance
         self._clock = clock
         self.uses_files: bool | None = None  # None until the first acquire has chosen between Redis and files.
-        self._is_unreachable = False
         self._holds: dict[str, Hold] = {}
         self._reset()
         _coordinators.add(self)
@@ -65,12 +64,13 @@ class StartupTaskCoordinator:
     def _reset(self) -> None:
         """Become a new owner that holds no lock."""
         self.owner = Owner.of_this_process()
+        self._holders: dict[str, Owner | None] = {}  # As seen when the lock was last refused.
+        self._is_unreachable = False
         # Lock name → {(inode, token of the former owner): when it signed}, kept until Redis has answered.
         self.evidence: dict[str, dict[tuple[tuple[int, int], str], str]] = {}
         # Without it, a renewal in one thread could restore a hold that another thread is releasing.
         self._guard = threading.RLock()
-        # A second lock, because a renewal must not wait for the database.
-        self._term_guard = threading.RLock()
+        self._term_guard = threading.RLock()  # A second one, because a renewal must not wait for the database.
 
     def _leave_to_parent(self) -> None:
         """Forget, in a forked child, the locks of the parent; files that are closed here stay locked there."""
@@ -85,7 +85,7 @@ class StartupTaskCoordinator:
     def acquire(self, name: str, ttl: float) -> bool:
         """Acquire the lock for `ttl` seconds, or extend it when it is held; return whether it is held now.
 
-        The first call chooses Redis or files. If Redis is unreachable later or refuses this client, none is acquired.
+        The first call chooses Redis or files. If Redis is unreachable later, or refuses this client, nothing is held.
         Raises: BrokerUnavailable when neither Redis nor a lock file can be used; InvalidOption.
         """
         if not name or not math.isfinite(ttl) or ttl < 0.001:
@@ -94,14 +94,14 @@ class StartupTaskCoordinator:
             self._leave_to_parent()  # A fork that did not run Python's fork hooks.
         unlock_orphans()
         with self._guard:
-            file = None
-            is_acquired = False
+            file, is_acquired = None, False
             try:
                 file = self._holds[name].file if self._keep_if_trusted(name) else self._file_for(name)
                 is_acquired = self._acquire_with(name, ttl, file)
             except BlockingIOError:
                 # A live process on this storage has the file. It may be succeeded only when it no longer trusts its
                 # lock, by what it wrote itself: then it was stopped, and Redis alone decides.
+                self._holders[name] = self._folder.signer(name)
                 is_acquired = self._is_overdue(name) and self._acquire_with(name, ttl, None)
             finally:
                 if not is_acquired and not self._drop(name) and file is not None:
@@ -156,6 +156,10 @@ class StartupTaskCoordinator:
         """Return whether the lock may still be trusted; in doubt, False. Never waits for Redis, a file or a thread."""
         hold = self._holds.get(name)
         return hold is not None and os.getpid() == self.owner.pid and self._clock() < hold.trusted_until
+
+    def holder(self, name: str) -> Owner | None:
+        """Return the process that held a lock at the last `acquire`, for people; None when it is not known."""
+        return self.owner if self.is_held(name) else self._holders.get(name)
 
     def tick(self, now: float | None = None) -> list[str]:
         """Renew the locks that are due, at a third of their TTL; return the names of lost locks, each once.
@@ -298,6 +302,7 @@ class StartupTaskCoordinator:
         try:
             is_acquired = self._acquire_in_redis(name, ttl, file)
         except BrokerUnavailable as error:
+            # A password that is corrected later must not leave some processes with files and others with Redis.
             if self.uses_files is None and not isinstance(error, BrokerMisconfigured):
                 return self._fall_back(name, file, error)
             self._note_unreachable(error)
@@ -320,6 +325,7 @@ class StartupTaskCoordinator:
         before, reply = self._run_script(name, value, ttl)
         if text_of(reply[0]) == "taken":
             owner = Owner.read(text_of(reply[1]))
+            self._holders[name] = owner
             if owner is not None and self._is_proved_dead(name, owner, file):
                 logger.info("lock %s: its owner (%s, pid %d) is dead; acquiring it", name, owner.host, owner.pid)
                 before, reply = self._run_script(name, value, ttl, reply[1])
@@ -377,22 +383,13 @@ class StartupTaskCoordinator:
         """
         if not self.uses_files:
             return self._folder.lock_if_usable(name, self.owner) if self._is_single_instance() else None
-        try:
-            return self._folder.lock(name, self.owner)
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            raise self._folder.unusable_error(error) from error
+        return self._folder.lock_as_the_only_store(name, self.owner)
 
     def _fall_back(self, name: str, file: LockFile | None, error: BrokerUnavailable) -> bool:
         """Choose files; if they cannot be used either, choose nothing and hold nothing."""
         if file is None:
-            try:
-                file = self._folder.lock(name, self.owner)
-            except BlockingIOError:
-                pass  # Another process holds this lock; files are chosen all the same.
-            except OSError as unusable:
-                raise self._folder.unusable_error(unusable) from unusable
+            with suppress(BlockingIOError):  # Another process holds this lock; files are chosen all the same.
+                file = self._folder.lock_as_the_only_store(name, self.owner)
         self.uses_files = True
         if file is not None:
             self._hold_file(name, file)

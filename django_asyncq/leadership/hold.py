@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import conf
+from ..broker import clients
 from .lock_files import LockFile
 
 # The last tenth of the TTL is not trusted: a margin for a slow reply and a coarse clock.
@@ -43,6 +44,14 @@ class Hold:
 def key_of(name: str) -> str:
     """Return the key of a lock in Redis."""
     return f"{conf.current().lock_prefix}{name}"
+
+
+def environment_scope() -> str:
+    """Return what tells apart the environments that share a lock folder: their Redis, and their prefix in it.
+
+    Of the settings, also for a coordinator with a client of its own: in doubt, two exclude each other.
+    """
+    return f"{clients.server_identity()} {conf.current().key_prefix}"
 
 
 def text_of(reply: Any) -> str:

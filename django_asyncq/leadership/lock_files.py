@@ -12,6 +12,7 @@ import math
 import os
 import re
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -107,10 +108,16 @@ class LockFile:
 
 
 class LockFolder:
-    """The folder of the lock files, made when it is first needed. given: default the setting, read at the first use."""
+    """The folder of the lock files, made when it is first needed.
 
-    def __init__(self, given: str | Path | None) -> None:
+    given: default the setting. scope_of: returns what tells apart the projects and environments that share the folder.
+    Both are read at the first use.
+    """
+
+    def __init__(self, given: str | Path | None, scope_of: Callable[[], str]) -> None:
         self._given = given
+        self._scope_of = scope_of
+        self._scope: str | None = None
         self._is_unusable = False
 
     @property
@@ -159,6 +166,21 @@ class LockFolder:
         self._is_unusable = False
         return file
 
+    def lock_as_the_only_store(self, name: str, owner: Owner) -> LockFile:
+        """Lock and sign as `lock` does, where the lock can be in Redis no more.
+
+        Raises: BlockingIOError; BrokerUnavailable when the folder cannot be used either.
+        """
+        try:
+            return self.lock(name, owner)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise BrokerUnavailable(
+                f"Redis was unreachable at start, and the lock folder {self.path} cannot be used ({error}): "
+                f"start Redis before the workers, or set TASK_LOCK_DIR to a folder they can write to"
+            ) from error
+
     def trusted_until(self, name: str, asker: Owner) -> float:
         """Return until when the process that has locked a file may trust its lock: seconds since boot; inf in doubt."""
         path = self._file(name)
@@ -170,27 +192,30 @@ class LockFolder:
         except (OSError, ValueError):
             return math.inf
 
-    def unusable_error(self, error: OSError) -> BrokerUnavailable:
-        """Return the error for a lock that can be neither in Redis nor in this folder."""
-        return BrokerUnavailable(
-            f"Redis was unreachable at start, and the lock folder {self.path} cannot be used ({error}): "
-            f"start Redis before the workers, or set TASK_LOCK_DIR to a folder they can write to"
-        )
+    def signer(self, name: str) -> Owner | None:
+        """Return the process that signed the file of a lock last, and when, for people; None if that is unknown."""
+        path = self._file(name)
+        try:
+            found = Owner.read(path.read_text(errors="replace").partition("\n")[0])
+            return None if found is None else found._replace(written=str(path.stat().st_ctime_ns))
+        except OSError:
+            return None
 
     def _file(self, name: str) -> Path:
-        return self.path / file_name(name)
+        if self._scope is None:
+            self._scope = self._scope_of()
+        return self.path / file_name(name, self._scope)
 
 
 def _beside(path: Path) -> Path:
     return path.with_suffix(".until")
 
 
-def file_name(name: str) -> str:
-    """Return a file name for any lock name; a digest makes those of `a/b` and `a_b` different."""
+def file_name(name: str, scope: str) -> str:
+    """Return a file name for any lock name; a digest of name and scope makes those of `a/b` and `a_b` different."""
     safe = UNSAFE_IN_FILE_NAME.sub("_", name)[:100]
-    if safe != name:
-        safe += "-" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return f"{safe}.lock"
+    both = f"{scope}\n{name}".encode("utf-8", "surrogatepass")
+    return f"{safe}-{hashlib.sha256(both).hexdigest()[:16]}.lock"
 
 
 def _make_folder(folder: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import socket
 import sys
 import uuid
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +43,15 @@ class Owner(NamedTuple):
     def value(self) -> str:
         """Return the value that is written into the lock."""
         return "|".join(str(part) for part in self)
+
+    @property
+    def since(self) -> datetime | None:
+        """Since when it holds the lock: the time of its signature by the clock of its host; None without a file."""
+        return datetime.fromtimestamp(int(self.written) / 1e9, tz=UTC) if self.written else None
+
+    def __str__(self) -> str:
+        """Return host and pid, for people."""
+        return f"{self.host}:{self.pid}"
 
     def shares_kernel(self, other: Owner) -> bool:
         """Return whether both run under one kernel, which manages the file locks; in doubt, False."""

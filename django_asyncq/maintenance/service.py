@@ -160,6 +160,8 @@ class MaintenanceService:
         self.key_check = KeyCheck()
         self.clock_check = ClockCheck()
         self._synced_term = 0
+        # Of the leader that was logged last.
+        self._leader_token = ""
         self._entries_due_at = 0.0
         self._leadership_loop = Loop("leadership", self.seek_leadership)
         self._forwarder_loop = Loop("forwarder", self.forward)
@@ -262,13 +264,27 @@ class MaintenanceService:
     def seek_leadership(self) -> float:
         """Renew the locks, and become the leader when no process is."""
         self.coordinator.tick()
-        if not self._is_leader() and self.coordinator.acquire(self.lock_name, conf.current().lock_ttl_seconds):
-            logger.info("leadership acquired: this process now runs schedules, repairs and pruning")
+        if self._is_leader():
+            return conf.current().lock_ttl_seconds / LEADER_CHECKS_PER_TTL
+        if self.coordinator.acquire(self.lock_name, conf.current().lock_ttl_seconds):
+            self._leader_token = self.coordinator.owner.token
+            logger.info("leadership acquired: this process leads, and runs schedules, repairs and pruning")
             self._waiter_loop.wake()
             self._scheduler_loop.wake()
             self._repair_loop.wake()
             self._key_check_loop.wake()
+        else:
+            self._log_other_leader()
         return conf.current().lock_ttl_seconds / LEADER_CHECKS_PER_TTL
+
+    def _log_other_leader(self) -> None:
+        """Log which process leads, once, and again when another one does."""
+        leader = self.coordinator.holder(self.lock_name)
+        if leader is None or leader.token == self._leader_token:
+            return
+        self._leader_token = leader.token
+        since = "" if leader.since is None else f" since {leader.since:%Y-%m-%d %H:%M:%S} UTC"
+        logger.info("leadership: led by %s%s; this process leads when that one stops", leader, since)
 
     def forward(self) -> float:
         """Forward tasks that are due."""

@@ -4,6 +4,7 @@ import django.core.validators
 import django.db.models.deletion
 import django.utils.timezone
 import django_asyncq.definitions.database_now
+import django_asyncq.definitions.exact_text
 import django_asyncq.definitions.names
 import django_asyncq.definitions.partial_indexes
 import django_asyncq.definitions.stored_json
@@ -24,7 +25,7 @@ class Migration(migrations.Migration):
             name='Gate',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=200, verbose_name='name')),
+                ('name', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, verbose_name='name')),
                 ('limit', models.IntegerField(help_text='Maximum tasks queued or running; 0 or less means no limit.', verbose_name='limit')),
                 ('expected_seconds', models.FloatField(default=60, help_text='How long a task of this gate usually takes. It is used to estimate when a slot becomes free.', validators=[django.core.validators.MinValueValidator(0.001)], verbose_name='expected seconds')),
             ],
@@ -38,7 +39,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='LockTerm',
             fields=[
-                ('name', models.CharField(max_length=200, primary_key=True, serialize=False, verbose_name='name')),
+                ('name', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, primary_key=True, serialize=False, verbose_name='name')),
                 ('number', models.BigIntegerField(default=0, verbose_name='fencing token')),
                 ('holder', models.CharField(default='', max_length=200, verbose_name='lock holder')),
                 ('begun_at', models.DateTimeField(default=django.utils.timezone.now, verbose_name='started at')),
@@ -52,7 +53,7 @@ class Migration(migrations.Migration):
             name='StartupRun',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(db_index=True, max_length=200, verbose_name='name')),
+                ('name', django_asyncq.definitions.exact_text.ExactCharField(db_index=True, max_length=200, verbose_name='name')),
                 ('holder', models.CharField(max_length=200, verbose_name='lock holder')),
                 ('term', models.BigIntegerField(verbose_name='fencing token')),
                 ('begun_at', models.DateTimeField(verbose_name='started at')),
@@ -69,8 +70,8 @@ class Migration(migrations.Migration):
             name='Schedule',
             fields=[
                 ('id', models.UUIDField(default=uuid.uuid4, editable=False, primary_key=True, serialize=False, verbose_name='id')),
-                ('name', models.CharField(max_length=200, verbose_name='name')),
-                ('task', models.CharField(max_length=200, verbose_name='task')),
+                ('name', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, verbose_name='name')),
+                ('task', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, verbose_name='task')),
                 ('args', models.JSONField(blank=True, default=list, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, verbose_name='positional arguments')),
                 ('kwargs', models.JSONField(blank=True, default=dict, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, verbose_name='keyword arguments')),
                 ('cron', models.CharField(blank=True, default='', max_length=200, verbose_name='cron expression')),
@@ -100,9 +101,9 @@ class Migration(migrations.Migration):
             name='TaskRecord',
             fields=[
                 ('id', models.UUIDField(default=django_asyncq.definitions.names.uuid7, editable=False, primary_key=True, serialize=False, verbose_name='id')),
-                ('name', models.CharField(max_length=200, verbose_name='task')),
-                ('backend', models.CharField(db_default='default', default='default', max_length=64, verbose_name='backend')),
-                ('queue_name', models.CharField(db_default='default', default='default', max_length=64, verbose_name='queue')),
+                ('name', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, verbose_name='task')),
+                ('backend', django_asyncq.definitions.exact_text.ExactCharField(db_default='default', default='default', max_length=64, verbose_name='backend')),
+                ('queue_name', django_asyncq.definitions.exact_text.ExactCharField(db_default='default', default='default', max_length=64, verbose_name='queue')),
                 ('state', models.SmallIntegerField(choices=[(0, 'Queued'), (1, 'Running'), (2, 'Succeeded'), (3, 'Failed')], db_default=0, default=0, verbose_name='state')),
                 ('reason', models.SmallIntegerField(choices=[(0, 'None'), (1, 'The function raised an error'), (2, 'It took longer than its timeout'), (3, 'Its worker was lost'), (4, 'It was cancelled'), (5, 'It had not begun in time'), (6, 'A task that it waited for failed'), (7, 'The code has no such task'), (8, 'A newer task replaced it'), (9, 'Its gate was full')], db_default=0, default=0, verbose_name='reason')),
                 ('args', models.JSONField(blank=True, db_default=[], default=list, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, verbose_name='positional arguments')),
@@ -119,12 +120,12 @@ class Migration(migrations.Migration):
                 ('fence', models.BigIntegerField(db_default=0, default=0, verbose_name='fence')),
                 ('timeout_seconds', models.FloatField(blank=True, null=True, verbose_name='timeout in seconds')),
                 ('soft_timeout_seconds', models.FloatField(blank=True, null=True, verbose_name='soft timeout in seconds')),
-                ('gate', models.CharField(blank=True, db_default='', default='', max_length=200, verbose_name='gate')),
+                ('gate', django_asyncq.definitions.exact_text.ExactCharField(blank=True, db_default='', default='', max_length=200, verbose_name='gate')),
                 ('queue_limit', models.IntegerField(blank=True, null=True, verbose_name='gate limit set by the task')),
                 ('expected_seconds', models.FloatField(blank=True, null=True, verbose_name='expected seconds')),
                 ('unique_slot', models.CharField(blank=True, max_length=64, null=True, verbose_name='unique slot')),
                 ('unique_until', models.DateTimeField(blank=True, null=True, verbose_name='unique until')),
-                ('group', models.CharField(blank=True, db_default='', default='', max_length=200, verbose_name='group')),
+                ('group', django_asyncq.definitions.exact_text.ExactCharField(blank=True, db_default='', default='', max_length=200, verbose_name='group')),
                 ('parent_id', models.UUIDField(blank=True, null=True, verbose_name='enqueued by')),
                 ('after_id', models.UUIDField(blank=True, null=True, verbose_name='runs after the task')),
                 ('retried_from', models.UUIDField(blank=True, null=True, verbose_name='copy of the task')),
@@ -137,7 +138,7 @@ class Migration(migrations.Migration):
                 ('return_value', models.JSONField(blank=True, default=None, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, null=True, verbose_name='return value')),
                 ('progress', models.JSONField(blank=True, default=None, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, null=True, verbose_name='progress')),
                 ('errors', models.JSONField(blank=True, db_default=[], default=list, verbose_name='errors')),
-                ('last_exception', models.CharField(blank=True, db_default='', default='', max_length=200, verbose_name='last error')),
+                ('last_exception', django_asyncq.definitions.exact_text.ExactCharField(blank=True, db_default='', default='', max_length=200, verbose_name='last error')),
                 ('worker_ids', models.JSONField(blank=True, db_default=[], default=list, verbose_name='workers')),
                 ('enqueued_at', models.DateTimeField(db_default=django_asyncq.definitions.database_now.DatabaseNow(), default=django.utils.timezone.now, verbose_name='enqueued at')),
                 ('started_at', models.DateTimeField(blank=True, null=True, verbose_name='started at')),

@@ -12,14 +12,13 @@ import logging
 import queue
 import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from django.db import connections
 
 from .. import compat, conf, failpoints, lifecycle
-from ..broker import Broker, redis_clock
+from ..broker import Broker
 from ..definitions.exception_text import traceback_of
 from ..exceptions import BrokerUnavailable, DatabaseNotSetUp, LeaseLost
 from ..faults import LONGEST_AGAIN_SECONDS, PAUSE_SECONDS, STORE_ERRORS, Faults, concerns_one_row
@@ -32,6 +31,7 @@ from ..storage.isolation import each_alone, set_aside, table_of
 from ..storage.pooling import return_connections
 from ..storage.routing import writing_database
 from ..threads import LongLivedThread
+from .clock_beat import ClockBeat
 from .execute.cuts import reason_of
 from .execute.job import Cut, Job, JobPhase, Outcome, Unconnected
 from .unconnected import UnconnectedLog, changes_row, connect, pause_seconds
@@ -86,7 +86,7 @@ class Reporter(LongLivedThread):
         self._abandoned: set[Job] = set()
         self._counter = threading.Lock()
         self._given_up = threading.Event()
-        self._measure_at = 0.0
+        self._clock_beat = ClockBeat()
 
     # --- called by the slots
 
@@ -160,10 +160,10 @@ class Reporter(LongLivedThread):
     def report_until_closed(self) -> None:
         """Take what is waiting and write it, until closed; with each beat, measure the clocks of both stores."""
         try:
-            self._measure_clocks()
+            self._clock_beat.tick()
             while self._report(self.take_batch()):
                 self.wakeup.notify(Reason.REPORTED)
-                self._measure_clocks()
+                self._clock_beat.tick()
         except GaveUp as error:
             logger.warning("%d outcomes are not recorded: %s", len(self._unrecorded), error)
         finally:
@@ -187,22 +187,6 @@ class Reporter(LongLivedThread):
         longer = min(max(2 * self._wait_seconds, SHORTEST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
         self._wait_seconds = longer if len(found) > 1 else 0.0
         return found
-
-    def _measure_clocks(self) -> None:
-        """Measure once a beat, here, so that no run sends a statement to know the time.
-
-        While a store is unreachable its last measurement is used; whatever needs the store reports that.
-        """
-        now = time.monotonic()
-        if now < self._measure_at:
-            return
-        self._measure_at = now + conf.current().beat_seconds
-        for measure in (database_clock.measure, redis_clock.measure):
-            try:
-                measure()
-            except Exception as error:  # noqa: BLE001 - whatever it is, outcomes must still be written
-                connections.close_all()
-                logger.debug("a clock could not be measured: %s", error)
 
     def _report(self, events: Sequence[Job | Outcome | None]) -> bool:
         """Write one batch; return whether to go on."""
