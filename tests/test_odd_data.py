@@ -336,16 +336,16 @@ def test_keys_that_are_set_aside_are_logged_once_an_hour(fleet: Fleet, caplog: p
 
 
 def test_each_project_announces_its_odd_keys_on_a_channel_of_its_own(
-    fleet: Fleet, settings: Any, key_prefix: str
+    fleet: Fleet, redis_client: Any, settings: Any, key_prefix: str
 ) -> None:
     """Under its own prefix, so the supervisors of another project on the same server hear nothing of them."""
-    with fleet.client.pubsub(ignore_subscribe_messages=True) as heard:
+    with redis_client.pubsub(ignore_subscribe_messages=True) as heard:
         heard.psubscribe("*odd*")
         heard.get_message(timeout=5)
         settings.ASYNCQ = {**settings.ASYNCQ, "KEY_PREFIX": f"{key_prefix}-other"}
-        odd_values.write(fleet.client, keys.keys_of(QUEUE).lease, "string")
+        odd_values.write(redis_client, keys.keys_of(QUEUE).lease, "string")
         fleet.broker.expired(QUEUE)
-        (name,) = fleet.client.keys(f"{key_prefix}-other:*odd:*")
+        (name,) = redis_client.keys(f"{key_prefix}-other:*odd:*")
         message = wait_until(lambda: heard.get_message(timeout=1), "the announcement")
     assert (message["channel"], message["data"]) == (f"{key_prefix}-other:odd".encode(), name)
     assert keys.odd_channel() == f"{key_prefix}-other:odd"
