@@ -292,16 +292,19 @@ async def raises_spite_async(kind: str) -> None:
     raise SPITE[kind]
 
 
-class SpitefulResult(dict[str, Any]):
-    """A mapping that raises when it is read."""
+class SpitefulResult(Sequence[Any]):
+    """A sequence that raises when it is read."""
 
     def __init__(self, kind: str) -> None:
-        super().__init__(a=1)
         self.kind = kind
 
-    def items(self) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """Raise."""
         raise SPITE[self.kind]
+
+    def __len__(self) -> int:
+        """Pretend to hold something."""
+        return 1
 
 
 @task
@@ -430,18 +433,22 @@ def counts_rows(leaves: str) -> int:
     return TaskRecord.objects.count()
 
 
-class Spiteful(dict):  # type: ignore[type-arg]
-    """A mapping that cannot be read."""
+class Spiteful(Sequence[Any]):
+    """A sequence that cannot be read."""
 
-    def items(self) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """Refuse."""
         raise OSError("no")
+
+    def __len__(self) -> int:
+        """Pretend to hold something."""
+        return 1
 
 
 @task
 def returns_spite() -> Any:
     """Return what raises while it is looked at."""
-    return Spiteful(a=1)
+    return Spiteful()
 
 
 class Unspeakable(Exception):

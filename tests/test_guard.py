@@ -6,7 +6,7 @@ import ast
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -388,19 +388,23 @@ def test_a_long_text_keeps_its_ends() -> None:
 # --- the return value
 
 
-class Map(dict[str, Any]):
-    """A mapping that raises when it is read."""
+class Hostile(Sequence[Any]):
+    """A sequence that raises when it is read."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(a=1)
         self.error = error
 
-    def items(self) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """Raise."""
         raise self.error
+
+    def __len__(self) -> int:
+        """Pretend to hold something."""
+        return 1
 
 
 @EACH_HOSTILE
 def test_a_return_value_that_raises_is_replaced_by_a_note(own_process: None, kind: type[BaseException]) -> None:
     """The task has succeeded all the same."""
-    assert storable_result(Map(kind())) == {"result_not_stored": f"return value could not be read: {kind.__qualname__}"}
+    note = f"return value could not be read: {kind.__qualname__}"
+    assert storable_result(Hostile(kind())) == {"result_not_stored": note}

@@ -194,7 +194,10 @@ def test_supervisor_whose_thread_dies_stops_in_order_and_exits() -> None:
 
 
 # Threads that end soon by themselves, and pools, each with the reason: (module, class) -> reason.
-OTHER_THREADS = {("threads", "Timer"): "the last seconds of a process"}
+OTHER_THREADS = {
+    ("threads", "Timer"): "the last seconds of a process",
+    ("storage.database_clock", "Thread"): "one statement for an event loop, which goes on without it",
+}
 THREAD_CLASSES = {"Thread", "Timer", "ThreadPoolExecutor", "start_new_thread", "ThreadPool", "to_thread"}
 
 

@@ -418,15 +418,16 @@ class Reconciler:
 
     def _audit(self, gate: str, **options: Any) -> gates.Drift:
         """Audit one gate; an odd row of it, or odd data in Redis, concerns no other gate."""
-        what, nothing = f"audit of the gate {gate}", gates.Drift(0, 0)
+        attempt, nothing = self._faults.attempt, gates.Drift(0, 0)
         if not options.get("dry_run"):
             seen = self._unmatched_waiters.pop(gate, set())
-            waiters = self._faults.attempt(what, lambda: gates.audit_waiters(gate, seen=seen), nothing)
+            look = partial(gates.audit_waiters, gate, seen=seen)
+            waiters = attempt(f"audit of those that wait at the gate {gate}", look, nothing)
             if seen:
                 self._unmatched_waiters[gate] = seen
             if any(waiters):
                 logger.info("gate %s: waiters added: %d, waiters removed: %d", gate, waiters.added, waiters.removed)
-        return self._faults.attempt(what, lambda: gates.audit(gate, **options), nothing)
+        return attempt(f"audit of the gate {gate}", partial(gates.audit, gate, **options), nothing)
 
 
 def _abandon(rows: Sequence[TaskRecord]) -> int:
