@@ -518,6 +518,25 @@ def test_a_task_that_does_not_wait_is_not_retried_before_its_time() -> None:
     assert gates.waiters("g") == []
 
 
+def test_a_refused_retry_is_put_off_before_anybody_else_can_retry_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is committed, the leader may let it in, and it may fail again: it then has another time."""
+    fill("g", 5)
+    record, later = failed("g"), timezone.now() + timedelta(hours=1)
+    real = retrying.retry
+
+    def retry_and_fail_again(*arguments: Any, **options: Any) -> lifecycle.Retried:
+        result = real(*arguments, **options)
+        row = TaskRecord.objects.get(id=record.id)
+        assert (row.reason, row.retry_at > timezone.now() + timedelta(seconds=20)) == (FailureReason.GATE_FULL, True)
+        TaskRecord.objects.filter(id=record.id).update(reason=FailureReason.EXCEPTION, retry_at=later)
+        return result
+
+    monkeypatch.setattr(retrying, "retry", retry_and_fail_again)
+    assert lifecycle.retry_due(Broker(), "default", [str(record.id)]) == 0
+    row = TaskRecord.objects.get(id=record.id)
+    assert (row.reason, row.retry_at) == (FailureReason.EXCEPTION, later)
+
+
 def test_each_task_is_admitted_by_the_limit_that_it_brings() -> None:
     """Without a Gate row; they are retried in one call."""
     fill("g", 2)
