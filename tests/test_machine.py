@@ -140,7 +140,6 @@ OF_ORDER = [
     "gate that lets new tasks come before waiters",
     "gate whose waiters overtake each other",
     "gate that keeps its waiters",
-    "gate whose waiters lose their place",
 ]
 
 
