@@ -133,9 +133,7 @@ def _ask(alias: str, clock: MeasuredClock) -> None:
     asker = _askers.get(alias)
     if asker is not None and asker.is_alive():
         return
-    thread = _askers[alias] = threading.Thread(
-        target=_measure_apart, args=[alias], name="asyncq-clock", daemon=True
-    )
+    thread = _askers[alias] = threading.Thread(target=_measure_apart, args=[alias], name="asyncq-clock", daemon=True)
     thread.start()
     if not clock.is_measured:
         thread.join(LOOP_SECONDS)
