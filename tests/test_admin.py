@@ -1048,21 +1048,21 @@ def test_gates_show_how_many_tasks_wait(client_of: Any) -> None:
     assert re.search(r'field-waiting.*?<div class="readonly">2</div>', page, re.DOTALL)
 
 
-def test_gates_without_redis_say_unknown_and_ask_once(client_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page waits for one timeout, not for one per row."""
+def test_gates_without_redis_say_why_and_ask_once(client_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page waits for one timeout, not for one per row, and shows the reason, which may be a missing right."""
     from django_asyncq.exceptions import BrokerUnavailable
 
     asked = []
 
     def unreachable(name: str) -> Any:
         asked.append(name)
-        raise BrokerUnavailable("unreachable")
+        raise BrokerUnavailable("Redis is <away>")
 
     monkeypatch.setattr(gates, "slots", unreachable)
     for name in ("a", "b", "c"):
         Gate.objects.create(name=name, limit=1)
     text = client_of("superuser").get("/admin/django_asyncq/gate/").content.decode()
-    assert text.count("unknown: Redis is unreachable") == 3
+    assert len(re.findall(r"unknown: <span[^>]*>Redis is &lt;away&gt;</span>", text)) == 3
     assert asked == ["a"]
 
 

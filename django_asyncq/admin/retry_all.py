@@ -65,7 +65,7 @@ class Progress:
     def read(cls, request: HttpRequest) -> Progress | None:
         """Read what the form carries, a new one when it carries none.
 
-        None for the progress of another person or of a list with other filters: it would leave tasks out.
+        None for the progress of another person or of a list with other filters: it would skip tasks of this list.
         """
         text = request.POST.get("progress", "")
         if not text:
