@@ -518,7 +518,7 @@ def test_a_task_that_does_not_wait_is_not_retried_before_its_time() -> None:
     assert gates.waiters("g") == []
 
 
-def test_a_refused_retry_is_put_off_before_anybody_else_can_retry_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_retry_is_postponed_before_anybody_else_can_retry_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it is committed, the leader may let it in, and it may fail again: it then has another time."""
     fill("g", 5)
     record, later = failed("g"), timezone.now() + timedelta(hours=1)
@@ -770,7 +770,7 @@ def leader() -> int:
     return owner.pid if owner else 0
 
 
-def put_off(ids: list[str]) -> None:
+def postpone(ids: list[str]) -> None:
     """Let the retries of waiting tasks be due in an hour, so that only a look of the leader lets them in."""
     later = timezone.now() + timedelta(hours=1)
     TaskRecord.objects.filter(id__in=ids).update(retry_at=later)
@@ -785,7 +785,7 @@ def test_the_next_leader_lets_the_waiters_in(
     Gate.objects.create(name="g", limit=1)
     holder = tasks.gated.using(queue_name="other").enqueue("g")
     ids = wait_at("g", 6)
-    put_off(ids)
+    postpone(ids)
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         folder.mkdir()

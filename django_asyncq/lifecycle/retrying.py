@@ -51,12 +51,11 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
     """Queue failed tasks again, as many as their gates admit.
 
     by_person: also tasks that have no attempts left. Their worker crashes are forgotten, their attempts are not, so
-        such a task gets one more attempt. Otherwise those whose gate is full are put off by GATE_RETRY_SECONDS.
+        such a task gets one more attempt. Otherwise those whose gate is full are postponed by GATE_RETRY_SECONDS.
 
     | check    | `task_state_changing`: the gate's receiver acquires again, and may refuse some            |
     | row      | FAILED → QUEUED, the rows locked: of two retries of a task at the same time, one succeeds |
-    | Redis    | after the commit: out of retry or archived, into pending; the caller puts those put off   |
-    |          | into the retry set                                                                        |
+    | Redis    | after the commit: out of retry or archived, into pending; the caller parks the others      |
     | announce | `task_state_changed`                                                                      |
 
     If we die in between, the reconciler pushes the row.
@@ -72,27 +71,14 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         failpoints.reach("retry.slot_acquired")
         admitted = [record for record in records if record.id not in refused]
         full = [record for record in records if record.id in refused]
-        changes: dict[str, Any] = {
-            "state": TaskState.QUEUED,
-            "reason": FailureReason.NONE,
-            "retry_at": None,
-            "finished_at": None,
-            "run_after": None,
-        }
-        if by_person:
-            changes["crash_count"] = 0
         try:
-            # Not `bulk_update`: it writes a CASE for each value, though all rows get the same.
-            rows.filter(id__in=[record.id for record in admitted]).update(**changes)
             if full and not by_person:
                 # While the rows are locked: once they are not, the leader may let the tasks in.
-                _put_off(rows, full, GATE_RETRY_SECONDS, reason=FailureReason.GATE_FULL)
+                _postpone(rows, full, GATE_RETRY_SECONDS, reason=FailureReason.GATE_FULL)
+            _write_retries(rows, admitted, by_person=by_person)
         except BaseException:
             gates.give_back(admitted)
             raise
-        for record in admitted:
-            for name, value in changes.items():
-                setattr(record, name, value)
         if admitted:
             connection = connections[database]
             hook = Redispatch.of_transaction(connection)
@@ -100,6 +86,24 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
             hook.register(connection)
     found = {record.id for record in records}
     return Retried(admitted, full, [id for id in ids if id not in found])
+
+
+def _write_retries(rows: QuerySet[TaskRecord], records: Sequence[TaskRecord], *, by_person: bool) -> None:
+    """FAILED → QUEUED in the database, then in memory: after an error that still says who waited at a gate."""
+    changes: dict[str, Any] = {
+        "state": TaskState.QUEUED,
+        "reason": FailureReason.NONE,
+        "retry_at": None,
+        "finished_at": None,
+        "run_after": None,
+    }
+    if by_person:
+        changes["crash_count"] = 0
+    # Not `bulk_update`: it writes a CASE for each value, though all rows get the same.
+    rows.filter(id__in=[record.id for record in records]).update(**changes)
+    for record in records:
+        for name, value in changes.items():
+            setattr(record, name, value)
 
 
 def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
@@ -147,7 +151,7 @@ def _retry_rows(broker: Broker, rows: Iterable[TaskRecord], *, must_ask: bool = 
     attempted = _attempt(waiting, must_ask=must_ask)
     if attempted.vetoed:
         retrying = rows_of(TaskRecord).filter(state=TaskState.FAILED, retry_at__isnull=False)
-        _put_off(retrying, attempted.vetoed, VETO_RETRY_SECONDS)
+        _postpone(retrying, attempted.vetoed, VETO_RETRY_SECONDS)
     for queue, group in by_queue([*attempted.full, *attempted.vetoed]):
         broker.park(queue, [entry_of(row) for row in group])
     return attempted
@@ -177,7 +181,7 @@ def _attempt(rows: Sequence[TaskRecord], *, must_ask: bool) -> _Attempted:
     return _Attempted(0, [], list(rows))
 
 
-def _put_off(rows: QuerySet[TaskRecord], records: Sequence[TaskRecord], seconds: float, **changes: Any) -> None:
+def _postpone(rows: QuerySet[TaskRecord], records: Sequence[TaskRecord], seconds: float, **changes: Any) -> None:
     """Have RETRYING tasks retried later, and change other columns with it, in those of the rows that are theirs."""
     changes["retry_at"] = database_clock.now() + timedelta(seconds=seconds)
     rows.filter(id__in=[record.id for record in records]).update(**changes)

@@ -247,7 +247,7 @@ def most_live(transitions: Iterable[Transition]) -> dict[str, int]:
 
 
 def waits_at_gates(transitions: Iterable[Transition]) -> int:
-    """Return how often a retry was put off because its gate was full: only then a RETRYING row stays RETRYING."""
+    """Return how often a retry was postponed because its gate was full: only then a RETRYING row stays RETRYING."""
     return sum(bool(each.gate) and each.waits and each.old_state == each.new_state == FAILED for each in transitions)
 
 
