@@ -745,9 +745,19 @@ def test_code_does_not_replace_a_schedule_made_in_the_admin(
     """The schedule in code does not fire, and the log says so."""
     schedule(name="tests.tasks.tally", cron="1 1 1 1 *")
     declare(tasks.tally.func, schedule=every(seconds=30, args=("north",)))
-    assert scheduler.sync() == 0
+    assert [scheduler.sync(), scheduler.sync()] == [0, 0]
     assert Schedule.objects.get().cron == "1 1 1 1 *"
-    assert "has the name of one made in the admin" in caplog.text
+    assert caplog.text.count("has the name of one made in the admin") == 1
+
+
+def test_a_schedule_that_is_declared_twice_is_logged_once(
+    scheduler: Scheduler, declare: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first of the name fires. The scheduler and each page of the admin read the declarations again."""
+    declare(tasks.tally.func, schedule=tuple(every(minutes=minutes, name="c", args=["x"]) for minutes in (5, 6)))
+    assert [scheduler.sync(), scheduler.sync()] == [1, 0]
+    assert Schedule.objects.get().interval_seconds == 300
+    assert caplog.text.count("schedule c is declared twice") == 1
 
 
 def test_a_declared_schedule_that_cannot_be_written_stops_no_other(

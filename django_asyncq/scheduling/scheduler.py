@@ -60,6 +60,9 @@ DECLARED_FIELDS = (
     "jitter_seconds",
 )
 
+# The names of schedules that were logged as declared twice, each with the task whose schedule is ignored.
+_declared_twice: set[tuple[str, str]] = set()
+
 Found = TypeVar("Found")
 Clock = Callable[[], datetime]
 Fenced = Callable[[], AbstractContextManager[Any]]
@@ -103,6 +106,9 @@ class Scheduler:
         self._clock = clock or database_clock.now
         # The names of schedules whose error was logged, and that have not succeeded since.
         self._failing: set[str] = set()
+        # The names of declared schedules for which the log says that a schedule made in the admin has them. While some
+        # other schedule cannot be written, `sync` is repeated every second.
+        self._taken: set[str] = set()
         # Whether the last `sync` has written every declared schedule.
         self.is_synced = False
 
@@ -261,8 +267,11 @@ class Scheduler:
     ) -> int:
         """Write one declared schedule if its row differs; return how many rows were written. Raises: RowLocked."""
         if seen is not None and not seen.is_declared:
-            logger.error("schedule %s in code has the name of one made in the admin and does not fire", name)
+            if name not in self._taken:
+                self._taken.add(name)
+                logger.error("schedule %s in code has the name of one made in the admin and does not fire", name)
             return 0
+        self._taken.discard(name)
         if seen is not None and seen.retired_at is None and not _changes(seen, task, declaration):
             return 0
         with self._fenced():
@@ -396,7 +405,9 @@ def declared_schedules() -> Iterator[tuple[str, tuple[Task[Any, Any], Declaratio
                 continue
             name = declaration.name or task.module_path
             if name in seen:
-                logger.error("schedule %s is declared twice; that of %s is ignored", name, task.module_path)
+                if (name, task.module_path) not in _declared_twice:
+                    _declared_twice.add((name, task.module_path))
+                    logger.error("schedule %s is declared twice; that of %s is ignored", name, task.module_path)
                 continue
             seen.add(name)
             yield name, (task, declaration)
