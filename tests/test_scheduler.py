@@ -753,11 +753,11 @@ def test_code_does_not_replace_a_schedule_made_in_the_admin(
 def test_a_schedule_that_is_declared_twice_is_logged_once(
     scheduler: Scheduler, declare: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first of the name fires. The scheduler and each page of the admin read the declarations again."""
+    """The schedule of the first task fires. The scheduler and each page of the admin read the declarations again."""
     declare(tasks.tally.func, schedule=every(minutes=5, name="c", args=["x"]))
     task(schedule=every(minutes=6, name="c", args=[1, 2]))(tasks.add.func)
     assert [scheduler.sync(), scheduler.sync()] == [1, 0]
-    assert Schedule.objects.get().interval_seconds == 300
+    assert Schedule.objects.get().interval_seconds == 360
     assert caplog.text.count("schedule c is declared twice") == 1
 
 
