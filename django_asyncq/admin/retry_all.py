@@ -164,7 +164,7 @@ def _retry_parts(request: HttpRequest, gate_of: dict[UUID, str], progress: Progr
 
 def _note_refused(count: int, progress: Progress, error: BaseException) -> None:
     progress.refused += count
-    progress.reason = progress.reason or one_line(error)
+    progress.reason = progress.reason or one_line(error).rstrip(".")
 
 
 def add_messages(request: HttpRequest, rows: QuerySet[TaskRecord], progress: Progress) -> None:
