@@ -118,6 +118,14 @@ def test_the_host_clock_is_read_only_where_a_reason_is_given(name: str) -> None:
     assert len(host_clock_reads(MODULES[name])) == most, host_clock_reads(MODULES[name])
 
 
+def test_the_expression_of_the_database_time_is_a_column_default_only() -> None:
+    """In a query, Django takes it for a time in the zone of the connection."""
+    used = {
+        name for name, tree in MODULES.items() for node in ast.walk(tree) if getattr(node, "id", "") == "DatabaseNow"
+    }
+    assert used == {"models"}
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -1,4 +1,8 @@
-"""The database's own clock, as an expression for queries and column defaults. Hosts of a fleet may disagree."""
+"""The database's own clock, as the default of a column. Hosts of a fleet may disagree about the time.
+
+Queries do not use it: Django takes it for a time in the zone of the connection, which on MySQL and SQLite is another
+one than UTC when `DATABASES` names it. They get the time of `storage.database_clock`.
+"""
 
 from __future__ import annotations
 
