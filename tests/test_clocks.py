@@ -8,6 +8,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -54,6 +55,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin each test as a new process does."""
     monkeypatch.setattr(database_clock, "_clocks", {})
     monkeypatch.setattr(database_clock, "_ask_from", {})
+    monkeypatch.setattr(database_clock, "_askers", {})
     monkeypatch.setattr(redis_clock, "_clocks", {})
 
 
@@ -218,6 +220,32 @@ def test_the_time_is_told_within_an_event_loop() -> None:
 
     assert abs(asyncio.run(ask()) - timezone.now()) < timedelta(seconds=2)
     assert database_clock._clocks.get("default", MeasuredClock()).is_measured == (connection.vendor != "sqlite")
+
+
+def test_an_event_loop_asks_with_one_connection_and_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it needs the time while a slow database has not answered."""
+    asked, answer = [], threading.Event()
+
+    def measure(alias: str) -> None:
+        asked.append(alias)
+        answer.wait(10)
+
+    monkeypatch.setitem(database_clock.STATEMENTS, connection.vendor, "")
+    monkeypatch.setattr(database_clock, "measure", measure)
+    monkeypatch.setattr(database_clock, "LOOP_SECONDS", 0.2)
+
+    async def ask() -> float:
+        begun_at = time.monotonic()
+        for _ in range(20):
+            database_clock.now("default")
+        return time.monotonic() - begun_at
+
+    seconds = asyncio.run(ask())
+    answer.set()
+    for thread in database_clock._askers.values():
+        thread.join(10)
+    assert asked == ["default"]
+    assert seconds < 1
 
 
 def test_the_time_is_told_where_no_database_may_be_used() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from django.db import IntegrityError, connections, transaction
+from django.db import IntegrityError, OperationalError, connections, transaction
 from django.utils import timezone
 
 from django_asyncq import QueueFull, gates, lifecycle
@@ -445,6 +445,103 @@ def test_a_deleted_waiter_waits_no_longer() -> None:
     ids = wait_at("g", 2)
     TaskRecord.objects.get(id=ids[0]).delete()
     assert gates.waiters("g") == ids[1:]
+
+
+# --- a place that is kept
+
+
+def test_a_veto_costs_no_other_waiter_its_place() -> None:
+    """All that got a slot with the vetoed one give it back, and are next again."""
+    filled = fill("g", 5)
+    ids = wait_at("g", 5)
+    leave(*filled[:2])
+
+    def veto(*, records: list[TaskRecord], **kwargs: Any) -> None:
+        if any(str(record.id) == ids[0] for record in records):
+            raise PermissionError("not this one")
+
+    task_state_changing.connect(veto)
+    try:
+        look()
+    finally:
+        task_state_changing.disconnect(veto)
+    assert queued(ids) == ids[1:3]
+    assert gates.waiters("g") == ids[3:]
+
+
+def test_a_retry_that_the_database_refuses_costs_no_slot_and_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next look finds the same; not only the one at its `retry_at`."""
+    filled = fill("g", 5)
+    ids = wait_at("g", 3)
+    leave(*filled[:2])
+    with monkeypatch.context() as patched:
+        refuse = mock.Mock(side_effect=OperationalError("deadlock"))
+        patched.setattr("django.db.models.query.QuerySet.update", refuse)
+        with pytest.raises(OperationalError):
+            look()
+    assert len(holders("g")) == 3
+    assert gates.waiters("g") == ids
+    look()
+    assert queued(ids) == ids[:2]
+
+
+def test_waiters_keep_their_places_while_their_gate_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look has failed; it postpones nobody and keeps no order."""
+    filled = fill("g", 5)
+    ids = wait_at("g", 2)
+    leave(filled[0])
+    before = list(TaskRecord.objects.filter(id__in=ids).order_by("id").values_list("retry_at", flat=True))
+    with monkeypatch.context() as patched:
+        patched.setattr("django_asyncq.gates.admission._admit_some", mock.Mock(side_effect=BrokerUnavailable("away")))
+        with pytest.raises(BrokerUnavailable):
+            look()
+    assert gates.waiters("g") == ids
+    rows = TaskRecord.objects.filter(id__in=ids).order_by("id")
+    assert list(rows.values_list("retry_at", flat=True)) == before
+    look()
+    assert queued(ids) == ids[:1]
+
+
+def test_a_task_that_does_not_wait_is_not_retried_before_its_time() -> None:
+    """It got in and failed again since; Redis still has it among the waiters, as after an audit at that moment."""
+    filled = fill("g", 5)
+    (id,) = wait_at("g")
+    later = timezone.now() + timedelta(hours=1)
+    TaskRecord.objects.filter(id=id).update(reason=FailureReason.EXCEPTION, retry_at=later)
+    leave(filled[0])
+    look()
+    assert queued([id]) == []
+    assert TaskRecord.objects.get(id=id).retry_at == later
+    assert gates.waiters("g") == []
+
+
+def test_each_task_is_admitted_by_the_limit_that_it_brings() -> None:
+    """Without a Gate row; they are retried in one call."""
+    fill("g", 2)
+    wide, narrow = failed("g", limit=5), failed("g", limit=1)
+    assert lifecycle.retry_due(Broker(), "default", [str(wide.id), str(narrow.id)]) == 1
+    assert queued([str(wide.id), str(narrow.id)]) == [str(wide.id)]
+    assert gates.waiters("g") == [str(narrow.id)]
+
+
+def test_different_limits_at_one_gate_do_not_keep_the_leader_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It retries a task only while there may be room by the limit that the last refused task brought."""
+    fill("g", 3)
+    ids = [*wait_at("g", limit=1), *wait_at("g", limit=2), *wait_at("g", limit=3)]
+    asked = mock.Mock(side_effect=lifecycle.retry_waiting)
+    monkeypatch.setattr(lifecycle, "retry_waiting", asked)
+    for _ in range(5):
+        look()
+    assert asked.call_count == 0
+    results = TaskRecord.objects.queued().order_by("id")
+    leave(results[0])
+    for _ in range(5):
+        look()
+    assert asked.call_count <= 1
+    leave(*TaskRecord.objects.queued())
+    for _ in range(5):
+        look()
+    assert queued(ids) == ids[:1]
 
 
 # --- lost memory

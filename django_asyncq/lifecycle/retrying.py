@@ -10,7 +10,7 @@ from uuid import UUID
 from django.db import Error as DatabaseError
 from django.db import connections
 
-from .. import failpoints
+from .. import failpoints, gates
 from ..broker import Broker, Lease
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..guard import attempt, get_logger, is_a
@@ -78,11 +78,15 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         }
         if by_person:
             changes["crash_count"] = 0
+        try:
+            # Not `bulk_update`: it writes a CASE for each value, though all rows get the same.
+            rows.filter(id__in=[record.id for record in admitted]).update(**changes)
+        except BaseException:
+            gates.give_back(admitted)
+            raise
         for record in admitted:
             for name, value in changes.items():
                 setattr(record, name, value)
-        # Not `bulk_update`: it writes a CASE for each value, though all rows get the same.
-        rows.filter(id__in=[record.id for record in admitted]).update(**changes)
         if admitted:
             connection = connections[database]
             hook = Redispatch.of_transaction(connection)
@@ -112,10 +116,14 @@ def retry_waiting(broker: Broker, ids: Sequence[str]) -> list[str]:
     """Queue tasks again for which their gate has a free slot; return the ids that must go on waiting.
 
     ids: at most 100, in any queues. All that are not returned wait no longer: they are queued, or not RETRYING, or
-    cannot be read, or a receiver vetoed.
+    have a later time for another reason, or cannot be read, or a receiver vetoed.
+    Raises: BrokerUnavailable, also when the gate cannot be asked, django.db.Error.
     """
-    rows = load_rows([Lease(id, 0) for id in ids])
-    return [str(row.id) for row in _retry_rows(broker, rows.values()).full]
+    now = database_clock.now()
+    rows = load_rows([Lease(id, 0) for id in ids]).values()
+    # A task that begins to wait is due; only then its row says that it waits.
+    due = [row for row in rows if row.reason == FailureReason.GATE_FULL or (row.retry_at and row.retry_at <= now)]
+    return [str(row.id) for row in _retry_rows(broker, due, must_ask=True).full]
 
 
 class _Attempted(NamedTuple):
@@ -126,16 +134,19 @@ class _Attempted(NamedTuple):
     vetoed: list[TaskRecord]
 
 
-def _retry_rows(broker: Broker, rows: Iterable[TaskRecord]) -> _Attempted:
-    """Retry the rows that are RETRYING; postpone those that cannot be queued now."""
+def _retry_rows(broker: Broker, rows: Iterable[TaskRecord], *, must_ask: bool = False) -> _Attempted:
+    """Retry the rows that are RETRYING; postpone those that cannot be queued now.
+
+    must_ask: a gate that cannot be asked is an error, and postpones none.
+    """
     waiting = [row for row in rows if row.state == TaskState.FAILED and row.retry_at is not None]
-    attempted = _attempt(waiting)
+    attempted = _attempt(waiting, must_ask=must_ask)
     _postpone(broker, attempted.full, GATE_RETRY_SECONDS, reason=FailureReason.GATE_FULL)
     _postpone(broker, attempted.vetoed, VETO_RETRY_SECONDS)
     return attempted
 
 
-def _attempt(rows: Sequence[TaskRecord]) -> _Attempted:
+def _attempt(rows: Sequence[TaskRecord], *, must_ask: bool) -> _Attempted:
     """Retry tasks. A receiver that vetoes one of them, with whatever error, does not keep the others waiting."""
     if not rows:
         return _Attempted(0, [], [])
@@ -143,11 +154,13 @@ def _attempt(rows: Sequence[TaskRecord]) -> _Attempted:
     if error is None:
         return _Attempted(len(outcome.retried), outcome.full, [])
     if is_a(error, GateUnavailable):
+        if must_ask:
+            raise BrokerUnavailable(str(error)) from error
         return _Attempted(0, [], list(rows))
     if is_a(error, (BrokerUnavailable, DatabaseError)):
         raise error
     if len(rows) > 1:
-        parts = [_attempt([row]) for row in rows]
+        parts = [_attempt([row], must_ask=must_ask) for row in rows]
         return _Attempted(
             sum(part.retried for part in parts),
             [row for part in parts for row in part.full],
