@@ -55,7 +55,7 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
 
     | check    | `task_state_changing`: the gate's receiver acquires again, and may refuse some            |
     | row      | FAILED → QUEUED, the rows locked: of two retries of a task at the same time, one succeeds |
-    | Redis    | after the commit: out of retry or archived, into pending; the caller parks the others      |
+    | Redis    | after the commit: out of retry or archived, into pending; the caller parks the others     |
     | announce | `task_state_changed`                                                                      |
 
     If we die in between, the reconciler pushes the row.
