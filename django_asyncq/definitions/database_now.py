@@ -12,11 +12,7 @@ from django.db.models.functions import Now
 
 
 class DatabaseNow(Now):
-    """Read the database's time: not that of the transaction's start, and in UTC even on MySQL.
-
-    For column defaults only. On SQLite and MySQL, a connection with a TIME_ZONE would read another time from this;
-    `storage.database_clock` tells the time on every connection.
-    """
+    """Read the database's time: not that of the transaction's start, and in UTC even on MySQL."""
 
     def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
         """Return the SQL for PostgreSQL."""
