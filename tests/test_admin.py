@@ -372,6 +372,24 @@ def test_gate_without_a_limit_is_an_error_not_a_crash(operator: Client) -> None:
     assert state_of(record) == TaskState.FAILED
 
 
+@pytest.mark.parametrize("where", ["page", "list"])
+def test_receiver_that_refuses_a_retry_is_an_error_not_a_crash(operator: Client, where: str) -> None:
+    """With whatever error; the message gives the reason."""
+    from django_asyncq.signals import task_state_changing
+
+    def refuse(**kwargs: Any) -> None:
+        raise ValueError("not on a Sunday.")
+
+    record = make()
+    task_state_changing.connect(refuse)
+    try:
+        response = operator.post(retry_of(record)) if where == "page" else run_action(operator, record, confirmed="yes")
+    finally:
+        task_state_changing.disconnect(refuse)
+    assert said(response) == [("error", "The retry was refused: not on a Sunday. Nothing was changed.")]
+    assert state_of(record) == TaskState.FAILED
+
+
 def test_task_removed_from_code_stays_failed_and_the_message_names_it(operator: Client) -> None:
     """The other selected tasks are retried."""
     removed, fine = make(name="shop.tasks.removed"), make()

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -17,12 +18,14 @@ import pytest
 from django.db import IntegrityError, OperationalError, connections, transaction
 from django.utils import timezone
 
-from django_asyncq import QueueFull, gates, lifecycle
+from django_asyncq import QueueFull, conf, gates, lifecycle
 from django_asyncq.broker import Broker, keys, scripts
 from django_asyncq.broker.notifications import SupervisorListener
 from django_asyncq.django_internals import delete_rows
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.gates.waiters import KEPT_SECONDS
+from django_asyncq.leadership.hold import key_of
+from django_asyncq.leadership.owner import Owner
 from django_asyncq.lifecycle import retrying
 from django_asyncq.maintenance.forwarder import forward_due
 from django_asyncq.maintenance.reconciler import Reconciler
@@ -515,6 +518,25 @@ def test_a_task_that_does_not_wait_is_not_retried_before_its_time() -> None:
     assert gates.waiters("g") == []
 
 
+def test_a_refused_retry_is_put_off_before_anybody_else_can_retry_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is committed, the leader may let it in, and it may fail again: it then has another time."""
+    fill("g", 5)
+    record, later = failed("g"), timezone.now() + timedelta(hours=1)
+    real = retrying.retry
+
+    def retry_and_fail_again(*arguments: Any, **options: Any) -> lifecycle.Retried:
+        result = real(*arguments, **options)
+        row = TaskRecord.objects.get(id=record.id)
+        assert (row.reason, row.retry_at > timezone.now() + timedelta(seconds=20)) == (FailureReason.GATE_FULL, True)
+        TaskRecord.objects.filter(id=record.id).update(reason=FailureReason.EXCEPTION, retry_at=later)
+        return result
+
+    monkeypatch.setattr(retrying, "retry", retry_and_fail_again)
+    assert lifecycle.retry_due(Broker(), "default", [str(record.id)]) == 0
+    row = TaskRecord.objects.get(id=record.id)
+    assert (row.reason, row.retry_at) == (FailureReason.EXCEPTION, later)
+
+
 def test_each_task_is_admitted_by_the_limit_that_it_brings() -> None:
     """Without a Gate row; they are retried in one call."""
     fill("g", 2)
@@ -739,3 +761,48 @@ def test_the_limit_holds_and_all_get_in_through_kills_and_lost_memory(
             wait_until(lambda: has_succeeded(20), "the end of all", 60)
         wait_until(lambda: not holders("g"), "an empty gate", 90)
     assert watch.most <= 2
+
+
+def leader() -> int:
+    """Return the pid of the supervisor that leads, or 0."""
+    value = Broker().client.get(key_of(f"{conf.current().key_prefix}.maintenance"))
+    owner = Owner.read(value.decode()) if value else None
+    return owner.pid if owner else 0
+
+
+def put_off(ids: list[str]) -> None:
+    """Let the retries of waiting tasks be due in an hour, so that only a look of the leader lets them in."""
+    later = timezone.now() + timedelta(hours=1)
+    TaskRecord.objects.filter(id__in=ids).update(retry_at=later)
+    Broker().client.zadd(keys.keys_of("default").retry, dict.fromkeys(ids, int(later.timestamp())), xx=True)
+
+
+def test_the_next_leader_lets_the_waiters_in(
+    tmp_path: Path, history_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader is killed while tasks wait; the slot is released before there is another. All get in, in order."""
+    monkeypatch.setenv("ASYNCQ_TEST_LOCK_TTL", "3")
+    Gate.objects.create(name="g", limit=1)
+    holder = tasks.gated.using(queue_name="other").enqueue("g")
+    ids = wait_at("g", 6)
+    put_off(ids)
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    with ExitStack() as stack:
+        options = ("--queues", "default", "--processes", "1")
+        running = [stack.enter_context(workers(folder, *options)) for folder in folders]
+        by_pid = {each.process.pid: each for each in running}
+        wait_until(lambda: all(each.children() for each in running), "workers of both supervisors")
+        first = wait_until(leader, "a leader")
+        orphans = by_pid[first].children()
+        with Watch("g") as watch:
+            os.kill(first, signal.SIGKILL)
+            by_pid[first].process.wait()
+            leave(holder)
+            wait_until(lambda: TaskRecord.objects.succeeded().filter(id__in=ids).count() == 6, "the end of all", 25)
+        assert leader() not in (0, first)
+        for pid in orphans:
+            wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), "the end of a worker without supervisor")
+    assert watch.most == 1
+    assert [line["id"] for line in runs(history_path) if line["event"] == "in"] == ids

@@ -136,10 +136,9 @@ def _retry_chunk(request: HttpRequest, gate_of: dict[UUID, str], progress: Progr
             return
         if is_a(error, DatabaseError):
             raise error
-        is_own_gate = is_a(error, (UnknownGate, GateUnavailable)) and error.gate in gate_of.values()
-        if is_own_gate and is_a(error, UnknownGate):
+        if is_a(error, UnknownGate) and error.gate in gate_of.values():
             progress.set_aside[error.gate] = NO_LIMIT
-        elif is_own_gate and is_a(error, GateUnavailable):
+        elif is_a(error, GateUnavailable) and error.gate in gate_of.values():
             # All of them: asking each would take the time-out of a connection each.
             progress.set_aside.update(dict.fromkeys(filter(None, gate_of.values()), error.reason))
         elif is_a(error, (GateUnavailable, BrokerUnavailable)):
@@ -164,7 +163,7 @@ def _retry_parts(request: HttpRequest, gate_of: dict[UUID, str], progress: Progr
 
 def _note_refused(count: int, progress: Progress, error: BaseException) -> None:
     progress.refused += count
-    progress.reason = progress.reason or one_line(error)
+    progress.reason = progress.reason or one_line(error).rstrip(".")
 
 
 def add_messages(request: HttpRequest, rows: QuerySet[TaskRecord], progress: Progress) -> None:

@@ -29,14 +29,17 @@ from . import doomed, tasks  # noqa: E402
 
 
 def load(count: str, longest_ms: str, pause_ms: str, seed: str, gate_name: str = "", delay: str = "0") -> None:
-    """Enqueue tasks one by one; ask a full or unreachable gate again until it admits the task."""
+    """Enqueue tasks one by one; ask a full or unreachable gate again until it admits the task.
+
+    At a gate every third task fails once, so that its retry competes with the new tasks.
+    """
     chance = random.Random(seed)
-    for _ in range(int(count)):
+    for number in range(int(count)):
         ms = chance.uniform(0, float(longest_ms))
         while True:
             try:
                 if gate_name:
-                    result = tasks.gated.enqueue(gate_name, ms)
+                    result = (tasks.gated if number % 3 else tasks.gated_flaky).enqueue(gate_name, ms)
                 elif float(delay):
                     result = tasks.work.using(run_after=timedelta(seconds=float(delay))).enqueue(ms)
                 else:
