@@ -302,7 +302,7 @@ class Reporter(LongLivedThread):
             self._write_until_done(partial(self._mark, part))
 
     def _mark(self, jobs: Sequence[Job]) -> list[lifecycle.Run]:
-        """Try it once. Whoever waits for a connection has no lock: a slot that waits for it may hold the last one."""
+        """Try it once. The reporter waits for a connection without the lock, because a slot may hold the last one."""
         connect()
         with self._marking:
             unwritten = [job for job in jobs if job.phase is JobPhase.RUNNING and not job.run.written]
