@@ -26,10 +26,11 @@ from .. import conf
 
 SCHEMES = ("redis", "rediss", "unix")
 CLUSTER_FACTORY = "django_asyncq.broker.cluster.client"
-ADDRESS_HINT = (
-    "Write redis://host:port/database, rediss:// for TLS, or unix:///path?db=0. In a user name or password write "
-    "@ : / ? # and % in percent-encoding, as urllib.parse.quote(text, safe='') does."
+ENCODING_HINT = (
+    "In a user name or password write @ : / ? # and % in percent-encoding, as urllib.parse.quote(text, safe='') does."
 )
+ADDRESS_HINT = f"Write redis://host:port/database, rediss:// for TLS, or unix:///path?db=0. {ENCODING_HINT}"
+NODE_HINT = f"Write an address such as redis://10.0.0.1:6379, or rediss:// for TLS. {ENCODING_HINT}"
 OPTIONS_HINT = "Correct the OPTIONS of this cache; docs/guides/redis.md has examples of each kind."
 DEFAULT_PORT = 6379
 HIGHEST_PORT = 65_535
@@ -106,9 +107,9 @@ def _factory_faults(path: str) -> Iterator[Fault]:
 
 
 def _location_faults(alias: str, location: Any, *, is_cluster: bool) -> Iterator[Fault]:
-    where = f"CACHES[{alias!r}]['LOCATION']"
+    where, hint = f"CACHES[{alias!r}]['LOCATION']", NODE_HINT if is_cluster else ADDRESS_HINT
     if not location:
-        yield Fault("LOCATION", f"{where} is missing.", ADDRESS_HINT)
+        yield Fault("LOCATION", f"{where} is missing.", hint)
         return
     if isinstance(location, str):
         location = location.split(",")
@@ -116,7 +117,7 @@ def _location_faults(alias: str, location: Any, *, is_cluster: bool) -> Iterator
     for number, url in enumerate(urls, 1):
         if reason := _address_fault(url, is_cluster=is_cluster):
             which = "" if len(urls) == 1 else f", address {number}"
-            yield Fault("LOCATION", f"{where}{which}: {reason}.", ADDRESS_HINT)
+            yield Fault("LOCATION", f"{where}{which}: {reason}.", hint)
 
 
 def _address_fault(url: Any, *, is_cluster: bool) -> str:

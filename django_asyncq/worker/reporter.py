@@ -14,6 +14,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from django.db import connections
 
@@ -298,17 +299,14 @@ class Reporter(LongLivedThread):
         """Write RUNNING for those that still run, and whose row is not left to their slot."""
         for start in range(0, len(jobs), MOST_AT_ONCE):
             part = jobs[start : start + MOST_AT_ONCE]
-            self._write_until_done(lambda part=part: self._mark(part))
+            self._write_until_done(partial(self._mark, part))
 
     def _mark(self, jobs: Sequence[Job]) -> list[lifecycle.Run]:
-        """Try it once. Whoever waits for a connection has no lock: a slot that waits for it may hold the last one."""
+        """Try it once. The reporter waits for a connection without the lock, because a slot may hold the last one."""
         connect()
         with self._marking:
-            running = [
-                job
-                for job in jobs
-                if job.phase is JobPhase.RUNNING and not job.run.written and job not in self._abandoned
-            ]
+            unwritten = [job for job in jobs if job.phase is JobPhase.RUNNING and not job.run.written]
+            running = [job for job in unwritten if job not in self._abandoned]
             return each_alone(
                 "marking of tasks as running",
                 running,

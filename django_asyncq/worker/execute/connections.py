@@ -14,7 +14,7 @@ from .job import Job
 _job: ContextVar[Job | None] = ContextVar("job", default=None)
 
 
-def watch_connections(job: Job) -> None:
+def begin_connections(job: Job) -> None:
     """Have `job.was_connected` say whether its run has, or ever had, a connection: it may have closed it itself."""
     _job.set(job)
     job.was_connected = any(each.connection is not None for each in connections.all(initialized_only=True))

@@ -27,7 +27,7 @@ from ..reporter import Reporter
 from ..slot_table import SlotTable
 from .calling import acall, call, call_in_transaction, own_thread
 from .completion import Completion
-from .connections import tidy_connections, watch_connections
+from .connections import begin_connections, tidy_connections
 from .cuts import causes_of
 from .job import Cut, Job, JobPhase, Outcome, Unconnected
 
@@ -90,7 +90,7 @@ class JobRunner:
         job.stop = threading.Event() if job.task.takes_context else None
         job.begun_at = time.monotonic()
         job.phase = JobPhase.RUNNING
-        watch_connections(job)
+        begin_connections(job)
         deadline = job.begun_at + job.timeout_seconds + self.timeout_grace_seconds if job.timeout_seconds else 0.0
         self.slot_table.enter(job.slot, record.id, deadline)
         lifecycle.begin(job.run, self.worker_id, database_clock.estimate())
