@@ -38,6 +38,9 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
 elif pool := os.environ.get("ASYNCQ_TEST_POOL"):
     # In processes that a test starts. Django allows a pool only with connections that are closed after each use.
     DATABASES["default"]["OPTIONS"] = {"pool": json.loads(pool)}
+if zone := os.environ.get("ASYNCQ_TEST_DATABASE_ZONE"):
+    # On SQLite and MySQL, Django then stores times of that zone, without the zone.
+    DATABASES["default"]["TIME_ZONE"] = zone
 if routers := os.environ.get("ASYNCQ_TEST_ROUTER"):
     DATABASE_ROUTERS = [ROUTERS[name] for name in routers.split(",")]
     if "own" in routers:

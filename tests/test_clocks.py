@@ -27,7 +27,7 @@ from django_asyncq.lifecycle.messages import later_fence
 from django_asyncq.maintenance import clock_check
 from django_asyncq.maintenance.clock_check import ClockCheck
 from django_asyncq.maintenance.reconciler import Reconciler
-from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.models import Gate, LockTerm, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
 from django_asyncq.storage import database_clock
 from django_asyncq.testing import CRASH_VARIABLE, crash_at
 
@@ -55,6 +55,25 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database_clock, "_clocks", {})
     monkeypatch.setattr(database_clock, "_ask_from", {})
     monkeypatch.setattr(redis_clock, "_clocks", {})
+
+
+@pytest.fixture
+def database_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A TIME_ZONE in DATABASES, for this process and those that it starts."""
+
+    def forget() -> None:
+        for each in connections.all():
+            each.close()
+            for name in ("timezone", "timezone_name"):
+                each.__dict__.pop(name, None)
+
+    forget()
+    for each in connections.all():
+        monkeypatch.setitem(each.settings_dict, "TIME_ZONE", "Asia/Tokyo")
+    monkeypatch.setenv("ASYNCQ_TEST_DATABASE_ZONE", "Asia/Tokyo")
+    yield
+    monkeypatch.undo()
+    forget()
 
 
 @pytest.fixture(scope="session")
@@ -233,6 +252,41 @@ def test_the_time_has_no_time_zone_where_django_has_none(settings: Any) -> None:
     found = database_clock.now()
     assert found.tzinfo is None
     assert abs(found - timezone.now()) < timedelta(seconds=2)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("database_zone")
+def test_every_time_in_a_row_is_right_on_a_connection_with_a_time_zone(
+    history_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of tasks, occurrences, start-up runs and terms; what is due fires, and nothing else does."""
+    monkeypatch.setenv("ASYNCQ_TEST_STARTUP", "well")
+    began_at, minute = timezone.now().replace(microsecond=0) - timedelta(seconds=2), timedelta(minutes=1)
+    for name, starts_at in [("due", began_at - minute / 4), ("not due", began_at + 10 * minute)]:
+        row = Schedule(name=name, task="tests.tasks.tally", args=["a"], kwargs={"pages": 1}, interval_seconds=3600)
+        row.starts_at = row.next_occurrence_at = starts_at
+        row.save()
+    tasks.add.enqueue(1, 2)
+    tasks.add.enqueue_many([(1, 2), (3, 4)])
+    with workers(tmp_path):
+        wait_until(lambda: TaskRecord.objects.filter(state=TaskState.SUCCEEDED).count() == 4, "end of four tasks")
+        wait_until(
+            lambda: StartupRun.objects.filter(finished_at__isnull=False).count() == 2, "end of two start-up runs"
+        )
+    run_workers()
+    assert [occurrence.schedule.name for occurrence in Occurrence.objects.all()] == ["due"]
+    assert [line["event"] for line in history(history_path)].count("once") == 1
+    found = [
+        (model.__name__, name, moment)
+        for model in (TaskRecord, Occurrence, StartupRun, LockTerm)
+        for row in model._default_manager.all()
+        for name, moment in vars(row).items()
+        if isinstance(moment, datetime)
+    ]
+    # Four tasks have four times each, the occurrence one of its own, three start-up runs two, and terms one.
+    assert len(found) >= 4 * 4 + 1 + 3 * 2 + 1
+    ends_at = timezone.now() + timedelta(seconds=2)
+    assert [each for each in found if not began_at - minute <= each[2] <= ends_at] == []
 
 
 @pytest.mark.django_db(transaction=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def written(name: str) -> list[int]:
 @pytest.mark.parametrize("name", ["maintenance", "ä b", "x" * 200, "x" * 5000])
 def test_terms_rise_by_one(name: str) -> None:
     """From 1 on, with the latest holder beside the number; a lock may have any name."""
-    before = timezone.now()
+    before = timezone.now() - timedelta(seconds=1)  # what is measured may differ by a round trip
     assert [fencing.begin(name, f"host {pid}") for pid in (7, 8)] == [1, 2]
     assert fencing.begin(f"{name}'s other", "h" * 1000) == 1
     row = LockTerm.objects.get(name=fencing._row_name(name))

@@ -1,4 +1,4 @@
-"""The database's own clock, as an expression for queries and column defaults. Hosts of a fleet may disagree."""
+"""The database's own clock, as the default of a column. Hosts of a fleet may disagree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from django.db.models.functions import Now
 
 
 class DatabaseNow(Now):
-    """Read the database's time: not that of the transaction's start, and in UTC even on MySQL."""
+    """Read the database's time: not that of the transaction's start, and in UTC even on MySQL.
+
+    For column defaults only. On SQLite and MySQL, a connection with a TIME_ZONE would read another time from this;
+    `storage.database_clock` is right on every connection.
+    """
 
     def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
         """Return the SQL for PostgreSQL."""

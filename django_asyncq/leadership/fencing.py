@@ -15,9 +15,9 @@ from django.db import transaction
 from django.db.models import F
 from django.db.transaction import TransactionManagementError
 
-from ..definitions.database_now import DatabaseNow
 from ..exceptions import LockLost
 from ..models import LockTerm
+from ..storage import database_clock
 from ..storage.routing import rows_of, transaction_of, writing_database
 
 MOST_CHARACTERS = 200
@@ -37,9 +37,10 @@ def begin(name: str, holder: str) -> int:
     rows = rows_of(LockTerm)
     name, holder = _row_name(name), holder[:MOST_CHARACTERS]
     while True:
+        now = database_clock.now()
         # The first statement is a write: SQLite cannot upgrade a read transaction while others write.
         with transaction_of(LockTerm, durable=True):
-            if rows.filter(name=name).update(number=F("number") + 1, holder=holder, begun_at=DatabaseNow()):
+            if rows.filter(name=name).update(number=F("number") + 1, holder=holder, begun_at=now):
                 return rows.values_list("number", flat=True).get(name=name)
         # In a transaction of its own: on MySQL, two refused inserts would deadlock over the row.
         rows.bulk_create([LockTerm(name=name)], ignore_conflicts=True)

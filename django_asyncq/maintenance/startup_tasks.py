@@ -14,16 +14,14 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import Value
-
 from .. import conf, failpoints
-from ..definitions.database_now import DatabaseNow
 from ..definitions.schedules import StartupTask, startup_tasks
 from ..exceptions import LockLost
 from ..guard import get_logger
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..lifecycle import describe_exit
 from ..models import StartupRun
+from ..storage import database_clock
 from ..storage.routing import rows_of
 from ..worker.bootstrap import run_startup_task
 from ..worker.process_groups import has_exited, kill_group, start_of_child, wait_for_exit
@@ -81,7 +79,7 @@ class StartupRunner:
         term = self.coordinator.term(lock)
         holder = f"{socket.gethostname()} {os.getpid()}"
         with self.coordinator.fenced(lock):
-            row = rows_of(StartupRun).create(name=task.name, holder=holder, term=term, begun_at=DatabaseNow())
+            row = rows_of(StartupRun).create(name=task.name, holder=holder, term=term, begun_at=database_clock.now())
         failpoints.reach("start_up.row_written")
         logger.info("start-up task %s started", task.name)
         self._run = Run(task, row.pk)
@@ -91,7 +89,7 @@ class StartupRunner:
         if task.every_start:
             return False
         seconds = time.monotonic() - self._started_at + task.ttl_seconds
-        since = DatabaseNow() - Value(timedelta(seconds=seconds))
+        since = database_clock.now() - timedelta(seconds=seconds)
         return rows_of(StartupRun).filter(name=task.name, finished_at__gt=since).exists()
 
     def _check(self, run: Run) -> None:
@@ -107,7 +105,7 @@ class StartupRunner:
             return
         try:
             with self.coordinator.fenced(lock):
-                rows_of(StartupRun).filter(pk=run.row_id).update(finished_at=DatabaseNow(), error=error)
+                rows_of(StartupRun).filter(pk=run.row_id).update(finished_at=database_clock.now(), error=error)
         except LockLost:
             self._run = None
             raise

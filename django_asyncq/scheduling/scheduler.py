@@ -22,7 +22,6 @@ from django.db.models import QuerySet
 
 from .. import compat, conf, failpoints
 from ..definitions import payload
-from ..definitions.database_now import DatabaseNow
 from ..definitions.exception_text import text_of
 from ..definitions.schedules import Declaration
 from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, LockLost, RunAborted
@@ -101,7 +100,7 @@ class Scheduler:
 
     def __init__(self, fenced: Fenced | None = None, clock: Clock | None = None) -> None:
         self._fenced = fenced or partial(transaction_of, Schedule)
-        self._clock = clock
+        self._clock = clock or database_clock.now
         # The names of schedules whose error was logged, and that have not succeeded since.
         self._failing: set[str] = set()
         # Whether the last `sync` has written every declared schedule.
@@ -119,7 +118,7 @@ class Scheduler:
             rows = _soonest(postponed)
             if not rows:
                 return FireResult(fired, RETRY_SECONDS if postponed else None)
-            now: datetime = rows[0].now if self._clock is None else self._clock()
+            now = self._clock()
             due = [row for row in rows if row.next_occurrence_at <= now]
             for row in due:
                 found = self._attempt(row.name, partial(self._fire_alone, row, now))
@@ -290,11 +289,11 @@ def _locked(rows: QuerySet[Schedule]) -> Schedule | None:
 
 
 def _soonest(postponed: Collection[UUID]) -> list[Any]:
-    """Return the schedules whose next occurrence comes first, each with the time `now` of the database.
+    """Return the schedules whose next occurrence comes first.
 
     postponed: ids of those to skip.
     """
-    rows = rows_of(Schedule).firing().annotate(now=DatabaseNow()).order_by("next_occurrence_at")
+    rows = rows_of(Schedule).firing().order_by("next_occurrence_at")
     if postponed:
         rows = rows.exclude(pk__in=postponed)
     return usable_schedules(rows, SCHEDULES_PER_PAGE)
