@@ -7,7 +7,7 @@ AsyncqError
 │   └── UnknownGate        a gate has no limit
 ├── EnqueueRefused         the task is valid but cannot be enqueued now; nothing was written
 │   ├── QueueFull          the gate is full
-│   └── GateUnavailable    Redis is unreachable, so the gate admits nothing
+│   └── GateUnavailable    Redis is unreachable or refuses this client, so the gate admits nothing
 ├── BrokerUnavailable      Redis cannot be reached or refuses to write
 │   └── BrokerMisconfigured  Redis refuses this client until a setting is corrected; waiting does not help
 │       └── BrokerPermissionDenied  the Redis user lacks a right
@@ -92,12 +92,15 @@ class QueueFull(EnqueueRefused):
 
 
 class GateUnavailable(EnqueueRefused):
-    """Redis is unreachable, so the gate admits nothing. reason: why, without user name and password."""
+    """Redis is unreachable or refuses this client, so the gate admits nothing.
+
+    reason: why, without user name and password.
+    """
 
     def __init__(self, gate: str, reason: str = "Redis is unreachable or refuses to write") -> None:
         super().__init__(
             f"gate {gate!r} cannot be asked: {reason}. "
-            f"Enqueue again when Redis is reachable; tasks without a gate are still accepted"
+            f"Enqueue again when the gate can be asked; tasks without a gate are still accepted"
         )
         self.gate = gate
         self.reason = reason

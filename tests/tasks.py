@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import ctypes
 import functools
 import json
@@ -15,8 +16,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import OperationalError, connections
 
 from django_asyncq import compat, startup_task, task
 from django_asyncq.context import TaskContext
@@ -649,6 +654,31 @@ def counts_and_naps(seconds: float) -> int:
     found = Gate.objects.count()
     time.sleep(seconds)
     return found
+
+
+@task(max_attempts=1)
+def writes_before_full(text: str) -> None:
+    """Have an effect, close the connections, and get no other one."""
+    count()
+    connections.close_all()
+    raise OperationalError(text)
+
+
+@task(max_attempts=1)
+def writes_before_full_in_thread(text: str) -> None:
+    """The same in a thread that has the context of the task."""
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(contextvars.copy_context().run, count).result()
+        executor.submit(connections.close_all).result()
+    raise OperationalError(text)
+
+
+@task(max_attempts=1)
+async def writes_before_full_async(text: str) -> None:
+    """The same in the event loop."""
+    await sync_to_async(count)()
+    await sync_to_async(connections.close_all)()
+    raise OperationalError(text)
 
 
 @task(atomic=True, max_attempts=1)

@@ -29,7 +29,7 @@ from django_asyncq.admin import GateAdmin, TaskRecordAdmin, display
 from django_asyncq.admin.queries import MAX_LISTED, BoundedPaginator
 from django_asyncq.admin.task_admin import MASKED_COLUMNS
 from django_asyncq.broker.clients import Client as RedisClient
-from django_asyncq.exceptions import GateUnavailable
+from django_asyncq.exceptions import GateUnavailable, UnknownGate
 from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 from django_asyncq.storage.routing import rows_of, writing_database
 
@@ -372,6 +372,24 @@ def test_gate_without_a_limit_is_an_error_not_a_crash(operator: Client) -> None:
     assert state_of(record) == TaskState.FAILED
 
 
+@pytest.mark.parametrize("where", ["page", "list"])
+def test_receiver_that_refuses_a_retry_is_an_error_not_a_crash(operator: Client, where: str) -> None:
+    """With whatever error; the message gives the reason."""
+    from django_asyncq.signals import task_state_changing
+
+    def refuse(**kwargs: Any) -> None:
+        raise ValueError("not on a Sunday.")
+
+    record = make()
+    task_state_changing.connect(refuse)
+    try:
+        response = operator.post(retry_of(record)) if where == "page" else run_action(operator, record, confirmed="yes")
+    finally:
+        task_state_changing.disconnect(refuse)
+    assert said(response) == [("error", "The retry was refused: not on a Sunday. Nothing was changed.")]
+    assert state_of(record) == TaskState.FAILED
+
+
 def test_task_removed_from_code_stays_failed_and_the_message_names_it(operator: Client) -> None:
     """The other selected tasks are retried."""
     removed, fine = make(name="shop.tasks.removed"), make()
@@ -553,10 +571,10 @@ def test_one_task_that_cannot_be_retried_does_not_stop_the_others(operator: Clie
 
 
 def test_second_click_on_retry_all_queues_nothing_twice(operator: Client) -> None:
-    """The second request finds no failed task, changes nothing and says so; a forged progress starts anew."""
+    """The second request finds no failed task, changes nothing and says so."""
     records = [make() for _ in range(3)]
-    for progress in ("", "forged"):
-        response = run_action(operator, records[0], select_across="1", confirmed="yes", progress=progress)
+    for _ in range(2):
+        response = run_action(operator, records[0], select_across="1", confirmed="yes", progress="")
     assert said(response)[-1] == (
         "warning",
         "None of the selected tasks is failed any more, so nothing was retried.",
@@ -611,12 +629,58 @@ def test_retry_all_without_redis_queues_tasks_without_a_gate(operator: Client, m
 
 @pytest.mark.parametrize(("who", "code"), [("view", 200), ("retry", 403), ("anonymous", 302)])
 def test_retry_all_needs_the_permission_in_every_round(client_of: Callable[..., Client], who: str, code: int) -> None:
-    """A progress that was signed for another person opens nothing."""
-    from django_asyncq.admin.retry_all import Progress
-
+    """What a round before has done opens nothing."""
     record, client = make(), client_of(who)
-    response = run_action(client, record, select_across="1", confirmed="yes", progress=Progress().text())
+    response = run_action(client, record, select_across="1", confirmed="yes", progress="signed")
     assert (response.status_code, state_of(record)) == (code, TaskState.FAILED)
+
+
+@pytest.mark.usefixtures("one_chunk")
+def test_progress_of_another_person_or_of_another_list_is_asked_about_again(
+    operator: Client, client_of: Callable[..., Client]
+) -> None:
+    """It would leave out the tasks that were looked at there, and tell what somebody else has done."""
+    records = [make(queue_name="mail") for _ in range(3)]
+    response = run_action(operator, records[0], select_across="1", confirmed="yes")
+    signed = re.search(r'name="progress" value="([^"]+)"', response.content.decode())
+    assert signed
+    newest = make(queue_name="mail")
+    data = {"select_across": "1", "confirmed": "yes"}
+    other = client_of("superuser")
+    for client, query, progress in [
+        (other, "", signed[1]),
+        (operator, "?queue=mail", signed[1]),
+        (operator, "", f"{signed[1]}x"),
+    ]:
+        response = run_action(client, records[0], query=query, progress=progress, **data)
+        assert response.context["title"] == "Retry 2 failed tasks?"
+        assert "Continue with" not in response.content.decode()
+    assert (state_of(records[0]), state_of(newest)) == (TaskState.FAILED, TaskState.FAILED)
+    assert run_action(operator, records[0], progress=signed[1], **data).status_code == 302
+    assert (state_of(records[0]), state_of(newest)) == (TaskState.QUEUED, TaskState.FAILED)
+
+
+@pytest.mark.parametrize("error", [GateUnavailable("elsewhere", "it is away"), UnknownGate("elsewhere")])
+def test_gate_that_a_receiver_needs_does_not_keep_the_request_for_ever(operator: Client, error: Exception) -> None:
+    """A receiver enqueues at a gate of its own, which none of the retried tasks has."""
+    from django_asyncq.signals import task_state_changing
+
+    record = make()
+
+    def enqueue(**kwargs: Any) -> None:
+        asked.append(kwargs)
+        if len(asked) > 5:
+            raise KeyboardInterrupt
+        raise error
+
+    asked: list[Any] = []
+    task_state_changing.connect(enqueue)
+    try:
+        response = run_action(operator, record, select_across="1", confirmed="yes")
+    finally:
+        task_state_changing.disconnect(enqueue)
+    assert (len(asked), state_of(record)) == (1, TaskState.FAILED)
+    assert said(response) == [("error", f"The retry of 1 task was refused: {error}.")]
 
 
 # --- the list
@@ -1002,21 +1066,21 @@ def test_gates_show_how_many_tasks_wait(client_of: Any) -> None:
     assert re.search(r'field-waiting.*?<div class="readonly">2</div>', page, re.DOTALL)
 
 
-def test_gates_without_redis_say_unknown_and_ask_once(client_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page waits for one timeout, not for one per row."""
+def test_gates_without_redis_say_why_and_ask_once(client_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page waits for one timeout, not for one per row, and shows the reason, which may be a missing right."""
     from django_asyncq.exceptions import BrokerUnavailable
 
     asked = []
 
     def unreachable(name: str) -> Any:
         asked.append(name)
-        raise BrokerUnavailable("unreachable")
+        raise BrokerUnavailable("Redis is <away>")
 
     monkeypatch.setattr(gates, "slots", unreachable)
     for name in ("a", "b", "c"):
         Gate.objects.create(name=name, limit=1)
     text = client_of("superuser").get("/admin/django_asyncq/gate/").content.decode()
-    assert text.count("unknown: Redis is unreachable") == 3
+    assert len(re.findall(r"unknown: <span[^>]*>Redis is &lt;away&gt;</span>", text)) == 3
     assert asked == ["a"]
 
 

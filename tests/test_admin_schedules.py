@@ -17,7 +17,7 @@ from django.contrib.admin import AdminSite
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
-from django.db import connection
+from django.db import connections
 from django.template.loader import render_to_string
 from django.test import Client
 from django.urls import path
@@ -611,7 +611,7 @@ def test_two_clicks_at_the_same_time_queue_one_task() -> None:
             barrier.wait(5)
             found.append(run_once(row.pk, 0).is_new)
         finally:
-            connection.close()
+            connections.close_all()
 
     threads = [threading.Thread(target=click) for _ in range(2)]
     for thread in threads:

@@ -8,6 +8,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -54,6 +55,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin each test as a new process does."""
     monkeypatch.setattr(database_clock, "_clocks", {})
     monkeypatch.setattr(database_clock, "_ask_from", {})
+    monkeypatch.setattr(database_clock, "_askers", {})
     monkeypatch.setattr(redis_clock, "_clocks", {})
 
 
@@ -133,6 +135,14 @@ def test_the_host_clock_is_read_only_where_a_reason_is_given(name: str) -> None:
     """Everything else asks `database_clock`, `redis_clock` or, for a duration within a process, the monotonic clock."""
     most, _ = READS_HOST_CLOCK.get(name, (0, ""))
     assert len(host_clock_reads(MODULES[name])) == most, host_clock_reads(MODULES[name])
+
+
+def test_the_expression_of_the_database_time_is_a_column_default_only() -> None:
+    """In a query, Django takes it for a time in the zone of the connection."""
+    used = {
+        name for name, tree in MODULES.items() for node in ast.walk(tree) if getattr(node, "id", "") == "DatabaseNow"
+    }
+    assert used == {"models"}
 
 
 @pytest.mark.parametrize(
@@ -237,6 +247,32 @@ def test_the_time_is_told_within_an_event_loop() -> None:
 
     assert abs(asyncio.run(ask()) - timezone.now()) < timedelta(seconds=2)
     assert database_clock._clocks.get("default", MeasuredClock()).is_measured == (connection.vendor != "sqlite")
+
+
+def test_an_event_loop_asks_with_one_connection_and_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it needs the time while a slow database has not answered."""
+    asked, answer = [], threading.Event()
+
+    def measure(alias: str) -> None:
+        asked.append(alias)
+        answer.wait(10)
+
+    monkeypatch.setitem(database_clock.STATEMENTS, connection.vendor, "")
+    monkeypatch.setattr(database_clock, "measure", measure)
+    monkeypatch.setattr(database_clock, "LOOP_SECONDS", 0.2)
+
+    async def ask() -> float:
+        begun_at = time.monotonic()
+        for _ in range(20):
+            database_clock.now("default")
+        return time.monotonic() - begun_at
+
+    seconds = asyncio.run(ask())
+    answer.set()
+    for thread in database_clock._askers.values():
+        thread.join(10)
+    assert asked == ["default"]
+    assert seconds < 1
 
 
 def test_the_time_is_told_where_no_database_may_be_used() -> None:

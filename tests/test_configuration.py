@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import re
 import shutil
+import ssl
 import subprocess
 from collections.abc import Iterator
+from io import StringIO
 from typing import Any
 
 import pytest
 import redis
+import redis.sentinel
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from redis.cluster import RedisCluster
 
 from django_asyncq.broker import Broker, clients, configuration
 from django_asyncq.broker.tls_probe import tls_mismatch
 from django_asyncq.exceptions import BrokerMisconfigured, BrokerUnavailable, GateUnavailable
 from django_asyncq.faults import Faults
 from django_asyncq.guard import get_logger
+from django_asyncq.management.commands.runworkers import Command
 from django_asyncq.models import TaskRecord
 from django_asyncq.testing import EmbeddedRedis, free_port
 
@@ -266,3 +271,82 @@ def test_password_that_changes_while_a_worker_runs_is_an_outage_with_its_reason(
         assert broker.eviction_policy() == "noeviction" and faults.clear()
     lines = [record.getMessage() for record in caplog.records if record.name == "tests"]
     assert len(lines) == 2 and "Authentication required" in lines[1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        redis.exceptions.RedisClusterException("no node answers"),
+        redis.exceptions.SlotNotCoveredError("slot 7"),
+        redis.exceptions.ClusterError("TTL exhausted."),
+        redis.exceptions.ResponseError("max number of clients + cluster connections reached"),
+        redis.exceptions.ConnectionError("max number of clients reached"),
+        redis.exceptions.ResponseError("UNBLOCKED force unblock from blocking operation, instance state changed"),
+        redis.exceptions.BusyLoadingError("Redis is loading the dataset in memory"),
+        redis.exceptions.ReadOnlyError("You can't write against a read only replica."),
+        redis.exceptions.ResponseError("MISCONF Redis is configured to save RDB snapshots"),
+        redis.exceptions.ResponseError("NOREPLICAS Not enough good replicas to write."),
+        redis.exceptions.ClusterDownError("Hash slot not served"),
+        redis.exceptions.MasterDownError("Link with MASTER is down"),
+        redis.exceptions.ConnectionError("Error -2 connecting to redis:6379. Name or service not known."),
+        redis.sentinel.MasterNotFoundError("No master found for 'mymaster'"),
+        redis.exceptions.TimeoutError("Timeout connecting to server"),
+    ],
+    ids=lambda error: re.sub(r"\W+", "-", f"{type(error).__name__} {error}")[:60],
+)
+def test_outage_of_any_kind_is_retried_and_ends_no_worker(error: Exception) -> None:
+    """None of them is a fault of the configuration, and none passes as an error of its own."""
+    with pytest.raises(BrokerUnavailable) as raised, clients.broker_errors(None):
+        raise error
+    assert not isinstance(raised.value, BrokerMisconfigured)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_outage"),
+    [
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", False),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", False),
+        ("[SSL: TLSV1_ALERT_INTERNAL_ERROR] tlsv1 alert internal error", True),
+        ("_ssl.c:989: The handshake operation timed out", True),
+        ("[SSL: APPLICATION_DATA_AFTER_CLOSE_NOTIFY] application data after close notify", True),
+    ],
+)
+def test_tls_that_breaks_is_an_outage_and_tls_that_is_set_wrongly_is_not(text: str, is_outage: bool) -> None:
+    """A server that is busy or restarts ends handshakes too."""
+    with pytest.raises(BrokerUnavailable) as raised, clients.broker_errors(None):
+        raise redis.exceptions.ConnectionError(text) from ssl.SSLError(1, text)
+    assert isinstance(raised.value, BrokerMisconfigured) is not is_outage
+
+
+def test_slot_that_moves_is_an_outage_for_the_client_of_a_cluster() -> None:
+    """A wait for a push is told of it; the client finds the node when it tries again."""
+    found = RedisCluster.__new__(RedisCluster)
+    with pytest.raises(BrokerUnavailable) as raised, clients.broker_errors(found):
+        raise redis.exceptions.MovedError("866 10.0.0.7:6379")
+    assert not isinstance(raised.value, BrokerMisconfigured)
+
+
+def test_worker_starts_while_no_node_of_the_cluster_answers(settings: Any) -> None:
+    """It says so, and waits; nothing else is raised."""
+    use(settings, cache(f"redis://127.0.0.1:{free_port()}"), {"CLIENT_FACTORY": configuration.CLUSTER_FACTORY})
+    stderr = StringIO()
+    Command(stderr=stderr)._print_start([])
+    assert "Redis is unreachable (" in stderr.getvalue() and "workers start and wait for it" in stderr.getvalue()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Invalid URL redis://ann:w0rd/s3cret@host:6379/0",
+        "redis://host/0?username=x&password=s3cret&db=1",
+        "Connection.__init__() got {'host': 'h', 'password': 's3cret'}",
+        "it is s3cret",
+    ],
+)
+def test_password_is_masked_wherever_an_address_may_have_it(text: str, settings: Any) -> None:
+    """Also that of an address which only a factory of the project knows, and one behind the question mark."""
+    use(settings, cache("redis://127.0.0.1:6379/0?password=s3cret"), {})
+    found = configuration.safe_text(ValueError(text))
+    assert "***" in found and not [part for part in ("s3cret", "w0rd", "ann") if part in found]
+    use(settings, cache("redis://127.0.0.1:6379/0"), {})
+    assert text == "it is s3cret" or "s3cret" not in configuration.safe_text(ValueError(text))

@@ -1471,7 +1471,7 @@ def test_environments_with_different_redis_or_prefix_share_a_folder(
     """Each has a leader of its own. A password in the address makes no difference, so it may be changed."""
     first, second = (url, own_redis.url) if is_reachable else (no_redis, no_redis.replace("/0", "/1"))
     holders = []
-    for location, prefix in ((first, "blue"), (second, "blue"), (first, "green")):
+    for location, prefix in ((first, "asynq:blue"), (second, "asynq:blue"), (first, "asynq:green")):
         in_environment(settings, location, prefix)
         # In Redis, the name of a lock begins with the prefix.
         holders.append(StartupTaskCoordinator(None, tmp_path, single_instance=True))
@@ -1479,8 +1479,8 @@ def test_environments_with_different_redis_or_prefix_share_a_folder(
         rival = StartupTaskCoordinator(None, tmp_path, single_instance=True)
         assert not rival.acquire(f"{name}.{prefix}", TTL)
         assert rival.holder(f"{name}.{prefix}").token == holders[-1].owner.token
-    in_environment(settings, first.replace("://", "://:changed@"), "blue")
-    assert folder_of(tmp_path).signer(f"{name}.blue").token == holders[0].owner.token
+    in_environment(settings, first.replace("://", "://:changed@"), "asynq:blue")
+    assert folder_of(tmp_path).signer(f"{name}.asynq:blue").token == holders[0].owner.token
     assert len(list(tmp_path.glob("*.lock"))) == 3
     assert not [path for path in tmp_path.iterdir() if "changed" in path.name or "127" in path.name]
 

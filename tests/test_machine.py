@@ -29,6 +29,7 @@ from django_asyncq.storage import batches
 
 from . import script_mutants, tasks
 from .machine import stores
+from .machine.crowded import Crowded
 from .machine.machine import Machine
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -117,10 +118,10 @@ def examples_for(name: str) -> int:
     return MUTANT_EXAMPLES if name in QUICK else EXAMPLES
 
 
-def assert_found(examples: int) -> None:
+def assert_found(examples: int, machine: type[Machine] = Machine) -> None:
     """The machine fails; the sequence is not made shorter, because nobody reads it."""
     with pytest.raises(Exception) as caught:
-        run_state_machine_as_test(Machine, settings=profile(examples, derandomize=True, phases=[Phase.generate]))
+        run_state_machine_as_test(machine, settings=profile(examples, derandomize=True, phases=[Phase.generate]))
     # A time-out, which Hypothesis reports as differing data, is not a find.
     assert not isinstance(caught.value, FileNotFoundError | HypothesisException)
 
@@ -131,6 +132,29 @@ def test_finds_a_script_without_its_guard(mutant: str, monkeypatch: pytest.Monke
     """Each guard of the scripts is needed by some sequence of the machine."""
     monkeypatch.setattr(scripts, "script", script_mutants.without(script_mutants.MACHINE[mutant]))
     assert_found(examples_for(mutant))
+
+
+# The order of waiters, by a machine that has many of them; the mutants of what only time shows are not for a machine.
+CROWDED_EXAMPLES = 40
+OF_ORDER = [
+    "gate that lets new tasks come before waiters",
+    "gate whose waiters overtake each other",
+    "gate that keeps its waiters",
+]
+
+
+@pytest.mark.timeout(600)
+def test_stores_agree_with_the_model_at_a_crowded_gate() -> None:
+    """The same while tasks wait at the gate."""
+    run_state_machine_as_test(Crowded, settings=profile(CROWDED_EXAMPLES, derandomize=True))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mutant", OF_ORDER)
+def test_finds_a_script_without_its_order(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each guard of the order is needed by some sequence."""
+    monkeypatch.setattr(scripts, "script", script_mutants.without(script_mutants.WAITERS[mutant]))
+    assert_found(CROWDED_EXAMPLES, Crowded)
 
 
 def guard_is(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:

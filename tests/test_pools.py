@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 from django.utils import timezone
 
 from django_asyncq import lifecycle
@@ -166,7 +166,94 @@ def test_slot_that_waits_for_the_reporter_may_hold_the_last_connection(monkeypat
     assert states[str(job.run.record.id)] == TaskState.SUCCEEDED
 
 
+@on_postgresql
+def test_reporter_whose_marking_fails_lets_the_slot_with_the_last_connection_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The statement fails, and a slot takes the connection: the reporter waits for one without the lock."""
+    reporter = Reporter(Broker("worker"), "w", Wakeup(), threading.Event())
+    job = job_of(TaskRecord.objects.create(name="tests.tasks.completes"))
+    other = job_of(TaskRecord.objects.create(name="tests.tasks.nap"))
+    job.phase = other.phase = JobPhase.RUNNING
+    mark, given, taken = lifecycle.mark_running, threading.Event(), threading.Event()
+
+    def fails_once(runs: Any) -> Any:
+        if given.is_set():
+            return mark(runs)
+        connection.close()
+        given.set()
+        taken.wait(10)
+        raise OperationalError("the connection was lost")
+
+    def complete() -> None:
+        try:
+            given.wait(10)
+            Gate.objects.count()
+            taken.set()
+            with Completion(job, reporter.leave_row, reporter.report).block():
+                Gate.objects.update(limit=7)
+        finally:
+            connections.close_all()
+
+    monkeypatch.setattr(lifecycle, "mark_running", fails_once)
+    slot = threading.Thread(target=complete, daemon=True)
+    with pooled(monkeypatch, max_size=1, timeout=1):
+        connections.close_all()
+        reporter.mark([other])
+        reporter.start()
+        slot.start()
+        slot.join(15)
+        assert not slot.is_alive()
+        assert reporter.close(10)
+        states = {str(row.id): row.state for row in TaskRecord.objects.all()}
+        connections.close_all()
+    assert states[str(other.run.record.id)] == TaskState.RUNNING
+    assert states[str(job.run.record.id)] == TaskState.SUCCEEDED
+
+
 # --- a run that gets no connection
+
+
+FULL = "FATAL: sorry, too many clients already"
+
+
+@pytest.mark.parametrize("name", ["writes_before_full", "writes_before_full_async", "writes_before_full_in_thread"])
+def test_run_that_has_written_is_not_repeated_unasked(name: str, tmp_path: Path) -> None:
+    """Also when it has closed its connections itself before it got no other one."""
+    result = getattr(tasks, name).enqueue(FULL)
+    with workers(tmp_path, "--concurrency", "2") as running:
+        wait_until(lambda: TaskRecord.objects.get(id=result.id).finished_at, "end of the task", seconds=20)
+        assert running.stop() == 0
+    (row,) = rows_of([result])
+    assert (row.state, row.attempt, row.crash_count) == (TaskState.FAILED, 1, 0)
+    assert Gate.objects.get(name="counter").limit == 1
+
+
+def test_block_that_finds_the_server_full_before_it_begins_is_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a connection was there before, which is dead."""
+    Gate.objects.count()
+    job = job_of(TaskRecord.objects.create(name="tests.tasks.completes"))
+
+    def fail(runs: Any) -> Any:
+        connection.close()
+        raise OperationalError(FULL)
+
+    monkeypatch.setattr(lifecycle, "mark_running", fail)
+    block = Completion(job, lambda job: None, lambda outcome: None).block
+    with pytest.raises(OperationalError), block():
+        pytest.fail("it has begun")
+    assert job.cut is None and job.unconnected is not None
+
+
+def test_block_whose_first_statement_finds_the_pooler_full_is_no_cut() -> None:
+    """PgBouncer lets a transaction wait, then ends the connection; three of them must not fail the task."""
+    job = job_of(TaskRecord.objects.create(name="tests.tasks.completes"))
+    with pytest.raises(OperationalError), Completion(job, lambda job: None, lambda outcome: None).block():
+        connection.connection.close()
+        raise OperationalError("query_wait_timeout\nserver closed the connection unexpectedly")
+    assert job.cut is None and job.unconnected is not None
+    connection.close()
+    assert Gate.objects.get(name="counter").limit == 0
 
 
 def job_of(record: TaskRecord) -> Job:

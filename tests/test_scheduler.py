@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.db import Error as DatabaseError
@@ -39,7 +40,7 @@ from django_asyncq.models import (
 from django_asyncq.scheduling import scheduler as scheduling
 from django_asyncq.scheduling.scheduler import Scheduler, enqueue, run_now
 from django_asyncq.signals import task_state_changing
-from django_asyncq.storage.routing import rows_of, transaction_of
+from django_asyncq.storage.routing import rows_of, transaction_of, writing_database
 from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks
@@ -571,6 +572,21 @@ def test_the_time_is_that_of_the_database() -> None:
     assert found.next_seconds == pytest.approx(150, abs=151)
 
 
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
+def test_schedules_fire_in_time_when_the_connection_has_another_time_zone(
+    zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`TIME_ZONE` in `DATABASES` says how MySQL and SQLite store times, not what time it is."""
+    connection = connections[writing_database(Schedule)]
+    monkeypatch.setitem(connection.__dict__, "timezone", ZoneInfo(zone))
+    monkeypatch.setitem(connection.__dict__, "timezone_name", zone)
+    for name, hours in (("due", 0), ("later", 1)):
+        row = schedule(name=name, cron="* * * * *")
+        moment = timezone.now().replace(second=0, microsecond=0) + timedelta(hours=hours)
+        Schedule.objects.filter(pk=row.pk).update(next_occurrence_at=moment)
+    assert [fired.schedule.name for fired in Scheduler().fire_due().fired] == ["due"]
+
+
 @pytest.mark.parametrize("change", ["save", "delete", "create"])
 def test_a_change_wakes_the_scheduler_after_its_commit(change: str) -> None:
     """Not before: the scheduler would read the old row."""
@@ -731,9 +747,20 @@ def test_code_does_not_replace_a_schedule_made_in_the_admin(
     """The schedule in code does not fire, and the log says so."""
     schedule(name="tests.tasks.tally", cron="1 1 1 1 *")
     declare(tasks.tally.func, schedule=every(seconds=30, args=("north",)))
-    assert scheduler.sync() == 0
+    assert [scheduler.sync(), scheduler.sync()] == [0, 0]
     assert Schedule.objects.get().cron == "1 1 1 1 *"
-    assert "has the name of one made in the admin" in caplog.text
+    assert caplog.text.count("has the name of one made in the admin") == 1
+
+
+def test_a_schedule_that_is_declared_twice_is_logged_once(
+    scheduler: Scheduler, declare: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The schedule of the first task fires. The scheduler and each page of the admin read the declarations again."""
+    declare(tasks.tally.func, schedule=every(minutes=5, name="c", args=["x"]))
+    task(schedule=every(minutes=6, name="c", args=[1, 2]))(tasks.add.func)
+    assert [scheduler.sync(), scheduler.sync()] == [1, 0]
+    assert Schedule.objects.get().interval_seconds == 360
+    assert caplog.text.count("schedule c is declared twice") == 1
 
 
 def test_a_declared_schedule_that_cannot_be_written_stops_no_other(

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,15 +15,17 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from django.db import IntegrityError, connections, transaction
+from django.db import IntegrityError, OperationalError, connections, transaction
 from django.utils import timezone
 
-from django_asyncq import QueueFull, gates, lifecycle
+from django_asyncq import QueueFull, conf, gates, lifecycle
 from django_asyncq.broker import Broker, keys, scripts
 from django_asyncq.broker.notifications import SupervisorListener
 from django_asyncq.django_internals import delete_rows
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.gates.waiters import KEPT_SECONDS
+from django_asyncq.leadership.hold import key_of
+from django_asyncq.leadership.owner import Owner
 from django_asyncq.lifecycle import retrying
 from django_asyncq.maintenance.forwarder import forward_due
 from django_asyncq.maintenance.reconciler import Reconciler
@@ -447,6 +450,122 @@ def test_a_deleted_waiter_waits_no_longer() -> None:
     assert gates.waiters("g") == ids[1:]
 
 
+# --- a place that is kept
+
+
+def test_a_veto_costs_no_other_waiter_its_place() -> None:
+    """All that got a slot with the vetoed one give it back, and are next again."""
+    filled = fill("g", 5)
+    ids = wait_at("g", 5)
+    leave(*filled[:2])
+
+    def veto(*, records: list[TaskRecord], **kwargs: Any) -> None:
+        if any(str(record.id) == ids[0] for record in records):
+            raise PermissionError("not this one")
+
+    task_state_changing.connect(veto)
+    try:
+        look()
+    finally:
+        task_state_changing.disconnect(veto)
+    assert queued(ids) == ids[1:3]
+    assert gates.waiters("g") == ids[3:]
+
+
+def test_a_retry_that_the_database_refuses_costs_no_slot_and_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next look finds the same; not only the one at its `retry_at`."""
+    filled = fill("g", 5)
+    ids = wait_at("g", 3)
+    leave(*filled[:2])
+    with monkeypatch.context() as patched:
+        refuse = mock.Mock(side_effect=OperationalError("deadlock"))
+        patched.setattr("django.db.models.query.QuerySet.update", refuse)
+        with pytest.raises(OperationalError):
+            look()
+    assert len(holders("g")) == 3
+    assert gates.waiters("g") == ids
+    look()
+    assert queued(ids) == ids[:2]
+
+
+def test_waiters_keep_their_places_while_their_gate_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look has failed; it postpones nobody and keeps no order."""
+    filled = fill("g", 5)
+    ids = wait_at("g", 2)
+    leave(filled[0])
+    before = list(TaskRecord.objects.filter(id__in=ids).order_by("id").values_list("retry_at", flat=True))
+    with monkeypatch.context() as patched:
+        patched.setattr("django_asyncq.gates.admission._admit_some", mock.Mock(side_effect=BrokerUnavailable("away")))
+        with pytest.raises(BrokerUnavailable):
+            look()
+    assert gates.waiters("g") == ids
+    rows = TaskRecord.objects.filter(id__in=ids).order_by("id")
+    assert list(rows.values_list("retry_at", flat=True)) == before
+    look()
+    assert queued(ids) == ids[:1]
+
+
+def test_a_task_that_does_not_wait_is_not_retried_before_its_time() -> None:
+    """It got in and failed again since; Redis still has it among the waiters, as after an audit at that moment."""
+    filled = fill("g", 5)
+    (id,) = wait_at("g")
+    later = timezone.now() + timedelta(hours=1)
+    TaskRecord.objects.filter(id=id).update(reason=FailureReason.EXCEPTION, retry_at=later)
+    leave(filled[0])
+    look()
+    assert queued([id]) == []
+    assert TaskRecord.objects.get(id=id).retry_at == later
+    assert gates.waiters("g") == []
+
+
+def test_a_refused_retry_is_put_off_before_anybody_else_can_retry_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is committed, the leader may let it in, and it may fail again: it then has another time."""
+    fill("g", 5)
+    record, later = failed("g"), timezone.now() + timedelta(hours=1)
+    real = retrying.retry
+
+    def retry_and_fail_again(*arguments: Any, **options: Any) -> lifecycle.Retried:
+        result = real(*arguments, **options)
+        row = TaskRecord.objects.get(id=record.id)
+        assert (row.reason, row.retry_at > timezone.now() + timedelta(seconds=20)) == (FailureReason.GATE_FULL, True)
+        TaskRecord.objects.filter(id=record.id).update(reason=FailureReason.EXCEPTION, retry_at=later)
+        return result
+
+    monkeypatch.setattr(retrying, "retry", retry_and_fail_again)
+    assert lifecycle.retry_due(Broker(), "default", [str(record.id)]) == 0
+    row = TaskRecord.objects.get(id=record.id)
+    assert (row.reason, row.retry_at) == (FailureReason.EXCEPTION, later)
+
+
+def test_each_task_is_admitted_by_the_limit_that_it_brings() -> None:
+    """Without a Gate row; they are retried in one call."""
+    fill("g", 2)
+    wide, narrow = failed("g", limit=5), failed("g", limit=1)
+    assert lifecycle.retry_due(Broker(), "default", [str(wide.id), str(narrow.id)]) == 1
+    assert queued([str(wide.id), str(narrow.id)]) == [str(wide.id)]
+    assert gates.waiters("g") == [str(narrow.id)]
+
+
+def test_different_limits_at_one_gate_do_not_keep_the_leader_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It retries a task only while there may be room by the limit that the last refused task brought."""
+    fill("g", 3)
+    ids = [*wait_at("g", limit=1), *wait_at("g", limit=2), *wait_at("g", limit=3)]
+    asked = mock.Mock(side_effect=lifecycle.retry_waiting)
+    monkeypatch.setattr(lifecycle, "retry_waiting", asked)
+    for _ in range(5):
+        look()
+    assert asked.call_count == 0
+    results = TaskRecord.objects.queued().order_by("id")
+    leave(results[0])
+    for _ in range(5):
+        look()
+    assert asked.call_count <= 1
+    leave(*TaskRecord.objects.queued())
+    for _ in range(5):
+        look()
+    assert queued(ids) == ids[:1]
+
+
 # --- lost memory
 
 
@@ -642,3 +761,48 @@ def test_the_limit_holds_and_all_get_in_through_kills_and_lost_memory(
             wait_until(lambda: has_succeeded(20), "the end of all", 60)
         wait_until(lambda: not holders("g"), "an empty gate", 90)
     assert watch.most <= 2
+
+
+def leader() -> int:
+    """Return the pid of the supervisor that leads, or 0."""
+    value = Broker().client.get(key_of(f"{conf.current().key_prefix}.maintenance"))
+    owner = Owner.read(value.decode()) if value else None
+    return owner.pid if owner else 0
+
+
+def put_off(ids: list[str]) -> None:
+    """Let the retries of waiting tasks be due in an hour, so that only a look of the leader lets them in."""
+    later = timezone.now() + timedelta(hours=1)
+    TaskRecord.objects.filter(id__in=ids).update(retry_at=later)
+    Broker().client.zadd(keys.keys_of("default").retry, dict.fromkeys(ids, int(later.timestamp())), xx=True)
+
+
+def test_the_next_leader_lets_the_waiters_in(
+    tmp_path: Path, history_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader is killed while tasks wait; the slot is released before there is another. All get in, in order."""
+    monkeypatch.setenv("ASYNCQ_TEST_LOCK_TTL", "3")
+    Gate.objects.create(name="g", limit=1)
+    holder = tasks.gated.using(queue_name="other").enqueue("g")
+    ids = wait_at("g", 6)
+    put_off(ids)
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    with ExitStack() as stack:
+        options = ("--queues", "default", "--processes", "1")
+        running = [stack.enter_context(workers(folder, *options)) for folder in folders]
+        by_pid = {each.process.pid: each for each in running}
+        wait_until(lambda: all(each.children() for each in running), "workers of both supervisors")
+        first = wait_until(leader, "a leader")
+        orphans = by_pid[first].children()
+        with Watch("g") as watch:
+            os.kill(first, signal.SIGKILL)
+            by_pid[first].process.wait()
+            leave(holder)
+            wait_until(lambda: TaskRecord.objects.succeeded().filter(id__in=ids).count() == 6, "the end of all", 25)
+        assert leader() not in (0, first)
+        for pid in orphans:
+            wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), "the end of a worker without supervisor")
+    assert watch.most == 1
+    assert [line["id"] for line in runs(history_path) if line["event"] == "in"] == ids

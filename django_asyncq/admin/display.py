@@ -184,7 +184,12 @@ def error_line(exception: str, message: str) -> str:
 
 def short_error(exception: str, message: str) -> SafeString:
     """Return the exception's class and the first line of its message, truncated, with the whole text as the title."""
-    whole = excerpt(error_line(exception, message)).text
+    return first_line(error_line(exception, message))
+
+
+def first_line(text: str) -> SafeString:
+    """Return the first line of an error's text, truncated, with the whole text as the title."""
+    whole = excerpt(text).text
     first = whole.partition("\n")[0]
-    text = first if len(first) <= ERROR_CHARACTERS else first[: ERROR_CHARACTERS - 1] + "…"
-    return format_html('<span class="asyncq-error-line" dir="ltr" title="{}">{}</span>', whole, text)
+    shown = first if len(first) <= ERROR_CHARACTERS else first[: ERROR_CHARACTERS - 1] + "…"
+    return format_html('<span class="asyncq-error-line" dir="ltr" title="{}">{}</span>', whole, shown)

@@ -16,8 +16,10 @@ from django.utils.translation import gettext_lazy
 from .. import gates
 from ..broker import redis_clock
 from ..exceptions import BrokerUnavailable
+from ..faults import one_line
 from ..models import Gate, TaskRecord
 from ..storage.routing import rows_of
+from . import display
 from .queries import RoutedAdmin
 
 if TYPE_CHECKING:
@@ -35,19 +37,19 @@ def slots_taken(name: str) -> int:
 
 
 def read_occupancy(rows: Sequence[Gate]) -> None:
-    """Set `slots_taken` on each row; None where Redis is unreachable.
+    """Set `slots_taken` on each row; None where Redis gave no answer, and `slots_unknown` to the reason.
 
     After the first failure Redis is not asked again, because each further row would wait for a timeout.
     """
-    is_unreachable = False
+    reason = ""
     for row in rows:
         taken = None
-        if not is_unreachable:
+        if not reason:
             try:
                 taken = slots_taken(row.name)
-            except BrokerUnavailable:
-                is_unreachable = True
-        row.slots_taken = taken  # type: ignore[attr-defined]
+            except BrokerUnavailable as error:
+                reason = one_line(error)
+        row.slots_taken, row.slots_unknown = taken, reason  # type: ignore[attr-defined]
 
 
 def read_waiting(rows: Sequence[Gate]) -> None:
@@ -100,7 +102,7 @@ class GateAdmin(RoutedAdmin, GateAdminBase):
             read_occupancy([row])
         taken: int | None = row.slots_taken  # type: ignore[attr-defined]
         if taken is None:
-            return _("unknown: Redis is unreachable")
+            return format_html(_("unknown: {}"), display.first_line(row.slots_unknown))  # type: ignore[attr-defined]
         if row.limit <= 0:
             return _("%(taken)d, no limit") % {"taken": taken}
         return format_html("{} {}", _meter(taken, row.limit), _words(taken, row.limit))

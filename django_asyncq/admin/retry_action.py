@@ -10,6 +10,7 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.db import Error as DatabaseError
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
@@ -18,7 +19,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from .. import lifecycle
-from ..exceptions import AsyncqError, GateUnavailable
+from ..exceptions import GateUnavailable
+from ..faults import one_line
+from ..guard import attempt, is_a
 from ..models import Gate, TaskRecord, TaskState
 from ..storage.routing import rows_of, writing_database
 from .code import known_task
@@ -41,7 +44,7 @@ class Outcome:
     not_failed: list[TaskRecord] = field(default_factory=list)
     removed: list[TaskRecord] = field(default_factory=list)
     deleted: int = 0
-    error: AsyncqError | None = None
+    error: BaseException | None = None
 
 
 def retry(rows: QuerySet[TaskRecord], ids: Collection[UUID]) -> Outcome:
@@ -62,9 +65,12 @@ def _retry_some(rows: QuerySet[TaskRecord], ids: Sequence[UUID], outcome: Outcom
     registered = {name: known_task(name) is not None for name in {record.name for record in found.values()}}
     removed = [r for r in found.values() if r.state == TaskState.FAILED and not registered[r.name]]
     outcome.removed += removed
-    try:
-        done = lifecycle.retry([id for id in found if found[id] not in removed], by_person=True)
-    except AsyncqError as error:
+    wanted = [id for id in found if found[id] not in removed]
+    # A receiver may refuse with any error.
+    done, error = attempt(lifecycle.retry, wanted, by_person=True)
+    if error is not None:
+        if is_a(error, DatabaseError):
+            raise error
         outcome.error = error
         return
     outcome.retried += done.retried
@@ -123,12 +129,12 @@ def _sentences(outcome: Outcome, url_of: Any) -> Iterator[tuple[int, SafeString 
         yield messages.ERROR, _error_sentence(outcome.error, bool(outcome.retried))
 
 
-def _error_sentence(error: AsyncqError, some_retried: bool) -> str:
+def _error_sentence(error: BaseException, some_retried: bool) -> str:
     changed = _("The other tasks were not changed.") if some_retried else _("Nothing was changed.")
-    if isinstance(error, GateUnavailable):
+    if is_a(error, GateUnavailable):
         reason = _("Gate %(gate)s cannot be checked: %(reason)s.") % {"gate": error.gate, "reason": error.reason}
     else:
-        reason = _("The retry was refused: %(reason)s.") % {"reason": error}
+        reason = _("The retry was refused: %(reason)s.") % {"reason": one_line(error).rstrip(".")}
     return f"{reason} {changed}"
 
 

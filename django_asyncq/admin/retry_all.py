@@ -23,7 +23,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from .. import lifecycle
-from ..exceptions import GateUnavailable, UnknownGate
+from ..exceptions import BrokerUnavailable, GateUnavailable, UnknownGate
 from ..faults import one_line
 from ..guard import attempt, is_a
 from ..models import Gate, TaskRecord, TaskState
@@ -57,17 +57,28 @@ class Progress:
     refused: int = 0
     reason: str = ""
 
-    def text(self) -> str:
+    def text(self, request: HttpRequest) -> str:
         """Return it as signed text, which a form carries from one round to the next."""
-        return signing.dumps(vars(self), salt=SALT, compress=True)
+        return signing.dumps(vars(self), salt=_salt(request), compress=True)
 
     @classmethod
-    def read(cls, text: str) -> Progress:
-        """Read what `text` has returned; start anew when it is none of ours."""
-        try:
-            return cls(**signing.loads(text, salt=SALT))
-        except (signing.BadSignature, TypeError):
+    def read(cls, request: HttpRequest) -> Progress | None:
+        """Read what the form carries, a new one when it carries none.
+
+        None for the progress of another person or of a list with other filters: it would skip tasks of this list.
+        """
+        text = request.POST.get("progress", "")
+        if not text:
             return cls()
+        try:
+            return cls(**signing.loads(text, salt=_salt(request)))
+        except (signing.BadSignature, TypeError):
+            return None
+
+
+def _salt(request: HttpRequest) -> str:
+    """Return what a signature is bound to besides the text: the person, and the filters of the list."""
+    return f"{SALT} {request.user.pk} {request.GET.urlencode()}"
 
 
 def failed_of(rows: QuerySet[TaskRecord], progress: Progress) -> QuerySet[TaskRecord]:
@@ -125,11 +136,15 @@ def _retry_chunk(request: HttpRequest, gate_of: dict[UUID, str], progress: Progr
             return
         if is_a(error, DatabaseError):
             raise error
-        if is_a(error, UnknownGate):
+        if is_a(error, UnknownGate) and error.gate in gate_of.values():
             progress.set_aside[error.gate] = NO_LIMIT
-        elif is_a(error, GateUnavailable):
+        elif is_a(error, GateUnavailable) and error.gate in gate_of.values():
             # All of them: asking each would take the time-out of a connection each.
             progress.set_aside.update(dict.fromkeys(filter(None, gate_of.values()), error.reason))
+        elif is_a(error, (GateUnavailable, BrokerUnavailable)):
+            # Of a receiver that uses Redis itself. Each of its tasks would take a time-out too.
+            _note_refused(len(gate_of), progress, error)
+            return
         else:
             _retry_parts(request, gate_of, progress, error)
             return
@@ -139,12 +154,16 @@ def _retry_chunk(request: HttpRequest, gate_of: dict[UUID, str], progress: Progr
 def _retry_parts(request: HttpRequest, gate_of: dict[UUID, str], progress: Progress, error: BaseException) -> None:
     """Find the tasks that a receiver refuses, so that the others are queued all the same. error: the refusal."""
     if len(gate_of) == 1:
-        progress.refused += 1
-        progress.reason = progress.reason or one_line(error)
+        _note_refused(1, progress, error)
         return
     pairs, middle = list(gate_of.items()), len(gate_of) // 2
     for part in (pairs[:middle], pairs[middle:]):
         _retry_chunk(request, {id: gate for id, gate in part if gate not in progress.set_aside}, progress)
+
+
+def _note_refused(count: int, progress: Progress, error: BaseException) -> None:
+    progress.refused += count
+    progress.reason = progress.reason or one_line(error).rstrip(".")
 
 
 def add_messages(request: HttpRequest, rows: QuerySet[TaskRecord], progress: Progress) -> None:

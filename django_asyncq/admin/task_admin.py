@@ -229,8 +229,10 @@ class TaskRecordAdmin(RoutedAdmin, TaskAdminBase):
     def _retry_all(
         self, request: HttpRequest, queryset: QuerySet[TaskRecord], *, is_confirmed: bool
     ) -> HttpResponse | None:
-        """Retry all tasks that the list shows, round by round; ask before the first round and between two."""
-        progress = retry_all.Progress.read(request.POST.get("progress", ""))
+        """Retry all tasks that the list shows, round by round; ask before the first and between two."""
+        progress = retry_all.Progress.read(request)
+        if progress is None:
+            progress, is_confirmed = retry_all.Progress(), False
         is_over = is_confirmed and retry_all.do_round(request, queryset, progress)
         failed = retry_all.failed_of(queryset, progress)
         count = 0 if is_over else retry_all.count_up_to_limit(failed)
@@ -239,7 +241,7 @@ class TaskRecordAdmin(RoutedAdmin, TaskAdminBase):
             return None
         context: dict[str, Any] = {"across": True, "not_failed": 0}
         if is_confirmed:
-            context["progress"] = progress.text()
+            context["progress"] = progress.text(request)
             context["queued"] = retry_all.queued_text(progress)
             context["set_aside"] = [text for _level, text in retry_all.gate_sentences(queryset, progress)]
         return self._ask_to_retry(request, failed, count, context)

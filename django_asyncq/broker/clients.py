@@ -23,7 +23,9 @@ from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
 from redis.connection import BlockingConnectionPool
 from redis.exceptions import (
+    AskError,
     ClusterDownError,
+    ClusterError,
     ConnectionError,
     NoPermissionError,
     OutOfMemoryError,
@@ -65,7 +67,10 @@ REFUSALS = (
     "BUSY",
     "NOREPLICAS",
     "TRYAGAIN",
+    "UNBLOCKED",
 )
+# Has no class in redis-py: a node of a cluster that has no connection left.
+NO_CONNECTION_LEFT = "max number of clients"
 # The same for a user without a right: of Redis 7 and Valkey, and of Redis 6.2, when a script's command is refused.
 DENIED, RIGHTS = "refuses a command to its user", "the rights of the user in Redis: docs/guides/redis.md lists them"
 DENIALS = ("ACL failure in script", "The user executing the script can't")
@@ -268,13 +273,13 @@ class broker_errors:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Raise BrokerUnavailable for an error of the server; let other errors pass."""
-        if error is None:
+        # redis-py's errors of a cluster are not all a RedisError.
+        if not isinstance(error, RedisError | RedisClusterException):
             return
-        if not isinstance(error, RedisError):
-            return
-        if wrong := configuration.misconfigured(error):
+        if wrong := configuration.misconfigured(error, is_cluster=self._is_cluster()):
             raise BrokerMisconfigured(server_name(self._client), wrong[0], self._text(error), wrong[1]) from error
-        if isinstance(error, ConnectionError | TimeoutError | RedisClusterException):
+        is_of_cluster = isinstance(error, ClusterError) and not isinstance(error, ResponseError)
+        if is_of_cluster or isinstance(error, ConnectionError | TimeoutError | RedisClusterException | AskError):
             raise BrokerUnavailable(f"{server_name(self._client)} is unreachable ({self._text(error)})") from error
         if not isinstance(error, ResponseError):
             return
@@ -290,6 +295,9 @@ class broker_errors:
         raise BrokerUnavailable(
             f"{server_name(self._client)} refuses the command ({word}): {str(error)[:200]}"
         ) from error
+
+    def _is_cluster(self) -> bool:
+        return self._client is not None and is_cluster(self._client)
 
     def _where(self) -> str:
         """Return the script and its keys, which Redis does not name; "" for a plain command."""
@@ -312,6 +320,8 @@ def _refusal(error: ResponseError) -> str | None:
     if isinstance(error, REFUSAL_CLASSES):
         return "OOM" if isinstance(error, OutOfMemoryError) else type(error).__name__
     text = str(error)
+    if text.startswith(NO_CONNECTION_LEFT):
+        return NO_CONNECTION_LEFT
     first = text.split(" ", 1)[0]
     # In a script, Redis 6.2 puts the word later: "ERR Error running script …: @user_script:12: -OOM …".
     return next((word for word in REFUSALS if first == word or f" -{word} " in text), None)

@@ -38,6 +38,14 @@ LEAST_MASKED_ANYWHERE = 4
 # In redis-py these have no class of their own.
 WRONG_PASSWORD = re.compile(r"without any password configured|no password is set")
 WRONG_DATABASE = re.compile(r"DB index is out of range|invalid DB index|Invalid Database|SELECT is not allowed")
+# A handshake that is too slow, and a server that gives up or is cut in the middle of a record.
+TLS_OUTAGE = re.compile(r"timed out|INTERNAL_ERROR|USER_CANCELLED|BAD_RECORD_MAC|CLOSE_NOTIFY", re.IGNORECASE)
+# What may be a secret of any address or options, also of those that a factory of the project has.
+SECRETS_OF_ANY = (
+    re.compile(r"(?<=://)\S*@"),
+    re.compile(r"\b\w*(?:password|passwd|secret|token)(?:=|['\"]: ?)['\"]?[^\s'\"&,;)]+", re.IGNORECASE),
+)
+SECRET_OPTIONS = ("username", "password", "ssl_password")
 # A connection that is cut in the middle is an outage, with TLS as without.
 CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -199,18 +207,20 @@ def alias_identity() -> str:
 # --- errors of Redis
 
 
-def misconfigured(error: BaseException) -> tuple[str, str] | None:
-    """Return (what is wrong, the settings to correct) for an error that waiting does not cure; None for any other."""
+def misconfigured(error: BaseException, *, is_cluster: bool = False) -> tuple[str, str] | None:
+    """Return (what is wrong, the settings to correct) for an error that waiting does not cure; None for any other.
+
+    is_cluster: the client is one for a cluster, which follows a slot that has moved, at the latest when it tries again.
+    """
     if isinstance(error, AuthenticationError | AuthenticationWrongNumberOfArgsError) or _says(error, WRONG_PASSWORD):
         return "refuses the user name or password", f"the user name and password in {setting()}"
     if _says(error, WRONG_DATABASE):
         return "has no such database", f"the database number in {setting()}"
-    if isinstance(error, AskError):
+    if isinstance(error, AskError) and not is_cluster:
         path = f"{conf.NAME}['CLIENT_FACTORY'] to {CLUSTER_FACTORY!r}"
         return "is a node of a Redis Cluster, and the client is none for a cluster", path
     is_tls = any(isinstance(cause, ssl.SSLError) and not isinstance(cause, CUT) for cause in _causes(error))
-    # A handshake that is too slow is an outage.
-    if is_tls and "timed out" not in str(error):
+    if is_tls and not TLS_OUTAGE.search(str(error)):
         settings_of_tls = f"the scheme (rediss:// is TLS) and the ssl options in {setting()}"
         return "and this client do not agree about TLS", settings_of_tls
     return None
@@ -248,6 +258,8 @@ def safe_text(error: BaseException, options: Mapping[str, Any] | None = None) ->
         if len(secret) < LEAST_MASKED_ANYWHERE:
             pattern = rf"(?<!\w){pattern}(?!\w)"
         text = re.sub(pattern, "***", text)
+    text = SECRETS_OF_ANY[0].sub("***@", text)
+    text = SECRETS_OF_ANY[1].sub(lambda found: re.split(r"(?<=[=:])", found[0])[0] + "***", text)
     return f"{type(error).__name__}: {text[:LONGEST_TEXT]}" if text else type(error).__name__
 
 
@@ -261,8 +273,10 @@ def _secrets(options: Mapping[str, Any]) -> set[str]:
         # By hand, because an address that cannot be read has secrets too.
         user, _colon, password = str(url).partition("://")[2].rpartition("@")[0].partition(":")
         found |= {user, password, unquote(user), unquote(password)}
+        for name, values in parse_qs(str(url).partition("?")[2]).items():
+            found |= set(values) if name.lower() in SECRET_OPTIONS else set()
     parts = [written, options, *(written.get(f"{name}_KWARGS") or {} for name in ("CONNECTION_POOL", "SENTINEL"))]
     for part in parts:
-        found |= {str(part[key]) for key in part if str(key).lower() in ("username", "password", "ssl_password")}
+        found |= {str(part[key]) for key in part if str(key).lower() in SECRET_OPTIONS}
     found = {secret for secret in found if secret not in ("", "None")}
     return found | {quote(secret, safe="") for secret in found}

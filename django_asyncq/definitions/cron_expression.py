@@ -102,7 +102,7 @@ def _values(number: int, field: str) -> set[int]:
 def _step_trouble(number: int, term: str) -> str:
     """Say why the step in a part of a field would not do what it says; "" when it would.
 
-    A step as long as the field, such as `*/60`, does: it takes the same value every time.
+    A step as long as the field, such as `*/60` or `0-59/60`, does: it takes the same value every time.
     """
     base, _, step_text = term.partition("/")
     name, _, size, _ = CRON_FIELDS[number]
@@ -115,7 +115,8 @@ def _step_trouble(number: int, term: str) -> str:
     if not step_text or base == "*" or ("-" not in base and step in (1, size)):
         return ""
     # Without an end, the range goes to the end of the field. cronsim reads 5-5/1 as 5/1, too.
-    if len(_values(number, base if "-" in base else f"{base}/1")) <= step:
+    covered = len(_values(number, base if "-" in base else f"{base}/1"))
+    if covered <= step and covered < size:
         return f"the step {step} takes only the first value of its range; {_step_remedy(number)}"
     return ""
 

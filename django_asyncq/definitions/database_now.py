@@ -1,4 +1,8 @@
-"""The database's own clock, as the default of a column. Hosts of a fleet may disagree."""
+"""The database's own clock, as the default of a column. Hosts of a fleet may disagree about the time.
+
+Queries do not use it: Django takes it for a time in the zone of the connection, which on MySQL and SQLite is another
+one than UTC when `DATABASES` names it. They get the time of `storage.database_clock`.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,7 @@ from django.db.models.functions import Now
 
 
 class DatabaseNow(Now):
-    """Read the database's time: not that of the transaction's start, and in UTC even on MySQL.
-
-    For column defaults only. On SQLite and MySQL, a connection with a TIME_ZONE would read another time from this;
-    `storage.database_clock` is right on every connection.
-    """
+    """Read the database's time: not that of the transaction's start, and in UTC even on MySQL."""
 
     def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
         """Return the SQL for PostgreSQL."""

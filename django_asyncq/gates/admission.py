@@ -17,10 +17,10 @@ from .. import conf
 from ..broker import replies, scripts
 from ..exceptions import BrokerUnavailable, GateUnavailable, QueueFull, UnknownGate
 from ..guard import get_logger
-from ..models import TaskRecord
+from ..models import FailureReason, TaskRecord
 from .audit import build
 from .members import IDS_PER_CALL, client, keys, release_runs
-from .waiters import KEPT_SECONDS, forget_waiters, note_waiting
+from .waiters import KEPT_SECONDS, forget_waiters, note_waiting, wait
 
 logger = get_logger("django_asyncq.gates")
 
@@ -72,7 +72,9 @@ def _admit_groups(
 ) -> set[UUID]:
     """Ask each gate to admit its tasks. must_exist: whether a gate without a limit is an error."""
     refused: set[UUID] = set()
-    for gate, group in by_gate(records).items():
+    # Apart by limit too: without a Gate row each task is admitted by the limit that it brings along.
+    groups = [(gate, part) for gate, group in by_gate(records).items() for part in _by_limit(group)]
+    for gate, group in groups:
         try:
             admission = admit(gate, group, mode=mode, seconds=seconds, again=again)
         except UnknownGate as error:
@@ -98,6 +100,18 @@ def release(records: Iterable[TaskRecord]) -> None:
 def release_uncommitted(records: Iterable[TaskRecord]) -> None:
     """Release the slots of tasks whose change to QUEUED will not be committed."""
     _release_groups(records, lambda record: "")
+
+
+def give_back(records: Sequence[TaskRecord]) -> None:
+    """Do the same after an error. Those that waited at their gate before are next again: the slots were theirs."""
+    waited = [record for record in records if record.retry_at and record.reason == FailureReason.GATE_FULL]
+    for gate, group in by_gate(waited).items():
+        try:
+            wait(gate, [str(record.id) for record in group], group[0].queue_limit, is_next=True)
+        except BrokerUnavailable as error:
+            logger.warning("gate %s: some tasks have lost their places, and are retried in time: %s", gate, error)
+    # Afterwards: a released slot is announced, and the leader then looks at those that are next.
+    release_uncommitted(records)
 
 
 def release_deleted(records: Sequence[TaskRecord]) -> None:
@@ -128,6 +142,14 @@ def by_gate(records: Iterable[TaskRecord]) -> dict[str, list[TaskRecord]]:
         if record.gate:
             groups.setdefault(record.gate, []).append(record)
     return groups
+
+
+def _by_limit(records: Iterable[TaskRecord]) -> Iterable[list[TaskRecord]]:
+    """Group tasks of one gate by the limit that they bring along."""
+    groups: dict[int | None, list[TaskRecord]] = {}
+    for record in records:
+        groups.setdefault(record.queue_limit, []).append(record)
+    return groups.values()
 
 
 def admit(gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds: int, again: bool = False) -> Admission:

@@ -18,15 +18,16 @@ from .members import IDS_PER_CALL, client, keys
 KEPT_SECONDS = 10
 
 
-def wait(gate: str, ids: Sequence[str], limit: int | None) -> None:
+def wait(gate: str, ids: Sequence[str], limit: int | None, *, is_next: bool = False) -> None:
     """Let tasks wait at a gate, in the order of their ids; one that waits already keeps its place.
 
-    limit: that the tasks bring along, for a gate without a row. Raises: BrokerUnavailable.
+    limit: that the tasks bring along, for a gate without a row. is_next: before all others. Raises: BrokerUnavailable.
     """
     _, meta, _, waiters = keys(gate)
     own_limit = "" if limit is None else limit
     for start in range(0, len(ids), IDS_PER_CALL):
-        scripts.run("gate_wait", client(), [meta, waiters], [own_limit, *ids[start : start + IDS_PER_CALL]])
+        arguments = [own_limit, "next" if is_next else "", *ids[start : start + IDS_PER_CALL]]
+        scripts.run("gate_wait", client(), [meta, waiters], arguments)
     if ids:
         note_waiting(gate)
 

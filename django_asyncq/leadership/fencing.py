@@ -37,10 +37,10 @@ def begin(name: str, holder: str) -> int:
     rows = rows_of(LockTerm)
     name, holder = _row_name(name), holder[:MOST_CHARACTERS]
     while True:
-        now = database_clock.now()
+        begun_at = database_clock.now(database())
         # The first statement is a write: SQLite cannot upgrade a read transaction while others write.
         with transaction_of(LockTerm, durable=True):
-            if rows.filter(name=name).update(number=F("number") + 1, holder=holder, begun_at=now):
+            if rows.filter(name=name).update(number=F("number") + 1, holder=holder, begun_at=begun_at):
                 return rows.values_list("number", flat=True).get(name=name)
         # In a transaction of its own: on MySQL, two refused inserts would deadlock over the row.
         rows.bulk_create([LockTerm(name=name)], ignore_conflicts=True)

@@ -26,7 +26,7 @@ def ask(records: Sequence[TaskRecord], old: TaskState | None, *, partial: bool, 
             sender=TaskRecord, records=list(records), old=old, new=TaskState.QUEUED, partial=partial, timed=timed
         )
     except BaseException:
-        gates.release_uncommitted(records)
+        gates.give_back(records)
         raise
     for _receiver, answer in answers:
         if isinstance(answer, set):

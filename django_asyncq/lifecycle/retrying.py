@@ -9,8 +9,9 @@ from uuid import UUID
 
 from django.db import Error as DatabaseError
 from django.db import connections
+from django.db.models import QuerySet
 
-from .. import failpoints
+from .. import failpoints, gates
 from ..broker import Broker, Lease
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..guard import attempt, get_logger, is_a
@@ -50,11 +51,12 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
     """Queue failed tasks again, as many as their gates admit.
 
     by_person: also tasks that have no attempts left. Their worker crashes are forgotten, their attempts are not, so
-        such a task gets one more attempt.
+        such a task gets one more attempt. Otherwise those whose gate is full are put off by GATE_RETRY_SECONDS.
 
     | check    | `task_state_changing`: the gate's receiver acquires again, and may refuse some            |
     | row      | FAILED → QUEUED, the rows locked: of two retries of a task at the same time, one succeeds |
-    | Redis    | after the commit: out of retry or archived, into pending                                  |
+    | Redis    | after the commit: out of retry or archived, into pending; the caller puts those put off   |
+    |          | into the retry set                                                                        |
     | announce | `task_state_changed`                                                                      |
 
     If we die in between, the reconciler pushes the row.
@@ -69,6 +71,7 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         refused = ask(records, TaskState.FAILED, partial=True, timed=not by_person) if records else set()
         failpoints.reach("retry.slot_acquired")
         admitted = [record for record in records if record.id not in refused]
+        full = [record for record in records if record.id in refused]
         changes: dict[str, Any] = {
             "state": TaskState.QUEUED,
             "reason": FailureReason.NONE,
@@ -78,20 +81,25 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         }
         if by_person:
             changes["crash_count"] = 0
+        try:
+            # Not `bulk_update`: it writes a CASE for each value, though all rows get the same.
+            rows.filter(id__in=[record.id for record in admitted]).update(**changes)
+            if full and not by_person:
+                # While the rows are locked: once they are not, the leader may let the tasks in.
+                _put_off(rows, full, GATE_RETRY_SECONDS, reason=FailureReason.GATE_FULL)
+        except BaseException:
+            gates.give_back(admitted)
+            raise
         for record in admitted:
             for name, value in changes.items():
                 setattr(record, name, value)
-        # Not `bulk_update`: it writes a CASE for each value, though all rows get the same.
-        rows.filter(id__in=[record.id for record in admitted]).update(**changes)
         if admitted:
             connection = connections[database]
             hook = Redispatch.of_transaction(connection)
             hook.records.extend(admitted)
             hook.register(connection)
     found = {record.id for record in records}
-    return Retried(
-        admitted, [record for record in records if record.id in refused], [id for id in ids if id not in found]
-    )
+    return Retried(admitted, full, [id for id in ids if id not in found])
 
 
 def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
@@ -112,10 +120,14 @@ def retry_waiting(broker: Broker, ids: Sequence[str]) -> list[str]:
     """Queue tasks again for which their gate has a free slot; return the ids that must go on waiting.
 
     ids: at most 100, in any queues. All that are not returned wait no longer: they are queued, or not RETRYING, or
-    cannot be read, or a receiver vetoed.
+    have a later time for another reason, or cannot be read, or a receiver vetoed.
+    Raises: BrokerUnavailable, also when the gate cannot be asked, django.db.Error.
     """
-    rows = load_rows([Lease(id, 0) for id in ids])
-    return [str(row.id) for row in _retry_rows(broker, rows.values()).full]
+    now = database_clock.now()
+    rows = load_rows([Lease(id, 0) for id in ids]).values()
+    # A task that begins to wait is due; only then its row says that it waits.
+    due = [row for row in rows if row.reason == FailureReason.GATE_FULL or (row.retry_at and row.retry_at <= now)]
+    return [str(row.id) for row in _retry_rows(broker, due, must_ask=True).full]
 
 
 class _Attempted(NamedTuple):
@@ -126,16 +138,22 @@ class _Attempted(NamedTuple):
     vetoed: list[TaskRecord]
 
 
-def _retry_rows(broker: Broker, rows: Iterable[TaskRecord]) -> _Attempted:
-    """Retry the rows that are RETRYING; postpone those that cannot be queued now."""
+def _retry_rows(broker: Broker, rows: Iterable[TaskRecord], *, must_ask: bool = False) -> _Attempted:
+    """Retry the rows that are RETRYING; postpone those that cannot be queued now.
+
+    must_ask: a gate that cannot be asked is an error, and postpones none.
+    """
     waiting = [row for row in rows if row.state == TaskState.FAILED and row.retry_at is not None]
-    attempted = _attempt(waiting)
-    _postpone(broker, attempted.full, GATE_RETRY_SECONDS, reason=FailureReason.GATE_FULL)
-    _postpone(broker, attempted.vetoed, VETO_RETRY_SECONDS)
+    attempted = _attempt(waiting, must_ask=must_ask)
+    if attempted.vetoed:
+        retrying = rows_of(TaskRecord).filter(state=TaskState.FAILED, retry_at__isnull=False)
+        _put_off(retrying, attempted.vetoed, VETO_RETRY_SECONDS)
+    for queue, group in by_queue([*attempted.full, *attempted.vetoed]):
+        broker.park(queue, [entry_of(row) for row in group])
     return attempted
 
 
-def _attempt(rows: Sequence[TaskRecord]) -> _Attempted:
+def _attempt(rows: Sequence[TaskRecord], *, must_ask: bool) -> _Attempted:
     """Retry tasks. A receiver that vetoes one of them, with whatever error, does not keep the others waiting."""
     if not rows:
         return _Attempted(0, [], [])
@@ -143,11 +161,13 @@ def _attempt(rows: Sequence[TaskRecord]) -> _Attempted:
     if error is None:
         return _Attempted(len(outcome.retried), outcome.full, [])
     if is_a(error, GateUnavailable):
+        if must_ask:
+            raise BrokerUnavailable(str(error)) from error
         return _Attempted(0, [], list(rows))
     if is_a(error, (BrokerUnavailable, DatabaseError)):
         raise error
     if len(rows) > 1:
-        parts = [_attempt([row]) for row in rows]
+        parts = [_attempt([row], must_ask=must_ask) for row in rows]
         return _Attempted(
             sum(part.retried for part in parts),
             [row for part in parts for row in part.full],
@@ -157,15 +177,10 @@ def _attempt(rows: Sequence[TaskRecord]) -> _Attempted:
     return _Attempted(0, [], list(rows))
 
 
-def _postpone(broker: Broker, rows: Sequence[TaskRecord], seconds: float, **changes: Any) -> None:
-    """Have RETRYING tasks retried later, and change other columns with it."""
-    if not rows:
-        return
+def _put_off(rows: QuerySet[TaskRecord], records: Sequence[TaskRecord], seconds: float, **changes: Any) -> None:
+    """Have RETRYING tasks retried later, and change other columns with it, in those of the rows that are theirs."""
     changes["retry_at"] = database_clock.now() + timedelta(seconds=seconds)
-    unchanged = rows_of(TaskRecord).filter(id__in=[row.id for row in rows], state=TaskState.FAILED)
-    unchanged.filter(retry_at__isnull=False).update(**changes)
-    for row in rows:
+    rows.filter(id__in=[record.id for record in records]).update(**changes)
+    for record in records:
         for name, value in changes.items():
-            setattr(row, name, value)
-    for queue, group in by_queue(rows):
-        broker.park(queue, [entry_of(row) for row in group])
+            setattr(record, name, value)

@@ -79,7 +79,8 @@ class StartupRunner:
         term = self.coordinator.term(lock)
         holder = f"{socket.gethostname()} {os.getpid()}"
         with self.coordinator.fenced(lock):
-            row = rows_of(StartupRun).create(name=task.name, holder=holder, term=term, begun_at=database_clock.now())
+            now = database_clock.now()
+            row = rows_of(StartupRun).create(name=task.name, holder=holder, term=term, begun_at=now)
         failpoints.reach("start_up.row_written")
         logger.info("start-up task %s started", task.name)
         self._run = Run(task, row.pk)

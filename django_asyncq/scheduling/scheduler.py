@@ -60,6 +60,9 @@ DECLARED_FIELDS = (
     "jitter_seconds",
 )
 
+# The names of schedules that were logged as declared twice, each with the task whose schedule is ignored.
+_declared_twice: set[tuple[str, str]] = set()
+
 Found = TypeVar("Found")
 Clock = Callable[[], datetime]
 Fenced = Callable[[], AbstractContextManager[Any]]
@@ -103,6 +106,9 @@ class Scheduler:
         self._clock = clock or database_clock.now
         # The names of schedules whose error was logged, and that have not succeeded since.
         self._failing: set[str] = set()
+        # The names of declared schedules for which the log says that a schedule made in the admin has them. While some
+        # other schedule cannot be written, `sync` is repeated every second.
+        self._taken: set[str] = set()
         # Whether the last `sync` has written every declared schedule.
         self.is_synced = False
 
@@ -261,8 +267,11 @@ class Scheduler:
     ) -> int:
         """Write one declared schedule if its row differs; return how many rows were written. Raises: RowLocked."""
         if seen is not None and not seen.is_declared:
-            logger.error("schedule %s in code has the name of one made in the admin and does not fire", name)
+            if name not in self._taken:
+                self._taken.add(name)
+                logger.error("schedule %s in code has the name of one made in the admin and does not fire", name)
             return 0
+        self._taken.discard(name)
         if seen is not None and seen.retired_at is None and not _changes(seen, task, declaration):
             return 0
         with self._fenced():
@@ -289,39 +298,42 @@ def _locked(rows: QuerySet[Schedule]) -> Schedule | None:
 
 
 def _soonest(postponed: Collection[UUID]) -> list[Any]:
-    """Return the schedules whose next occurrence comes first.
-
-    postponed: ids of those to skip.
-    """
+    """Return the schedules whose next occurrence comes first. postponed: ids of those to skip."""
     rows = rows_of(Schedule).firing().order_by("next_occurrence_at")
     if postponed:
         rows = rows.exclude(pk__in=postponed)
-    return usable_schedules(rows, SCHEDULES_PER_PAGE)
+    return usable_schedules(rows, SCHEDULES_PER_PAGE, are_planned=True)
 
 
-def usable_schedules(rows: QuerySet[Schedule], most: int = MOST_SCHEDULES) -> list[Schedule]:
-    """Return the first of these schedules; set those aside that cannot be read. rows: not sliced."""
+def usable_schedules(
+    rows: QuerySet[Schedule], most: int = MOST_SCHEDULES, *, are_planned: bool = False
+) -> list[Schedule]:
+    """Return the first of these schedules; set those aside that cannot be read.
+
+    rows: not sliced. are_planned: whether each must have a next occurrence.
+    """
+    check = partial(_checked, is_planned=are_planned)
     if not set_aside:
         try:
-            return [_checked(row) for row in rows[:most]]
+            return [check(row) for row in rows[:most]]
         except ROW_ERRORS as error:
             if kind_of(error) is not ErrorKind.ROW:
                 raise
     ids = [id for (id,) in page_of(rows_of(Schedule).order_by("pk"), size=MOST_SCHEDULES)]
     readable = each_alone(
-        table_of(Schedule), ids, lambda part: [_checked(row).pk for row in rows.filter(pk__in=part)], database=rows.db
+        table_of(Schedule), ids, lambda part: [check(row).pk for row in rows.filter(pk__in=part)], database=rows.db
     )
     return list(rows.filter(pk__in=readable)[:most])
 
 
-def _checked(row: Schedule) -> Schedule:
+def _checked(row: Schedule, *, is_planned: bool) -> Schedule:
     """Return the row. Raises: TypeError when SQLite, which keeps any value in any column, has a wrong one."""
     for name in ("jitter_seconds", "missed_cap"):
         if not isinstance(getattr(row, name), int):
             raise TypeError(f"{name} is no number")
     for name in ("created_at", "next_occurrence_at"):
         # Django reads a text that is no date as None.
-        if getattr(row, name) is None and (name == "created_at" or hasattr(row, "now")):
+        if getattr(row, name) is None and (name == "created_at" or is_planned):
             raise TypeError(f"{name} is no date")
     return row
 
@@ -393,7 +405,9 @@ def declared_schedules() -> Iterator[tuple[str, tuple[Task[Any, Any], Declaratio
                 continue
             name = declaration.name or task.module_path
             if name in seen:
-                logger.error("schedule %s is declared twice; that of %s is ignored", name, task.module_path)
+                if (name, task.module_path) not in _declared_twice:
+                    _declared_twice.add((name, task.module_path))
+                    logger.error("schedule %s is declared twice; that of %s is ignored", name, task.module_path)
                 continue
             seen.add(name)
             yield name, (task, declaration)

@@ -40,6 +40,8 @@ LOOP_SECONDS = 1.0
 _clocks: dict[str, MeasuredClock] = {}
 # Alias → steady seconds before which the database is not asked again.
 _ask_from: dict[str, float] = {}
+# Alias → the thread that measures for event loops.
+_askers: dict[str, threading.Thread] = {}
 
 
 def now(database: str | None = None) -> datetime:
@@ -126,8 +128,12 @@ def _ask(alias: str, clock: MeasuredClock) -> None:
         if not connections[alias].needs_rollback:
             _try_to_measure(alias)
         return
-    # Django refuses statements in an event loop. An old measurement is good enough, and the thread renews it.
-    thread = threading.Thread(target=_measure_apart, args=[alias], name="asyncq-clock", daemon=True)
+    # Django refuses statements in an event loop. An old measurement is good enough, and the thread renews it. There is
+    # one at a time: it opens a connection, and a loop may ask a thousand times until it has an answer.
+    asker = _askers.get(alias)
+    if asker is not None and asker.is_alive():
+        return
+    thread = _askers[alias] = threading.Thread(target=_measure_apart, args=[alias], name="asyncq-clock", daemon=True)
     thread.start()
     if not clock.is_measured:
         thread.join(LOOP_SECONDS)

@@ -27,7 +27,7 @@ from ..lifecycle.events import log_extra
 from ..models import TaskRecord, TaskState
 from ..results import judge_failure, result_of, sender_of
 from ..storage import database_clock
-from ..storage.isolation import each_alone, set_aside, table_of
+from ..storage.isolation import MOST_AT_ONCE, each_alone, set_aside, table_of
 from ..storage.pooling import return_connections
 from ..storage.routing import writing_database
 from ..threads import LongLivedThread
@@ -296,22 +296,26 @@ class Reporter(LongLivedThread):
 
     def _mark_running(self, jobs: Sequence[Job]) -> None:
         """Write RUNNING for those that still run, and whose row is not left to their slot."""
-        if jobs:
-            # Before the lock: a slot that waits for the lock may hold the last connection of the pool.
-            self._write_until_done(connect)
-        with self._marking:
-            running = [job for job in jobs if job.phase is JobPhase.RUNNING and job not in self._abandoned]
-            if running:
-                each_alone(
-                    "marking of tasks as running",
-                    running,
-                    self._mark,
-                    key=lambda job: job.run.record.id,
-                    database=writing_database(TaskRecord),
-                )
+        for start in range(0, len(jobs), MOST_AT_ONCE):
+            part = jobs[start : start + MOST_AT_ONCE]
+            self._write_until_done(lambda part=part: self._mark(part))
 
     def _mark(self, jobs: Sequence[Job]) -> list[lifecycle.Run]:
-        return self._write_until_done(lambda: lifecycle.mark_running([job.run for job in jobs]))
+        """Try it once. Whoever waits for a connection has no lock: a slot that waits for it may hold the last one."""
+        connect()
+        with self._marking:
+            running = [
+                job
+                for job in jobs
+                if job.phase is JobPhase.RUNNING and not job.run.written and job not in self._abandoned
+            ]
+            return each_alone(
+                "marking of tasks as running",
+                running,
+                lambda part: lifecycle.mark_running([job.run for job in part]),
+                key=lambda job: job.run.record.id,
+                database=writing_database(TaskRecord),
+            )
 
     def _acknowledge(self, runs: list[lifecycle.Run], lost: list[lifecycle.Run]) -> None:
         try:

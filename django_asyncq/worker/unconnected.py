@@ -14,7 +14,6 @@ from django.db import connections
 
 from ..faults import one_line
 from ..guard import get_logger
-from ..lifecycle import Run
 from ..models import TaskRecord
 from ..storage.routing import writing_database
 from .execute.job import JobPhase, Outcome, Unconnected
@@ -60,7 +59,6 @@ def changes_row(outcome: Outcome) -> bool:
     return job.phase is not JobPhase.COMPLETED
 
 
-def connect() -> list[Run]:
-    """Have a connection to the database of the rows. Returns: no runs. Raises: django.db.Error."""
+def connect() -> None:
+    """Have a connection to the database of the rows. Raises: django.db.Error."""
     connections[writing_database(TaskRecord)].ensure_connection()
-    return []

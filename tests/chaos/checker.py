@@ -246,6 +246,11 @@ def most_live(transitions: Iterable[Transition]) -> dict[str, int]:
     return dict(most)
 
 
+def waits_at_gates(transitions: Iterable[Transition]) -> int:
+    """Return how often a retry was put off because its gate was full: only then a RETRYING row stays RETRYING."""
+    return sum(bool(each.gate) and each.waits and each.old_state == each.new_state == FAILED for each in transitions)
+
+
 def over_limit(history: Iterable[Line], grace_seconds: float = 0.5) -> list[tuple[float, str, int, int]]:
     """I6: return (instant, gate, holders, limit) of each entry into a gate that was already full.
 

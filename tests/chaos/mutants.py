@@ -227,8 +227,8 @@ def lasting_slots() -> None:
 
     admit = gates.admit
 
-    def admit_for_long(name: str, records: Any, *, partial: bool, seconds: int, again: bool = False) -> Any:
-        return admit(name, records, partial=partial, seconds=0, again=again)
+    def admit_for_long(name: str, records: Any, *, mode: Any, seconds: int, again: bool = False) -> Any:
+        return admit(name, records, mode=mode, seconds=0, again=again)
 
     replace((gates, _module_of(gates.acquire)), "admit", admit_for_long)
     replace(Reconciler, "audit_gates", lambda self, names: gates.Drift(0, 0))

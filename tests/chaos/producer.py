@@ -29,14 +29,17 @@ from . import doomed, tasks  # noqa: E402
 
 
 def load(count: str, longest_ms: str, pause_ms: str, seed: str, gate_name: str = "", delay: str = "0") -> None:
-    """Enqueue tasks one by one; ask a full or unreachable gate again until it admits the task."""
+    """Enqueue tasks one by one; ask a full or unreachable gate again until it admits the task.
+
+    At a gate every third task fails once, so that its retry competes with the new tasks.
+    """
     chance = random.Random(seed)
-    for _ in range(int(count)):
+    for number in range(int(count)):
         ms = chance.uniform(0, float(longest_ms))
         while True:
             try:
                 if gate_name:
-                    result = tasks.gated.enqueue(gate_name, ms)
+                    result = (tasks.gated if number % 3 else tasks.gated_flaky).enqueue(gate_name, ms)
                 elif float(delay):
                     result = tasks.work.using(run_after=timedelta(seconds=float(delay))).enqueue(ms)
                 else:
@@ -150,7 +153,7 @@ def hammer(seconds: str, gate_count: str, limit: str, long_share: str, long_seco
         record = TaskRecord(gate=name, queue_limit=int(limit), expected_seconds=1)
         asked = time.monotonic()
         try:
-            gates.admit(name, [record], partial=False, seconds=int(float(long_seconds)) + 3 if is_long else 2)
+            gates.admit(name, [record], mode="all", seconds=int(float(long_seconds)) + 3 if is_long else 2)
         except (QueueFull, GateUnavailable):
             time.sleep(chance.uniform(0, 0.002))
             continue
@@ -202,7 +205,7 @@ def sparse(seconds: str, limit: str) -> None:
 def _enter(name: str, limit: int, *, hold: int) -> TaskRecord | None:
     record = TaskRecord(gate=name, queue_limit=limit, expected_seconds=1)
     try:
-        gates.admit(name, [record], partial=False, seconds=hold)
+        gates.admit(name, [record], mode="all", seconds=hold)
     except (QueueFull, GateUnavailable):
         return None
     note("in", gate=name, id=str(record.id))

@@ -369,6 +369,12 @@ class Rig:
                 found[name] = [plain(member.decode()) for member in members]
         return found
 
+    def waiters(self) -> list[str]:
+        """The ids that wait at any gate in Redis."""
+        with self.server.client() as client:
+            keys = list(client.scan_iter(f"{{{self.prefix}:qgate:*}}:waiters"))
+            return [plain(member.decode()) for key in keys for member in client.zrange(key, 0, -1)]
+
     def places(self) -> dict[str, list[str]]:
         """The ids that Redis would still run, by list."""
         found: dict[str, list[str]] = {}
@@ -418,7 +424,12 @@ class Rig:
             found, states = checker.disagreements(self.places(), self.states()), self.states()
             return [id for id in found if id in states or not others_write]
 
+        def waiters_left() -> list[str]:
+            found, states = self.waiters(), self.states()
+            return [id for id in found if id in states or not others_write]
+
         _within(lambda: not left_over(), agreement_seconds)
+        _within(lambda: not waiters_left(), agreement_seconds)
         _within(lambda: not checker.leaked_slots(self.slots(), self.states()), agreement_seconds)
         history, transitions, states = self.history(), witness.transitions(), self.states()
         gone = {plain(id) for id in deleted}
@@ -437,6 +448,9 @@ class Rig:
         if stale:
             report.figure("accepted", stale)
         report.goal("resurrected", len(checker.resurrected(transitions)), at_most=0)
+        if waits := checker.waits_at_gates(transitions):
+            report.figure("refused at a gate and waited", waits)
+        report.goal("waiters left", len(waiters_left()), at_most=0)
         report.goal("leaked slots", len(checker.leaked_slots(self.slots(), states)), at_most=0)
         places = self.places()
         report.goal("left over in Redis", len(left := left_over()), at_most=0)

@@ -42,6 +42,16 @@ def gated(context: TaskContext, gate: str, ms: float = 0.0) -> None:
     note("end", id=context.task_result.id)
 
 
+@task(takes_context=True, gate="{gate}", queue_limit=5, expected_seconds=1, max_attempts=3, backoff=0)
+def gated_flaky(context: TaskContext, gate: str, ms: float = 0.0) -> None:
+    """Do the same, and fail in the first attempt: at a busy gate the second one waits for a slot."""
+    note("begin", id=context.task_result.id, attempt=context.attempt)
+    time.sleep(ms / 1000)
+    note("end", id=context.task_result.id)
+    if context.attempt == 1:
+        raise Glitch("the first attempt")
+
+
 @task(takes_context=True, atomic=True)
 def work_at_once(context: TaskContext, ms: float = 0.0) -> None:
     """Do the same in the transaction that completes the run."""

@@ -99,6 +99,13 @@ def test_stale_answers_were_taken_after_a_newer_fence() -> None:
     assert checker.refused_answers(history) == 1
 
 
+def test_a_retry_that_is_put_off_at_a_gate_has_waited() -> None:
+    """One without a gate was vetoed; one that was not RETRYING before has failed just now."""
+    off = checker.Transition("a", checker.FAILED, checker.FAILED, 1, 1, "g", waits=True)
+    others = [off._replace(gate=""), off._replace(old_state=2, waits=False), off._replace(new_state=1)]
+    assert checker.waits_at_gates([off, *others]) == 1
+
+
 def test_most_live_counts_queued_and_running_rows_by_gate() -> None:
     """A row counts from its INSERT until success, parking or DELETE, and again after a retry."""
     transitions = [

@@ -71,7 +71,7 @@ class Model(Entries):
         free = max(self.limit - len(self.members), 0) if self.limit > 0 else len(self.waiters)
         found = self.waiters[:free]
         rows = [name for name in sorted(found) if name in self.rows and self.rows[name].state == FAILED]
-        full = self._retry_rows([name for name in rows if self.rows[name].retry_at])
+        full = self._retry_rows([name for name in rows if self.rows[name].waits or self.rows[name].retry_at == "past"])
         self.stop_waiting([name for name in found if name not in full])
 
     def build(self) -> None:

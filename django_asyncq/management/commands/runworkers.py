@@ -230,8 +230,10 @@ class Command(BaseCommand):
         except BrokerMisconfigured as error:
             raise CommandError(str(error)) from error
         except BrokerUnavailable as error:
-            if wrong := tls_mismatch(clients.client("worker")):
-                raise CommandError(str(wrong)) from error
+            # No client of a cluster can be built while none of its nodes answers.
+            with suppress(BrokerUnavailable):
+                if wrong := tls_mismatch(clients.client("worker")):
+                    raise CommandError(str(wrong)) from error
             self.stderr.write(self.style.WARNING(f"Redis is unreachable ({error}); workers start and wait for it."))
             return
         if policy not in ("", "noeviction"):

@@ -17,11 +17,11 @@ from types import NoneType
 from typing import Any
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.db import connections
 
 from ...exceptions import TaskNotRunnable
 from ..forks import exit_if_forked
 from .asgiref_internals import has_thread
-from .connections import close_connections
 from .job import Job
 
 # What most tasks return; it needs no closer look.
@@ -75,7 +75,7 @@ def _called(job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 @asynccontextmanager
-async def own_thread(job: Job) -> AsyncIterator[None]:
+async def own_thread() -> AsyncIterator[None]:
     """Give the coroutines of one run a thread for `sync_to_async`; close the thread's database connections."""
     async with ThreadSensitiveContext() as context:
         try:
@@ -83,7 +83,7 @@ async def own_thread(job: Job) -> AsyncIterator[None]:
         finally:
             # Only a run that used the database synchronously has a thread, with connections, of its own.
             if has_thread(context):
-                job.was_connected = await sync_to_async(close_connections)()
+                await sync_to_async(connections.close_all)()
 
 
 async def _await_in_loop(job: Job, awaitable: Any) -> tuple[Any, BaseException | None]:
@@ -91,7 +91,7 @@ async def _await_in_loop(job: Job, awaitable: Any) -> tuple[Any, BaseException |
     try:
         if isinstance(awaitable, concurrent.futures.Future):
             awaitable = asyncio.wrap_future(awaitable)
-        async with own_thread(job):
+        async with own_thread():
             return await _await(job, awaitable, _seconds_left(job)), None
     except BaseException as error:  # noqa: BLE001 - raised again in the thread of the slot
         return None, error

@@ -23,9 +23,9 @@ from ...guard import get_logger, is_a
 from ...lifecycle.events import log_extra
 from ...models import TaskRecord
 from ...storage import database_clock
-from ...storage.errors import ErrorKind, kind_of
+from ...storage.errors import ErrorKind, is_connection_limit, kind_of
 from ...storage.routing import transaction_of, writing_database
-from .cuts import is_cut
+from .cuts import causes_of, is_cut
 from .job import Job, JobPhase, Outcome
 
 logger = get_logger("django_asyncq.worker")
@@ -112,10 +112,15 @@ class Completion:
 
     def _note_cut(self, error: BaseException, connection: BaseDatabaseWrapper, used: Any) -> None:
         """Note that the connection was cut; close it, so that the thread makes a new one."""
-        if not self._is_committed and is_cut(error, connection, used):
+        if self._is_committed or not is_cut(error, connection, used):
+            return
+        if any(map(is_connection_limit, causes_of(error))):
+            # PgBouncer ends the connection of a client that has waited for one to the server for too long.
+            self.job.unconnected = error
+        else:
             self.job.cut = error
-            with suppress(DatabaseError):
-                connection.close()
+        with suppress(DatabaseError):
+            connection.close()
 
     def _conclude(self, completed: lifecycle.Run | None, ending: Ending) -> None:
         job = self.job

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+from typing import Any
+
 from django.db import connections
+from django.db.backends.signals import connection_created
+
+from .job import Job
+
+# The run that a thread works for; asgiref and asyncio take it along to other threads.
+_job: ContextVar[Job | None] = ContextVar("job", default=None)
 
 
-def tidy_connections() -> bool:
+def watch_connections(job: Job) -> None:
+    """Have `job.was_connected` say whether its run has, or ever had, a connection: it may have closed it itself."""
+    _job.set(job)
+    job.was_connected = any(each.connection is not None for each in connections.all(initialized_only=True))
+
+
+def _note_connection(**kwargs: Any) -> None:
+    if (job := _job.get()) is not None:
+        job.was_connected = True
+
+
+connection_created.connect(_note_connection, dispatch_uid="django_asyncq.worker.connections")
+
+
+def tidy_connections() -> None:
     """Undo what a task may have left in its thread: an open transaction, a connection that is unusable or too old.
 
     A pooled connection goes back to its pool, since Django allows none to be kept. What the task has activated, a
-    language or a time zone, vanishes with its context. Returns whether a connection was open.
+    language or a time zone, vanishes with its context.
     """
-    was_connected = False
     for connection in connections.all(initialized_only=True):
-        was_connected = was_connected or connection.connection is not None
         if connection.connection is not None and (connection.in_atomic_block or not connection.get_autocommit()):
             # An open transaction belongs to a task that has finished; nothing of it may reach the next one.
             # Django does not close a connection within an atomic block; a new one resets the flag anyway.
             connection.in_atomic_block = False
             connection.close()
         connection.close_if_unusable_or_obsolete()
-    return was_connected
-
-
-def close_connections() -> bool:
-    """Close the connections of a thread that belongs to one run; return whether one was open."""
-    was_connected = any(connection.connection is not None for connection in connections.all(initialized_only=True))
-    connections.close_all()
-    return was_connected

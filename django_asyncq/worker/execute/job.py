@@ -36,8 +36,7 @@ class Job:
     Independent of the phase: is_marked: the reporter was asked to write RUNNING. uncertain: its run as it would be
     after a commit that gave no answer, so that nobody knows yet whether it succeeded. cut: the error with which its
     transaction ended when the connection was cut. unconnected: the error with which no connection could be
-    made, so that its transaction did not begin. was_connected: whether a connection was open when its function had
-    finished.
+    made, so that its transaction did not begin. was_connected: whether its function had a connection at any time.
     """
 
     run: Run

@@ -27,7 +27,7 @@ from ..reporter import Reporter
 from ..slot_table import SlotTable
 from .calling import acall, call, call_in_transaction, own_thread
 from .completion import Completion
-from .connections import tidy_connections
+from .connections import tidy_connections, watch_connections
 from .cuts import causes_of
 from .job import Cut, Job, JobPhase, Outcome, Unconnected
 
@@ -74,7 +74,7 @@ class JobRunner:
         """Run an `async def` task."""
         value, exception = None, None
         try:
-            async with own_thread(job):
+            async with own_thread():
                 args, kwargs = self._begin(job)
                 value = await acall(job, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - as in `run`
@@ -90,6 +90,7 @@ class JobRunner:
         job.stop = threading.Event() if job.task.takes_context else None
         job.begun_at = time.monotonic()
         job.phase = JobPhase.RUNNING
+        watch_connections(job)
         deadline = job.begun_at + job.timeout_seconds + self.timeout_grace_seconds if job.timeout_seconds else 0.0
         self.slot_table.enter(job.slot, record.id, deadline)
         lifecycle.begin(job.run, self.worker_id, database_clock.estimate())
@@ -124,7 +125,7 @@ class JobRunner:
 
     def _tidy(self, job: Job) -> None:
         try:
-            job.was_connected = tidy_connections() or job.was_connected
+            tidy_connections()
         except BaseException:
             record = job.run.record
             logger.exception("task %s: its database connection could not be tidied", record.id, extra=log_extra(record))
