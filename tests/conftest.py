@@ -77,7 +77,7 @@ def own_keys(
     lock_folder = os.environ.get("ASYNCQ_TEST_LOCK_DIR") or str(tmp_path_factory.getbasetemp() / "locks")
     monkeypatch.setenv("ASYNCQ_TEST_LOCK_DIR", lock_folder)
     monkeypatch.setattr(dispatching, "_breaker_closes_at", 0.0)
-    monkeypatch.setattr(dispatching, "_logged", ("", 0.0))
+    monkeypatch.setattr(dispatching, "_logged", {})
     settings.ASYNCQ = {
         **django_settings.ASYNCQ,
         "KEY_PREFIX": key_prefix,

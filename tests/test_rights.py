@@ -99,11 +99,15 @@ def test_a_push_that_is_refused_is_logged_once_and_made_later(
 
 
 def test_a_failed_push_is_logged_again_after_a_minute_or_with_another_cause(caplog: pytest.LogCaptureFixture) -> None:
-    """An outage of an hour is not forgotten, and a new cause is told at once."""
+    """An outage of an hour is not forgotten, a new cause is told at once, and two in turns are no flood."""
     one, other = BrokerUnavailable("one"), GateUnavailable("g")
-    for error, now in [(one, 100.0), (one, 159.0), (one, 161.0), (other, 162.0), (one, 163.0)]:
+    calls = [(one, 100.0), (one, 159.0), (one, 161.0), (other, 162.0), (one, 163.0), (other, 164.0), (other, 223.0)]
+    logged = []
+    for error, now in calls:
+        caplog.clear()
         dispatching.log_failed_push(error, 1, now)
-    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 4
+        logged += [now] * len(caplog.records)
+    assert logged == [100.0, 161.0, 162.0, 223.0]
 
 
 @pytest.mark.parametrize(

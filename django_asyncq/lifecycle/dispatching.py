@@ -30,8 +30,8 @@ GATE_RETRY_SECONDS = 30
 LOG_AGAIN_SECONDS = 60.0
 
 _breaker_closes_at = 0.0
-# The text of the failure that was logged last, and when.
-_logged = ("", 0.0)
+# The texts of the failures that were logged lately, and when.
+_logged: dict[str, float] = {}
 
 
 def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
@@ -53,11 +53,13 @@ def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
 
 def log_failed_push(error: Exception, count: int, now: float) -> None:
     """Log a failed push, unless one with the same cause was logged within LOG_AGAIN_SECONDS. now: monotonic seconds."""
-    global _logged
     text = str(error)
-    if _logged[0] == text and now < _logged[1] + LOG_AGAIN_SECONDS:
+    for each, logged_at in list(_logged.items()):
+        if now >= logged_at + LOG_AGAIN_SECONDS:
+            _logged.pop(each, None)
+    if text in _logged:
         return
-    _logged = (text, now)
+    _logged[text] = now
     is_wrong = any(is_a(each, BrokerMisconfigured) for each in (error, error.__cause__))
     level = logging.ERROR if is_wrong else logging.WARNING
     logger.log(level, "push of %d task%s failed; the reconciler will retry: %s", count, pluralize(count), error)
