@@ -970,6 +970,8 @@ def test_options_of_the_alias_do_not_override_ours(settings: Any, role: clients.
     assert (found["socket_connect_timeout"], found["socket_timeout"]) == clients.TIMEOUTS[role]
     assert (found["protocol"], found["decode_responses"], found["retry"].get_retries()) == (2, False, 0)
     assert (found["client_name"], found["username"], found["password"]) == ("x", "someone", "secret")
+    # What redis-py adds to a pool with protocol 3, and refuses in a connection with 2 unless hiredis is installed.
+    assert not [name for name in found if name.startswith("maint_notifications")]
     assert options["CONNECTION_POOL_KWARGS"]["socket_timeout"] == 77
 
 

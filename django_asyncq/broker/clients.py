@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from typing import Any, Literal
 
@@ -201,10 +201,20 @@ def _alias_client(role: Role) -> Client:
     ours = connection_options(role)
     maker: Any = get_connection_factory(options=factory_options(written, ours))
     # Not maker.connect(): it uses the pools that are shared by URL.
-    pool = maker.get_connection_pool(maker.make_connection_params(urls[0]))
-    # Set again, because in redis-py the query string of a URL overrides keyword arguments.
+    pool = maker.get_connection_pool(maker.make_connection_params(_without_options(urls[0], ours)))
+    # Set again, because a connection factory of the project's own may give the pool others.
     set_connection_options(pool, ours)
     return maker.redis_client_cls(connection_pool=pool, **maker.redis_client_cls_kwargs)
+
+
+def _without_options(url: str, names: Collection[str]) -> str:
+    """Return a URL without some options of its query, which in redis-py override keyword arguments.
+
+    They must not reach the pool: from protocol 3 it concludes more than can be set right afterwards.
+    """
+    address, _, query = url.partition("?")
+    kept = [option for option in query.split("&") if option and option.partition("=")[0] not in names]
+    return "?".join([address, "&".join(kept)]) if kept else address
 
 
 def is_cluster(found: Client) -> bool:
