@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 
 DURATIONS = {
-    "": "about 7 minutes on 2 cores",
+    "": "about 9 minutes on 2 cores",
     "faults": "about 7 minutes on 2 cores",
     "long": "several hours",
 }

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,10 @@ from .workers import environment, run_workers, wait_until, workers
 pytestmark = pytest.mark.django_db(transaction=True)
 
 on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="only PostgreSQL has a pool here")
+with_pool = pytest.mark.skipif(
+    connection.vendor != "postgresql" or find_spec("psycopg_pool") is None,
+    reason="only PostgreSQL with psycopg_pool has a pool here",
+)
 POOL_IS_EMPTY = "couldn't get a connection"
 
 
@@ -57,7 +62,7 @@ def seconds_of(rows: list[TaskRecord]) -> float:
 # --- threads return their connections
 
 
-@on_postgresql
+@with_pool
 @pytest.mark.parametrize(("size", "seconds"), [(2, 6.0), (4, 3.0)])
 def test_tasks_have_all_connections_of_the_pool(size: int, seconds: float) -> None:
     """24 tasks that hold a connection for half a second: the time of `size` at once, and none fails."""
@@ -69,7 +74,7 @@ def test_tasks_have_all_connections_of_the_pool(size: int, seconds: float) -> No
     assert seconds <= seconds_of(rows) < 1.7 * seconds
 
 
-@on_postgresql
+@with_pool
 def test_no_thread_keeps_a_connection_between_pieces_of_work(tmp_path: Path) -> None:
     """With a pool of one, a thread of a worker or a supervisor that kept it would stop all others."""
     kinds: list[Any] = [
@@ -127,7 +132,7 @@ def pooled(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Any]:
         monkeypatch.undo()
 
 
-@on_postgresql
+@with_pool
 def test_connection_within_a_transaction_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing it would undo the transaction."""
     from django.db import transaction
@@ -142,7 +147,7 @@ def test_connection_within_a_transaction_is_not_returned(monkeypatch: pytest.Mon
     assert Gate.objects.get(name="counter").limit == 1
 
 
-@on_postgresql
+@with_pool
 def test_slot_that_waits_for_the_reporter_may_hold_the_last_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reporter waits for a connection before it takes the lock that the slot waits for."""
     reporter = Reporter(Broker("worker"), "w", Wakeup(), threading.Event())
@@ -166,7 +171,7 @@ def test_slot_that_waits_for_the_reporter_may_hold_the_last_connection(monkeypat
     assert states[str(job.run.record.id)] == TaskState.SUCCEEDED
 
 
-@on_postgresql
+@with_pool
 def test_reporter_whose_marking_fails_lets_the_slot_with_the_last_connection_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -300,7 +305,7 @@ def test_full_server_uses_no_attempt(name: str, tmp_path: Path) -> None:
         assert Gate.objects.get(name="counter").limit == 12
 
 
-@on_postgresql
+@with_pool
 def test_empty_pool_uses_no_attempt(tmp_path: Path) -> None:
     """Each task holds the only connection for longer than the others wait for it."""
     kinds = [tasks.counts_and_naps, tasks.counts_once_and_naps, tasks.counts_and_naps_async]
