@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -400,21 +400,28 @@ def test_a_look_that_fails_does_not_keep_the_order(monkeypatch: pytest.MonkeyPat
     fill("g", 1)
 
 
+@contextmanager
+def vetoed(id: str) -> Iterator[None]:
+    """A receiver of the project refuses each change that this task is part of."""
+
+    def veto(*, records: list[TaskRecord], **kwargs: Any) -> None:
+        if any(str(record.id) == id for record in records):
+            raise PermissionError("not this one")
+
+    task_state_changing.connect(veto)
+    try:
+        yield
+    finally:
+        task_state_changing.disconnect(veto)
+
+
 def test_a_waiter_whose_retry_is_vetoed_holds_no_slot() -> None:
     """It is retried some seconds later, and then waits again behind the others."""
     filled = fill("g", 5)
     ids = wait_at("g", 2)
     leave(filled[0])
-
-    def veto(*, records: list[TaskRecord], **kwargs: Any) -> None:
-        if any(str(record.id) == ids[0] for record in records):
-            raise PermissionError("not this one")
-
-    task_state_changing.connect(veto)
-    try:
+    with vetoed(ids[0]):
         look()
-    finally:
-        task_state_changing.disconnect(veto)
     assert queued(ids) == ids[1:]
     row = TaskRecord.objects.get(id=ids[0])
     assert row.retry_at is not None
@@ -458,16 +465,8 @@ def test_a_veto_costs_no_other_waiter_its_place() -> None:
     filled = fill("g", 5)
     ids = wait_at("g", 5)
     leave(*filled[:2])
-
-    def veto(*, records: list[TaskRecord], **kwargs: Any) -> None:
-        if any(str(record.id) == ids[0] for record in records):
-            raise PermissionError("not this one")
-
-    task_state_changing.connect(veto)
-    try:
+    with vetoed(ids[0]):
         look()
-    finally:
-        task_state_changing.disconnect(veto)
     assert queued(ids) == ids[1:3]
     assert gates.waiters("g") == ids[3:]
 
