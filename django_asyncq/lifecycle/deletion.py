@@ -32,7 +32,7 @@ Fenced = Callable[[], AbstractContextManager[object]]
 class Removal(CommitHook):
     """Removes the tasks that a transaction deleted from Redis, and releases their gate slots."""
 
-    def __call__(self) -> None:
+    def follow_up(self) -> None:
         failpoints.reach("delete.committed")
         # A task that is pushed after its removal would stay in Redis.
         push_batcher.flush_pushes()
