@@ -166,7 +166,9 @@ def _retry_rows(broker: Broker | None, rows: Iterable[TaskRecord], *, must_ask: 
     if attempted.vetoed:
         retrying = rows_of(TaskRecord).filter(state=TaskState.FAILED, retry_at__isnull=False)
         _postpone(retrying, attempted.vetoed, VETO_RETRY_SECONDS)
-    for queue, group in by_queue([*attempted.full, *attempted.vetoed]) if broker is not None else ():
+    if broker is None:
+        return attempted
+    for queue, group in by_queue([*attempted.full, *attempted.vetoed]):
         broker.park(queue, [entry_of(row) for row in group])
     return attempted
 
