@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from django.conf import settings as django_settings
 from django.core import checks
 
-from . import compat, conf, registry
+from . import aliases, compat, conf, registry
 from .broker import clients
 from .definitions import retention_policy
 from .definitions.timing import Cron, describe, fires_on_either_day
@@ -203,6 +203,8 @@ def _check_times(written: dict[str, Any]) -> Iterator[Message]:
 def check_redis_alias(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     """Check the cache alias, its addresses and options, and the client factory. Opens no connection."""
     written = conf.raw()
+    if not aliases.is_redis_used():
+        return
     if not all(RULES[key].holds(written.get(key, "")) for key in ("REDIS", "CLIENT_FACTORY")):
         return  # `check_settings` has reported it.
     for fault in clients.setting_faults():
@@ -219,8 +221,8 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
             id="asyncq.E012",
         )
     tasks = getattr(django_settings, "TASKS", None)
-    aliases = tasks if isinstance(tasks, dict) else {}
-    ours = {name: params for name, params in aliases.items() if "django_asyncq" in str(params.get("BACKEND", ""))}
+    named = tasks if isinstance(tasks, dict) else {}
+    ours = {name: params for name, params in named.items() if "django_asyncq" in str(params.get("BACKEND", ""))}
     if not ours:
         yield checks.Warning(
             "No alias in TASKS uses django_asyncq.",
