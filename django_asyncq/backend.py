@@ -24,6 +24,8 @@ from .tasks import Arguments, Task, default_of, gate_name, is_attempt_count, is_
 if TYPE_CHECKING:
     from .models import TaskRecord
 
+__all__ = ["AsyncqBackend"]
+
 
 class Option(NamedTuple):
     """An option of an alias in TASKS. holds: whether a value is valid. hint: how to correct it."""

@@ -19,6 +19,7 @@ AsyncqError
 │   ├── LeaseLost          another run owns the task now; not stored
 │   ├── TaskNotRegistered  the worker's code has no task of this name
 │   └── TaskNotRunnable    the function cannot be called, or its body did not run
+├── TooManyRuns            run_tasks() met tasks that enqueue or retry each other without end
 └── RetryRequested         raised by `context.retry()`; never leaves the worker
 """
 
@@ -176,6 +177,18 @@ class TaskNotRunnable(RunAborted):
 
     The latter when it returned a generator, or an awaitable that cannot be awaited.
     """
+
+
+class TooManyRuns(AsyncqError, AssertionError):
+    """Tasks were still due in a test after the most runs; they probably enqueue or retry each other without end.
+
+    runs: how often each task was run, by name, the most frequent first.
+    """
+
+    def __init__(self, most: int, runs: dict[str, int]) -> None:
+        shown = ", ".join(f"{name} ({count})" for name, count in runs.items())
+        super().__init__(f"tasks are still due after {most} runs: {shown}; give most= a higher number if that is right")
+        self.runs = runs
 
 
 class RetryRequested(AsyncqError):

