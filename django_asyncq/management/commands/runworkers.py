@@ -13,6 +13,7 @@ from django.db import connections
 from django.utils import autoreload
 
 from ... import compat, conf, stop_requests
+from ...aliases import uses_redis
 from ...broker import Broker, clients
 from ...broker.rights import check_rights
 from ...broker.tls_probe import tls_mismatch
@@ -214,7 +215,7 @@ class Command(BaseCommand):
                 f"TASKS[{alias!r}] is a {type(backend).__qualname__}; its BACKEND must be "
                 f"'django_asyncq.backend.AsyncqBackend' to be run by runworkers"
             )
-        if not backend.uses_redis:
+        if not uses_redis(alias):
             raise CommandError(
                 f"TASKS[{alias!r}] is a {type(backend).__qualname__}, whose tasks are not in Redis: run them with "
                 f"django_asyncq.testing.run_tasks(backend={alias!r}), or write "
