@@ -11,11 +11,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from .. import gates
 from ..django_internals import last_commit_hook
 from ..models import TaskRecord
-<<<<<<< HEAD
-from ..test_run import is_test_run
-=======
 from ..storage.rollbacks import Takings
->>>>>>> main
+from ..test_run import is_test_run
 
 
 class CommitHook(ABC):
