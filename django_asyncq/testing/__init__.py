@@ -9,20 +9,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .asserting import assert_enqueued, assert_enqueues, assert_not_enqueued, enqueued
     from .crashes import arm_from_environment, crash_at
     from .redis_server import EmbeddedRedis
 
 __all__ = [
     "EmbeddedRedis",
     "arm_from_environment",
+    "assert_enqueued",
+    "assert_enqueues",
+    "assert_not_enqueued",
     "crash_at",
+    "enqueued",
 ]
 
 # The module in this folder that defines each name.
 IMPORTED_AT_FIRST_USE = {
     "EmbeddedRedis": "redis_server",
     "arm_from_environment": "crashes",
+    "assert_enqueued": "asserting",
+    "assert_enqueues": "asserting",
+    "assert_not_enqueued": "asserting",
     "crash_at": "crashes",
+    "enqueued": "asserting",
 }
 
 
