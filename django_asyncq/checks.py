@@ -91,6 +91,7 @@ RULES: dict[str, Rule] = {
         lambda value: isinstance(value, str),
         "Give the dotted path of a callable, or '' for what REDIS names.",
     ),
+    "REDIS_IS_FOR_TESTS": Rule("asyncq.E149", _is_bool, TRUE_OR_FALSE),
     "KEY_PREFIX": Rule(
         "asyncq.E103", _is_prefix, "Use 1 to 64 letters, digits, '_', '.', ':' and '-'; asynq's tools need 'asynq'."
     ),

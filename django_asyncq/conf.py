@@ -26,6 +26,8 @@ class Settings:
 
     redis: str | Sequence[str] = "default"
     """Where the queues are: an address such as `redis://host:6379/1`, or the alias in CACHES of a Redis cache."""
+    redis_is_for_tests: bool = False
+    """Whether tests may use this Redis, which they do not start themselves; see `RedisNotForTests`."""
     client_factory: str = ""
     """Dotted path of a callable `(role) -> redis client`; for a Cluster: `django_asyncq.broker.cluster.client`."""
     key_prefix: str = "asynq"

@@ -11,6 +11,7 @@ AsyncqError
 ├── BrokerUnavailable      Redis cannot be reached or refuses to write
 │   └── BrokerMisconfigured  Redis refuses this client until a setting is corrected; waiting does not help
 │       └── BrokerPermissionDenied  the Redis user lacks a right
+├── RedisNotForTests       a test run would use a Redis that is not the tests' own
 ├── DatabaseNotSetUp       the database lacks a table, a column or a privilege; waiting does not help
 ├── LockLost               another process holds the lock; nothing was written
 ├── RunAborted             a run failed for a reason outside its function; the row stores it
@@ -125,6 +126,22 @@ class BrokerMisconfigured(BrokerUnavailable):
 
 class BrokerPermissionDenied(BrokerMisconfigured):
     """The Redis user may not use a command, a key or a channel. The text says what Redis has named."""
+
+
+class RedisNotForTests(AsyncqError):
+    """A test run would use a Redis that is not the tests' own; nothing was sent to it.
+
+    server: its address, without user name and password.
+    """
+
+    def __init__(self, server: str) -> None:
+        super().__init__(
+            f"a test would use {server}, which is not the Redis of the tests. Remedy: without Redis, let TASKS use "
+            f"django_asyncq.testing.TestBackend; with a Redis for the tests alone, use the pytest fixture asyncq_redis "
+            f"or start a django_asyncq.testing.EmbeddedRedis; if that server is only for tests, as in CI, set "
+            f"ASYNCQ['REDIS_IS_FOR_TESTS'] = True in the settings of the tests."
+        )
+        self.server = server
 
 
 class DatabaseNotSetUp(AsyncqError):

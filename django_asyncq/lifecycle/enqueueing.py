@@ -10,6 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from .. import failpoints, gates
 from ..aliases import through_redis, uses_redis
 from ..broker.clients import require_valid_settings
+from ..broker.server_of_tests import require_server_of_tests
 from ..models import TaskRecord, TaskState
 from ..storage.inserting import insert
 from ..storage.routing import writing_database
@@ -29,8 +30,11 @@ class Dispatch(CommitHook):
     def follow_up(self) -> None:
         failpoints.reach("enqueue.committed")
         records = through_redis(self.records)
-        if records and not push_batcher.add(records):
-            dispatch(records)
+        if records:
+            # Here, because an error in the batcher's thread is only logged.
+            require_server_of_tests()
+            if not push_batcher.add(records):
+                dispatch(records)
         failpoints.reach("enqueue.pushed")
         announce(self.records, None, TaskState.QUEUED)
         for follower in self.followers:
