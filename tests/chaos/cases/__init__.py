@@ -42,7 +42,7 @@ ALL = (
     Case("4", "5 % of Redis's replies lost", stores.lost_replies, 0.04, ("no-adoption",)),
     Case("5", "requests lost, latency, data in small parts", links.bad_line, 0.2, ("no-way-back",)),
     Case("6", "producer killed between COMMIT and push", producers.crashes, 0.03, ("no-rebuild",)),
-    Case("7", "half-rolled-back nested savepoints", producers.rollbacks, 0.1, ("lasting-slots", "eager-pushes")),
+    Case("7", "half-rolled-back nested savepoints", producers.rollbacks, 0.1, ("lasting-slots", "silent-rollbacks", "eager-pushes")),
     Case("8", "Redis unreachable or silent at enqueue", producers.redis_away, 0.1, ("no-breaker",)),
     Case("9", "Redis killed under load, four kinds of persistence", stores.redis_killed, 0.05, ("no-rebuild",)),
     Case("10", "FLUSHALL under load, gates full", stores.flushed, 0.05, ("no-gate-rebuild",)),
