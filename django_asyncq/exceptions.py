@@ -13,6 +13,7 @@ AsyncqError
 │       └── BrokerPermissionDenied  the Redis user lacks a right
 ├── RedisNotForTests       a test run would use a Redis that is not the tests' own
 ├── DatabaseNotSetUp       the database lacks a table, a column or a privilege; waiting does not help
+├── PrefixTaken            the Redis prefix belongs to another database; nothing was written
 ├── LockLost               another process holds the lock; nothing was written
 ├── RunAborted             a run failed for a reason outside its function; the row stores it
 │   ├── TaskTimeout        the run took longer than the task's timeout
@@ -25,6 +26,8 @@ AsyncqError
 """
 
 from __future__ import annotations
+
+import uuid
 
 
 class AsyncqError(Exception):
@@ -154,6 +157,23 @@ class DatabaseNotSetUp(AsyncqError):
         super().__init__(f"the database is not set up for this code: {reason}. Remedy: {remedy}.")
         self.reason = reason
         self.remedy = remedy
+
+
+class PrefixTaken(AsyncqError):
+    """The Redis prefix belongs to another database; nothing was written.
+
+    prefix: the KEY_PREFIX. owner: the identity of the database to which it belongs. database: that of this one.
+    """
+
+    def __init__(self, *, prefix: str, owner: uuid.UUID, database: uuid.UUID) -> None:
+        super().__init__(
+            f"the Redis prefix {prefix!r} belongs to another database (its identity is {owner}, that of this database "
+            f'is {database}). Remedy: give this project an ASYNCQ["KEY_PREFIX"] of its own. If this database replaces '
+            f"the other one, stop the workers of the other one and run: manage.py asyncq adopt"
+        )
+        self.prefix = prefix
+        self.owner = owner
+        self.database = database
 
 
 class LockLost(AsyncqError):

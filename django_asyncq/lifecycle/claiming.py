@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .. import conf, failpoints
-from ..broker import Broker, Dequeued, Lease
+from ..broker import Broker, Dequeued, Lease, without_row
 from ..broker.suspects import dequeue_suspect
 from ..definitions.names import runs_alone
 from ..guard import get_logger
 from ..models import TaskRecord, TaskState
+from ..storage import identity
 from ..storage.batches import FencedWrite, write_usable
 from ..storage.isolation import is_set_aside
 from ..storage.routing import writing_database
@@ -74,6 +75,8 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
     if not leases:
         return []
     rows = load_rows(leases)
+    # An outcome of these runs may have to be signed when the database is unreachable.
+    identity.own()
     # A first lease has the fence 1, so no earlier run can have spilled an outcome: most tasks need no look-up.
     again = [lease for lease in leases if lease.fence > 1]
     recorded_now = replay_outcomes(broker, queue, worker_id, again, rows) if again else set()
@@ -126,7 +129,7 @@ def _settle_without_row(broker: Broker, queue: str, worker_id: str, leases: Sequ
         broker.remove(queue, unusable)
     if orphans := [lease for lease in leases if lease.id not in unusable]:
         logger.error("queue %s: no row for %s; archived in Redis", queue, [lease.id for lease in orphans])
-        broker.archive(queue, worker_id, [(lease, b"") for lease in orphans])
+        without_row.archive_claimed(broker.client, queue, worker_id, orphans)
 
 
 def _set_suspects_aside(broker: Broker, queue: str, worker_id: str, runs: list[Run]) -> list[Run]:
