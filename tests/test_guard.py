@@ -247,7 +247,7 @@ def test_receivers_and_log_filters_end_no_thread(of: str, kind: str) -> None:
     ]
     assert "has died" not in log
     assert "exited unexpectedly" not in log
-    assert f"{bad.id} tests.tasks.raises_spite: attempt 1 of 1 failed with Uncommon; it is not retried" in log
+    assert f"{bad.id} tests.tasks.raises_spite: attempt 1 of 1 failed; it is not retried: tests.tasks.Uncommon" in log
     if of == "receivers":
         assert f"task {good.id}: a receiver of task_started failed" in log or kind == "Mute"
     else:

@@ -13,10 +13,10 @@ PACKAGE = Path(__file__).parent.parent / "django_asyncq"
 # Folders and root modules, the lowest first. A module imports only from ranks below its own, or from its own folder.
 RANKS = [
     {"exceptions", "compat", "failpoints", "conf", "django_internals", "guard", "stop_requests"},
-    {"clocks", "definitions", "threads"},
+    {"clocks", "definitions", "logs", "threads"},
     {"context", "models", "signals"},
     {"broker", "storage"},
-    {"gates", "leadership", "faults"},
+    {"gates", "leadership", "faults", "runs"},
     {"lifecycle"},
     {"registry"},
     {"tasks"},

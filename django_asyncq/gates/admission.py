@@ -17,6 +17,7 @@ from .. import conf
 from ..broker import replies, scripts
 from ..exceptions import BrokerUnavailable, GateUnavailable, QueueFull, UnknownGate
 from ..guard import get_logger
+from ..logs import log_extra
 from ..models import FailureReason, TaskRecord
 from .audit import build
 from .members import IDS_PER_CALL, client, keys, release_runs
@@ -82,7 +83,8 @@ def _admit_groups(
                 raise
             # The limit was removed after the tasks had been admitted; without a limit no task has to wait.
             count = len(group)
-            logger.warning("%d task%s admitted without a slot: %s", count, pluralize(count), error)
+            text = "%d task%s admitted without a slot: %s"
+            logger.warning(text, count, pluralize(count), error, extra=log_extra(*group))
             continue
         if admission.refused:
             refused |= {record.id for record in group if str(record.id) in admission.refused}

@@ -13,6 +13,7 @@ from .. import failpoints, gates
 from ..broker import Broker, Entry
 from ..exceptions import BrokerMisconfigured, BrokerUnavailable, GateUnavailable
 from ..guard import get_logger, is_a
+from ..logs import log_extra
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.routing import rows_of
@@ -47,11 +48,11 @@ def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
         return push(Broker("producer"), records, again=again)
     except (BrokerUnavailable, GateUnavailable) as error:
         _breaker_closes_at = time.monotonic() + BREAKER_SECONDS
-        log_failed_push(error, len(records), time.monotonic())
+        log_failed_push(error, records, time.monotonic())
         return 0
 
 
-def log_failed_push(error: Exception, count: int, now: float) -> None:
+def log_failed_push(error: Exception, records: Sequence[TaskRecord], now: float) -> None:
     """Log a failed push, unless one with the same cause was logged within LOG_AGAIN_SECONDS. now: monotonic seconds."""
     text = str(error)
     for each, logged_at in list(_logged.items()):
@@ -62,7 +63,8 @@ def log_failed_push(error: Exception, count: int, now: float) -> None:
     _logged[text] = now
     is_wrong = any(is_a(each, BrokerMisconfigured) for each in (error, error.__cause__))
     level = logging.ERROR if is_wrong else logging.WARNING
-    logger.log(level, "push of %d task%s failed; the reconciler will retry: %s", count, pluralize(count), error)
+    count, text = len(records), "push of %d task%s failed; the reconciler will retry: %s"
+    logger.log(level, text, count, pluralize(count), error, extra=log_extra(*records))
 
 
 def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) -> int:

@@ -8,7 +8,6 @@ the others are written once, when they have finished.
 
 from __future__ import annotations
 
-import logging
 import queue
 import random
 import threading
@@ -17,16 +16,18 @@ from contextlib import suppress
 from functools import partial
 
 from django.db import connections
+from django.template.defaultfilters import pluralize
 
 from .. import compat, conf, failpoints, lifecycle
 from ..broker import Broker
 from ..definitions.exception_text import traceback_of
 from ..exceptions import BrokerUnavailable, DatabaseNotSetUp, LeaseLost
 from ..faults import LONGEST_AGAIN_SECONDS, PAUSE_SECONDS, STORE_ERRORS, Faults, concerns_one_row
-from ..guard import class_name, get_logger, is_a
-from ..lifecycle.events import log_extra
+from ..guard import get_logger, is_a
+from ..logs import log_extra
 from ..models import TaskRecord, TaskState
 from ..results import judge_failure, result_of, sender_of
+from ..runs import log_cut, log_failed, log_uncounted
 from ..storage import database_clock
 from ..storage.isolation import MOST_AT_ONCE, each_alone, set_aside, table_of
 from ..storage.pooling import return_connections
@@ -150,11 +151,11 @@ class Reporter(LongLivedThread):
         try:
             spilled = lifecycle.spill_outcomes(self.broker, self.worker_id, [outcome.job.run for outcome in outcomes])
         except BrokerUnavailable as error:
-            logger.error(
-                "%d outcomes are lost, since Redis is unreachable too; their tasks run again: %s", len(outcomes), error
-            )
+            text = "Redis is unreachable too; outcomes lost: %d; their tasks run again: %s"
+            logger.error(text, len(outcomes), error, extra=_extra(outcomes))
             return
-        logger.warning("the database is unreachable: %d of %d outcomes were spilled to Redis", spilled, len(outcomes))
+        text = "the database is unreachable; outcomes spilled to Redis: %d of %d"
+        logger.warning(text, spilled, len(outcomes), extra=_extra(outcomes))
 
     # --- the thread
 
@@ -166,7 +167,8 @@ class Reporter(LongLivedThread):
                 self.wakeup.notify(Reason.REPORTED)
                 self._clock_beat.tick()
         except GaveUp as error:
-            logger.warning("%d outcomes are not recorded: %s", len(self._unrecorded), error)
+            outcomes = list(self._unrecorded.copy().values())
+            logger.warning("%d outcome%s not recorded: %s", *_counted(outcomes), error, extra=_extra(outcomes))
         finally:
             connections.close_all()
 
@@ -203,7 +205,8 @@ class Reporter(LongLivedThread):
         except GaveUp:
             raise
         except Exception:
-            logger.exception("%d outcomes could not be written as a batch; each is written alone", len(reported))
+            text = "%d outcome%s could not be written as a batch; each is written alone"
+            logger.exception(text, *_counted(reported), extra=_extra(reported))
             for outcome in reported:
                 self._write_alone(outcome)
         finally:
@@ -291,7 +294,7 @@ class Reporter(LongLivedThread):
         except STORE_ERRORS as error:
             if not concerns_one_row(error):
                 raise
-            logger.exception("task %s: the database refuses its result", run.record.id)
+            logger.exception("task %s: the database refuses its result", run.record.id, extra=log_extra(run.record))
             lifecycle.strip_result(run, str(error))
             return bool(self._write_until_done(lambda: lifecycle.record_runs([run])))
 
@@ -319,7 +322,8 @@ class Reporter(LongLivedThread):
         try:
             lifecycle.acknowledge(self.broker, self.worker_id, runs, lost)
         except BrokerUnavailable as error:
-            logger.warning("%d outcomes are recorded, but not acknowledged in Redis yet: %s", len(runs), error)
+            text, extra = "%d outcome%s recorded, but not acknowledged in Redis yet: %s", _extra(runs)
+            logger.warning(text, *_counted(runs), error, extra=extra)
             self._unacknowledged.append((runs, lost))
 
     def _acknowledge_again(self) -> None:
@@ -366,6 +370,16 @@ def _pause_seconds(failures: int, *, at_once: bool) -> float:
     return random.uniform(longest / 20, longest)  # noqa: S311
 
 
+def _counted(found: Sequence[object]) -> tuple[int, str]:
+    """Return a number of things, and the ending of their noun."""
+    return len(found), pluralize(len(found))
+
+
+def _extra(found: Sequence[Outcome | lifecycle.Run]) -> dict[str, object]:
+    """Return the `extra` of a line about outcomes or runs."""
+    return log_extra(*((each.job.run if isinstance(each, Outcome) else each).record for each in found))
+
+
 def _apply(outcome: Outcome) -> None:
     """Change the row in memory as the outcome says."""
     job, run, exception = outcome.job, outcome.job.run, outcome.exception
@@ -374,16 +388,14 @@ def _apply(outcome: Outcome) -> None:
         return
     if isinstance(outcome, Unconnected):
         lifecycle.postpone_run(run, pause_seconds())
+        log_uncounted(run.record, "got no connection to the database")
         return
     if isinstance(outcome, Cut):
         lifecycle.count_cut(run, reason_of(exception), traceback_of(exception), outcome.finished_at)
-        _log_cut(run.record, reason_of(exception))
+        log_cut(run.record, reason_of(exception))
         return
     judgement = judge_failure(job.task, run.record, exception, database_clock.estimate())
     error = judgement.exception
-    if judgement.is_fault:
-        text = "task %s: its backoff failed; it is not retried"
-        logger.error(text, run.record.id, exc_info=error, extra=log_extra(run.record))
     lifecycle.fail(
         run,
         error,
@@ -392,38 +404,10 @@ def _apply(outcome: Outcome) -> None:
         retry_at=judgement.retry_at,
         counted=judgement.counted,
     )
-    if judgement.counted and not is_a(error, LeaseLost):
-        _log_failure(run.record, error)
-
-
-def _log_failure(record: TaskRecord, exception: BaseException) -> None:
-    """Log in one line what failed and what comes next; the row has the traceback."""
-    level = logging.ERROR if record.retry_at is None else logging.WARNING
-    then = "it is not retried" if record.retry_at is None else f"next attempt at {record.retry_at:%Y-%m-%dT%H:%M:%SZ}"
-    logger.log(
-        level,
-        "task %s %s: attempt %d of %d failed with %s; %s",
-        record.id,
-        record.name,
-        record.attempt,
-        record.max_attempts,
-        class_name(exception),
-        then,
-        extra=log_extra(record),
-    )
-
-
-def _log_cut(record: TaskRecord, exception: BaseException) -> None:
-    then = "it has failed" if record.is_final else "it is queued again, without using an attempt"
-    logger.log(
-        logging.ERROR if record.is_final else logging.WARNING,
-        "task %s %s: its database connection was cut, and nothing was committed; %s: %s",
-        record.id,
-        record.name,
-        then,
-        exception,
-        extra=log_extra(record),
-    )
+    if not judgement.counted:
+        log_uncounted(run.record, "asked to be retried")
+    elif not is_a(error, LeaseLost):
+        log_failed(run.record, error, has_backoff_failed=judgement.is_fault)
 
 
 def _send_finished(outcome: Outcome) -> None:

@@ -18,8 +18,9 @@ from ... import compat, conf, failpoints, lifecycle
 from ...context import Ending, TaskContext
 from ...exceptions import TaskNotRunnable, TaskTimeout
 from ...guard import get_logger, is_a
-from ...lifecycle.events import log_extra
+from ...logs import enter_run, leave_run, log_extra
 from ...results import result_of, sender_of
+from ...runs import log_returned, log_started
 from ...storage import database_clock
 from ...storage.errors import is_connection_limit
 from ..fetch.capacity import Capacity
@@ -94,6 +95,8 @@ class JobRunner:
         deadline = job.begun_at + job.timeout_seconds + self.timeout_grace_seconds if job.timeout_seconds else 0.0
         self.slot_table.enter(job.slot, record.id, deadline)
         lifecycle.begin(job.run, self.worker_id, database_clock.estimate())
+        enter_run(record)
+        log_started(record)
         failpoints.reach("begin.counted")
         if not isinstance(record.args, list) or not isinstance(record.kwargs, dict):
             raise TaskNotRunnable("the row's arguments are not a list and an object")
@@ -137,6 +140,7 @@ class JobRunner:
 
         A run that finished after its timeout has failed, unless it has spent that time waiting for a connection.
         """
+        leave_run()
         if job.phase is JobPhase.COMPLETED:
             self.slot_table.leave(job.slot)
             if exception is not None:
@@ -166,7 +170,10 @@ class JobRunner:
     def _report(self, outcome: Outcome) -> None:
         """Count the run, and give its outcome to the reporter."""
         job = outcome.job
-        self.capacity.count_run(time.monotonic() - (job.begun_at or job.arrived_at))
+        seconds = time.monotonic() - (job.begun_at or job.arrived_at)
+        self.capacity.count_run(seconds)
+        if outcome.exception is None:
+            log_returned(job.run.record, seconds)
         self.reporter.report(outcome)
 
 
