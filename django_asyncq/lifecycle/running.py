@@ -331,8 +331,10 @@ def postpone(broker: Broker, worker_id: str, runs: Sequence[Run], delay_seconds:
     return ages
 
 
-def refuse(broker: Broker, run: Run, exception: BaseException) -> None:
+def refuse(broker: Broker | None, run: Run, exception: BaseException) -> None:
     """Fail a task that was postponed and can never run here; the row says why.
+
+    broker: None for a task without an entry in Redis.
 
     | check    | the fence: a run that lost its lease changes nothing |
     | row      | QUEUED → FAILED, with the error                      |
@@ -348,5 +350,6 @@ def refuse(broker: Broker, run: Run, exception: BaseException) -> None:
         return
     log_failed(record)
     failpoints.reach("refuse.row_written")
-    broker.remove(record.queue_name, [str(record.id)])
+    if broker is not None:
+        broker.remove(record.queue_name, [str(record.id)])
     announce([record], TaskState.QUEUED, TaskState.FAILED)
