@@ -1,4 +1,4 @@
-"""The context that a task with `takes_context=True` gets as its first argument. Knows no registry and no stores."""
+"""What the body of a task can learn of its run, and do with it. Knows no registry and no stores."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import compat
 from .exceptions import InvalidOption, RetryRequested
+from .logs import CurrentTask, current_task
 
 if TYPE_CHECKING:
     from .models import TaskRecord
+
+__all__ = ["CurrentTask", "Ending", "TaskContext", "current_task"]
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from ..aliases import through_redis
 from ..broker import Broker, Entry
 from ..exceptions import BrokerMisconfigured, BrokerUnavailable, GateUnavailable
 from ..guard import get_logger, is_a
+from ..logs import log_extra
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.routing import rows_of
@@ -48,7 +49,7 @@ def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
     try:
         return push(Broker("producer"), records, again=again)
     except (BrokerUnavailable, GateUnavailable) as error:
-        note_failed_push(error, len(records))
+        note_failed_push(error, records)
         return 0
 
 
@@ -57,16 +58,16 @@ def is_paused() -> bool:
     return time.monotonic() < _breaker_closes_at
 
 
-def note_failed_push(error: Exception, count: int) -> None:
-    """Skip pushes for BREAKER_SECONDS, and log that they failed. count: of tasks."""
+def note_failed_push(error: Exception, records: Sequence[TaskRecord]) -> None:
+    """Skip pushes for BREAKER_SECONDS, and log that the push of these tasks failed."""
     global _breaker_closes_at
     _breaker_closes_at = time.monotonic() + BREAKER_SECONDS
     # Redis may be another one, or empty, when it answers again.
     prefix_check.forget()
-    log_failed_push(error, count, time.monotonic())
+    log_failed_push(error, records, time.monotonic())
 
 
-def log_failed_push(error: Exception, count: int, now: float) -> None:
+def log_failed_push(error: Exception, records: Sequence[TaskRecord], now: float) -> None:
     """Log a failed push, unless one with the same cause was logged within LOG_AGAIN_SECONDS. now: monotonic seconds."""
     text = str(error)
     for each, logged_at in list(_logged.items()):
@@ -77,7 +78,8 @@ def log_failed_push(error: Exception, count: int, now: float) -> None:
     _logged[text] = now
     is_wrong = any(is_a(each, BrokerMisconfigured) for each in (error, error.__cause__))
     level = logging.ERROR if is_wrong else logging.WARNING
-    logger.log(level, "push of %d task%s failed; the reconciler will retry: %s", count, pluralize(count), error)
+    count, text = len(records), "push of %d task%s failed; the reconciler will retry: %s"
+    logger.log(level, text, count, pluralize(count), error, extra=log_extra(*records))
 
 
 def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) -> int:

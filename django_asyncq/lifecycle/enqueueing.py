@@ -64,7 +64,7 @@ def enqueue(
     """
     if any(uses_redis(record.backend) for record in records):
         require_valid_settings()
-        _require_own_prefix(len(records))
+        _require_own_prefix(records)
     refused = ask(records, None, partial=partial)
     failpoints.reach("enqueue.slot_acquired")
     admitted = [record for record in records if record.id not in refused] if refused else list(records)
@@ -81,12 +81,12 @@ def enqueue(
     return admitted
 
 
-def _require_own_prefix(count: int) -> None:
+def _require_own_prefix(records: Sequence[TaskRecord]) -> None:
     """Refuse a Redis prefix of another database; a Redis that does not answer costs the request one timeout."""
     try:
         prefix_check.require_own_prefix(may_ask=not is_paused())
     except BrokerUnavailable as error:
-        note_failed_push(error, count)
+        note_failed_push(error, records)
 
 
 def _dispatch_after_commit(

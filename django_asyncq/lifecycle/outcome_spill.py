@@ -19,6 +19,7 @@ from .. import conf, failpoints
 from ..broker import Broker, Lease
 from ..broker.outcomes import SpilledOutcome, SpilledOutcomes
 from ..guard import get_logger
+from ..logs import log_extra
 from ..models import TaskRecord, TaskState
 from ..storage import identity
 from ..storage.batches import FencedWrite, write_fenced, write_usable
@@ -26,7 +27,7 @@ from ..storage.errors import ErrorKind, kind_of
 from ..storage.routing import writing_database
 from . import outcome_format, signatures
 from .dispatching import by_queue
-from .events import announce, log_extra
+from .events import announce
 from .outcome_format import RunOutcome
 from .running import Run, acknowledge, strip_result, undo_attempt
 
@@ -58,7 +59,9 @@ def spill_outcomes(broker: Broker, worker_id: str, runs: Sequence[Run]) -> int:
     Raises: BrokerUnavailable; the same holds then.
     """
     if not signatures.can_sign():
-        logger.error("outcomes cannot be signed, because SECRET_KEY is empty: %d tasks run again", len(runs))
+        count, extra = len(runs), log_extra(*(run.record for run in runs))
+        text = "SECRET_KEY is empty, so outcomes cannot be signed: %d; their tasks run again"
+        logger.error(text, count, extra=extra)
         return 0
     spilled = 0
     for queue, group in by_queue([run.record for run in runs]):
@@ -112,10 +115,9 @@ def replay_outcomes(
         acknowledge(broker, worker_id, runs)
         for state in (TaskState.SUCCEEDED, TaskState.FAILED):
             announce([run.record for run in runs if run.record.state == state], TaskState.RUNNING, state)
-        count = len(runs)
-        logger.info(
-            "queue %s: recorded %d outcome%s that a worker had spilled to Redis", queue, count, pluralize(count)
-        )
+        count, extra = len(runs), log_extra(*(run.record for run in runs))
+        text = "queue %s: recorded %d outcome%s that a worker had spilled to Redis"
+        logger.info(text, queue, count, pluralize(count), extra=extra)
     return {run.lease.id for run in runs} | {each.lease.id for each in waiting}
 
 

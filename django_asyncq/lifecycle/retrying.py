@@ -16,12 +16,13 @@ from .. import failpoints, gates
 from ..broker import Broker, Lease, without_row
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..guard import attempt, get_logger, is_a
+from ..logs import log_extra
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.isolation import is_set_aside
 from ..storage.routing import rows_of, transaction_of, writing_database
 from .dispatching import GATE_RETRY_SECONDS, by_queue, dispatch
-from .events import announce, ask, log_extra
+from .events import announce, ask
 from .messages import entry_of
 from .on_commit import CommitHook
 from .running import load_rows
