@@ -8,6 +8,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import failpoints, gates
+from ..aliases import through_redis, uses_redis
 from ..broker.clients import require_valid_settings
 from ..models import TaskRecord, TaskState
 from ..storage.inserting import insert
@@ -25,10 +26,11 @@ class Dispatch(CommitHook):
         super().__init__()
         self.followers: list[Callable[[], None]] = []
 
-    def __call__(self) -> None:
+    def follow_up(self) -> None:
         failpoints.reach("enqueue.committed")
-        if not push_batcher.add(self.records):
-            dispatch(self.records)
+        records = through_redis(self.records)
+        if records and not push_batcher.add(records):
+            dispatch(records)
         failpoints.reach("enqueue.pushed")
         announce(self.records, None, TaskState.QUEUED)
         for follower in self.followers:
@@ -49,11 +51,14 @@ def enqueue(
     |          | or by the push batcher within PUSH_BATCH_SECONDS                                     |
     | announce | after the commit: `task_state_changed`, then `on_committed`                          |
 
-    If we die before the commit, the provisional slots expire. If we die after it, the reconciler pushes the rows.
+    An alias without Redis has the rows alone; its gates are counted from them.
+    A rollback releases the slots. If we die before the commit, they expire. If we die after it, the reconciler
+    pushes the rows.
     Raises: ImproperlyConfigured when the settings that name Redis cannot be right, EnqueueRefused, and what receivers
     veto with: nothing was written. django.db.Error when the INSERT fails.
     """
-    require_valid_settings()
+    if any(uses_redis(record.backend) for record in records):
+        require_valid_settings()
     refused = ask(records, None, partial=partial)
     failpoints.reach("enqueue.slot_acquired")
     admitted = [record for record in records if record.id not in refused] if refused else list(records)
@@ -78,6 +83,7 @@ def _dispatch_after_commit(
     """Have the tasks dispatched after the commit, together with the transaction's others."""
     hook = Dispatch.of_transaction(connection)
     hook.records.extend(records)
+    hook.release_at_rollback(records, connection)
     if on_committed is not None:
         hook.followers.append(lambda: on_committed(records))
     hook.register(connection)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ class Retried(NamedTuple):
 class Redispatch(CommitHook):
     """Dispatches all tasks that a transaction retried."""
 
-    def __call__(self) -> None:
+    def follow_up(self) -> None:
         failpoints.reach("retry.committed")
         dispatch(self.records, again=True)
         announce(self.records, TaskState.FAILED, TaskState.QUEUED)
@@ -58,7 +59,7 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
     | Redis    | after the commit: out of retry or archived, into pending; the caller parks the others     |
     | announce | `task_state_changed`                                                                      |
 
-    If we die in between, the reconciler pushes the row.
+    A rollback releases the slots. If we die after the commit, the reconciler pushes the row.
     Raises: GateUnavailable, and what other receivers veto with; nothing is changed then.
     """
     database = writing_database(TaskRecord)
@@ -71,6 +72,8 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         failpoints.reach("retry.slot_acquired")
         admitted = [record for record in records if record.id not in refused]
         full = [record for record in records if record.id in refused]
+        # As they are before the change: that still says who waited at a gate.
+        unchanged = [copy.copy(record) for record in admitted if record.gate]
         try:
             if full and not by_person:
                 # While the rows are locked: once they are not, the leader may let the tasks in.
@@ -83,6 +86,7 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
             connection = connections[database]
             hook = Redispatch.of_transaction(connection)
             hook.records.extend(admitted)
+            hook.release_at_rollback(unchanged, connection)
             hook.register(connection)
     found = {record.id for record in records}
     return Retried(admitted, full, [id for id in ids if id not in found])
@@ -104,6 +108,15 @@ def _write_retries(rows: QuerySet[TaskRecord], records: Sequence[TaskRecord], *,
     for record in records:
         for name, value in changes.items():
             setattr(record, name, value)
+
+
+def retry_without_redis(ids: Sequence[UUID]) -> int:
+    """Do what `retry_due` does for tasks of aliases without Redis, in the order of their ids; return how many.
+
+    Those that wait at a gate may be named before their time: no slot that becomes free is announced to them.
+    """
+    rows = load_rows([Lease(str(id), 0) for id in ids])
+    return _retry_rows(None, [rows[str(id)] for id in sorted(ids) if str(id) in rows]).retried
 
 
 def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
@@ -142,9 +155,10 @@ class _Attempted(NamedTuple):
     vetoed: list[TaskRecord]
 
 
-def _retry_rows(broker: Broker, rows: Iterable[TaskRecord], *, must_ask: bool = False) -> _Attempted:
+def _retry_rows(broker: Broker | None, rows: Iterable[TaskRecord], *, must_ask: bool = False) -> _Attempted:
     """Retry the rows that are RETRYING; postpone those that cannot be queued now.
 
+    broker: None for tasks without an entry in Redis.
     must_ask: a gate that cannot be asked is an error, and postpones none.
     """
     waiting = [row for row in rows if row.state == TaskState.FAILED and row.retry_at is not None]
@@ -152,6 +166,8 @@ def _retry_rows(broker: Broker, rows: Iterable[TaskRecord], *, must_ask: bool = 
     if attempted.vetoed:
         retrying = rows_of(TaskRecord).filter(state=TaskState.FAILED, retry_at__isnull=False)
         _postpone(retrying, attempted.vetoed, VETO_RETRY_SECONDS)
+    if broker is None:
+        return attempted
     for queue, group in by_queue([*attempted.full, *attempted.vetoed]):
         broker.park(queue, [entry_of(row) for row in group])
     return attempted
