@@ -2,7 +2,7 @@
 
 AsyncqError
 ├── InvalidOption          an option or an argument is wrong; nothing was written
-│   ├── InvalidArguments   JSON cannot represent the arguments exactly
+│   ├── InvalidArguments   the function does not take the arguments, or JSON cannot represent them exactly
 │   ├── InvalidTiming      a schedule's cron expression, time zone, interval or bounds are wrong
 │   └── UnknownGate        a gate has no limit
 ├── EnqueueRefused         the task is valid but cannot be enqueued now; nothing was written
@@ -39,10 +39,10 @@ class InvalidOption(AsyncqError, ValueError):
 
 
 class InvalidArguments(InvalidOption, TypeError):
-    """JSON cannot represent the arguments exactly.
+    """The task's function does not take the arguments, or JSON cannot represent them exactly.
 
     Also a TypeError, which Django's own backends raise for such arguments.
-    path: where in the arguments, such as `args[0]['when']`.
+    path: where in the arguments, such as `args[0]['when']`; "" when the function does not take them.
     """
 
     def __init__(self, message: str, *, path: str) -> None:

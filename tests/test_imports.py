@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "django_asyncq"
 
 # Folders and root modules, the lowest first. A module imports only from ranks below its own, or from its own folder.
 RANKS = [
+    {"durations"},
     {
         "exceptions",
         "compat",
