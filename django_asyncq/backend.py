@@ -11,7 +11,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from uuid import UUID
 
+from django.apps import apps
 from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
 
 from . import compat
 from .definitions import payload
@@ -59,6 +61,12 @@ class AsyncqBackend(compat.BaseTaskBackend):
         ),
     }
 
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        # While apps are still being imported it is not known; then the first use says it.
+        if apps.apps_ready:
+            _require_app()
+
     def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Enqueue one call.
 
@@ -72,6 +80,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
         Raises: as `enqueue`.
         """
+        _require_app()
         from . import lifecycle
 
         records = self._records(task, calls)
@@ -123,6 +132,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
     def get_result(self, result_id: str) -> Any:
         """Return the result of this id, also when the code no longer has its task. Raises: TaskResultDoesNotExist."""
+        _require_app()
         from .models import TaskRecord
         from .storage.routing import rows_of
 
@@ -168,6 +178,17 @@ class AsyncqBackend(compat.BaseTaskBackend):
                     hint=self.known_options[option].hint,
                     id="asyncq.E022",
                 )
+
+
+@cache
+def _require_app() -> None:
+    """Raise ImproperlyConfigured where the app is not installed: its models and commands are missing then."""
+    if not apps.is_installed("django_asyncq"):
+        lines = '"django_asyncq"' if compat.HAS_DJANGO_TASKS else '"django_tasks" and "django_asyncq", in this order,'
+        raise ImproperlyConfigured(
+            f"TASKS names a backend of django_asyncq, which is not in INSTALLED_APPS: add {lines} to INSTALLED_APPS, "
+            "and run `manage.py migrate`"
+        )
 
 
 @cache

@@ -16,8 +16,11 @@ from .definitions.timing import Cron, describe, fires_on_either_day
 from .durations import AT_LEAST_ZERO
 from .guard import attempt
 from .lifecycle import signatures
+from .models import TaskRecord
 from .scheduling.scheduler import declared_schedules
 from .storage.pooling import small_pools
+from .storage.routing import writing_database
+from .storage.sqlite_locks import SQLITE_OPTIONS, late_write_lock
 
 Message = checks.CheckMessage
 
@@ -273,6 +276,19 @@ def check_pools(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     )
     for pool in small_pools(concurrency, processes):
         yield checks.Warning(f"{pool.text}.", hint=pool.remedy, id="asyncq.W019")
+
+
+@checks.register
+def check_sqlite(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Check that SQLite takes the write lock when a transaction begins; a lock that is raised later is refused."""
+    alias = writing_database(TaskRecord)
+    if aliases.is_redis_used() and late_write_lock(alias):
+        yield checks.Warning(
+            f"DATABASES[{alias!r}] is SQLite without immediate transactions: while workers write, web requests fail "
+            'with "database is locked".',
+            hint=f"Set DATABASES[{alias!r}]['OPTIONS'] = {SQLITE_OPTIONS!r}.",
+            id="asyncq.W054",
+        )
 
 
 @checks.register

@@ -7,15 +7,16 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 from django.db.models import Q
 
+from ... import conf
 from ...broker import Broker, keys, prefix_owner
 from ...broker.inspection import Inspection
-from ...exceptions import BrokerMisconfigured, BrokerUnavailable, GateUnavailable
+from ...exceptions import BrokerUnavailable, GateUnavailable
 from ...faults import STORE_ERRORS, as_not_set_up, concerns_one_row, one_line
 from ...maintenance.clock_check import clock_difference_seconds
 from ...maintenance.inspector import gate_stats, queue_stats
@@ -24,6 +25,7 @@ from ...maintenance.reconciler import Reconciler
 from ...models import TaskRecord, TaskState
 from ...storage import database_clock, identity
 from ...storage.routing import rows_of
+from ...storage.tables import check_tables
 from .runworkers import counted, whole_number
 
 STATES = {"succeeded": TaskState.SUCCEEDED, "failed": TaskState.FAILED}
@@ -98,11 +100,12 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the sub-command. Raises: CommandError when a store is unreachable."""
         try:
+            # First, because without the tables nothing else that may be wrong matters.
+            check_tables()
             getattr(self, f"_{options['action']}")(options)
         except (BrokerUnavailable, GateUnavailable) as error:
-            is_wrong = any(isinstance(each, BrokerMisconfigured) for each in (error, error.__cause__))
-            what = "Redis refuses this client" if is_wrong else "Redis is unreachable"
-            raise CommandError(f"{what}: {error}. Changes made so far stay; run the command again.") from error
+            text = str(error).removesuffix(".")
+            raise CommandError(f"{text}. Changes made so far stay; run the command again.") from error
         except STORE_ERRORS as error:
             if not_set_up := as_not_set_up(error):
                 raise CommandError(str(not_set_up)) from error
@@ -156,10 +159,22 @@ class Command(BaseCommand):
         if options["as_json"]:
             self._print_json({"dry_run": options["dry_run"], "found": found, "deleted": deleted})
         elif options["dry_run"]:
-            self.stdout.write(f"{what} would be deleted.")
+            self.stdout.write(f"{what} would be deleted.{self._kept(states, now, keep_for)}")
         else:
             rest = " The others are in use, or rows of the project refer to them." if deleted < total else ""
-            self.stdout.write(f"{deleted:,} of {what} deleted.{rest}")
+            self.stdout.write(f"{deleted:,} of {what} deleted.{rest}{self._kept(states, now, keep_for)}")
+
+    def _kept(self, states: Sequence[TaskState], now: datetime, keep_for: timedelta) -> str:
+        """Return a sentence about the tasks that finished long enough ago but are in use for two leases; or ""."""
+        lease = conf.current().lease_seconds
+        if keep_for.total_seconds() >= 2 * lease:
+            return ""
+        # No retry is due: a task that waits for one has not finished.
+        finished = rows_of(TaskRecord).filter(state__in=states, retry_at=None, finished_at__lte=now - keep_for)
+        count = finished.filter(finished_at__gt=now - timedelta(seconds=2 * lease)).count()
+        if not count:
+            return ""
+        return f" {counted(count, 'task')} stayed that finished within the last two leases ({2 * lease} s)."
 
     def _delete(self, condition: Any, total: int) -> int:
         broker = Broker("worker")
