@@ -252,8 +252,13 @@ def server_identity() -> str:
 
 
 def server_name(found: Client | None) -> str:
-    """Return "Redis" with the host, port and database of a client; never the password. found: None when unknown."""
+    """Return "Redis" with the host, port and database of a client, or the nodes that the settings name for a cluster.
+
+    It never has the password. found: None when no client could be built.
+    """
     if found is None or not isinstance(found, Redis):
+        if conf.current().client_factory == configuration.CLUSTER_FACTORY:
+            return f"the Redis cluster at {identity(any_order=True)}"
         return "the Redis cluster" if found is not None and is_cluster(found) else "Redis"
     where = place(found.get_connection_kwargs())
     return f"Redis at {where}" if where else "Redis"
