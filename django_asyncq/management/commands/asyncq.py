@@ -23,7 +23,8 @@ from ...maintenance.reconciler import Reconciler
 from ...models import TaskRecord, TaskState
 from ...storage import database_clock
 from ...storage.routing import rows_of
-from .runworkers import counted, whole_number
+from ..banner import counted
+from .runworkers import whole_number
 
 STATES = {"succeeded": TaskState.SUCCEEDED, "failed": TaskState.FAILED}
 TARGETS = ("pending", "scheduled", "retry")
