@@ -209,7 +209,7 @@ class Command(BaseCommand):
         )
 
     def _say(self, text: str) -> None:
-        """Print for the person at the terminal; a reader that has gone away, or a full disk, stops no worker."""
+        """Print for the person at the terminal; a closed pipe or a full disk stops no worker."""
         if self._verbosity:
             with suppress(OSError):
                 self.stdout.write(text)
