@@ -302,7 +302,7 @@ class Command(BaseCommand):
             with suppress(BrokerUnavailable):
                 if wrong := tls_mismatch(clients.client("worker")):
                     raise CommandError(str(wrong)) from error
-            self._warn(f"Redis is unreachable ({error}); workers start and wait for it.")
+            self._warn(f"{error}; workers start and wait for it.")
             return
         if policy not in ("", "noeviction"):
             self._warn(
