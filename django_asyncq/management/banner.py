@@ -14,9 +14,9 @@ from ..storage.routing import writing_database
 from ..worker.options import WorkerOptions
 
 
-def counted(count: int, noun: str, ending: str = "s") -> str:
-    """Return a number with its noun in the singular or plural: "1 task", "2 tasks". ending: of the plural."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{ending}"
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun in the singular or plural: "1 task", "2 tasks". plural: default: with an "s"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or f'{noun}s'}"
 
 
 def banner(
@@ -25,7 +25,7 @@ def banner(
     """Return the text. names: of the registered tasks. with_names: whether to list them, besides their number."""
     settings = conf.current()
     each = " with " if processes == 1 else ", each with "
-    slots = counted(processes, "process", "es") + each + counted(options.concurrency, "slot")
+    slots = counted(processes, "process", "processes") + each + counted(options.concurrency, "slot")
     is_single = settings.single_instance_mode if single_instance is None else single_instance
     parts = {
         "queues": _queues(options),

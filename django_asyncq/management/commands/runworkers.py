@@ -12,13 +12,12 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 from django.utils import autoreload
 
-from ... import compat, conf, stop_requests
-from ...aliases import uses_redis
+from ... import conf, stop_requests
 from ...broker import Broker, clients
 from ...broker.rights import check_rights
 from ...broker.tls_probe import tls_mismatch
 from ...definitions.names import QUEUE_NAME, check_queue_name
-from ...exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, InvalidOption
+from ...exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, InvalidOption, PrefixTaken
 from ...faults import STORE_ERRORS, as_not_set_up, one_line
 from ...logs import log_to_stderr
 from ...models import TaskRecord
@@ -32,6 +31,7 @@ from ...threads import EX_SOFTWARE
 from ...worker import inherited_settings
 from ...worker.options import WorkerOptions
 from ..banner import banner
+from ..choosing import check_queues, chosen_backend
 
 
 def queue_weights(text: str) -> dict[str, int]:
@@ -162,7 +162,8 @@ class Command(BaseCommand):
         # A process that has called this as a function, such as a test run, keeps its logging as it is.
         if self._is_program:
             log_to_stderr("supervisor", self._verbosity)
-        backend = self._backend(options["backend"])
+        backend = chosen_backend(options["backend"])
+        check_queues(backend, options["queues"])
         clients.require_valid_settings()
         if options["liveness_file"]:
             self._check_liveness_file(options["liveness_file"])
@@ -223,28 +224,10 @@ class Command(BaseCommand):
     def _supervise(supervisor: Supervisor) -> None:
         try:
             supervisor.run()
-        except (WorkersCannotStart, DatabaseNotSetUp) as error:
+        except (WorkersCannotStart, DatabaseNotSetUp, PrefixTaken) as error:
             raise CommandError(str(error)) from error
         except ThreadDied as error:
             raise CommandError(str(error), returncode=EX_SOFTWARE) from error
-
-    def _backend(self, alias: str) -> Any:
-        try:
-            backend = compat.task_backends[alias]
-        except Exception as error:
-            raise CommandError(f"TASKS has no usable alias {alias!r}: {error}") from error
-        if not hasattr(backend, "enqueue_many"):
-            raise CommandError(
-                f"TASKS[{alias!r}] is a {type(backend).__qualname__}; its BACKEND must be "
-                f"'django_asyncq.backend.AsyncqBackend' to be run by runworkers"
-            )
-        if not uses_redis(alias):
-            raise CommandError(
-                f"TASKS[{alias!r}] is a {type(backend).__qualname__}, whose tasks are not in Redis: run them with "
-                f"django_asyncq.testing.run_tasks(backend={alias!r}), or write "
-                f"'BACKEND': 'django_asyncq.backend.AsyncqBackend' to have workers run them"
-            )
-        return backend
 
     @staticmethod
     def _check_liveness_file(path: Path) -> None:
@@ -302,7 +285,7 @@ class Command(BaseCommand):
             with suppress(BrokerUnavailable):
                 if wrong := tls_mismatch(clients.client("worker")):
                     raise CommandError(str(wrong)) from error
-            self._warn(f"{error}; workers start and wait for it.")
+            self._warn(f"{error}; workers start and wait for Redis.")
             return
         if policy not in ("", "noeviction"):
             self._warn(

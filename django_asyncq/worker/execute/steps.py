@@ -58,7 +58,7 @@ class RunSteps(ABC):
         """Call the function of a `def` task, outside a transaction of its own."""
 
     def stop_flag(self, job: Job) -> threading.Event:
-        """Return the flag that tells the function to stop."""
+        """Return the flag that asks the function to stop."""
         return threading.Event()
 
     # --- 1. begin

@@ -336,9 +336,9 @@ class Fetcher:
             record = run.record
             age = ages[record.id]
             logger.error(
-                "task %s: no task named %r is registered here; postponed (for %d s so far)",
+                "task %s: %s; postponed (for %d s so far)",
                 record.id,
-                record.name,
+                reason,
                 age,
                 extra=log_extra(record),
             )
