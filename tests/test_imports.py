@@ -93,7 +93,9 @@ def imported(name: str, tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level and id(node) not in skipped:
             target = folder[: len(folder) - node.level + 1] + (node.module.split(".") if node.module else [])
-            yield from (".".join([*target, alias.name]) for alias in node.names)
+            # `__version__` is no module.
+            names = [alias.name for alias in node.names if not alias.name.startswith("__")]
+            yield from (".".join([*target, name]) for name in names)
 
 
 def packages(tree: ast.AST) -> Iterator[str]:
