@@ -36,6 +36,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 from redis.retry import Retry
+from redis.sentinel import SentinelConnectionPool
 
 from .. import conf
 from ..exceptions import BrokerMisconfigured, BrokerPermissionDenied, BrokerUnavailable
@@ -258,7 +259,9 @@ def server_name(found: Client | None) -> str:
         if conf.current().client_factory == configuration.CLUSTER_FACTORY:
             return f"the Redis cluster at {identity(any_order=True)}"
         return "the Redis cluster" if found is not None and is_cluster(found) else "Redis"
-    where = place(found.get_connection_kwargs())
+    # redis-py's default; the pool of a sentinel has no host until it has asked.
+    default = {} if isinstance(found.connection_pool, SentinelConnectionPool) else {"host": "localhost"}
+    where = place({**default, **found.get_connection_kwargs()})
     return f"Redis at {where}" if where else "Redis"
 
 
