@@ -43,6 +43,7 @@ from ..exceptions import BrokerMisconfigured, BrokerPermissionDenied, BrokerUnav
 from . import configuration
 from .location import Kind, identity, location, place
 from .redis_internals import set_connection_options, unconnected
+from .server_of_tests import require_server_of_tests
 
 Client = Any  # redis.Redis or redis.cluster.RedisCluster, or what is used like one of them
 Role = Literal["producer", "worker", "blocking"]
@@ -87,8 +88,8 @@ _lock = threading.Lock()
 def client(role: Role) -> Client:
     """Return this process's client for a role; it is thread-safe, and its pool reconnects after a fork.
 
-    Raises: ImproperlyConfigured when the settings cannot be right; BrokerUnavailable when no node of a cluster
-    answers.
+    Raises: ImproperlyConfigured when the settings cannot be right; RedisNotForTests in a test run; BrokerUnavailable
+    when no node of a cluster answers.
     """
     configured = conf.current()
     key = (role, str(configured.redis), configured.client_factory)
@@ -98,6 +99,7 @@ def client(role: Role) -> Client:
             found = _clients.get(key)
             if found is None:
                 require_valid_settings()
+                require_server_of_tests()
                 found = _clients[key] = _build(role)
     return found
 

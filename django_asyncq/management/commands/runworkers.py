@@ -17,7 +17,7 @@ from ...broker import Broker, clients
 from ...broker.rights import check_rights
 from ...broker.tls_probe import tls_mismatch
 from ...definitions.names import QUEUE_NAME, check_queue_name
-from ...exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, InvalidOption
+from ...exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, InvalidOption, PrefixTaken
 from ...faults import STORE_ERRORS, as_not_set_up, one_line
 from ...models import TaskRecord
 from ...registry import load_task_modules, registered_names
@@ -71,9 +71,9 @@ def worker_name(text: str) -> str:
     return text
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun in the singular or plural: "1 task", "2 tasks"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun in the singular or plural: "1 task", "2 tasks". plural: default: with an "s"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or f'{noun}s'}"
 
 
 class Command(BaseCommand):
@@ -201,7 +201,7 @@ class Command(BaseCommand):
     def _supervise(supervisor: Supervisor) -> None:
         try:
             supervisor.run()
-        except (WorkersCannotStart, DatabaseNotSetUp) as error:
+        except (WorkersCannotStart, DatabaseNotSetUp, PrefixTaken) as error:
             raise CommandError(str(error)) from error
         except ThreadDied as error:
             raise CommandError(str(error), returncode=EX_SOFTWARE) from error
