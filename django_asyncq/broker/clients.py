@@ -238,7 +238,9 @@ def server_name(found: Client | None) -> str:
         if conf.current().client_factory == configuration.CLUSTER_FACTORY:
             return f"the Redis cluster at {identity(any_order=True)}"
         return "the Redis cluster" if found is not None and is_cluster(found) else "Redis"
-    where = place(found.get_connection_kwargs())
+    # redis-py's default; the pool of a sentinel has no host until it has asked.
+    default = {} if isinstance(found.connection_pool, redis_py.SentinelConnectionPool) else {"host": "localhost"}
+    where = place({**default, **found.get_connection_kwargs()})
     return f"Redis at {where}" if where else "Redis"
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         TryAgainError,
     )
     from redis.retry import Retry
+    from redis.sentinel import SentinelConnectionPool
 
 # Names in other modules than `redis.exceptions`.
 _HOMES = {
@@ -45,6 +46,7 @@ _HOMES = {
     "ConnectionPool": "redis.connection",
     "parse_url": "redis.connection",
     "Retry": "redis.retry",
+    "SentinelConnectionPool": "redis.sentinel",
 }
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "RedisError",
     "ResponseError",
     "Retry",
+    "SentinelConnectionPool",
     "TimeoutError",
     "TryAgainError",
     "get_connection_factory",
