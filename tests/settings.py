@@ -98,6 +98,8 @@ TEMPLATES = [
 
 TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES": []}}
 ASYNCQ = {
+    # Servers of the suite, some of them behind a proxy. What tests of it need is set there.
+    "REDIS_IS_FOR_TESTS": True,
     "CLIENT_FACTORY": os.environ.get("ASYNCQ_TEST_CLIENT_FACTORY", ""),
     "KEY_PREFIX": os.environ.get("ASYNCQ_TEST_PREFIX", "asynqtest"),
     "LEASE_SECONDS": int(os.environ.get("ASYNCQ_TEST_LEASE", "2")),
@@ -115,3 +117,16 @@ ASYNCQ = {
     "SWEEP_SECONDS": 5,
     "TASK_LOCK_DIR": os.environ.get("ASYNCQ_TEST_LOCK_DIR", f"{tempfile.gettempdir()}/asyncq-test-locks"),
 }
+
+if log := os.environ.get("ASYNCQ_TEST_LOG"):
+    # As docs/guides/logging.md has it, into a file.
+    LOGGING = {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "filters": {"task": {"()": "django_asyncq.logs.TaskLogFilter"}},
+        "formatters": {"json": {"()": "tests.json_log.JsonFormatter"}},
+        "handlers": {
+            "file": {"class": "logging.FileHandler", "filename": log, "filters": ["task"], "formatter": "json"}
+        },
+        "loggers": {"django_asyncq": {"handlers": ["file"], "level": "INFO"}},
+    }

@@ -105,7 +105,7 @@ def test_a_failed_push_is_logged_again_after_a_minute_or_with_another_cause(capl
     logged = []
     for error, now in calls:
         caplog.clear()
-        dispatching.log_failed_push(error, 1, now)
+        dispatching.log_failed_push(error, [TaskRecord()], now)
         logged += [now] * len(caplog.records)
     assert logged == [100.0, 161.0, 162.0, 223.0]
 
@@ -132,7 +132,7 @@ def test_runworkers_exits_when_its_user_lacks_a_basic_right(limit: Limit, missin
 def test_asyncq_says_that_a_right_is_missing(limit: Limit) -> None:
     """Not that Redis is unreachable."""
     limit("+ping")
-    with pytest.raises(CommandError, match=r"^Redis refuses this client: .*'ping' command"):
+    with pytest.raises(CommandError, match=r"^Redis at .* refuses a command to its user .*'ping' command"):
         call_command("asyncq", "rebuild")
 
 

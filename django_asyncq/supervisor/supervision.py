@@ -24,6 +24,7 @@ from ..maintenance.service import MaintenanceService
 from ..storage.pooling import return_connections
 from ..worker.options import WorkerOptions
 from ..worker.wakeup import Wakeup
+from .announcement import Announcement
 from .leases import LeaseKeeper
 from .liveness import LivenessFile
 from .memory import MemorySampler
@@ -72,6 +73,7 @@ class Supervisor:
     """Run `processes` worker processes until stopped or, with `burst`, until no task is queued, running or due.
 
     liveness_file: touched while all processes run. code_changed: returns whether to restart the processes.
+    say: is given what a person at the terminal should know, see `Announcement`.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Supervisor:
         liveness_file: Path | None = None,
         single_instance: bool | None = None,
         code_changed: Callable[[], bool] | None = None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.options = options
         self.burst = burst
@@ -90,7 +93,9 @@ class Supervisor:
         self.code_changed = code_changed
         self.wakeup = Wakeup()
         self.broker = Broker("worker")
-        self.maintenance = MaintenanceService(list(options.queues), single_instance=single_instance)
+        self.maintenance = MaintenanceService(
+            list(options.queues), single_instance=single_instance, may_take_prefix=not burst
+        )
         self.memory = MemorySampler()
         self.recovery = Recovery(self.broker, options, self.memory)
         # Processes that are restarted because code has changed read the changed settings too.
@@ -99,6 +104,7 @@ class Supervisor:
         self.standstill = Standstill(self.broker, options, self.processes)
         self.leases = LeaseKeeper(self.broker, options, self.processes)
         self.suspension = Suspension(self.processes)
+        self.announcement = Announcement(self.processes, self.maintenance, say)
         self.stop_requests = 0
         self._last_stop_signal = signal.SIGTERM
         self._idle_checks = 0
@@ -114,7 +120,7 @@ class Supervisor:
         """Supervise until stopped; not at all if a stop was requested before.
 
         A second SIGTERM or SIGINT requeues the running tasks at once.
-        Raises: WorkersCannotStart, of a burst; ThreadDied and DatabaseNotSetUp, after an orderly stop.
+        Raises: WorkersCannotStart, of a burst; ThreadDied, DatabaseNotSetUp and PrefixTaken, after an orderly stop.
         """
         own_process()
         self.wakeup.attach_signals()
@@ -125,6 +131,7 @@ class Supervisor:
         self.stop_requests += stop_requests.received()
         if self.stop_requests:
             return
+        self._check_prefix()
         self.maintenance.start()
         logger.info(
             "supervisor %d started; worker processes: %d, slots in each: %d",
@@ -139,6 +146,15 @@ class Supervisor:
         finally:
             self._shut_down()
 
+    def _check_prefix(self) -> None:
+        """Start nothing under a Redis prefix of another database. Raises: PrefixTaken."""
+        try:
+            self.maintenance.ownership.tick()
+        finally:
+            return_connections()
+        if lost := self.maintenance.ownership.lost:
+            raise lost
+
     def _on_signal(self, number: int, frame: Any) -> None:
         # Only a flag, see WorkerProcess._on_signal.
         self.stop_requests += 1
@@ -151,6 +167,8 @@ class Supervisor:
         self._look_after_children(now)
         if not_set_up := self.maintenance.not_set_up or self.processes.not_set_up:
             raise not_set_up
+        if lost := self.maintenance.ownership.lost:
+            raise lost
         if dead := self.maintenance.dead_threads:
             raise ThreadDied(f"the supervisor stops, since its thread {dead[0]} has died; the log says why")
         if self.code_changed is not None and self.code_changed():
@@ -161,6 +179,7 @@ class Supervisor:
         self.processes.start_missing(now)
         self.quarantine.tick(now)
         self.standstill.check(now)
+        self.announcement.check()
 
     def _note_death(self, child: Child) -> None:
         self.recovery.add(child)

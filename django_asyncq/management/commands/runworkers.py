@@ -12,14 +12,14 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 from django.utils import autoreload
 
-from ... import compat, conf, stop_requests
-from ...aliases import uses_redis
+from ... import conf, stop_requests
 from ...broker import Broker, clients
 from ...broker.rights import check_rights
 from ...broker.tls_probe import tls_mismatch
 from ...definitions.names import QUEUE_NAME, check_queue_name
-from ...exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, InvalidOption
+from ...exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, InvalidOption, PrefixTaken
 from ...faults import STORE_ERRORS, as_not_set_up, one_line
+from ...logs import log_to_stderr
 from ...models import TaskRecord
 from ...registry import load_task_modules, registered_names
 from ...storage.pooling import small_pools
@@ -30,6 +30,8 @@ from ...test_run import is_test_run
 from ...threads import EX_SOFTWARE
 from ...worker import inherited_settings
 from ...worker.options import WorkerOptions
+from ..banner import banner
+from ..choosing import check_queues, chosen_backend
 
 
 def queue_weights(text: str) -> dict[str, int]:
@@ -71,11 +73,6 @@ def worker_name(text: str) -> str:
     return text
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun in the singular or plural: "1 task", "2 tasks"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 class Command(BaseCommand):
     """Run the worker processes and their supervisor."""
 
@@ -85,6 +82,7 @@ class Command(BaseCommand):
     )
 
     _is_program = False
+    _verbosity = 1
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run as a command, which a stop request ends from here on, whatever the program is called."""
@@ -160,7 +158,12 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Check the backend and Redis, then supervise until stopped."""
         settings = conf.current()
-        backend = self._backend(options["backend"])
+        self._verbosity = options["verbosity"]
+        # A process that has called this as a function, such as a test run, keeps its logging as it is.
+        if self._is_program:
+            log_to_stderr("supervisor", self._verbosity)
+        backend = chosen_backend(options["backend"])
+        check_queues(backend, options["queues"])
         clients.require_valid_settings()
         if options["liveness_file"]:
             self._check_liveness_file(options["liveness_file"])
@@ -174,54 +177,57 @@ class Command(BaseCommand):
         if options["concurrency"]:
             # The system checks have looked at ASYNCQ["CONCURRENCY"].
             self._warn_of_small_pools(concurrency, processes)
-        self._print_start(registered_names())
-        worker = {"name": options["worker_id"]} if options["worker_id"] else {}
+        worker = self._worker_options(options, backend, concurrency)
+        single, names = options["single_instance"], sorted(registered_names())
+        self._say(
+            banner(worker, processes=processes, single_instance=single, names=names, with_names=self._verbosity > 1)
+        )
+        self._check_redis()
         supervisor = Supervisor(
-            WorkerOptions(
-                backend=options["backend"],
-                queues=options["queues"] or dict.fromkeys(sorted(backend.queues), 1),
-                strict=options["strict"],
-                concurrency=concurrency,
-                max_tasks=options["max_tasks"],
-                max_memory_mb=options["max_memory_mb"],
-                **worker,
-            ),
+            worker,
             processes=processes,
             burst=options["burst"],
             liveness_file=options["liveness_file"],
             single_instance=options["single_instance"],
             code_changed=CodeChanges() if options["reload"] else None,
+            say=self._say,
         )
         # A process that has called this as a function, such as a test run, goes on afterwards.
         with nullcontext() if self._is_program else as_guest():
             self._supervise(supervisor)
 
     @staticmethod
+    def _worker_options(options: dict[str, Any], backend: Any, concurrency: int) -> WorkerOptions:
+        name = {"name": options["worker_id"]} if options["worker_id"] else {}
+        return WorkerOptions(
+            backend=options["backend"],
+            queues=options["queues"] or dict.fromkeys(sorted(backend.queues), 1),
+            strict=options["strict"],
+            concurrency=concurrency,
+            max_tasks=options["max_tasks"],
+            max_memory_mb=options["max_memory_mb"],
+            **name,
+        )
+
+    def _say(self, text: str) -> None:
+        """Print for the person at the terminal; a closed pipe or a full disk stops no worker."""
+        if self._verbosity:
+            with suppress(OSError):
+                self.stdout.write(text)
+                self.stdout.flush()
+
+    def _warn(self, text: str) -> None:
+        if self._verbosity:
+            self.stderr.write(self.style.WARNING(text))
+
+    @staticmethod
     def _supervise(supervisor: Supervisor) -> None:
         try:
             supervisor.run()
-        except (WorkersCannotStart, DatabaseNotSetUp) as error:
+        except (WorkersCannotStart, DatabaseNotSetUp, PrefixTaken) as error:
             raise CommandError(str(error)) from error
         except ThreadDied as error:
             raise CommandError(str(error), returncode=EX_SOFTWARE) from error
-
-    def _backend(self, alias: str) -> Any:
-        try:
-            backend = compat.task_backends[alias]
-        except Exception as error:
-            raise CommandError(f"TASKS has no usable alias {alias!r}: {error}") from error
-        if not hasattr(backend, "enqueue_many"):
-            raise CommandError(
-                f"TASKS[{alias!r}] is a {type(backend).__qualname__}; its BACKEND must be "
-                f"'django_asyncq.backend.AsyncqBackend' to be run by runworkers"
-            )
-        if not uses_redis(alias):
-            raise CommandError(
-                f"TASKS[{alias!r}] is a {type(backend).__qualname__}, whose tasks are not in Redis: run them with "
-                f"django_asyncq.testing.run_tasks(backend={alias!r}), or write "
-                f"'BACKEND': 'django_asyncq.backend.AsyncqBackend' to have workers run them"
-            )
-        return backend
 
     @staticmethod
     def _check_liveness_file(path: Path) -> None:
@@ -261,14 +267,14 @@ class Command(BaseCommand):
             if not_set_up := as_not_set_up(error):
                 raise CommandError(str(not_set_up)) from error
             text = f"The database is unreachable ({one_line(error)}); workers start and wait for it."
-            self.stderr.write(self.style.WARNING(text))
+            self._warn(text)
 
     def _warn_of_small_pools(self, concurrency: int, processes: int) -> None:
         for pool in small_pools(concurrency, processes):
-            self.stderr.write(self.style.WARNING(f"{pool.text}. {pool.remedy}"))
+            self._warn(f"{pool.text}. {pool.remedy}")
 
-    def _print_start(self, names: list[str]) -> None:
-        self.stdout.write(f"{counted(len(names), 'task')} registered: {', '.join(names) or 'none'}")
+    def _check_redis(self) -> None:
+        """Refuse to start with a Redis that refuses this client; warn of one that is unreachable, or evicts keys."""
         try:
             check_rights()
             policy = Broker("worker").eviction_policy()
@@ -279,14 +285,12 @@ class Command(BaseCommand):
             with suppress(BrokerUnavailable):
                 if wrong := tls_mismatch(clients.client("worker")):
                     raise CommandError(str(wrong)) from error
-            self.stderr.write(self.style.WARNING(f"Redis is unreachable ({error}); workers start and wait for it."))
+            self._warn(f"{error}; workers start and wait for Redis.")
             return
         if policy not in ("", "noeviction"):
-            self.stderr.write(
-                self.style.WARNING(
-                    f"Redis may evict keys (maxmemory-policy {policy}). No task is lost, because Redis is rebuilt from "
-                    f"the database, but tasks start late: set the policy to noeviction."
-                )
+            self._warn(
+                f"Redis may evict keys (maxmemory-policy {policy}). No task is lost, because Redis is rebuilt from "
+                f"the database, but tasks start late: set the policy to noeviction."
             )
 
 
