@@ -102,19 +102,21 @@ class Broker:
 
     # --- queue names, and the state of Redis
 
-    def register_queue(self, queue: str) -> None:
-        """Add the queue to the set of all queues, where tools and workers find it; at most once a minute."""
+    def register_queue(self, queue: str) -> bool:
+        """Add the queue to the set of all queues, for tools and workers, once a minute; return whether it was new."""
         key = (prefix(), queue)
         now = time.monotonic()
         with _registered_lock:
             if now < _registered.get(key, 0.0):
-                return
-        if commands.send(self.client, "sadd", queues_key(), queue):
+                return False
+        is_new = bool(commands.send(self.client, "sadd", queues_key(), queue))
+        if is_new:
             with broker_errors(self.client):
                 self.client.publish(names_channel(), queue)
         with _registered_lock:
             _registered[key] = now + REGISTERED_SECONDS
             _known.pop(prefix(), None)
+        return is_new
 
     @staticmethod
     def forget_registered() -> None:

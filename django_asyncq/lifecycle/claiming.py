@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .. import conf, failpoints
-from ..broker import Broker, Dequeued, Lease
+from ..broker import Broker, Dequeued, Lease, without_row
 from ..broker.suspects import dequeue_suspect
 from ..definitions.names import runs_alone
 from ..guard import get_logger
+from ..logs import log_extra_of_ids
 from ..models import TaskRecord, TaskState
+from ..runs import log_failed
+from ..storage import identity
 from ..storage.batches import FencedWrite, write_usable
 from ..storage.isolation import is_set_aside
 from ..storage.routing import writing_database
@@ -74,6 +77,8 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
     if not leases:
         return []
     rows = load_rows(leases)
+    # An outcome of these runs may have to be signed when the database is unreachable.
+    identity.own()
     # A first lease has the fence 1, so no earlier run can have spilled an outcome: most tasks need no look-up.
     again = [lease for lease in leases if lease.fence > 1]
     recorded_now = replay_outcomes(broker, queue, worker_id, again, rows) if again else set()
@@ -125,8 +130,10 @@ def _settle_without_row(broker: Broker, queue: str, worker_id: str, leases: Sequ
     if unusable := [lease.id for lease in leases if is_set_aside(lease.id)]:
         broker.remove(queue, unusable)
     if orphans := [lease for lease in leases if lease.id not in unusable]:
-        logger.error("queue %s: no row for %s; archived in Redis", queue, [lease.id for lease in orphans])
-        broker.archive(queue, worker_id, [(lease, b"") for lease in orphans])
+        ids = [lease.id for lease in orphans]
+        text = "queue %s: no row for %s; archived in Redis"
+        logger.error(text, queue, ", ".join(ids), extra=log_extra_of_ids(ids, queue=queue))
+        without_row.archive_claimed(broker.client, queue, worker_id, orphans)
 
 
 def _set_suspects_aside(broker: Broker, queue: str, worker_id: str, runs: list[Run]) -> list[Run]:
@@ -151,6 +158,8 @@ def _close_open_runs(broker: Broker, worker_id: str, runs: Sequence[Run]) -> lis
         lose_unseen(run.record, "its lease was given to another worker")
     written = write_usable([FencedWrite(run.record, run.record.fence) for run in runs], writing_database(TaskRecord))
     final = [run for run in runs if run.record.is_final and run.record.id in written]
+    for run in final:
+        log_failed(run.record)
     acknowledge(broker, worker_id, final)
     announce([run.record for run in final], TaskState.RUNNING, TaskState.FAILED)
     return [run for run in runs if run not in final and run.record.id in written]

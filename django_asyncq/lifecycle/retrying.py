@@ -13,14 +13,16 @@ from django.db import connections
 from django.db.models import QuerySet
 
 from .. import failpoints, gates
-from ..broker import Broker, Lease
+from ..broker import Broker, Lease, without_row
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..guard import attempt, get_logger, is_a
+from ..logs import log_extra
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
+from ..storage.isolation import is_set_aside
 from ..storage.routing import rows_of, transaction_of, writing_database
 from .dispatching import GATE_RETRY_SECONDS, by_queue, dispatch
-from .events import announce, ask, log_extra
+from .events import announce, ask
 from .messages import entry_of
 from .on_commit import CommitHook
 from .running import load_rows
@@ -122,14 +124,18 @@ def retry_without_redis(ids: Sequence[UUID]) -> int:
 def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     """Queue RETRYING tasks again whose `retry_at` has come; return how many were queued.
 
-    ids: as found due in Redis. Entries whose row is final, deleted or cannot be read are removed; a sweep parks the
-    last ones when their row has been corrected. Tasks whose gate is full wait there, for at most GATE_RETRY_SECONDS.
-    Those whose retry a receiver vetoes are retried VETO_RETRY_SECONDS later.
+    ids: as found due in Redis. Entries whose row is final or cannot be read are removed; a sweep parks the latter when
+    their row has been corrected. Entries without a row are archived. Tasks whose gate is full wait there, for at most
+    GATE_RETRY_SECONDS. Those whose retry a receiver vetoes are retried VETO_RETRY_SECONDS later.
     """
     rows = load_rows([Lease(id, 0) for id in ids])
-    stale = [id for id in ids if (row := rows.get(id)) is None or row.is_final]
+    missing = [id for id in ids if id not in rows]
+    stale = [id for id in ids if (is_set_aside(id) if id in missing else rows[id].is_final)]
     if stale:
         broker.remove(queue, stale)
+    if orphans := [id for id in missing if id not in stale]:
+        logger.error("queue %s: no row for %s; archived in Redis", queue, orphans)
+        without_row.archive_retrying(broker.client, queue, orphans)
     return _retry_rows(broker, rows.values()).retried
 
 
