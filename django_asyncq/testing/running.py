@@ -24,7 +24,7 @@ from ..broker import Lease
 from ..definitions.moments import moment_after
 from ..exceptions import InvalidOption, TaskNotRegistered, TooManyRuns
 from ..guard import get_logger, is_a
-from ..lifecycle.events import log_extra
+from ..logs import log_extra
 from ..models import FailureReason, TaskRecord, TaskRecordQuerySet, TaskState
 from ..registry import registered
 from ..results import result_of
