@@ -15,10 +15,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from redis.exceptions import ResponseError
-
 from .. import conf, failpoints
-from . import clients, commands, handoff, redis_clock, replies, scripts
+from . import clients, commands, handoff, redis_clock, redis_py, replies, scripts
 from .clients import broker_errors
 from .configuration import misconfigured
 from .entries import (
@@ -183,7 +181,7 @@ class Broker:
         with broker_errors(self.client):
             try:
                 found = self.client.info("memory")
-            except ResponseError as error:
+            except redis_py.ResponseError as error:
                 if misconfigured(error):
                     raise
                 return ""

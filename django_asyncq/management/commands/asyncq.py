@@ -26,7 +26,8 @@ from ...models import TaskRecord, TaskState
 from ...storage import database_clock, identity
 from ...storage.routing import rows_of
 from ...storage.tables import check_tables
-from .runworkers import counted, whole_number
+from ..banner import counted
+from .runworkers import whole_number
 
 STATES = {"succeeded": TaskState.SUCCEEDED, "failed": TaskState.FAILED}
 TARGETS = ("pending", "scheduled", "retry")
