@@ -16,7 +16,7 @@ from .. import failpoints, gates
 from ..broker import Broker, Lease, without_row
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..guard import attempt, get_logger, is_a
-from ..logs import log_extra
+from ..logs import log_extra, log_extra_of_ids
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.isolation import is_set_aside
@@ -134,7 +134,8 @@ def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     if stale:
         broker.remove(queue, stale)
     if orphans := [id for id in missing if id not in stale]:
-        logger.error("queue %s: no row for %s; archived in Redis", queue, orphans)
+        text = "queue %s: no row for %s; archived in Redis"
+        logger.error(text, queue, ", ".join(orphans), extra=log_extra_of_ids(orphans, queue=queue))
         without_row.archive_retrying(broker.client, queue, orphans)
     return _retry_rows(broker, rows.values()).retried
 

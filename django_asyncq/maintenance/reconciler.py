@@ -40,6 +40,7 @@ from uuid import UUID
 from django.db.models import QuerySet
 
 from .. import conf, failpoints, gates, lifecycle
+from ..aliases import through_redis
 from ..broker import Broker, Expired, Lease, Reachability, redis_clock
 from ..broker.inspection import Inspection
 from ..exceptions import BrokerUnavailable, GateUnavailable
@@ -344,7 +345,7 @@ class Reconciler:
             yield [found.row for found in page]
 
     def _park(self, page: Sequence[TaskRecord]) -> int:
-        parked = 0
+        parked, page = 0, through_redis(page)
         for queue in {row.queue_name for row in page}:
             self.broker.register_queue(queue)
             entries = [entry_of(row, fence=later_fence(row)) for row in page if row.queue_name == queue]
