@@ -10,6 +10,7 @@ import socket
 import uuid
 from collections.abc import Sequence
 
+from ..prefixes import one_alias_per_prefix
 from . import clients, commands, redis_clock, scripts
 from .clients import broker_errors
 from .keys import scheduler_history_key, scheduler_key, schedulers_key

@@ -1,0 +1,75 @@
+"""The Redis prefix of each alias in TASKS: the first part of the keys of its queues.
+
+The alias `default` uses KEY_PREFIX, every other one `<KEY_PREFIX>:<alias>`, and `prefix` in an alias's OPTIONS replaces
+either. So two aliases may have queues of the same name. An alias that the settings do not name has a prefix too: its
+rows may be older than the settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from . import conf
+from .compat import DEFAULT_TASK_BACKEND_ALIAS
+
+DEFAULT_ALIAS = DEFAULT_TASK_BACKEND_ALIAS
+# The option of an alias that replaces its prefix.
+OPTION = "prefix"
+
+
+@lru_cache(maxsize=256)
+def prefix_of(alias: str) -> str:
+    """Return the prefix of an alias."""
+    written = _options(alias).get(OPTION)
+    if isinstance(written, str) and written:
+        return written
+    base = conf.current().key_prefix
+    return base if alias == DEFAULT_ALIAS else f"{base}:{alias}"
+
+
+@lru_cache(maxsize=1)
+def redis_aliases() -> tuple[str, ...]:
+    """Return the aliases whose tasks are dispatched through Redis, in the order of TASKS."""
+    return tuple(alias for alias in _tasks() if _is_dispatched(alias))
+
+
+def one_alias_per_prefix(more: Iterable[str] = ()) -> list[str]:
+    """Return an alias for each prefix, sorted: of the aliases in TASKS, and of `more`."""
+    found: dict[str, str] = {}
+    for alias in (*redis_aliases(), *sorted(more)):
+        found.setdefault(prefix_of(alias), alias)
+    return sorted(found.values())
+
+
+def _tasks() -> dict[str, Any]:
+    written = getattr(settings, "TASKS", {})
+    return written if isinstance(written, dict) else {}
+
+
+def _options(alias: str) -> dict[str, Any]:
+    options = (_tasks().get(alias) or {}).get("OPTIONS")
+    return options if isinstance(options, dict) else {}
+
+
+def _is_dispatched(alias: str) -> bool:
+    try:
+        backend = import_string((_tasks()[alias] or {}).get("BACKEND", ""))
+    except ImportError:
+        return False  # Django reports it
+    return hasattr(backend, "enqueue_many")
+
+
+def forget_prefixes(*, setting: str, **kwargs: Any) -> None:
+    """Forget the prefixes after a test changed the settings."""
+    if setting in (conf.NAME, "TASKS"):
+        prefix_of.cache_clear()
+        redis_aliases.cache_clear()
+
+
+setting_changed.connect(forget_prefixes, dispatch_uid="django_asyncq.prefixes")
