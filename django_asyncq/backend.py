@@ -8,36 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from uuid import UUID
 
 from django.core import checks
-from django.utils import timezone
 
 from . import compat
 from .definitions import payload
 from .definitions.moments import checked_moment
 from .definitions.names import QUEUE_NAME, uuid7
 from .results import result_of
+from .storage import database_clock
 from .tasks import Arguments, Task, default_of, gate_name, is_attempt_count, is_duration
 
 if TYPE_CHECKING:
     from .models import TaskRecord
 
 
-class _Option(NamedTuple):
+class Option(NamedTuple):
     """An option of an alias in TASKS. holds: whether a value is valid. hint: how to correct it."""
 
     holds: Callable[[Any], bool]
     hint: str
-
-
-OPTIONS = {
-    "max_attempts": _Option(is_attempt_count, "Give a whole number of at least 1."),
-    "timeout": _Option(
-        lambda value: value is None or is_duration(value), "Give seconds, more than 0, or None for no timeout."
-    ),
-}
 
 
 class AsyncqBackend(compat.BaseTaskBackend):
@@ -53,6 +45,14 @@ class AsyncqBackend(compat.BaseTaskBackend):
     supports_async_task = True
     supports_get_result = True
     supports_priority = True
+    # Whether its tasks are dispatched through Redis; asked by `aliases`.
+    uses_redis: ClassVar[bool] = True
+    known_options: ClassVar[Mapping[str, Option]] = {
+        "max_attempts": Option(is_attempt_count, "Give a whole number of at least 1."),
+        "timeout": Option(
+            lambda value: value is None or is_duration(value), "Give seconds, more than 0, or None for no timeout."
+        ),
+    }
 
     def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Enqueue one call.
@@ -96,7 +96,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
             "timeout_seconds": default_of(task, "timeout", self.options),
             "queue_limit": task.queue_limit,
             "expected_seconds": task.expected_seconds,
-            "enqueued_at": timezone.now(),
+            "enqueued_at": database_clock.of_host(),
         }
         records = []
         for call in calls:
@@ -145,16 +145,16 @@ class AsyncqBackend(compat.BaseTaskBackend):
                     id="asyncq.E020",
                 )
         for option, value in self.options.items():
-            if option not in OPTIONS:
+            if option not in self.known_options:
                 yield checks.Error(
                     f"{name}['OPTIONS'] has the unknown option {option!r}.",
-                    hint=f"Known options: {', '.join(OPTIONS)}.",
+                    hint=f"Known options: {', '.join(self.known_options)}.",
                     id="asyncq.E021",
                 )
-            elif not OPTIONS[option].holds(value):
+            elif not self.known_options[option].holds(value):
                 yield checks.Error(
                     f"{name}['OPTIONS'][{option!r}] = {value!r} is not valid.",
-                    hint=OPTIONS[option].hint,
+                    hint=self.known_options[option].hint,
                     id="asyncq.E022",
                 )
 

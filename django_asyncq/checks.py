@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from django.conf import settings as django_settings
 from django.core import checks
 
-from . import compat, conf, registry
+from . import aliases, compat, conf, registry
 from .broker import clients
 from .definitions import retention_policy
 from .definitions.timing import Cron, describe, fires_on_either_day
@@ -23,11 +23,15 @@ Message = checks.CheckMessage
 
 
 class Rule(NamedTuple):
-    """What a value in ASYNCQ must be. id: of the check. hint: how to correct the value."""
+    """What a value in ASYNCQ must be. id: of the check. hint: how to correct the value.
+
+    fault: returns what is wrong with a value, to follow the name of the setting.
+    """
 
     id: str
     holds: Callable[[Any], bool]
     hint: str
+    fault: Callable[[Any], str] = " = {!r} is not valid".format
 
 
 def _is_number(value: Any) -> bool:
@@ -75,11 +79,17 @@ TRUE_OR_FALSE = "Give True or False."
 POSITIVE_SECONDS = "Give seconds, more than 0."
 KEEP_SECONDS = "Give seconds, from 0 to 100 years, or None to keep forever."
 RULES: dict[str, Rule] = {
-    "REDIS": Rule("asyncq.E101", lambda value: isinstance(value, str), "Give the name of an alias in CACHES."),
+    "REDIS": Rule(
+        "asyncq.E101",
+        lambda value: isinstance(value, str | list | tuple),
+        "Give an address such as redis://host:6379/1, a list of addresses, or the name of an alias in CACHES.",
+        # Anything else may have a password in it.
+        lambda value: f" is a {type(value).__qualname__}",
+    ),
     "CLIENT_FACTORY": Rule(
         "asyncq.E102",
         lambda value: isinstance(value, str),
-        "Give the dotted path of a callable, or '' for the cache in REDIS.",
+        "Give the dotted path of a callable, or '' for what REDIS names.",
     ),
     "KEY_PREFIX": Rule(
         "asyncq.E103", _is_prefix, "Use 1 to 64 letters, digits, '_', '.', ':' and '-'; asynq's tools need 'asynq'."
@@ -156,7 +166,7 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
                 id="asyncq.E002",
             )
         elif not RULES[key].holds(value):
-            faults = retention_policy.setting_errors(value) if key == "RETENTION" else [f" = {value!r} is not valid"]
+            faults = retention_policy.setting_errors(value) if key == "RETENTION" else [RULES[key].fault(value)]
             for fault in faults:
                 yield checks.Error(f"{conf.NAME}[{key!r}]{fault}.", hint=RULES[key].hint, id=RULES[key].id)
     yield from _check_times(written)
@@ -193,7 +203,9 @@ def _check_times(written: dict[str, Any]) -> Iterator[Message]:
 def check_redis_alias(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     """Check the cache alias, its addresses and options, and the client factory. Opens no connection."""
     written = conf.raw()
-    if not all(isinstance(written.get(key, ""), str) for key in ("REDIS", "CLIENT_FACTORY")):
+    if not aliases.is_redis_used():
+        return
+    if not all(RULES[key].holds(written.get(key, "")) for key in ("REDIS", "CLIENT_FACTORY")):
         return  # `check_settings` has reported it.
     for fault in clients.setting_faults():
         yield checks.Error(fault.text, hint=fault.hint, id=REDIS_IDS[fault.kind])
@@ -209,8 +221,8 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
             id="asyncq.E012",
         )
     tasks = getattr(django_settings, "TASKS", None)
-    aliases = tasks if isinstance(tasks, dict) else {}
-    ours = {name: params for name, params in aliases.items() if "django_asyncq" in str(params.get("BACKEND", ""))}
+    named = tasks if isinstance(tasks, dict) else {}
+    ours = {name: params for name, params in named.items() if "django_asyncq" in str(params.get("BACKEND", ""))}
     if not ours:
         yield checks.Warning(
             "No alias in TASKS uses django_asyncq.",

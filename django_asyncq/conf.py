@@ -7,6 +7,7 @@ them: `checks` does.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
@@ -23,8 +24,8 @@ CONFIRM_SECONDS = 5
 class Settings:
     """The settings in force. A key of `ASYNCQ` is the field's name in capitals."""
 
-    redis: str = "default"
-    """Alias in CACHES of a django-redis cache; its server holds the queues."""
+    redis: str | Sequence[str] = "default"
+    """Where the queues are: an address such as `redis://host:6379/1`, or the alias in CACHES of a Redis cache."""
     client_factory: str = ""
     """Dotted path of a callable `(role) -> redis client`; for a Cluster: `django_asyncq.broker.cluster.client`."""
     key_prefix: str = "asynq"

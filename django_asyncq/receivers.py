@@ -9,6 +9,7 @@ from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 
 from . import lifecycle
+from .aliases import is_redis_used
 from .broker import Broker
 from .broker.scheduler_entries import forget_events
 from .exceptions import BrokerUnavailable
@@ -27,6 +28,8 @@ def forget_deleted_task(*, instance: TaskRecord, using: str, **kwargs: Any) -> N
 @receiver([post_save, post_delete], sender=Schedule, dispatch_uid="django_asyncq.publish_schedule")
 def publish_schedule(*, using: str, **kwargs: Any) -> None:
     """Make a changed schedule take effect at once: wake the scheduler, which sleeps until the next occurrence."""
+    if not is_redis_used():
+        return
 
     def publish() -> None:
         try:
@@ -40,6 +43,8 @@ def publish_schedule(*, using: str, **kwargs: Any) -> None:
 @receiver(post_delete, sender=Schedule, dispatch_uid="django_asyncq.forget_schedule")
 def forget_schedule(*, instance: Schedule, using: str, **kwargs: Any) -> None:
     """Remove the events of a deleted schedule that asynq's tools list."""
+    if not is_redis_used():
+        return
     entry_id = str(instance.pk)
 
     def forget() -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from datetime import datetime
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
 
 from . import compat
+from .aliases import backend_class
 from .definitions.backoff import ExponentialBackoff
 from .definitions.moments import moment_after
 from .exceptions import InvalidOption, RetryRequested, TaskNotRegistered, TaskNotRunnable
@@ -27,10 +28,9 @@ if TYPE_CHECKING:
 STORED_OPTIONS = ("priority", "queue_name", "backend", "run_after")
 
 
-@cache
 def sender_of(alias: str) -> type:
     """Return the sender of the framework's signals for the tasks of an alias, which is the class of its backend."""
-    return type(compat.task_backends[alias])
+    return backend_class(alias) or type(compat.task_backends[alias])
 
 
 def result_of(record: TaskRecord, task: Any = None) -> compat.TaskResult[Any, Any]:

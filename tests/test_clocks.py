@@ -30,7 +30,8 @@ from django_asyncq.maintenance.clock_check import ClockCheck
 from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import Gate, LockTerm, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
 from django_asyncq.storage import database_clock
-from django_asyncq.testing import CRASH_VARIABLE, crash_at
+from django_asyncq.testing import crash_at
+from django_asyncq.testing.crashes import CRASH_VARIABLE
 
 from . import tasks
 from .clock_shift import shifted_clock

@@ -27,7 +27,8 @@ from django_asyncq.faults import Faults
 from django_asyncq.guard import get_logger
 from django_asyncq.management.commands.runworkers import Command
 from django_asyncq.models import TaskRecord
-from django_asyncq.testing import EmbeddedRedis, free_port
+from django_asyncq.testing import EmbeddedRedis
+from django_asyncq.testing.redis_server import free_port
 
 from . import tasks
 from .redis_settings import POOL, RIGHT, SECRET, WRONG, cache

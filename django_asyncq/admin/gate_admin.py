@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from .. import gates
+from ..aliases import is_redis_used
 from ..broker import redis_clock
 from ..exceptions import BrokerUnavailable
 from ..faults import one_line
@@ -32,6 +33,8 @@ METER_WIDTH, METER_HEIGHT = 100, 10
 
 def slots_taken(name: str) -> int:
     """Return how many slots of a gate are taken. Raises: BrokerUnavailable."""
+    if not is_redis_used():
+        return gates.slots_taken(name)
     now = redis_clock.seconds("producer")
     return sum(slot.expires_at > now for slot in gates.slots(name))
 

@@ -1,4 +1,4 @@
-"""Build the Redis clients from a django-redis alias, one per role; no other module builds one.
+"""Build the Redis clients from what the settings say, one per role; no other module builds one.
 
 The pools are private: django-redis caches pools by URL alone, so ours would get the cache's options. No client
 repeats a command by itself. RESP2, because with the default of redis-py 8 a connection is not checked for unread
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 
-from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
@@ -21,7 +20,7 @@ from django_redis.pool import get_connection_factory
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
-from redis.connection import BlockingConnectionPool
+from redis.connection import BlockingConnectionPool, ConnectionPool
 from redis.exceptions import (
     AskError,
     ClusterDownError,
@@ -41,6 +40,7 @@ from redis.retry import Retry
 from .. import conf
 from ..exceptions import BrokerMisconfigured, BrokerPermissionDenied, BrokerUnavailable
 from . import configuration
+from .location import Kind, identity, location, place
 from .redis_internals import set_connection_options, unconnected
 
 Client = Any  # redis.Redis or redis.cluster.RedisCluster, or what is used like one of them
@@ -90,7 +90,7 @@ def client(role: Role) -> Client:
     answers.
     """
     configured = conf.current()
-    key = (role, configured.redis, configured.client_factory)
+    key = (role, str(configured.redis), configured.client_factory)
     found = _clients.get(key)
     if found is None:
         with _lock:
@@ -121,7 +121,7 @@ def setting_faults() -> Iterator[configuration.Fault]:
 
 
 def _unconnected() -> object:
-    return unconnected(_alias_client("worker").connection_pool)
+    return unconnected(_located_client("worker").connection_pool)
 
 
 def reset_clients(**kwargs: Any) -> None:
@@ -139,20 +139,6 @@ def reset_clients(**kwargs: Any) -> None:
 setting_changed.connect(reset_clients, dispatch_uid="django_asyncq.clients")
 
 
-def alias() -> tuple[list[str], dict[str, Any]]:
-    """Return the addresses and the OPTIONS of the alias in CACHES that ASYNCQ["REDIS"] names.
-
-    Raises: ImproperlyConfigured when it is missing or has no LOCATION.
-    """
-    name = conf.current().redis
-    cache: Any = settings.CACHES.get(name)
-    if not cache or not cache.get("LOCATION"):
-        raise ImproperlyConfigured(f"ASYNCQ['REDIS'] names {name!r}: CACHES has no such alias, or it has no LOCATION")
-    location = cache["LOCATION"]
-    urls = location.split(",") if isinstance(location, str) else list(location)
-    return [url.strip() for url in urls], cache.get("OPTIONS") or {}
-
-
 def connection_options(role: Role) -> dict[str, Any]:
     """Return the options that each connection of a role has, even if the alias has others."""
     connect_seconds, read_seconds = TIMEOUTS[role]
@@ -166,16 +152,17 @@ def connection_options(role: Role) -> dict[str, Any]:
     }
 
 
-def factory_options(written: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of the alias's OPTIONS with its connection options replaced by `ours`."""
+def pool_options(role: Role) -> dict[str, Any]:
+    """Return the options that the pool of a role has, even if the settings have others."""
+    return {**connection_options(role), "max_connections": MOST_CONNECTIONS}
+
+
+def _factory_options(written: Mapping[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of the OPTIONS of a django-redis alias with the options of its connections replaced by `ours`."""
     options = {
         name: value for name, value in written.items() if name not in ("SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT")
     }
-    options["CONNECTION_POOL_KWARGS"] = {
-        **(written.get("CONNECTION_POOL_KWARGS") or {}),
-        **ours,
-        "max_connections": MOST_CONNECTIONS,
-    }
+    options["CONNECTION_POOL_KWARGS"] = {**(written.get("CONNECTION_POOL_KWARGS") or {}), **ours}
     if written.get("SENTINELS"):
         # A sentinel must answer within the same time as Redis.
         timeouts = {name: ours[name] for name in ("socket_connect_timeout", "socket_timeout")}
@@ -193,18 +180,27 @@ def _build(role: Role) -> Client:
         factory = import_string(path)
         with broker_errors():  # a cluster client asks for its nodes
             return factory(role)
-    return _alias_client(role)
+    return _located_client(role)
 
 
-def _alias_client(role: Role) -> Client:
-    urls, written = alias()
-    ours = connection_options(role)
-    maker: Any = get_connection_factory(options=factory_options(written, ours))
-    # Not maker.connect(): it uses the pools that are shared by URL.
-    pool = maker.get_connection_pool(maker.make_connection_params(_without_options(urls[0], ours)))
-    # Set again, because a connection factory of the project's own may give the pool others.
-    set_connection_options(pool, ours)
-    return maker.redis_client_cls(connection_pool=pool, **maker.redis_client_cls_kwargs)
+def _located_client(role: Role) -> Client:
+    """Return a client of the server at the first address of the settings."""
+    found, ours = location(), pool_options(role)
+    url = _without_options(found.urls[0], ours)
+    if found.kind is Kind.DJANGO_REDIS:
+        maker: Any = get_connection_factory(options=_factory_options(found.options, ours))
+        # Not maker.connect(): it uses the pools that are shared by URL.
+        pool = maker.get_connection_pool(maker.make_connection_params(url))
+        # Set again, because a connection factory of the project's own may give the pool others.
+        set_connection_options(pool, connection_options(role))
+        return maker.redis_client_cls(connection_pool=pool, **maker.redis_client_cls_kwargs)
+    classes = {name: _loaded(found.options[name]) for name in ("pool_class", "parser_class") if found.options.get(name)}
+    pool_class: Any = classes.pop("pool_class", ConnectionPool)
+    return Redis(connection_pool=pool_class.from_url(url, **{**found.connection, **classes, **ours}))
+
+
+def _loaded(named: Any) -> Any:
+    return import_string(named) if isinstance(named, str) else named
 
 
 def _without_options(url: str, names: Collection[str]) -> str:
@@ -245,7 +241,7 @@ def server_identity() -> str:
     require_valid_settings()
     factory = conf.current().client_factory
     if factory in ("", configuration.CLUSTER_FACTORY):
-        return configuration.alias_identity()
+        return identity(any_order=bool(factory))
     try:
         found = client("worker")
     except BrokerUnavailable:
@@ -257,12 +253,8 @@ def server_name(found: Client | None) -> str:
     """Return "Redis" with the host, port and database of a client; never the password. found: None when unknown."""
     if found is None or not isinstance(found, Redis):
         return "the Redis cluster" if found is not None and is_cluster(found) else "Redis"
-    options = found.get_connection_kwargs()
-    if "path" in options:
-        return f"Redis at {options['path']}/{options.get('db', 0)}"
-    if "host" in options:
-        return f"Redis at {options['host']}:{options.get('port', 6379)}/{options.get('db', 0)}"
-    return "Redis"
+    where = place(found.get_connection_kwargs())
+    return f"Redis at {where}" if where else "Redis"
 
 
 class broker_errors:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from django.conf import settings
 from django.utils.module_loading import import_string
 from redis.connection import parse_url
 from redis.exceptions import (
@@ -23,16 +22,17 @@ from redis.exceptions import (
 )
 
 from .. import conf
+from .location import DJANGO_BACKEND, Kind, Location, location
 
 SCHEMES = ("redis", "rediss", "unix")
 CLUSTER_FACTORY = "django_asyncq.broker.cluster.client"
 ENCODING_HINT = (
-    "In a user name or password write @ : / ? # and % in percent-encoding, as urllib.parse.quote(text, safe='') does."
+    "In a user name or password write @ : / ? # % and a comma in percent-encoding, as "
+    "urllib.parse.quote(text, safe='') does."
 )
 ADDRESS_HINT = f"Write redis://host:port/database, rediss:// for TLS, or unix:///path?db=0. {ENCODING_HINT}"
 NODE_HINT = f"Write an address such as redis://10.0.0.1:6379, or rediss:// for TLS. {ENCODING_HINT}"
 OPTIONS_HINT = "Correct the OPTIONS of this cache; docs/guides/redis.md has examples of each kind."
-DEFAULT_PORT = 6379
 HIGHEST_PORT = 65_535
 LONGEST_TEXT = 200
 LEAST_MASKED_ANYWHERE = 4
@@ -63,39 +63,40 @@ class Fault(NamedTuple):
 
 
 def faults(make_connection: Callable[[], object]) -> Iterator[Fault]:
-    """Yield what is wrong with ASYNCQ['CLIENT_FACTORY'] or with the alias in CACHES that ASYNCQ['REDIS'] names.
+    """Yield what is wrong with ASYNCQ['CLIENT_FACTORY'], with ASYNCQ['REDIS'], or with the alias that it names.
 
     make_connection: builds a client and a connection that is not connected; called when nothing else is wrong.
     """
-    configured = conf.current()
-    factory, name = configured.client_factory, configured.redis
+    factory, found = conf.current().client_factory, location()
     if factory:
         yield from _factory_faults(factory)
         if factory != CLUSTER_FACTORY:
             return
-    cache = settings.CACHES.get(name) if isinstance(name, str) else None
-    if cache is None:
+    if found.kind is Kind.NO_ALIAS:
         yield Fault(
             "alias",
-            f"{conf.NAME}['REDIS'] = {name!r} is not an alias in CACHES.",
-            "Add a django-redis cache of that name, or set ASYNCQ['REDIS'] to the alias of one.",
+            f"{conf.NAME}['REDIS'] = {conf.current().redis!r} is not an alias in CACHES.",
+            f"Set {conf.NAME}['REDIS'] to the alias of a django-redis cache, or to an address such as "
+            "redis://127.0.0.1:6379/1.",
         )
         return
-    if not factory and not str(cache.get("BACKEND", "")).startswith("django_redis."):
+    if not factory and found.kind is Kind.OTHER:
         yield Fault(
             "cache",
-            f"CACHES[{name!r}] is a {cache.get('BACKEND')}, which is not a django-redis cache.",
-            "Use BACKEND 'django_redis.cache.RedisCache', or set ASYNCQ['CLIENT_FACTORY'].",
+            f"CACHES[{conf.current().redis!r}] is a {found.backend}, which is not a django-redis cache and does not "
+            "say how to connect to Redis.",
+            f"Set {conf.NAME}['REDIS'] to an address such as redis://127.0.0.1:6379/1, use BACKEND "
+            f"'django_redis.cache.RedisCache' or {DJANGO_BACKEND!r}, or set {conf.NAME}['CLIENT_FACTORY'].",
         )
         return
-    found = [*_location_faults(name, cache.get("LOCATION"), is_cluster=bool(factory)), *_sentinel_faults(name, cache)]
-    yield from found
-    if not found and not factory:
-        yield from _building_faults(name, make_connection)
+    wrong = [*_address_faults(found, is_cluster=bool(factory)), *_sentinel_faults(found)]
+    yield from wrong
+    if not wrong and not factory:
+        yield from _building_faults(found, make_connection)
 
 
 def _factory_faults(path: str) -> Iterator[Fault]:
-    hint = "Give the dotted path of a callable `(role) -> redis client`, or '' for the cache in REDIS."
+    hint = "Give the dotted path of a callable `(role) -> redis client`, or '' for what REDIS names."
     where = f"{conf.NAME}['CLIENT_FACTORY'] = {path!r}"
     try:
         found = import_string(path)
@@ -106,18 +107,16 @@ def _factory_faults(path: str) -> Iterator[Fault]:
         yield Fault("CLIENT_FACTORY", f"{where} is not callable.", hint)
 
 
-def _location_faults(alias: str, location: Any, *, is_cluster: bool) -> Iterator[Fault]:
-    where, hint = f"CACHES[{alias!r}]['LOCATION']", NODE_HINT if is_cluster else ADDRESS_HINT
-    if not location:
-        yield Fault("LOCATION", f"{where} is missing.", hint)
-        return
-    if isinstance(location, str):
-        location = location.split(",")
-    urls = list(location) if isinstance(location, list | tuple) else [location]
-    for number, url in enumerate(urls, 1):
+def _address_faults(found: Location, *, is_cluster: bool) -> Iterator[Fault]:
+    hint = NODE_HINT if is_cluster else ADDRESS_HINT
+    if not found.urls:
+        yield Fault("LOCATION", f"{found.setting} is missing.", hint)
+    for number, url in enumerate(found.urls, 1):
         if reason := _address_fault(url, is_cluster=is_cluster):
-            which = "" if len(urls) == 1 else f", address {number}"
-            yield Fault("LOCATION", f"{where}{which}: {reason}.", hint)
+            which = "" if len(found.urls) == 1 else f", address {number}"
+            yield Fault("LOCATION", f"{found.setting}{which}: {reason}.", hint)
+    if is_cluster and found.connection.get("db"):
+        yield Fault("OPTIONS", f"{found.options_setting}: a cluster has no database except 0.", OPTIONS_HINT)
 
 
 def _address_fault(url: Any, *, is_cluster: bool) -> str:
@@ -156,53 +155,35 @@ def _address_fault(url: Any, *, is_cluster: bool) -> str:
     return ""
 
 
-def _sentinel_faults(alias: str, cache: Mapping[str, Any]) -> Iterator[Fault]:
-    written = (cache.get("OPTIONS") or {}).get("SENTINELS")
-    if not written:
+def _sentinel_faults(found: Location) -> Iterator[Fault]:
+    written = found.options.get("SENTINELS")
+    if not written or found.kind is Kind.DJANGO:
         return
     try:
         pairs = [(host, int(port)) for host, port in written]
         is_valid = all(isinstance(host, str) and 0 < port <= HIGHEST_PORT for host, port in pairs)
     except (TypeError, ValueError):
         is_valid = False
-    where = f"CACHES[{alias!r}]['OPTIONS']['SENTINELS']"
     if not is_valid:
+        where = f"{found.options_setting}['SENTINELS']"
         yield Fault("OPTIONS", f"{where} is not a list of (host, port).", OPTIONS_HINT)
-    elif not urlsplit(str(cache.get("LOCATION")).split(",")[0]).hostname:
+    elif found.urls and not urlsplit(str(found.urls[0])).hostname:
         yield Fault(
             "LOCATION",
-            f"CACHES[{alias!r}]['LOCATION'] names no service, which the sentinels need.",
+            f"{found.setting} names no service, which the sentinels need.",
             "Write the name of the service as the host: redis://mymaster/0.",
         )
 
 
-def _building_faults(alias: str, make_connection: Callable[[], object]) -> Iterator[Fault]:
+def _building_faults(found: Location, make_connection: Callable[[], object]) -> Iterator[Fault]:
     try:
         make_connection()
     except Exception as error:  # noqa: BLE001 - classes named in OPTIONS may raise anything
-        text = f"CACHES[{alias!r}]['OPTIONS']: no client can be built with them ({safe_text(error)})."
-        yield Fault("OPTIONS", text, OPTIONS_HINT)
-
-
-def alias_identity() -> str:
-    """Return a text that is the same for all processes that use the server and database of the alias.
-
-    It has the addresses, the database and the sentinels, and neither user name nor password.
-    """
-    cache: Any = settings.CACHES.get(conf.current().redis) or {}
-    location = cache.get("LOCATION") or ()
-    urls = location.split(",") if isinstance(location, str) else location
-    options = cache.get("OPTIONS") or {}
-    written = (options.get("CONNECTION_POOL_KWARGS") or {}).get("db", 0)
-    servers = []
-    for url in urls:
-        found: dict[str, Any] = parse_url(str(url).strip())  # type: ignore[no-untyped-call]
-        place = found.get("path") or f"{found.get('host', 'localhost')}:{found.get('port', DEFAULT_PORT)}"
-        servers.append(f"{place}/{found.get('db', written)}")
-    sentinels = [f"{host}:{port}" for host, port in options.get("SENTINELS") or ()]
-    # Only the first address is used, except by a cluster's client: there any order is the same cluster.
-    servers = sorted(servers) if conf.current().client_factory else servers[:1]
-    return " ".join([*servers, *sorted(sentinels)])
+        if found.kind is Kind.ADDRESS:
+            text, hint = "no client can be built with the options behind the '?'", ADDRESS_HINT
+        else:
+            text, hint = "no client can be built with them", OPTIONS_HINT
+        yield Fault("OPTIONS", f"{found.options_setting}: {text} ({safe_text(error)}).", hint)
 
 
 # --- errors of Redis
@@ -244,7 +225,8 @@ def setting() -> str:
     configured = conf.current()
     if configured.client_factory and configured.client_factory != CLUSTER_FACTORY:
         return f"the client of {conf.NAME}['CLIENT_FACTORY'] ({configured.client_factory})"
-    return f"LOCATION or OPTIONS of CACHES[{configured.redis!r}]"
+    found = location()
+    return found.setting if found.kind is Kind.ADDRESS else f"LOCATION or OPTIONS of CACHES[{configured.redis!r}]"
 
 
 def safe_text(error: BaseException, options: Mapping[str, Any] | None = None) -> str:
@@ -265,19 +247,16 @@ def safe_text(error: BaseException, options: Mapping[str, Any] | None = None) ->
 
 
 def _secrets(options: Mapping[str, Any]) -> set[str]:
-    configured = conf.current()
-    cache: Any = settings.CACHES.get(configured.redis) or {}
-    written = cache.get("OPTIONS") or {}
-    location = cache.get("LOCATION") or ()
+    settled = location()
     found: set[str] = set()
-    for url in location.split(",") if isinstance(location, str) else location:
+    for url in settled.urls:
         # By hand, because an address that cannot be read has secrets too.
         user, _colon, password = str(url).partition("://")[2].rpartition("@")[0].partition(":")
         found |= {user, password, unquote(user), unquote(password)}
         for name, values in parse_qs(str(url).partition("?")[2]).items():
             found |= set(values) if name.lower() in SECRET_OPTIONS else set()
-    parts = [written, options, *(written.get(f"{name}_KWARGS") or {} for name in ("CONNECTION_POOL", "SENTINEL"))]
-    for part in parts:
+    sentinel: Any = settled.options.get("SENTINEL_KWARGS") or {}
+    for part in (settled.options, settled.connection, sentinel, options):
         found |= {str(part[key]) for key in part if str(key).lower() in SECRET_OPTIONS}
     found = {secret for secret in found if secret not in ("", "None")}
     return found | {quote(secret, safe="") for secret in found}

@@ -15,6 +15,7 @@ from redis.connection import SSLConnection
 
 from ..exceptions import BrokerMisconfigured
 from . import clients, configuration
+from .location import DEFAULT_PORT
 
 PROBE_SECONDS = 1.0
 
@@ -24,7 +25,7 @@ def tls_mismatch(found: clients.Client) -> BrokerMisconfigured | None:
     options = found.get_connection_kwargs() if isinstance(found, Redis) else {}
     if "host" not in options:
         return None
-    address = (options["host"], options.get("port", configuration.DEFAULT_PORT))
+    address = (options["host"], options.get("port", DEFAULT_PORT))
     uses_tls = issubclass(found.connection_pool.connection_class, SSLConnection)
     if not (_answers_plainly(address) if uses_tls else _answers_with_tls(address)):
         return None

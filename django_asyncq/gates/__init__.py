@@ -20,6 +20,7 @@ from .admission import (
 )
 from .audit import LIVE_STATES, Drift, audit, audit_waiters, build, look, occupied
 from .members import Slot, forget_built, hold_seconds, keys, keys_for, release_ids, slots
+from .row_slots import slots_taken
 from .waiters import forget_gate, settle, waiters, waiting_gates
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "retry_after",
     "settle",
     "slots",
+    "slots_taken",
     "waiters",
     "waiting_gates",
 ]

@@ -14,10 +14,12 @@ from uuid import UUID
 from django.template.defaultfilters import pluralize
 
 from .. import conf
+from ..aliases import uses_redis
 from ..broker import replies, scripts
 from ..exceptions import BrokerUnavailable, GateUnavailable, QueueFull, UnknownGate
 from ..guard import get_logger
 from ..models import FailureReason, TaskRecord
+from . import row_slots
 from .audit import build
 from .members import IDS_PER_CALL, client, keys, release_runs
 from .waiters import KEPT_SECONDS, forget_waiters, note_waiting, wait
@@ -105,7 +107,7 @@ def release_uncommitted(records: Iterable[TaskRecord]) -> None:
 def give_back(records: Sequence[TaskRecord]) -> None:
     """Do the same after an error. Those that waited at their gate before are next again: the slots were theirs."""
     waited = [record for record in records if record.retry_at and record.reason == FailureReason.GATE_FULL]
-    for gate, group in by_gate(waited).items():
+    for gate, group in _in_redis(waited).items():
         try:
             wait(gate, [str(record.id) for record in group], group[0].queue_limit, is_next=True)
         except BrokerUnavailable as error:
@@ -117,7 +119,7 @@ def give_back(records: Sequence[TaskRecord]) -> None:
 def release_deleted(records: Sequence[TaskRecord]) -> None:
     """Release the slots of deleted tasks, whichever run holds them, and forget those that waited for one."""
     _release_groups(records, lambda record: "")
-    for gate, group in by_gate(record for record in records if record.retry_at is not None).items():
+    for gate, group in _in_redis(record for record in records if record.retry_at is not None).items():
         try:
             forget_waiters(gate, [str(record.id) for record in group])
         except BrokerUnavailable as error:
@@ -125,7 +127,7 @@ def release_deleted(records: Sequence[TaskRecord]) -> None:
 
 
 def _release_groups(records: Iterable[TaskRecord], fence_of: Callable[[TaskRecord], str]) -> None:
-    for gate, group in by_gate(records).items():
+    for gate, group in _in_redis(records).items():
         try:
             release_runs(gate, [(str(record.id), fence_of(record)) for record in group])
         except BrokerUnavailable as error:
@@ -144,19 +146,27 @@ def by_gate(records: Iterable[TaskRecord]) -> dict[str, list[TaskRecord]]:
     return groups
 
 
+def _in_redis(records: Iterable[TaskRecord]) -> dict[str, list[TaskRecord]]:
+    """Group tasks by gate, without those whose slots are counted from the rows."""
+    return by_gate(record for record in records if record.gate and uses_redis(record.backend))
+
+
 def _by_limit(records: Iterable[TaskRecord]) -> Iterable[list[TaskRecord]]:
-    """Group tasks of one gate by the limit that they bring along."""
-    groups: dict[int | None, list[TaskRecord]] = {}
+    """Group tasks of one gate by the limit that they bring along, and by where its slots are."""
+    groups: dict[tuple[int | None, bool], list[TaskRecord]] = {}
     for record in records:
-        groups.setdefault(record.queue_limit, []).append(record)
+        groups.setdefault((record.queue_limit, uses_redis(record.backend)), []).append(record)
     return groups.values()
 
 
 def admit(gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds: int, again: bool = False) -> Admission:
     """Ask one gate for slots that last `seconds` (0: the full time); build the gate first when needed.
 
-    again: the tasks are retried. Raises: QueueFull (in the mode "all"), UnknownGate, GateUnavailable.
+    records: all of aliases with Redis, or all without. again: the tasks are retried.
+    Raises: QueueFull (in the mode "all"), UnknownGate, GateUnavailable.
     """
+    if not uses_redis(records[0].backend):
+        return _counted(gate, records, mode)
     try:
         admission = _admit_some(gate, records[:IDS_PER_CALL], mode=mode, seconds=seconds, again=again)
         for start in range(IDS_PER_CALL, len(records), IDS_PER_CALL):
@@ -191,9 +201,22 @@ def _admit_some(gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds
     if word == b"undefined":
         raise UnknownGate(gate)
     if word == b"full":
-        seconds = retry_after(known_limit, expected, waiting)
-        raise QueueFull(gate=gate, limit=known_limit, occupancy=occupancy, waiting=waiting, retry_after=seconds)
+        raise _full(gate, known_limit, occupancy, expected, waiting)
     return Admission(set(replies.texts(reply[5:])), known_limit, occupancy, expected, waiting)
+
+
+def _counted(gate: str, records: Sequence[TaskRecord], mode: Mode) -> Admission:
+    """Do what `admit` does, with slots that are counted from the rows."""
+    refused, limit, occupancy, expected, waiting = row_slots.count(gate, records)
+    if refused and mode == "all":
+        raise _full(gate, limit, occupancy, expected, waiting)
+    admitted = 0 if limit <= 0 else len(records) - len(refused)
+    return Admission(set(refused), limit, occupancy + admitted, expected, waiting)
+
+
+def _full(gate: str, limit: int, occupancy: int, expected_seconds: float, waiting: int) -> QueueFull:
+    seconds = retry_after(limit, expected_seconds, waiting)
+    return QueueFull(gate=gate, limit=limit, occupancy=occupancy, waiting=waiting, retry_after=seconds)
 
 
 def retry_after(limit: int, expected_seconds: float, waiting: int = 0) -> int:

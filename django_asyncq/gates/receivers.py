@@ -13,6 +13,7 @@ from django.db import transaction
 from django.db.models.signals import post_delete, post_save, pre_save
 from django.dispatch import receiver
 
+from ..aliases import is_redis_used
 from ..exceptions import BrokerUnavailable
 from ..guard import get_logger
 from ..models import Gate, TaskRecord, TaskState
@@ -49,6 +50,8 @@ def remember_gate_name(*, instance: Gate, using: str, **kwargs: Any) -> None:
 @receiver([post_save, post_delete], sender=Gate, dispatch_uid="django_asyncq.publish_gate")
 def publish_gate(*, instance: Gate, using: str, **kwargs: Any) -> None:
     """Make a changed limit take effect at once: the gate is rebuilt at its next use."""
+    if not is_redis_used():
+        return
     names = {instance.name, *instance.former_names}
 
     def publish() -> None:

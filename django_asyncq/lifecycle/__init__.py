@@ -14,7 +14,7 @@ RETRYING is FAILED with `retry_at`.
 | the same, without a connection        | `postpone_run`, then `record_runs`, `acknowledge`    | `cuts`, `running`     |
 | RUNNING → QUEUED or FAILED            | `count_cut`, then `record_runs`, `acknowledge`       | `cuts`, `running`     |
 | QUEUED → FAILED                       | `refuse`                                             | `running`             |
-| FAILED or RETRYING → QUEUED           | `retry`, `retry_due`, `retry_waiting`                | `retrying`            |
+| FAILED or RETRYING → QUEUED           | `retry`, `retry_due`, `retry_waiting`, `retry_without_redis` | `retrying`    |
 | RUNNING → QUEUED, FAILED or RETRYING  | `recover`, `abandon`                                 | `recovery`            |
 | any → deleted                         | `follow_deletion`                                    | `deletion`            |
 | SUCCEEDED or FAILED → deleted         | `prune`                                              | `deletion`            |
@@ -36,7 +36,7 @@ from .outcome_spill import replay_outcomes, spill_outcomes
 from .push_batcher import flush_pushes
 from .reassertion import reassert
 from .recovery import Blame, abandon, describe_exit, recover
-from .retrying import Retried, retry, retry_due, retry_waiting
+from .retrying import Retried, retry, retry_due, retry_waiting, retry_without_redis
 from .running import (
     Run,
     acknowledge,
@@ -92,6 +92,7 @@ __all__ = [
     "retry",
     "retry_due",
     "retry_waiting",
+    "retry_without_redis",
     "spill_outcomes",
     "strip_result",
     "succeed",

@@ -14,6 +14,7 @@ from django.db.models.fields.reverse_related import ManyToOneRel
 from django.template.defaultfilters import pluralize
 
 from .. import failpoints, gates
+from ..aliases import through_redis
 from ..broker import Broker
 from ..django_internals import delete_rows
 from ..exceptions import BrokerUnavailable
@@ -34,15 +35,18 @@ class Removal(CommitHook):
 
     def __call__(self) -> None:
         failpoints.reach("delete.committed")
+        records = through_redis(self.records)
+        if not records:
+            return
         # A task that is pushed after its removal would stay in Redis.
         push_batcher.flush_pushes()
-        gates.release_deleted(self.records)
+        gates.release_deleted(records)
         broker = Broker("producer")
         try:
-            for queue, group in by_queue(self.records):
+            for queue, group in by_queue(records):
                 broker.remove(queue, [str(record.id) for record in group])
         except BrokerUnavailable as error:
-            count = len(self.records)
+            count = len(records)
             logger.warning(
                 "removal of %d deleted task%s from Redis failed; workers will not run them: %s",
                 count,

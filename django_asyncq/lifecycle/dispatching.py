@@ -10,6 +10,7 @@ from datetime import timedelta
 from django.template.defaultfilters import pluralize
 
 from .. import failpoints, gates
+from ..aliases import through_redis
 from ..broker import Broker, Entry
 from ..exceptions import BrokerMisconfigured, BrokerUnavailable, GateUnavailable
 from ..guard import get_logger, is_a
@@ -38,10 +39,11 @@ def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
     """Confirm the gate slots of committed QUEUED rows and push them to Redis; return how many were pushed.
 
     again: Redis may have had the rows before; their fences then start above all that were handed out.
-    Never raises for Redis: the reconciler pushes what cannot be pushed now.
+    Rows of an alias without Redis are not pushed. Never raises for Redis: the reconciler pushes what cannot be pushed now.
     """
     global _breaker_closes_at
-    if time.monotonic() < _breaker_closes_at:
+    records = through_redis(records)
+    if not records or time.monotonic() < _breaker_closes_at:
         return 0
     try:
         return push(Broker("producer"), records, again=again)
@@ -71,9 +73,10 @@ def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) 
     The script that makes a task pending also confirms its slot, where one script can reach both keys. Only a task that
     is delayed, or has lost its slot, costs a second call.
     """
+    records = through_redis(records)
     confirmed = not broker.reaches_all
     if confirmed:
-        records = _confirmed(list(records))
+        records = _confirmed(records)
     pushed = 0
     for queue, group in by_queue(records):
         broker.register_queue(queue)

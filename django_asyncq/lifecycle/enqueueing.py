@@ -8,6 +8,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import failpoints, gates
+from ..aliases import through_redis, uses_redis
 from ..broker.clients import require_valid_settings
 from ..models import TaskRecord, TaskState
 from ..storage.inserting import insert
@@ -27,8 +28,9 @@ class Dispatch(CommitHook):
 
     def __call__(self) -> None:
         failpoints.reach("enqueue.committed")
-        if not push_batcher.add(self.records):
-            dispatch(self.records)
+        records = through_redis(self.records)
+        if records and not push_batcher.add(records):
+            dispatch(records)
         failpoints.reach("enqueue.pushed")
         announce(self.records, None, TaskState.QUEUED)
         for follower in self.followers:
@@ -49,11 +51,13 @@ def enqueue(
     |          | or by the push batcher within PUSH_BATCH_SECONDS                                     |
     | announce | after the commit: `task_state_changed`, then `on_committed`                          |
 
+    An alias without Redis has the rows alone; its gates are counted from them.
     If we die before the commit, the provisional slots expire. If we die after it, the reconciler pushes the rows.
     Raises: ImproperlyConfigured when the settings that name Redis cannot be right, EnqueueRefused, and what receivers
     veto with: nothing was written. django.db.Error when the INSERT fails.
     """
-    require_valid_settings()
+    if any(uses_redis(record.backend) for record in records):
+        require_valid_settings()
     refused = ask(records, None, partial=partial)
     failpoints.reach("enqueue.slot_acquired")
     admitted = [record for record in records if record.id not in refused] if refused else list(records)

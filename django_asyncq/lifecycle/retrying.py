@@ -106,6 +106,15 @@ def _write_retries(rows: QuerySet[TaskRecord], records: Sequence[TaskRecord], *,
             setattr(record, name, value)
 
 
+def retry_without_redis(ids: Sequence[UUID]) -> int:
+    """Do what `retry_due` does for tasks of aliases without Redis, in the order of their ids; return how many.
+
+    Those that wait at a gate may be named before their time: no slot that becomes free is announced to them.
+    """
+    rows = load_rows([Lease(str(id), 0) for id in ids])
+    return _retry_rows(None, [rows[str(id)] for id in sorted(ids) if str(id) in rows]).retried
+
+
 def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     """Queue RETRYING tasks again whose `retry_at` has come; return how many were queued.
 
@@ -142,9 +151,10 @@ class _Attempted(NamedTuple):
     vetoed: list[TaskRecord]
 
 
-def _retry_rows(broker: Broker, rows: Iterable[TaskRecord], *, must_ask: bool = False) -> _Attempted:
+def _retry_rows(broker: Broker | None, rows: Iterable[TaskRecord], *, must_ask: bool = False) -> _Attempted:
     """Retry the rows that are RETRYING; postpone those that cannot be queued now.
 
+    broker: None for tasks without an entry in Redis.
     must_ask: a gate that cannot be asked is an error, and postpones none.
     """
     waiting = [row for row in rows if row.state == TaskState.FAILED and row.retry_at is not None]
@@ -152,7 +162,7 @@ def _retry_rows(broker: Broker, rows: Iterable[TaskRecord], *, must_ask: bool = 
     if attempted.vetoed:
         retrying = rows_of(TaskRecord).filter(state=TaskState.FAILED, retry_at__isnull=False)
         _postpone(retrying, attempted.vetoed, VETO_RETRY_SECONDS)
-    for queue, group in by_queue([*attempted.full, *attempted.vetoed]):
+    for queue, group in by_queue([*attempted.full, *attempted.vetoed]) if broker is not None else ():
         broker.park(queue, [entry_of(row) for row in group])
     return attempted
 

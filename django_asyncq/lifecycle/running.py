@@ -329,8 +329,10 @@ def postpone(broker: Broker, worker_id: str, runs: Sequence[Run], delay_seconds:
     return ages
 
 
-def refuse(broker: Broker, run: Run, exception: BaseException) -> None:
+def refuse(broker: Broker | None, run: Run, exception: BaseException) -> None:
     """Fail a task that was postponed and can never run here; the row says why.
+
+    broker: None for a task without an entry in Redis.
 
     | check    | the fence: a run that lost its lease changes nothing |
     | row      | QUEUED → FAILED, with the error                      |
@@ -345,5 +347,6 @@ def refuse(broker: Broker, run: Run, exception: BaseException) -> None:
     if record_runs([run]):
         return
     failpoints.reach("refuse.row_written")
-    broker.remove(record.queue_name, [str(record.id)])
+    if broker is not None:
+        broker.remove(record.queue_name, [str(record.id)])
     announce([record], TaskState.QUEUED, TaskState.FAILED)

@@ -13,7 +13,7 @@ import asyncio
 import math
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.apps import apps
@@ -42,6 +42,8 @@ _clocks: dict[str, MeasuredClock] = {}
 _ask_from: dict[str, float] = {}
 # Alias → the thread that measures for event loops.
 _askers: dict[str, threading.Thread] = {}
+# How far the clock is ahead of the database's; only the test kit moves it (`testing.travel`).
+_offset = timedelta()
 
 
 def now(database: str | None = None) -> datetime:
@@ -50,12 +52,33 @@ def now(database: str | None = None) -> datetime:
     database: its alias; default: where tasks are written. Never raises for the database: while it cannot be asked, the
     last measurement is used, or the host's clock if there is none.
     """
-    return _now(database, MEASURED_SECONDS)
+    return _moved(_now(database, MEASURED_SECONDS))
 
 
 def estimate(database: str | None = None) -> datetime:
     """Return what `now` does, but measure only if this process never has: for the slots of a worker."""
-    return _now(database, math.inf)
+    return _moved(_now(database, math.inf))
+
+
+def of_host() -> datetime:
+    """Return this host's time, in the form of `timezone.now()`."""
+    return _moved(timezone.now())
+
+
+def set_offset(offset: timedelta) -> timedelta:
+    """Put the clock that far ahead of the real one, in this process; return how far it was before. For tests only."""
+    global _offset
+    before, _offset = _offset, offset
+    return before
+
+
+def offset() -> timedelta:
+    """Return how far the clock is ahead of the real one; zero outside tests."""
+    return _offset
+
+
+def _moved(moment: datetime) -> datetime:
+    return moment + _offset if _offset else moment
 
 
 def unix_seconds(database: str | None = None) -> float:
@@ -89,8 +112,10 @@ def is_column_default(connection: Any) -> bool:
     """Return whether the default of a time column is right for this connection.
 
     It is not where Django stores times without a time zone in another zone than UTC. SQLite's has milliseconds only,
-    and the host's clock is its own.
+    and the host's clock is its own. Nor is it while a test has moved the clock.
     """
+    if _offset:
+        return False
     if connection.vendor == "mysql":
         return bool(connection.timezone_name == "UTC")
     return bool(connection.vendor == "postgresql")

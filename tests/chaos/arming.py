@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from django_asyncq import failpoints
-from django_asyncq.testing import KillAt
+from django_asyncq.testing.crashes import KillAt
 
 VARIABLE = "ASYNCQ_CHAOS_ARMS"
 LOOK_SECONDS = 0.03

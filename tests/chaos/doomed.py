@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from django_asyncq import GateUnavailable, QueueFull, failpoints, gates
 from django_asyncq.broker import clients
 from django_asyncq.models import TaskRecord
-from django_asyncq.testing import KillAt
+from django_asyncq.testing.crashes import KillAt
 from tests.tasks import note
 
 from . import tasks

@@ -152,8 +152,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Check the backend and Redis, then supervise until stopped."""
         settings = conf.current()
-        clients.require_valid_settings()
         backend = self._backend(options["backend"])
+        clients.require_valid_settings()
         if options["liveness_file"]:
             self._check_liveness_file(options["liveness_file"])
         load_task_modules()
@@ -197,6 +197,12 @@ class Command(BaseCommand):
             raise CommandError(
                 f"TASKS[{alias!r}] is a {type(backend).__qualname__}; its BACKEND must be "
                 f"'django_asyncq.backend.AsyncqBackend' to be run by runworkers"
+            )
+        if not backend.uses_redis:
+            raise CommandError(
+                f"TASKS[{alias!r}] is a {type(backend).__qualname__}, whose tasks are not in Redis: run them with "
+                f"django_asyncq.testing.run_tasks(backend={alias!r}), or write "
+                f"'BACKEND': 'django_asyncq.backend.AsyncqBackend' to have workers run them"
             )
         return backend
 

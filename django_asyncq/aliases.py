@@ -1,0 +1,68 @@
+"""What the backends of the aliases in TASKS need, asked without making one: each thread has backends of its own.
+
+A backend whose class says `uses_redis = False`, as the test kit's does, has rows and nothing in Redis: its tasks are
+never pushed, and its gates are counted from the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, Protocol, TypeVar
+
+from django.conf import settings
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+
+class _OfAlias(Protocol):
+    backend: str
+
+
+Record = TypeVar("Record", bound=_OfAlias)
+
+_known: dict[str, bool] = {}
+
+
+def uses_redis(alias: str) -> bool:
+    """Whether tasks of an alias go through Redis; also True for an alias that TASKS does not name any more."""
+    found = _known.get(alias)
+    if found is None:
+        found = _known[alias] = bool(getattr(backend_class(alias), "uses_redis", True))
+    return found
+
+
+def through_redis(records: Iterable[Record]) -> list[Record]:
+    """Return the tasks of aliases that use Redis."""
+    return [record for record in records if uses_redis(record.backend)]
+
+
+def is_redis_used() -> bool:
+    """Whether any alias in TASKS uses Redis. Django's own backends do not."""
+    return any(getattr(backend_class(alias), "uses_redis", False) for alias in _aliases())
+
+
+@cache
+def backend_class(alias: str) -> type | None:
+    """Return the class of an alias's backend; None where TASKS names none that can be imported."""
+    options = _aliases().get(alias)
+    try:
+        found: type = import_string(options["BACKEND"]) if options is not None else None
+    except (ImportError, KeyError, TypeError):
+        return None
+    return found
+
+
+def _aliases() -> dict[str, Any]:
+    found = getattr(settings, "TASKS", {})
+    return found if isinstance(found, dict) else {}
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    """Forget the backends after a test changed them."""
+    if setting == "TASKS":
+        _known.clear()
+        backend_class.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_asyncq.aliases")
