@@ -13,9 +13,9 @@ from typing import Any
 
 from django.conf import settings
 from django.core.signals import setting_changed
-from django.utils.module_loading import import_string
 
 from . import conf
+from .aliases import backend_class
 from .compat import DEFAULT_TASK_BACKEND_ALIAS
 
 DEFAULT_ALIAS = DEFAULT_TASK_BACKEND_ALIAS
@@ -36,7 +36,7 @@ def prefix_of(alias: str) -> str:
 @lru_cache(maxsize=1)
 def redis_aliases() -> tuple[str, ...]:
     """Return the aliases whose tasks are dispatched through Redis, in the order of TASKS."""
-    return tuple(alias for alias in _tasks() if _is_dispatched(alias))
+    return tuple(alias for alias in _tasks() if getattr(backend_class(alias), "uses_redis", False))
 
 
 def one_alias_per_prefix(more: Iterable[str] = ()) -> list[str]:
@@ -53,16 +53,9 @@ def _tasks() -> dict[str, Any]:
 
 
 def _options(alias: str) -> dict[str, Any]:
-    options = (_tasks().get(alias) or {}).get("OPTIONS")
+    written = _tasks().get(alias)
+    options = written.get("OPTIONS") if isinstance(written, dict) else None
     return options if isinstance(options, dict) else {}
-
-
-def _is_dispatched(alias: str) -> bool:
-    try:
-        backend = import_string((_tasks()[alias] or {}).get("BACKEND", ""))
-    except ImportError:
-        return False  # Django reports it
-    return hasattr(backend, "enqueue_many")
 
 
 def forget_prefixes(*, setting: str, **kwargs: Any) -> None:

@@ -331,7 +331,7 @@ def test_worker_starts_while_no_node_of_the_cluster_answers(settings: Any) -> No
     """It says so, and waits; nothing else is raised."""
     use(settings, cache(f"redis://127.0.0.1:{free_port()}"), {"CLIENT_FACTORY": configuration.CLUSTER_FACTORY})
     stderr = StringIO()
-    Command(stderr=stderr)._print_start([])
+    Command(stderr=stderr)._print_start("default", [])
     assert "Redis is unreachable (" in stderr.getvalue() and "workers start and wait for it" in stderr.getvalue()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
@@ -116,7 +116,11 @@ class Broker(Access):
 
     def queues(self) -> set[str]:
         """Return the names of all queues of the alias; skip a name that no queue of ours can have."""
-        found = {name for name in replies.texts(commands.send(self.client, "smembers", queues_key(self.alias))) if is_name(name)}
+        found = {
+            name
+            for name in replies.texts(commands.send(self.client, "smembers", queues_key(self.alias)))
+            if is_name(name)
+        }
         with _registered_lock:
             # Redis has lost them, or another program has: they are registered again at their next use.
             for key in [key for key in _registered if key[0] == self.prefix and key[1] not in found]:
@@ -276,7 +280,9 @@ class Broker(Access):
         begun: ids of the tasks they run. The lease of a handed task that is neither read nor begun is not renewed.
         """
         keys = self.keys(queue)
-        of_worker = [keys.held, partial(handoff_key, alias=self.alias)] if self.uses_handoff else [keys.held]
+        of_worker: list[Callable[[str], str]] = [keys.held]
+        if self.uses_handoff:
+            of_worker.append(partial(handoff_key, alias=self.alias))
         places = [keys.lease, *(key(worker_id) for worker_id in worker_ids for key in of_worker)]
         arguments = [keys.task_prefix, lease_seconds, len(of_worker), *map(id_bytes, begun)]
         found = scripts.run("extend", self.client, places, arguments)

@@ -33,6 +33,10 @@ class Access:
         """The first part of the keys of the alias."""
         return prefix_of(self.alias)
 
+    def holds(self, alias: str) -> bool:
+        """Return whether the tasks of another alias lie under this prefix too: two may have one, with other queues."""
+        return alias == self.alias or prefix_of(alias) == self.prefix
+
     def keys(self, queue: str) -> QueueKeys:
         """Return the keys of a queue of the alias."""
         return keys_of(queue, self.alias)

@@ -74,9 +74,7 @@ class DequeueCall(NamedTuple):
     arguments: list[Any]
 
 
-def dequeue_call(
-    keys: QueueKeys, worker_id: str, count: int, lease_seconds: int, *, with_handoff: bool
-) -> DequeueCall:
+def dequeue_call(keys: QueueKeys, worker_id: str, count: int, lease_seconds: int, *, with_handoff: bool) -> DequeueCall:
     """Return the call of a worker that asks for tasks. with_handoff: name the hash that says whether it is ready."""
     names = [keys.pending, keys.priority, keys.active, keys.lease, keys.paused, keys.held(worker_id)]
     if with_handoff:

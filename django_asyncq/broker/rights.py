@@ -20,7 +20,6 @@ def check_rights(alias: str) -> None:
     """Call what every worker needs, once: a plain command, a script, locks, gates, the blocking move and the channels.
 
     alias: whose tasks the worker runs.
-
     Raises: BrokerPermissionDenied when Redis refuses one of them to its user; BrokerUnavailable.
     """
     broker, settings = Broker("worker", alias), conf.current()

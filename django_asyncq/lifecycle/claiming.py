@@ -54,7 +54,7 @@ def claim_suspect(broker: Broker, queue: str, worker_id: str, backend: str) -> C
 
     It returns what the worker holds already, if an earlier reply was lost. Otherwise it does what `claim` does.
     """
-    lease = dequeue_suspect(broker.client, queue, worker_id, conf.current().lease_seconds)
+    lease = dequeue_suspect(broker, queue, worker_id, conf.current().lease_seconds)
     leases = [] if lease is None else [lease]
     return receive(broker, queue, worker_id, Dequeued(leases, paused=False, is_drained=not leases), backend)
 
@@ -88,6 +88,8 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
             without_row.append(lease)
         elif record.is_final:
             final.append(lease)
+        elif not broker.holds(record.backend):
+            outdated.append(record)
         elif record.backend != backend:
             foreign.append(lease)
         elif record.state == TaskState.RUNNING and record.fence > lease.fence:
@@ -106,9 +108,10 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
     if foreign:
         broker.postpone(queue, worker_id, foreign, POSTPONE_SECONDS)
     if outdated:
-        # The row would refuse the outcome of a run with this fence: queue the task again with a higher one.
+        # The row would refuse the outcome of a run with this fence: queue the task again with a higher one. Or the
+        # settings have changed the prefix of its alias: queue it there.
         broker.remove(queue, [str(record.id) for record in outdated])
-        dispatch(outdated, again=True)
+        dispatch([record for record in outdated if record.state == TaskState.QUEUED], again=True)
     if retrying:
         # asynq's own forwarder moved a task whose row must first be retried, which acquires a gate slot.
         broker.retry(queue, worker_id, retrying, counted=False)

@@ -123,10 +123,11 @@ def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     Those whose retry a receiver vetoes are retried VETO_RETRY_SECONDS later.
     """
     rows = load_rows([Lease(id, 0) for id in ids])
-    stale = [id for id in ids if (row := rows.get(id)) is None or row.is_final]
-    if stale:
-        broker.remove(queue, stale)
-    return _retry_rows(broker, rows.values()).retried
+    # Those of an alias whose prefix was changed wait under the new one.
+    live = [row for row in rows.values() if not row.is_final and broker.holds(row.backend)]
+    if stale := set(ids).difference(str(row.id) for row in live):
+        broker.remove(queue, sorted(stale))
+    return _retry_rows(broker, live).retried
 
 
 def retry_waiting(broker: Broker, ids: Sequence[str]) -> list[str]:
@@ -162,8 +163,8 @@ def _retry_rows(broker: Broker | None, rows: Iterable[TaskRecord], *, must_ask: 
     if attempted.vetoed:
         retrying = rows_of(TaskRecord).filter(state=TaskState.FAILED, retry_at__isnull=False)
         _postpone(retrying, attempted.vetoed, VETO_RETRY_SECONDS)
-    for queue, group in by_queue([*attempted.full, *attempted.vetoed]) if broker is not None else ():
-        broker.park(queue, [entry_of(row) for row in group])
+    for of_alias, queue, group in by_queue(broker, [*attempted.full, *attempted.vetoed]) if broker is not None else ():
+        of_alias.park(queue, [entry_of(row) for row in group])
     return attempted
 
 

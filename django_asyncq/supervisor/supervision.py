@@ -68,8 +68,10 @@ class Supervisor:
         self.liveness_file = LivenessFile(liveness_file) if liveness_file else None
         self.code_changed = code_changed
         self.wakeup = Wakeup()
-        self.broker = Broker("worker")
-        self.maintenance = MaintenanceService(list(options.queues), single_instance=single_instance)
+        self.broker = Broker("worker", options.backend)
+        self.maintenance = MaintenanceService(
+            list(options.queues), alias=options.backend, single_instance=single_instance
+        )
         self.memory = MemorySampler()
         self.recovery = Recovery(self.broker, options, self.memory)
         self.processes = Processes(options, processes, on_death=self._note_death)

@@ -163,7 +163,7 @@ class Command(BaseCommand):
         if options["concurrency"]:
             # The system checks have looked at ASYNCQ["CONCURRENCY"].
             self._warn_of_small_pools(concurrency, processes)
-        self._print_start(registered_names())
+        self._print_start(options["backend"], registered_names())
         worker = {"name": options["worker_id"]} if options["worker_id"] else {}
         supervisor = Supervisor(
             WorkerOptions(
@@ -228,11 +228,11 @@ class Command(BaseCommand):
         for pool in small_pools(concurrency, processes):
             self.stderr.write(self.style.WARNING(f"{pool.text}. {pool.remedy}"))
 
-    def _print_start(self, names: list[str]) -> None:
+    def _print_start(self, alias: str, names: list[str]) -> None:
         self.stdout.write(f"{counted(len(names), 'task')} registered: {', '.join(names) or 'none'}")
         try:
-            check_rights()
-            policy = Broker("worker").eviction_policy()
+            check_rights(alias)
+            policy = Broker("worker", alias).eviction_policy()
         except BrokerMisconfigured as error:
             raise CommandError(str(error)) from error
         except BrokerUnavailable as error:
