@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from django.conf import settings
 from django.core.signals import setting_changed
@@ -47,10 +47,9 @@ def backend_class(alias: str) -> type | None:
     """Return the class of an alias's backend; None where TASKS names none that can be imported."""
     options = _aliases().get(alias)
     try:
-        found: type = import_string(options["BACKEND"]) if options is not None else None
+        return None if options is None else cast("type", import_string(options["BACKEND"]))
     except (ImportError, KeyError, TypeError):
         return None
-    return found
 
 
 def _aliases() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from . import compat
 from .definitions import payload
 from .definitions.moments import checked_moment
 from .definitions.names import QUEUE_NAME, uuid7
+from .prefixes import PREFIX_HINT, is_prefix
 from .results import result_of
 from .storage import database_clock
 from .tasks import Arguments, Task, default_of, gate_name, is_attempt_count, is_duration
@@ -52,6 +53,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
         "timeout": Option(
             lambda value: value is None or is_duration(value), "Give seconds, more than 0, or None for no timeout."
         ),
+        "prefix": Option(is_prefix, f"{PREFIX_HINT}."),
     }
 
     def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -25,6 +25,17 @@ def last_commit_hook(connection: BaseDatabaseWrapper) -> Callable[[], Any] | Non
     return hook if savepoints == set(connection.savepoint_ids) else None
 
 
+def may_have_committed(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether hooks that are dropped now may belong to a transaction that is committed, or will be.
+
+    Uses `errors_occurred`. When the reply to a COMMIT is lost, Django closes the connection, and drops the hooks as it
+    does after a rollback. The server may be committing meanwhile. Only then there was an error that no successful
+    rollback has followed, and no transaction or savepoint is open.
+    Remove when Django calls a hook whose transaction was rolled back.
+    """
+    return connection.errors_occurred and not connection.in_atomic_block
+
+
 def delete_rows(rows: QuerySet[Any], database: str) -> None:
     """Delete rows with one DELETE statement: no signals, no cascades.
 

@@ -25,10 +25,13 @@ _of_thread = threading.local()
 _is_own_process = False
 
 
-def own_process() -> None:
-    """Note that this process is a worker or a supervisor: its handlers of signals only set flags."""
+def own_process(*, is_own: bool = True) -> None:
+    """Note that this process is a worker or a supervisor: its handlers of signals only set flags.
+
+    is_own: False when a supervisor has finished, and the process goes on as what it was.
+    """
     global _is_own_process
-    _is_own_process = True
+    _is_own_process = is_own
 
 
 def own_thread() -> None:

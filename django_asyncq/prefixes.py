@@ -7,6 +7,7 @@ rows may be older than the settings.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -18,9 +19,17 @@ from . import conf
 from .aliases import backend_class
 from .compat import DEFAULT_TASK_BACKEND_ALIAS
 
+# What KEY_PREFIX and the option may be; `{`, `}` and `*` mean something to Redis.
+PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+PREFIX_HINT = "Use 1 to 64 letters, digits, '_', '.', ':' and '-'"
 DEFAULT_ALIAS = DEFAULT_TASK_BACKEND_ALIAS
 # The option of an alias that replaces its prefix.
 OPTION = "prefix"
+
+
+def is_prefix(value: Any) -> bool:
+    """Return whether a value can be a prefix."""
+    return isinstance(value, str) and PREFIX.fullmatch(value) is not None
 
 
 @lru_cache(maxsize=256)

@@ -28,8 +28,9 @@ ALLOWED_HOSTS = ["*"]
 
 DATABASES = {"default": dj_database_url.parse(os.environ.get("DATABASE_URL", "sqlite:///tests.sqlite3"))}
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
-    # A file, not memory: worker processes open it too.
-    DATABASES["default"]["TEST"] = {"NAME": DATABASES["default"]["NAME"]}
+    # A file, not memory: worker processes open it too. Not the file of the settings: a process that a test starts and
+    # that works on this one by mistake finds no table.
+    DATABASES["default"]["TEST"] = {"NAME": f"{DATABASES['default']['NAME']}.test"}
     DATABASES["default"]["OPTIONS"] = {
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
         "transaction_mode": "IMMEDIATE",
@@ -47,7 +48,7 @@ if routers := os.environ.get("ASYNCQ_TEST_ROUTER"):
         own_name = os.environ.get("ASYNCQ_TEST_OWN_DATABASE") or f"{DATABASES['default']['NAME']}_tasks"
         DATABASES["tasks"] = {**DATABASES["default"], "NAME": own_name}
         if "TEST" in DATABASES["tasks"]:
-            DATABASES["tasks"]["TEST"] = {"NAME": own_name}
+            DATABASES["tasks"]["TEST"] = {"NAME": f"{own_name}.test"}
 
 CACHES: dict[str, dict[str, Any]] = {
     "default": {
@@ -95,7 +96,10 @@ TEMPLATES = [
     }
 ]
 
-TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES": []}}
+TASKS: dict[str, dict[str, Any]] = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES": []}}
+if os.environ.get("ASYNCQ_TEST_SECOND"):
+    # Tests with a second alias have it in the processes that they start, too.
+    TASKS["second"] = {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES": []}
 ASYNCQ = {
     "CLIENT_FACTORY": os.environ.get("ASYNCQ_TEST_CLIENT_FACTORY", ""),
     "KEY_PREFIX": os.environ.get("ASYNCQ_TEST_PREFIX", "asynqtest"),

@@ -15,7 +15,8 @@ from django_asyncq import checks
 from django_asyncq.broker import Broker, clients, configuration
 from django_asyncq.exceptions import BrokerMisconfigured, BrokerUnavailable
 from django_asyncq.models import TaskRecord, TaskState
-from django_asyncq.testing import EmbeddedRedis, free_port
+from django_asyncq.testing import EmbeddedRedis
+from django_asyncq.testing.redis_server import free_port
 
 from . import acl, tasks
 from .redis_settings import POOL, SECRET, cache, django_cache, named

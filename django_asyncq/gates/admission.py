@@ -19,6 +19,7 @@ from ..broker import replies, scripts
 from ..exceptions import BrokerUnavailable, GateUnavailable, QueueFull, UnknownGate
 from ..guard import get_logger
 from ..models import FailureReason, TaskRecord
+from ..storage.rollbacks import release_rolled_back
 from . import row_slots
 from .audit import build
 from .members import IDS_PER_CALL, client, keys, release_runs
@@ -55,6 +56,7 @@ def acquire(
     Raises: QueueFull when a gate has too few free slots, UnknownGate, GateUnavailable. The caller then releases the
     slots acquired so far, with `release_uncommitted`.
     """
+    release_rolled_back()
     seconds = conf.current().provisional_seconds
     mode: Mode = "wait" if timed else "partial" if partial else "all"
     return _admit_groups(records, mode=mode, seconds=seconds, again=again, must_exist=not timed)

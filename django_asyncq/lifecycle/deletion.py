@@ -33,7 +33,7 @@ Fenced = Callable[[], AbstractContextManager[object]]
 class Removal(CommitHook):
     """Removes the tasks that a transaction deleted from Redis, and releases their gate slots."""
 
-    def __call__(self) -> None:
+    def follow_up(self) -> None:
         failpoints.reach("delete.committed")
         records = through_redis(self.records)
         if not records:

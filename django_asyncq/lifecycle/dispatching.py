@@ -39,7 +39,7 @@ def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
     """Confirm the gate slots of committed QUEUED rows and push them to Redis; return how many were pushed.
 
     again: Redis may have had the rows before; their fences then start above all that were handed out.
-    Rows of an alias without Redis are not pushed. Never raises for Redis: the reconciler pushes what cannot be pushed now.
+    Rows of an alias without Redis are not pushed. Never raises for Redis: the reconciler pushes what could not be.
     """
     global _breaker_closes_at
     records = through_redis(records)

@@ -26,7 +26,7 @@ class Dispatch(CommitHook):
         super().__init__()
         self.followers: list[Callable[[], None]] = []
 
-    def __call__(self) -> None:
+    def follow_up(self) -> None:
         failpoints.reach("enqueue.committed")
         records = through_redis(self.records)
         if records and not push_batcher.add(records):
@@ -52,7 +52,8 @@ def enqueue(
     | announce | after the commit: `task_state_changed`, then `on_committed`                          |
 
     An alias without Redis has the rows alone; its gates are counted from them.
-    If we die before the commit, the provisional slots expire. If we die after it, the reconciler pushes the rows.
+    A rollback releases the slots. If we die before the commit, they expire. If we die after it, the reconciler
+    pushes the rows.
     Raises: ImproperlyConfigured when the settings that name Redis cannot be right, EnqueueRefused, and what receivers
     veto with: nothing was written. django.db.Error when the INSERT fails.
     """
@@ -82,6 +83,7 @@ def _dispatch_after_commit(
     """Have the tasks dispatched after the commit, together with the transaction's others."""
     hook = Dispatch.of_transaction(connection)
     hook.records.extend(records)
+    hook.release_at_rollback(records, connection)
     if on_committed is not None:
         hook.followers.append(lambda: on_committed(records))
     hook.register(connection)

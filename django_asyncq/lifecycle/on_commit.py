@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Self
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from .. import gates
 from ..django_internals import last_commit_hook
 from ..models import TaskRecord
+from ..storage.rollbacks import Takings
 
 
 class CommitHook(ABC):
@@ -17,10 +20,17 @@ class CommitHook(ABC):
     def __init__(self) -> None:
         self.records: list[TaskRecord] = []
         self._is_registered = False
+        self._takings: Takings | None = None
+
+    def __call__(self) -> None:
+        """Follow up; Django calls this after the commit."""
+        if self._takings is not None:
+            self._takings.keep()
+        self.follow_up()
 
     @abstractmethod
-    def __call__(self) -> None:
-        """Follow up. Called once, after the commit."""
+    def follow_up(self) -> None:
+        """Do what follows the commit. Called once."""
 
     @classmethod
     def of_transaction(cls, connection: BaseDatabaseWrapper) -> Self:
@@ -28,6 +38,16 @@ class CommitHook(ABC):
         hook = last_commit_hook(connection)
         # Not isinstance: a hook of a subclass does something else.
         return hook if type(hook) is cls else cls()
+
+    def release_at_rollback(self, records: Iterable[TaskRecord], connection: BaseDatabaseWrapper) -> None:
+        """Have the gate slots of tasks released if the transaction, or its savepoint, is rolled back."""
+        holders = [record for record in records if record.gate]
+        # Without a transaction the tasks are committed already.
+        if not (holders and connection.in_atomic_block):
+            return
+        if self._takings is None:
+            self._takings = Takings(self, connection, gates.give_back)
+        self._takings.add(holders)
 
     def register(self, connection: BaseDatabaseWrapper) -> None:
         """Have the hook called after the commit; without a transaction it is called at once."""

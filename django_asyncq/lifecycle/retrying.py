@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ class Retried(NamedTuple):
 class Redispatch(CommitHook):
     """Dispatches all tasks that a transaction retried."""
 
-    def __call__(self) -> None:
+    def follow_up(self) -> None:
         failpoints.reach("retry.committed")
         dispatch(self.records, again=True)
         announce(self.records, TaskState.FAILED, TaskState.QUEUED)
@@ -58,7 +59,7 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
     | Redis    | after the commit: out of retry or archived, into pending; the caller parks the others     |
     | announce | `task_state_changed`                                                                      |
 
-    If we die in between, the reconciler pushes the row.
+    A rollback releases the slots. If we die after the commit, the reconciler pushes the row.
     Raises: GateUnavailable, and what other receivers veto with; nothing is changed then.
     """
     database = writing_database(TaskRecord)
@@ -71,6 +72,8 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         failpoints.reach("retry.slot_acquired")
         admitted = [record for record in records if record.id not in refused]
         full = [record for record in records if record.id in refused]
+        # As they are before the change: that still says who waited at a gate.
+        unchanged = [copy.copy(record) for record in admitted if record.gate]
         try:
             if full and not by_person:
                 # While the rows are locked: once they are not, the leader may let the tasks in.
@@ -83,6 +86,7 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
             connection = connections[database]
             hook = Redispatch.of_transaction(connection)
             hook.records.extend(admitted)
+            hook.release_at_rollback(unchanged, connection)
             hook.register(connection)
     found = {record.id for record in records}
     return Retried(admitted, full, [id for id in ids if id not in found])
@@ -163,7 +167,9 @@ def _retry_rows(broker: Broker | None, rows: Iterable[TaskRecord], *, must_ask: 
     if attempted.vetoed:
         retrying = rows_of(TaskRecord).filter(state=TaskState.FAILED, retry_at__isnull=False)
         _postpone(retrying, attempted.vetoed, VETO_RETRY_SECONDS)
-    for of_alias, queue, group in by_queue(broker, [*attempted.full, *attempted.vetoed]) if broker is not None else ():
+    if broker is None:
+        return attempted
+    for of_alias, queue, group in by_queue(broker, [*attempted.full, *attempted.vetoed]):
         of_alias.park(queue, [entry_of(row) for row in group])
     return attempted
 

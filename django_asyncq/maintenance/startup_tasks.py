@@ -23,6 +23,7 @@ from ..lifecycle import describe_exit
 from ..models import StartupRun
 from ..storage import database_clock
 from ..storage.routing import rows_of
+from ..worker import inherited_settings
 from ..worker.bootstrap import run_startup_task
 from ..worker.process_groups import has_exited, kill_group, start_of_child, wait_for_exit
 
@@ -128,7 +129,8 @@ class Run:
         self.row_id = row_id
         spawn: Any = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=run_startup_task, args=(task.name, theirs), name="asyncq-startup")
+        arguments = (inherited_settings.pack(), task.name, theirs)
+        self._process = spawn.Process(target=run_startup_task, args=arguments, name="asyncq-startup")
         with start_of_child():
             self._process.start()
         theirs.close()

@@ -41,6 +41,21 @@ def rows_of(model: type[Any]) -> QuerySet[Any]:
     return found
 
 
+def is_in_transaction(database: str) -> bool:
+    """Whether the project's code has a transaction open; that of a Django test case around it does not count.
+
+    A durable block is refused within a transaction, except directly in that of a test case. It is the only public way
+    to tell the two apart, and costs no statement.
+    """
+    if not transaction.get_connection(database).in_atomic_block:
+        return False
+    try:
+        with transaction.atomic(database, savepoint=False, durable=True):
+            return False
+    except RuntimeError:
+        return True
+
+
 def transaction_of(model: type[Model], *, savepoint: bool = True, durable: bool = False) -> transaction.Atomic:
     """Return a transaction of the database that is written to, for `with`. savepoint, durable: as Django's `atomic`."""
     return transaction.atomic(using=writing_database(model), savepoint=savepoint, durable=durable)

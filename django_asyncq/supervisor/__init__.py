@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from .liveness import LivenessFile
 from .processes import WorkersCannotStart
-from .supervision import Supervisor, ThreadDied
+from .supervision import Supervisor, ThreadDied, as_guest
 
-__all__ = ["LivenessFile", "Supervisor", "ThreadDied", "WorkersCannotStart"]
+__all__ = ["LivenessFile", "Supervisor", "ThreadDied", "WorkersCannotStart", "as_guest"]

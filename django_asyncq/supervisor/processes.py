@@ -13,6 +13,7 @@ from .. import failpoints, lifecycle
 from ..definitions.names import runs_alone
 from ..exceptions import DatabaseNotSetUp
 from ..guard import get_logger
+from ..worker import inherited_settings
 from ..worker.bootstrap import start
 from ..worker.crash_stack import CrashStack
 from ..worker.options import NOT_SET_UP, READY, WorkerOptions
@@ -70,13 +71,17 @@ class Child:
 class Processes:
     """The living worker processes, `count` and those in quarantine, and when the next one may be started.
 
-    on_death: called once for each process that has exited.
+    on_death: called once for each process that has exited. inherit: whether they work with the settings of this
+    process, as a test may have changed them; otherwise each reads its settings anew.
     """
 
-    def __init__(self, options: WorkerOptions, count: int, *, on_death: Callable[[Child], None]) -> None:
+    def __init__(
+        self, options: WorkerOptions, count: int, *, on_death: Callable[[Child], None], inherit: bool = True
+    ) -> None:
         self.options = options
         self.count = count
         self.on_death = on_death
+        self.inherit = inherit
         self.children: list[Child] = []
         # Whether processes are expected to exit: their deaths are no errors, and nobody replaces them.
         self.is_stopping = False
@@ -121,7 +126,8 @@ class Processes:
         slot_table = SlotTable(2 * options.concurrency)
         ours, theirs = self._spawn.Pipe()
         crash_stack = CrashStack()
-        arguments = (options, slot_table, theirs, crash_stack.path)
+        inherited = inherited_settings.pack() if self.inherit else b""
+        arguments = (inherited, options, slot_table, theirs, crash_stack.path)
         process = self._spawn.Process(target=start, args=arguments, name="asyncq-worker")
         with start_of_child():
             process.start()

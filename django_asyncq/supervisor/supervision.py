@@ -10,7 +10,8 @@ import atexit
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from .suspension import Suspension
 logger = get_logger("django_asyncq.supervisor")
 
 TICK_SECONDS = 0.2
+# Those that a supervisor and its parts handle.
+SIGNALS = (*stop_requests.STOP_SIGNALS, signal.SIGTSTP, signal.SIGCONT)
 
 
 class ThreadDied(RuntimeError):
@@ -45,6 +48,24 @@ def ignore_signals() -> None:
     """Ignore stop signals: Python removes its handlers before it exits, and a signal would then kill the process."""
     for number in stop_requests.STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def as_guest() -> Iterator[None]:
+    """Restore the signal handlers after a supervisor has run in a process that goes on.
+
+    Otherwise Ctrl-C would no longer stop a test run that has called `runworkers`. Main thread only.
+    """
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    wakeup = signal.set_wakeup_fd(-1)
+    try:
+        yield
+    finally:
+        atexit.unregister(ignore_signals)
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        own_process(is_own=False)
 
 
 class Supervisor:
@@ -74,7 +95,8 @@ class Supervisor:
         )
         self.memory = MemorySampler()
         self.recovery = Recovery(self.broker, options, self.memory)
-        self.processes = Processes(options, processes, on_death=self._note_death)
+        # Processes that are restarted because code has changed read the changed settings too.
+        self.processes = Processes(options, processes, on_death=self._note_death, inherit=code_changed is None)
         self.quarantine = Quarantine(self.broker, options, self.processes)
         self.standstill = Standstill(self.broker, options, self.processes)
         self.leases = LeaseKeeper(self.broker, options, self.processes)

@@ -17,15 +17,16 @@ from .process_groups import kill_own_group, lead_group
 from .slot_table import SlotTable
 
 
-def start(options: WorkerOptions, slot_table: SlotTable, supervisor: Any, stack_file: str) -> None:
+def start(inherited: bytes, options: WorkerOptions, slot_table: SlotTable, supervisor: Any, stack_file: str) -> None:
     """Set Django up, import the tasks, run the worker.
 
-    stack_file: where the stacks of all threads go when a signal such as SIGSEGV ends the process.
+    inherited: see `inherited_settings`; b"" to read all settings anew. stack_file: where the stacks of all threads go
+    when a signal such as SIGSEGV ends the process.
     """
     lead_group()
     if stack_file:
         write_crash_stack(stack_file)
-    _set_up()
+    _set_up(inherited)
 
     from .process import WorkerProcess
 
@@ -34,13 +35,13 @@ def start(options: WorkerOptions, slot_table: SlotTable, supervisor: Any, stack_
     process.run()
 
 
-def run_startup_task(name: str, supervisor: Any) -> None:
+def run_startup_task(inherited: bytes, name: str, supervisor: Any) -> None:
     """Run one start-up task; send the supervisor "" or the traceback. Exits when the supervisor does."""
     lead_group()
     isolate_forks(supervisor)
     LongLivedThread("supervisor", lambda: _exit_with(supervisor), on_death=lambda name: os._exit(EX_SOFTWARE)).start()
     try:
-        _set_up()
+        _set_up(inherited)
 
         from asgiref.sync import async_to_sync, iscoroutinefunction
 
@@ -55,9 +56,13 @@ def run_startup_task(name: str, supervisor: Any) -> None:
     supervisor.send("")
 
 
-def _set_up() -> None:
+def _set_up(inherited: bytes) -> None:
     import django
 
+    from .inherited_settings import apply
+
+    if inherited:
+        apply(inherited)
     django.setup()
 
     from ..registry import load_task_modules

@@ -8,7 +8,6 @@ the others are written once, when they have finished.
 
 from __future__ import annotations
 
-import logging
 import queue
 import random
 import threading
@@ -18,24 +17,21 @@ from functools import partial
 
 from django.db import connections
 
-from .. import compat, conf, failpoints, lifecycle
+from .. import conf, failpoints, lifecycle
 from ..broker import Broker
-from ..definitions.exception_text import traceback_of
 from ..exceptions import BrokerUnavailable, DatabaseNotSetUp, LeaseLost
 from ..faults import LONGEST_AGAIN_SECONDS, PAUSE_SECONDS, STORE_ERRORS, Faults, concerns_one_row
-from ..guard import class_name, get_logger, is_a
+from ..guard import get_logger
 from ..lifecycle.events import log_extra
 from ..models import TaskRecord, TaskState
-from ..results import judge_failure, result_of, sender_of
-from ..storage import database_clock
 from ..storage.isolation import MOST_AT_ONCE, each_alone, set_aside, table_of
 from ..storage.pooling import return_connections
 from ..storage.routing import writing_database
 from ..threads import LongLivedThread
 from .clock_beat import ClockBeat
-from .execute.cuts import reason_of
 from .execute.job import Cut, Job, JobPhase, Outcome, Unconnected
-from .unconnected import UnconnectedLog, changes_row, connect, pause_seconds
+from .execute.outcomes import announce, apply, fail_unrecorded, record_alone
+from .unconnected import UnconnectedLog, changes_row, connect
 from .wakeup import Reason, Wakeup
 
 logger = get_logger("django_asyncq.worker")
@@ -146,7 +142,7 @@ class Reporter(LongLivedThread):
             return
         for outcome in outcomes:
             if outcome.job.run.record.state == TaskState.RUNNING:
-                _apply(outcome)
+                apply(outcome)
         try:
             spilled = lifecycle.spill_outcomes(self.broker, self.worker_id, [outcome.job.run for outcome in outcomes])
         except BrokerUnavailable as error:
@@ -217,7 +213,7 @@ class Reporter(LongLivedThread):
         self._look_up_uncertain(outcomes)
         for outcome in outcomes:
             if outcome.job.run.record.state == TaskState.RUNNING:  # not yet applied, in a batch that failed
-                _apply(outcome)
+                apply(outcome)
         self._unconnected_log.note(self.worker_id, outcomes)
         open_runs = [outcome.job.run for outcome in outcomes if changes_row(outcome)]
         try:
@@ -236,15 +232,7 @@ class Reporter(LongLivedThread):
         failpoints.reach("report.row_written")
         self._acknowledge(runs, lost)
         failpoints.reach("report.acknowledged")
-        kept = [outcome for outcome in outcomes if outcome.job.run not in lost]
-        for state in (TaskState.SUCCEEDED, TaskState.FAILED):
-            records = [outcome.job.run.record for outcome in kept if outcome.job.run.record.state == state]
-            lifecycle.announce(records, TaskState.RUNNING, state)
-        unfinished = [outcome.job.run for outcome in kept if isinstance(outcome, (Cut, Unconnected))]
-        records = [run.record for run in unfinished if run.written and run.record.state == TaskState.QUEUED]
-        lifecycle.announce(records, TaskState.RUNNING, TaskState.QUEUED)
-        for outcome in kept:
-            _send_finished(outcome)
+        announce([outcome for outcome in outcomes if outcome.job.run not in lost])
 
     def _look_up_uncertain(self, outcomes: Sequence[Outcome]) -> None:
         """Read from its row whether a commit that gave no answer was one."""
@@ -262,7 +250,7 @@ class Reporter(LongLivedThread):
             raise
         except Exception as error:
             logger.exception("task %s: its outcome cannot be recorded", run.record.id, extra=log_extra(run.record))
-            lifecycle.fail(run, error, "its outcome could not be recorded", outcome.finished_at, retry_at=None)
+            fail_unrecorded(outcome, error)
             self._write_in_the_end(run)
             self._unrecorded.pop(outcome.job, None)
 
@@ -286,14 +274,7 @@ class Reporter(LongLivedThread):
 
     def _record_alone(self, run: lifecycle.Run) -> bool:
         """Write one run, without its result if the database refuses that; return whether the run lost its lease."""
-        try:
-            return bool(self._write_until_done(lambda: lifecycle.record_runs([run])))
-        except STORE_ERRORS as error:
-            if not concerns_one_row(error):
-                raise
-            logger.exception("task %s: the database refuses its result", run.record.id)
-            lifecycle.strip_result(run, str(error))
-            return bool(self._write_until_done(lambda: lifecycle.record_runs([run])))
+        return record_alone(run, lambda: self._write_until_done(lambda: lifecycle.record_runs([run])))
 
     def _mark_running(self, jobs: Sequence[Job]) -> None:
         """Write RUNNING for those that still run, and whose row is not left to their slot."""
@@ -364,85 +345,3 @@ def _pause_seconds(failures: int, *, at_once: bool) -> float:
         return 0.0  # for a connection that had died
     longest = LONGEST_AGAIN_SECONDS if at_once else min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(failures, 10))
     return random.uniform(longest / 20, longest)  # noqa: S311
-
-
-def _apply(outcome: Outcome) -> None:
-    """Change the row in memory as the outcome says."""
-    job, run, exception = outcome.job, outcome.job.run, outcome.exception
-    if exception is None:
-        lifecycle.succeed(run, outcome.value, outcome.finished_at)
-        return
-    if isinstance(outcome, Unconnected):
-        lifecycle.postpone_run(run, pause_seconds())
-        return
-    if isinstance(outcome, Cut):
-        lifecycle.count_cut(run, reason_of(exception), traceback_of(exception), outcome.finished_at)
-        _log_cut(run.record, reason_of(exception))
-        return
-    judgement = judge_failure(job.task, run.record, exception, database_clock.estimate())
-    error = judgement.exception
-    if judgement.is_fault:
-        text = "task %s: its backoff failed; it is not retried"
-        logger.error(text, run.record.id, exc_info=error, extra=log_extra(run.record))
-    lifecycle.fail(
-        run,
-        error,
-        traceback_of(error),
-        outcome.finished_at,
-        retry_at=judgement.retry_at,
-        counted=judgement.counted,
-    )
-    if judgement.counted and not is_a(error, LeaseLost):
-        _log_failure(run.record, error)
-
-
-def _log_failure(record: TaskRecord, exception: BaseException) -> None:
-    """Log in one line what failed and what comes next; the row has the traceback."""
-    level = logging.ERROR if record.retry_at is None else logging.WARNING
-    then = "it is not retried" if record.retry_at is None else f"next attempt at {record.retry_at:%Y-%m-%dT%H:%M:%SZ}"
-    logger.log(
-        level,
-        "task %s %s: attempt %d of %d failed with %s; %s",
-        record.id,
-        record.name,
-        record.attempt,
-        record.max_attempts,
-        class_name(exception),
-        then,
-        extra=log_extra(record),
-    )
-
-
-def _log_cut(record: TaskRecord, exception: BaseException) -> None:
-    then = "it has failed" if record.is_final else "it is queued again, without using an attempt"
-    logger.log(
-        logging.ERROR if record.is_final else logging.WARNING,
-        "task %s %s: its database connection was cut, and nothing was committed; %s: %s",
-        record.id,
-        record.name,
-        then,
-        exception,
-        extra=log_extra(record),
-    )
-
-
-def _send_finished(outcome: Outcome) -> None:
-    """Send Django's `task_finished`, once, for a final row; inside `except`, where error monitors look."""
-    record = outcome.job.run.record
-    if not record.is_final:
-        return
-    try:
-        _send_to_receivers(outcome, record)
-    except BaseException:  # `send_robust` outlives an Exception only
-        logger.exception("task %s: a receiver of task_finished failed", record.id, extra=log_extra(record))
-
-
-def _send_to_receivers(outcome: Outcome, record: TaskRecord) -> None:
-    sender = sender_of(outcome.job.task.backend)
-    if outcome.exception is None or outcome.job.phase is JobPhase.COMPLETED:
-        compat.task_finished.send_robust(sender, task_result=result_of(record))
-        return
-    try:
-        raise outcome.exception
-    except BaseException:  # noqa: BLE001 - raised only for `sys.exc_info()`
-        compat.task_finished.send_robust(sender, task_result=result_of(record))

@@ -15,6 +15,7 @@ from django_asyncq import gates, lifecycle
 from django_asyncq.exceptions import QueueFull
 from django_asyncq.lifecycle import enqueueing
 from django_asyncq.models import TaskRecord
+from django_asyncq.storage import rollbacks
 
 from . import stores
 from .base import LIKELY_QUEUES, LONG, MOST_LIVE, Base, one_of, seldom
@@ -51,6 +52,9 @@ class Producers(Base):
         except ZeroDivisionError:
             for name in admitted:
                 del self.model.rows[name]
+                self.model.members.pop(name, None)
+            # What a thread does within milliseconds.
+            rollbacks.release_rolled_back()
             return
         if not how.startswith("dies"):
             self.model.dispatch(admitted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,22 @@ from django.db import connections
 from django.utils import autoreload
 
 from ... import compat, conf, stop_requests
+from ...aliases import uses_redis
 from ...broker import Broker, clients
 from ...broker.rights import check_rights
 from ...broker.tls_probe import tls_mismatch
 from ...definitions.names import QUEUE_NAME, check_queue_name
 from ...exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, InvalidOption
 from ...faults import STORE_ERRORS, as_not_set_up, one_line
+from ...models import TaskRecord
 from ...registry import load_task_modules, registered_names
 from ...storage.pooling import small_pools
+from ...storage.routing import writing_database
 from ...storage.tables import check_tables
-from ...supervisor import LivenessFile, Supervisor, ThreadDied, WorkersCannotStart
+from ...supervisor import LivenessFile, Supervisor, ThreadDied, WorkersCannotStart, as_guest
+from ...test_run import is_test_run
 from ...threads import EX_SOFTWARE
+from ...worker import inherited_settings
 from ...worker.options import WorkerOptions
 
 
@@ -79,8 +84,11 @@ class Command(BaseCommand):
         "tasks have finished; press Ctrl-C again to stop immediately."
     )
 
+    _is_program = False
+
     def run_from_argv(self, argv: list[str]) -> None:
         """Run as a command, which a stop request ends from here on, whatever the program is called."""
+        self._is_program = True
         stop_requests.install()
         super().run_from_argv(argv)
 
@@ -157,6 +165,9 @@ class Command(BaseCommand):
         if options["liveness_file"]:
             self._check_liveness_file(options["liveness_file"])
         load_task_modules()
+        self._check_shared_databases()
+        # Raises for a changed setting that no worker process can get.
+        inherited_settings.pack()
         self._check_database()
         concurrency = options["concurrency"] or settings.concurrency
         processes = options["processes"] or settings.processes
@@ -181,6 +192,12 @@ class Command(BaseCommand):
             single_instance=options["single_instance"],
             code_changed=CodeChanges() if options["reload"] else None,
         )
+        # A process that has called this as a function, such as a test run, goes on afterwards.
+        with nullcontext() if self._is_program else as_guest():
+            self._supervise(supervisor)
+
+    @staticmethod
+    def _supervise(supervisor: Supervisor) -> None:
         try:
             supervisor.run()
         except (WorkersCannotStart, DatabaseNotSetUp) as error:
@@ -198,7 +215,7 @@ class Command(BaseCommand):
                 f"TASKS[{alias!r}] is a {type(backend).__qualname__}; its BACKEND must be "
                 f"'django_asyncq.backend.AsyncqBackend' to be run by runworkers"
             )
-        if not backend.uses_redis:
+        if not uses_redis(alias):
             raise CommandError(
                 f"TASKS[{alias!r}] is a {type(backend).__qualname__}, whose tasks are not in Redis: run them with "
                 f"django_asyncq.testing.run_tasks(backend={alias!r}), or write "
@@ -212,6 +229,28 @@ class Command(BaseCommand):
             LivenessFile(path).check()
         except OSError as error:
             raise CommandError(f"--liveness-file cannot be written: {error}") from error
+
+    @staticmethod
+    def _check_shared_databases() -> None:
+        """Refuse to start worker processes that could not see the rows of this one."""
+        alias = writing_database(TaskRecord)
+        # In a test run, every SQLite database without a name for tests is in memory.
+        for each in connections if is_test_run() else [alias]:
+            connection: Any = connections[each]
+            if connection.vendor == "sqlite" and connection.is_in_memory_db():
+                raise CommandError(
+                    f"The database {each!r} is in the memory of this process, so worker processes cannot read it. "
+                    f"Use a file; in tests, set DATABASES[{each!r}]['TEST'] = {{'NAME': BASE_DIR / 'test.sqlite3'}}, "
+                    f"or run the tasks in the process of the test with django_asyncq.testing.run_tasks()."
+                )
+        for connection in connections.all(initialized_only=True):
+            if connection.in_atomic_block:
+                raise CommandError(
+                    f"runworkers was called inside a transaction of the database {connection.alias!r}, and worker "
+                    f"processes see only what is committed. Call it outside; in tests, use TransactionTestCase "
+                    f"(pytest: django_db(transaction=True)), or run the tasks in the process of the test with "
+                    f"django_asyncq.testing.run_tasks()."
+                )
 
     def _check_database(self) -> None:
         """Refuse to start on a database without the tables; start on one that is unreachable, and wait for it."""

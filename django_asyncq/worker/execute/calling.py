@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import NoneType
 from typing import Any
 
-from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.db import connections
 
 from ...exceptions import TaskNotRunnable
@@ -39,6 +38,23 @@ def call(job: Job, args: list[Any], kwargs: dict[str, Any], loop: asyncio.Abstra
     if not _is_awaitable(value):
         return _finished(value)
     value, exception = asyncio.run_coroutine_threadsafe(_await_in_loop(job, value), loop).result()
+    if exception is not None:
+        raise exception
+    return value
+
+
+def call_here(job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Call the function of a `def` or `async def` task in a thread without an event loop beside it, as a test has it.
+
+    Synchronous code that is awaited, such as the ORM's, runs in the calling thread, with its database connections.
+    Raises: as `call`.
+    """
+    value = _called(job, args, kwargs)
+    if type(value) in FINISHED:
+        return value
+    if not _is_awaitable(value):
+        return _finished(value)
+    value, exception = async_to_sync(_await_here)(job, value)
     if exception is not None:
         raise exception
     return value
@@ -87,13 +103,18 @@ async def own_thread() -> AsyncIterator[None]:
 
 
 async def _await_in_loop(job: Job, awaitable: Any) -> tuple[Any, BaseException | None]:
-    """Await what a `def` task returned; return its value or its error, so that not even SystemExit ends the loop."""
+    """Await what a `def` task returned, with a thread of its own for `sync_to_async`."""
+    async with own_thread():
+        return await _await_here(job, awaitable)
+
+
+async def _await_here(job: Job, awaitable: Any) -> tuple[Any, BaseException | None]:
+    """Await what a function returned; return its value or its error, so that not even SystemExit ends the loop."""
     try:
         if isinstance(awaitable, concurrent.futures.Future):
             awaitable = asyncio.wrap_future(awaitable)
-        async with own_thread():
-            return await _await(job, awaitable, _seconds_left(job)), None
-    except BaseException as error:  # noqa: BLE001 - raised again in the thread of the slot
+        return await _await(job, awaitable, _seconds_left(job)), None
+    except BaseException as error:  # noqa: BLE001 - raised again in the thread of the caller
         return None, error
 
 
@@ -115,7 +136,7 @@ async def _await(job: Job, awaitable: Any, seconds: float | None) -> Any:
 def _seconds_left(job: Job) -> float | None:
     if job.timeout_seconds is None or job.begun_at is None:
         return job.timeout_seconds
-    return job.begun_at + job.timeout_seconds - time.monotonic()
+    return job.begun_at + job.timeout_seconds - job.clock()
 
 
 def _finished(value: Any) -> Any:

@@ -7,9 +7,8 @@ write that row meanwhile; it gets the outcome after the commit, acknowledges it 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NoReturn
 
 from django.db import Error as DatabaseError
@@ -24,23 +23,36 @@ from ...lifecycle.events import log_extra
 from ...models import TaskRecord
 from ...storage import database_clock
 from ...storage.errors import ErrorKind, is_connection_limit, kind_of
-from ...storage.routing import transaction_of, writing_database
+from ...storage.routing import is_in_transaction, transaction_of, writing_database
 from .cuts import causes_of, is_cut
 from .job import Job, JobPhase, Outcome
 
 logger = get_logger("django_asyncq.worker")
 
 
+def outermost() -> AbstractContextManager[object]:
+    """Return the transaction of a run in a slot."""
+    return transaction_of(TaskRecord, durable=True)
+
+
 class Completion:
     """The transaction that completes one run.
 
     claim_row: makes the reporter leave the job's row to this slot. report: called once the success is committed.
+    transaction: opens the outermost transaction; its hooks have run when it is left.
     """
 
-    def __init__(self, job: Job, claim_row: Callable[[Job], None], report: Callable[[Outcome], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        claim_row: Callable[[Job], None],
+        report: Callable[[Outcome], None],
+        transaction: Callable[[], AbstractContextManager[object]] = outermost,
+    ) -> None:
         self.job = job
         self.claim_row = claim_row
         self.report = report
+        self.transaction = transaction
         self._is_used = False
         self._is_committed = False
 
@@ -60,7 +72,7 @@ class Completion:
         try:
             self._prepare(connection)
             used = connection.connection
-            with transaction_of(TaskRecord, durable=True):
+            with self.transaction():
                 used = connection.connection
                 # The first hook of the transaction, so that a hook of the task that fails comes after it.
                 transaction.on_commit(self._note_commit, using=database)
@@ -82,7 +94,7 @@ class Completion:
 
     def _prepare(self, connection: BaseDatabaseWrapper) -> None:
         """Write RUNNING before the transaction begins: on SQLite nobody else can write while it lasts."""
-        if connection.in_atomic_block:
+        if is_in_transaction(connection.alias):
             raise InvalidOption("complete_on_commit() within a transaction: what commits must be the outermost one")
         run = self.job.run
         self.claim_row(self.job)
@@ -97,7 +109,7 @@ class Completion:
         """Write the success; raise if the run must not succeed, so that the transaction is rolled back."""
         job = self.job
         self._refuse_if_reported()
-        if job.is_overdue(time.monotonic()):
+        if job.is_overdue(job.clock()):
             raise job.timed_out()
         completed = lifecycle.complete(job.run, ending.result, database_clock.estimate())
         if completed is None:

@@ -6,6 +6,7 @@ import enum
 import inspect
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -37,6 +38,7 @@ class Job:
     after a commit that gave no answer, so that nobody knows yet whether it succeeded. cut: the error with which its
     transaction ended when the connection was cut. unconnected: the error with which no connection could be
     made, so that its transaction did not begin. was_connected: whether its function had a connection at any time.
+    clock: returns monotonic seconds; that of a test can be moved.
     """
 
     run: Run
@@ -52,6 +54,7 @@ class Job:
     cut: BaseException | None = None
     unconnected: BaseException | None = None
     was_connected: bool = False
+    clock: Callable[[], float] = time.monotonic
 
     @property
     def timeout_seconds(self) -> float | None:

@@ -1,0 +1,225 @@
+"""Release what a rolled-back transaction took outside the database, such as gate slots.
+
+A slot is acquired before its row is committed. When the transaction or a savepoint is rolled back, Django drops the
+commit hook of the tasks without calling it. So a finalizer of the hook notes what has to be released. It does nothing
+else: it may run in any thread, within any call. What it noted is released by the next call that acquires something,
+and by a thread within milliseconds. Both look at the rows first: what turns out to be committed is kept.
+
+Whatever was taken expires by itself. That is left to happen where nobody can know the outcome: after a COMMIT whose
+reply was lost, after the death of the process, and in the child of a fork, where it belongs to the parent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
+from queue import Empty, SimpleQueue
+
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.template.defaultfilters import pluralize
+
+from .. import conf
+from ..django_internals import may_have_committed
+from ..guard import attempt, get_logger
+from ..models import TaskRecord, TaskState
+from ..threads import LongLivedThread
+from .routing import rows_of
+
+logger = get_logger("django_asyncq.storage")
+
+IDS_PER_QUERY = 500
+# After the database could not be read.
+RETRY_SECONDS = 1.0
+# How long a caller waits while another thread releases. Longer than Redis and the database usually take.
+PATIENCE_SECONDS = 1.0
+LIVE_STATES = (TaskState.QUEUED, TaskState.RUNNING)
+
+Release = Callable[[list[TaskRecord]], object]
+
+
+class Takings:
+    """What the tasks of one commit hook hold outside the database until the commit.
+
+    hook: what Django drops at a rollback. release: called with the tasks that hold something and are not committed.
+    """
+
+    def __init__(self, hook: object, connection: BaseDatabaseWrapper, release: Release) -> None:
+        self.database = connection.alias
+        self.release = release
+        self.records: list[TaskRecord] = []
+        # Monotonic time at which the last of it has expired.
+        self.expires_at = 0.0
+        self._has_thread = not _is_in_memory(connection)
+        # The connection holds the hook, so a reference to it from here would keep both for ever.
+        self._finalizer = weakref.finalize(hook, _note_dropped, self, weakref.ref(connection), os.getpid())
+        self._finalizer.atexit = False
+
+    def add(self, records: Iterable[TaskRecord]) -> None:
+        """Note tasks that have just taken something; start the thread that releases."""
+        self.records.extend(records)
+        self.expires_at = time.monotonic() + conf.current().provisional_seconds
+        if self._has_thread:
+            _rolled_back.expect(self.expires_at)
+
+    def keep(self) -> None:
+        """Release nothing: the transaction is committed, and the hook has been called."""
+        self._finalizer.detach()
+
+
+def _note_dropped(takings: Takings, connection: weakref.ref[BaseDatabaseWrapper], made_by: int) -> None:
+    """Finalize a hook that was dropped without being called."""
+    wrapper = connection()
+    if os.getpid() == made_by and wrapper is not None and not may_have_committed(wrapper):
+        _rolled_back.note(takings)
+
+
+def _is_in_memory(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the database is in the memory of this process, as in most tests on SQLite.
+
+    A thread that reads there makes a write of another thread fail at once, whatever the timeout. Nobody else can use
+    the database, so it is enough that the next call releases.
+    """
+    name = str(connection.settings_dict["NAME"])
+    return connection.vendor == "sqlite" and (":memory:" in name or "mode=memory" in name)
+
+
+class RolledBack:
+    """What this process has to release. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Start empty, in the child of a fork: the parent releases what it took."""
+        # Reentrant, because the handler of an operating system's signal may enqueue while a lock is held.
+        self._lock = threading.RLock()
+        self._thread_lock = threading.RLock()
+        # The finalizer may interrupt any line of Python, and may do nothing but put into these.
+        self._noted: SimpleQueue[Takings] = SimpleQueue()
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
+        self._left: list[Takings] = []
+        self._thread: threading.Thread | None = None
+        self._expects_until = 0.0
+
+    def note(self, takings: Takings) -> None:
+        """Note what has to be released, and wake the thread. The only method that a finalizer may call."""
+        self._noted.put(takings)
+        self._wakeups.put(None)
+
+    def expect(self, until: float) -> None:
+        """Have a thread release what is noted until this monotonic time."""
+        with self._thread_lock:
+            self._expects_until = max(self._expects_until, until)
+            if self._thread is not None:
+                return
+            thread = LongLivedThread("asyncq-rollbacks", self._release_until_idle)
+            try:
+                thread.start()
+            except RuntimeError:
+                return  # as in an exit handler; the handler of this module comes after it
+            self._thread = thread
+
+    def release(self) -> None:
+        """Release all that is noted; wait for another thread that is doing so.
+
+        Raises nothing of the database or of Redis: what cannot be released now is left for later, until it expires.
+        """
+        if not self._lock.acquire(timeout=PATIENCE_SECONDS):
+            return
+        try:
+            todo, self._left = self._left, []
+            while not self._noted.empty():
+                todo.append(self._noted.get())
+            left = todo
+            try:
+                left = _release_all(todo) if todo else []
+            finally:
+                self._left += left
+        finally:
+            self._lock.release()
+
+    def _release_until_idle(self) -> None:
+        while self._wait():
+            self.release()
+            for connection in connections.all(initialized_only=True):
+                connection.close()
+
+    def _wait(self) -> bool:
+        """Wait until there is something to do; False when the thread is to finish."""
+        seconds = self._expects_until - time.monotonic()
+        try:
+            self._wakeups.get(timeout=max(min(seconds, RETRY_SECONDS) if self._left else seconds, 0.0))
+        except Empty:
+            with self._thread_lock:
+                if time.monotonic() >= self._expects_until:
+                    self._thread = None
+                    return False
+        return True
+
+
+def _release_all(todo: Sequence[Takings]) -> list[Takings]:
+    """Release what has not expired; return what has to be tried again."""
+    left: list[Takings] = []
+    groups: dict[tuple[str, Release], list[Takings]] = {}
+    for takings in todo:
+        if time.monotonic() < takings.expires_at:
+            groups.setdefault((takings.database, takings.release), []).append(takings)
+    for (database, release), group in groups.items():
+        records = [record for takings in group for record in takings.records]
+        is_done, error = attempt(_release_uncommitted, database, release, records)
+        if not is_done:
+            left += group
+        if error is not None:
+            count = len(records)
+            text = "%d rolled-back task%s still hold what they took; it is tried again, or expires: %s"
+            logger.info(text, count, pluralize(count), error)
+    return left
+
+
+def _release_uncommitted(database: str, release: Release, records: Sequence[TaskRecord]) -> bool:
+    """Release what tasks hold that are neither QUEUED nor RUNNING; return whether all were looked at.
+
+    Raises: django.db.Error.
+    """
+    is_done = True
+    for start in range(0, len(records), IDS_PER_QUERY):
+        part = records[start : start + IDS_PER_QUERY]
+        rows = rows_of(TaskRecord).using(database).filter(id__in=[record.id for record in part])
+        states = dict(rows.values_list("id", "state"))
+        release([record for record in part if record.id not in states])
+        # Rows whose retry was rolled back.
+        final = [record for record in part if states.get(record.id, TaskState.QUEUED) not in LIVE_STATES]
+        if final:
+            is_done &= _release_final(database, release, final)
+    return is_done
+
+
+def _release_final(database: str, release: Release, records: Collection[TaskRecord]) -> bool:
+    """Release what tasks hold that were not retried after all; return False when that has to be tried again.
+
+    The rows are locked, so that nobody retries them in the meantime and loses what was taken for that. A row that
+    another transaction has locked is skipped: if that is a retry, it needs the same things.
+    """
+    connection = connections[database]
+    if connection.in_atomic_block and connection.features.has_select_for_update:
+        return False  # the rows would stay locked until the caller's commit; the thread does it
+    with transaction.atomic(using=database):
+        rows = rows_of(TaskRecord).using(database).filter(id__in=[record.id for record in records])
+        skip_locked = connection.features.has_select_for_update_skip_locked
+        locked = rows.exclude(state__in=LIVE_STATES).order_by("id").select_for_update(skip_locked=skip_locked)
+        ids = set(locked.values_list("id", flat=True))
+        release([record for record in records if record.id in ids])
+    return True
+
+
+_rolled_back = RolledBack()
+release_rolled_back = _rolled_back.release
+# A process that exits soon after a rollback, as a failed command does. Its own finalizers note nothing any more.
+atexit.register(release_rolled_back)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_rolled_back.reset)

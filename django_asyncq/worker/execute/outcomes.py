@@ -1,0 +1,139 @@
+"""What becomes of an outcome: the row in memory, then, when it has been written, the signals.
+
+It writes no row: the reporter of a worker does, and the runner of the test kit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from ... import compat, lifecycle
+from ...definitions.exception_text import traceback_of
+from ...exceptions import LeaseLost
+from ...faults import STORE_ERRORS, concerns_one_row
+from ...guard import class_name, get_logger, is_a
+from ...lifecycle.events import log_extra
+from ...models import TaskRecord, TaskState
+from ...results import judge_failure, result_of, sender_of
+from ...storage import database_clock
+from ..unconnected import pause_seconds
+from .cuts import reason_of
+from .job import Cut, JobPhase, Outcome, Unconnected
+
+logger = get_logger("django_asyncq.worker")
+
+
+def record_alone(run: lifecycle.Run, record: Callable[[], Sequence[lifecycle.Run]]) -> bool:
+    """Write one run, without its result if the database refuses that; return whether the run lost its lease.
+
+    record: writes the run and returns it if it lost its lease.
+    """
+    try:
+        return bool(record())
+    except STORE_ERRORS as error:
+        if not concerns_one_row(error):
+            raise
+        logger.exception("task %s: the database refuses its result", run.record.id)
+        lifecycle.strip_result(run, str(error))
+        return bool(record())
+
+
+def fail_unrecorded(outcome: Outcome, error: BaseException) -> None:
+    """Change the row in memory to a failure that says that the outcome could not be recorded."""
+    text = "its outcome could not be recorded"
+    lifecycle.fail(outcome.job.run, error, text, outcome.finished_at, retry_at=None)
+
+
+def announce(outcomes: Sequence[Outcome]) -> None:
+    """Send the signals of outcomes that are in their rows."""
+    for state in (TaskState.SUCCEEDED, TaskState.FAILED):
+        records = [outcome.job.run.record for outcome in outcomes if outcome.job.run.record.state == state]
+        lifecycle.announce(records, TaskState.RUNNING, state)
+    unfinished = [outcome.job.run for outcome in outcomes if isinstance(outcome, (Cut, Unconnected))]
+    records = [run.record for run in unfinished if run.written and run.record.state == TaskState.QUEUED]
+    lifecycle.announce(records, TaskState.RUNNING, TaskState.QUEUED)
+    for outcome in outcomes:
+        send_finished(outcome)
+
+
+def apply(outcome: Outcome) -> None:
+    """Change the row in memory as the outcome says."""
+    job, run, exception = outcome.job, outcome.job.run, outcome.exception
+    if exception is None:
+        lifecycle.succeed(run, outcome.value, outcome.finished_at)
+        return
+    if isinstance(outcome, Unconnected):
+        lifecycle.postpone_run(run, pause_seconds())
+        return
+    if isinstance(outcome, Cut):
+        lifecycle.count_cut(run, reason_of(exception), traceback_of(exception), outcome.finished_at)
+        _log_cut(run.record, reason_of(exception))
+        return
+    judgement = judge_failure(job.task, run.record, exception, database_clock.estimate())
+    error = judgement.exception
+    if judgement.is_fault:
+        text = "task %s: its backoff failed; it is not retried"
+        logger.error(text, run.record.id, exc_info=error, extra=log_extra(run.record))
+    lifecycle.fail(
+        run,
+        error,
+        traceback_of(error),
+        outcome.finished_at,
+        retry_at=judgement.retry_at,
+        counted=judgement.counted,
+    )
+    if judgement.counted and not is_a(error, LeaseLost):
+        _log_failure(run.record, error)
+
+
+def _log_failure(record: TaskRecord, exception: BaseException) -> None:
+    """Log in one line what failed and what comes next; the row has the traceback."""
+    level = logging.ERROR if record.retry_at is None else logging.WARNING
+    then = "it is not retried" if record.retry_at is None else f"next attempt at {record.retry_at:%Y-%m-%dT%H:%M:%SZ}"
+    logger.log(
+        level,
+        "task %s %s: attempt %d of %d failed with %s; %s",
+        record.id,
+        record.name,
+        record.attempt,
+        record.max_attempts,
+        class_name(exception),
+        then,
+        extra=log_extra(record),
+    )
+
+
+def _log_cut(record: TaskRecord, exception: BaseException) -> None:
+    then = "it has failed" if record.is_final else "it is queued again, without using an attempt"
+    logger.log(
+        logging.ERROR if record.is_final else logging.WARNING,
+        "task %s %s: its database connection was cut, and nothing was committed; %s: %s",
+        record.id,
+        record.name,
+        then,
+        exception,
+        extra=log_extra(record),
+    )
+
+
+def send_finished(outcome: Outcome) -> None:
+    """Send Django's `task_finished`, once, for a final row; inside `except`, where error monitors look."""
+    record = outcome.job.run.record
+    if not record.is_final:
+        return
+    try:
+        _send_to_receivers(outcome, record)
+    except BaseException:  # `send_robust` outlives an Exception only
+        logger.exception("task %s: a receiver of task_finished failed", record.id, extra=log_extra(record))
+
+
+def _send_to_receivers(outcome: Outcome, record: TaskRecord) -> None:
+    sender = sender_of(outcome.job.task.backend)
+    if outcome.exception is None or outcome.job.phase is JobPhase.COMPLETED:
+        compat.task_finished.send_robust(sender, task_result=result_of(record))
+        return
+    try:
+        raise outcome.exception
+    except BaseException:  # noqa: BLE001 - raised only for `sys.exc_info()`
+        compat.task_finished.send_robust(sender, task_result=result_of(record))
