@@ -11,19 +11,26 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from uuid import UUID
 
+from django.apps import apps
 from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
 
 from . import compat
 from .definitions import payload
+from .definitions.calls import check_binding, gate_name
 from .definitions.moments import checked_moment
 from .definitions.names import QUEUE_NAME, uuid7
+from .definitions.task_options import is_attempt_count
+from .durations import MORE_THAN_ZERO, is_duration
 from .prefixes import PREFIX_HINT, is_prefix
 from .results import result_of
 from .storage import database_clock
-from .tasks import Arguments, Task, default_of, gate_name, is_attempt_count, is_duration
+from .tasks import Arguments, Task, default_of
 
 if TYPE_CHECKING:
     from .models import TaskRecord
+
+__all__ = ["AsyncqBackend"]
 
 
 class Option(NamedTuple):
@@ -36,8 +43,8 @@ class Option(NamedTuple):
 class AsyncqBackend(compat.BaseTaskBackend):
     """Stores tasks as rows of the project's database and dispatches them through Redis.
 
-    QUEUES: the allowed names; an empty list allows every valid name. OPTIONS: `max_attempts` and `timeout` (seconds)
-    of tasks that set none. The `a…` methods are the framework's: they call the plain ones in the thread that holds
+    QUEUES: the allowed names; an empty list allows every valid name. OPTIONS: `max_attempts` and `timeout` of
+    tasks that set none. The `a…` methods are the framework's: they call the plain ones in the thread that holds
     the caller's database connection.
     """
 
@@ -51,10 +58,16 @@ class AsyncqBackend(compat.BaseTaskBackend):
     known_options: ClassVar[Mapping[str, Option]] = {
         "max_attempts": Option(is_attempt_count, "Give a whole number of at least 1."),
         "timeout": Option(
-            lambda value: value is None or is_duration(value), "Give seconds, more than 0, or None for no timeout."
+            lambda value: value is None or is_duration(value), f"Give {MORE_THAN_ZERO}, or None for no timeout."
         ),
         "prefix": Option(is_prefix, f"{PREFIX_HINT}."),
     }
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        # While apps are still being imported it is not known; then the first use says it.
+        if apps.apps_ready:
+            _require_app()
 
     def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Enqueue one call.
@@ -69,6 +82,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
         Raises: as `enqueue`.
         """
+        _require_app()
         from . import lifecycle
 
         records = self._records(task, calls)
@@ -102,6 +116,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
         }
         records = []
         for call in calls:
+            check_binding(task, call.args, call.kwargs)
             given = payload.of_call(call.args, call.kwargs)
             gate = gate_name(task, call.args, call.kwargs)
             own = {
@@ -119,6 +134,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
     def get_result(self, result_id: str) -> Any:
         """Return the result of this id, also when the code no longer has its task. Raises: TaskResultDoesNotExist."""
+        _require_app()
         from .models import TaskRecord
         from .storage.routing import rows_of
 
@@ -129,6 +145,11 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
     def validate_task(self, task: Any) -> None:
         """Refuse a task that can never run here. Raises: InvalidTask."""
+        if self.queues and task.queue_name not in self.queues:
+            raise compat.InvalidTask(
+                f"queue {task.queue_name!r} is not one of TASKS[{self.alias!r}]['QUEUES'], which are "
+                f"{', '.join(sorted(map(repr, self.queues)))}: use one of these, or add it there."
+            )
         if isinstance(task.priority, bool) or not isinstance(task.priority, int | float):
             raise compat.InvalidTask(f"priority must be a whole number, not {task.priority!r}.")
         super().validate_task(task)
@@ -159,6 +180,17 @@ class AsyncqBackend(compat.BaseTaskBackend):
                     hint=self.known_options[option].hint,
                     id="asyncq.E022",
                 )
+
+
+@cache
+def _require_app() -> None:
+    """Raise ImproperlyConfigured where the app is not installed: its models and commands are missing then."""
+    if not apps.is_installed("django_asyncq"):
+        lines = '"django_asyncq"' if compat.HAS_DJANGO_TASKS else '"django_tasks" and "django_asyncq", in this order,'
+        raise ImproperlyConfigured(
+            f"TASKS names a backend of django_asyncq, which is not in INSTALLED_APPS: add {lines} to INSTALLED_APPS, "
+            "and run `manage.py migrate`"
+        )
 
 
 @cache

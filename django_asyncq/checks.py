@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -15,11 +14,15 @@ from . import aliases, compat, conf, registry
 from .broker import clients
 from .definitions import retention_policy
 from .definitions.timing import Cron, describe, fires_on_either_day
+from .durations import AT_LEAST_ZERO
 from .guard import attempt
 from .lifecycle import signatures
+from .models import TaskRecord
 from .prefixes import PREFIX_HINT, is_prefix, prefix_of
 from .scheduling.scheduler import declared_schedules
 from .storage.pooling import small_pools
+from .storage.routing import writing_database
+from .storage.sqlite_locks import SQLITE_OPTIONS, late_write_lock
 
 Message = checks.CheckMessage
 
@@ -53,7 +56,7 @@ def _is_bool(value: Any) -> bool:
 
 
 def _is_keep_seconds(value: Any) -> bool:
-    return retention_policy.is_retention_time(value) and not isinstance(value, timedelta)
+    return retention_policy.is_retention_time(value)
 
 
 def _is_pattern(value: Any) -> bool:
@@ -74,8 +77,8 @@ REDIS_IDS = {
 }
 LEAST_STALL_SECONDS = 10
 TRUE_OR_FALSE = "Give True or False."
-POSITIVE_SECONDS = "Give seconds, more than 0."
-KEEP_SECONDS = "Give seconds, from 0 to 100 years, or None to keep forever."
+POSITIVE_SECONDS = "Give seconds or a timedelta, more than 0."
+KEEP_SECONDS = f"Give {AT_LEAST_ZERO}, or None to keep forever."
 RULES: dict[str, Rule] = {
     "REDIS": Rule(
         "asyncq.E101",
@@ -89,22 +92,31 @@ RULES: dict[str, Rule] = {
         lambda value: isinstance(value, str),
         "Give the dotted path of a callable, or '' for what REDIS names.",
     ),
+    "REDIS_IS_FOR_TESTS": Rule("asyncq.E149", _is_bool, TRUE_OR_FALSE),
     "KEY_PREFIX": Rule("asyncq.E103", is_prefix, f"{PREFIX_HINT}; asynq's tools need 'asynq'."),
     "GATE_PREFIX": Rule("asyncq.E104", is_prefix, f"{PREFIX_HINT}."),
     "LOCK_PREFIX": Rule("asyncq.E148", is_prefix, f"{PREFIX_HINT}."),
-    "LEASE_SECONDS": Rule("asyncq.E105", _is_whole(1), "Give whole seconds, at least 1."),
+    "LEASE_SECONDS": Rule(
+        "asyncq.E105", _is_whole(1), "Give whole seconds or a timedelta of whole seconds, at least 1."
+    ),
     "BEAT_SECONDS": Rule("asyncq.E106", _is_positive, POSITIVE_SECONDS),
     "MAX_ATTEMPTS": Rule("asyncq.E107", _is_whole(1), "Give a whole number of at least 1; 1 means no retry."),
     "TIMEOUT_SECONDS": Rule(
-        "asyncq.E108", lambda value: value is None or _is_positive(value), "Give seconds, more than 0, or None."
+        "asyncq.E108",
+        lambda value: value is None or _is_positive(value),
+        "Give seconds or a timedelta, more than 0, or None.",
     ),
     "TIMEOUT_GRACE_SECONDS": Rule("asyncq.E109", _is_positive, POSITIVE_SECONDS),
     "SHUTDOWN_GRACE_SECONDS": Rule(
-        "asyncq.E110", lambda value: _is_number(value) and value >= 0, "Give seconds, at least 0."
+        "asyncq.E110", lambda value: _is_number(value) and value >= 0, "Give seconds or a timedelta, at least 0."
     ),
     "MAX_CRASHES": Rule("asyncq.E111", _is_whole(1), "Give a whole number of at least 1."),
-    "UNREGISTERED_PATIENCE_SECONDS": Rule("asyncq.E112", _is_whole(0), "Give whole seconds, at least 0."),
-    "PROVISIONAL_SECONDS": Rule("asyncq.E113", _is_whole(1), "Give whole seconds, at least 1."),
+    "UNREGISTERED_PATIENCE_SECONDS": Rule(
+        "asyncq.E112", _is_whole(0), "Give whole seconds or a timedelta of whole seconds, at least 0."
+    ),
+    "PROVISIONAL_SECONDS": Rule(
+        "asyncq.E113", _is_whole(1), "Give whole seconds or a timedelta of whole seconds, at least 1."
+    ),
     "EXPECTED_SECONDS": Rule("asyncq.E114", _is_positive, POSITIVE_SECONDS),
     "MAX_ARGUMENTS_BYTES": Rule("asyncq.E115", _is_whole(64), "Give bytes, at least 64."),
     "MAX_RESULT_BYTES": Rule("asyncq.E116", _is_whole(64), "Give bytes, at least 64."),
@@ -118,7 +130,9 @@ RULES: dict[str, Rule] = {
     "SWEEP_SECONDS": Rule("asyncq.E122", _is_positive, POSITIVE_SECONDS),
     "SINGLE_INSTANCE_MODE": Rule("asyncq.E123", _is_bool, TRUE_OR_FALSE),
     "TASK_LOCK_DIR": Rule("asyncq.E124", lambda value: isinstance(value, str) and bool(value), "Give a folder's path."),
-    "LOCK_TTL_SECONDS": Rule("asyncq.E125", _is_whole(3), "Give whole seconds, at least 3."),
+    "LOCK_TTL_SECONDS": Rule(
+        "asyncq.E125", _is_whole(3), "Give whole seconds or a timedelta of whole seconds, at least 3."
+    ),
     "SENSITIVE_KEYS": Rule("asyncq.E126", _is_pattern, "Give a regular expression."),
     "SUCCEEDED_RETENTION_SECONDS": Rule("asyncq.E127", _is_keep_seconds, KEEP_SECONDS),
     "FAILED_RETENTION_SECONDS": Rule("asyncq.E128", _is_keep_seconds, KEEP_SECONDS),
@@ -132,13 +146,13 @@ RULES: dict[str, Rule] = {
     "STALL_SECONDS": Rule(
         "asyncq.E140",
         lambda value: _is_number(value) and value >= LEAST_STALL_SECONDS,
-        f"Give seconds, at least {LEAST_STALL_SECONDS}: an idle worker asks its queues every 5 s.",
+        f"Give seconds or a timedelta, at least {LEAST_STALL_SECONDS}: an idle worker asks its queues every 5 s.",
     ),
     "HANDOFF": Rule("asyncq.E134", _is_bool, TRUE_OR_FALSE),
     "PUSH_BATCH_SECONDS": Rule(
         "asyncq.E131",
         lambda value: _is_number(value) and 0 <= value <= 1,
-        "Give seconds from 0 to 1; 0 means no batching.",
+        "Give seconds or a timedelta from 0 to 1 s; 0 means no batching.",
     ),
 }
 
@@ -161,7 +175,7 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
                 hint=f"Known keys: {', '.join(sorted(RULES))}.",
                 id="asyncq.E002",
             )
-        elif not RULES[key].holds(value):
+        elif not RULES[key].holds(conf.in_seconds(key, value)):
             faults = retention_policy.setting_errors(value) if key == "RETENTION" else [RULES[key].fault(value)]
             for fault in faults:
                 yield checks.Error(f"{conf.NAME}[{key!r}]{fault}.", hint=RULES[key].hint, id=RULES[key].id)
@@ -176,7 +190,7 @@ def _check_times(written: dict[str, Any]) -> Iterator[Message]:
     """
     defaults = conf.Settings()
     lease, beat, provisional, reconcile = (
-        written.get(name, getattr(defaults, name.lower()))
+        conf.in_seconds(name, written.get(name, getattr(defaults, name.lower())))
         for name in ("LEASE_SECONDS", "BEAT_SECONDS", "PROVISIONAL_SECONDS", "RECONCILE_SECONDS")
     )
     if _is_positive(lease) and _is_positive(beat) and beat * 3 > lease:
@@ -281,6 +295,19 @@ def check_pools(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     )
     for pool in small_pools(concurrency, processes):
         yield checks.Warning(f"{pool.text}.", hint=pool.remedy, id="asyncq.W019")
+
+
+@checks.register
+def check_sqlite(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Check that SQLite takes the write lock when a transaction begins; a lock that is raised later is refused."""
+    alias = writing_database(TaskRecord)
+    if aliases.is_redis_used() and late_write_lock(alias):
+        yield checks.Warning(
+            f"DATABASES[{alias!r}] is SQLite without immediate transactions: while workers write, web requests fail "
+            'with "database is locked".',
+            hint=f"Set DATABASES[{alias!r}]['OPTIONS'] = {SQLITE_OPTIONS!r}.",
+            id="asyncq.W054",
+        )
 
 
 @checks.register

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import django
+from django.core.exceptions import ImproperlyConfigured
 
 HAS_DJANGO_TASKS = django.VERSION >= (6, 0)
 
@@ -25,6 +26,15 @@ if TYPE_CHECKING or HAS_DJANGO_TASKS:
     from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
     from django.tasks.signals import task_enqueued, task_finished, task_started
 else:
+    try:
+        import django_tasks  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "django_tasks":
+            raise
+        raise ImproperlyConfigured(
+            f"Django {django.get_version()} has no tasks framework, and its backport is not installed: run "
+            'pip install "django_asyncq[backport]", and put "django_tasks" before "django_asyncq" in INSTALLED_APPS'
+        ) from error
     from django_tasks import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_QUEUE_NAME, task_backends
     from django_tasks import exceptions as django_tasks_exceptions
     from django_tasks.backends.base import BaseTaskBackend

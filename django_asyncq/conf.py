@@ -1,4 +1,4 @@
-"""The settings of the `ASYNCQ` dictionary, each with its default and unit.
+"""The settings of the `ASYNCQ` dictionary, each with its default and unit. A duration may be written as a timedelta.
 
 `current()` reads them when they are needed, never at import, so that `override_settings` works. It does not validate
 them: `checks` does.
@@ -15,6 +15,8 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
+from .durations import seconds_of
+
 NAME = "ASYNCQ"
 # While Redis is reachable, the gate slot of a committed row is confirmed within RECONCILE_SECONDS and this time.
 CONFIRM_SECONDS = 5
@@ -26,6 +28,8 @@ class Settings:
 
     redis: str | Sequence[str] = "default"
     """Where the queues are: an address such as `redis://host:6379/1`, or the alias in CACHES of a Redis cache."""
+    redis_is_for_tests: bool = False
+    """Whether tests may use this Redis, which they do not start themselves; see `RedisNotForTests`."""
     client_factory: str = ""
     """Dotted path of a callable `(role) -> redis client`; for a Cluster: `django_asyncq.broker.cluster.client`."""
     key_prefix: str = "asynq"
@@ -141,8 +145,13 @@ def environment() -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def current() -> Settings:
     """Return the settings in force. The environment overrides the project's settings, which override the defaults."""
-    written = {FIELD_NAMES[key]: value for key, value in raw().items() if key in FIELD_NAMES}
+    written = {FIELD_NAMES[key]: in_seconds(key, value) for key, value in raw().items() if key in FIELD_NAMES}
     return Settings(**{**_derived_prefixes(written), **written, **environment()})
+
+
+def in_seconds(key: str, value: Any) -> Any:
+    """Return a timedelta in a setting that is a duration as seconds; any other value unchanged."""
+    return seconds_of(value) if key.endswith("_SECONDS") else value
 
 
 def _derived_prefixes(written: dict[str, Any]) -> dict[str, Any]:

@@ -1,18 +1,24 @@
-"""The context that a task with `takes_context=True` gets as its first argument. Knows no registry and no stores."""
+"""What the body of a task can learn of its run, and do with it. Knows no registry and no stores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from django.apps import apps
+from django.db import router, transaction
+
 from . import compat
+from .durations import AT_LEAST_ZERO, Duration, is_duration, seconds_of
 from .exceptions import InvalidOption, RetryRequested
+from .logs import CurrentTask, current_task
 
 if TYPE_CHECKING:
     from .models import TaskRecord
+
+__all__ = ["CurrentTask", "Ending", "TaskContext", "current_task"]
 
 
 @dataclass(slots=True)
@@ -44,16 +50,15 @@ class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
         """Whether the run must stop soon: its timeout has passed or the worker is shutting down."""
         return self.stop is not None and self.stop.is_set()
 
-    def retry(self, *, in_: float | timedelta | None = None, counted: bool = True) -> NoReturn:
-        """Stop this run and retry the task after `in_` (seconds; default: the task's backoff).
+    def retry(self, *, in_: Duration | None = None, counted: bool = True) -> NoReturn:
+        """Stop this run and retry the task after `in_` (seconds or a timedelta; default: the task's backoff).
 
         counted: whether this run uses up an attempt. The task fails when it uses up the last one.
-        Raises: RetryRequested, always; InvalidOption for a negative time.
+        Raises: RetryRequested, always; InvalidOption when `in_` is no time to wait.
         """
-        seconds = in_.total_seconds() if isinstance(in_, timedelta) else in_
-        if seconds is not None and not seconds >= 0:
-            raise InvalidOption(f"retry(in_={in_!r}): give a time to wait of at least 0 seconds")
-        raise RetryRequested(delay_seconds=seconds, counted=counted)
+        if in_ is not None and not is_duration(in_, or_zero=True):
+            raise InvalidOption(f"retry(in_={in_!r}) is not valid: give {AT_LEAST_ZERO}")
+        raise RetryRequested(delay_seconds=seconds_of(in_), counted=counted)
 
     def complete_on_commit(self, result: Any = None) -> AbstractContextManager[Ending]:
         """Open a transaction that commits the effects of the block together with the success of the task.
@@ -67,3 +72,32 @@ class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
         if self.completion is None:
             raise InvalidOption("complete_on_commit() works only in a worker")
         return self.completion(result)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowlessContext(TaskContext):  # type: ignore[misc]
+    """The context under a backend that stores no rows, such as Django's immediate backend.
+
+    record: None. `should_stop` is False, `retry` makes the task fail, and `complete_on_commit` is a plain transaction.
+    """
+
+    record: Any = None
+
+    @classmethod
+    def of(cls, context: compat.TaskContext[Any, Any]) -> RowlessContext:
+        """Return a context that has all that a `TaskContext` has, for one of the framework's."""
+        return cls(task_result=context.task_result, completion=_plain_transaction)
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+        attempts: int = self.task_result.attempts
+        return attempts
+
+
+@contextmanager
+def _plain_transaction(result: Any) -> Iterator[Ending]:
+    """Open a transaction of the database that would hold the task's row."""
+    database = router.db_for_write(apps.get_model("django_asyncq", "TaskRecord"))
+    with transaction.atomic(using=database):
+        yield Ending(result)

@@ -5,11 +5,14 @@ Each function says why it is needed and when it can be removed. Imports nothing 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
+
+logger = logging.getLogger("django_asyncq.testing")
 
 
 def last_commit_hook(connection: BaseDatabaseWrapper) -> Callable[[], Any] | None:
@@ -34,6 +37,42 @@ def may_have_committed(connection: BaseDatabaseWrapper) -> bool:
     Remove when Django calls a hook whose transaction was rolled back.
     """
     return connection.errors_occurred and not connection.in_atomic_block
+
+
+def last_hook_number(connection: BaseDatabaseWrapper) -> int:
+    """Return how many commit hooks wait on a connection. Uses `run_on_commit`, as `run_commit_hooks` says."""
+    return len(connection.run_on_commit)
+
+
+def run_commit_hooks(connection: BaseDatabaseWrapper, first: int) -> None:
+    """Call the commit hooks of a test case's transaction from a number on, and those that they register; forget them.
+
+    Raises: what a hook raises that is not robust, as a commit does; the hooks after it are forgotten.
+    Uses `run_on_commit`: Django's `captureOnCommitCallbacks` calls the same hooks, but leaves them there, so one
+    that is nested in another would have them called twice.
+    Remove when Django has a public way to call the hooks of a test's transaction once.
+    """
+    try:
+        while len(connection.run_on_commit) > first:
+            entry: Any = connection.run_on_commit.pop(first)
+            _, hook, is_robust = entry
+            if is_robust:
+                try:
+                    hook()
+                except Exception:
+                    logger.exception("a robust commit hook failed")
+            else:
+                hook()
+    finally:
+        discard_commit_hooks(connection, first)
+
+
+def discard_commit_hooks(connection: BaseDatabaseWrapper, first: int) -> None:
+    """Forget the commit hooks from a number on, as a rollback does.
+
+    Uses `run_on_commit`, as `run_commit_hooks` says.
+    """
+    del connection.run_on_commit[first:]
 
 
 def delete_rows(rows: QuerySet[Any], database: str) -> None:

@@ -2,7 +2,7 @@
 
 AsyncqError
 ├── InvalidOption          an option or an argument is wrong; nothing was written
-│   ├── InvalidArguments   JSON cannot represent the arguments exactly
+│   ├── InvalidArguments   the function does not take the arguments, or JSON cannot represent them exactly
 │   ├── InvalidTiming      a schedule's cron expression, time zone, interval or bounds are wrong
 │   └── UnknownGate        a gate has no limit
 ├── EnqueueRefused         the task is valid but cannot be enqueued now; nothing was written
@@ -11,7 +11,9 @@ AsyncqError
 ├── BrokerUnavailable      Redis cannot be reached or refuses to write
 │   └── BrokerMisconfigured  Redis refuses this client until a setting is corrected; waiting does not help
 │       └── BrokerPermissionDenied  the Redis user lacks a right
+├── RedisNotForTests       a test run would use a Redis that is not the tests' own
 ├── DatabaseNotSetUp       the database lacks a table, a column or a privilege; waiting does not help
+├── PrefixTaken            the Redis prefix belongs to another database; nothing was written
 ├── LockLost               another process holds the lock; nothing was written
 ├── RunAborted             a run failed for a reason outside its function; the row stores it
 │   ├── TaskTimeout        the run took longer than the task's timeout
@@ -19,10 +21,13 @@ AsyncqError
 │   ├── LeaseLost          another run owns the task now; not stored
 │   ├── TaskNotRegistered  the worker's code has no task of this name
 │   └── TaskNotRunnable    the function cannot be called, or its body did not run
+├── TooManyRuns            run_tasks() met tasks that enqueue or retry each other without end
 └── RetryRequested         raised by `context.retry()`; never leaves the worker
 """
 
 from __future__ import annotations
+
+import uuid
 
 
 class AsyncqError(Exception):
@@ -34,10 +39,10 @@ class InvalidOption(AsyncqError, ValueError):
 
 
 class InvalidArguments(InvalidOption, TypeError):
-    """JSON cannot represent the arguments exactly.
+    """The task's function does not take the arguments, or JSON cannot represent them exactly.
 
     Also a TypeError, which Django's own backends raise for such arguments.
-    path: where in the arguments, such as `args[0]['when']`.
+    path: where in the arguments, such as `args[0]['when']`; "" when the function does not take them.
     """
 
     def __init__(self, message: str, *, path: str) -> None:
@@ -126,6 +131,22 @@ class BrokerPermissionDenied(BrokerMisconfigured):
     """The Redis user may not use a command, a key or a channel. The text says what Redis has named."""
 
 
+class RedisNotForTests(AsyncqError):
+    """A test run would use a Redis that is not the tests' own; nothing was sent to it.
+
+    server: its address, without user name and password.
+    """
+
+    def __init__(self, server: str) -> None:
+        super().__init__(
+            f"a test would use {server}, which is not the Redis of the tests. Remedy: without Redis, let TASKS use "
+            f"django_asyncq.testing.TestBackend; with a Redis for the tests alone, use the pytest fixture asyncq_redis "
+            f"or start a django_asyncq.testing.EmbeddedRedis; if that server is only for tests, as in CI, set "
+            f"ASYNCQ['REDIS_IS_FOR_TESTS'] = True in the settings of the tests."
+        )
+        self.server = server
+
+
 class DatabaseNotSetUp(AsyncqError):
     """The database lacks a table, a column or a privilege, or refuses the user; waiting does not help.
 
@@ -136,6 +157,23 @@ class DatabaseNotSetUp(AsyncqError):
         super().__init__(f"the database is not set up for this code: {reason}. Remedy: {remedy}.")
         self.reason = reason
         self.remedy = remedy
+
+
+class PrefixTaken(AsyncqError):
+    """The Redis prefix belongs to another database; nothing was written.
+
+    prefix: the KEY_PREFIX. owner: the identity of the database to which it belongs. database: that of this one.
+    """
+
+    def __init__(self, *, prefix: str, owner: uuid.UUID, database: uuid.UUID) -> None:
+        super().__init__(
+            f"the Redis prefix {prefix!r} belongs to another database (its identity is {owner}, that of this database "
+            f'is {database}). Remedy: give this project an ASYNCQ["KEY_PREFIX"] of its own. If this database replaces '
+            f"the other one, stop the workers of the other one and run: manage.py asyncq adopt"
+        )
+        self.prefix = prefix
+        self.owner = owner
+        self.database = database
 
 
 class LockLost(AsyncqError):
@@ -176,6 +214,18 @@ class TaskNotRunnable(RunAborted):
 
     The latter when it returned a generator, or an awaitable that cannot be awaited.
     """
+
+
+class TooManyRuns(AsyncqError, AssertionError):
+    """Tasks were still due in a test after the most runs; they probably enqueue or retry each other without end.
+
+    runs: how often each task was run, by name, the most frequent first.
+    """
+
+    def __init__(self, most: int, runs: dict[str, int]) -> None:
+        shown = ", ".join(f"{name} ({count})" for name, count in runs.items())
+        super().__init__(f"tasks are still due after {most} runs: {shown}; give most= a higher number if that is right")
+        self.runs = runs
 
 
 class RetryRequested(AsyncqError):

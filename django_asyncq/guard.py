@@ -77,7 +77,7 @@ def outlives(
 ) -> Iterator[None]:
     """Log whatever the block raises, and go on after it. Raises: what `passes`.
 
-    text, args: of the log line. extra: see `lifecycle.events.log_extra`.
+    text, args: of the log line. extra: see `logs.log_extra`.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The models: tasks, gates, schedules and their occurrences, start-up runs, leadership terms.
+"""The models: tasks, gates, schedules and their occurrences, start-up runs, leadership terms, the identity.
 
 The database is the source of truth; Redis only dispatches. Only `lifecycle` changes a task's state, so no method here
 does.
@@ -417,6 +417,22 @@ class StartupRun(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} {self.begun_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+class DatabaseIdentity(models.Model):
+    """The one row by which this database differs from others that use the same Redis."""
+
+    id = models.PositiveSmallIntegerField(_("id"), primary_key=True, default=1, editable=False)
+    value = models.UUIDField(_("identity"), default=uuid.uuid4, editable=False)
+
+    class Meta:
+        verbose_name = _("identity of the database")
+        verbose_name_plural = _("identities of the database")
+        # No person changes it, so nobody needs a right to.
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return str(self.value)
 
 
 class LockTerm(models.Model):

@@ -1,11 +1,11 @@
-"""Receivers of deleted tasks and of changed schedules. Those of gates are in `gates.receivers`."""
+"""Receivers of deleted tasks, of changed schedules and of migrations. Those of gates are in `gates.receivers`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.db import transaction
-from django.db.models.signals import post_delete, post_save
+from django.db.models.signals import post_delete, post_migrate, post_save
 from django.dispatch import receiver
 
 from . import lifecycle
@@ -16,6 +16,8 @@ from .exceptions import BrokerUnavailable
 from .guard import get_logger
 from .models import Schedule, TaskRecord
 from .prefixes import DEFAULT_ALIAS
+from .storage import identity
+from .storage.routing import writing_database
 
 logger = get_logger("django_asyncq.receivers")
 
@@ -55,3 +57,16 @@ def forget_schedule(*, instance: Schedule, using: str, **kwargs: Any) -> None:
             logger.warning("the events of schedule %s stay in Redis: %s", entry_id, error)
 
     transaction.on_commit(forget, using=using, robust=True)
+
+
+@receiver(post_migrate, dispatch_uid="django_asyncq.give_identity")
+def give_identity(*, app_config: Any, using: str, **kwargs: Any) -> None:
+    """Give a migrated database its identity; restore that of a flushed one, if this process knows it.
+
+    A flush by another process leaves that to a supervisor, which may be running and knows it.
+    """
+    if app_config.name != "django_asyncq" or using != writing_database(TaskRecord):
+        return
+    # `flush` sends the signal without a plan.
+    if ("plan" in kwargs or identity.known() is not None) and identity.has_table():
+        identity.ensure()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from django.apps import apps
 from django.utils.module_loading import autodiscover_modules
 
 from .compat import InvalidTask
@@ -44,10 +47,31 @@ def registered(name: str) -> Task[Any, Any]:
     try:
         return _registry[name]
     except KeyError:
-        raise TaskNotRegistered(
-            f"no task named {name!r} is registered: check that its module is imported when the app starts "
-            f"(the tasks.py of an installed app is), and that the worker runs the current code"
-        ) from None
+        raise TaskNotRegistered(f"no task named {name!r} is registered: {why_missing(name)}") from None
+
+
+def why_missing(name: str) -> str:
+    """Return why this process may not have a task, and what to do about it, without a full stop.
+
+    name: may come from data, so nothing is imported. It is compared with what is loaded and installed, and a file is
+    looked for in the folders of the installed apps.
+    """
+    module, _, function = name.rpartition(".")
+    if not module or not all(part.isidentifier() for part in name.split(".")):
+        return "the name is not a path such as shop.tasks.send; give the task's function a name in a module"
+    if module in sys.modules:
+        return f"{module} is imported here and declares no task {function}; deploy the code that has it, or restore it"
+    found = [config for config in apps.get_app_configs() if f"{module}.".startswith(f"{config.name}.")]
+    if not found:
+        return (
+            f"{module} is not imported here, and no app in INSTALLED_APPS has it; add its app, or import {module} in "
+            f"the tasks.py of an installed app"
+        )
+    config = max(found, key=lambda each: len(each.name))
+    path = Path(config.path, *module.removeprefix(config.name).strip(".").split("."))
+    if module != f"{config.name}.tasks" and (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()):
+        return f"{module} is not imported by any tasks.py of an installed app; import it in {config.name}/tasks.py"
+    return f"the app {config.name} has no module {module} here; deploy the code that has it, and restart the workers"
 
 
 def find(name: str) -> Task[Any, Any] | None:

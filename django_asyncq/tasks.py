@@ -6,10 +6,9 @@ User code imports this before the app registry is ready, so it must not import m
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, replace
 from datetime import datetime, timedelta
-from functools import lru_cache
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -17,7 +16,6 @@ from typing import (
     Generic,
     Literal,
     NamedTuple,
-    NoReturn,
     ParamSpec,
     Protocol,
     TypedDict,
@@ -26,15 +24,18 @@ from typing import (
     overload,
 )
 
+from django.utils import timezone
+
 from . import compat, conf, registry
-from .context import TaskContext
-from .definitions import payload
+from .context import RowlessContext, TaskContext
 from .definitions.backoff import Backoff
+from .definitions.calls import check_call, shown_signature, without_context
 from .definitions.functions import why_unresolvable
-from .definitions.moments import checked_moment, moment_after
-from .definitions.names import TASK_NAME, check_gate_name, check_queue_name
+from .definitions.moments import moment_after
 from .definitions.retention_policy import Retention
 from .definitions.schedules import Declaration
+from .definitions.task_options import check_known, check_options, one_or_more
+from .durations import Duration, seconds_of
 from .exceptions import InvalidOption
 from .storage import database_clock
 
@@ -68,10 +69,11 @@ Call = Arguments | tuple[Any, ...] | Mapping[str, Any]
 class Task(_FrameworkTask[P, R]):
     """A task of Django's framework with the options of this backend.
 
-    max_attempts: attempts in all, the first included. timeout: seconds a run may take. Where either is None, OPTIONS
+    A duration is given in seconds or as a timedelta; the task keeps seconds.
+    max_attempts: attempts in all, the first included. timeout: how long a run may take. Where either is None, OPTIONS
     of the alias in TASKS decides, then ASYNCQ.
-    backoff: seconds between attempts, or a callable (see `definitions.backoff`); None means `ExponentialBackoff()`.
-    retry_on, give_up_on: exception classes that are retried, or never retried; give_up_on wins.
+    backoff: the time between attempts, or a callable (see `definitions.backoff`); None means `ExponentialBackoff()`.
+    retry_on, give_up_on: exception classes that are retried, or never retried, one or a tuple; give_up_on wins.
     gate: the name of an admission limit, a format over the arguments, or a callable of the arguments.
     queue_limit: the gate's limit unless the gate has a Gate row. expected_seconds: how long a run usually takes.
     schedule: when the task is enqueued automatically, made by `cron()` or `every()`; several as a tuple, each named.
@@ -94,10 +96,26 @@ class Task(_FrameworkTask[P, R]):
     atomic: bool = False
 
     def __post_init__(self) -> None:
-        _check_name(self.func)
-        _check_options(self)
+        _check_function(self.func)
+        for option in ("timeout", "expected_seconds"):
+            object.__setattr__(self, option, seconds_of(getattr(self, option)))
+        for option in ("retry_on", "give_up_on"):
+            object.__setattr__(self, option, one_or_more(getattr(self, option)))
+        check_options(self)
         super(Task, self).__post_init__()
         registry.register(self)
+
+    def __repr__(self) -> str:
+        """Show the name, what a call takes, and the options that are not the default."""
+        parameters = [
+            parameter.replace(annotation=inspect.Parameter.empty) for parameter in _signature(self).parameters.values()
+        ]
+        changed = [
+            f" {field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)
+            if field.name not in ("func", "takes_context") and getattr(self, field.name) != _default(field)
+        ]
+        return f"<Task {self.module_path}{inspect.Signature(parameters)}{''.join(changed)}>"
 
     def using(
         self,
@@ -108,16 +126,18 @@ class Task(_FrameworkTask[P, R]):
         backend: str | None = None,
         gate: GateSource | None = None,
         queue_limit: int | None = None,
-        expected_seconds: float | None = None,
+        expected_seconds: Duration | None = None,
         max_attempts: int | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> Task[P, R]:
         """Return a copy with other options; None keeps the present value.
 
         run_after: the earliest time of the run; a timedelta counts from now, by the database's clock.
+        Raises: InvalidOption, which names the option and the remedy; the framework's InvalidTask.
         """
         if isinstance(run_after, timedelta):
-            run_after = moment_after("run_after", database_clock.now(), run_after)
+            now = database_clock.now() if _stores_rows(backend or self.backend) else timezone.now()
+            run_after = moment_after("run_after", now, run_after)
         given: dict[str, Any] = {
             "priority": priority,
             "queue_name": queue_name,
@@ -130,6 +150,34 @@ class Task(_FrameworkTask[P, R]):
             "timeout": timeout,
         }
         return replace(self, **{name: value for name, value in given.items() if value is not None})
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> compat.TaskResult[P, R]:
+        """Enqueue one call.
+
+        Raises: InvalidArguments, InvalidOption, InvalidTask, EnqueueRefused; nothing is written then.
+        """
+        if not _stores_rows(self.backend):
+            check_call(self, args, kwargs)
+        return self.get_backend().enqueue(self, list(args), kwargs)
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> compat.TaskResult[P, R]:
+        """Enqueue one call, as `enqueue` does."""
+        if not _stores_rows(self.backend):
+            check_call(self, args, kwargs)
+        return await self.get_backend().aenqueue(self, list(args), kwargs)
+
+    def call(self, *args: Any, **kwargs: Any) -> R:
+        """Call the function here and now. A context of the framework's becomes a `TaskContext`."""
+        return super(Task, self).call(*self._with_own_context(args), **kwargs)
+
+    async def acall(self, *args: Any, **kwargs: Any) -> R:
+        """Call the function here and now, as `call` does."""
+        return await super(Task, self).acall(*self._with_own_context(args), **kwargs)
+
+    def _with_own_context(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self.takes_context and args and type(args[0]) is compat.TaskContext:
+            return (RowlessContext.of(args[0]), *args[1:])
+        return args
 
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> Arguments:
         """Return the arguments of one call, for `enqueue_many`."""
@@ -153,6 +201,8 @@ class Task(_FrameworkTask[P, R]):
         backend = self.get_backend()
         listed = [_as_arguments(call) for call in calls]
         if not hasattr(backend, "enqueue_many"):
+            for call in listed:
+                check_call(self, call.args, call.kwargs)
             return [backend.enqueue(self, list(call.args), call.kwargs) for call in listed]
         return backend.enqueue_many(self, listed, partial=partial)
 
@@ -170,7 +220,39 @@ def _as_arguments(call: Call) -> Arguments:
     )
 
 
-def _check_name(function: Callable[..., Any]) -> None:
+class _TaskText:
+    """The `__doc__` of `Task`: the class's own text, and for a task that of its function."""
+
+    def __init__(self, of_class: str | None) -> None:
+        self.of_class = of_class
+
+    def __get__(self, instance: Task[Any, Any] | None, owner: type[Any]) -> str | None:
+        return self.of_class if instance is None else instance.func.__doc__
+
+
+Task.__doc__ = _TaskText(Task.__doc__)  # type: ignore[assignment]
+
+
+def _signature(task: Task[Any, Any]) -> inspect.Signature:
+    return without_context(task, shown_signature(task.func))
+
+
+def _default(field: Any) -> Any:
+    """Return the default of an option. The framework's Task has none for some of them on Django 6.0."""
+    framework = {
+        "priority": 0,
+        "backend": compat.DEFAULT_TASK_BACKEND_ALIAS,
+        "queue_name": compat.DEFAULT_TASK_QUEUE_NAME,
+    }
+    return framework.get(field.name, None if field.default is MISSING else field.default)
+
+
+def _stores_rows(alias: str) -> bool:
+    """Return whether the tasks of an alias are rows. Those of Django's immediate and dummy backends are not."""
+    return issubclass(compat.task_backends[alias].task_class, Task)
+
+
+def _check_function(function: Callable[..., Any]) -> None:
     """Refuse a function that no worker finds by its name. Raises: the framework's InvalidTask."""
     if reason := why_unresolvable(function):
         name = f"{function.__module__}.{function.__qualname__}" if inspect.isfunction(function) else repr(function)
@@ -178,133 +260,6 @@ def _check_name(function: Callable[..., Any]) -> None:
             f"{name} cannot be a task: {reason}. A task function must be defined with `def` or `async def` at "
             f"a module level, in a module that the workers import, such as the tasks.py of an installed app."
         )
-
-
-def _check_options(task: Task[Any, Any]) -> None:
-    """Refuse options that can never work.
-
-    Raises: InvalidOption, which names the task, the option and the remedy.
-    """
-
-    def refuse(option: str, remedy: str) -> NoReturn:
-        raise InvalidOption(f"task {task.module_path}: {option}={getattr(task, option)!r} is not valid: {remedy}")
-
-    if not TASK_NAME.fullmatch(task.module_path):
-        raise InvalidOption(f"task name {task.module_path!r} is not valid: use 1 to 200 letters, digits, '_', '.'")
-    if _is_generator_function(task.func):
-        raise InvalidOption(
-            f"task {task.module_path}: a function with `yield` is not valid: a call runs nothing of it; "
-            f"collect the values and return them"
-        )
-    check_queue_name(task.queue_name)
-    if task.max_attempts is not None and not is_attempt_count(task.max_attempts):
-        refuse("max_attempts", "give a whole number of at least 1")
-    for option in ("timeout", "expected_seconds"):
-        value = getattr(task, option)
-        if value is not None and not is_duration(value):
-            refuse(option, "give seconds, more than 0")
-    if task.queue_limit is not None and type(task.queue_limit) is not int:
-        refuse("queue_limit", "give a whole number; 0 or less means no limit")
-    if task.gate is not None and not isinstance(task.gate, str) and not callable(task.gate):
-        refuse("gate", "give a name, a format such as '{model}', or a callable of the arguments")
-    for option in ("retry_on", "give_up_on"):
-        value = getattr(task, option)
-        if not isinstance(value, tuple) or not all(inspect.isclass(e) and issubclass(e, BaseException) for e in value):
-            refuse(option, "give a tuple of exception classes")
-    if task.backoff is not None and not callable(task.backoff) and not is_duration(task.backoff, or_zero=True):
-        refuse("backoff", "give seconds of at least 0, or a callable")
-    if not isinstance(task.schedulable, bool):
-        refuse("schedulable", "give True or False")
-    if task.retention is not None and not isinstance(task.retention, Retention):
-        refuse("retention", "give Retention(succeeded=…, failed=…)")
-    if not isinstance(task.atomic, bool):
-        refuse("atomic", "give True or False")
-    if task.atomic and inspect.iscoroutinefunction(task.func):
-        refuse("atomic", "a transaction belongs to one thread; make the function a `def`, not an `async def`")
-    if task.run_after is not None:
-        checked_moment(f"task {task.module_path}: run_after", task.run_after)
-    if task.schedule is not None:
-        _check_schedule(task, refuse)
-
-
-@lru_cache(maxsize=1024)
-def _is_generator_function(function: Callable[..., Any]) -> bool:
-    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-
-
-def _check_schedule(task: Task[Any, Any], refuse: Callable[[str, str], NoReturn]) -> None:
-    """Refuse several schedules without distinct names, and arguments that the function does not take."""
-    schedules: tuple[Any, ...] = task.schedule if isinstance(task.schedule, tuple) else (task.schedule,)
-    if not all(isinstance(schedule, Declaration) for schedule in schedules):
-        refuse("schedule", "give cron(…) or every(…), or a tuple of them")
-    names = [schedule.name for schedule in schedules]
-    if len(names) > 1 and ("" in names or len(set(names)) < len(names)):
-        refuse("schedule", "give each of a task's schedules a name= of its own")
-    for schedule in schedules:
-        check_call(task, schedule.args, schedule.kwargs)
-
-
-def is_attempt_count(value: object) -> bool:
-    """Whether a value is a number of attempts."""
-    return type(value) is int and value >= 1
-
-
-def is_duration(value: object, *, or_zero: bool = False) -> bool:
-    """Whether a value is a number of seconds, more than 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return value > 0 or (or_zero and value == 0)
-
-
-@lru_cache(maxsize=1024)
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)
-
-
-def gate_name(task: Task[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the name of the gate that admits a call; "" when the task has no gate.
-
-    Raises: InvalidOption when the format or the callable gives no valid name for these arguments.
-    """
-    if task.gate is None:
-        return ""
-    if callable(task.gate):
-        name = task.gate(*args, **kwargs)
-    elif "{" not in task.gate:
-        name = task.gate
-    else:
-        context = [None] if task.takes_context else []
-        try:
-            bound = _signature(task.func).bind(*context, *args, **kwargs)
-            bound.apply_defaults()
-            named = dict(bound.arguments)
-            named |= named.get("kwargs", {}) if isinstance(named.get("kwargs"), dict) else {}
-            name = task.gate.format(*args, **{**named, **kwargs})
-        except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
-            raise InvalidOption(
-                f"task {task.module_path}: gate={task.gate!r} cannot be filled from the arguments: {error!r}"
-            ) from error
-    check_gate_name(name)
-    return name
-
-
-def check_call(task: Task[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that the task's function cannot be called with, or that JSON cannot carry.
-
-    Raises: InvalidOption.
-    """
-    if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
-        raise InvalidOption(f"task {task.module_path}: arguments are a list and a mapping, not {args!r} and {kwargs!r}")
-    payload.of_call(tuple(args), dict(kwargs))
-    context = [None] if task.takes_context else []
-    signature = _signature(task.func)
-    try:
-        signature.bind(*context, *args, **kwargs)
-    except TypeError as error:
-        shown = signature.replace(parameters=list(signature.parameters.values())[len(context) :])
-        raise InvalidOption(
-            f"task {task.module_path} cannot be called with these arguments: {error}; it takes {shown}"
-        ) from error
 
 
 # --- the decorator -------------------------------------------------------------------------------------------------
@@ -318,12 +273,12 @@ class TaskOptions(TypedDict, total=False):
     backend: str
     max_attempts: int | None
     backoff: Backoff | None
-    retry_on: tuple[type[BaseException], ...]
-    give_up_on: tuple[type[BaseException], ...]
-    timeout: float | None
+    retry_on: type[BaseException] | tuple[type[BaseException], ...]
+    give_up_on: type[BaseException] | tuple[type[BaseException], ...]
+    timeout: Duration | None
     gate: GateSource | None
     queue_limit: int | None
-    expected_seconds: float | None
+    expected_seconds: Duration | None
     schedule: Declaration | tuple[Declaration, ...] | None
     schedulable: bool
     retention: Retention | None
@@ -380,20 +335,30 @@ def task(
     takes_context: bool = False,
     **options: Any,
 ) -> Any:
-    """Declare a module-level function as a task.
+    """Declare a module-level function as a task: `@task`, or `@task(max_attempts=3)` with options.
 
-    Like `django.tasks.task`, with the options of this backend, which `Task` explains. An alias with another backend
-    (Django's immediate or dummy backend in tests) ignores these options.
-    Raises: InvalidOption; the framework's InvalidTask, also for a function that no worker finds by its name, and for a
-    second one of the same name.
+    Like `django.tasks.task`, with the options of this backend. A duration is given in seconds or as a timedelta.
+    priority: -100 to 100; higher first (default 0). queue_name, backend: where its calls are enqueued.
+    takes_context: pass a `TaskContext` as the first argument, which must be called `context`.
+    max_attempts: attempts in all, the first included. timeout: how long one may take.
+    backoff: the time between attempts, or a callable `(exception, result)` that returns it, or None to give up.
+    retry_on, give_up_on: exception classes that are retried, or never retried, one or a tuple; give_up_on wins.
+    gate: the name of an admission limit, a format over the arguments such as "{model}", or a callable of them.
+    queue_limit: the gate's limit unless the gate has a Gate row. expected_seconds: how long a run usually takes.
+    schedule: when the task is enqueued automatically: `cron(…)` or `every(…)`, or a tuple of them, each named.
+    schedulable: whether people may create schedules of it in the admin.
+    retention: how long its finished rows are kept: `Retention(succeeded=…, failed=…)`.
+    atomic: run the function and record its success in one database transaction (`def` only).
+    Raises: InvalidOption; TypeError for an unknown option; the framework's InvalidTask, also for a function that no
+    worker finds by its name, and for a second one of the same name.
     """
-    own = {field.name for field in fields(Task)} - {field.name for field in fields(compat.Task)}
-    if unknown := set(options) - own:
-        raise TypeError(f"task() got unknown options {sorted(unknown)}; it has {sorted(own)}")
+    check_known(set(options), {field.name for field in fields(Task)} - {field.name for field in fields(compat.Task)})
 
     def declare(function: Callable[..., Any]) -> Any:
+        _check_function(function)
         task_class: Any = compat.task_backends[backend].task_class
-        given = options if issubclass(task_class, Task) else {}
+        if issubclass(Task, task_class):  # Django's immediate and dummy backends take any Task of the framework's
+            task_class = Task
         return task_class(
             func=function,
             priority=priority,
@@ -401,7 +366,7 @@ def task(
             queue_name=queue_name,
             run_after=None,
             takes_context=takes_context,
-            **given,
+            **options,
         )
 
     return declare if function is None else declare(function)
@@ -412,6 +377,6 @@ def default_of(task: Task[Any, Any], option: Literal["max_attempts", "timeout"],
     if (value := getattr(task, option)) is not None:
         return value
     if option in options:
-        return options[option]
+        return seconds_of(options[option])
     settings = conf.current()
     return settings.max_attempts if option == "max_attempts" else settings.timeout_seconds

@@ -71,13 +71,18 @@ def own_keys(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
     """Give the test keys of its own, in this process and in the processes it starts; delete them afterwards."""
-    from django_asyncq.lifecycle import dispatching
+    from django_asyncq.lifecycle import dispatching, prefix_check
+    from django_asyncq.storage import identity
 
     monkeypatch.setenv("ASYNCQ_TEST_PREFIX", key_prefix)
     lock_folder = os.environ.get("ASYNCQ_TEST_LOCK_DIR") or str(tmp_path_factory.getbasetemp() / "locks")
     monkeypatch.setenv("ASYNCQ_TEST_LOCK_DIR", lock_folder)
     monkeypatch.setattr(dispatching, "_breaker_closes_at", 0.0)
     monkeypatch.setattr(dispatching, "_logged", {})
+    monkeypatch.setattr(prefix_check, "_ask_from", {})
+    monkeypatch.setattr(prefix_check, "_refused", {})
+    # Each test is a process that has read nothing yet.
+    monkeypatch.setattr(identity, "_remembered", {})
     settings.ASYNCQ = {
         **django_settings.ASYNCQ,
         "KEY_PREFIX": key_prefix,

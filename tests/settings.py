@@ -101,6 +101,8 @@ if os.environ.get("ASYNCQ_TEST_SECOND"):
     # Tests with a second alias have it in the processes that they start, too.
     TASKS["second"] = {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES": []}
 ASYNCQ = {
+    # Servers of the suite, some of them behind a proxy. What tests of it need is set there.
+    "REDIS_IS_FOR_TESTS": True,
     "CLIENT_FACTORY": os.environ.get("ASYNCQ_TEST_CLIENT_FACTORY", ""),
     "KEY_PREFIX": os.environ.get("ASYNCQ_TEST_PREFIX", "asynqtest"),
     "LEASE_SECONDS": int(os.environ.get("ASYNCQ_TEST_LEASE", "2")),

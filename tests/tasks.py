@@ -20,11 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import OperationalError, connections
 
 from django_asyncq import compat, startup_task, task
-from django_asyncq.context import TaskContext
+from django_asyncq.context import TaskContext, current_task
 
 from . import process_tasks, settings_tasks  # noqa: F401 - their tasks are registered
 
@@ -263,6 +263,19 @@ class Liar(Exception):
         raise SystemExit(4)
 
 
+@task
+def names_itself() -> Any:
+    """Return what the body knows of its task, in its own thread and in one that it awaits."""
+    return [current_task(), async_to_sync(asyncio.to_thread)(current_task)]
+
+
+@task
+async def names_itself_async() -> Any:
+    """Return what the body knows of its task, in the event loop and in threads that it awaits."""
+    await asyncio.sleep(0)
+    return [current_task(), await sync_to_async(current_task)(), await asyncio.to_thread(current_task)]
+
+
 SPITE: dict[str, type[BaseException]] = {
     "SystemExit": SystemExit,
     "KeyboardInterrupt": KeyboardInterrupt,
@@ -333,7 +346,7 @@ if os.environ.get("ASYNCQ_TEST_SPITE"):
         for each in (compat.task_started, compat.task_finished, task_state_changed):
             each.connect(_receive_spitefully)
     else:
-        for handler in (*logging.getLogger().handlers, logging.lastResort):
+        for handler in (*logging.getLogger("django_asyncq").handlers, logging.lastResort):
             if handler is not None:
                 handler.addFilter(_filter_spitefully)
 

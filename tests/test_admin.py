@@ -390,11 +390,21 @@ def test_receiver_that_refuses_a_retry_is_an_error_not_a_crash(operator: Client,
     assert state_of(record) == TaskState.FAILED
 
 
+def test_queued_task_that_no_worker_can_run_says_what_to_do(operator: Client) -> None:
+    """The file is there, and nothing imports it. A task that the code has, and one that is over, say nothing."""
+    page = operator.get(page_of(make(name="tests.tasks.send", state=TaskState.QUEUED))).content.decode()
+    assert "no worker with this code can run it" in page
+    assert "tests.tasks is imported here and declares no task send" in page
+    for record in (make(state=TaskState.QUEUED), make(name="tests.tasks.send", state=TaskState.SUCCEEDED)):
+        assert "Why: " not in operator.get(page_of(record)).content.decode()
+
+
 def test_task_removed_from_code_stays_failed_and_the_message_names_it(operator: Client) -> None:
     """The other selected tasks are retried."""
     removed, fine = make(name="shop.tasks.removed"), make()
     page = operator.get(page_of(removed)).content.decode()
     assert "formaction" not in page and "so it cannot be retried" in page
+    assert "shop.tasks is not imported here, and no app in INSTALLED_APPS has it; add its app" in page
     response = run_action(operator, removed, fine, confirmed="yes")
     assert said(response) == [
         ("success", f"Queued again: {fine}."),

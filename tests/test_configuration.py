@@ -329,10 +329,12 @@ def test_slot_that_moves_is_an_outage_for_the_client_of_a_cluster() -> None:
 
 def test_worker_starts_while_no_node_of_the_cluster_answers(settings: Any) -> None:
     """It says so, and waits; nothing else is raised."""
-    use(settings, cache(f"redis://127.0.0.1:{free_port()}"), {"CLIENT_FACTORY": configuration.CLUSTER_FACTORY})
+    port = free_port()
+    use(settings, cache(f"redis://:s3cret@127.0.0.1:{port}"), {"CLIENT_FACTORY": configuration.CLUSTER_FACTORY})
     stderr = StringIO()
     Command(stderr=stderr)._print_start("default", [])
-    assert "Redis is unreachable (" in stderr.getvalue() and "workers start and wait for it" in stderr.getvalue()
+    assert f"the Redis cluster at 127.0.0.1:{port}/0 is unreachable (" in stderr.getvalue()
+    assert "workers start and wait for Redis" in stderr.getvalue() and "s3cret" not in stderr.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def imported(file: Path, *bodies: str) -> Any:
         (Home().method, "a method belongs to an object"),
         (functools.partial(plain), "functools.partial"),
         (Home(), "it is a Home"),
-        (Home, "it is a type"),
+        (Home, "it is a class"),
         (len, "not a function"),
         (None, "not a function"),
         (named("__main__"), "the script or the shell"),

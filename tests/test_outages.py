@@ -113,7 +113,7 @@ def test_sigterm_while_the_database_is_unreachable_runs_nothing_again(
     with workers(tmp_path, "--concurrency", str(TASKS), DATABASE_URL=outage.url) as fleet:
         finish_without_database(outage, history_path, 2.0)
         assert fleet.stop() == 0
-        assert f"{TASKS} of {TASKS} outcomes were spilled to Redis" in fleet.output()
+        assert f"outcomes spilled to Redis: {TASKS} of {TASKS}" in fleet.output()
     outage.end()
     assert TaskRecord.objects.succeeded().count() == 0
     run_workers()
@@ -139,7 +139,7 @@ def test_reporter_leaves_outcomes_it_never_looked_at(caplog: pytest.LogCaptureFi
     reporter.abandon([dropped.job])
     reporter.spill_outcomes()
     assert list(stored(kept.job.run.lease.id, dropped.job.run.lease.id)) == [kept.job.run.lease.id]
-    assert "1 of 1 outcomes were spilled to Redis" in caplog.text
+    assert "outcomes spilled to Redis: 1 of 1" in caplog.text
 
 
 def test_redis_away_too_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,6 +20,7 @@ from django_asyncq.broker.outcomes import SpilledOutcomes
 from django_asyncq.lifecycle import outcome_format, outcome_spill, signatures
 from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.storage import identity
 
 from . import tasks
 from .redis_state import pending, stored, unknown
@@ -39,6 +40,7 @@ def _usual_lease(settings: Any) -> None:
 def taken_run(state: TaskState = TaskState.RUNNING, **values: Any) -> lifecycle.Run:
     """Return a run that worker `w` has claimed and begun. state: what the row says."""
     record = TaskRecord.objects.create(name="tests.tasks.add", **values)
+    identity.own()  # as every claim does
     broker = Broker()
     broker.register_queue("default")
     broker.enqueue("default", [Entry(str(record.id), b"message")])
@@ -76,7 +78,7 @@ def fields_of(run: lifecycle.Run) -> dict[str, Any]:
 
 def signed(id: str, fence: Any, body: bytes) -> bytes:
     """Return a body with the signature that the project itself would give it."""
-    return signatures.sign(outcome_spill.PURPOSE, f"{id} {fence} ".encode() + body) + body
+    return signatures.sign(outcome_spill.PURPOSE, f"{identity.own()} {id} {fence} ".encode() + body) + body
 
 
 def let_wait_pass(redis_client: Any, id: str) -> None:
@@ -292,6 +294,17 @@ def test_outcome_of_another_task_is_not_recorded(redis_client: Any) -> None:
     assert TaskRecord.objects.get(id=second.record.id).state == TaskState.QUEUED
     recover(first)
     assert TaskRecord.objects.get(id=first.record.id).return_value == "of the first"
+
+
+def test_outcome_of_another_database_is_not_recorded(redis_client: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A copy has the same tasks and fences. The task waits for one lease, then it runs again."""
+    run = spilled_run()
+    identity.renew()
+    recover(run)
+    assert len(warnings(caplog, "or it is that of another database")) == 1
+    let_wait_pass(redis_client, run.lease.id)
+    (again,) = lifecycle.claim(Broker(), "default", "w2", 1, "default").runs
+    assert (again.record.state, again.record.return_value) == (TaskState.QUEUED, None)
 
 
 @pytest.mark.parametrize("is_begun", [True, False])

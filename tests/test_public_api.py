@@ -51,8 +51,18 @@ def test_page_lists_the_public_names_of_a_module(name: str) -> None:
 
 
 def test_page_lists_the_public_modules() -> None:
-    """The package and eight modules."""
-    modules = ["backend", "context", "models", "signals", "exceptions", "testing", "leadership", "broker.cluster"]
+    """The package and its public modules."""
+    modules = [
+        "backend",
+        "context",
+        "logs",
+        "models",
+        "signals",
+        "exceptions",
+        "testing",
+        "leadership",
+        "broker.cluster",
+    ]
     assert set(listed()) == {"django_asyncq", *(f"django_asyncq.{module}" for module in modules)}
 
 

@@ -112,10 +112,10 @@ def test_every_error_is_reported() -> None:
     assert list(setting_errors({"queues": {"mail": {"succeeded": 3600, "failed": None}}, "tasks": {"a.b": {}}})) == []
 
 
-@pytest.mark.parametrize("value", [-1, "7 days", True, timedelta(days=7)])
+@pytest.mark.parametrize("value", [-1, "7 days", True, timedelta(days=-7)])
 @pytest.mark.django_db
 def test_default_times_are_seconds(value: Any, settings: Any) -> None:
-    """As their names say. The check has a hint for each."""
+    """Or a timedelta. The check has a hint for each."""
     settings.ASYNCQ = {"SUCCEEDED_RETENTION_SECONDS": value, "FAILED_RETENTION_SECONDS": value}
     found = {message.id for message in checks.run_checks() if message.hint}
     assert {"asyncq.E127", "asyncq.E128"} <= found

@@ -105,7 +105,7 @@ def test_a_failed_push_is_logged_again_after_a_minute_or_with_another_cause(capl
     logged = []
     for error, now in calls:
         caplog.clear()
-        dispatching.log_failed_push(error, 1, now)
+        dispatching.log_failed_push(error, [TaskRecord()], now)
         logged += [now] * len(caplog.records)
     assert logged == [100.0, 161.0, 162.0, 223.0]
 

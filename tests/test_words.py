@@ -164,7 +164,8 @@ NAMES_ALLOWED = {
     "rest": "what remains of a list",
     "CodeWatch": "it watches files, as each reloader does; it is no listener",
 }
-JOBS_ALLOWED = "django_asyncq/worker/*"
+# The test kit takes the Jobs of the worker through their runs.
+JOBS_ALLOWED = ("django_asyncq/worker/*", "django_asyncq/testing/running.py")
 
 
 class Text(NamedTuple):
@@ -347,7 +348,7 @@ def old_names(path: str, names: Iterator[tuple[int, str]]) -> list[str]:
             continue
         snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
         for part in snake.split("_"):
-            if part in IN_NAMES and not (part in ("job", "jobs") and fnmatch(path, JOBS_ALLOWED)):
+            if part in IN_NAMES and not (part in ("job", "jobs") and any(fnmatch(path, each) for each in JOBS_ALLOWED)):
                 found.append(f"{path}:{line}: name {name}: say {IN_NAMES[part]}")
         if NAMES_TOGETHER.search(snake):
             found.append(f"{path}:{line}: name {name}: say requeue, postpone, recover, handoff")

@@ -93,9 +93,9 @@ def test_gives_up_after_the_last_attempt_and_at_once_on_give_up_on(history_path:
     """`max_attempts` bounds the attempts; after an exception of `give_up_on` there is no other."""
     exhausted, fatal = tasks.fail_until.enqueue(9), tasks.fail_until.enqueue(9, fatal=True)
     log = run_workers().stderr
-    assert log.count("attempt 1 of 3 failed with Glitch; next attempt at") == 1
-    assert log.count("attempt 3 of 3 failed with Glitch; it is not retried") == 1
-    assert log.count("attempt 1 of 3 failed with Fatal; it is not retried") == 1
+    assert log.count("attempt 1 of 3 failed; next attempt at") == 1
+    assert log.count("attempt 3 of 3 failed; it is not retried: tests.tasks.Glitch: attempt 3") == 1
+    assert log.count("attempt 1 of 3 failed; it is not retried: tests.tasks.Fatal: ") == 1
     assert [record_of(exhausted).attempt, record_of(fatal).attempt] == [3, 1]
     for result in (exhausted, fatal):
         record = record_of(result)

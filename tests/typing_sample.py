@@ -81,6 +81,8 @@ def calls() -> None:
     with_context_async.enqueue("1")  # type: ignore[arg-type]
     changed: Task[[int], str] = with_context.using(priority=3, gate="other", run_after=timedelta(hours=1))
     changed.enqueue("1")  # type: ignore[arg-type]
+    with_context.using(timeout=timedelta(minutes=1), expected_seconds=timedelta(minutes=1))
+    with_context.using(run_after=60)  # type: ignore[arg-type]
     with_context.using(prio=3)  # type: ignore[call-arg]
     with_context.using(timeout="3")  # type: ignore[arg-type]
     with_context.using(schedulable=True)  # type: ignore[call-arg]
@@ -117,7 +119,9 @@ def options() -> None:
     task(backend=None)(function)  # type: ignore[call-overload]
     task(backoff="3")(function)  # type: ignore[call-overload]
     task(backoff=lambda: 3)(function)  # type: ignore[arg-type]
-    task(retry_on=ValueError)(function)  # type: ignore[call-overload]
+    task(retry_on=ValueError, give_up_on=(KeyError, OSError))(function)
+    task(retry_on="ValueError")(function)  # type: ignore[call-overload]
+    task(timeout=timedelta(minutes=1), backoff=timedelta(seconds=3), expected_seconds=timedelta(seconds=3))(function)
     task(retry_on=(3,))(function)  # type: ignore[arg-type]
     task(give_up_on=[ValueError])(function)  # type: ignore[call-overload]
     task(timeout="3")(function)  # type: ignore[call-overload]
@@ -155,7 +159,9 @@ def schedules(at: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
     cron("* * * * *", missed="some")  # type: ignore[arg-type]
     cron("* * * * *", missed_cap="3")  # type: ignore[arg-type]
     cron("* * * * *", jitter_seconds=0.5)  # type: ignore[arg-type]
-    every(3)  # type: ignore[call-arg]
+    assert_type(every(3), Declaration)
+    assert_type(every(timedelta(minutes=5), jitter_seconds=timedelta(seconds=3)), Declaration)
+    every("3")  # type: ignore[arg-type]
     every(second=3)  # type: ignore[call-arg]
     every(seconds=0.5)  # type: ignore[arg-type]
     every(minutes="3")  # type: ignore[arg-type]

@@ -16,11 +16,11 @@ from django.forms.fields import InvalidJSONInput
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..definitions.calls import check_call
 from ..definitions.timing import MAX_INTERVAL_SECONDS, Timing, preview
 from ..exceptions import InvalidArguments, InvalidOption
 from ..models import Schedule, default_timezone
 from ..storage import database_clock
-from ..tasks import check_call
 from . import display
 from .code import accepts_positional, declared_schedule_names, known_task, schedulable_names, signature_text
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from .. import registry
 from ..models import TaskRecord, TaskState
 from . import display
 from .code import known_task, parameter_names
@@ -53,6 +54,9 @@ class TaskPage:
         self.has_failed = record.state == TaskState.FAILED
         self.can_retry = may_retry and self.has_failed and self.task is not None
         self.is_removed = self.has_failed and self.task is None
+        is_waiting = record.state == TaskState.QUEUED and self.task is None
+        # Of this process, whose code may be older or newer than the workers'.
+        self.missing = registry.why_missing(record.name) if self.is_removed or is_waiting else ""
 
     def state(self) -> SafeString:
         """Return the state, and when the task or its retry is due."""

@@ -93,19 +93,21 @@ class Broker(Access):
 
     # --- queue names, and the state of Redis
 
-    def register_queue(self, queue: str) -> None:
-        """Add the queue to the set of all queues, where tools and workers find it; at most once a minute."""
+    def register_queue(self, queue: str) -> bool:
+        """Add the queue to the set of all queues, for tools and workers, once a minute; return whether it was new."""
         key = (self.prefix, queue)
         now = time.monotonic()
         with _registered_lock:
             if now < _registered.get(key, 0.0):
-                return
-        if commands.send(self.client, "sadd", queues_key(self.alias), queue):
+                return False
+        is_new = bool(commands.send(self.client, "sadd", queues_key(self.alias), queue))
+        if is_new:
             with broker_errors(self.client):
                 self.client.publish(names_channel(self.alias), queue)
         with _registered_lock:
             _registered[key] = now + REGISTERED_SECONDS
             _known.pop(self.prefix, None)
+        return is_new
 
     @staticmethod
     def forget_registered() -> None:

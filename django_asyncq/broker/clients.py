@@ -42,6 +42,7 @@ from ..exceptions import BrokerMisconfigured, BrokerPermissionDenied, BrokerUnav
 from . import configuration
 from .location import Kind, identity, location, place
 from .redis_internals import set_connection_options, unconnected
+from .server_of_tests import require_server_of_tests
 
 Client = Any  # redis.Redis or redis.cluster.RedisCluster, or what is used like one of them
 Role = Literal["producer", "worker", "blocking"]
@@ -86,8 +87,8 @@ _lock = threading.Lock()
 def client(role: Role) -> Client:
     """Return this process's client for a role; it is thread-safe, and its pool reconnects after a fork.
 
-    Raises: ImproperlyConfigured when the settings cannot be right; BrokerUnavailable when no node of a cluster
-    answers.
+    Raises: ImproperlyConfigured when the settings cannot be right; RedisNotForTests in a test run; BrokerUnavailable
+    when no node of a cluster answers.
     """
     configured = conf.current()
     key = (role, str(configured.redis), configured.client_factory)
@@ -97,6 +98,7 @@ def client(role: Role) -> Client:
             found = _clients.get(key)
             if found is None:
                 require_valid_settings()
+                require_server_of_tests()
                 found = _clients[key] = _build(role)
     return found
 
@@ -250,8 +252,13 @@ def server_identity() -> str:
 
 
 def server_name(found: Client | None) -> str:
-    """Return "Redis" with the host, port and database of a client; never the password. found: None when unknown."""
+    """Return "Redis" with the host, port and database of a client, or the nodes that the settings name for a cluster.
+
+    It never has the password. found: None when no client could be built.
+    """
     if found is None or not isinstance(found, Redis):
+        if conf.current().client_factory == configuration.CLUSTER_FACTORY:
+            return f"the Redis cluster at {identity(any_order=True)}"
         return "the Redis cluster" if found is not None and is_cluster(found) else "Redis"
     where = place(found.get_connection_kwargs())
     return f"Redis at {where}" if where else "Redis"

@@ -44,6 +44,8 @@ OTHER_TYPES = {
     "alive_key": "string",
     "reachability_key": "hash",
     "key_check_key": "string",
+    "owner_key": "string",
+    "supervisors_key": "zset",
     "handoff_key": "hash",
     "waiting_gates_key": "set",
     "schedulers_key": "zset",
@@ -96,6 +98,16 @@ def reachability_key() -> str:
 def key_check_key() -> str:
     """Own: the string that the leader has signed, so that other processes notice when their SECRET_KEY differs."""
     return f"{prefix()}:key-check"
+
+
+def owner_key() -> str:
+    """Own: the string with the identity of the database to which all keys of the prefix belong."""
+    return f"{prefix()}:owner"
+
+
+def supervisors_key() -> str:
+    """Own: the zset of the owner's supervisors; score = Unix milliseconds until which each counts as alive."""
+    return f"{{{owner_key()}}}:supervisors"
 
 
 def handoff_key(worker_id: str, alias: str = DEFAULT_ALIAS) -> str:

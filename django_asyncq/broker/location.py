@@ -118,4 +118,4 @@ def identity(*, any_order: bool) -> str:
         parsed: dict[str, Any] = parse_url(str(url))  # type: ignore[no-untyped-call]
         servers.append(place({"host": "localhost", **found.connection, **parsed}))
     sentinels = [f"{host}:{port}" for host, port in found.options.get("SENTINELS") or ()]
-    return " ".join([*(sorted(servers) if any_order else servers[:1]), *sorted(sentinels)])
+    return ", ".join([*(sorted(servers) if any_order else servers[:1]), *sorted(sentinels)])

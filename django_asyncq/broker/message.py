@@ -168,6 +168,11 @@ def clean_text(text: str) -> str:
     return _text(text).decode()
 
 
+def error_field(text: str) -> bytes:
+    """Return the field `error_msg` alone; appended to a message, it replaces the one that the message has."""
+    return _length_field(7, _text(text))
+
+
 def _text(value: str) -> bytes:
     return value.encode("utf-8", "replace")
 

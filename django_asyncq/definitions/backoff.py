@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
-Delay = float | timedelta | None
-Backoff = float | Callable[[BaseException, Any], Delay]
-"""Seconds, or a callable of the exception and the result that returns seconds, a timedelta, or None for no retry."""
+from ..durations import Duration
+
+Backoff = Duration | Callable[[BaseException, Any], Duration | None]
+"""A duration, or a callable of the exception and the result that returns one, or None for no retry."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+from .. import compat
+
 # The names of the module that was started, of its copy in a child of multiprocessing, and of Python's own console.
 STARTED_MODULES = {"__main__", "__mp_main__", "__console__"}
 # The names of files that are none: a shell, a doctest or `exec`; "<frozen …>" is a module within an executable.
@@ -34,6 +36,12 @@ def why_unresolvable(function: object) -> str | None:
         return "a functools.partial has no name of its own"
     if inspect.ismethod(function):
         return "a method belongs to an object, which a worker does not have"
+    if isinstance(function, compat.Task):
+        return "it is a task already; its .using(…) returns a copy with other options"
+    if isinstance(function, str):
+        return "a text is no function, and the name of a task is the path of its function; options are given by name"
+    if inspect.isclass(function):
+        return "it is a class, not a function"
     return f"it is a {type(function).__qualname__}, not a function"
 
 

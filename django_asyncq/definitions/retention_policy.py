@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from .. import conf
+from ..durations import AT_LEAST_ZERO, Duration, is_duration
 from ..exceptions import InvalidOption
 
 
@@ -25,13 +26,11 @@ class Inherit(Enum):
 
 
 INHERIT = Inherit.INHERIT
-RetentionTime = float | timedelta | Inherit | None
+RetentionTime = Duration | Inherit | None
 """Seconds or a timedelta, None for ever, INHERIT."""
 Outcome = Literal["succeeded", "failed"]
 
-# The current time minus this is still a year that a datetime can hold.
-LONGEST = timedelta(days=36_525)
-RETENTION_TIME_HINT = "seconds or a timedelta from 0 to 100 years, or None to keep for ever"
+RETENTION_TIME_HINT = f"{AT_LEAST_ZERO}, or None to keep for ever"
 SETTING_KEYS = ("queues", "tasks")
 
 
@@ -60,9 +59,7 @@ def is_retention_time(value: object) -> bool:
     """Return whether the value is a valid `RetentionTime` other than INHERIT."""
     if value is None:
         return True
-    if isinstance(value, timedelta):
-        return timedelta(0) <= value <= LONGEST
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LONGEST.total_seconds()
+    return is_duration(value, or_zero=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,5 +149,5 @@ def _retention_errors(path: str, name: Any, retention: Any) -> Iterator[str]:
             yield f"{path}[{outcome!r}] = {value!r} is not valid"
 
 
-def _timedelta(value: float | timedelta | None) -> timedelta | None:
+def _timedelta(value: Duration | None) -> timedelta | None:
     return timedelta(seconds=value) if isinstance(value, int | float) else value

@@ -6,14 +6,14 @@ Holds values and one table. It must not run anything and knows no database and n
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from django.conf import settings
 
+from ..durations import Duration, is_duration, seconds_of
 from ..exceptions import InvalidOption
 from .functions import Origin, origin_of, why_ambiguous
 from .timing import Cron, Interval
@@ -82,7 +82,7 @@ class ScheduleOptions(TypedDict, total=False):
     overlap: Literal["allow", "skip"]
     missed: Literal["skip", "once", "all"]
     missed_cap: int
-    jitter_seconds: int
+    jitter_seconds: int | timedelta
 
 
 def cron(expression: str, *, timezone: str | None = None, **options: Unpack[ScheduleOptions]) -> Declaration:
@@ -94,7 +94,7 @@ def cron(expression: str, *, timezone: str | None = None, **options: Unpack[Sche
     overlap: "allow" (default), or "skip" an occurrence while the task of an earlier one has not finished.
     missed: what happens to occurrences that came due while no scheduler was running. "skip" (default) drops them,
         "once" enqueues one task for all of them, "all" enqueues the last `missed_cap` of them (default 10).
-    jitter_seconds: delay each task by a random time of up to this many seconds (default 0).
+    jitter_seconds: delay each task by a random time of up to this many whole seconds, or a timedelta (default 0).
     Raises: InvalidOption.
     """
     if not isinstance(expression, str) or not expression:
@@ -103,21 +103,32 @@ def cron(expression: str, *, timezone: str | None = None, **options: Unpack[Sche
 
 
 def every(
-    *, seconds: int = 0, minutes: int = 0, hours: int = 0, days: int = 0, **options: Unpack[ScheduleOptions]
+    interval: Duration = 0,
+    /,
+    *,
+    seconds: int = 0,
+    minutes: int = 0,
+    hours: int = 0,
+    days: int = 0,
+    **options: Unpack[ScheduleOptions],
 ) -> Declaration:
     """Enqueue a task at an interval of whole seconds: `@task(schedule=every(seconds=30))`.
 
+    interval: seconds or a timedelta, such as `every(timedelta(minutes=5))`; or name the units. They are added up.
     The interval counts from `starts_at`, else from when the scheduler first saw the schedule. Changes to and from
     summer time do not affect it.
     options: as for `cron`, without the time zone: name, args, kwargs, starts_at, ends_at, overlap, missed, missed_cap,
         jitter_seconds.
     Raises: InvalidOption.
     """
+    whole = seconds_of(interval)
+    if type(whole) is not int or whole < 0:
+        raise InvalidOption(f"every({interval!r}) is not valid: give whole seconds or a timedelta of whole seconds")
     given = {"seconds": seconds, "minutes": minutes, "hours": hours, "days": days}
     for unit, count in given.items():
         if type(count) is not int or count < 0:
             raise InvalidOption(f"every({unit}={count!r}) is not valid: give a whole number of at least 0")
-    total = seconds + 60 * minutes + 3600 * hours + 86_400 * days
+    total = whole + seconds + 60 * minutes + 3600 * hours + 86_400 * days
     if total < 1:
         raise InvalidOption("every() is not valid: give seconds, minutes, hours or days; together at least 1 s")
     return Declaration(interval_seconds=total, **_checked("every", options))
@@ -128,7 +139,12 @@ def _checked(function: str, options: ScheduleOptions) -> dict[str, Any]:
     known = ScheduleOptions.__annotations__
     if unknown := options.keys() - known.keys():
         raise TypeError(f"{function}() got unknown options {sorted(unknown)}; it has {sorted(known)}")
-    return {**options, "args": tuple(options.get("args", ())), "kwargs": dict(options.get("kwargs") or {})}
+    return {
+        **options,
+        "args": tuple(options.get("args", ())),
+        "kwargs": dict(options.get("kwargs") or {}),
+        "jitter_seconds": seconds_of(options.get("jitter_seconds", 0)),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +161,22 @@ class StartupTask:
 _startup_tasks: dict[str, StartupTask] = {}
 
 
-def startup_task(name: str, *, ttl: float = 60, every_start: bool = False) -> Callable[[F], F]:
+def startup_task(name: str, *, ttl: Duration = 60, every_start: bool = False) -> Callable[[F], F]:
     """Run a function once per start of the fleet, in the process that holds the lock of this name.
 
-    ttl: seconds. A process that starts while the function runs, or within this time after it finished, belongs to the
-    same start. The lock also outlives a holder that died by this time.
+    ttl: seconds or a timedelta. A process that starts while the function runs, or within this time after it finished,
+    belongs to the same start. The lock also outlives a holder that died by this time.
     every_start: each `runworkers` that starts runs the function, one process at a time.
     The function, `def` or `async def`, takes no arguments. A failure is logged and recorded, and stops nothing.
     Raises: InvalidOption, also when another function has the name.
     """
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
         raise InvalidOption(f"startup_task({name!r}) is not valid: use a name of 1 to {LONGEST_NAME} characters")
-    if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not SHORTEST_TTL_SECONDS <= ttl < math.inf:
+    ttl_seconds = seconds_of(ttl)
+    if not is_duration(ttl) or ttl_seconds < SHORTEST_TTL_SECONDS:
         raise InvalidOption(
-            f"startup_task({name!r}, ttl={ttl!r}) is not valid: give seconds, at least {SHORTEST_TTL_SECONDS}"
+            f"startup_task({name!r}, ttl={ttl!r}) is not valid: give seconds or a timedelta, "
+            f"at least {SHORTEST_TTL_SECONDS} s"
         )
 
     def declare(function: F) -> F:
@@ -168,7 +186,7 @@ def startup_task(name: str, *, ttl: float = 60, every_start: bool = False) -> Ca
             raise InvalidOption(
                 f"startup_task({name!r}) of {_path(function)} is not valid: {_path(known.function)} has this name"
             )
-        _startup_tasks[name] = StartupTask(name, function, float(ttl), every_start, origin)
+        _startup_tasks[name] = StartupTask(name, function, float(ttl_seconds), every_start, origin)
         return function
 
     return declare

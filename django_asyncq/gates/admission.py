@@ -18,6 +18,7 @@ from ..aliases import uses_redis
 from ..broker import replies, scripts
 from ..exceptions import BrokerUnavailable, GateUnavailable, QueueFull, UnknownGate
 from ..guard import get_logger
+from ..logs import log_extra
 from ..models import FailureReason, TaskRecord
 from ..storage.rollbacks import release_rolled_back
 from . import row_slots
@@ -86,7 +87,8 @@ def _admit_groups(
                 raise
             # The limit was removed after the tasks had been admitted; without a limit no task has to wait.
             count = len(group)
-            logger.warning("%d task%s admitted without a slot: %s", count, pluralize(count), error)
+            text = "%d task%s admitted without a slot: %s"
+            logger.warning(text, count, pluralize(count), error, extra=log_extra(*group))
             continue
         if admission.refused:
             refused |= {record.id for record in group if str(record.id) in admission.refused}

@@ -1,6 +1,6 @@
 """The slots of a gate counted from the rows, for aliases without Redis: those of the test kit.
 
-A task that is QUEUED or RUNNING holds a slot, so nothing is acquired, confirmed or released, and a rollback gives back
+A task that is QUEUED or RUNNING holds a slot, so nothing is acquired, confirmed or released, and a rollback frees
 what its rows held. The rules are those of `gate_acquire.lua`. Nothing is locked: a test enqueues from one thread.
 """
 

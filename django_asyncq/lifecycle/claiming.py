@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .. import conf, failpoints
-from ..broker import Broker, Dequeued, Lease
+from ..broker import Broker, Dequeued, Lease, without_row
 from ..broker.suspects import dequeue_suspect
 from ..definitions.names import runs_alone
 from ..guard import get_logger
+from ..logs import log_extra_of_ids
 from ..models import TaskRecord, TaskState
+from ..runs import log_failed
+from ..storage import identity
 from ..storage.batches import FencedWrite, write_usable
 from ..storage.isolation import is_set_aside
 from ..storage.routing import writing_database
@@ -74,6 +77,8 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
     if not leases:
         return []
     rows = load_rows(leases)
+    # An outcome of these runs may have to be signed when the database is unreachable.
+    identity.own()
     # A first lease has the fence 1, so no earlier run can have spilled an outcome: most tasks need no look-up.
     again = [lease for lease in leases if lease.fence > 1]
     recorded_now = replay_outcomes(broker, queue, worker_id, again, rows) if again else set()
@@ -108,16 +113,23 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
     if foreign:
         broker.postpone(queue, worker_id, foreign, POSTPONE_SECONDS)
     if outdated:
-        # The row would refuse the outcome of a run with this fence: queue the task again with a higher one. Or the
-        # settings have changed the prefix of its alias: queue it there.
-        broker.remove(queue, [str(record.id) for record in outdated])
-        dispatch([record for record in outdated if record.state == TaskState.QUEUED], again=True)
+        _dispatch_again(broker, queue, outdated)
     if retrying:
         # asynq's own forwarder moved a task whose row must first be retried, which acquires a gate slot.
         broker.retry(queue, worker_id, retrying, counted=False)
     if open_runs:
         runs += _close_open_runs(broker, worker_id, open_runs)
     return _set_suspects_aside(broker, queue, worker_id, runs)
+
+
+def _dispatch_again(broker: Broker, queue: str, records: Sequence[TaskRecord]) -> None:
+    """Replace entries of which no run can come.
+
+    The row would refuse the outcome of a run with their fence, so they get a higher one; or the settings have changed
+    the prefix of their alias, so they are pushed there.
+    """
+    broker.remove(queue, [str(record.id) for record in records])
+    dispatch([record for record in records if record.state == TaskState.QUEUED], again=True)
 
 
 def _settle_without_row(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]) -> None:
@@ -128,8 +140,10 @@ def _settle_without_row(broker: Broker, queue: str, worker_id: str, leases: Sequ
     if unusable := [lease.id for lease in leases if is_set_aside(lease.id)]:
         broker.remove(queue, unusable)
     if orphans := [lease for lease in leases if lease.id not in unusable]:
-        logger.error("queue %s: no row for %s; archived in Redis", queue, [lease.id for lease in orphans])
-        broker.archive(queue, worker_id, [(lease, b"") for lease in orphans])
+        ids = [lease.id for lease in orphans]
+        text = "queue %s: no row for %s; archived in Redis"
+        logger.error(text, broker.name_of(queue), ", ".join(ids), extra=log_extra_of_ids(ids, queue=queue))
+        without_row.archive_claimed(broker, queue, worker_id, orphans)
 
 
 def _set_suspects_aside(broker: Broker, queue: str, worker_id: str, runs: list[Run]) -> list[Run]:
@@ -154,6 +168,8 @@ def _close_open_runs(broker: Broker, worker_id: str, runs: Sequence[Run]) -> lis
         lose_unseen(run.record, "its lease was given to another worker")
     written = write_usable([FencedWrite(run.record, run.record.fence) for run in runs], writing_database(TaskRecord))
     final = [run for run in runs if run.record.is_final and run.record.id in written]
+    for run in final:
+        log_failed(run.record)
     acknowledge(broker, worker_id, final)
     announce([run.record for run in final], TaskState.RUNNING, TaskState.FAILED)
     return [run for run in runs if run not in final and run.record.id in written]

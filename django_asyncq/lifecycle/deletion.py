@@ -19,6 +19,7 @@ from ..broker import Broker
 from ..django_internals import delete_rows
 from ..exceptions import BrokerUnavailable
 from ..guard import get_logger
+from ..logs import log_extra
 from ..models import TaskRecord, TaskState
 from ..storage.routing import rows_of, transaction_of, writing_database
 from . import push_batcher
@@ -51,6 +52,7 @@ class Removal(CommitHook):
                 count,
                 pluralize(count),
                 error,
+                extra=log_extra(*self.records),
             )
 
 

@@ -14,9 +14,11 @@ from ..aliases import through_redis
 from ..broker import Broker, Entry
 from ..exceptions import BrokerMisconfigured, BrokerUnavailable, GateUnavailable
 from ..guard import get_logger, is_a
+from ..logs import log_extra
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.routing import rows_of
+from . import prefix_check
 from .events import announce
 from .messages import entry_of, later_fence
 
@@ -41,19 +43,31 @@ def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
     again: Redis may have had the rows before; their fences then start above all that were handed out.
     Rows of an alias without Redis are not pushed. Never raises for Redis: the reconciler pushes what could not be.
     """
-    global _breaker_closes_at
     records = through_redis(records)
-    if not records or time.monotonic() < _breaker_closes_at:
+    if not records or is_paused():
         return 0
     try:
         return push(Broker("producer", records[0].backend), records, again=again)
     except (BrokerUnavailable, GateUnavailable) as error:
-        _breaker_closes_at = time.monotonic() + BREAKER_SECONDS
-        log_failed_push(error, len(records), time.monotonic())
+        note_failed_push(error, records)
         return 0
 
 
-def log_failed_push(error: Exception, count: int, now: float) -> None:
+def is_paused() -> bool:
+    """Return whether pushes are skipped now, because one has just failed."""
+    return time.monotonic() < _breaker_closes_at
+
+
+def note_failed_push(error: Exception, records: Sequence[TaskRecord]) -> None:
+    """Skip pushes for BREAKER_SECONDS, and log that the push of these tasks failed."""
+    global _breaker_closes_at
+    _breaker_closes_at = time.monotonic() + BREAKER_SECONDS
+    # Redis may be another one, or empty, when it answers again.
+    prefix_check.forget()
+    log_failed_push(error, records, time.monotonic())
+
+
+def log_failed_push(error: Exception, records: Sequence[TaskRecord], now: float) -> None:
     """Log a failed push, unless one with the same cause was logged within LOG_AGAIN_SECONDS. now: monotonic seconds."""
     text = str(error)
     for each, logged_at in list(_logged.items()):
@@ -64,7 +78,8 @@ def log_failed_push(error: Exception, count: int, now: float) -> None:
     _logged[text] = now
     is_wrong = any(is_a(each, BrokerMisconfigured) for each in (error, error.__cause__))
     level = logging.ERROR if is_wrong else logging.WARNING
-    logger.log(level, "push of %d task%s failed; the reconciler will retry: %s", count, pluralize(count), error)
+    count, text = len(records), "push of %d task%s failed; the reconciler will retry: %s"
+    logger.log(level, text, count, pluralize(count), error, extra=log_extra(*records))
 
 
 def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) -> int:
@@ -79,7 +94,9 @@ def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) 
         records = _confirmed(records)
     pushed = 0
     for of_alias, queue, group in by_queue(broker, records):
-        of_alias.register_queue(queue)
+        if of_alias.register_queue(queue):
+            # Redis did not know it: it may have lost its memory, and be another database's now.
+            prefix_check.forget()
         due, delayed = _by_time(group)
         if due:
             pushed += _make_pending(of_alias, queue, due, again=again, confirmed=confirmed)

@@ -10,11 +10,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from .. import failpoints, gates
 from ..aliases import through_redis, uses_redis
 from ..broker.clients import require_valid_settings
+from ..broker.server_of_tests import require_server_of_tests
+from ..exceptions import BrokerUnavailable
 from ..models import TaskRecord, TaskState
 from ..storage.inserting import insert
 from ..storage.routing import writing_database
-from . import push_batcher
-from .dispatching import dispatch
+from . import prefix_check, push_batcher
+from .dispatching import dispatch, is_paused, note_failed_push
 from .events import announce, ask
 from .on_commit import CommitHook
 
@@ -29,8 +31,11 @@ class Dispatch(CommitHook):
     def follow_up(self) -> None:
         failpoints.reach("enqueue.committed")
         records = through_redis(self.records)
-        if records and not push_batcher.add(records):
-            dispatch(records)
+        if records:
+            # Here, because an error in the batcher's thread is only logged.
+            require_server_of_tests()
+            if not push_batcher.add(records):
+                dispatch(records)
         failpoints.reach("enqueue.pushed")
         announce(self.records, None, TaskState.QUEUED)
         for follower in self.followers:
@@ -54,11 +59,12 @@ def enqueue(
     An alias without Redis has the rows alone; its gates are counted from them.
     A rollback releases the slots. If we die before the commit, they expire. If we die after it, the reconciler
     pushes the rows.
-    Raises: ImproperlyConfigured when the settings that name Redis cannot be right, EnqueueRefused, and what receivers
-    veto with: nothing was written. django.db.Error when the INSERT fails.
+    Raises: ImproperlyConfigured when the settings that name Redis cannot be right, PrefixTaken, EnqueueRefused, and
+    what receivers veto with: nothing was written. django.db.Error when the INSERT fails.
     """
     if any(uses_redis(record.backend) for record in records):
         require_valid_settings()
+        _require_own_prefix(records)
     refused = ask(records, None, partial=partial)
     failpoints.reach("enqueue.slot_acquired")
     admitted = [record for record in records if record.id not in refused] if refused else list(records)
@@ -73,6 +79,14 @@ def enqueue(
     failpoints.reach("enqueue.row_inserted")
     _dispatch_after_commit(admitted, connection, on_committed)
     return admitted
+
+
+def _require_own_prefix(records: Sequence[TaskRecord]) -> None:
+    """Refuse a Redis prefix of another database; a Redis that does not answer costs the request one timeout."""
+    try:
+        prefix_check.require_own_prefix(may_ask=not is_paused())
+    except BrokerUnavailable as error:
+        note_failed_push(error, records)
 
 
 def _dispatch_after_commit(

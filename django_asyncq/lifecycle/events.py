@@ -7,6 +7,7 @@ from uuid import UUID
 
 from .. import gates
 from ..guard import attempt, get_logger
+from ..logs import log_extra
 from ..models import TaskRecord, TaskState
 from ..signals import task_state_changed, task_state_changing
 
@@ -40,24 +41,14 @@ def announce(records: Sequence[TaskRecord], old: TaskState | None, new: TaskStat
     """Send `task_state_changed` to every receiver. A receiver that raises is logged and changes nothing."""
     if not records:
         return
-    extra = log_extra(records[0]) if len(records) == 1 else None
     answers, error = attempt(task_state_changed.send_robust, sender=TaskRecord, records=list(records), old=old, new=new)
     if error is not None:
         # `send_robust` outlives an Exception only, and has not called the receivers after this one.
-        logger.error("task_state_changed: a receiver ended the signal", exc_info=error, extra=extra)
+        logger.error("task_state_changed: a receiver ended the signal", exc_info=error, extra=log_extra(*records))
         if new not in gates.LIVE_STATES:
             gates.release(records)
         return
     for receiver, answer in answers:
         if isinstance(answer, Exception):
+            extra = log_extra(*records)
             logger.error("task_state_changed: receiver %r failed", receiver, exc_info=answer, extra=extra)
-
-
-def log_extra(record: TaskRecord) -> dict[str, object]:
-    """Return the `extra` of a log line about one task."""
-    return {
-        "task_id": str(record.id),
-        "task": record.name,
-        "queue": record.queue_name,
-        "attempt": record.attempt,
-    }

@@ -12,6 +12,7 @@ from .. import gates
 from ..django_internals import last_commit_hook
 from ..models import TaskRecord
 from ..storage.rollbacks import Takings
+from ..test_run import is_test_run
 
 
 class CommitHook(ABC):
@@ -53,5 +54,6 @@ class CommitHook(ABC):
         """Have the hook called after the commit; without a transaction it is called at once."""
         if not self._is_registered:
             self._is_registered = True
-            # robust: a failed push must not turn a committed request into an error, nor skip other hooks.
-            connection.on_commit(self, robust=True)
+            # robust: a failed push must not turn a committed request into an error, nor skip other hooks. Django only
+            # logs what a robust hook raises, and a developer must see that a test would use a foreign Redis.
+            connection.on_commit(self, robust=not is_test_run())

@@ -1,7 +1,8 @@
 """Spill outcomes to Redis when a worker must stop while the database is unreachable, and replay them later.
 
-An outcome lies in the hash of its task, behind a signature over the task's id, the run's fence and the very bytes that
-follow. Only what this project signed reaches a row; anything else counts as absent.
+An outcome lies in the hash of its task, behind a signature over the identity of the database, the task's id, the run's
+fence and the very bytes that follow. Only what a worker of this database signed reaches a row; anything else counts as
+absent.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+from uuid import UUID
 
 from django.db import Error as DatabaseError
 from django.template.defaultfilters import pluralize
@@ -17,13 +19,15 @@ from .. import conf, failpoints
 from ..broker import Broker, Lease
 from ..broker.outcomes import SpilledOutcome, SpilledOutcomes
 from ..guard import get_logger
+from ..logs import log_extra
 from ..models import TaskRecord, TaskState
+from ..storage import identity
 from ..storage.batches import FencedWrite, write_fenced, write_usable
 from ..storage.errors import ErrorKind, kind_of
 from ..storage.routing import writing_database
 from . import outcome_format, signatures
 from .dispatching import by_queue
-from .events import announce, log_extra
+from .events import announce
 from .outcome_format import RunOutcome
 from .running import Run, acknowledge, strip_result, undo_attempt
 
@@ -55,7 +59,9 @@ def spill_outcomes(broker: Broker, worker_id: str, runs: Sequence[Run]) -> int:
     Raises: BrokerUnavailable; the same holds then.
     """
     if not signatures.can_sign():
-        logger.error("outcomes cannot be signed, because SECRET_KEY is empty: %d tasks run again", len(runs))
+        count, extra = len(runs), log_extra(*(run.record for run in runs))
+        text = "SECRET_KEY is empty, so outcomes cannot be signed: %d; their tasks run again"
+        logger.error(text, count, extra=extra)
         return 0
     spilled = 0
     for of_alias, queue, group in by_queue(broker, [run.record for run in runs]):
@@ -69,12 +75,14 @@ def spill_outcomes(broker: Broker, worker_id: str, runs: Sequence[Run]) -> int:
 def signed(run: Run) -> bytes:
     """Return the outcome of a finished run as it is stored: its signature, then its JSON."""
     encoded = outcome_format.encode(run.record, run.lease.fence, counted=run.counted)
-    return signatures.sign(PURPOSE, _message(run.lease.id, run.lease.fence, encoded)) + encoded
+    # The database is unreachable now. A process that has claimed a task knows the identity.
+    message = _message(identity.known(), run.lease.id, run.lease.fence, encoded)
+    return signatures.sign(PURPOSE, message) + encoded
 
 
-def _message(id: str, fence: int, encoded: bytes) -> bytes:
-    """Return what is signed. The id and the fence end at a space, which neither contains."""
-    return f"{id} {fence} ".encode() + encoded
+def _message(database: UUID | None, id: str, fence: int, encoded: bytes) -> bytes:
+    """Return what is signed. The identity of the database, the id and the fence each end at a space."""
+    return f"{database} {id} {fence} ".encode() + encoded
 
 
 def replay_outcomes(
@@ -107,10 +115,9 @@ def replay_outcomes(
         acknowledge(broker, worker_id, runs)
         for state in (TaskState.SUCCEEDED, TaskState.FAILED):
             announce([run.record for run in runs if run.record.state == state], TaskState.RUNNING, state)
-        count = len(runs)
-        logger.info(
-            "queue %s: recorded %d outcome%s that a worker had spilled to Redis", queue, count, pluralize(count)
-        )
+        count, extra = len(runs), log_extra(*(run.record for run in runs))
+        text = "queue %s: recorded %d outcome%s that a worker had spilled to Redis"
+        logger.info(text, queue, count, pluralize(count), extra=extra)
     return {run.lease.id for run in runs} | {each.lease.id for each in waiting}
 
 
@@ -127,7 +134,7 @@ def _read(lease: Lease, row: TaskRecord, spilled: SpilledOutcome) -> Found | Non
     of_row = row.fence < outcome.fence if row.state == TaskState.QUEUED else row.fence == outcome.fence
     if outcome.fence > lease.fence or not of_row or row.is_final:
         return None
-    is_genuine = signatures.is_genuine(PURPOSE, _message(lease.id, outcome.fence, encoded), signature)
+    is_genuine = signatures.is_genuine(PURPOSE, _message(identity.own(), lease.id, outcome.fence, encoded), signature)
     return Found(lease, row, outcome, is_genuine, has_waited=spilled.waited_fence == outcome.fence)
 
 
@@ -154,8 +161,8 @@ def _wait_for_key(broker: Broker, queue: str, worker_id: str, waiting: Sequence[
     announce([record for record in begun if record.id in accepted], TaskState.RUNNING, TaskState.QUEUED)
     for each in waiting:
         logger.warning(
-            "task %s: its outcome in Redis is not signed with this host's SECRET_KEY or SECRET_KEY_FALLBACKS; "
-            "the task waits %d s for a host that can verify it, then it runs again",
+            "task %s: its outcome in Redis is not signed with this host's SECRET_KEY or SECRET_KEY_FALLBACKS, or it is "
+            "that of another database; the task waits %d s for a host that can verify it, then it runs again",
             each.lease.id,
             delay_seconds,
             extra=log_extra(each.row),

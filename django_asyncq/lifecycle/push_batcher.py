@@ -21,7 +21,8 @@ from django.db import connections
 from django.template.defaultfilters import pluralize
 
 from .. import conf, failpoints
-from ..guard import get_logger, outlives
+from ..guard import attempt, get_logger
+from ..logs import log_extra
 from ..models import TaskRecord
 from ..threads import LongLivedThread
 from .dispatching import dispatch
@@ -142,8 +143,9 @@ class PushBatcher:
         failpoints.reach("push_batch.collected")
         count = len(records)
         # An unexpected error must stop neither the thread nor the caller of `flush_pushes`.
-        with outlives(logger, "push of %d task%s failed; the reconciler will retry", count, pluralize(count)):
-            dispatch(records)
+        if error := attempt(dispatch, records).error:
+            text = "push of %d task%s failed; the reconciler will retry"
+            logger.error(text, count, pluralize(count), exc_info=error, extra=log_extra(*records))
 
 
 _batcher = PushBatcher()

@@ -11,6 +11,7 @@ from .. import failpoints
 from ..broker import Broker, Lease
 from ..definitions.names import runs_alone
 from ..models import TaskRecord, TaskState
+from ..runs import log_failed
 from ..storage import database_clock
 from ..storage.batches import FencedWrite, write_usable
 from ..storage.routing import writing_database
@@ -64,6 +65,9 @@ def recover(
     accepted = write_usable(writes, writing_database(TaskRecord)) if writes else set()
     failpoints.reach("recover.row_written")
     closed = [write.record for write in writes if write.record.id in accepted]
+    for record in closed:
+        if record.state == TaskState.FAILED:
+            log_failed(record)
     suspects = {str(write.record.id) for write in writes if write.record.is_suspect}
     return len(recorded_now) + _update_redis(broker, queue, worker_id, live, closed, suspects)
 
@@ -161,7 +165,9 @@ def abandon(record: TaskRecord, reason: str) -> bool:
     if record.id not in write_usable([FencedWrite(record, held)], writing_database(TaskRecord)):
         return False
     failpoints.reach("abandon.row_written")
-    if not record.is_final:
+    if record.is_final:
+        log_failed(record)
+    else:
         dispatch([record], again=True)
     announce([record], TaskState.RUNNING, TaskState(record.state))
     return True

@@ -13,14 +13,16 @@ from django.db import connections
 from django.db.models import QuerySet
 
 from .. import failpoints, gates
-from ..broker import Broker, Lease
+from ..broker import Broker, Lease, without_row
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..guard import attempt, get_logger, is_a
+from ..logs import log_extra, log_extra_of_ids
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
+from ..storage.isolation import is_set_aside
 from ..storage.routing import rows_of, transaction_of, writing_database
 from .dispatching import GATE_RETRY_SECONDS, by_queue, dispatch
-from .events import announce, ask, log_extra
+from .events import announce, ask
 from .messages import entry_of
 from .on_commit import CommitHook
 from .running import load_rows
@@ -122,15 +124,21 @@ def retry_without_redis(ids: Sequence[UUID]) -> int:
 def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     """Queue RETRYING tasks again whose `retry_at` has come; return how many were queued.
 
-    ids: as found due in Redis. Entries whose row is final, deleted or cannot be read are removed; a sweep parks the
-    last ones when their row has been corrected. Tasks whose gate is full wait there, for at most GATE_RETRY_SECONDS.
-    Those whose retry a receiver vetoes are retried VETO_RETRY_SECONDS later.
+    ids: as found due in Redis. Entries whose row is final or cannot be read are removed; a sweep parks the latter when
+    their row has been corrected. Entries without a row are archived. Tasks whose gate is full wait there, for at most
+    GATE_RETRY_SECONDS. Those whose retry a receiver vetoes are retried VETO_RETRY_SECONDS later.
     """
     rows = load_rows([Lease(id, 0) for id in ids])
+    missing = [id for id in ids if id not in rows]
     # Those of an alias whose prefix was changed wait under the new one.
     live = [row for row in rows.values() if not row.is_final and broker.holds(row.backend)]
-    if stale := set(ids).difference(str(row.id) for row in live):
+    orphans = [id for id in missing if not is_set_aside(id)]
+    if stale := set(ids).difference(orphans, (str(row.id) for row in live)):
         broker.remove(queue, sorted(stale))
+    if orphans:
+        text = "queue %s: no row for %s; archived in Redis"
+        logger.error(text, broker.name_of(queue), ", ".join(orphans), extra=log_extra_of_ids(orphans, queue=queue))
+        without_row.archive_retrying(broker, queue, orphans)
     return _retry_rows(broker, live).retried
 
 

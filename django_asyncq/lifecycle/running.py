@@ -23,14 +23,16 @@ from ..definitions.names import runs_alone
 from ..definitions.payload import MESSAGE_CHARACTERS, storable_result, storable_text
 from ..exceptions import WorkerLost
 from ..guard import get_logger
+from ..logs import log_extra
 from ..models import TaskRecord, TaskState
+from ..runs import log_failed
 from ..storage import database_clock
 from ..storage.batches import FencedWrite, read_rows, write_fenced
 from ..storage.errors import ErrorKind, kind_of
 from ..storage.isolation import usable_rows
 from ..storage.routing import transaction_of, writing_database
 from .dispatching import by_queue
-from .events import announce, log_extra
+from .events import announce
 from .failures import append_error, reason_of
 from .messages import message_of
 
@@ -346,6 +348,7 @@ def refuse(broker: Broker | None, run: Run, exception: BaseException) -> None:
     append_error(record, exception, "", now)
     if record_runs([run]):
         return
+    log_failed(record)
     failpoints.reach("refuse.row_written")
     if broker is not None:
         broker.remove(record.queue_name, [str(record.id)])

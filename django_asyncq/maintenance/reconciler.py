@@ -113,7 +113,7 @@ class Reconciler:
         self.current_sweep: Sweep | None = None
         # When Redis began to remember, as of the last round, and whether a sweep has checked everything since then.
         self._alive_since: int | None = None
-        self._has_checked_all = False
+        self.has_checked_all = False
 
     @property
     def brokers(self) -> list[Broker]:
@@ -123,7 +123,7 @@ class Reconciler:
     @property
     def is_urgent(self) -> bool:
         """Whether the sweep must go on at once, because Redis may lack tasks that no sweep has looked for yet."""
-        return self.current_sweep is not None and not self._has_checked_all
+        return self.current_sweep is not None and not self.has_checked_all
 
     def tick(self, now: float) -> Repairs:
         """Do the repairs that are due, and return what was repaired. now: monotonic seconds.
@@ -155,7 +155,7 @@ class Reconciler:
             failpoints.reach("reconcile.marked_alive")
         if is_new or self._reachability.alive_since != self._alive_since:
             # Earlier findings are void. If another process has marked Redis, its rebuild may not have finished.
-            self.current_sweep, self._sweep_at, self._unmatched_slots, self._has_checked_all = None, 0.0, {}, False
+            self.current_sweep, self._sweep_at, self._unmatched_slots, self.has_checked_all = None, 0.0, {}, False
             self._unmatched_waiters = {}
             self._alive_since = self.broker.alive_since() if is_new else self._reachability.alive_since
         return is_new
@@ -164,13 +164,13 @@ class Reconciler:
         # Forgotten first: a sweep that fails starts over.
         self.current_sweep = None
         paused_seconds = now - sweep.begun_at - sweep.worked_seconds
-        repairs = sweep.advance(seconds / (1 + PAUSE_FACTOR) if self._has_checked_all else seconds)
+        repairs = sweep.advance(seconds / (1 + PAUSE_FACTOR) if self.has_checked_all else seconds)
         if not sweep.is_rebuild:
             log_repairs(repairs)
         if not sweep.is_finished:
             self.current_sweep = sweep
             return repairs
-        self._has_checked_all = True
+        self.has_checked_all = True
         # The more rows wait, the longer a sweep takes, and the more it slows the workers.
         pause = max(conf.current().sweep_seconds, PAUSE_FACTOR * sweep.worked_seconds - paused_seconds)
         self._sweep_at = now + pause

@@ -35,6 +35,7 @@ from ..threads import LongLivedThread
 from .clock_check import ClockCheck
 from .forwarder import forward_due
 from .key_check import KeyCheck
+from .ownership import PrefixOwnership
 from .pruner import Pruner
 from .reconciler import Reconciler
 from .startup_tasks import StartupRunner
@@ -146,9 +147,17 @@ class MaintenanceService:
     """Run everything that a supervisor does besides its worker processes.
 
     queues: those of the alias to forward; empty for all. What only the leader does, it does for all aliases.
+    may_take_prefix: whether it takes a Redis prefix that has no owner.
     """
 
-    def __init__(self, queues: Sequence[str], *, alias: str = DEFAULT_ALIAS, single_instance: bool | None) -> None:
+    def __init__(
+        self,
+        queues: Sequence[str],
+        *,
+        alias: str = DEFAULT_ALIAS,
+        single_instance: bool | None,
+        may_take_prefix: bool = True,
+    ) -> None:
         self.queues = list(queues)
         self._look_faults = Faults(logger, "it is not known whether work is left")
         self.broker = Broker("worker", alias)
@@ -162,18 +171,20 @@ class MaintenanceService:
         self.scheduler_entries = SchedulerEntries()
         self.startup_runner = StartupRunner(single_instance=single_instance)
         self.key_check = KeyCheck()
+        self.ownership = PrefixOwnership(may_take=may_take_prefix)
         self.clock_check = ClockCheck()
         self._synced_term = 0
         # Of the leader that was logged last.
         self._leader_token = ""
         self._entries_due_at = 0.0
         self._leadership_loop = Loop("leadership", self.seek_leadership)
-        self._forwarder_loop = Loop("forwarder", self.forward)
+        self._forwarder_loop = Loop("forwarder", self.forward, self._may_use_prefix)
         self._waiter_loop = Loop("waiters", self.admit_waiters, self._is_leader)
         self._scheduler_loop = Loop("scheduler", self.fire_schedules, self._may_fire_schedules)
         self._repair_loop = Loop("repairs", self.repair_and_prune, self._is_leader)
         self._startup_loop = Loop("startup", self.run_startup_tasks)
         self._key_check_loop = Loop("key check", self.check_key)
+        self._ownership_loop = Loop("ownership", self.check_ownership)
         self._loops = [
             self._leadership_loop,
             self._forwarder_loop,
@@ -182,6 +193,7 @@ class MaintenanceService:
             self._repair_loop,
             self._startup_loop,
             self._key_check_loop,
+            self._ownership_loop,
         ]
         waker = LoopWaker(self._forwarder_loop, self._scheduler_loop)
         self._listener = SupervisorListener(waker, free_slot=LoopWaker(self._waiter_loop))
@@ -208,6 +220,7 @@ class MaintenanceService:
             with suppress(BrokerUnavailable):
                 self.scheduler_entries.clear()
         self.coordinator.release(self.lock_name)
+        self.ownership.release()
 
     def is_alive(self) -> bool:
         """Return whether a thread still runs."""
@@ -253,7 +266,10 @@ class MaintenanceService:
     # --- leadership
 
     def _is_leader(self) -> bool:
-        return self.coordinator.is_held(self.lock_name)
+        return self._may_use_prefix() and self.coordinator.is_held(self.lock_name)
+
+    def _may_use_prefix(self) -> bool:
+        return self.ownership.lost is None
 
     def _fenced(self) -> AbstractContextManager[int]:
         """Return a transaction that commits only while this process is the leader."""
@@ -267,6 +283,10 @@ class MaintenanceService:
 
     def seek_leadership(self) -> float:
         """Renew the locks, and become the leader when no process is."""
+        if not self._may_use_prefix():
+            # This process stops, but its running tasks may take a while.
+            self.coordinator.release(self.lock_name)
+            return DISABLED_POLL_SECONDS
         self.coordinator.tick()
         if self._is_leader():
             return conf.current().lock_ttl_seconds / LEADER_CHECKS_PER_TTL
@@ -333,11 +353,17 @@ class MaintenanceService:
         finally:
             # Whatever keeps the repairs from being made does not keep old rows for ever.
             self.pruner.tick(time.monotonic())
+        if self.reconciler.has_checked_all and not self.ownership.is_owner:
+            self._ownership_loop.wake()
         return 0.0 if self.reconciler.is_urgent else min(REPAIR_SECONDS, conf.current().reconcile_seconds)
 
     def check_key(self) -> float:
         """Check that this process has the leader's SECRET_KEY; as the leader, let the others check theirs."""
         return self.key_check.tick(is_leader=self._is_leader())
+
+    def check_ownership(self) -> float:
+        """Check that the Redis prefix belongs to this database; as the leader, take one that belongs to none."""
+        return self.ownership.tick(has_read_rows=self._is_leader() and self.reconciler.has_checked_all)
 
     def run_startup_tasks(self) -> float | None:
         """Advance the start-up tasks; None when all are finished."""

@@ -37,6 +37,18 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='DatabaseIdentity',
+            fields=[
+                ('id', models.PositiveSmallIntegerField(default=1, editable=False, primary_key=True, serialize=False, verbose_name='id')),
+                ('value', models.UUIDField(default=uuid.uuid4, editable=False, verbose_name='identity')),
+            ],
+            options={
+                'verbose_name': 'identity of the database',
+                'verbose_name_plural': 'identities of the database',
+                'default_permissions': (),
+            },
+        ),
+        migrations.CreateModel(
             name='LockTerm',
             fields=[
                 ('name', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, primary_key=True, serialize=False, verbose_name='name')),

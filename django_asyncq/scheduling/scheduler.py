@@ -22,6 +22,7 @@ from django.db.models import QuerySet
 
 from .. import compat, conf, failpoints
 from ..definitions import payload
+from ..definitions.calls import check_call
 from ..definitions.exception_text import text_of
 from ..definitions.schedules import Declaration
 from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, LockLost, RunAborted
@@ -32,7 +33,7 @@ from ..storage import database_clock
 from ..storage.errors import ErrorKind, kind_of
 from ..storage.isolation import ROW_ERRORS, each_alone, page_of, set_aside, table_of
 from ..storage.routing import rows_of, transaction_of, writing_database
-from ..tasks import Task, check_call
+from ..tasks import Task
 
 logger = get_logger("django_asyncq.scheduling.scheduler")
 

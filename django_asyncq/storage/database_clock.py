@@ -42,7 +42,7 @@ _clocks: dict[str, MeasuredClock] = {}
 _ask_from: dict[str, float] = {}
 # Alias → the thread that measures for event loops.
 _askers: dict[str, threading.Thread] = {}
-# How far the clock is ahead of the database's; only the test kit moves it (`testing.travel`).
+# How far the clock was moved from the real one; only the test kit moves it (`testing.travel`).
 _offset = timedelta()
 
 
@@ -66,14 +66,14 @@ def of_host() -> datetime:
 
 
 def set_offset(offset: timedelta) -> timedelta:
-    """Put the clock that far ahead of the real one, in this process; return how far it was before. For tests only."""
+    """Move the clock that far from the real one, in this process; return how far it was before. For tests only."""
     global _offset
     before, _offset = _offset, offset
     return before
 
 
 def offset() -> timedelta:
-    """Return how far the clock is ahead of the real one; zero outside tests."""
+    """Return how far the clock was moved from the real one; zero outside tests."""
     return _offset
 
 

@@ -20,9 +20,11 @@ from django.db import Error as DatabaseError
 from django.db import OperationalError, connections, transaction
 from django.db.models import CharField, Model, QuerySet
 from django.db.models.functions import Cast
+from django.template.defaultfilters import pluralize
 
 from ..exceptions import AsyncqError
 from ..guard import get_logger
+from ..logs import log_extra_of_ids
 from ..models import TaskRecord
 from .errors import DECODE_ERRORS, ErrorKind, kind_of
 
@@ -71,15 +73,17 @@ class SetAside:
             ids = ", ".join(id for id, _ in new[:IDS_IN_A_LINE]) + (", …" if len(new) > IDS_IN_A_LINE else "")
             error = new[0][1]
             logger.error(
-                "%s: %d rows cannot be used and are skipped: %s (%s); correct or delete them in the database, they are "
-                "read again within %d s",
+                "%s: %d row%s cannot be used: %s (%s); correct or delete each in the database; until then it is "
+                "skipped, and read again within %d s",
                 table,
                 len(new),
+                pluralize(len(new)),
                 ids,
                 _in_words(error),
                 SET_ASIDE_SECONDS,
                 # A driver's error says it all; one of Python may be a fault of this code.
                 exc_info=None if isinstance(error, DatabaseError) else error,
+                extra=log_extra_of_ids([id for id, _ in new]) if table == table_of(TaskRecord) else None,
             )
 
     def holds(self, table: str, id: str) -> bool:

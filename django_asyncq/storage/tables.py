@@ -16,6 +16,8 @@ def check_tables() -> None:
     for model in apps.get_app_config("django_asyncq").get_models():
         connection = connections[writing_database(model)]
         quote = connection.ops.quote_name
-        columns = ", ".join(quote(str(field.column)) for field in model._meta.concrete_fields)
+        table = quote(model._meta.db_table)
+        # With the table's name, because SQLite takes a quoted column that it does not know for a text.
+        columns = ", ".join(f"{table}.{quote(str(field.column))}" for field in model._meta.concrete_fields)
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT {columns} FROM {quote(model._meta.db_table)} WHERE 1 = 0")  # noqa: S608 - from models
+            cursor.execute(f"SELECT {columns} FROM {table} WHERE 1 = 0")  # noqa: S608 - from models

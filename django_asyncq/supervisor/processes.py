@@ -13,6 +13,7 @@ from .. import failpoints, lifecycle
 from ..definitions.names import runs_alone
 from ..exceptions import DatabaseNotSetUp
 from ..guard import get_logger
+from ..logs import log_extra_of_ids
 from ..worker import inherited_settings
 from ..worker.bootstrap import start
 from ..worker.crash_stack import CrashStack
@@ -202,7 +203,7 @@ class Processes:
                 child.overdue = overdue
                 for id in sorted(overdue):
                     text = "worker %s is replaced: task %s ran on after its timeout"
-                    logger.error(text, child.worker_id, id, extra={"task_id": id})
+                    logger.error(text, child.worker_id, id, extra=log_extra_of_ids([id]))
                 self.kill(child)
 
     def kill_remaining(self) -> None:

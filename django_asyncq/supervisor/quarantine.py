@@ -15,6 +15,7 @@ from ..broker.suspects import dequeue_suspect
 from ..exceptions import BrokerUnavailable
 from ..faults import Faults
 from ..guard import get_logger, is_a
+from ..logs import log_extra_of_ids
 from ..worker.options import QuarantineOptions, WorkerOptions
 from .processes import Child, Processes
 
@@ -87,6 +88,6 @@ class Quarantine:
             lease = dequeue_suspect(self.broker, queue, worker_id, seconds, waited_seconds=waited_seconds)
             if lease is not None:
                 text = "task %s of queue %s runs in quarantine: it was lost with its worker"
-                logger.info(text, lease.id, queue, extra={"task_id": lease.id, "queue": queue})
+                logger.info(text, lease.id, queue, extra=log_extra_of_ids([lease.id], queue=queue))
                 return queue
         return None

@@ -91,7 +91,10 @@ class Supervisor:
         self.wakeup = Wakeup()
         self.broker = Broker("worker", options.backend)
         self.maintenance = MaintenanceService(
-            list(options.queues), alias=options.backend, single_instance=single_instance
+            list(options.queues),
+            alias=options.backend,
+            single_instance=single_instance,
+            may_take_prefix=not burst,
         )
         self.memory = MemorySampler()
         self.recovery = Recovery(self.broker, options, self.memory)
@@ -116,7 +119,7 @@ class Supervisor:
         """Supervise until stopped; not at all if a stop was requested before.
 
         A second SIGTERM or SIGINT requeues the running tasks at once.
-        Raises: WorkersCannotStart, of a burst; ThreadDied and DatabaseNotSetUp, after an orderly stop.
+        Raises: WorkersCannotStart, of a burst; ThreadDied, DatabaseNotSetUp and PrefixTaken, after an orderly stop.
         """
         own_process()
         self.wakeup.attach_signals()
@@ -127,6 +130,7 @@ class Supervisor:
         self.stop_requests += stop_requests.received()
         if self.stop_requests:
             return
+        self._check_prefix()
         self.maintenance.start()
         logger.info(
             "supervisor %d started; worker processes: %d, slots in each: %d",
@@ -141,6 +145,15 @@ class Supervisor:
         finally:
             self._shut_down()
 
+    def _check_prefix(self) -> None:
+        """Start nothing under a Redis prefix of another database. Raises: PrefixTaken."""
+        try:
+            self.maintenance.ownership.tick()
+        finally:
+            return_connections()
+        if lost := self.maintenance.ownership.lost:
+            raise lost
+
     def _on_signal(self, number: int, frame: Any) -> None:
         # Only a flag, see WorkerProcess._on_signal.
         self.stop_requests += 1
@@ -153,6 +166,8 @@ class Supervisor:
         self._look_after_children(now)
         if not_set_up := self.maintenance.not_set_up or self.processes.not_set_up:
             raise not_set_up
+        if lost := self.maintenance.ownership.lost:
+            raise lost
         if dead := self.maintenance.dead_threads:
             raise ThreadDied(f"the supervisor stops, since its thread {dead[0]} has died; the log says why")
         if self.code_changed is not None and self.code_changed():

@@ -9,20 +9,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .asserting import assert_enqueued, assert_enqueues, assert_not_enqueued, enqueued
+    from .backend import TestBackend
+    from .clock import travel
+    from .contexts import make_context
     from .crashes import arm_from_environment, crash_at
     from .redis_server import EmbeddedRedis
+    from .running import run_tasks
+    from .schedules import run_schedules
 
 __all__ = [
     "EmbeddedRedis",
+    "TestBackend",
     "arm_from_environment",
+    "assert_enqueued",
+    "assert_enqueues",
+    "assert_not_enqueued",
     "crash_at",
+    "enqueued",
+    "make_context",
+    "run_schedules",
+    "run_tasks",
+    "travel",
 ]
 
 # The module in this folder that defines each name.
 IMPORTED_AT_FIRST_USE = {
     "EmbeddedRedis": "redis_server",
+    "TestBackend": "backend",
     "arm_from_environment": "crashes",
+    "assert_enqueued": "asserting",
+    "assert_enqueues": "asserting",
+    "assert_not_enqueued": "asserting",
     "crash_at": "crashes",
+    "make_context": "contexts",
+    "run_schedules": "schedules",
+    "run_tasks": "running",
+    "travel": "clock",
+    "enqueued": "asserting",
 }
 
 

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from .. import test_run
+
 START_SECONDS = 10.0
 STOP_SECONDS = 5.0
 START_ATTEMPTS = 3
@@ -77,6 +79,8 @@ class EmbeddedRedis:
                 # Another process may bind the port between the check and the start; the next attempt uses another port.
                 self.port = self.port or free_port()
                 if self._launch(binary):
+                    # The tests' own, so a test run may use it, and so may the test runs of the processes it starts.
+                    test_run.add_embedded_port(self.port)
                     return self
                 self.port = 0
             raise RuntimeError(f"the embedded Valkey server did not start:\n{self._log_tail()}")
@@ -89,6 +93,7 @@ class EmbeddedRedis:
         if os.getpid() != self._owner_pid:
             return
         self._stop_process()
+        test_run.remove_embedded_port(self.port)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

@@ -16,12 +16,14 @@ from contextlib import suppress
 from typing import Any
 
 from django.db import connections
+from django.template.defaultfilters import pluralize
 
 from .. import conf, lifecycle
 from ..broker import Broker
 from ..exceptions import DatabaseNotSetUp
 from ..faults import STORE_ERRORS, one_line
 from ..guard import get_logger, own_process
+from ..logs import log_extra
 from ..storage.pooling import return_connections
 from ..threads import EX_SOFTWARE, exit_process
 from .execute.executors import Executors
@@ -99,7 +101,8 @@ class WorkerProcess:
         self.reporter.start()
         self.heartbeat.start()
         self.supervisor.send(READY)
-        logger.info("worker %s started: %d slots", self.worker_id, self.options.concurrency)
+        slots = self.options.concurrency
+        logger.info("worker %s started: %d slot%s", self.worker_id, slots, pluralize(slots))
         exit_code = EX_SOFTWARE
         try:
             while not self._must_stop():
@@ -187,7 +190,9 @@ class WorkerProcess:
         try:
             lifecycle.requeue(self.broker, self.worker_id, [job.run for job in jobs])
         except STORE_ERRORS as error:
-            logger.warning("%d tasks were not requeued; the supervisor will: %s", len(jobs), one_line(error))
+            count, extra = len(jobs), log_extra(*(job.run.record for job in jobs))
+            text = "%d task%s not requeued; the supervisor will do it: %s"
+            logger.warning(text, count, pluralize(count), one_line(error), extra=extra)
         finally:
             return_connections()
 
@@ -216,7 +221,7 @@ class WorkerProcess:
         lifecycle.flush_pushes()
         connections.close_all()
         logger.info(
-            "worker %s stopped: %d tasks finished, %d requeued", self.worker_id, self.capacity.finished, len(rest)
+            "worker %s stopped; tasks finished: %d, requeued: %d", self.worker_id, self.capacity.finished, len(rest)
         )
         if self._is_orphan:
             # Nobody else is left to kill what its tasks have started.

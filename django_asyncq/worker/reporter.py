@@ -16,13 +16,14 @@ from contextlib import suppress
 from functools import partial
 
 from django.db import connections
+from django.template.defaultfilters import pluralize
 
 from .. import conf, failpoints, lifecycle
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable, DatabaseNotSetUp, LeaseLost
 from ..faults import LONGEST_AGAIN_SECONDS, PAUSE_SECONDS, STORE_ERRORS, Faults, concerns_one_row
 from ..guard import get_logger
-from ..lifecycle.events import log_extra
+from ..logs import log_extra
 from ..models import TaskRecord, TaskState
 from ..storage.isolation import MOST_AT_ONCE, each_alone, set_aside, table_of
 from ..storage.pooling import return_connections
@@ -146,11 +147,11 @@ class Reporter(LongLivedThread):
         try:
             spilled = lifecycle.spill_outcomes(self.broker, self.worker_id, [outcome.job.run for outcome in outcomes])
         except BrokerUnavailable as error:
-            logger.error(
-                "%d outcomes are lost, since Redis is unreachable too; their tasks run again: %s", len(outcomes), error
-            )
+            text = "Redis is unreachable too; outcomes lost: %d; their tasks run again: %s"
+            logger.error(text, len(outcomes), error, extra=_extra(outcomes))
             return
-        logger.warning("the database is unreachable: %d of %d outcomes were spilled to Redis", spilled, len(outcomes))
+        text = "the database is unreachable; outcomes spilled to Redis: %d of %d"
+        logger.warning(text, spilled, len(outcomes), extra=_extra(outcomes))
 
     # --- the thread
 
@@ -162,7 +163,8 @@ class Reporter(LongLivedThread):
                 self.wakeup.notify(Reason.REPORTED)
                 self._clock_beat.tick()
         except GaveUp as error:
-            logger.warning("%d outcomes are not recorded: %s", len(self._unrecorded), error)
+            outcomes = list(self._unrecorded.copy().values())
+            logger.warning("%d outcome%s not recorded: %s", *_counted(outcomes), error, extra=_extra(outcomes))
         finally:
             connections.close_all()
 
@@ -199,7 +201,8 @@ class Reporter(LongLivedThread):
         except GaveUp:
             raise
         except Exception:
-            logger.exception("%d outcomes could not be written as a batch; each is written alone", len(reported))
+            text = "%d outcome%s could not be written as a batch; each is written alone"
+            logger.exception(text, *_counted(reported), extra=_extra(reported))
             for outcome in reported:
                 self._write_alone(outcome)
         finally:
@@ -300,7 +303,8 @@ class Reporter(LongLivedThread):
         try:
             lifecycle.acknowledge(self.broker, self.worker_id, runs, lost)
         except BrokerUnavailable as error:
-            logger.warning("%d outcomes are recorded, but not acknowledged in Redis yet: %s", len(runs), error)
+            text, extra = "%d outcome%s recorded, but not acknowledged in Redis yet: %s", _extra(runs)
+            logger.warning(text, *_counted(runs), error, extra=extra)
             self._unacknowledged.append((runs, lost))
 
     def _acknowledge_again(self) -> None:
@@ -345,3 +349,13 @@ def _pause_seconds(failures: int, *, at_once: bool) -> float:
         return 0.0  # for a connection that had died
     longest = LONGEST_AGAIN_SECONDS if at_once else min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(failures, 10))
     return random.uniform(longest / 20, longest)  # noqa: S311
+
+
+def _counted(found: Sequence[object]) -> tuple[int, str]:
+    """Return a number of things, and the ending of their noun."""
+    return len(found), pluralize(len(found))
+
+
+def _extra(found: Sequence[Outcome | lifecycle.Run]) -> dict[str, object]:
+    """Return the `extra` of a line about outcomes or runs."""
+    return log_extra(*((each.job.run if isinstance(each, Outcome) else each).record for each in found))

@@ -221,7 +221,7 @@ def shrinking_ttl() -> None:
 
 
 def lasting_slots() -> None:
-    """A slot lasts from the start, not from the commit, and nothing audits."""
+    """A slot lasts from the start, not from the commit, nothing audits, and a rollback releases nothing."""
     from django_asyncq import gates
     from django_asyncq.maintenance.reconciler import Reconciler
 
@@ -232,6 +232,14 @@ def lasting_slots() -> None:
 
     replace((gates, _module_of(gates.acquire)), "admit", admit_for_long)
     replace(Reconciler, "audit_gates", lambda self, names: gates.Drift(0, 0))
+    silent_rollbacks()
+
+
+def silent_rollbacks() -> None:
+    """A rollback releases nothing: slots stay until they expire."""
+    from django_asyncq.storage.rollbacks import RolledBack
+
+    replace(RolledBack, "note", lambda self, takings: None)
 
 
 def no_breaker() -> None:
@@ -391,6 +399,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "deaf-gates": deaf_gates,
     "shrinking-ttl": shrinking_ttl,
     "lasting-slots": lasting_slots,
+    "silent-rollbacks": silent_rollbacks,
     "no-breaker": no_breaker,
     "attempts-stay-used": attempts_stay_used,
     "outcomes-dropped": outcomes_dropped,

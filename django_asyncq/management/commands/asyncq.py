@@ -1,4 +1,4 @@
-"""`manage.py asyncq`: show queues and gates, rebuild Redis from the rows, prune old rows."""
+"""`manage.py asyncq`: show queues and gates, rebuild Redis from the rows, prune old rows, adopt a Redis prefix."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 from django.db.models import Q
 
-from ...broker import Broker
-from ...exceptions import BrokerMisconfigured, BrokerUnavailable, GateUnavailable
+from ... import conf
+from ...broker import Broker, keys, prefix_owner
+from ...broker.inspection import Inspection
+from ...exceptions import BrokerUnavailable, GateUnavailable
 from ...faults import STORE_ERRORS, as_not_set_up, concerns_one_row, one_line
 from ...maintenance.clock_check import clock_difference_seconds
 from ...maintenance.inspector import gate_stats, queue_stats
 from ...maintenance.pruner import Pruner, finished_long_ago
 from ...maintenance.reconciler import Reconciler
 from ...models import TaskRecord, TaskState
-from ...prefixes import DEFAULT_ALIAS
-from ...storage import database_clock
+from ...prefixes import DEFAULT_ALIAS, one_alias_per_prefix
+from ...storage import database_clock, identity
 from ...storage.routing import rows_of
+from ...storage.tables import check_tables
 from .runworkers import counted, whole_number
 
 STATES = {"succeeded": TaskState.SUCCEEDED, "failed": TaskState.FAILED}
@@ -63,17 +66,18 @@ class Progress:
 
 
 class Command(BaseCommand):
-    """Show the queues, rebuild Redis from the rows, delete old rows."""
+    """Show the queues, rebuild Redis from the rows, delete old rows, adopt a Redis prefix."""
 
     help = "Show queues and gates, rebuild Redis from the database, delete tasks that finished long ago."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        commands = parser.add_subparsers(dest="action", required=True, metavar="rebuild | prune | stats")
+        commands = parser.add_subparsers(dest="action", required=True, metavar="rebuild | prune | stats | adopt")
         rebuild = commands.add_parser(
             "rebuild", help="push every waiting task that Redis does not know; removes no task"
         )
         prune = commands.add_parser("prune", help="delete the rows of tasks that finished long ago")
         stats = commands.add_parser("stats", help="show the numbers of queues and gates in the database and Redis")
+        self._add_adopt(commands.add_parser("adopt", help="give the Redis prefix to this database"))
         for each in (rebuild, prune):
             each.add_argument("--dry-run", action="store_true", help="only count; change nothing")
         rebuild.add_argument("--yes", action="store_true", help="has no effect: a rebuild asks no question")
@@ -85,14 +89,24 @@ class Command(BaseCommand):
         for each in (rebuild, prune, stats):
             each.add_argument("--json", action="store_true", dest="as_json", help="print one JSON object")
 
+    @staticmethod
+    def _add_adopt(adopt: ArgumentParser) -> None:
+        adopt.add_argument(
+            "--new-identity", action="store_true", help="make this database, a copy, another one than its original"
+        )
+        adopt.add_argument("--yes", action="store_true", help="adopt without asking")
+        adopt.add_argument("--force", action="store_true", help="adopt although workers of the other database run")
+        adopt.add_argument("--json", action="store_true", dest="as_json", help="print one JSON object")
+
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the sub-command. Raises: CommandError when a store is unreachable."""
         try:
+            # First, because without the tables nothing else that may be wrong matters.
+            check_tables()
             getattr(self, f"_{options['action']}")(options)
         except (BrokerUnavailable, GateUnavailable) as error:
-            is_wrong = any(isinstance(each, BrokerMisconfigured) for each in (error, error.__cause__))
-            what = "Redis refuses this client" if is_wrong else "Redis is unreachable"
-            raise CommandError(f"{what}: {error}. Changes made so far stay; run the command again.") from error
+            text = str(error).removesuffix(".")
+            raise CommandError(f"{text}. Changes made so far stay; run the command again.") from error
         except STORE_ERRORS as error:
             if not_set_up := as_not_set_up(error):
                 raise CommandError(str(not_set_up)) from error
@@ -144,15 +158,27 @@ class Command(BaseCommand):
         deleted = 0
         if total and not options["dry_run"]:
             if not options["yes"]:
-                self._ask(f"Delete {what}? This cannot be undone. [y/N] ")
+                self._ask(f"Delete {what}? This cannot be undone. [y/N] ", "delete, or --dry-run to count", "deleted")
             deleted = self._delete(condition, total)
         if options["as_json"]:
             self._print_json({"dry_run": options["dry_run"], "found": found, "deleted": deleted})
         elif options["dry_run"]:
-            self.stdout.write(f"{what} would be deleted.")
+            self.stdout.write(f"{what} would be deleted.{self._kept(states, now, keep_for)}")
         else:
             rest = " The others are in use, or rows of the project refer to them." if deleted < total else ""
-            self.stdout.write(f"{deleted:,} of {what} deleted.{rest}")
+            self.stdout.write(f"{deleted:,} of {what} deleted.{rest}{self._kept(states, now, keep_for)}")
+
+    def _kept(self, states: Sequence[TaskState], now: datetime, keep_for: timedelta) -> str:
+        """Return a sentence about the tasks that finished long enough ago but are in use for two leases; or ""."""
+        lease = conf.current().lease_seconds
+        if keep_for.total_seconds() >= 2 * lease:
+            return ""
+        # No retry is due: a task that waits for one has not finished.
+        finished = rows_of(TaskRecord).filter(state__in=states, retry_at=None, finished_at__lte=now - keep_for)
+        count = finished.filter(finished_at__gt=now - timedelta(seconds=2 * lease)).count()
+        if not count:
+            return ""
+        return f" {counted(count, 'task')} stayed that finished within the last two leases ({2 * lease} s)."
 
     def _delete(self, condition: Any, total: int) -> int:
         broker = Broker("worker", DEFAULT_ALIAS)
@@ -164,11 +190,71 @@ class Command(BaseCommand):
         progress.close()
         return progress.done
 
-    def _ask(self, question: str) -> None:
+    def _ask(self, question: str, to_do: str, done: str) -> None:
         if not sys.stdin.isatty():
-            raise CommandError("There is no terminal to ask on: give --yes to delete, or --dry-run to count.")
+            raise CommandError(f"There is no terminal to ask on: give --yes to {to_do}.")
         if input(question).strip().lower() not in ("y", "yes"):
-            raise CommandError("Nothing was deleted.")
+            raise CommandError(f"Nothing was {done}.")
+
+    # --- adopt
+
+    def _adopt(self, options: dict[str, Any]) -> None:
+        database = identity.ensure()
+        if options["new_identity"]:
+            self._renew_identity(database, options)
+            return
+        found = prefix_owner.note_supervisor(database)
+        entries = self._count_entries()
+        is_foreign = found.owner not in (None, database)
+        if is_foreign and not options["as_json"]:
+            self.stdout.write(
+                f"The Redis prefix {keys.prefix()!r} belongs to another database ({found.owner}). This database is "
+                f"{database}. {counted(found.supervisors, 'supervisor')} of the other one running; "
+                f"{counted(entries, 'entry', 'entries')} in Redis."
+            )
+        if is_foreign and found.supervisors and not options["force"]:
+            raise CommandError(
+                "Workers of the other database are running, or were within the last 15 seconds. Stop them first, or "
+                "give --force: they then exit by themselves. Nothing was adopted."
+            )
+        if is_foreign and not options["yes"]:
+            self._ask("Give the prefix to this database? [y/N] ", "adopt", "adopted")
+        # Asked again within the script: a supervisor may have started since.
+        replaces: prefix_owner.Replaces = "always" if options["force"] else "unused"
+        found = prefix_owner.note_supervisor(database, may_take=True, replaces=replaces)
+        if found.owner != database:
+            raise CommandError("A supervisor of the other database has just started. Nothing was adopted.")
+        if options["as_json"]:
+            former = str(found.former) if found.former else None
+            counts = {"former_supervisors": found.supervisors, "entries": entries}
+            self._print_json({"prefix": keys.prefix(), "database": str(database), "former_owner": former, **counts})
+        elif is_foreign:
+            self.stdout.write("Adopted. Entries without a row in this database are archived in Redis, with a text.")
+        else:
+            self.stdout.write(f"The Redis prefix {keys.prefix()!r} belongs to this database ({database}).")
+
+    def _renew_identity(self, database: Any, options: dict[str, Any]) -> None:
+        if not options["yes"]:
+            self._ask(
+                f"Give this database a new identity in place of {database}? Workers that run on it stop. [y/N] ",
+                "give a new one",
+                "changed",
+            )
+        new = identity.renew()
+        if options["as_json"]:
+            self._print_json({"database": str(new), "former_identity": str(database)})
+            return
+        self.stdout.write(
+            f'This database is {new} now, not {database}. Give it an ASYNCQ["KEY_PREFIX"] or a Redis of its own.'
+        )
+
+    @staticmethod
+    def _count_entries() -> int:
+        count = 0
+        for alias in one_alias_per_prefix():
+            inspection = Inspection("worker", alias)
+            count += sum(sum(inspection.sizes(queue).values()) for queue in Broker("worker", alias).queues())
+        return count
 
     # --- stats
 

@@ -12,13 +12,12 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 from django.utils import autoreload
 
-from ... import compat, conf, stop_requests
-from ...aliases import uses_redis
+from ... import conf, stop_requests
 from ...broker import Broker, clients
 from ...broker.rights import check_rights
 from ...broker.tls_probe import tls_mismatch
 from ...definitions.names import QUEUE_NAME, check_queue_name
-from ...exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, InvalidOption
+from ...exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, InvalidOption, PrefixTaken
 from ...faults import STORE_ERRORS, as_not_set_up, one_line
 from ...models import TaskRecord
 from ...registry import load_task_modules, registered_names
@@ -30,6 +29,7 @@ from ...test_run import is_test_run
 from ...threads import EX_SOFTWARE
 from ...worker import inherited_settings
 from ...worker.options import WorkerOptions
+from ..choosing import check_queues, chosen_backend
 
 
 def queue_weights(text: str) -> dict[str, int]:
@@ -71,9 +71,9 @@ def worker_name(text: str) -> str:
     return text
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun in the singular or plural: "1 task", "2 tasks"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun in the singular or plural: "1 task", "2 tasks". plural: default: with an "s"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or f'{noun}s'}"
 
 
 class Command(BaseCommand):
@@ -160,7 +160,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Check the backend and Redis, then supervise until stopped."""
         settings = conf.current()
-        backend = self._backend(options["backend"])
+        backend = chosen_backend(options["backend"])
+        check_queues(backend, options["queues"])
         clients.require_valid_settings()
         if options["liveness_file"]:
             self._check_liveness_file(options["liveness_file"])
@@ -200,28 +201,10 @@ class Command(BaseCommand):
     def _supervise(supervisor: Supervisor) -> None:
         try:
             supervisor.run()
-        except (WorkersCannotStart, DatabaseNotSetUp) as error:
+        except (WorkersCannotStart, DatabaseNotSetUp, PrefixTaken) as error:
             raise CommandError(str(error)) from error
         except ThreadDied as error:
             raise CommandError(str(error), returncode=EX_SOFTWARE) from error
-
-    def _backend(self, alias: str) -> Any:
-        try:
-            backend = compat.task_backends[alias]
-        except Exception as error:
-            raise CommandError(f"TASKS has no usable alias {alias!r}: {error}") from error
-        if not hasattr(backend, "enqueue_many"):
-            raise CommandError(
-                f"TASKS[{alias!r}] is a {type(backend).__qualname__}; its BACKEND must be "
-                f"'django_asyncq.backend.AsyncqBackend' to be run by runworkers"
-            )
-        if not uses_redis(alias):
-            raise CommandError(
-                f"TASKS[{alias!r}] is a {type(backend).__qualname__}, whose tasks are not in Redis: run them with "
-                f"django_asyncq.testing.run_tasks(backend={alias!r}), or write "
-                f"'BACKEND': 'django_asyncq.backend.AsyncqBackend' to have workers run them"
-            )
-        return backend
 
     @staticmethod
     def _check_liveness_file(path: Path) -> None:
@@ -279,7 +262,7 @@ class Command(BaseCommand):
             with suppress(BrokerUnavailable):
                 if wrong := tls_mismatch(clients.client("worker")):
                     raise CommandError(str(wrong)) from error
-            self.stderr.write(self.style.WARNING(f"Redis is unreachable ({error}); workers start and wait for it."))
+            self.stderr.write(self.style.WARNING(f"{error}; workers start and wait for Redis."))
             return
         if policy not in ("", "noeviction"):
             self.stderr.write(

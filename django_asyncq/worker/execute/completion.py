@@ -19,7 +19,7 @@ from ... import failpoints, lifecycle
 from ...context import Ending
 from ...exceptions import InvalidOption, LeaseLost
 from ...guard import get_logger, is_a
-from ...lifecycle.events import log_extra
+from ...logs import log_extra
 from ...models import TaskRecord
 from ...storage import database_clock
 from ...storage.errors import ErrorKind, is_connection_limit, kind_of

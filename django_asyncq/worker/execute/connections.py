@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from .job import Job
@@ -35,9 +36,13 @@ def tidy_connections() -> None:
     language or a time zone, vanishes with its context.
     """
     for connection in connections.all(initialized_only=True):
-        if connection.connection is not None and (connection.in_atomic_block or not connection.get_autocommit()):
-            # An open transaction belongs to a task that has finished; nothing of it may reach the next one.
-            # Django does not close a connection within an atomic block; a new one resets the flag anyway.
-            connection.in_atomic_block = False
-            connection.close()
+        close_if_open_transaction(connection)
         connection.close_if_unusable_or_obsolete()
+
+
+def close_if_open_transaction(connection: BaseDatabaseWrapper) -> None:
+    """Close a connection with an open transaction: it is of a task that has finished; nothing may reach the next."""
+    if connection.connection is not None and (connection.in_atomic_block or not connection.get_autocommit()):
+        # Django does not close a connection within an atomic block; a new one resets the flag anyway.
+        connection.in_atomic_block = False
+        connection.close()

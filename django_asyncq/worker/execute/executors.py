@@ -11,6 +11,7 @@ from functools import partial
 
 from ... import compat, conf
 from ...guard import get_logger
+from ...logs import log_extra
 from ...threads import LongLivedThread
 from ..thread_death import ThreadDeath
 from .job import Job
@@ -122,7 +123,8 @@ class AsyncExecutor(Executor):
             if job.begun_at is None:
                 self._start(job)
         elif error := coroutine.exception():
-            logger.critical("task %s: its slot has failed", job.run.record.id, exc_info=error)
+            record = job.run.record
+            logger.critical("task %s: its slot has failed", record.id, exc_info=error, extra=log_extra(record))
             self.on_death("loop")
 
     async def _work(self, job: Job) -> None:

@@ -5,17 +5,17 @@ It writes no row: the reporter of a worker does, and the runner of the test kit.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 from ... import compat, lifecycle
 from ...definitions.exception_text import traceback_of
 from ...exceptions import LeaseLost
 from ...faults import STORE_ERRORS, concerns_one_row
-from ...guard import class_name, get_logger, is_a
-from ...lifecycle.events import log_extra
+from ...guard import get_logger, is_a
+from ...logs import log_extra
 from ...models import TaskRecord, TaskState
 from ...results import judge_failure, result_of, sender_of
+from ...runs import log_cut, log_failed, log_uncounted
 from ...storage import database_clock
 from ..unconnected import pause_seconds
 from .cuts import reason_of
@@ -34,7 +34,7 @@ def record_alone(run: lifecycle.Run, record: Callable[[], Sequence[lifecycle.Run
     except STORE_ERRORS as error:
         if not concerns_one_row(error):
             raise
-        logger.exception("task %s: the database refuses its result", run.record.id)
+        logger.exception("task %s: the database refuses its result", run.record.id, extra=log_extra(run.record))
         lifecycle.strip_result(run, str(error))
         return bool(record())
 
@@ -65,16 +65,14 @@ def apply(outcome: Outcome) -> None:
         return
     if isinstance(outcome, Unconnected):
         lifecycle.postpone_run(run, pause_seconds())
+        log_uncounted(run.record, "got no connection to the database")
         return
     if isinstance(outcome, Cut):
         lifecycle.count_cut(run, reason_of(exception), traceback_of(exception), outcome.finished_at)
-        _log_cut(run.record, reason_of(exception))
+        log_cut(run.record, reason_of(exception))
         return
     judgement = judge_failure(job.task, run.record, exception, database_clock.estimate())
     error = judgement.exception
-    if judgement.is_fault:
-        text = "task %s: its backoff failed; it is not retried"
-        logger.error(text, run.record.id, exc_info=error, extra=log_extra(run.record))
     lifecycle.fail(
         run,
         error,
@@ -83,38 +81,10 @@ def apply(outcome: Outcome) -> None:
         retry_at=judgement.retry_at,
         counted=judgement.counted,
     )
-    if judgement.counted and not is_a(error, LeaseLost):
-        _log_failure(run.record, error)
-
-
-def _log_failure(record: TaskRecord, exception: BaseException) -> None:
-    """Log in one line what failed and what comes next; the row has the traceback."""
-    level = logging.ERROR if record.retry_at is None else logging.WARNING
-    then = "it is not retried" if record.retry_at is None else f"next attempt at {record.retry_at:%Y-%m-%dT%H:%M:%SZ}"
-    logger.log(
-        level,
-        "task %s %s: attempt %d of %d failed with %s; %s",
-        record.id,
-        record.name,
-        record.attempt,
-        record.max_attempts,
-        class_name(exception),
-        then,
-        extra=log_extra(record),
-    )
-
-
-def _log_cut(record: TaskRecord, exception: BaseException) -> None:
-    then = "it has failed" if record.is_final else "it is queued again, without using an attempt"
-    logger.log(
-        logging.ERROR if record.is_final else logging.WARNING,
-        "task %s %s: its database connection was cut, and nothing was committed; %s: %s",
-        record.id,
-        record.name,
-        then,
-        exception,
-        extra=log_extra(record),
-    )
+    if not judgement.counted:
+        log_uncounted(run.record, "asked to be retried")
+    elif not is_a(error, LeaseLost):
+        log_failed(run.record, error, has_backoff_failed=judgement.is_fault)
 
 
 def send_finished(outcome: Outcome) -> None:

@@ -13,7 +13,7 @@ from django.db import close_old_connections
 
 from ... import conf
 from ...guard import get_logger
-from ...lifecycle.events import log_extra
+from ...logs import log_extra
 from ..fetch.capacity import Capacity
 from ..reporter import Reporter
 from ..slot_table import SlotTable

@@ -15,8 +15,9 @@ from ... import compat, failpoints, lifecycle
 from ...context import Ending, TaskContext
 from ...exceptions import TaskNotRunnable, TaskTimeout
 from ...guard import get_logger, is_a
-from ...lifecycle.events import log_extra
+from ...logs import enter_run, leave_run, log_extra
 from ...results import result_of, sender_of
+from ...runs import log_returned, log_started
 from ...storage import database_clock
 from ...storage.errors import is_connection_limit
 from .calling import call_in_transaction
@@ -57,7 +58,7 @@ class RunSteps(ABC):
         """Call the function of a `def` task, outside a transaction of its own."""
 
     def stop_flag(self, job: Job) -> threading.Event:
-        """Return the flag that tells the function to stop."""
+        """Return the flag that asks the function to stop."""
         return threading.Event()
 
     # --- 1. begin
@@ -71,6 +72,8 @@ class RunSteps(ABC):
         begin_connections(job)
         self.enter(job)
         lifecycle.begin(job.run, self.worker_id, database_clock.estimate())
+        enter_run(record)
+        log_started(record)
         failpoints.reach("begin.counted")
         if not isinstance(record.args, list) or not isinstance(record.kwargs, dict):
             raise TaskNotRunnable("the row's arguments are not a list and an object")
@@ -104,6 +107,9 @@ class RunSteps(ABC):
 
         A run that finished after its timeout has failed, unless it has spent that time waiting for a connection.
         """
+        leave_run()
+        if exception is None:
+            log_returned(job.run.record, job.clock() - (job.begun_at or job.arrived_at))
         if job.phase is JobPhase.COMPLETED:
             self.leave(job)
             if exception is not None:

@@ -18,7 +18,7 @@ from ...broker.notifications import QueueListener
 from ...exceptions import BrokerUnavailable, TaskNotRegistered
 from ...faults import STORE_ERRORS, Faults
 from ...guard import get_logger
-from ...lifecycle.events import log_extra
+from ...logs import log_extra, log_extra_of_ids
 from ...registry import registered
 from ...storage.pooling import return_connections
 from ..execute.executors import Executors
@@ -203,7 +203,9 @@ class Fetcher:
                 try:
                     self.broker.requeue(queue, self.worker_id, result.handed.leases)
                 except BrokerUnavailable as error:
-                    logger.warning("a task of queue %s was not requeued; the supervisor will: %s", queue, error)
+                    extra = log_extra_of_ids([lease.id for lease in result.handed.leases], queue=queue)
+                    text = "a task of queue %s was not requeued; the supervisor will: %s"
+                    logger.warning(text, queue, error, extra=extra)
 
     def to_fetch(self) -> int:
         """Return how many tasks may be fetched; after 0, CAPACITY_FREED or REPORTED notifies when it is more."""
@@ -336,9 +338,9 @@ class Fetcher:
             record = run.record
             age = ages[record.id]
             logger.error(
-                "task %s: no task named %r is registered here; postponed (for %d s so far)",
+                "task %s: %s; postponed (for %d s so far)",
                 record.id,
-                record.name,
+                reason,
                 age,
                 extra=log_extra(record),
             )

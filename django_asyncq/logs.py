@@ -1,0 +1,136 @@
+"""What a log line about a task says of it, and where lines go when the project has configured no logging.
+
+Needs no Django, so LOGGING may name the filter before any app is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple, TextIO
+
+if TYPE_CHECKING:
+    from .models import TaskRecord
+
+__all__ = ["TaskLogFilter"]
+
+PACKAGE_LOGGER = "django_asyncq"
+RUN_LOGGER = "django_asyncq.runs"
+# A line about several tasks names this many: an outage may concern thousands.
+IDS_IN_A_LINE = 100
+# By `-v`: nothing but errors; what matters; the runs of tasks too (see `log_to_stderr`); everything.
+LEVELS = {0: logging.ERROR, 1: logging.INFO, 2: logging.INFO, 3: logging.DEBUG}
+
+# The row of the run that a thread or coroutine works for; asgiref and asyncio take it along to other threads.
+_running: ContextVar[TaskRecord | None] = ContextVar("django_asyncq_running", default=None)
+
+
+class CurrentTask(NamedTuple):
+    """The task whose body runs: the four keys that every log line about one task has in its `extra`.
+
+    task_id: the id of the row. task: the path of the function. queue: the name of its queue. attempt: from 1.
+    """
+
+    task_id: str
+    task: str
+    queue: str
+    attempt: int
+
+
+def current_task() -> CurrentTask | None:
+    """Return the task whose body the caller is part of; None outside of a run.
+
+    It is known in the thread or coroutine of the run, in what it awaits, and in threads that `sync_to_async` and
+    `asyncio.to_thread` use for it. A thread that the body starts by itself does not know it.
+    """
+    record = _running.get()
+    return None if record is None else _task_of(record)
+
+
+def enter_run(record: TaskRecord) -> None:
+    """Note that the body of a task begins in this context."""
+    _running.set(record)
+
+
+def leave_run() -> None:
+    """Note that the body has returned, or raised."""
+    _running.set(None)
+
+
+def log_extra(*records: TaskRecord) -> dict[str, object]:
+    """Return the `extra` of a log line about tasks: the four keys for one, `task_ids` for several.
+
+    task_ids: list of str, at most 100.
+    """
+    if len(records) == 1:
+        return _task_of(records[0])._asdict()
+    return {"task_ids": [str(record.id) for record in records[:IDS_IN_A_LINE]]}
+
+
+def log_extra_of_ids(ids: Sequence[str], **more: object) -> dict[str, object]:
+    """Return the `extra` of a log line about tasks whose rows are not at hand. more: what else is known of all."""
+    about = {"task_id": ids[0]} if len(ids) == 1 else {"task_ids": list(ids[:IDS_IN_A_LINE])}
+    return {**about, **more}
+
+
+def _task_of(record: TaskRecord) -> CurrentTask:
+    return CurrentTask(str(record.id), record.name, record.queue_name, record.attempt)
+
+
+class TaskLogFilter(logging.Filter):
+    """Add `task_id`, `task`, `queue` and `attempt` to each line that passes a handler; it refuses no line.
+
+    A line that is written while a task's body runs gets those of the task; a line with a key of its own keeps it.
+    default: what the keys are outside of a run.
+    """
+
+    def __init__(self, default: object = None) -> None:
+        super().__init__()
+        self.default = default
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Add the keys that the line lacks."""
+        current = current_task()
+        # A line about another task than the one that runs here is not given the keys of this one.
+        if current is not None and getattr(record, "task_id", current.task_id) != current.task_id:
+            current = None
+        for key in CurrentTask._fields:
+            if not hasattr(record, key):
+                setattr(record, key, self.default if current is None else getattr(current, key))
+        return True
+
+
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Write the lines of this package to standard error. process: "supervisor", "worker" or "start-up task"."""
+
+    def __init__(self, process: str, verbosity: int) -> None:
+        super().__init__()
+        self.verbosity = verbosity
+        self.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-8s {process} %(process)d: %(message)s"))
+
+
+def log_to_stderr(process: str, verbosity: int) -> None:
+    """Write the lines of this package to standard error, if they would reach no handler; else change nothing.
+
+    process: of which kind this one is, for the lines. verbosity: 0 to 3, as `-v` of Django's commands.
+    """
+    logger = logging.getLogger(PACKAGE_LOGGER)
+    if logger.hasHandlers():
+        return
+    logger.addHandler(StderrHandler(process, verbosity))
+    _set_level(logger, LEVELS[verbosity])
+    if verbosity > 1:
+        _set_level(logging.getLogger(RUN_LOGGER), logging.DEBUG)
+
+
+def stderr_verbosity() -> int | None:
+    """Return the verbosity with which this process logs to standard error; None when the project's logging does it."""
+    handlers: Sequence[logging.Handler] = logging.getLogger(PACKAGE_LOGGER).handlers
+    return next((each.verbosity for each in handlers if isinstance(each, StderrHandler)), None)
+
+
+def _set_level(logger: logging.Logger, level: int) -> None:
+    """Set a level, unless the project has set one."""
+    if logger.level == logging.NOTSET:
+        logger.setLevel(level)

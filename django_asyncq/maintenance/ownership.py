@@ -1,0 +1,90 @@
+"""Keep two databases from sharing a Redis prefix: each would disable the other's schedules and park its tasks.
+
+The identity of the database that owns the prefix is in Redis. Each supervisor compares it with that of its own database
+when it starts and then every CHECK_SECONDS; one that finds another database there stops with the remedies.
+
+The leader takes a prefix without an owner, after it has compared all rows with Redis. So a supervisor whose database is
+unreachable takes none, and an emptied Redis gets its owner back with its tasks. Of two databases that meet at such a
+prefix, the first takes it and the supervisors of the other stop. A burst takes none, because it may be that of a test.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+
+from django.db import Error as DatabaseError
+from django.db import connections
+
+from ..broker import keys, prefix_owner
+from ..exceptions import BrokerUnavailable, PrefixTaken
+from ..guard import get_logger
+from ..lifecycle.prefix_check import adopts_by_itself
+from ..storage import identity
+
+logger = get_logger("django_asyncq.maintenance.ownership")
+
+CHECK_SECONDS = 5.0
+# Three checks: one may come late.
+ALIVE_MS = 15_000
+
+
+class PrefixOwnership:
+    """Compare the owner of the prefix with this supervisor's database. may_take: whether it takes one without owner."""
+
+    def __init__(self, *, may_take: bool = True) -> None:
+        self._may_take = may_take
+        self._token = uuid.uuid4().hex
+        self._has_owned = False
+        # Whether the last check has found this database.
+        self.is_owner = False
+        # Why this process must stop, if it must.
+        self.lost: PrefixTaken | None = None
+
+    def tick(self, *, has_read_rows: bool = False) -> float:
+        """Check, and return the seconds until the next call. has_read_rows: all rows were compared with Redis.
+
+        Silent while a store is unreachable: the other loops report that. What is not known is checked at the next call.
+        """
+        try:
+            database = identity.ensure()
+        except DatabaseError:
+            connections.close_all()
+            found = identity.known()
+            if found is None:
+                return CHECK_SECONDS
+            database = found
+        with suppress(BrokerUnavailable):
+            self._check(database, may_take=self._may_take and has_read_rows)
+        return CHECK_SECONDS
+
+    def _check(self, database: uuid.UUID, *, may_take: bool) -> None:
+        found = prefix_owner.note_supervisor(
+            database,
+            self._token,
+            alive_ms=ALIVE_MS,
+            may_take=may_take,
+            # Only at the start: one that ran before lost the prefix to a person's command.
+            replaces="unused" if adopts_by_itself() and not self._has_owned else "never",
+        )
+        self.is_owner = found.owner == database
+        if self.is_owner:
+            if found.former not in (None, database):
+                logger.warning(
+                    "the Redis prefix %s belonged to another database (%s), none of whose workers is running; because "
+                    "DEBUG is on, this database has adopted it. Tasks of the other one that are left in Redis are "
+                    "archived there",
+                    keys.prefix(),
+                    found.former,
+                )
+            elif found.former is None:
+                logger.info("the Redis prefix %s now belongs to this database (%s)", keys.prefix(), database)
+            self._has_owned = True
+            self.lost = None
+        elif found.owner is not None:
+            self.lost = PrefixTaken(prefix=keys.prefix(), owner=found.owner, database=database)
+
+    def release(self) -> None:
+        """Note that this supervisor has stopped."""
+        with suppress(BrokerUnavailable):
+            prefix_owner.forget_supervisor(self._token)

@@ -1,0 +1,95 @@
+"""The log lines about runs: one for each failure, and on request one for each start and success.
+
+They have a logger of their own, `django_asyncq.runs`, so that a project can have them without all else that is logged
+at DEBUG. A final failure is one ERROR with its traceback, wherever it is noticed: an error monitor counts those lines.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from .definitions.exception_text import text_of
+from .guard import class_name, get_logger
+from .logs import RUN_LOGGER, log_extra
+from .models import FailureReason, TaskRecord
+
+logger = get_logger(RUN_LOGGER)
+
+LONGEST_TEXT = 500
+# Such a failure was no attempt of its own: the attempt did not count, or there was none.
+NO_ATTEMPT = (FailureReason.WORKER_LOST, FailureReason.NOT_REGISTERED)
+
+
+def log_started(record: TaskRecord) -> None:
+    """Log at DEBUG that a run has started."""
+    if logger.isEnabledFor(logging.DEBUG):
+        text = "task %s %s: attempt %d of %d started"
+        logger.debug(text, record.id, record.name, record.attempt, record.max_attempts, extra=log_extra(record))
+
+
+def log_returned(record: TaskRecord, seconds: float) -> None:
+    """Log at DEBUG that the body of a task has returned. seconds: how long it ran."""
+    if logger.isEnabledFor(logging.DEBUG):
+        text = "task %s %s: attempt %d of %d returned after %.3f s"
+        logger.debug(
+            text, record.id, record.name, record.attempt, record.max_attempts, seconds, extra=log_extra(record)
+        )
+
+
+def log_failed(record: TaskRecord, exception: BaseException | None = None, *, has_backoff_failed: bool = False) -> None:
+    """Log a failure that the row shows: ERROR when it is final, WARNING when the task is retried.
+
+    exception: adds the traceback, to a WARNING only where the logger takes DEBUG too; None where nothing was raised.
+    """
+    is_final = record.retry_at is None
+    with_traceback = is_final or logger.isEnabledFor(logging.DEBUG)
+    attempt = "" if record.reason in NO_ATTEMPT else f"attempt {record.attempt} of {record.max_attempts} "
+    if has_backoff_failed:
+        then = "; its backoff failed; it is not retried"
+    elif is_final:
+        then = "; it is not retried"
+    else:
+        then = f"; next attempt at {record.retry_at:%Y-%m-%dT%H:%M:%SZ}"
+    logger.log(
+        logging.ERROR if is_final else logging.WARNING,
+        "task %s %s: %sfailed%s: %s",
+        record.id,
+        record.name,
+        attempt,
+        then,
+        _last_error(record),
+        exc_info=exception if with_traceback else None,
+        extra=log_extra(record),
+    )
+
+
+def log_uncounted(record: TaskRecord, reason: str) -> None:
+    """Log at DEBUG that a run used no attempt, and that the task runs again. reason: what the run did."""
+    if logger.isEnabledFor(logging.DEBUG):
+        text = "task %s %s: its run %s; it runs again later, without using an attempt"
+        logger.debug(text, record.id, record.name, reason, extra=log_extra(record))
+
+
+def log_cut(record: TaskRecord, error: BaseException) -> None:
+    """Log that the database connection of a run was cut: ERROR when the task has failed, else WARNING."""
+    then = "it has failed" if record.is_final else "it is queued again, without using an attempt"
+    logger.log(
+        logging.ERROR if record.is_final else logging.WARNING,
+        "task %s %s: its database connection was cut, and nothing was committed; %s: %s",
+        record.id,
+        record.name,
+        then,
+        _one_line(f"{class_name(error)}: {text_of(error)}"),
+        extra=log_extra(record),
+    )
+
+
+def _last_error(record: TaskRecord) -> str:
+    """Return the class and the text of the row's last error, as the last line of a traceback has them."""
+    error = record.errors[-1]
+    return _one_line(f"{error['exception'].removeprefix('builtins.')}: {error['message']}")
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"

@@ -1,0 +1,86 @@
+"""A context for calling the function of a task alone, without a row, a queue or a worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from .. import lifecycle
+from ..broker import Lease
+from ..context import Ending, TaskContext
+from ..definitions.names import uuid7
+from ..exceptions import InvalidOption
+from ..models import TaskRecord
+from ..results import StoredTask, result_of
+from ..storage import database_clock
+from ..storage.routing import transaction_of
+from ..tasks import Task
+
+
+def make_context(
+    task: Task[Any, Any] | None = None,
+    *,
+    attempt: int = 1,
+    max_attempts: int | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    should_stop: bool = False,
+) -> TaskContext:
+    """Make the context with which to call a body alone: `my_task.func(make_context(attempt=3), 7)`.
+
+    task: whose result `context.task_result` is; None: that of a task without a function. attempt: from 1.
+    max_attempts: of the row; None means `attempt`, so that it is the last. should_stop: what the context answers.
+    `retry()` raises what it raises in a worker. `complete_on_commit()` is a plain transaction. Only that needs the
+    database. Raises: InvalidOption.
+    """
+    if type(attempt) is not int or attempt < 1:
+        raise InvalidOption(f"make_context(attempt={attempt!r}): attempts count from 1")
+    most = attempt if max_attempts is None else max_attempts
+    if type(most) is not int or most < attempt:
+        raise InvalidOption(f"make_context(max_attempts={max_attempts!r}): give at least attempt={attempt}")
+    task = task or StoredTask(func=without_function, priority=0, backend="default", queue_name="default")
+    now = database_clock.of_host()
+    record = TaskRecord(
+        id=uuid7(),
+        name=task.module_path,
+        backend=task.backend,
+        queue_name=task.queue_name,
+        priority=task.priority,
+        args=list(args),
+        kwargs=dict(kwargs or {}),
+        attempt=attempt - 1,
+        max_attempts=most,
+        worker_ids=["make_context"] * (attempt - 1),
+        enqueued_at=now,
+    )
+    lifecycle.begin(lifecycle.Run(record, Lease(str(record.id), attempt)), "make_context", now)
+    stop = threading.Event()
+    if should_stop:
+        stop.set()
+    return TaskContext(task_result=result_of(record, task), record=record, stop=stop, completion=_plain_block())
+
+
+def without_function() -> None:
+    """Stand for the function of a context that was made for no task."""
+
+
+def _plain_block() -> Callable[[Any], Any]:
+    """Return a `complete_on_commit` that commits nothing but the block, and may be used until one has succeeded."""
+    is_used = False
+
+    @contextmanager
+    def block(result: Any) -> Iterator[Ending]:
+        nonlocal is_used
+        if is_used:
+            raise InvalidOption("complete_on_commit() was used in this run before, or is being used")
+        is_used = True
+        try:
+            with transaction_of(TaskRecord):
+                yield Ending(result)
+        except BaseException:
+            is_used = False
+            raise
+
+    return block

@@ -1,0 +1,294 @@
+"""Run the tasks of a test with the worker's own code, on the caller's thread and connections, without Redis."""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import connections, transaction
+from django.db.models import Q
+
+from .. import compat, lifecycle
+from ..aliases import uses_redis
+from ..broker import Lease
+from ..exceptions import InvalidOption, TaskNotRegistered, TooManyRuns
+from ..guard import get_logger, is_a
+from ..lifecycle.events import log_extra
+from ..models import FailureReason, TaskRecord, TaskRecordQuerySet, TaskState
+from ..registry import registered
+from ..results import result_of
+from ..storage import database_clock
+from ..storage.routing import is_in_transaction, rows_of, transaction_of, writing_database
+from ..worker.execute import outcomes
+from ..worker.execute.calling import call_here
+from ..worker.execute.completion import Completion
+from ..worker.execute.connections import close_if_open_transaction
+from ..worker.execute.job import Job, JobPhase, Outcome
+from ..worker.execute.steps import RunSteps
+from ..worker.unconnected import changes_row
+from .clock import travel
+from .transactions import BodyTransactions
+
+logger = get_logger("django_asyncq.testing")
+
+WORKER_ID = "run_tasks"
+
+
+def run_tasks(
+    *,
+    backend: str = "default",
+    queues: Collection[str] | None = None,
+    most: int = 1000,
+    until: timedelta | datetime | None = None,
+    raise_failures: bool = False,
+) -> list[compat.TaskResult[Any, Any]]:
+    """Run the tasks that are due as a worker would, one at a time, and go on until none is due.
+
+    backend: an alias in TASKS whose backend is a `TestBackend`. queues: names; None means all. most: how many runs.
+    until: run also what becomes due by then, such as retries: the clock is moved on to each next due time, and restored
+        at the end. A timedelta counts from now.
+    raise_failures: raise what made the first task fail for good, with its traceback; the others then stay QUEUED.
+    Returns: one result for each task that has finished, in the order of its last run.
+    Raises: TooManyRuns when tasks are still due after `most` runs, InvalidOption.
+    """
+    if uses_redis(backend):
+        raise InvalidOption(
+            f"run_tasks(backend={backend!r}): workers run the tasks of this alias; in the settings of the tests write "
+            f"TASKS = {{{backend!r}: {{'BACKEND': 'django_asyncq.testing.TestBackend'}}}}"
+        )
+    rows = rows_of(TaskRecord).filter(backend=backend)
+    if queues is not None:
+        rows = rows.filter(queue_name__in=list(queues))
+    runner = Runner(rows, most, raise_failures=raise_failures)
+    with travel() as clock:
+        if isinstance(until, timedelta):
+            until = clock.now() + until
+        while True:
+            runner.run_due()
+            next_at = runner.next_due_at() if until is not None else None
+            if until is None or next_at is None or next_at > until:
+                return list(runner.finished.values())
+            clock.move(seconds=(next_at - clock.now()).total_seconds())
+
+
+def run_enqueued(alias: str, enqueue: Callable[[], list[Any]]) -> list[Any]:
+    """Enqueue, and run what was enqueued and is due: now, or in a transaction of the project's code after its commit.
+
+    enqueue: returns results; None for those refused.
+    """
+    database = writing_database(TaskRecord)
+    if is_in_transaction(database):
+        results = enqueue()
+        transaction.on_commit(lambda: _run(alias, results), using=database)
+        return results
+    hooks = BodyTransactions()
+    try:
+        results = enqueue()
+    finally:
+        hooks.finish()
+    _run(alias, results)
+    return results
+
+
+def _run(alias: str, results: Sequence[Any]) -> None:
+    """Run the tasks of these results that are due, and have the results show what became of them."""
+    enqueued = [result for result in results if result is not None]
+    ids = [UUID(result.id) for result in enqueued]
+    Runner(rows_of(TaskRecord).filter(backend=alias, id__in=ids), most=1000).run_due()
+    for result in enqueued:
+        result.refresh()
+
+
+class StopFlag(threading.Event):
+    """The flag of a run; it is also set once the run has passed its timeout, by the clock of the test."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._job = job
+
+    def is_set(self) -> bool:
+        """Whether the function must stop."""
+        return super().is_set() or self._job.is_overdue(self._job.clock())
+
+
+class Runner(RunSteps):
+    """Runs tasks on the caller's thread, and writes each outcome at once.
+
+    rows: those that it may run. most: how many runs. finished: the results of the tasks that finished, by id.
+    """
+
+    def __init__(self, rows: TaskRecordQuerySet, most: int, *, raise_failures: bool = False) -> None:
+        super().__init__(WORKER_ID)
+        self.rows = rows
+        self.most = most
+        self.raise_failures = raise_failures
+        self.finished: dict[UUID, compat.TaskResult[Any, Any]] = {}
+        self._names: Counter[str] = Counter()
+        # A task that waits at a gate asks again only after a run, which may have freed a slot.
+        self._may_ask_gates = True
+        self._body: BodyTransactions | None = None
+
+    # --- which
+
+    def run_due(self) -> None:
+        """Run what is due until nothing is. Raises: TooManyRuns; with `raise_failures` the error of a task."""
+        while True:
+            self._retry_due()
+            record = self._next()
+            if record is None:
+                return
+            if self._names.total() >= self.most:
+                raise TooManyRuns(self.most, dict(self._names.most_common()))
+            self._names[record.name] += 1
+            self._may_ask_gates = True
+            # As in a slot: what a task activates, such as a language, vanishes with its context.
+            contextvars.copy_context().run(self.run, record)
+
+    def next_due_at(self) -> datetime | None:
+        """Return when the next task is due that is not due yet; None when there is none."""
+        times = [
+            *self.rows.queued().filter(run_after__isnull=False).values_list("run_after", flat=True),
+            *self.rows.retrying().values_list("retry_at", flat=True),
+        ]
+        return min((each for each in times if each is not None), default=None)
+
+    def _retry_due(self) -> None:
+        due = Q(retry_at__lte=database_clock.now())
+        if self._may_ask_gates:
+            due |= Q(reason=FailureReason.GATE_FULL)
+            self._may_ask_gates = False
+        if ids := list(self.rows.retrying().filter(due).values_list("id", flat=True)):
+            lifecycle.retry_without_redis(ids)
+
+    def _next(self) -> TaskRecord | None:
+        """Return the task that a worker would claim first: by priority, then in the order of enqueueing."""
+        is_due = Q(run_after=None) | Q(run_after__lte=database_clock.now())
+        found = self.rows.queued().filter(is_due).order_by("-priority", "id").values_list("id", flat=True).first()
+        return lifecycle.load_rows([Lease(str(found), 0)]).get(str(found)) if found else None
+
+    # --- one run
+
+    def run(self, record: TaskRecord) -> None:
+        """Run one task, and write what became of it."""
+        run = lifecycle.Run(record, Lease(str(record.id), record.fence + 1))
+        try:
+            task = registered(record.name)
+        except TaskNotRegistered as error:
+            with transaction_of(TaskRecord):
+                lifecycle.refuse(None, run, error)
+            self._note(record, error)
+            return
+        job = Job(run, task, time.monotonic(), clock=_steady_seconds)
+        value, exception = None, None
+        self._body, outer = BodyTransactions(), self._body
+        try:
+            try:
+                args, kwargs = self.begin(job)
+                value = self.call(job, args, kwargs)
+            except BaseException as error:
+                if _is_for_caller(error):
+                    raise
+                exception = error
+            exception = self._conclude(exception)
+        finally:
+            self._body = outer
+        if outcome := self.finish(job, value, exception):
+            self.report(outcome)
+
+    def _conclude(self, exception: BaseException | None) -> BaseException | None:
+        """Finish the transactions of a body; return its error, or else that of a commit hook."""
+        assert self._body is not None  # noqa: S101 - set by `run`
+        try:
+            self._body.finish()
+        except BaseException as error:
+            if _is_for_caller(error):
+                raise
+            if exception is not None:
+                logger.exception("a commit hook of a task that failed has failed too")
+                return exception
+            return error
+        finally:
+            for connection in connections.all(initialized_only=True):
+                if not self._body.holds(connection.alias):
+                    close_if_open_transaction(connection)
+        return exception
+
+    def enter(self, job: Job) -> None:
+        """Show the run nowhere: there is no supervisor."""
+
+    def leave(self, job: Job) -> None:
+        """Do nothing, for the same reason."""
+
+    def stop_flag(self, job: Job) -> threading.Event:
+        """Return a flag that is set after the timeout: no thread looks at the clock."""
+        return StopFlag(job)
+
+    def completion(self, job: Job) -> Completion:
+        """Return the transaction that completes a run, within that of a test case if there is one."""
+        assert self._body is not None  # noqa: S101 - set by `run`
+        return Completion(job, _claim_row, self.report, self._body.completing)
+
+    def call_plainly(self, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call the function, and await what it may return, in the caller's thread."""
+        return call_here(job, args, kwargs)
+
+    # --- its outcome
+
+    def report(self, outcome: Outcome) -> None:
+        """Write an outcome and send its signals, as the reporter of a worker does."""
+        run = outcome.job.run
+        try:
+            is_lost = self._write(outcome)
+        except Exception as error:
+            logger.exception("task %s: its outcome cannot be recorded", run.record.id, extra=log_extra(run.record))
+            outcomes.fail_unrecorded(outcome, error)
+            is_lost = bool(_record(run))
+        if is_lost:
+            return
+        outcomes.announce([outcome])
+        self._note(outcome.job.run.record, outcome.exception)
+
+    def _write(self, outcome: Outcome) -> bool:
+        """Write the row unless the task has completed itself; return whether the run lost its row meanwhile."""
+        run = outcome.job.run
+        if run.record.state == TaskState.RUNNING:
+            outcomes.apply(outcome)
+        return changes_row(outcome) and outcomes.record_alone(run, lambda: _record(run))
+
+    def _note(self, record: TaskRecord, exception: BaseException | None) -> None:
+        """Note the result of a task that has finished. Raises: its error, with `raise_failures`."""
+        if not record.is_final:
+            return
+        self.finished.pop(record.id, None)
+        self.finished[record.id] = result_of(record)
+        if self.raise_failures and record.state == TaskState.FAILED and exception is not None:
+            raise exception
+
+
+def _record(run: lifecycle.Run) -> list[lifecycle.Run]:
+    """Write a run; an error of the database must not break the caller's transaction."""
+    with transaction_of(TaskRecord):
+        return lifecycle.record_runs([run])
+
+
+def _claim_row(job: Job) -> None:
+    """Leave the row to the completion: nobody else writes it here."""
+    job.phase = JobPhase.COMPLETING
+
+
+def _steady_seconds() -> float:
+    return time.monotonic() + database_clock.offset().total_seconds()
+
+
+def _is_for_caller(error: BaseException) -> bool:
+    """Whether an error is a request to the test's process, and no failure of the task: Ctrl-C, or pytest's own."""
+    pytest = sys.modules.get("pytest")
+    own = (pytest.fail.Exception, pytest.skip.Exception, pytest.exit.Exception) if pytest else ()
+    return is_a(error, (KeyboardInterrupt, *own))

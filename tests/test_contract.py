@@ -1,0 +1,267 @@
+"""What a task accepts, and what its errors say: durations, exception classes, arguments, queues."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from datetime import date, timedelta
+from typing import Any
+
+import pytest
+from django.core import checks
+
+from django_asyncq import InvalidArguments, compat, conf, cron, every, registry, startup_task, task
+from django_asyncq.context import TaskContext
+from django_asyncq.definitions import schedules
+from django_asyncq.durations import is_duration, seconds_of
+from django_asyncq.exceptions import InvalidOption, RetryRequested
+from django_asyncq.models import TaskRecord
+
+from . import tasks
+
+BACKEND = "django_asyncq.backend.AsyncqBackend"
+NOT_DURATIONS = [-1, "3", True, math.nan, math.inf, timedelta(seconds=-1), timedelta(days=40_000), 4e9]
+
+
+def plain(a: int, b: int = 0, *, c: int = 0) -> int:
+    """Return a sum."""
+    return a + b + c
+
+
+def positional(a: int, /, b: int) -> None:
+    """A parameter that has no name for callers."""
+
+
+def gathering(a: int, *rest: int, **others: int) -> None:
+    """A function that takes any number of arguments."""
+
+
+def with_context(context: TaskContext, a: int) -> None:
+    """A function that gets a context."""
+
+
+def giving_a_connection(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function so that callers do not pass its first argument."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function("connection", *args, **kwargs)
+
+    return wrapper
+
+
+@giving_a_connection
+def given_a_connection(connection: str, a: int) -> str:
+    """Return both."""
+    return f"{connection} {a}"
+
+
+def taking_two(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function so that callers pass one argument more."""
+
+    @functools.wraps(function)
+    def wrapper(first: int, second: int) -> Any:
+        return function(first + second)
+
+    return wrapper
+
+
+@taking_two
+def summed(a: int) -> int:
+    """Return what it gets."""
+    return a
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Declare nothing for other tests."""
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+
+
+# --- durations
+
+
+def test_durations_are_seconds_or_a_timedelta() -> None:
+    """A task keeps seconds, whole ones as an int."""
+    declared = task(timeout=timedelta(minutes=1), expected_seconds=timedelta(milliseconds=1500))(plain)
+    assert (declared.timeout, declared.expected_seconds) == (60, 1.5)
+    assert type(declared.timeout) is int
+    changed = declared.using(timeout=timedelta(seconds=2), expected_seconds=3)
+    assert (changed.timeout, changed.expected_seconds) == (2, 3)
+    assert hash(declared.using(timeout=60)) == hash(declared)
+
+
+@pytest.mark.parametrize("value", NOT_DURATIONS)
+@pytest.mark.parametrize("option", ["timeout", "expected_seconds", "backoff"])
+def test_what_is_no_duration_is_refused_in_one_wording(option: str, value: Any) -> None:
+    """The error names the task, the option, the value and what to give."""
+    expected = rf"task tests\.test_contract\.plain: {option}=.* is not valid: give seconds or a timedelta"
+    with pytest.raises(InvalidOption, match=expected):
+        task(**{option: value})(plain)
+
+
+@pytest.mark.parametrize("value", [value for value in NOT_DURATIONS if value is not True])
+def test_time_of_retry_is_a_duration(value: Any) -> None:
+    """Of 0 or more, in a context too."""
+    context = TaskContext(task_result=None, record=None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match=r"retry\(in_=.* give seconds or a timedelta"):
+        context.retry(in_=value)
+    with pytest.raises(RetryRequested) as asked:
+        context.retry(in_=timedelta(minutes=2))
+    assert asked.value.delay_seconds == 120
+
+
+def test_zero_is_a_duration_where_waiting_is_optional() -> None:
+    """A backoff may be none; a timeout may not."""
+    assert task(backoff=timedelta(0))(plain).backoff == timedelta(0)
+    assert is_duration(0, or_zero=True)
+    assert not is_duration(0)
+    assert seconds_of("3") == "3"
+
+
+def test_intervals_are_durations() -> None:
+    """As an argument without a name, beside the named units; whole seconds."""
+    assert every(90).interval_seconds == 90
+    assert every(timedelta(minutes=5)).interval_seconds == 300
+    assert every(timedelta(minutes=5), seconds=3, jitter_seconds=timedelta(minutes=1)).interval_seconds == 303
+    assert cron("* * * * *", jitter_seconds=timedelta(minutes=1)).jitter_seconds == 60
+    for wrong in (timedelta(seconds=1.5), 1.5, -3, "3", timedelta(seconds=-3)):
+        with pytest.raises(InvalidOption, match=r"every\(.*whole seconds"):
+            every(wrong)  # type: ignore[arg-type]
+
+
+def test_time_to_live_of_a_start_up_lock_is_a_duration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At least three seconds."""
+    monkeypatch.setattr(schedules, "_startup_tasks", {})
+    startup_task("warm", ttl=timedelta(minutes=2))(lambda: None)
+    assert schedules.startup_tasks()[0].ttl_seconds == 120
+    for wrong in (2, timedelta(seconds=2), "60", True, math.inf):
+        with pytest.raises(InvalidOption, match=r"ttl=.*at least 3 s"):
+            startup_task("cold", ttl=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", [key for key in conf.FIELD_NAMES if key.endswith("_SECONDS")])
+@pytest.mark.django_db
+def test_settings_that_are_durations_may_be_timedeltas(key: str, settings: Any) -> None:
+    """Each of them is turned into seconds, and checked as seconds."""
+    settings.ASYNCQ = {key: timedelta(seconds=1 if key == "PUSH_BATCH_SECONDS" else 66)}
+    settled = getattr(conf.current(), conf.FIELD_NAMES[key])
+    assert settled == settings.ASYNCQ[key].total_seconds()
+    assert type(settled) is int
+    assert not [message for message in checks.run_checks() if message.msg.startswith(f"ASYNCQ[{key!r}] = datetime")]
+    settings.ASYNCQ = {key: timedelta(seconds=-1)}
+    assert any(key in message.msg and "is not valid" in message.msg for message in checks.run_checks())
+
+
+@pytest.mark.django_db(transaction=True)
+def test_options_of_an_alias_may_be_timedeltas(settings: Any) -> None:
+    """The row has seconds."""
+    settings.TASKS = {"default": {"BACKEND": BACKEND, "OPTIONS": {"timeout": timedelta(minutes=2)}}}
+    assert not [message for message in checks.run_checks() if message.id == "asyncq.E022"]
+    tasks.add.enqueue(1)
+    assert TaskRecord.objects.get().timeout_seconds == 120
+
+
+# --- declarations
+
+
+def test_one_exception_class_needs_no_tuple() -> None:
+    """The task keeps a tuple."""
+    declared = task(retry_on=ValueError, give_up_on=KeyError)(plain)
+    assert (declared.retry_on, declared.give_up_on) == ((ValueError,), (KeyError,))
+    for wrong in ("ValueError", [ValueError], ValueError(), int, (int,)):
+        with pytest.raises(InvalidOption, match=r"retry_on=.*give an exception class, or a tuple of them"):
+            task(retry_on=wrong)(plain)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("declare", "remedy"),
+    [
+        (lambda: task("mails"), "'mails' cannot be a task: .*options are given by name"),
+        (lambda: task(object()), "cannot be a task: it is a object, not a function"),
+        (lambda: task(dict), "cannot be a task: it is a class, not a function"),
+        (lambda: task()(tasks.add), r"cannot be a task: it is a task already; its \.using"),
+        (lambda: task(tasks.add), r"cannot be a task: it is a task already"),
+    ],
+)
+def test_what_is_no_function_is_refused_with_the_remedy(declare: Callable[[], Any], remedy: str) -> None:
+    """The framework's error, which names what was given."""
+    with pytest.raises(compat.InvalidTask, match=remedy):
+        declare()
+
+
+def test_unknown_options_are_refused_with_a_similar_one() -> None:
+    """A time is that of a call, and not of a task."""
+    with pytest.raises(TypeError, match=r"no option 'max_attempt': did you mean 'max_attempts'\? it has atomic, "):
+        task(max_attempt=3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"write task\.using\(run_after=…\)"):
+        task(run_after=3)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("value", [60, "tomorrow", date(2030, 1, 1), 1.5])
+def test_time_of_a_call_is_named_in_its_error(value: Any) -> None:
+    """A number could be meant as a time to wait or as a time: it is neither."""
+    with pytest.raises(InvalidOption, match=r"run_after=.*give an aware datetime, or a timedelta"):
+        tasks.add.using(run_after=value)
+
+
+def test_error_for_an_unknown_queue_lists_those_there_are(settings: Any) -> None:
+    """The framework's error, which names the setting."""
+    settings.TASKS = {"default": {"BACKEND": BACKEND, "QUEUES": ["default", "mails"]}}
+    with pytest.raises(compat.InvalidTask, match=r"queue 'mail' is not one of .* are 'default', 'mails'"):
+        tasks.add.using(queue_name="mail")
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "error"),
+    [
+        (plain, (1, 2), {"c": 3}, None),
+        (plain, (), {"a": 3}, None),
+        (plain, (), {}, "missing a required argument: 'a'"),
+        (plain, (1, 2, 3), {}, "too many positional"),
+        (plain, (1,), {"a": 2}, "multiple values"),
+        (plain, (1,), {"d": 2}, "unexpected keyword argument 'd'"),
+        (positional, (1,), {"b": 2}, None),
+        (positional, (), {"a": 1, "b": 2}, "'a'"),
+        (gathering, (1, 2, 3), {"d": 4}, None),
+        (gathering, (), {"d": 4}, "'a'"),
+        (given_a_connection, (1,), {}, None),
+        (given_a_connection, (), {"a": 1}, None),
+        (summed, (1, 2), {}, None),
+        (summed, (1,), {}, "'second'"),
+        (with_context, (1,), {}, None),
+        (with_context, (), {}, "'a'"),
+        (with_context, (1,), {"context": 2}, "multiple values"),
+        (with_context, ("context", 1), {}, "too many positional"),
+    ],
+)
+@pytest.mark.django_db(transaction=True)
+def test_arguments_are_bound_to_the_function_at_enqueue(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], error: str | None
+) -> None:
+    """Before anything is written. A decorator decides what its function takes, whatever it wraps."""
+    declared = task(takes_context=function is with_context)(function)
+    if error is None:
+        declared.enqueue(*args, **kwargs)
+        declared.enqueue_many([declared.arguments(*args, **kwargs)] * 2)
+        assert TaskRecord.objects.count() == 3
+        return
+    for call in (
+        lambda: declared.enqueue(*args, **kwargs),
+        lambda: declared.enqueue_many([declared.arguments(*args, **kwargs)]),
+    ):
+        with pytest.raises(InvalidArguments, match=f"(?s)cannot be called with these arguments: .*{error}") as refused:
+            call()
+        assert isinstance(refused.value, TypeError)
+        assert refused.value.path == ""
+    assert TaskRecord.objects.count() == 0
+
+
+def test_error_for_arguments_shows_what_the_function_takes() -> None:
+    """Without the context."""
+    with pytest.raises(InvalidArguments, match=r"it takes \(a: 'int'\) -> 'None'"):
+        task(takes_context=True)(with_context).enqueue()

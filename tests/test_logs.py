@@ -1,0 +1,227 @@
+"""What is logged about tasks: the keys of each line, one ERROR for a final failure, plurals, and the current task."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from django.utils import timezone
+
+from django_asyncq import lifecycle
+from django_asyncq.broker import Broker
+from django_asyncq.context import current_task
+from django_asyncq.exceptions import TaskNotRegistered
+from django_asyncq.logs import CurrentTask, TaskLogFilter, enter_run, leave_run, log_extra
+from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.runs import log_failed
+
+from . import tasks
+from .runs import claimed
+from .test_imports import MODULES
+from .test_words import LOG_METHODS, callee, literals
+from .workers import run_workers
+
+# --- the source
+
+
+class Line(NamedTuple):
+    """A log line in the source. text: with its placeholders. has_extra: whether it passes `extra`."""
+
+    place: str
+    text: str
+    has_extra: bool
+
+
+def texts_of(tree: ast.AST) -> dict[str, str]:
+    """Return the texts that a module assigns to names, which a call may log."""
+    return {
+        target.id: literals(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def lines_of(name: str, tree: ast.AST) -> Iterator[Line]:
+    """Yield the log lines of a module, those that `outlives` and `Faults` write included."""
+    texts = texts_of(tree)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = callee(node)
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        is_logger = "logger" in (ast.unparse(owner) if owner is not None else "")
+        if (called in LOG_METHODS and is_logger) or called in ("outlives", "Faults"):
+            found = node.args[0 if called in LOG_METHODS - {"log"} else 1]
+            text = texts.get(found.id, "") if isinstance(found, ast.Name) else literals(found)
+            extra = any(keyword.arg == "extra" for keyword in node.keywords)
+            yield Line(f"{name}:{node.lineno}", text, extra)
+
+
+LINES = [line for name, tree in MODULES.items() for line in lines_of(name, tree)]
+# One task, several, or their outcomes; a start-up task has no row.
+ABOUT_TASKS = re.compile(
+    r"(?<!start-up )\btask %|%d (?:\w+ )?(?:tasks?|outcomes?)\b|\boutcomes\b.*%d|\ba task of|\bno row for %s"
+)
+PLURAL_ONLY = re.compile(r"%d (?:(?!was|is|has)\w+ )?(?!was|is|has)\w*[^s\W]s\b")
+
+
+def lacks_keys(line: Line) -> bool:
+    """Whether a line is about tasks and does not say which."""
+    return bool(ABOUT_TASKS.search(line.text)) and not line.has_extra
+
+
+def test_each_line_about_tasks_has_the_keys() -> None:
+    """A search for the id of a task finds all that was logged about it."""
+    assert [line for line in LINES if lacks_keys(line)] == []
+
+
+def test_counts_have_the_right_plural() -> None:
+    """ "1 tasks" is written nowhere: what follows a number is made a plural by `pluralize`."""
+    assert [line for line in LINES if PLURAL_ONLY.search(line.text)] == []
+
+
+def test_the_search_can_fail() -> None:
+    """It sees lines with texts of their own, in variables, in `outlives` and `Faults`; it knows what is no task."""
+    planted = """
+logger.error("task %s: lost", id)
+logger.log(level, "%d tasks are lost", count)
+text = "worker %s is replaced: task %s ran on"
+self._logger.error(text, 1, 2)
+with outlives(logger, "push of %d task%s failed", 2, "s"): ...
+Faults(logger, "%d outcomes")
+logger.error("queue %s: no row for %s", 1, 2)
+"""
+    found = list(lines_of("planted", ast.parse(planted)))
+    assert [lacks_keys(line) for line in found] == [True] * len(found)
+    assert len(found) == 6
+    plural = {line.text for line in found if PLURAL_ONLY.search(line.text)}
+    assert plural == {"%d tasks are lost", "%d outcomes"}
+    fine = 'logger.error("start-up task %s failed", 1)\nlogger.error("task %s", 1, extra=extra)'
+    assert not any(map(lacks_keys, lines_of("planted", ast.parse(fine))))
+
+
+# --- the keys
+
+
+def test_the_keys_are_none_of_logging() -> None:
+    """Logging refuses an `extra` with the name of an attribute of its own."""
+    own = logging.makeLogRecord({}).__dict__.keys() | {"message", "asctime", "taskName"}
+    assert not own & {*CurrentTask._fields, "task_ids"}
+
+
+def test_the_extra_of_one_task_and_of_several() -> None:
+    """Four keys for one; the ids for several, and of thousands only the first."""
+    rows = [TaskRecord(name="app.work", queue_name="mail", attempt=2) for _ in range(150)]
+    assert log_extra(rows[0]) == {"task_id": str(rows[0].id), "task": "app.work", "queue": "mail", "attempt": 2}
+    assert log_extra(*rows[:2]) == {"task_ids": [str(row.id) for row in rows[:2]]}
+    assert len(log_extra(*rows)["task_ids"]) == 100  # type: ignore[arg-type]
+
+
+# --- the current task
+
+
+@pytest.fixture
+def running() -> Iterator[TaskRecord]:
+    """The row of a task whose body this test is."""
+    row = TaskRecord(name="app.work", queue_name="mail", attempt=1)
+    enter_run(row)
+    yield row
+    leave_run()
+
+
+def filtered(**extra: Any) -> dict[str, Any]:
+    """Return the keys of a line that has passed the filter."""
+    line = logging.makeLogRecord(extra)
+    assert TaskLogFilter(default="-").filter(line)
+    return {key: line.__dict__[key] for key in CurrentTask._fields}
+
+
+def test_the_filter_adds_the_keys_of_the_run(running: TaskRecord) -> None:
+    """To every line that has none; after the run they are there, without a value."""
+    assert filtered() == log_extra(running)
+    assert filtered(queue="own") == {**log_extra(running), "queue": "own"}
+    leave_run()
+    assert filtered() == dict.fromkeys(CurrentTask._fields, "-")
+    assert current_task() is None
+
+
+def test_the_filter_mixes_no_two_tasks(running: TaskRecord) -> None:
+    """A line about another task keeps what it has, and gets nothing of this one."""
+    assert filtered(task_id="other") == {"task_id": "other", "task": "-", "queue": "-", "attempt": "-"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_body_knows_its_task_wherever_it_runs() -> None:
+    """A `def`, an `async def`, and threads of `sync_to_async` and `asyncio.to_thread`."""
+    results = [tasks.names_itself.enqueue(), tasks.names_itself_async.enqueue(), tasks.names_itself.enqueue()]
+    run_workers("--concurrency", "1")
+    rows = {str(row.id): row for row in TaskRecord.objects.all()}
+    for result in results:
+        row = rows[result.id]
+        expected = [str(row.id), row.name, "default", 1]
+        assert row.return_value, row.errors
+        assert all(found == expected for found in row.return_value), row.return_value
+
+
+# --- failures
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_that_cannot_run_fails_with_one_error(caplog: pytest.LogCaptureFixture) -> None:
+    """Its code is not registered: an ERROR, and no attempt in its text."""
+    run = claimed()
+    run.record.attempt = 0
+    lifecycle.refuse(Broker(), run, TaskNotRegistered("no such task"))
+    (line,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert line.name == "django_asyncq.runs"
+    assert line.getMessage().startswith(f"task {run.record.id} {run.record.name}: failed; it is not retried: ")
+    assert line.task_id == str(run.record.id)  # type: ignore[attr-defined]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("crashes", [0, 2])
+def test_a_lost_worker_is_an_error_of_the_task_when_it_has_failed(
+    crashes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With crashes left it runs again and no line says that it failed."""
+    run = claimed()
+    TaskRecord.objects.update(crash_count=crashes)
+    blame = lifecycle.Blame(counted=frozenset([run.lease.id]))
+    lifecycle.recover(Broker(), "default", "w", [run.lease], reason="it died", blame=blame)
+    row = TaskRecord.objects.get()
+    assert row.state == (TaskState.FAILED if crashes else TaskState.QUEUED)
+    lines = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+    assert lines == [
+        f"task {row.id} {row.name}: failed; it is not retried: django_asyncq.exceptions.WorkerLost: "
+        f"{row.errors[-1]['message']}"
+    ] * bool(crashes)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_abandoned_run_that_has_failed_is_one_error(caplog: pytest.LogCaptureFixture) -> None:
+    """The reconciler closes it, and its worker was in quarantine."""
+    run = claimed("w:1:2:t")
+    TaskRecord.objects.update(crash_count=2, worker_ids=["w:1:2:t-alone"])
+    assert lifecycle.abandon(TaskRecord.objects.get(), "nobody knows it")
+    assert TaskRecord.objects.get().is_final
+    (line,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert line.task_id == str(run.record.id)  # type: ignore[attr-defined]
+
+
+def test_a_failure_is_one_line_whatever_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    """Line ends in the message of an exception begin no line of their own, and a huge text is cut."""
+    run = lifecycle.Run(TaskRecord(name="app.work", attempt=1, max_attempts=1), None)  # type: ignore[arg-type]
+    lifecycle.fail(run, ValueError("a\n2026 ERROR b" + "x" * 2000), "", timezone.now(), retry_at=None)
+    log_failed(run.record)
+    (message,) = caplog.messages
+    assert message.startswith(
+        f"task {run.record.id} app.work: attempt 1 of 1 failed; it is not retried: ValueError: a "
+    )
+    assert "\n" not in message
+    assert len(message) < 700

@@ -1,0 +1,601 @@
+"""`run_tasks` and `TestBackend`: the worker's own code on the test's thread, without Redis."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+import pytest
+from django.contrib.auth.models import Group
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
+from django.db import IntegrityError, connection, transaction
+from django.test import TestCase, TransactionTestCase, override_settings
+from django.utils import timezone, translation
+
+from django_asyncq import compat, lifecycle
+from django_asyncq.exceptions import (
+    InvalidOption,
+    QueueFull,
+    TaskNotRegistered,
+    TaskNotRunnable,
+    TaskTimeout,
+    TooManyRuns,
+    UnknownGate,
+)
+from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
+from django_asyncq.signals import task_state_changed
+from django_asyncq.testing import TestBackend, run_tasks, travel
+
+from . import kit_tasks as tasks
+
+BACKEND = "django_asyncq.testing.TestBackend"
+STORE = {"default": {"BACKEND": BACKEND, "QUEUES": []}}
+IMMEDIATE = {"default": {"BACKEND": BACKEND, "QUEUES": [], "OPTIONS": {"mode": "immediate"}}}
+WORKERS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES": []}}
+
+
+class Kit:
+    """The kit's settings, with a Redis that notices whoever connects to it."""
+
+    server: ClassVar[socket.socket]
+
+    @pytest.fixture(autouse=True)
+    def _kit(self, settings: Any) -> Iterator[None]:
+        tasks.BODIES.clear()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.setblocking(False)
+            location = f"redis://127.0.0.1:{server.getsockname()[1]}"
+            settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location}}
+            settings.TASKS = STORE
+            yield
+            with pytest.raises(BlockingIOError):
+                server.accept()
+
+    @contextmanager
+    def committed(self) -> Iterator[None]:
+        """Call the commit hooks of the block; a TestCase never commits."""
+        if connection.in_atomic_block:
+            with TestCase.captureOnCommitCallbacks(execute=True):
+                yield
+        else:
+            yield
+
+
+def body(function: Any) -> str:
+    """Have a function be the body of a task; return its name."""
+    tasks.BODIES[function.__name__] = function
+    return str(function.__name__)
+
+
+def row(result: Any) -> TaskRecord:
+    """The row of a result."""
+    return TaskRecord.objects.get(pk=result.id)
+
+
+class Behaviour(Kit):
+    """What holds in a TestCase, within its transaction, as in a TransactionTestCase, in autocommit."""
+
+    def test_runs_what_is_due_and_returns_the_results(self) -> None:
+        """In the order of priority, then of enqueueing; rows are as after a worker."""
+        first = tasks.add.enqueue(1, b=2)
+        urgent = tasks.add.using(priority=5).enqueue(2)
+        later = tasks.add.using(run_after=timedelta(hours=1)).enqueue(3)
+        results = run_tasks()
+        assert [(each.id, each.return_value) for each in results] == [(urgent.id, 2), (first.id, 3)]
+        record = row(first)
+        assert (record.state, record.attempt, record.fence) == (TaskState.SUCCEEDED, 1, 1)
+        assert record.worker_ids == ["run_tasks"]
+        assert record.finished_at is not None
+        assert row(later).state == TaskState.QUEUED
+        assert run_tasks() == []
+
+    def test_runs_nested_tasks_and_queues_by_name(self) -> None:
+        """What a body enqueues runs too; `queues` selects."""
+
+        def enqueues(context: Any) -> None:
+            tasks.add.enqueue(1)
+            tasks.add.using(queue_name="mail").enqueue(2)
+
+        tasks.run.enqueue(body(enqueues))
+        assert len(run_tasks(queues=["default"])) == 2
+        assert [each.return_value for each in run_tasks(queues=["mail"])] == [2]
+
+    def test_a_body_that_raises_keeps_what_it_wrote(self) -> None:
+        """As in autocommit; the attempt is recorded, and the retry waits for its time."""
+
+        def writes_and_raises(context: Any) -> None:
+            Group.objects.create(name="kept")
+            raise ValueError("no")
+
+        result = tasks.run.enqueue(body(writes_and_raises))
+        assert run_tasks() == []
+        record = row(result)
+        assert Group.objects.filter(name="kept").exists()
+        assert (record.state, record.reason, record.attempt) == (TaskState.FAILED, FailureReason.EXCEPTION, 1)
+        assert record.retry_at is not None
+        assert record.errors[0]["exception"] == "builtins.ValueError"
+        assert "writes_and_raises" in record.errors[0]["traceback"]
+
+    def test_until_moves_the_clock_to_each_due_time(self) -> None:
+        """Retries run with their backoff; what is due later stays, and the clock is put back."""
+
+        def fails_twice(context: Any) -> int:
+            if context.attempt < 3:
+                raise ValueError
+            return int(context.attempt)
+
+        Group.objects.all().delete()
+        result = tasks.run.enqueue(body(fails_twice))
+        assert run_tasks(until=timedelta(seconds=61)) == []
+        assert row(result).attempt == 2
+        (found,) = run_tasks(until=timezone.now() + timedelta(seconds=200))
+        assert found.return_value == 3
+        record = row(result)
+        assert record.started_at and record.last_attempted_at
+        assert (record.last_attempted_at - record.started_at).total_seconds() >= 120
+        fresh = tasks.add.enqueue(1)
+        assert abs((row(fresh).enqueued_at - timezone.now()).total_seconds()) < 30
+
+    def test_failures_can_be_raised(self) -> None:
+        """The error itself, with the frame that raised it; the row is written."""
+
+        def gives_up(context: Any) -> None:
+            raise tasks.Fatal("this one")
+
+        result = tasks.run.enqueue(body(gives_up))
+        with pytest.raises(tasks.Fatal, match="this one") as caught:
+            run_tasks(raise_failures=True)
+        assert "gives_up" in [each.name for each in caught.traceback]
+        assert row(result).state == TaskState.FAILED
+
+    def test_most_runs_end_an_endless_chain(self) -> None:
+        """The error names the tasks and how often each ran."""
+
+        def again(context: Any) -> None:
+            tasks.run.enqueue("again")
+
+        tasks.run.enqueue(body(again))
+        with pytest.raises(TooManyRuns, match=r"after 5 runs: tests\.kit_tasks\.run \(5\)"):
+            run_tasks(most=5)
+
+    def test_context_retry(self) -> None:
+        """An uncounted retry uses no attempt."""
+
+        def asks(context: Any) -> int:
+            if not Group.objects.filter(name="asked").exists():
+                Group.objects.create(name="asked")
+                context.retry(in_=0, counted=False)
+            return int(context.attempt)
+
+        tasks.run.enqueue(body(asks))
+        (found,) = run_tasks()
+        assert found.return_value == 1
+
+    def test_async_body_uses_the_connection_of_the_test(self) -> None:
+        """Its synchronous code runs in the calling thread."""
+
+        def writes(context: Any) -> bool:
+            Group.objects.create(name="async")
+            return threading.current_thread() is threading.main_thread()
+
+        tasks.arun.enqueue(body(writes))
+        (found,) = run_tasks()
+        assert found.return_value is True
+        assert Group.objects.filter(name="async").exists()
+
+    def test_outcomes_that_cannot_be_stored(self) -> None:
+        """As in a worker: notes, or an error in the row."""
+        generator = tasks.generator.enqueue()
+        returned = [tasks.returns.enqueue(kind) for kind in ("set", "nul", "huge")]
+        run_tasks()
+        assert row(generator).errors[0]["exception"].endswith(TaskNotRunnable.__name__)
+        assert [row(each).is_final for each in returned] == [True, True, True]
+
+    def test_an_exit_is_a_failure_and_a_key_press_is_not(self) -> None:
+        """SystemExit fails the task; Ctrl-C, and pytest's own outcomes, reach the test."""
+
+        def exits(context: Any) -> None:
+            raise SystemExit(3)
+
+        def is_interrupted(context: Any) -> None:
+            raise KeyboardInterrupt
+
+        def fails_the_test(context: Any) -> None:
+            pytest.fail("from the body")
+
+        result = tasks.run.enqueue(body(exits))
+        run_tasks()
+        assert row(result).errors[0]["exception"] == "builtins.SystemExit"
+        tasks.run.enqueue(body(is_interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            run_tasks()
+        TaskRecord.objects.all().delete()
+        tasks.run.enqueue(body(fails_the_test))
+        with pytest.raises(pytest.fail.Exception):
+            run_tasks()
+
+    def test_unregistered_task_fails_at_once(self) -> None:
+        """A worker waits for newer code; a test has none."""
+        result = tasks.add.enqueue(1)
+        TaskRecord.objects.update(name="tests.gone.task")
+        (found,) = run_tasks()
+        record = row(result)
+        assert found.id == result.id
+        assert (record.reason, record.attempt, record.worker_ids) == (FailureReason.NOT_REGISTERED, 0, [])
+        tasks.add.enqueue(1)
+        TaskRecord.objects.update(name="tests.gone.task")
+        with pytest.raises(TaskNotRegistered):
+            run_tasks(raise_failures=True)
+
+    def test_odd_rows_fail(self) -> None:
+        """Arguments that are not a list and an object."""
+        result = tasks.add.enqueue(1)
+        TaskRecord.objects.update(args={"a": 1})
+        run_tasks()
+        assert row(result).errors[0]["exception"].endswith("TaskNotRunnable")
+
+    # --- transactions
+
+    def test_commit_hooks_of_a_body_run_once_and_before_the_outcome(self) -> None:
+        """One that fails fails the task, as the commit in a worker would."""
+        called: list[str] = []
+
+        def registers(context: Any) -> None:
+            with transaction.atomic():
+                transaction.on_commit(lambda: called.append(context.task_result.id))
+                tasks.add.enqueue(1)
+
+        def registers_a_bad_one(context: Any) -> None:
+            def fails() -> None:
+                raise tasks.Fatal("in the hook")
+
+            with transaction.atomic():
+                transaction.on_commit(fails)
+
+        result = tasks.run.enqueue(body(registers))
+        with self.committed():
+            assert len(run_tasks()) == 2
+        assert called == [result.id]
+        bad = tasks.run.enqueue(body(registers_a_bad_one))
+        run_tasks()
+        assert row(bad).errors[0]["message"] == "in the hook"
+
+    def test_hooks_of_a_rolled_back_block_are_not_called(self) -> None:
+        """Its rows are gone too."""
+        called: list[str] = []
+
+        def rolls_back(context: Any) -> None:
+            with transaction.atomic():
+                transaction.on_commit(lambda: called.append("hook"))
+                Group.objects.create(name="gone")
+                raise tasks.Fatal
+
+        tasks.run.enqueue(body(rolls_back))
+        run_tasks()
+        assert called == []
+        assert not Group.objects.filter(name="gone").exists()
+
+    def test_durable_block_in_a_body(self) -> None:
+        """The body is not within a transaction, so Django allows it."""
+
+        def writes(context: Any) -> str:
+            with transaction.atomic(durable=True):
+                Group.objects.create(name="durable")
+            return "ok"
+
+        tasks.run.enqueue(body(writes))
+        assert [each.return_value for each in run_tasks()] == ["ok"]
+
+    def test_database_error_leaves_the_test_usable(self) -> None:
+        """On PostgreSQL it breaks the transaction of a TestCase; the attempt is recorded all the same."""
+
+        def violates(context: Any) -> None:
+            Group.objects.create(name="twice")
+            Group.objects.create(name="twice")
+
+        result = tasks.run.enqueue(body(violates))
+        run_tasks()
+        assert row(result).errors[0]["exception"] == "django.db.utils.IntegrityError"
+        assert Group.objects.filter(name="other").count() == 0
+
+    def test_atomic_task(self) -> None:
+        """Effects and success together, or neither; its hooks run once."""
+        called: list[str] = []
+
+        def succeeds(context: Any) -> int:
+            transaction.on_commit(lambda: called.append("hook"))
+            Group.objects.create(name="atomic")
+            return 7
+
+        def fails(context: Any) -> None:
+            transaction.on_commit(lambda: called.append("bad hook"))
+            Group.objects.create(name="undone")
+            raise tasks.Fatal
+
+        good, bad = tasks.run_atomic.enqueue(body(succeeds)), tasks.run_atomic.enqueue(body(fails))
+        with self.committed():
+            run_tasks()
+        assert (row(good).return_value, row(good).state) == (7, TaskState.SUCCEEDED)
+        assert row(bad).state == TaskState.FAILED
+        assert list(Group.objects.values_list("name", flat=True)) == ["atomic"]
+        assert called == ["hook"]
+
+    def test_complete_on_commit(self) -> None:
+        """The block decides; what the body does after it, even a database error, takes nothing back."""
+        called: list[str] = []
+
+        def completes(context: Any) -> str:
+            with context.complete_on_commit("done"):
+                Group.objects.create(name="once")
+                transaction.on_commit(lambda: called.append("hook"))
+            assert called == ["hook"]
+            Group.objects.create(name="once")
+            return "ignored"
+
+        def within(context: Any) -> None:
+            with transaction.atomic(), context.complete_on_commit():
+                pass
+
+        good, bad = tasks.run.enqueue(body(completes)), tasks.run.enqueue(body(within))
+        run_tasks()
+        assert (row(good).return_value, row(good).state) == ("done", TaskState.SUCCEEDED)
+        assert Group.objects.filter(name="once").count() == 1
+        assert "within a transaction" in row(bad).errors[0]["message"]
+        assert called == ["hook"]
+
+    def test_rolled_back_completion_can_be_repeated(self) -> None:
+        """An error within the block leaves nothing of it."""
+
+        def retries(context: Any) -> None:
+            try:
+                with context.complete_on_commit():
+                    Group.objects.create(name="no")
+                    raise ValueError
+            except ValueError:
+                pass
+            with context.complete_on_commit("yes"):
+                Group.objects.create(name="yes")
+
+        result = tasks.run.enqueue(body(retries))
+        run_tasks()
+        assert row(result).return_value == "yes"
+        assert list(Group.objects.values_list("name", flat=True)) == ["yes"]
+
+    # --- time
+
+    def test_timeout_by_the_kits_clock(self) -> None:
+        """The flag of the context is set after it, and the run fails when the body returns."""
+        seen: list[bool] = []
+
+        with travel() as clock:
+
+            def overruns(context: Any) -> None:
+                seen.append(context.should_stop)
+                clock.move(seconds=31)
+                seen.append(context.should_stop)
+
+            result = tasks.run.using(timeout=30, max_attempts=1).enqueue(body(overruns))
+            with pytest.raises(TaskTimeout):
+                run_tasks(raise_failures=True)
+        assert seen == [False, True]
+        assert row(result).reason == FailureReason.TIMEOUT
+
+    def test_travel(self) -> None:
+        """What is due follows the moved clock, and so do the times in rows; nested blocks add up."""
+        later = tasks.add.using(run_after=timedelta(hours=2)).enqueue(1)
+        with travel(hours=1) as clock:
+            assert run_tasks() == []
+            assert clock.move(minutes=61) >= timezone.now() + timedelta(hours=2)
+            (found,) = run_tasks()
+            assert found.id == later.id
+            with travel(days=1):
+                new = tasks.add.enqueue(1)
+                assert row(new).enqueued_at > timezone.now() + timedelta(hours=25)
+                assert abs((row(new).enqueued_at - new.enqueued_at).total_seconds()) < 30
+            assert clock.now() < timezone.now() + timedelta(hours=3)
+
+    def test_what_a_body_activates_vanishes(self) -> None:
+        """As in a worker's slot."""
+
+        def activates(context: Any) -> None:
+            translation.activate("de")
+
+        tasks.run.enqueue(body(activates))
+        before = translation.get_language()
+        run_tasks()
+        assert translation.get_language() == before
+
+    # --- gates
+
+    def test_gate_is_counted_from_the_rows(self) -> None:
+        """The same error and fields as from Redis; a finished task frees its slot."""
+        tasks.gated.enqueue()
+        tasks.gated.enqueue()
+        with pytest.raises(QueueFull) as caught:
+            tasks.gated.enqueue()
+        error = caught.value
+        assert (error.gate, error.limit, error.occupancy, error.waiting) == ("kit", 2, 2, 0)
+        assert error.retry_after > 0
+        assert len(run_tasks()) == 2
+        accepted = tasks.gated.enqueue_many([(), (), ()], partial=True)
+        assert [each is not None for each in accepted] == [True, True, False]
+        with pytest.raises(QueueFull):
+            tasks.gated.enqueue_many([()])
+
+    def test_gate_row_and_missing_limit(self) -> None:
+        """The row wins over the task's own limit; without either there is none."""
+        with self.committed():
+            Gate.objects.create(name="kit", limit=1)
+        tasks.gated.enqueue()
+        with pytest.raises(QueueFull):
+            tasks.gated.enqueue()
+        Gate.objects.update(limit=0)
+        assert len(tasks.gated.enqueue_many([()] * 3)) == 3
+        with pytest.raises(UnknownGate):
+            tasks.add.using(gate="unheard_of").enqueue(1)
+
+    def test_rollback_frees_the_slots(self) -> None:
+        """There is nothing to give back but the rows."""
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError), transaction.atomic():
+                tasks.gated.enqueue_many([(), ()])
+                raise ZeroDivisionError
+        tasks.gated.enqueue_many([(), ()])
+
+    def test_retry_waits_at_a_full_gate_and_runs_when_a_slot_is_free(self) -> None:
+        """The retry asks the gate again after each run that may have freed a slot."""
+
+        def fails_once(context: Any) -> None:
+            if context.attempt == 1:
+                raise ValueError
+
+        failing = tasks.gated.using(max_attempts=2).enqueue(body(fails_once))
+        run_tasks()
+        assert row(failing).state == TaskState.FAILED
+        tasks.gated.enqueue_many([(), ()])
+        with travel(hours=1):
+            found = run_tasks(most=3)
+        assert [each.id for each in found][1] == failing.id
+        assert row(failing).attempt == 2
+
+    # --- a person
+
+    def test_person_retries_and_deletes(self) -> None:
+        """Rows of this backend never reach Redis."""
+
+        def fails(context: Any) -> None:
+            raise tasks.Fatal
+
+        result = tasks.run.enqueue(body(fails))
+        run_tasks()
+        with self.committed():
+            assert len(lifecycle.retry([row(result).id], by_person=True).retried) == 1
+        assert row(result).state == TaskState.QUEUED
+        with self.committed():
+            TaskRecord.objects.all().delete()
+        assert run_tasks() == []
+
+    # --- signals
+
+    def test_signals_are_those_of_a_worker(self) -> None:
+        """Enqueued after the commit, then started and finished, by the class of the backend."""
+        seen: list[tuple[str, type]] = []
+
+        def hear(name: str) -> Any:
+            def receive(sender: type, **kwargs: Any) -> None:
+                seen.append((name, sender))
+
+            return receive
+
+        signals = {"enqueued": compat.task_enqueued, "started": compat.task_started, "finished": compat.task_finished}
+        receivers = {name: hear(name) for name in signals}
+        changes: list[Any] = []
+
+        def change(old: Any, new: Any, **kwargs: Any) -> None:
+            changes.append((old, new))
+
+        for name, signal in signals.items():
+            signal.connect(receivers[name])
+        task_state_changed.connect(change)
+        try:
+            with self.committed():
+                tasks.add.enqueue(1)
+            run_tasks()
+        finally:
+            for name, signal in signals.items():
+                signal.disconnect(receivers[name])
+            task_state_changed.disconnect(change)
+        assert seen == [("enqueued", TestBackend), ("started", TestBackend), ("finished", TestBackend)]
+        assert changes == [(None, TaskState.QUEUED), (TaskState.RUNNING, TaskState.SUCCEEDED)]
+
+    # --- immediate
+
+    @override_settings(TASKS=IMMEDIATE)
+    def test_immediate_runs_at_enqueue(self) -> None:
+        """The result shows the outcome; what is not due stays, and no option is dropped."""
+        result = tasks.add.enqueue(1, b=2)
+        assert (result.status, result.return_value) == (compat.TaskResultStatus.SUCCESSFUL, 3)
+        later = tasks.add.using(run_after=timedelta(hours=1)).enqueue(1)
+        assert row(later).state == TaskState.QUEUED
+        many = tasks.gated.enqueue_many([(), ()], partial=True)
+        assert [each.status for each in many if each] == [compat.TaskResultStatus.SUCCESSFUL] * 2
+
+        def fails(context: Any) -> None:
+            raise ValueError
+
+        failed = tasks.run.enqueue(body(fails))
+        assert row(failed).retry_at is not None
+
+    @override_settings(TASKS=IMMEDIATE)
+    def test_immediate_waits_for_the_commit(self) -> None:
+        """In a transaction of the tested code; after a rollback nothing runs."""
+        with self.committed():
+            with transaction.atomic():
+                result = tasks.add.enqueue(1)
+                assert row(result).state == TaskState.QUEUED
+            with pytest.raises(ZeroDivisionError), transaction.atomic():
+                tasks.add.enqueue(2)
+                raise ZeroDivisionError
+        assert row(result).state == TaskState.SUCCEEDED
+        assert TaskRecord.objects.count() == 1
+
+    @override_settings(TASKS=IMMEDIATE)
+    def test_immediate_nested(self) -> None:
+        """A body's own tasks run within it, and its hooks once."""
+        called: list[str] = []
+
+        def enqueues(context: Any) -> Any:
+            with transaction.atomic():
+                transaction.on_commit(lambda: called.append("hook"))
+            return tasks.add.enqueue(1).return_value
+
+        with self.committed():
+            assert tasks.run.enqueue(body(enqueues)).return_value == 1
+        assert called == ["hook"]
+
+
+class InTestCase(Behaviour, TestCase):
+    """Within the transaction of the test."""
+
+
+class InTransactionTestCase(Behaviour, TransactionTestCase):
+    """In autocommit, as a worker."""
+
+
+class Refusals(Kit, TestCase):
+    """What is wrong is said before anything runs."""
+
+    def test_alias_of_workers(self) -> None:
+        """The error has the line to write."""
+        with override_settings(TASKS=WORKERS), pytest.raises(InvalidOption, match=r"'django_asyncq\.testing\.TestB"):
+            run_tasks()
+
+    def test_workers_do_not_run_it(self) -> None:
+        """`runworkers` names the remedy."""
+        with pytest.raises(CommandError, match="run_tasks"):
+            call_command("runworkers")
+
+    def test_options_are_checked(self) -> None:
+        """Others than those of AsyncqBackend and `mode` are refused; nothing is said about Redis."""
+        with override_settings(CACHES={"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}):
+            assert not [each for each in run_checks() if each.level >= 30]
+            tasks.add.enqueue(1)
+        bad = {"default": {"BACKEND": BACKEND, "OPTIONS": {"mode": "later", "max_attempts": 2, "speed": 1}}}
+        with override_settings(TASKS=bad):
+            assert {each.id for each in run_checks() if each.level >= 30} == {"asyncq.E021", "asyncq.E022"}
+
+    def test_naive_host_clock_is_another_matter(self) -> None:
+        """A moment in the past, whatever the zone, is due."""
+        tasks.add.using(run_after=datetime(2020, 1, 1, tzinfo=UTC)).enqueue(1)
+        assert len(run_tasks()) == 1
+
+    def test_database_error_outside_a_body_is_the_tests_own(self) -> None:
+        """The kit repairs a transaction only around a body."""
+        with pytest.raises(IntegrityError), transaction.atomic():
+            Group.objects.create(name="a")
+            Group.objects.create(name="a")
