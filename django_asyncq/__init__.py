@@ -54,6 +54,10 @@ IMPORTED_AT_FIRST_USE = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> Any:
     if name in IMPORTED_AT_FIRST_USE:
         return getattr(import_module(f"{__name__}.{IMPORTED_AT_FIRST_USE[name]}"), name)

@@ -75,6 +75,11 @@ REDIS_IDS = {
     "OPTIONS": "asyncq.E051",
     "CLIENT_FACTORY": "asyncq.E052",
 }
+FRAMEWORK_BACKENDS = {
+    f"{package}.backends.{name}"
+    for package in ("django.tasks", "django_tasks")
+    for name in ("dummy.DummyBackend", "immediate.ImmediateBackend")
+}
 LEAST_STALL_SECONDS = 10
 TRUE_OR_FALSE = "Give True or False."
 POSITIVE_SECONDS = "Give seconds or a timedelta, more than 0."
@@ -233,7 +238,10 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     tasks = getattr(django_settings, "TASKS", None)
     named = tasks if isinstance(tasks, dict) else {}
     ours = {name: params for name, params in named.items() if "django_asyncq" in str(params.get("BACKEND", ""))}
-    if not ours:
+    # In test settings Django's own backends are a choice. A project that forgot TASKS has the immediate one by default.
+    is_chosen = django_settings.is_overridden("TASKS")  # type: ignore[misc]
+    chosen = {str(params.get("BACKEND", "")) for params in named.values()} if is_chosen else set()
+    if not ours and not (chosen and chosen <= FRAMEWORK_BACKENDS):
         yield checks.Warning(
             "No alias in TASKS uses django_asyncq.",
             hint='TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend"}}',

@@ -18,7 +18,7 @@ from .logs import CurrentTask, current_task
 if TYPE_CHECKING:
     from .models import TaskRecord
 
-__all__ = ["CurrentTask", "Ending", "TaskContext", "current_task"]
+__all__ = ["CurrentTask", "Ending", "RowlessContext", "TaskContext", "current_task"]
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ AsyncqError
 │   ├── TaskTimeout        the run took longer than the task's timeout
 │   ├── WorkerLost         the worker process or its host died
 │   ├── LeaseLost          another run owns the task now; not stored
+│   ├── InvalidResult      the function returned what JSON cannot hold
 │   ├── TaskNotRegistered  the worker's code has no task of this name
 │   └── TaskNotRunnable    the function cannot be called, or its body did not run
 ├── TooManyRuns            run_tasks() met tasks that enqueue or retry each other without end
@@ -43,11 +44,14 @@ class InvalidArguments(InvalidOption, TypeError):
 
     Also a TypeError, which Django's own backends raise for such arguments.
     path: where in the arguments, such as `args[0]['when']`; "" when the function does not take them.
+    is_json: whether JSON itself could hold the value, which is too large, too deep, or of characters or digits that not
+    every database stores.
     """
 
-    def __init__(self, message: str, *, path: str) -> None:
+    def __init__(self, message: str, *, path: str, is_json: bool = False) -> None:
         super().__init__(message)
         self.path = path
+        self.is_json = is_json
 
 
 class InvalidTiming(InvalidOption):
@@ -203,6 +207,13 @@ class WorkerLost(RunAborted):
 
 class LeaseLost(RunAborted):
     """Another run owns the task now, so this run must not commit; nothing of it is stored."""
+
+
+class InvalidResult(RunAborted, TypeError):
+    """The function had finished and returned what JSON cannot hold: another type, NaN, a key that is not text.
+
+    The task is not retried. The row stores it as a plain TypeError, as Django's own backends do.
+    """
 
 
 class TaskNotRegistered(RunAborted):

@@ -16,7 +16,7 @@ from . import compat
 from .aliases import backend_class
 from .definitions.backoff import ExponentialBackoff
 from .definitions.moments import moment_after
-from .exceptions import InvalidOption, RetryRequested, TaskNotRegistered, TaskNotRunnable
+from .exceptions import InvalidOption, InvalidResult, RetryRequested, TaskNotRegistered, TaskNotRunnable
 from .guard import attempt, is_a
 from .registry import find
 from .tasks import Task
@@ -121,6 +121,9 @@ def judge_failure(task: Task[Any, Any], record: TaskRecord, exception: BaseExcep
     It calls the project's code: the backoff, and what tells the classes of exceptions apart. Whatever that raises, the
     task has failed for good, and its row says why.
     """
+    if is_a(exception, InvalidResult):
+        # The framework's own class, and never a retry: the function has done its work.
+        return Judgement(TypeError(str(exception)).with_traceback(exception.__traceback__), None)
     retry_at, error = attempt(next_attempt_at, task, record, exception, now)
     if error is not None:
         attempt(setattr, error, "__context__", exception)  # its class may refuse any attribute

@@ -120,3 +120,16 @@ ASYNCQ = {
     "SWEEP_SECONDS": 5,
     "TASK_LOCK_DIR": os.environ.get("ASYNCQ_TEST_LOCK_DIR", f"{tempfile.gettempdir()}/asyncq-test-locks"),
 }
+
+if log := os.environ.get("ASYNCQ_TEST_LOG"):
+    # As docs/guides/logging.md has it, into a file.
+    LOGGING = {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "filters": {"task": {"()": "django_asyncq.logs.TaskLogFilter"}},
+        "formatters": {"json": {"()": "tests.json_log.JsonFormatter"}},
+        "handlers": {
+            "file": {"class": "logging.FileHandler", "filename": log, "filters": ["task"], "formatter": "json"}
+        },
+        "loggers": {"django_asyncq": {"handlers": ["file"], "level": "INFO"}},
+    }

@@ -181,6 +181,11 @@ def gated(context: TaskContext, gate: str, seconds: float = 0.0) -> None:
 
 
 @task
+def takes_anything(*args: Any, **kwargs: Any) -> None:
+    """Take every argument."""
+
+
+@task
 def returns_set() -> Any:
     """Return what JSON cannot carry."""
     return {1, 2, 3}

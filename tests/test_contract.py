@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import pydoc
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import date, timedelta
 from typing import Any
 
 import pytest
 from django.core import checks
 
+import django_asyncq
 from django_asyncq import InvalidArguments, compat, conf, cron, every, registry, startup_task, task
 from django_asyncq.context import TaskContext
 from django_asyncq.definitions import schedules
 from django_asyncq.durations import is_duration, seconds_of
 from django_asyncq.exceptions import InvalidOption, RetryRequested
 from django_asyncq.models import TaskRecord
+from django_asyncq.tasks import Task
 
 from . import tasks
 
@@ -265,3 +272,111 @@ def test_error_for_arguments_shows_what_the_function_takes() -> None:
     """Without the context."""
     with pytest.raises(InvalidArguments, match=r"it takes \(a: 'int'\) -> 'None'"):
         task(takes_context=True)(with_context).enqueue()
+
+
+# --- Django's own backends
+
+
+@pytest.fixture(params=["immediate.ImmediateBackend", "dummy.DummyBackend"])
+def framework_backend(request: pytest.FixtureRequest, settings: Any) -> str:
+    """The class of one of Django's own backends, which is the only one in TASKS."""
+    package = "django.tasks" if compat.HAS_DJANGO_TASKS else "django_tasks"
+    settings.TASKS = {"default": {"BACKEND": f"{package}.backends.{request.param}"}}
+    return str(request.param).split(".")[0]
+
+
+def asks(context: TaskContext, what: str) -> Any:
+    """Use the context as a worker's."""
+    if what == "retry":
+        context.retry(in_=3)
+    with context.complete_on_commit("ignored") as ending:
+        ending.result = what
+    return [context.attempt, context.should_stop, context.record]
+
+
+async def asks_async(context: TaskContext) -> Any:
+    """Do the same in a coroutine."""
+    return [context.attempt, context.should_stop]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_django_s_own_backends_drop_no_option(framework_backend: str) -> None:
+    """The task has them, `using` takes them, and wrong ones are refused as in production."""
+    declared = task(max_attempts=3, gate="{a}", queue_limit=2, timeout=timedelta(seconds=3))(tasks.add.func)
+    assert (declared.max_attempts, declared.gate, declared.queue_limit, declared.timeout) == (3, "{a}", 2, 3)
+    changed = declared.using(gate="other", max_attempts=4, priority=5)
+    assert (changed.gate, changed.max_attempts, changed.priority) == ("other", 4, 5)
+    with pytest.raises(InvalidOption, match="max_attempts=0"):
+        declared.using(max_attempts=0)
+    with pytest.raises(InvalidArguments, match="cannot be called"):
+        declared.enqueue(1, 2, 3)
+    with pytest.raises(InvalidArguments, match="cannot be called"):
+        declared.enqueue_many([(1, 2, 3)])
+    results = [declared.enqueue(1), *declared.enqueue_many([(1,), declared.arguments(1)])]
+    assert [result.args for result in results] == [[1]] * 3
+    assert [result.task.gate for result in results] == ["{a}"] * 3
+    if framework_backend == "immediate":
+        assert [result.return_value for result in results] == [1] * 3
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("framework_backend", ["immediate.ImmediateBackend"], indirect=True)
+def test_a_body_gets_this_package_s_context_under_the_immediate_backend(framework_backend: str) -> None:
+    """Also that of a coroutine. There is no row, and a retry makes the task fail."""
+    declared = task(takes_context=True)(asks)
+    assert declared.enqueue("go on").return_value == [1, False, None]
+    failed = declared.enqueue("retry")
+    assert failed.errors[0].exception_class_path == "django_asyncq.exceptions.RetryRequested"
+    assert task(takes_context=True)(asks_async).enqueue().return_value == [1, False]
+
+
+def test_a_backend_that_cannot_defer_says_so(framework_backend: str) -> None:
+    """The immediate backend refuses a time, and asks no database for the present one; the dummy backend stores it."""
+    declared = task(tasks.add.func)
+    if framework_backend == "immediate":
+        with pytest.raises(compat.InvalidTask, match="run_after"):
+            declared.using(run_after=timedelta(seconds=3))
+    else:
+        assert declared.using(run_after=timedelta(seconds=3)).enqueue(1).task.run_after is not None
+
+
+def test_a_project_that_chose_django_s_backends_is_not_warned(framework_backend: str) -> None:
+    """It knows that they run no task in a worker."""
+    assert [message for message in checks.run_checks() if message.id == "asyncq.W013"] == []
+
+
+def test_a_project_that_forgot_its_backend_is_warned() -> None:
+    """Django's default is the immediate backend."""
+    apps = ["django.contrib.contenttypes", "django_asyncq"] + ([] if compat.HAS_DJANGO_TASKS else ["django_tasks"])
+    script = (
+        "import django; from django.conf import settings; from django.core import checks\n"
+        f"settings.configure(INSTALLED_APPS={apps!r}, SECRET_KEY='x'); django.setup()\n"
+        "print([message.id for message in checks.run_checks()])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert "asyncq.W013" in done.stdout
+
+
+# --- what a shell shows
+
+
+def test_the_package_lists_its_public_names() -> None:
+    """Those that are imported at their first use too."""
+    assert set(django_asyncq.__all__) <= set(dir(django_asyncq))
+    assert "import_module" not in dir(django_asyncq)
+
+
+def test_help_of_a_task_is_that_of_its_function() -> None:
+    """Its text and what a call takes; the class keeps its own text."""
+    assert tasks.add.__doc__ == "Return a sum."
+    shown = pydoc.plain(pydoc.render_doc(tasks.add))
+    assert "<Task tests.tasks.add(a, b=0)>" in shown
+    assert "Return a sum." in shown
+    with_options = task(takes_context=True, max_attempts=3)(with_context).using(priority=5)
+    assert repr(with_options) == "<Task tests.test_contract.with_context(a) priority=5 max_attempts=3>"
+    assert (Task.__doc__ or "").startswith("A task of Django's framework")
+    assert "gate: the name of an admission limit" in pydoc.plain(pydoc.render_doc(Task))
+    options = {field.name for field in fields(Task)} - {field.name for field in fields(compat.Task)}
+    text = pydoc.plain(pydoc.render_doc(task))
+    assert [option for option in options if f"{option}:" not in text and f"{option}," not in text] == []

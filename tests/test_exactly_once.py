@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ from django_asyncq import lifecycle, task
 from django_asyncq.broker import Lease
 from django_asyncq.context import TaskContext
 from django_asyncq.exceptions import InvalidOption
-from django_asyncq.lifecycle import running
-from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 
 from . import tasks
 from .workers import history, run_workers, wait_until, workers
@@ -61,20 +61,22 @@ def test_effects_and_success_are_committed_together(redis_client: Any, key_prefi
     assert left == {"processed"}
 
 
-def test_result_that_cannot_be_stored_does_not_undo_the_effects() -> None:
-    """A note stands in its place, as for any task."""
+def test_result_that_json_cannot_hold_undoes_the_effects() -> None:
+    """It is read before the commit, and the error says that nothing was committed."""
     result = tasks.counts_once.enqueue(result="a set")
     run_workers()
     record = record_of(result)
-    assert record.state == TaskState.SUCCEEDED
-    assert "builtins.set" in record.return_value["result_not_stored"]
-    assert counted() == 1
+    assert (record.state, record.reason, record.retry_at) == (TaskState.FAILED, FailureReason.EXCEPTION, None)
+    assert record.last_exception == "builtins.TypeError"
+    assert re.search(
+        r"function had finished.*builtins.set.*nothing that it wrote.*committed", record.errors[0]["message"]
+    )
+    assert counted() == 0
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite refuses no text")
-def test_result_that_the_database_refuses_does_not_undo_the_effects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_that_the_database_refuses_does_not_undo_the_effects() -> None:
     """The refusal is kept within a savepoint."""
-    monkeypatch.setattr(running, "storable_result", lambda value: value)
     record = TaskRecord.objects.create(name="tests.tasks.add")
     run = lifecycle.Run(record, Lease(str(record.id), 1))
     lifecycle.begin(run, "w", timezone.now())

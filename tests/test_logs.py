@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import ast
+import json
 import logging
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
+from django.conf import settings
+from django.db import connections
 from django.utils import timezone
 
-from django_asyncq import lifecycle
+from django_asyncq import __version__, conf, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.context import current_task
 from django_asyncq.exceptions import TaskNotRegistered
-from django_asyncq.logs import CurrentTask, TaskLogFilter, enter_run, leave_run, log_extra
+from django_asyncq.logs import (
+    CurrentTask,
+    TaskLogFilter,
+    enter_run,
+    leave_run,
+    log_extra,
+    log_to_stderr,
+    stderr_verbosity,
+)
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.runs import log_failed
 
@@ -23,7 +38,7 @@ from . import tasks
 from .runs import claimed
 from .test_imports import MODULES
 from .test_words import LOG_METHODS, callee, literals
-from .workers import run_workers
+from .workers import ROOT, run_workers, wait_until, workers
 
 # --- the source
 
@@ -225,3 +240,100 @@ def test_a_failure_is_one_line_whatever_its_text(caplog: pytest.LogCaptureFixtur
     )
     assert "\n" not in message
     assert len(message) < 700
+
+
+# --- what `runworkers` says
+
+
+def lines_at(log: str, level: str) -> list[str]:
+    """Return the lines at a level, in the format of the handler that `runworkers` installs."""
+    return re.findall(rf"^\S+ \S+ {level} +\S.*$", log, re.MULTILINE)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_banner_says_what_runs_and_where(tmp_path: Path) -> None:
+    """Version, alias, queues, Redis and database without a password, processes, slots, tasks, leader, ready."""
+    with workers(tmp_path, "--concurrency", "3", "--processes", "2", "--queues", "default=2,mail=1") as fleet:
+        wait_until(lambda: "Ready. Press Ctrl-C to stop" in fleet.output(), "ready line")
+        out = wait_until(lambda: "Leader: " in fleet.output() and fleet.output(), "leader line")
+    assert f"django_asyncq {__version__} runs the tasks of TASKS['default']" in out
+    assert "queues   default=2, mail=1\n" in out
+    assert re.search(rf"redis    \S*:\d+/\d+, keys begin with {re.escape(conf.current().key_prefix)}:", out)
+    assert f"database {connections['default'].vendor} 'default': " in out
+    assert "workers  2 processes, each with 3 slots\n" in out
+    assert re.search(r"tasks    \d+ tasks registered\n", out)
+    assert "Leader: this process." in out
+    assert "tests.tasks.add" not in out
+    password = connections["default"].settings_dict["PASSWORD"]
+    for secret in (password, urlsplit(settings.CACHES["default"]["LOCATION"]).password):
+        assert not secret or secret not in out
+
+
+@pytest.fixture
+def history_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The history file, in which a task finds how often it has run."""
+    path = tmp_path / "history"
+    monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(path))
+    return path
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("verbosity", [0, 1, 2, 3])
+def test_verbosity_is_obeyed(verbosity: int, history_path: Path) -> None:
+    """0: errors only. 1: the banner, and what matters. 2: names, runs and tracebacks of retries too. 3: all."""
+    retried, fatal = tasks.fail_until.enqueue(2), tasks.fail_until.enqueue(9, fatal=True)
+    done = run_workers("-v", str(verbosity))
+    assert ("Ready." in done.stdout) == (verbosity > 0)
+    assert ("    tests.tasks.add\n" in done.stdout) == (verbosity > 1)
+    (error,) = lines_at(done.stderr, "ERROR")
+    name = "tests.tasks.fail_until"
+    assert f"task {fatal.id} {name}: attempt 1 of 3 failed; it is not retried: tests.tasks.Fatal" in error
+    assert re.match(r"\S+ \S+ ERROR +worker \d+: ", error)
+    retry = f"task {retried.id} {name}: attempt 1 of 3 failed; next attempt at "
+    assert sum(retry in line for line in lines_at(done.stderr, "WARNING")) == (verbosity > 0)
+    assert bool(lines_at(done.stderr, "INFO")) == (verbosity > 0)
+    assert done.stderr.count("Traceback (most recent call last)") == (1 if verbosity < 2 else 2)
+    debug = lines_at(done.stderr, "DEBUG")
+    returned = f"task {retried.id} {name}: attempt 2 of 3 returned after"
+    assert any(returned in line for line in debug) == (verbosity > 1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_logging_that_is_configured_is_left_alone(tmp_path: Path) -> None:
+    """The project's handler gets the lines of the supervisor and of the workers, and standard error none."""
+    log = tmp_path / "own.log"
+    tasks.raises_spite.enqueue("SystemExit")
+    done = run_workers("-v", "3", ASYNCQ_TEST_LOG=str(log))
+    assert done.stderr == ""
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert any(record.get("task") == "tests.tasks.raises_spite" for record in records)
+    assert {record["level"] for record in records} == {"INFO", "ERROR"}
+
+
+def test_a_command_called_as_a_function_changes_no_logging() -> None:
+    """Only a program of its own installs the handler, and only where no other would take the lines."""
+    logger = logging.getLogger("django_asyncq")
+    assert logger.hasHandlers()
+    log_to_stderr("worker", 3)
+    assert logger.handlers == []
+    assert stderr_verbosity() is None
+
+
+def test_the_configuration_of_the_guide_works() -> None:
+    """Its LOGGING is accepted, and a line of the project's own names the task whose body runs."""
+    code = """
+import logging, logging.config
+from pathlib import Path
+from tests.json_log import block_with
+from django_asyncq.logs import enter_run
+from types import SimpleNamespace
+found = {}
+exec(block_with("LOGGING = "), found)
+logging.config.dictConfig(found["LOGGING"])
+logging.getLogger("shop").info("one")
+enter_run(SimpleNamespace(id="7", name="shop.tasks.charge", queue_name="mail", attempt=1))
+logging.getLogger("shop").info("two")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = [line.split(" ", 2)[2] for line in done.stderr.splitlines()]
+    assert lines == ["INFO [- -] shop: one", "INFO [7 shop.tasks.charge] shop: two"]

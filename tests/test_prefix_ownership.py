@@ -30,7 +30,7 @@ from django_asyncq.models import DatabaseIdentity, Occurrence, Schedule, TaskRec
 from django_asyncq.storage import identity
 from django_asyncq.storage.routing import writing_database
 
-from . import tasks
+from . import acl, tasks
 from .wire import decode_message
 from .workers import ROOT, environment, start_workers, wait_until, workers
 
@@ -283,7 +283,7 @@ def gets(client: Any) -> int:
 @pytest.mark.django_db(transaction=True)
 def test_check_costs_one_get_and_one_select_for_each_process(own_redis: Any) -> None:
     """Later tasks cost nothing for it: the first one may learn that the queue is new, which asks once more."""
-    client = clients.client("worker")
+    client = acl.unrestricted(clients.client("worker"))
     set_owner(client, identity.ensure())
     tasks.add.enqueue(1)
     prefix_check.forget()
@@ -320,7 +320,7 @@ def test_unknown_owner_refuses_nothing_and_is_asked_again(redis_client: Any, mon
 @pytest.mark.django_db(transaction=True)
 def test_failed_push_asks_again(own_redis: Any) -> None:
     """Redis may have been replaced by another one meanwhile. While it is unreachable tasks are accepted."""
-    set_owner(clients.client("worker"), identity.ensure())
+    set_owner(acl.unrestricted(clients.client("worker")), identity.ensure())
     tasks.add.enqueue(1)
     tasks.add.enqueue(1)
     own_redis.stop()
@@ -420,7 +420,7 @@ def test_running_project_that_loses_the_prefix_exits_with_code_1(tmp_path: Path,
 @pytest.mark.django_db(transaction=True)
 def test_emptied_redis_gets_its_owner_back(tmp_path: Path, own_redis: Any) -> None:
     """After the leader has rebuilt it; nobody else's enqueue or supervisor takes it before."""
-    client = clients.client("worker")
+    client = acl.unrestricted(clients.client("worker"))
     with workers(tmp_path) as running:
         first = wait_until(lambda: owner(client), "owner")
         client.flushall()

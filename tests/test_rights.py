@@ -132,7 +132,7 @@ def test_runworkers_exits_when_its_user_lacks_a_basic_right(limit: Limit, missin
 def test_asyncq_says_that_a_right_is_missing(limit: Limit) -> None:
     """Not that Redis is unreachable."""
     limit("+ping")
-    with pytest.raises(CommandError, match=r"^Redis refuses this client: .*'ping' command"):
+    with pytest.raises(CommandError, match=r"^Redis at .* refuses a command to its user .*'ping' command"):
         call_command("asyncq", "rebuild")
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import pytest
+from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
@@ -513,6 +514,41 @@ class Behaviour(Kit):
         assert seen == [("enqueued", TestBackend), ("started", TestBackend), ("finished", TestBackend)]
         assert changes == [(None, TaskState.QUEUED), (TaskState.RUNNING, TaskState.SUCCEEDED)]
 
+    def test_receivers_may_wait_for_the_commit(self) -> None:
+        """After a worker's change of a row, what a receiver gives to `on_commit` is called at once."""
+        called: list[tuple[Any, Any]] = []
+
+        def receive(old: Any, new: Any, **kwargs: Any) -> None:
+            transaction.on_commit(lambda: called.append((old, new)))
+
+        def fails_once(context: Any) -> None:
+            if context.attempt == 1:
+                raise ValueError
+
+        tasks.run.enqueue(body(fails_once))
+        task_state_changed.connect(receive)
+        try:
+            run_tasks(until=timedelta(minutes=2))
+        finally:
+            task_state_changed.disconnect(receive)
+        assert called == [
+            (TaskState.RUNNING, TaskState.FAILED),
+            (TaskState.FAILED, TaskState.QUEUED),
+            (TaskState.RUNNING, TaskState.SUCCEEDED),
+        ]
+
+    def test_a_row_that_goes_away_is_nobodys_outcome(self) -> None:
+        """The body has deleted it; the others run on."""
+
+        def deletes(context: Any) -> None:
+            TaskRecord.objects.filter(pk=context.record.pk).delete()
+
+        tasks.run.enqueue(body(deletes))
+        other = tasks.add.enqueue(1)
+        assert [each.id for each in run_tasks()] == [other.id]
+        with override_settings(TASKS=IMMEDIATE):
+            tasks.run.enqueue("deletes")
+
     # --- immediate
 
     @override_settings(TASKS=IMMEDIATE)
@@ -575,6 +611,13 @@ class Refusals(Kit, TestCase):
         with override_settings(TASKS=WORKERS), pytest.raises(InvalidOption, match=r"'django_asyncq\.testing\.TestB"):
             run_tasks()
 
+    def test_wrong_arguments(self) -> None:
+        """A text for a list, a naive moment."""
+        with pytest.raises(InvalidOption, match=r"such as \['mail'\]"):
+            run_tasks(queues="mail")
+        with pytest.raises(InvalidOption, match=r"timezone\.now"):
+            run_tasks(until=datetime(2030, 1, 1))
+
     def test_workers_do_not_run_it(self) -> None:
         """`runworkers` names the remedy."""
         with pytest.raises(CommandError, match="run_tasks"):
@@ -599,3 +642,28 @@ class Refusals(Kit, TestCase):
         with pytest.raises(IntegrityError), transaction.atomic():
             Group.objects.create(name="a")
             Group.objects.create(name="a")
+
+
+class AdminWithoutRedis(Kit, TestCase):
+    """The pages of rows that no Redis knows."""
+
+    def test_pages_are_shown_and_a_retry_works(self) -> None:
+        """Filters, the occupancy of gates, and the action; nothing connects."""
+
+        def fails(context: Any) -> None:
+            raise tasks.Fatal
+
+        user = get_user_model().objects.create_superuser("admin", "", "password")
+        self.client.force_login(user)
+        Gate.objects.create(name="kit", limit=2)
+        tasks.gated.enqueue()
+        result = tasks.run.enqueue(body(fails))
+        run_tasks(queues=["default"], most=5)
+        tasks.gated.enqueue()
+        for page in ("taskrecord/", f"taskrecord/{result.id}/change/", "gate/"):
+            response = self.client.get(f"/admin/django_asyncq/{page}", follow=True)
+            assert response.status_code == 200
+        with self.captureOnCommitCallbacks(execute=True):
+            data = {"action": "retry_selected", "_selected_action": [result.id], "confirmed": "yes"}
+            self.client.post("/admin/django_asyncq/taskrecord/", data, follow=True)
+        assert row(result).state == TaskState.QUEUED

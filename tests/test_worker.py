@@ -19,7 +19,7 @@ from django.utils import timezone, translation
 from django_asyncq import compat, conf, guard, lifecycle
 from django_asyncq.broker import Broker, Entry, Lease
 from django_asyncq.broker.keys import QueueKeys
-from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.models import FailureReason, TaskRecord, TaskState
 from django_asyncq.registry import registered
 from django_asyncq.results import result_of
 from django_asyncq.threads import EX_SOFTWARE
@@ -112,13 +112,16 @@ def test_retry_asked_for_without_counting_uses_no_attempt(history_path: Path) ->
     assert (record.state, record.attempt, record.errors) == (TaskState.SUCCEEDED, 1, [])
 
 
-def test_result_that_json_cannot_carry_is_replaced_by_a_note() -> None:
-    """The task has run, so it has succeeded; the note says what is missing."""
-    result = tasks.returns_set.enqueue()
+def test_result_that_json_cannot_carry_fails_the_task_for_good() -> None:
+    """With the framework's own error, which says that the function had finished. It is not retried."""
+    result = tasks.returns_set.using(max_attempts=3).enqueue()
     run_workers()
     record = record_of(result)
-    assert record.state == TaskState.SUCCEEDED
-    assert "builtins.set" in record.return_value["result_not_stored"]
+    assert (record.state, record.attempt, record.retry_at) == (TaskState.FAILED, 1, None)
+    assert (record.reason, record.last_exception) == (FailureReason.EXCEPTION, "builtins.TypeError")
+    assert "the function had finished, but return value is a builtins.set" in record.errors[0]["message"]
+    result.refresh()
+    assert result.errors[0].exception_class is TypeError
 
 
 def test_async_task_over_its_timeout_is_cancelled() -> None:
@@ -325,15 +328,22 @@ def test_no_outcome_is_expected_once_nothing_runs_and_nothing_is_fetched() -> No
 
 
 def test_unregistered_task_is_failed_with_the_reason(history_path: Path) -> None:
-    """A name that the code does not know: postponed, then FAILED with the name in the reason; others go on."""
+    """A name that the code does not know: postponed, then FAILED with the reason and what to do; others go on."""
     record = TaskRecord.objects.create(name="os.system", args=["true"], queue_name="default")
     lifecycle.dispatch([record])
+    forgotten = TaskRecord.objects.create(name="tests.benchmarks.servers.send", args=[], queue_name="default")
+    lifecycle.dispatch([forgotten])
     fine = tasks.add.enqueue(1)
-    run_workers(ASYNCQ_TEST_PATIENCE="0")
+    said = run_workers(ASYNCQ_TEST_PATIENCE="0").stderr
     record.refresh_from_db()
     assert record.state == TaskState.FAILED
     assert record.errors[0]["exception"] == "django_asyncq.exceptions.TaskNotRegistered"
     assert "os.system" in record.errors[0]["message"]
+    forgotten.refresh_from_db()
+    remedy = "tests.benchmarks.servers is not imported by any tasks.py of an installed app; import it in tests/tasks.py"
+    assert remedy in forgotten.errors[0]["message"]
+    (line,) = [line for line in said.splitlines() if str(forgotten.id) in line]
+    assert f"no task named 'tests.benchmarks.servers.send' is registered: {remedy}; postponed" in line
     assert record_of(fine).state == TaskState.SUCCEEDED
 
 
@@ -411,7 +421,7 @@ def test_spiteful_results_and_errors_are_recorded_and_others_do_not_suffer() -> 
     )
     fine = tasks.add.enqueue(1)
     run_workers("--concurrency", "1")
-    assert record_of(spite).return_value == {"result_not_stored": "return value could not be read: OSError"}
+    assert record_of(spite).errors[0]["message"].endswith("return value could not be read: OSError")
     assert "its __str__ raised RuntimeError" in record_of(unspeakable).errors[0]["message"]
     assert record_of(leaving).errors[0]["exception"] == "builtins.SystemExit"
     assert record_of(fine).state == TaskState.SUCCEEDED

@@ -16,10 +16,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
 
-from redis.exceptions import ResponseError
-
 from .. import conf, failpoints
-from . import clients, commands, handoff, redis_clock, replies, scripts
+from . import clients, commands, handoff, redis_clock, redis_py, replies, scripts
 from .access import Access
 from .clients import broker_errors
 from .configuration import misconfigured
@@ -178,7 +176,7 @@ class Broker(Access):
         with broker_errors(self.client):
             try:
                 found = self.client.info("memory")
-            except ResponseError as error:
+            except redis_py.ResponseError as error:
                 if misconfigured(error):
                     raise
                 return ""

@@ -16,30 +16,10 @@ from typing import Any, Literal
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
-from django_redis.pool import get_connection_factory
-from redis import Redis
-from redis.backoff import NoBackoff
-from redis.cluster import RedisCluster
-from redis.connection import BlockingConnectionPool, ConnectionPool
-from redis.exceptions import (
-    AskError,
-    ClusterDownError,
-    ClusterError,
-    ConnectionError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisClusterException,
-    RedisError,
-    ResponseError,
-    TimeoutError,
-    TryAgainError,
-)
-from redis.retry import Retry
 
 from .. import conf
 from ..exceptions import BrokerMisconfigured, BrokerPermissionDenied, BrokerUnavailable
-from . import configuration
+from . import configuration, redis_py
 from .location import Kind, identity, location, place
 from .redis_internals import set_connection_options, unconnected
 from .server_of_tests import require_server_of_tests
@@ -75,8 +55,6 @@ NO_CONNECTION_LEFT = "max number of clients"
 # The same for a user without a right: of Redis 7 and Valkey, and of Redis 6.2, when a script's command is refused.
 DENIED, RIGHTS = "refuses a command to its user", "the rights of the user in Redis: docs/guides/redis.md lists them"
 DENIALS = ("ACL failure in script", "The user executing the script can't")
-# redis-py removes the first word from the text of these, so only the class identifies them.
-REFUSAL_CLASSES = (OutOfMemoryError, ClusterDownError, TryAgainError)
 
 _clients: dict[tuple[Role, str, str], Client] = {}
 # The settings that `require_valid_settings` has found to be right.
@@ -149,7 +127,7 @@ def connection_options(role: Role) -> dict[str, Any]:
         "decode_responses": False,
         "socket_connect_timeout": connect_seconds,
         "socket_timeout": read_seconds,
-        "retry": Retry(NoBackoff(), 0),
+        "retry": redis_py.Retry(redis_py.NoBackoff(), 0),
         "retry_on_timeout": False,
     }
 
@@ -190,15 +168,15 @@ def _located_client(role: Role) -> Client:
     found, ours = location(), pool_options(role)
     url = _without_options(found.urls[0], ours)
     if found.kind is Kind.DJANGO_REDIS:
-        maker: Any = get_connection_factory(options=_factory_options(found.options, ours))
+        maker: Any = redis_py.get_connection_factory(options=_factory_options(found.options, ours))
         # Not maker.connect(): it uses the pools that are shared by URL.
         pool = maker.get_connection_pool(maker.make_connection_params(url))
         # Set again, because a connection factory of the project's own may give the pool others.
         set_connection_options(pool, connection_options(role))
         return maker.redis_client_cls(connection_pool=pool, **maker.redis_client_cls_kwargs)
     classes = {name: _loaded(found.options[name]) for name in ("pool_class", "parser_class") if found.options.get(name)}
-    pool_class: Any = classes.pop("pool_class", ConnectionPool)
-    return Redis(connection_pool=pool_class.from_url(url, **{**found.connection, **classes, **ours}))
+    pool_class: Any = classes.pop("pool_class", redis_py.ConnectionPool)
+    return redis_py.Redis(connection_pool=pool_class.from_url(url, **{**found.connection, **classes, **ours}))
 
 
 def _loaded(named: Any) -> Any:
@@ -223,7 +201,7 @@ def is_cluster(found: Client) -> bool:
 @cache
 def _is_cluster_kind(kind: type) -> bool:
     # Cached: it is checked at each push, and the check is slow because redis-py's class implements a Protocol.
-    return issubclass(kind, RedisCluster)
+    return issubclass(kind, redis_py.RedisCluster)
 
 
 def pool_for(found: Client, key: str) -> Any:
@@ -248,7 +226,7 @@ def server_identity() -> str:
         found = client("worker")
     except BrokerUnavailable:
         return factory
-    return server_name(found) if isinstance(found, Redis) else factory
+    return server_name(found) if isinstance(found, redis_py.Redis) else factory
 
 
 def server_name(found: Client | None) -> str:
@@ -256,11 +234,13 @@ def server_name(found: Client | None) -> str:
 
     It never has the password. found: None when no client could be built.
     """
-    if found is None or not isinstance(found, Redis):
+    if found is None or not isinstance(found, redis_py.Redis):
         if conf.current().client_factory == configuration.CLUSTER_FACTORY:
             return f"the Redis cluster at {identity(any_order=True)}"
         return "the Redis cluster" if found is not None and is_cluster(found) else "Redis"
-    where = place(found.get_connection_kwargs())
+    # redis-py's default; the pool of a sentinel has no host until it has asked.
+    default = {} if isinstance(found.connection_pool, redis_py.SentinelConnectionPool) else {"host": "localhost"}
+    where = place({**default, **found.get_connection_kwargs()})
     return f"Redis at {where}" if where else "Redis"
 
 
@@ -283,14 +263,16 @@ class broker_errors:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Raise BrokerUnavailable for an error of the server; let other errors pass."""
         # redis-py's errors of a cluster are not all a RedisError.
-        if not isinstance(error, RedisError | RedisClusterException):
+        if error is None or not isinstance(error, redis_py.RedisError | redis_py.RedisClusterException):
             return
         if wrong := configuration.misconfigured(error, is_cluster=self._is_cluster()):
             raise BrokerMisconfigured(server_name(self._client), wrong[0], self._text(error), wrong[1]) from error
-        is_of_cluster = isinstance(error, ClusterError) and not isinstance(error, ResponseError)
-        if is_of_cluster or isinstance(error, ConnectionError | TimeoutError | RedisClusterException | AskError):
+        is_of_cluster = isinstance(error, redis_py.ClusterError) and not isinstance(error, redis_py.ResponseError)
+        if is_of_cluster or isinstance(
+            error, redis_py.ConnectionError | redis_py.TimeoutError | redis_py.RedisClusterException | redis_py.AskError
+        ):
             raise BrokerUnavailable(f"{server_name(self._client)} is unreachable ({self._text(error)})") from error
-        if not isinstance(error, ResponseError):
+        if not isinstance(error, redis_py.ResponseError):
             return
         if is_denial(error):
             reason = f"{self._text(error)}{self._where()}"
@@ -314,20 +296,23 @@ class broker_errors:
 
     def _text(self, error: BaseException) -> str:
         found = self._client
-        return configuration.safe_text(error, found.get_connection_kwargs() if isinstance(found, Redis) else None)
+        return configuration.safe_text(
+            error, found.get_connection_kwargs() if isinstance(found, redis_py.Redis) else None
+        )
 
 
-def is_denial(error: ResponseError) -> bool:
+def is_denial(error: redis_py.ResponseError) -> bool:
     """Return whether the user of Redis lacks a right: for a command, a key or a channel."""
-    return isinstance(error, NoPermissionError) or any(text in str(error) for text in DENIALS)
+    return isinstance(error, redis_py.NoPermissionError) or any(text in str(error) for text in DENIALS)
 
 
-def _refusal(error: ResponseError) -> str | None:
+def _refusal(error: redis_py.ResponseError) -> str | None:
     """Return the word with which Redis refuses a command, or None for any other error."""
-    if isinstance(error, ReadOnlyError):
+    if isinstance(error, redis_py.ReadOnlyError):
         return "READONLY"
-    if isinstance(error, REFUSAL_CLASSES):
-        return "OOM" if isinstance(error, OutOfMemoryError) else type(error).__name__
+    # redis-py removes the first word from the text of these, so only the class identifies them.
+    if isinstance(error, redis_py.OutOfMemoryError | redis_py.ClusterDownError | redis_py.TryAgainError):
+        return "OOM" if isinstance(error, redis_py.OutOfMemoryError) else type(error).__name__
     text = str(error)
     if text.startswith(NO_CONNECTION_LEFT):
         return NO_CONNECTION_LEFT
@@ -348,7 +333,7 @@ def _disconnect(found: Client, *, in_use: bool) -> None:
     # A cluster client has one client for each node.
     servers = [node.redis_connection for node in found.get_nodes()] if is_cluster(found) else [found]
     for pool in [server.connection_pool for server in servers if server is not None]:
-        if isinstance(pool, BlockingConnectionPool):
+        if isinstance(pool, redis_py.BlockingConnectionPool):
             # In the oldest redis-py that is allowed, its `disconnect` takes no argument.
             pool.disconnect()
         else:

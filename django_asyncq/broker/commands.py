@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from redis.exceptions import ResponseError
-
 from ..exceptions import BrokerUnavailable
-from . import scripts
+from . import redis_py, scripts
 from .clients import Client, broker_errors
 
 # The type of key that each command takes.
@@ -39,17 +37,17 @@ def send(client: Client, command: str, key: str, *arguments: Any, **more: Any) -
     try:
         with broker_errors(client):
             return method(key, *arguments, **more)
-    except ResponseError as error:
+    except redis_py.ResponseError as error:
         if not is_wrong_type(error):
             raise
     scripts.run("check_type", client, [key], [TYPES[command]])
     try:
         with broker_errors(client):
             return method(key, *arguments, **more)
-    except ResponseError as error:
+    except redis_py.ResponseError as error:
         raise BrokerUnavailable(f"a key is given a wrong type again and again: {key!r}") from error
 
 
-def is_wrong_type(error: ResponseError) -> bool:
+def is_wrong_type(error: redis_py.ResponseError) -> bool:
     """Return whether Redis says that the key has another type."""
     return "WRONGTYPE" in str(error)

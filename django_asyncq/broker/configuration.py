@@ -12,16 +12,9 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from django.utils.module_loading import import_string
-from redis.connection import parse_url
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    AuthenticationWrongNumberOfArgsError,
-    ConnectionError,
-    ResponseError,
-)
 
 from .. import conf
+from . import redis_py
 from .location import DJANGO_BACKEND, Kind, Location, location
 
 SCHEMES = ("redis", "rediss", "unix")
@@ -143,7 +136,7 @@ def _address_fault(url: Any, *, is_cluster: bool) -> str:
     if scheme != "unix" and "db" not in parse_qs(parts.query) and path and not re.fullmatch(r"\d+", path):
         return "the database is not a number"
     try:
-        found: dict[str, Any] = parse_url(url.strip())  # type: ignore[no-untyped-call]
+        found: dict[str, Any] = redis_py.parse_url(url.strip())  # type: ignore[no-untyped-call]
     except ValueError as error:
         # The text of redis-py names the option only.
         name = re.fullmatch(r"Invalid value for '(\w+)' in connection URL\.", str(error))
@@ -194,11 +187,13 @@ def misconfigured(error: BaseException, *, is_cluster: bool = False) -> tuple[st
 
     is_cluster: the client is one for a cluster, which follows a slot that has moved, at the latest when it tries again.
     """
-    if isinstance(error, AuthenticationError | AuthenticationWrongNumberOfArgsError) or _says(error, WRONG_PASSWORD):
+    if isinstance(error, redis_py.AuthenticationError | redis_py.AuthenticationWrongNumberOfArgsError) or _says(
+        error, WRONG_PASSWORD
+    ):
         return "refuses the user name or password", f"the user name and password in {setting()}"
     if _says(error, WRONG_DATABASE):
         return "has no such database", f"the database number in {setting()}"
-    if isinstance(error, AskError) and not is_cluster:
+    if isinstance(error, redis_py.AskError) and not is_cluster:
         path = f"{conf.NAME}['CLIENT_FACTORY'] to {CLUSTER_FACTORY!r}"
         return "is a node of a Redis Cluster, and the client is none for a cluster", path
     is_tls = any(isinstance(cause, ssl.SSLError) and not isinstance(cause, CUT) for cause in _causes(error))
@@ -210,7 +205,7 @@ def misconfigured(error: BaseException, *, is_cluster: bool = False) -> tuple[st
 
 def _says(error: BaseException, pattern: re.Pattern[str]) -> bool:
     # Redis's replies, and redis-py's errors about a reply while it connects; never the text of a script's error.
-    return isinstance(error, ResponseError | ConnectionError) and bool(pattern.search(str(error)))
+    return isinstance(error, redis_py.ResponseError | redis_py.ConnectionError) and bool(pattern.search(str(error)))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

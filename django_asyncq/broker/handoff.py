@@ -47,10 +47,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from redis.exceptions import RedisError
-
 from ..exceptions import BrokerUnavailable
-from . import clients, replies, scripts
+from . import clients, redis_py, replies, scripts
 from .entries import Dequeued
 from .keys import QueueKeys, handoff_key
 from .redis_internals import socket_of
@@ -148,7 +146,7 @@ class QueueConnection:
     def reopen_if_closed(self) -> None:
         """Disconnect if the server has closed the connection while nothing was expected on it."""
         is_closed = True
-        with suppress(RedisError):
+        with suppress(redis_py.RedisError):
             is_closed = self.connection.can_read()  # no reply is due: what can be read is the end of the stream
         if is_closed:
             self.connection.disconnect()
@@ -256,7 +254,7 @@ class Handoff:
         """End every wait; return the tasks that were handed at the last moment, by queue."""
         was_ready, self._is_ready = self._is_ready, False
         handed: dict[str, WaitResult] = {}
-        with suppress(BrokerUnavailable, RedisError, OSError):
+        with suppress(BrokerUnavailable, redis_py.RedisError, OSError):
             if self.is_on and not self.broker.stop_handoff(self.worker_id) and was_ready:
                 for queue in list(self._waits):
                     if self._connections[queue].connection.can_read(LAST_REPLY_SECONDS) and (found := self.read(queue)):
@@ -299,12 +297,12 @@ class Handoff:
         """Close the connection of a queue, which may hold more replies; return the error to raise."""
         self.stop_waiting(queue)
         self._has_lost_reply = True
-        if not isinstance(error, RedisError | OSError):
+        if not isinstance(error, redis_py.RedisError | OSError):
             return error
         try:
             with clients.broker_errors(clients.client("blocking")):
                 raise error
         except BrokerUnavailable as unavailable:
             return unavailable
-        except (RedisError, OSError):
+        except (redis_py.RedisError, OSError):
             return BrokerUnavailable(f"cannot wait for queue {queue} in Redis: {str(error)[:200]}")

@@ -11,9 +11,9 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from django.conf import settings
-from redis.connection import parse_url
 
 from .. import conf
+from . import redis_py
 
 DEFAULT_PORT = 6379
 DJANGO_BACKEND = "django.core.cache.backends.redis.RedisCache"
@@ -115,7 +115,7 @@ def identity(*, any_order: bool) -> str:
     found = location()
     servers = []
     for url in found.urls:
-        parsed: dict[str, Any] = parse_url(str(url))  # type: ignore[no-untyped-call]
+        parsed: dict[str, Any] = redis_py.parse_url(str(url))  # type: ignore[no-untyped-call]
         servers.append(place({"host": "localhost", **found.connection, **parsed}))
     sentinels = [f"{host}:{port}" for host, port in found.options.get("SENTINELS") or ()]
     return ", ".join([*(sorted(servers) if any_order else servers[:1]), *sorted(sentinels)])

@@ -13,8 +13,7 @@ from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from redis.exceptions import NoScriptError
-
+from . import redis_py
 from .clients import Client, broker_errors
 from .entries import id_bytes
 from .keys import odd_channel
@@ -72,5 +71,5 @@ def run(name: str, client: Client, keys: Sequence[str], arguments: Sequence[Any]
     with broker_errors(client, name, keys):
         try:
             return client.evalsha(digest, len(keys), *words)
-        except NoScriptError:
+        except redis_py.NoScriptError:
             return client.eval(text, len(keys), *words)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from django.utils.functional import Promise
 
 from .. import conf
-from ..exceptions import InvalidArguments
+from ..exceptions import InvalidArguments, InvalidResult
 from ..guard import attempt, class_name
 
 # MySQL stores whole numbers exactly only if they fit 64 bits; its JSON turns larger ones into doubles.
@@ -64,6 +64,7 @@ def of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Payload:
                 f"arguments take {size:,} bytes as JSON, more than ASYNCQ['MAX_ARGUMENTS_BYTES'] = "
                 f"{settings.max_arguments_bytes:,}: store the data and pass its key",
                 path="args",
+                is_json=True,
             )
     return found
 
@@ -126,6 +127,7 @@ def plain(value: Any, path: str, depth_left: int) -> Any:
             f"{path} is nested deeper than ASYNCQ['MAX_DEPTH'] = {conf.current().max_depth}: "
             f"store the data and pass its key",
             path=path,
+            is_json=True,
         )
     if issubclass(kind, dict) or issubclass(kind, Mapping):  # the first is a tenth of the second
         return _plain_mapping(value, path, depth_left)
@@ -184,7 +186,9 @@ def check_depth(value: Any, path: str, levels: int, limit: str) -> None:
         return
     if levels <= 0:
         raise InvalidArguments(
-            f"{path} is nested deeper than {limit}: store the data and pass its key, or pass it as JSON text", path=path
+            f"{path} is nested deeper than {limit}: store the data and pass its key, or pass it as JSON text",
+            path=path,
+            is_json=True,
         )
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         if isinstance(item, list | dict):
@@ -207,13 +211,17 @@ def _plain_text(value: str, path: str) -> str:
     value = str.__str__(value)
     if "\x00" in value:
         raise InvalidArguments(
-            f"{path} holds a NUL character, which PostgreSQL cannot store: remove it or pass base64 text", path=path
+            f"{path} holds a NUL character, which PostgreSQL cannot store: remove it or pass base64 text",
+            path=path,
+            is_json=True,
         )
     try:
         value.encode()
     except UnicodeEncodeError as error:
         raise InvalidArguments(
-            f"{path} holds a lone surrogate, which is not valid text: pass base64 text of the bytes", path=path
+            f"{path} holds a lone surrogate, which is not valid text: pass base64 text of the bytes",
+            path=path,
+            is_json=True,
         ) from error
     return value
 
@@ -221,7 +229,9 @@ def _plain_text(value: str, path: str) -> str:
 def _plain_integer(value: int, path: str) -> int:
     if not SMALLEST_INTEGER <= value <= LARGEST_INTEGER:
         raise InvalidArguments(
-            f"{path} is a whole number beyond 64 bits, which JSON databases round: pass it as a string", path=path
+            f"{path} is a whole number beyond 64 bits, which JSON databases round: pass it as a string",
+            path=path,
+            is_json=True,
         )
     # A subclass may convert to another number.
     return int.__int__(value)
@@ -249,15 +259,23 @@ def _plain_key(key: object, path: str) -> str:
 
 
 def storable_result(value: Any) -> Any:
-    """Return the return value in a form that can be stored, or a note instead: the task has succeeded all the same."""
+    """Return the return value in a form that can be stored, or a note instead when it is too large for the database.
+
+    The note also stands for characters and digits that not every database stores: the task has succeeded all the same.
+    Raises: InvalidResult when JSON cannot hold the value, or reading it raises anything.
+    """
+    if value is None:
+        return None
     settings = conf.current()
     result, error = attempt(plain, value, "return value", settings.max_depth)
     if error is None:
         size, error = attempt(lambda: len(json_bytes(result)))
-    if type(error) is InvalidArguments:
+    if type(error) is InvalidArguments and error.is_json:
         return {"result_not_stored": str(error)}
     if error is not None:  # an object that imitates a mapping may raise anything
-        return {"result_not_stored": f"return value could not be read: {class_name(error)}"}
+        is_known = type(error) is InvalidArguments
+        reason = str(error) if is_known else f"return value could not be read: {class_name(error)}"
+        raise InvalidResult(f"the function had finished, but {reason}") from (None if is_known else error)
     if size > settings.max_result_bytes:
         return {
             "result_not_stored": f"return value takes {size:,} bytes as JSON, more than "

@@ -9,6 +9,7 @@ from typing import Self
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import gates
+from ..aliases import uses_redis
 from ..django_internals import last_commit_hook
 from ..models import TaskRecord
 from ..storage.rollbacks import Takings
@@ -42,7 +43,7 @@ class CommitHook(ABC):
 
     def release_at_rollback(self, records: Iterable[TaskRecord], connection: BaseDatabaseWrapper) -> None:
         """Have the gate slots of tasks released if the transaction, or its savepoint, is rolled back."""
-        holders = [record for record in records if record.gate]
+        holders = [record for record in records if record.gate and uses_redis(record.backend)]
         # Without a transaction the tasks are committed already.
         if not (holders and connection.in_atomic_block):
             return

@@ -20,7 +20,7 @@ from django.db import Error as DatabaseError
 from .. import conf, failpoints
 from ..broker import Broker, Lease
 from ..definitions.names import runs_alone
-from ..definitions.payload import MESSAGE_CHARACTERS, storable_result, storable_text
+from ..definitions.payload import MESSAGE_CHARACTERS, storable_text
 from ..exceptions import WorkerLost
 from ..guard import get_logger
 from ..logs import log_extra
@@ -122,11 +122,11 @@ def begin(run: Run, worker_id: str, now: datetime) -> None:
 
 
 def succeed(run: Run, value: Any, now: datetime) -> None:
-    """RUNNING → SUCCEEDED in memory; `record_runs` writes the row."""
+    """RUNNING → SUCCEEDED in memory; `record_runs` writes the row. value: from `payload.storable_result`."""
     record = run.record
     record.state = TaskState.SUCCEEDED
     record.is_suspect = False
-    record.return_value = None if value is None else storable_result(value)
+    record.return_value = value
     record.finished_at = now
 
 

@@ -176,6 +176,8 @@ class MaintenanceService:
         self._synced_term = 0
         # Of the leader that was logged last.
         self._leader_token = ""
+        # Which process leads, for people; "" while it is not known.
+        self.leader = ""
         self._entries_due_at = 0.0
         self._leadership_loop = Loop("leadership", self.seek_leadership)
         self._forwarder_loop = Loop("forwarder", self.forward, self._may_use_prefix)
@@ -292,6 +294,7 @@ class MaintenanceService:
             return conf.current().lock_ttl_seconds / LEADER_CHECKS_PER_TTL
         if self.coordinator.acquire(self.lock_name, conf.current().lock_ttl_seconds):
             self._leader_token = self.coordinator.owner.token
+            self.leader = "this process"
             logger.info("leadership acquired: this process leads, and runs schedules, repairs and pruning")
             self._waiter_loop.wake()
             self._scheduler_loop.wake()
@@ -307,6 +310,7 @@ class MaintenanceService:
         if leader is None or leader.token == self._leader_token:
             return
         self._leader_token = leader.token
+        self.leader = str(leader)
         since = "" if leader.since is None else f" since {leader.since:%Y-%m-%d %H:%M:%S} UTC"
         logger.info("leadership: led by %s%s; this process leads when that one stops", leader, since)
 

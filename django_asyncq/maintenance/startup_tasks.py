@@ -20,6 +20,7 @@ from ..exceptions import LockLost
 from ..guard import get_logger
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..lifecycle import describe_exit
+from ..logs import stderr_verbosity
 from ..models import StartupRun
 from ..storage import database_clock
 from ..storage.routing import rows_of
@@ -129,7 +130,7 @@ class Run:
         self.row_id = row_id
         spawn: Any = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        arguments = (inherited_settings.pack(), task.name, theirs)
+        arguments = (inherited_settings.pack(), stderr_verbosity(), task.name, theirs)
         self._process = spawn.Process(target=run_startup_task, args=arguments, name="asyncq-startup")
         with start_of_child():
             self._process.start()

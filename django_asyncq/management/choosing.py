@@ -9,6 +9,7 @@ from django.conf import settings
 from django.core.management.base import CommandError
 
 from .. import compat
+from ..aliases import uses_redis
 
 EXAMPLE = 'TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend"}}'
 
@@ -24,7 +25,7 @@ def chosen_backend(alias: str) -> Any:
     kind = type(backend).__qualname__
     if not hasattr(backend, "enqueue_many"):
         raise CommandError(f"TASKS[{alias!r}] has the backend {kind}, whose tasks runworkers does not run. {_remedy()}")
-    if not backend.uses_redis:
+    if not uses_redis(alias):
         raise CommandError(
             f"TASKS[{alias!r}] is a {kind}, whose tasks are not in Redis: run them with "
             f"django_asyncq.testing.run_tasks(backend={alias!r}), or write "
@@ -55,7 +56,7 @@ def _can_be_run(alias: str) -> bool:
         backend: Any = compat.task_backends[alias]
     except Exception:  # noqa: BLE001 - a backend of the project may raise anything
         return False
-    return hasattr(backend, "enqueue_many") and bool(backend.uses_redis)
+    return hasattr(backend, "enqueue_many") and uses_redis(alias)
 
 
 def _written() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from .. import failpoints, lifecycle
 from ..definitions.names import runs_alone
 from ..exceptions import DatabaseNotSetUp
 from ..guard import get_logger
-from ..logs import log_extra_of_ids
+from ..logs import log_extra_of_ids, stderr_verbosity
 from ..worker import inherited_settings
 from ..worker.bootstrap import start
 from ..worker.crash_stack import CrashStack
@@ -104,6 +104,11 @@ class Processes:
         return len(self.children) - len(self.alone) == self.count
 
     @property
+    def are_ready(self) -> bool:
+        """Whether all processes run, and have begun to fetch."""
+        return self.are_complete and not any(each.is_starting or has_exited(each.process) for each in self.children)
+
+    @property
     def alone(self) -> list[Child]:
         """The quarantine processes."""
         return [child for child in self.children if child.is_alone]
@@ -128,7 +133,7 @@ class Processes:
         ours, theirs = self._spawn.Pipe()
         crash_stack = CrashStack()
         inherited = inherited_settings.pack() if self.inherit else b""
-        arguments = (inherited, options, slot_table, theirs, crash_stack.path)
+        arguments = (inherited, stderr_verbosity(), options, slot_table, theirs, crash_stack.path)
         process = self._spawn.Process(target=start, args=arguments, name="asyncq-worker")
         with start_of_child():
             process.start()

@@ -24,6 +24,7 @@ from ..maintenance.service import MaintenanceService
 from ..storage.pooling import return_connections
 from ..worker.options import WorkerOptions
 from ..worker.wakeup import Wakeup
+from .announcement import Announcement
 from .leases import LeaseKeeper
 from .liveness import LivenessFile
 from .memory import MemorySampler
@@ -72,6 +73,7 @@ class Supervisor:
     """Run `processes` worker processes until stopped or, with `burst`, until no task is queued, running or due.
 
     liveness_file: touched while all processes run. code_changed: returns whether to restart the processes.
+    say: is given what a person at the terminal should know, see `Announcement`.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Supervisor:
         liveness_file: Path | None = None,
         single_instance: bool | None = None,
         code_changed: Callable[[], bool] | None = None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.options = options
         self.burst = burst
@@ -104,6 +107,7 @@ class Supervisor:
         self.standstill = Standstill(self.broker, options, self.processes)
         self.leases = LeaseKeeper(self.broker, options, self.processes)
         self.suspension = Suspension(self.processes)
+        self.announcement = Announcement(self.processes, self.maintenance, say)
         self.stop_requests = 0
         self._last_stop_signal = signal.SIGTERM
         self._idle_checks = 0
@@ -178,6 +182,7 @@ class Supervisor:
         self.processes.start_missing(now)
         self.quarantine.tick(now)
         self.standstill.check(now)
+        self.announcement.check()
 
     def _note_death(self, child: Child) -> None:
         self.recovery.add(child)

@@ -158,7 +158,7 @@ def _times(count: int) -> str:
 
 
 def _listed(records: Sequence[TaskRecord]) -> str:
-    """Return a line for each row, the last ones if there are many."""
+    """Return the text of each row, or of the last ones if there are many."""
     if not records:
         return "Nothing was enqueued."
     skipped = len(records) - MOST_LINES

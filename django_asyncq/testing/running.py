@@ -8,19 +8,23 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from django.conf import settings
 from django.db import connections, transaction
 from django.db.models import Q
+from django.utils import timezone
 
 from .. import compat, lifecycle
 from ..aliases import uses_redis
 from ..broker import Lease
+from ..definitions.moments import moment_after
 from ..exceptions import InvalidOption, TaskNotRegistered, TooManyRuns
 from ..guard import get_logger, is_a
-from ..lifecycle.events import log_extra
+from ..logs import log_extra
 from ..models import FailureReason, TaskRecord, TaskRecordQuerySet, TaskState
 from ..registry import registered
 from ..results import result_of
@@ -34,7 +38,7 @@ from ..worker.execute.job import Job, JobPhase, Outcome
 from ..worker.execute.steps import RunSteps
 from ..worker.unconnected import changes_row
 from .clock import travel
-from .transactions import BodyTransactions
+from .transactions import BodyTransactions, as_in_autocommit
 
 logger = get_logger("django_asyncq.testing")
 
@@ -63,13 +67,17 @@ def run_tasks(
             f"run_tasks(backend={backend!r}): workers run the tasks of this alias; in the settings of the tests write "
             f"TASKS = {{{backend!r}: {{'BACKEND': 'django_asyncq.testing.TestBackend'}}}}"
         )
+    if isinstance(queues, str):
+        raise InvalidOption(f"run_tasks(queues={queues!r}): give a list of names, such as [{queues!r}]")
     rows = rows_of(TaskRecord).filter(backend=backend)
     if queues is not None:
         rows = rows.filter(queue_name__in=list(queues))
     runner = Runner(rows, most, raise_failures=raise_failures)
     with travel() as clock:
         if isinstance(until, timedelta):
-            until = clock.now() + until
+            until = moment_after("until", clock.now(), until)
+        elif until is not None and timezone.is_naive(until) is settings.USE_TZ:
+            raise InvalidOption(f"run_tasks(until={until!r}): give a moment as timezone.now() does, or a timedelta")
         while True:
             runner.run_due()
             next_at = runner.next_due_at() if until is not None else None
@@ -88,11 +96,8 @@ def run_enqueued(alias: str, enqueue: Callable[[], list[Any]]) -> list[Any]:
         results = enqueue()
         transaction.on_commit(lambda: _run(alias, results), using=database)
         return results
-    hooks = BodyTransactions()
-    try:
+    with as_in_autocommit():
         results = enqueue()
-    finally:
-        hooks.finish()
     _run(alias, results)
     return results
 
@@ -103,7 +108,8 @@ def _run(alias: str, results: Sequence[Any]) -> None:
     ids = [UUID(result.id) for result in enqueued]
     Runner(rows_of(TaskRecord).filter(backend=alias, id__in=ids), most=1000).run_due()
     for result in enqueued:
-        result.refresh()
+        with suppress(compat.TaskResultDoesNotExist):  # a body may delete its own row
+            result.refresh()
 
 
 class StopFlag(threading.Event):
@@ -134,12 +140,16 @@ class Runner(RunSteps):
         # A task that waits at a gate asks again only after a run, which may have freed a slot.
         self._may_ask_gates = True
         self._body: BodyTransactions | None = None
+        # When it looked last: what was due then has run, or cannot run.
+        self._looked_at = database_clock.now()
+        self._unreadable: set[UUID] = set()
 
     # --- which
 
     def run_due(self) -> None:
         """Run what is due until nothing is. Raises: TooManyRuns; with `raise_failures` the error of a task."""
         while True:
+            self._looked_at = database_clock.now()
             self._retry_due()
             record = self._next()
             if record is None:
@@ -157,21 +167,26 @@ class Runner(RunSteps):
             *self.rows.queued().filter(run_after__isnull=False).values_list("run_after", flat=True),
             *self.rows.retrying().values_list("retry_at", flat=True),
         ]
-        return min((each for each in times if each is not None), default=None)
+        return min((each for each in times if each is not None and each > self._looked_at), default=None)
 
     def _retry_due(self) -> None:
-        due = Q(retry_at__lte=database_clock.now())
+        due = Q(retry_at__lte=self._looked_at)
         if self._may_ask_gates:
             due |= Q(reason=FailureReason.GATE_FULL)
             self._may_ask_gates = False
         if ids := list(self.rows.retrying().filter(due).values_list("id", flat=True)):
-            lifecycle.retry_without_redis(ids)
+            with as_in_autocommit():
+                lifecycle.retry_without_redis(ids)
 
     def _next(self) -> TaskRecord | None:
         """Return the task that a worker would claim first: by priority, then in the order of enqueueing."""
-        is_due = Q(run_after=None) | Q(run_after__lte=database_clock.now())
-        found = self.rows.queued().filter(is_due).order_by("-priority", "id").values_list("id", flat=True).first()
-        return lifecycle.load_rows([Lease(str(found), 0)]).get(str(found)) if found else None
+        is_due = Q(run_after=None) | Q(run_after__lte=self._looked_at)
+        due = self.rows.queued().filter(is_due).order_by("-priority", "id").values_list("id", flat=True)
+        while (found := due.exclude(id__in=self._unreadable).first()) is not None:
+            if record := lifecycle.load_rows([Lease(str(found), 0)]).get(str(found)):
+                return record
+            self._unreadable.add(found)
+        return None
 
     # --- one run
 
@@ -181,7 +196,7 @@ class Runner(RunSteps):
         try:
             task = registered(record.name)
         except TaskNotRegistered as error:
-            with transaction_of(TaskRecord):
+            with as_in_autocommit():
                 lifecycle.refuse(None, run, error)
             self._note(record, error)
             return
@@ -200,7 +215,8 @@ class Runner(RunSteps):
         finally:
             self._body = outer
         if outcome := self.finish(job, value, exception):
-            self.report(outcome)
+            with as_in_autocommit():
+                self.report(outcome)
 
     def _conclude(self, exception: BaseException | None) -> BaseException | None:
         """Finish the transactions of a body; return its error, or else that of a commit hook."""
@@ -249,11 +265,12 @@ class Runner(RunSteps):
         except Exception as error:
             logger.exception("task %s: its outcome cannot be recorded", run.record.id, extra=log_extra(run.record))
             outcomes.fail_unrecorded(outcome, error)
-            is_lost = bool(_record(run))
-        if is_lost:
+            if not _record(run):
+                self._note(run.record, error)
             return
-        outcomes.announce([outcome])
-        self._note(outcome.job.run.record, outcome.exception)
+        if not is_lost:
+            outcomes.announce([outcome])
+            self._note(outcome.job.run.record, outcome.exception)
 
     def _write(self, outcome: Outcome) -> bool:
         """Write the row unless the task has completed itself; return whether the run lost its row meanwhile."""

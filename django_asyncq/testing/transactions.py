@@ -63,6 +63,16 @@ class BodyTransactions:
             run_commit_hooks(connections[database], first_hook)
 
 
+@contextmanager
+def as_in_autocommit() -> Iterator[None]:
+    """Keep what the block writes, and call its commit hooks when it is left, also in the transaction of a test case."""
+    transactions = BodyTransactions()
+    try:
+        yield
+    finally:
+        transactions.finish()
+
+
 def _release(alias: str, savepoint: str) -> bool:
     """Release a savepoint; roll back to it if the transaction is broken, and return False."""
     if not transaction.get_rollback(alias):

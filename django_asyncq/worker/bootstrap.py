@@ -9,6 +9,7 @@ import os
 import traceback
 from typing import Any
 
+from ..logs import log_to_stderr
 from ..threads import EX_SOFTWARE, LongLivedThread
 from .crash_stack import write_crash_stack
 from .forks import isolate_forks
@@ -17,16 +18,24 @@ from .process_groups import kill_own_group, lead_group
 from .slot_table import SlotTable
 
 
-def start(inherited: bytes, options: WorkerOptions, slot_table: SlotTable, supervisor: Any, stack_file: str) -> None:
+def start(
+    inherited: bytes,
+    verbosity: int | None,
+    options: WorkerOptions,
+    slot_table: SlotTable,
+    supervisor: Any,
+    stack_file: str,
+) -> None:
     """Set Django up, import the tasks, run the worker.
 
-    inherited: see `inherited_settings`; b"" to read all settings anew. stack_file: where the stacks of all threads go
-    when a signal such as SIGSEGV ends the process.
+    inherited: see `inherited_settings`; b"" to read all settings anew. verbosity: with which the supervisor logs to
+    standard error; None if the project's logging does it. stack_file: where the stacks of all threads go when a signal
+    such as SIGSEGV ends the process.
     """
     lead_group()
     if stack_file:
         write_crash_stack(stack_file)
-    _set_up(inherited)
+    _set_up(inherited, "worker", verbosity)
 
     from .process import WorkerProcess
 
@@ -35,13 +44,13 @@ def start(inherited: bytes, options: WorkerOptions, slot_table: SlotTable, super
     process.run()
 
 
-def run_startup_task(inherited: bytes, name: str, supervisor: Any) -> None:
+def run_startup_task(inherited: bytes, verbosity: int | None, name: str, supervisor: Any) -> None:
     """Run one start-up task; send the supervisor "" or the traceback. Exits when the supervisor does."""
     lead_group()
     isolate_forks(supervisor)
     LongLivedThread("supervisor", lambda: _exit_with(supervisor), on_death=lambda name: os._exit(EX_SOFTWARE)).start()
     try:
-        _set_up(inherited)
+        _set_up(inherited, "start-up task", verbosity)
 
         from asgiref.sync import async_to_sync, iscoroutinefunction
 
@@ -56,7 +65,7 @@ def run_startup_task(inherited: bytes, name: str, supervisor: Any) -> None:
     supervisor.send("")
 
 
-def _set_up(inherited: bytes) -> None:
+def _set_up(inherited: bytes, process: str, verbosity: int | None) -> None:
     import django
 
     from .inherited_settings import apply
@@ -64,6 +73,9 @@ def _set_up(inherited: bytes) -> None:
     if inherited:
         apply(inherited)
     django.setup()
+    # Only now it is known whether LOGGING has a handler for the lines of this package.
+    if verbosity is not None:
+        log_to_stderr(process, verbosity)
 
     from ..registry import load_task_modules
 

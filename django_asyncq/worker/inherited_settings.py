@@ -22,6 +22,9 @@ from ..test_run import is_test_run
 # Where the tasks are, and how they are reached.
 INHERITED = ("ASYNCQ", "CACHES", "TASKS")
 
+# The names of the settings that this process has inherited; the processes that it starts inherit them too.
+_of_this_process: set[str] = set()
+
 
 def pack() -> bytes:
     """Return the names of the databases and the settings that are in force now, for `apply` in a child process.
@@ -29,10 +32,13 @@ def pack() -> bytes:
     Raises: ImproperlyConfigured for a value that no other process can get: it was changed and cannot be pickled.
     """
     databases = {alias: connections[alias].settings_dict["NAME"] for alias in connections}
-    values = {name: getattr(settings, name) for name in INHERITED if hasattr(settings, name)}
+    names = {*INHERITED, *_of_this_process}
     if is_test_run():
         # A task must not send by mail what a test has sent into `mail.outbox`.
-        values |= _mail_settings()
+        names.add("MAILERS" if hasattr(settings, "MAILERS") else "EMAIL_BACKEND")
+    # Django 6.1 deprecates EMAIL_BACKEND, also for a reader.
+    with warnings.catch_warnings(action="ignore"):
+        values = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
     return pickle.dumps((databases, {name: value for name, value in values.items() if _can_be_sent(name, value)}))
 
 
@@ -50,13 +56,7 @@ def apply(packed: bytes) -> None:
     with warnings.catch_warnings(action="ignore"):
         for name, value in values.items():
             setattr(settings, name, value)
-
-
-def _mail_settings() -> dict[str, Any]:
-    # Django 6.1 deprecates EMAIL_BACKEND, also for a reader.
-    name = "MAILERS" if hasattr(settings, "MAILERS") else "EMAIL_BACKEND"
-    with warnings.catch_warnings(action="ignore"):
-        return {name: getattr(settings, name)}
+    _of_this_process.update(values)
 
 
 def _can_be_sent(name: str, value: Any) -> bool:

@@ -27,7 +27,8 @@ from ...prefixes import DEFAULT_ALIAS, one_alias_per_prefix
 from ...storage import database_clock, identity
 from ...storage.routing import rows_of
 from ...storage.tables import check_tables
-from .runworkers import counted, whole_number
+from ..banner import counted
+from .runworkers import whole_number
 
 STATES = {"succeeded": TaskState.SUCCEEDED, "failed": TaskState.FAILED}
 TARGETS = ("pending", "scheduled", "retry")

@@ -19,6 +19,7 @@ from ...broker.tls_probe import tls_mismatch
 from ...definitions.names import QUEUE_NAME, check_queue_name
 from ...exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, InvalidOption, PrefixTaken
 from ...faults import STORE_ERRORS, as_not_set_up, one_line
+from ...logs import log_to_stderr
 from ...models import TaskRecord
 from ...registry import load_task_modules, registered_names
 from ...storage.pooling import small_pools
@@ -29,6 +30,7 @@ from ...test_run import is_test_run
 from ...threads import EX_SOFTWARE
 from ...worker import inherited_settings
 from ...worker.options import WorkerOptions
+from ..banner import banner
 from ..choosing import check_queues, chosen_backend
 
 
@@ -71,11 +73,6 @@ def worker_name(text: str) -> str:
     return text
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun in the singular or plural: "1 task", "2 tasks". plural: default: with an "s"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or f'{noun}s'}"
-
-
 class Command(BaseCommand):
     """Run the worker processes and their supervisor."""
 
@@ -85,6 +82,7 @@ class Command(BaseCommand):
     )
 
     _is_program = False
+    _verbosity = 1
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run as a command, which a stop request ends from here on, whatever the program is called."""
@@ -160,6 +158,10 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Check the backend and Redis, then supervise until stopped."""
         settings = conf.current()
+        self._verbosity = options["verbosity"]
+        # A process that has called this as a function, such as a test run, keeps its logging as it is.
+        if self._is_program:
+            log_to_stderr("supervisor", self._verbosity)
         backend = chosen_backend(options["backend"])
         check_queues(backend, options["queues"])
         clients.require_valid_settings()
@@ -175,27 +177,48 @@ class Command(BaseCommand):
         if options["concurrency"]:
             # The system checks have looked at ASYNCQ["CONCURRENCY"].
             self._warn_of_small_pools(concurrency, processes)
-        self._print_start(options["backend"], registered_names())
-        worker = {"name": options["worker_id"]} if options["worker_id"] else {}
+        worker = self._worker_options(options, backend, concurrency)
+        single, names = options["single_instance"], sorted(registered_names())
+        self._say(
+            banner(worker, processes=processes, single_instance=single, names=names, with_names=self._verbosity > 1)
+        )
+        self._check_redis(options["backend"])
         supervisor = Supervisor(
-            WorkerOptions(
-                backend=options["backend"],
-                queues=options["queues"] or dict.fromkeys(sorted(backend.queues), 1),
-                strict=options["strict"],
-                concurrency=concurrency,
-                max_tasks=options["max_tasks"],
-                max_memory_mb=options["max_memory_mb"],
-                **worker,
-            ),
+            worker,
             processes=processes,
             burst=options["burst"],
             liveness_file=options["liveness_file"],
             single_instance=options["single_instance"],
             code_changed=CodeChanges() if options["reload"] else None,
+            say=self._say,
         )
         # A process that has called this as a function, such as a test run, goes on afterwards.
         with nullcontext() if self._is_program else as_guest():
             self._supervise(supervisor)
+
+    @staticmethod
+    def _worker_options(options: dict[str, Any], backend: Any, concurrency: int) -> WorkerOptions:
+        name = {"name": options["worker_id"]} if options["worker_id"] else {}
+        return WorkerOptions(
+            backend=options["backend"],
+            queues=options["queues"] or dict.fromkeys(sorted(backend.queues), 1),
+            strict=options["strict"],
+            concurrency=concurrency,
+            max_tasks=options["max_tasks"],
+            max_memory_mb=options["max_memory_mb"],
+            **name,
+        )
+
+    def _say(self, text: str) -> None:
+        """Print for the person at the terminal; a closed pipe or a full disk stops no worker."""
+        if self._verbosity:
+            with suppress(OSError):
+                self.stdout.write(text)
+                self.stdout.flush()
+
+    def _warn(self, text: str) -> None:
+        if self._verbosity:
+            self.stderr.write(self.style.WARNING(text))
 
     @staticmethod
     def _supervise(supervisor: Supervisor) -> None:
@@ -244,14 +267,14 @@ class Command(BaseCommand):
             if not_set_up := as_not_set_up(error):
                 raise CommandError(str(not_set_up)) from error
             text = f"The database is unreachable ({one_line(error)}); workers start and wait for it."
-            self.stderr.write(self.style.WARNING(text))
+            self._warn(text)
 
     def _warn_of_small_pools(self, concurrency: int, processes: int) -> None:
         for pool in small_pools(concurrency, processes):
-            self.stderr.write(self.style.WARNING(f"{pool.text}. {pool.remedy}"))
+            self._warn(f"{pool.text}. {pool.remedy}")
 
-    def _print_start(self, alias: str, names: list[str]) -> None:
-        self.stdout.write(f"{counted(len(names), 'task')} registered: {', '.join(names) or 'none'}")
+    def _check_redis(self, alias: str) -> None:
+        """Refuse to start with a Redis that refuses this client; warn of one that is unreachable, or evicts keys."""
         try:
             check_rights(alias)
             policy = Broker("worker", alias).eviction_policy()
@@ -262,14 +285,12 @@ class Command(BaseCommand):
             with suppress(BrokerUnavailable):
                 if wrong := tls_mismatch(clients.client("worker")):
                     raise CommandError(str(wrong)) from error
-            self.stderr.write(self.style.WARNING(f"{error}; workers start and wait for Redis."))
+            self._warn(f"{error}; workers start and wait for Redis.")
             return
         if policy not in ("", "noeviction"):
-            self.stderr.write(
-                self.style.WARNING(
-                    f"Redis may evict keys (maxmemory-policy {policy}). No task is lost, because Redis is rebuilt from "
-                    f"the database, but tasks start late: set the policy to noeviction."
-                )
+            self._warn(
+                f"Redis may evict keys (maxmemory-policy {policy}). No task is lost, because Redis is rebuilt from "
+                f"the database, but tasks start late: set the policy to noeviction."
             )
 
 

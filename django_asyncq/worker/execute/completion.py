@@ -17,7 +17,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ... import failpoints, lifecycle
 from ...context import Ending
-from ...exceptions import InvalidOption, LeaseLost
+from ...definitions.payload import storable_result
+from ...exceptions import InvalidOption, InvalidResult, LeaseLost
 from ...guard import get_logger, is_a
 from ...logs import log_extra
 from ...models import TaskRecord
@@ -111,6 +112,10 @@ class Completion:
         self._refuse_if_reported()
         if job.is_overdue(job.clock()):
             raise job.timed_out()
+        try:
+            ending.result = storable_result(ending.result)
+        except InvalidResult as error:
+            raise InvalidResult(f"{error}; nothing that it wrote in the transaction was committed") from error.__cause__
         completed = lifecycle.complete(job.run, ending.result, database_clock.estimate())
         if completed is None:
             raise LeaseLost(f"task {job.run.record.id}: another run has taken its place; its effects are rolled back")

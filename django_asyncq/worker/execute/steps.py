@@ -13,8 +13,9 @@ from typing import Any
 
 from ... import compat, failpoints, lifecycle
 from ...context import Ending, TaskContext
+from ...definitions.payload import storable_result
 from ...exceptions import TaskNotRunnable, TaskTimeout
-from ...guard import get_logger, is_a
+from ...guard import attempt, get_logger, is_a
 from ...logs import enter_run, leave_run, log_extra
 from ...results import result_of, sender_of
 from ...runs import log_returned, log_started
@@ -122,6 +123,8 @@ class RunSteps(ABC):
                 )
             return None
         job.phase = JobPhase.REPORTED
+        if exception is None:
+            value, exception = attempt(storable_result, value)
         unconnected = _unconnected(job, exception)
         if not unconnected and job.is_overdue(job.clock()) and not is_a(exception, TaskTimeout):
             cause, exception = exception, job.timed_out()

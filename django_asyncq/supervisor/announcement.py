@@ -1,0 +1,28 @@
+"""Says once that all worker processes are ready, and once which process leads the fleet; later changes are logged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..maintenance.service import MaintenanceService
+from .processes import Processes
+
+
+class Announcement:
+    """Watches for the two moments. say: is given each sentence; it must not raise, nor block for long."""
+
+    def __init__(self, processes: Processes, maintenance: MaintenanceService, say: Callable[[str], None]) -> None:
+        self.processes = processes
+        self.maintenance = maintenance
+        self._say = say
+        self._is_ready = False
+        self._is_leader_known = False
+
+    def check(self) -> None:
+        """Say what has become known since the last call. One call costs nothing once both are said."""
+        if not self._is_leader_known and (leader := self.maintenance.leader):
+            self._is_leader_known = True
+            self._say(f"Leader: {leader}.")
+        if not self._is_ready and self.processes.are_ready:
+            self._is_ready = True
+            self._say("Ready. Press Ctrl-C to stop after the running tasks have finished, and again to stop at once.")
