@@ -40,8 +40,8 @@ def test_arguments_match_exactly_or_not_at_all() -> None:
 
 def test_arguments_are_normalised_as_at_the_enqueue() -> None:
     """A tuple is a list there; keyword arguments have no order."""
-    tasks.statement.enqueue("north", 3, (1, 2), zeta=1, alpha={"b": 1, "a": (2,)})
-    assert_enqueued(tasks.statement, "north", 3, [1, 2], alpha={"a": [2], "b": 1}, zeta=1)
+    tasks.statement.enqueue("north", 3, to=(1, 2), zeta=1, alpha={"b": 1, "a": (2,)})
+    assert_enqueued(tasks.statement, "north", 3, alpha={"a": [2], "b": 1}, zeta=1, to=[1, 2])
 
 
 def test_whole_arguments_may_be_given() -> None:
@@ -49,9 +49,10 @@ def test_whole_arguments_may_be_given() -> None:
     tasks.tidy.enqueue()
     tasks.tidy.enqueue(3)
     assert_enqueued(tasks.tidy, tasks.tidy.arguments())
-    tasks.statement.enqueue("north", count=3, queue="x", run_after="never")
-    assert_enqueued(tasks.statement, tasks.statement.arguments("north", count=3, queue="x", run_after="never"))
-    assert_not_enqueued(tasks.statement, tasks.statement.arguments("north", count=4, queue="x", run_after="never"))
+    tasks.statement.enqueue("north", to="x", count=3, queue="x", run_after="never")
+    call = tasks.statement.arguments("north", to="x", count=3, queue="x", run_after="never")
+    assert_enqueued(tasks.statement, call)
+    assert_not_enqueued(tasks.statement, call._replace(kwargs={**call.kwargs, "count": 4}))
 
 
 def test_queue_and_time_narrow_what_counts() -> None:

