@@ -157,6 +157,29 @@ class Behaviour(Kit):
         run_tasks()
         assert row(result).return_value == "second run"
 
+    def test_coroutine_that_dies(self) -> None:
+        """Its synchronous code runs in the thread of the test."""
+
+        def enqueues_first(context: Any) -> None:
+            writes(context)
+            tasks.add.enqueue(1)
+
+        result = tasks.arun.enqueue(body(enqueues_first))
+        with fail_at("enqueue.row_inserted"):
+            run_tasks()
+        assert (row(result).state, groups()) == (TaskState.QUEUED, 1)
+        run_tasks()
+        assert (row(result).state, row(result).crash_count, groups()) == (TaskState.SUCCEEDED, 1, 2)
+
+    def test_task_without_code_that_dies(self) -> None:
+        """Its row says FAILED, and that is final."""
+        result = tasks.add.enqueue(1)
+        TaskRecord.objects.update(name="tests.missing.task")
+        with fail_at("refuse.row_written"):
+            run_tasks()
+        assert run_tasks() == []
+        assert (row(result).reason, row(result).crash_count) == (FailureReason.NOT_REGISTERED, 0)
+
     def test_enqueue_that_dies(self) -> None:
         """The caller gets the error; a transaction of its own is rolled back, what it has committed runs."""
         with fail_at("enqueue.row_inserted"), pytest.raises(ProcessDied) as caught, transaction.atomic():
