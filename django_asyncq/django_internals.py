@@ -44,9 +44,10 @@ def last_hook_number(connection: BaseDatabaseWrapper) -> int:
     return len(connection.run_on_commit)
 
 
-def run_commit_hooks(connection: BaseDatabaseWrapper, first: int) -> None:
+def run_commit_hooks(connection: BaseDatabaseWrapper, first: int, call: Callable[[Callable[[], Any]], None]) -> None:
     """Call the commit hooks of a test case's transaction from a number on, and those that they register; forget them.
 
+    call: gets each hook, and calls it.
     Raises: what a hook raises that is not robust, as a commit does; the hooks after it are forgotten.
     Uses `run_on_commit`: Django's `captureOnCommitCallbacks` calls the same hooks, but leaves them there, so one
     that is nested in another would have them called twice.
@@ -58,11 +59,11 @@ def run_commit_hooks(connection: BaseDatabaseWrapper, first: int) -> None:
             _, hook, is_robust = entry
             if is_robust:
                 try:
-                    hook()
+                    call(hook)
                 except Exception:
                     logger.exception("a robust commit hook failed")
             else:
-                hook()
+                call(hook)
     finally:
         discard_commit_hooks(connection, first)
 

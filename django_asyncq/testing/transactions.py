@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from django.db import Error as DatabaseError
 from django.db import connections, transaction
@@ -27,9 +28,8 @@ class BodyTransactions:
     """
 
     def __init__(self) -> None:
-        open_aliases = [each.alias for each in connections.all(initialized_only=True) if each.in_atomic_block]
-        self._savepoints = {alias: _create_savepoint(alias) for alias in open_aliases}
-        self._first_hooks = {alias: last_hook_number(connections[alias]) for alias in open_aliases}
+        self._savepoints = _create_savepoints()
+        self._first_hooks = {alias: last_hook_number(connections[alias]) for alias in self._savepoints}
 
     def finish(self) -> None:
         """Keep what the body has written, as autocommit would, and call its hooks.
@@ -41,7 +41,7 @@ class BodyTransactions:
             if not _release(alias, savepoint):
                 discard_commit_hooks(connections[alias], self._first_hooks[alias])
         for alias in self._savepoints:
-            run_commit_hooks(connections[alias], self._first_hooks[alias])
+            run_commit_hooks(connections[alias], self._first_hooks[alias], _call_hook)
 
     def holds(self, alias: str) -> bool:
         """Whether the caller has a transaction open in a database."""
@@ -60,7 +60,7 @@ class BodyTransactions:
         if database in self._savepoints:
             transaction.savepoint_commit(self._savepoints[database], database)
             self._savepoints[database] = _create_savepoint(database)
-            run_commit_hooks(connections[database], first_hook)
+            run_commit_hooks(connections[database], first_hook, _call_hook)
 
 
 @contextmanager
@@ -71,6 +71,22 @@ def as_in_autocommit() -> Iterator[None]:
         yield
     finally:
         transactions.finish()
+
+
+def _create_savepoints() -> dict[str, str]:
+    """Return a new savepoint for each database in which the caller has a transaction, by alias."""
+    open_aliases = [each.alias for each in connections.all(initialized_only=True) if each.in_atomic_block]
+    return {alias: _create_savepoint(alias) for alias in open_aliases}
+
+
+def _call_hook(hook: Callable[[], Any]) -> None:
+    """Call a commit hook, which in a worker is in autocommit: its error must not break the test case's transaction."""
+    savepoints = _create_savepoints()
+    try:
+        hook()
+    finally:
+        for alias, savepoint in savepoints.items():
+            _release(alias, savepoint)
 
 
 def _release(alias: str, savepoint: str) -> bool:
