@@ -22,6 +22,7 @@ from .definitions.moments import checked_moment
 from .definitions.names import QUEUE_NAME, uuid7
 from .definitions.task_options import is_attempt_count
 from .durations import MORE_THAN_ZERO, is_duration
+from .prefixes import PREFIX_HINT, is_prefix
 from .results import result_of
 from .storage import database_clock
 from .tasks import Arguments, Task, default_of
@@ -59,6 +60,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
         "timeout": Option(
             lambda value: value is None or is_duration(value), f"Give {MORE_THAN_ZERO}, or None for no timeout."
         ),
+        "prefix": Option(is_prefix, f"{PREFIX_HINT}."),
     }
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from django.conf import settings as django_settings
@@ -17,6 +18,7 @@ from .durations import AT_LEAST_ZERO
 from .guard import attempt
 from .lifecycle import signatures
 from .models import TaskRecord
+from .prefixes import PREFIX_HINT, is_prefix, prefix_of
 from .scheduling.scheduler import declared_schedules
 from .storage.pooling import small_pools
 from .storage.routing import writing_database
@@ -51,10 +53,6 @@ def _is_whole(least: int) -> Callable[[Any], bool]:
 
 def _is_bool(value: Any) -> bool:
     return isinstance(value, bool)
-
-
-def _is_prefix(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.:-]{1,64}", value) is not None
 
 
 def _is_keep_seconds(value: Any) -> bool:
@@ -100,11 +98,9 @@ RULES: dict[str, Rule] = {
         "Give the dotted path of a callable, or '' for what REDIS names.",
     ),
     "REDIS_IS_FOR_TESTS": Rule("asyncq.E149", _is_bool, TRUE_OR_FALSE),
-    "KEY_PREFIX": Rule(
-        "asyncq.E103", _is_prefix, "Use 1 to 64 letters, digits, '_', '.', ':' and '-'; asynq's tools need 'asynq'."
-    ),
-    "GATE_PREFIX": Rule("asyncq.E104", _is_prefix, "Use 1 to 64 letters, digits, '_', '.', ':' and '-'."),
-    "LOCK_PREFIX": Rule("asyncq.E148", _is_prefix, "Use 1 to 64 letters, digits, '_', '.', ':' and '-'."),
+    "KEY_PREFIX": Rule("asyncq.E103", is_prefix, f"{PREFIX_HINT}; asynq's tools need 'asynq'."),
+    "GATE_PREFIX": Rule("asyncq.E104", is_prefix, f"{PREFIX_HINT}."),
+    "LOCK_PREFIX": Rule("asyncq.E148", is_prefix, f"{PREFIX_HINT}."),
     "LEASE_SECONDS": Rule(
         "asyncq.E105", _is_whole(1), "Give whole seconds or a timedelta of whole seconds, at least 1."
     ),
@@ -232,7 +228,7 @@ def check_redis_alias(app_configs: Any = None, **kwargs: Any) -> Iterator[Messag
 
 @checks.register
 def check_aliases(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
-    """Check that TASKS names this backend, and that no two aliases share a queue."""
+    """Check that TASKS names this backend, and that each alias has a usable prefix and queues of its own under it."""
     if not compat.HAS_DJANGO_TASKS and "django_tasks" not in django_settings.INSTALLED_APPS:
         yield checks.Error(
             "django_tasks is not in INSTALLED_APPS.",
@@ -251,16 +247,39 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
             hint='TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend"}}',
             id="asyncq.W013",
         )
-    owner: dict[str, str] = {}
-    for name, params in ours.items():
-        for queue in params.get("QUEUES", ["default"]) or ["(every queue)"]:
-            if queue in owner:
-                yield checks.Error(
-                    f"TASKS[{name!r}] and TASKS[{owner[queue]!r}] share the queue {queue!r}.",
-                    hint="Give each alias its own queues: a worker runs the tasks of one alias only.",
-                    id="asyncq.E014",
-                )
-            owner[queue] = name
+    yield from _check_prefixes(ours)
+
+
+def _check_prefixes(ours: dict[str, Any]) -> Iterator[Message]:
+    settings = conf.current()
+    for name in ours:
+        prefix = prefix_of(name)
+        taken = tuple(filter(is_prefix, (settings.gate_prefix, settings.lock_prefix)))
+        # KEY_PREFIX and the option are checked where they stand; an alias may be longer than they are.
+        is_usable = prefix == settings.key_prefix or re.fullmatch(r"[A-Za-z0-9_.:-]+", prefix)
+        if not is_usable or f"{prefix}:".startswith(taken):
+            yield checks.Error(
+                f"TASKS[{name!r}] would have the Redis prefix {prefix!r}, which cannot be one.",
+                hint=f"Name the alias differently, or give it OPTIONS = {{'prefix': …}}. {PREFIX_HINT}.",
+                id="asyncq.E023",
+            )
+    for (first, params), (second, others) in combinations(ours.items(), 2):
+        if prefix_of(first) == prefix_of(second) and (shared := _shared_queues(params, others)):
+            yield checks.Error(
+                f"TASKS[{first!r}] and TASKS[{second!r}] share the Redis prefix {prefix_of(first)!r} and {shared}.",
+                hint="Give each its own QUEUES, or remove 'prefix' from OPTIONS: a worker runs the tasks of one alias "
+                "only.",
+                id="asyncq.E014",
+            )
+
+
+def _shared_queues(params: Any, others: Any) -> str:
+    """Return which queues two aliases share; "" for none. An empty list of QUEUES stands for every name."""
+    first, second = (set(each.get("QUEUES", ["default"])) for each in (params, others))
+    shared = sorted(map(repr, first & second if first and second else first | second))
+    if not (first and second):
+        return f"the queues {', '.join(shared)}" if shared else "every queue"
+    return f"the queues {', '.join(shared)}" if shared else ""
 
 
 @checks.register

@@ -33,7 +33,7 @@ class Settings:
     client_factory: str = ""
     """Dotted path of a callable `(role) -> redis client`; for a Cluster: `django_asyncq.broker.cluster.client`."""
     key_prefix: str = "asynq"
-    """First part of the key of every queue. asynq's own tools see only the prefix `asynq`."""
+    """First part of every key; of the queues of an alias other than `default`: `<KEY_PREFIX>:<alias>`."""
     gate_prefix: str = "asynch:qgate:"
     """First part of the key of every gate (admission limit); `<KEY_PREFIX>:qgate:` when only KEY_PREFIX is set."""
     lock_prefix: str = "task_lock:"

@@ -15,6 +15,7 @@ from .broker.scheduler_entries import forget_events
 from .exceptions import BrokerUnavailable
 from .guard import get_logger
 from .models import Schedule, TaskRecord
+from .prefixes import DEFAULT_ALIAS
 from .storage import identity
 from .storage.routing import writing_database
 
@@ -35,7 +36,7 @@ def publish_schedule(*, using: str, **kwargs: Any) -> None:
 
     def publish() -> None:
         try:
-            Broker("producer").notify_due()
+            Broker("producer", DEFAULT_ALIAS).notify_due()
         except BrokerUnavailable as error:
             logger.warning("the changed schedule takes effect within seconds, not at once: %s", error)
 

@@ -96,7 +96,10 @@ TEMPLATES = [
     }
 ]
 
-TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES": []}}
+TASKS: dict[str, dict[str, Any]] = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES": []}}
+if os.environ.get("ASYNCQ_TEST_SECOND"):
+    # Tests with a second alias have it in the processes that they start, too.
+    TASKS["second"] = {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES": []}
 ASYNCQ = {
     # Servers of the suite, some of them behind a proxy. What tests of it need is set there.
     "REDIS_IS_FOR_TESTS": True,
@@ -128,5 +131,9 @@ if log := os.environ.get("ASYNCQ_TEST_LOG"):
         "handlers": {
             "file": {"class": "logging.FileHandler", "filename": log, "filters": ["task"], "formatter": "json"}
         },
-        "loggers": {"django_asyncq": {"handlers": ["file"], "level": "INFO"}},
+        "loggers": {
+            "django_asyncq": {"handlers": ["file"], "level": "INFO"},
+            # The backport's own line about a final failure.
+            "django_tasks": {"level": "CRITICAL"},
+        },
     }

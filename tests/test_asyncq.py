@@ -95,10 +95,10 @@ def test_a_dry_rebuild_prints_the_same_and_changes_nothing(forgotten: list[TaskR
     assert dry == {
         "dry_run": True,
         "rows": 6,
-        "queues": {
-            "default": {"pending": 3, "scheduled": 1, "retry": 1},
-            "other": {"pending": 1, "scheduled": 0, "retry": 0},
-        },
+        "queues": [
+            {"alias": "default", "queue": "default", "pending": 3, "scheduled": 1, "retry": 1},
+            {"alias": "default", "queue": "other", "pending": 1, "scheduled": 0, "retry": 0},
+        ],
         "gates": {"g": {"added": 1, "removed": 0}},
     }
 
@@ -201,7 +201,7 @@ def test_stats_of_queues_and_gates() -> None:
     (default, old) = found["queues"]
     assert default.pop("oldest_waiting_seconds") == pytest.approx(3600, abs=60)
     assert default == {
-        "queue": "default", "queued": 4, "running": 0, "succeeded": 0, "failed": 0, "retrying": 1,
+        "alias": "default", "queue": "default", "queued": 4, "running": 0, "succeeded": 0, "failed": 0, "retrying": 1,
         "pending": 3, "active": 0, "scheduled": 1, "retry": 0, "archived": 0,
     }  # fmt: skip
     assert (old["queue"], old["succeeded"], old["failed"], old["oldest_waiting_seconds"]) == ("old", 1, 1, None)

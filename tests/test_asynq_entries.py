@@ -141,7 +141,7 @@ def test_only_the_latest_events_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("django_asyncq.broker.scheduler_entries.EVENTS_KEPT", 3)
     entries = SchedulerEntries()
     for number in range(6):
-        entries.entry_list.note("e", b"event %d" % number, number)
+        entries.entry_list.note("default", "e", b"event %d" % number, number)
     assert Broker().client.zrange(f"{prefix()}:scheduler_history:e", 0, -1) == [b"event 3", b"event 4", b"event 5"]
 
 

@@ -21,6 +21,7 @@ from . import tasks
 pytestmark = pytest.mark.django_db
 
 BACKEND = "django_asyncq.backend.AsyncqBackend"
+OF_P = {"BACKEND": BACKEND, "OPTIONS": {"prefix": "p"}}
 ROOT = Path(__file__).parent.parent
 
 
@@ -124,7 +125,10 @@ def test_each_bad_value_is_reported_with_its_id(key: str, settings: Any) -> None
         ("ASYNCQ", {"REDIS": "nowhere"}, "asyncq.E010"),
         ("CACHES", {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}, "asyncq.E011"),
         ("TASKS", {}, "asyncq.W013"),
-        ("TASKS", {"a": {"BACKEND": BACKEND}, "b": {"BACKEND": BACKEND}}, "asyncq.E014"),
+        ("TASKS", {"a": OF_P, "b": OF_P}, "asyncq.E014"),
+        ("TASKS", {"a": {**OF_P, "QUEUES": []}, "b": {**OF_P, "QUEUES": ["x"]}}, "asyncq.E014"),
+        ("TASKS", {"two words": {"BACKEND": BACKEND}}, "asyncq.E023"),
+        ("TASKS", {"qgate": {"BACKEND": BACKEND}}, "asyncq.E023"),
         ("USE_TZ", False, "asyncq.W015"),
         ("SECRET_KEY", "", "asyncq.E017"),
         ("TENANT_APPS", ["django.contrib.auth", "django_asyncq"], "asyncq.E018"),

@@ -332,7 +332,7 @@ def test_worker_starts_while_no_node_of_the_cluster_answers(settings: Any) -> No
     port = free_port()
     use(settings, cache(f"redis://:s3cret@127.0.0.1:{port}"), {"CLIENT_FACTORY": configuration.CLUSTER_FACTORY})
     stderr = StringIO()
-    Command(stderr=stderr)._check_redis()
+    Command(stderr=stderr)._check_redis("default")
     assert f"the Redis cluster at 127.0.0.1:{port}/0 is unreachable (" in stderr.getvalue()
     assert "workers start and wait for Redis" in stderr.getvalue() and "s3cret" not in stderr.getvalue()
 

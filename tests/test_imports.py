@@ -24,7 +24,7 @@ RANKS = [
         "aliases",
         "test_run",
     },
-    {"clocks", "definitions", "logs", "threads"},
+    {"clocks", "definitions", "logs", "threads", "prefixes"},
     {"context", "models", "signals"},
     {"broker", "storage"},
     {"gates", "leadership", "faults", "runs"},

@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from django_asyncq import __version__, conf, lifecycle
 from django_asyncq.broker import Broker
+from django_asyncq.compat import HAS_DJANGO_TASKS
 from django_asyncq.context import current_task
 from django_asyncq.exceptions import TaskNotRegistered
 from django_asyncq.logs import (
@@ -292,7 +293,9 @@ def test_verbosity_is_obeyed(verbosity: int, history_path: Path) -> None:
     retry = f"task {retried.id} {name}: attempt 1 of 3 failed; next attempt at "
     assert sum(retry in line for line in lines_at(done.stderr, "WARNING")) == (verbosity > 0)
     assert bool(lines_at(done.stderr, "INFO")) == (verbosity > 0)
-    assert done.stderr.count("Traceback (most recent call last)") == (1 if verbosity < 2 else 2)
+    # The backport of Django's tasks framework logs a final failure too, and Python shows that on standard error.
+    expected = (1 if verbosity < 2 else 2) + (not HAS_DJANGO_TASKS)
+    assert done.stderr.count("Traceback (most recent call last)") == expected
     debug = lines_at(done.stderr, "DEBUG")
     returned = f"task {retried.id} {name}: attempt 2 of 3 returned after"
     assert any(returned in line for line in debug) == (verbosity > 1)

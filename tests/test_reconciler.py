@@ -152,8 +152,10 @@ def test_an_outcome_that_is_recorded_twice_is_accepted() -> None:
     assert lifecycle.record_runs([stale]) == [stale]
 
 
-def test_task_of_another_alias_is_postponed() -> None:
-    """A worker of one TASKS alias never runs another alias's tasks."""
+def test_task_of_another_alias_is_postponed(settings: Any) -> None:
+    """A worker of one TASKS alias never runs another alias's tasks, where both have one prefix."""
+    backend, prefix = settings.TASKS["default"], settings.ASYNCQ["KEY_PREFIX"]
+    settings.TASKS = {"default": backend, "other": {**backend, "OPTIONS": {"prefix": prefix}}}
     tasks.add.enqueue(1)
     TaskRecord.objects.update(backend="other")
     assert lifecycle.claim(Broker(), "default", "w", 5, "default").runs == []

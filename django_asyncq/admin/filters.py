@@ -21,6 +21,7 @@ from ..aliases import is_redis_used
 from ..broker import Broker
 from ..exceptions import BrokerUnavailable
 from ..models import FailureReason, Gate, TaskRecord, TaskState
+from ..prefixes import one_alias_per_prefix
 from ..storage import database_clock
 from ..storage.routing import rows_of
 from .code import known_names, known_task
@@ -108,7 +109,7 @@ class QueueFilter(ValueFilter):
         if not is_redis_used():
             return declared
         try:
-            return declared | Broker("producer").queues()
+            return declared.union(*(Broker("producer", alias).queues() for alias in one_alias_per_prefix()))
         except BrokerUnavailable:
             return declared
 

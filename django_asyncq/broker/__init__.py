@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
 
 from .. import conf, failpoints
 from . import clients, commands, handoff, redis_clock, redis_py, replies, scripts
+from .access import Access
 from .clients import broker_errors
 from .configuration import misconfigured
 from .entries import (
@@ -39,9 +41,7 @@ from .keys import (
     due_channel,
     handoff_key,
     is_name,
-    keys_of,
     names_channel,
-    prefix,
     queues_key,
     reachability_key,
 )
@@ -68,25 +68,16 @@ REGISTERED_SECONDS = 60
 KNOWN_SECONDS = 5.0
 
 _registered: dict[tuple[str, str], float] = {}
-# Key prefix → when the names were read, and the names.
+# Prefix → when the names were read, and the names.
 _known: dict[str, tuple[float, set[str]]] = {}
 _registered_lock = threading.Lock()
 
 
-class Broker:
-    """Access the queues with the client of one role; roles differ in their timeouts.
+class Broker(Access):
+    """Work with the queues of one alias in TASKS.
 
-    Holds no connection, so it survives a fork. Every method raises BrokerUnavailable when Redis is unreachable or
-    refuses the command.
+    Every method raises BrokerUnavailable when Redis is unreachable or refuses the command.
     """
-
-    def __init__(self, role: clients.Role = "worker") -> None:
-        self.role = role
-
-    @property
-    def client(self) -> clients.Client:
-        """The redis client of this role."""
-        return clients.client(self.role)
 
     @property
     def reaches_all(self) -> bool:
@@ -102,18 +93,18 @@ class Broker:
 
     def register_queue(self, queue: str) -> bool:
         """Add the queue to the set of all queues, for tools and workers, once a minute; return whether it was new."""
-        key = (prefix(), queue)
+        key = (self.prefix, queue)
         now = time.monotonic()
         with _registered_lock:
             if now < _registered.get(key, 0.0):
                 return False
-        is_new = bool(commands.send(self.client, "sadd", queues_key(), queue))
+        is_new = bool(commands.send(self.client, "sadd", queues_key(self.alias), queue))
         if is_new:
             with broker_errors(self.client):
-                self.client.publish(names_channel(), queue)
+                self.client.publish(names_channel(self.alias), queue)
         with _registered_lock:
             _registered[key] = now + REGISTERED_SECONDS
-            _known.pop(prefix(), None)
+            _known.pop(self.prefix, None)
         return is_new
 
     @staticmethod
@@ -124,11 +115,15 @@ class Broker:
             _known.clear()
 
     def queues(self) -> set[str]:
-        """Return the names of all queues; skip a name that no queue of ours can have."""
-        found = {name for name in replies.texts(commands.send(self.client, "smembers", queues_key())) if is_name(name)}
+        """Return the names of all queues of the alias; skip a name that no queue of ours can have."""
+        found = {
+            name
+            for name in replies.texts(commands.send(self.client, "smembers", queues_key(self.alias)))
+            if is_name(name)
+        }
         with _registered_lock:
             # Redis has lost them, or another program has: they are registered again at their next use.
-            for key in [key for key in _registered if key[0] == prefix() and key[1] not in found]:
+            for key in [key for key in _registered if key[0] == self.prefix and key[1] not in found]:
                 del _registered[key]
         return found
 
@@ -138,11 +133,11 @@ class Broker:
         Leases last for several beats, so the lease of the first task of a new queue is renewed in time.
         """
         now = time.monotonic()
-        read_at, names = _known.get(prefix(), (-math.inf, set()))
+        read_at, names = _known.get(self.prefix, (-math.inf, set()))
         if now - read_at >= min(KNOWN_SECONDS, conf.current().beat_seconds):
             names = self.queues()
             with _registered_lock:
-                _known[prefix()] = (now, names)
+                _known[self.prefix] = (now, names)
         return sorted(names)
 
     def alive_since(self) -> int | None:
@@ -195,7 +190,7 @@ class Broker:
         again: also move an id that waits in retry, archived, completed or scheduled.
         Returns, for each: "queued", "exists", "duplicate" (another id holds its lock), or "no_slot" (acquire one).
         """
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         gates = {entry.gate: 0 for entry in entries if entry.gate is not None}
         places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed, keys.due]
         head: list[Any] = [keys.task_prefix, keys.wake, "again" if again else ""]
@@ -209,7 +204,7 @@ class Broker:
 
     def schedule(self, queue: str, entries: Sequence[Entry]) -> list[str]:
         """Schedule new tasks for their `due_at`. Returns, for each: "scheduled", "exists" or "duplicate"."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         items = [[*arguments_of(entry), *due_of(entry.due_at)] for entry in entries]
         return self._words("schedule", [keys.scheduled, keys.due], [keys.task_prefix, due_channel()], items)
 
@@ -218,14 +213,14 @@ class Broker:
 
         Returns, for each: "parked", or "exists" (it is pending, active, completed or in a group).
         """
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         items = [[*arguments_of(entry), due_of(entry.due_at)[0]] for entry in entries]
         places = [keys.retry, keys.scheduled, keys.archived, keys.due]
         return self._words("park", places, [keys.task_prefix, due_channel()], items)
 
     def add_to_group(self, queue: str, group: str, entries: Sequence[Entry]) -> list[str]:
         """Add new tasks to a group. Returns, for each: "grouped", "exists" or "duplicate"."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         items = [arguments_of(entry) for entry in entries]
         return self._words("add_to_group", [keys.group(group), keys.groups], [keys.task_prefix, group], items)
 
@@ -237,19 +232,19 @@ class Broker:
         Order: priorities above 0, the highest first; then pending, the oldest first; then priorities below 0.
         """
         count = max(0, min(count, IDS_PER_CALL))
-        call = handoff.dequeue_call(queue, worker_id, count, lease_seconds, with_handoff=self.uses_handoff)
+        call = handoff.dequeue_call(self.keys(queue), worker_id, count, lease_seconds, with_handoff=self.uses_handoff)
         return handoff.read_dequeued(scripts.run("dequeue", self.client, *call), count)
 
     def has_pending(self, queue: str) -> bool:
         """Return whether a task waits in a queue that is not paused."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         with broker_errors(self.client):
             waits = self.client.exists(keys.pending) or self.client.exists(keys.priority)
             return bool(waits) and not self.client.exists(keys.paused)
 
     def held(self, queue: str, worker_id: str) -> list[Lease]:
         """Return the leases of tasks that the worker has dequeued and not acknowledged, and that no other holds now."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         flat = scripts.run("held", self.client, [keys.held(worker_id)], [keys.task_prefix, id_bytes(worker_id)])
         return replies.leases(flat)
 
@@ -257,7 +252,7 @@ class Broker:
         """Requeue what `BLMOVE` moved for a worker and no script dequeued; return how many tasks, hardly ever any."""
         if not self.uses_handoff:
             return 0
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         return int(scripts.run("requeue_moved", self.client, [keys.pending, keys.handed(worker_id)]))
 
     def handoff_ready(self, queue: str, worker_id: str, *, ready: bool) -> None:
@@ -266,15 +261,15 @@ class Broker:
         queue: "" when it has read none. Only with handoff.
         """
         arguments = [queue, "1" if ready else "", HANDOFF_SECONDS]
-        scripts.run("handoff_ready", self.client, [handoff_key(worker_id)], arguments)
+        scripts.run("handoff_ready", self.client, [handoff_key(worker_id, self.alias)], arguments)
 
     def stop_handoff(self, worker_id: str) -> bool:
         """Hand no more tasks to a worker; return whether it was still ready, so nothing was handed to it."""
         if not self.uses_handoff:
             return False
-        was_ready = commands.send(self.client, "hdel", handoff_key(worker_id), "")
+        was_ready = commands.send(self.client, "hdel", handoff_key(worker_id, self.alias), "")
         with broker_errors(self.client):
-            self.client.delete(handoff_key(worker_id))
+            self.client.delete(handoff_key(worker_id, self.alias))
         return bool(was_ready)
 
     def extend(
@@ -284,8 +279,10 @@ class Broker:
 
         begun: ids of the tasks they run. The lease of a handed task that is neither read nor begun is not renewed.
         """
-        keys = keys_of(queue)
-        of_worker = [keys.held, handoff_key] if self.uses_handoff else [keys.held]
+        keys = self.keys(queue)
+        of_worker: list[Callable[[str], str]] = [keys.held]
+        if self.uses_handoff:
+            of_worker.append(partial(handoff_key, alias=self.alias))
         places = [keys.lease, *(key(worker_id) for worker_id in worker_ids for key in of_worker)]
         arguments = [keys.task_prefix, lease_seconds, len(of_worker), *map(id_bytes, begun)]
         found = scripts.run("extend", self.client, places, arguments)
@@ -296,7 +293,7 @@ class Broker:
 
         Returns, for each: "reasserted", "exists" (an entry with this fence), or "stale" (an entry with another fence).
         """
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         places = [keys.active, keys.lease, keys.held(worker_id)]
         rows = [[id_bytes(entry.id), entry.message, entry.fence, entry.priority] for entry in entries]
         return self._words("reassert", places, [keys.task_prefix, lease_seconds, worker_id], rows)
@@ -305,7 +302,7 @@ class Broker:
 
     def done(self, queue: str, worker_id: str, leases: Sequence[Lease]) -> list[str]:
         """Remove finished tasks and count them. Returns, for each: "done", "stale" or "missing"."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         places = [*_active(keys, worker_id), keys.processed_on(_today()), keys.processed]
         rows = [lease_arguments(lease) for lease in leases]
         return self._words("done", places, [keys.task_prefix, *_counting()], rows)
@@ -318,7 +315,7 @@ class Broker:
         counted: whether to count a failure in the counters of the day and of the queue.
         Returns, for each: "retried", "stale" or "missing".
         """
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         places = [*_active(keys, worker_id), keys.retry, *_counters(keys)]
         head = [keys.task_prefix, *_counting(), int(counted), due_channel()]
         rows = [[*lease_arguments(lease), message, due_of(due_at)[0]] for lease, message, due_at in items]
@@ -329,7 +326,7 @@ class Broker:
 
         Returns, for each: "archived", "stale" or "missing".
         """
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         places = [*_active(keys, worker_id), keys.archived, *_counters(keys)]
         head = [keys.task_prefix, *_counting(), ARCHIVE_SECONDS, ARCHIVE_SIZE]
         rows = [[*lease_arguments(lease), message] for lease, message in items]
@@ -350,7 +347,7 @@ class Broker:
         suspects: ids of those that must run alone; they wait behind earlier ones, where `dequeue` does not look.
         Returns, for each: "requeued", "stale" or "missing".
         """
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         places = [*_active(keys, worker_id), keys.pending, keys.priority, keys.suspects]
         head = [keys.task_prefix, keys.wake, int(raise_fence)]
         # The script puts each task before the one it got earlier.
@@ -362,7 +359,7 @@ class Broker:
 
         Returns, for each: the seconds since it was first postponed, or -1 when it is stale or missing.
         """
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         places = [*_active(keys, worker_id), keys.scheduled, keys.due]
         found: list[int] = []
         for part in _chunks([lease_arguments(lease) for lease in leases], IDS_PER_CALL):
@@ -374,7 +371,7 @@ class Broker:
 
     def forward(self, queue: str, source: Literal["scheduled", "retry"], limit: int = 100) -> Forwarded:
         """Move due tasks to pending, priority or their group; return, but do not move, our own tasks in retry."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         is_retry = source == "retry"
         places = [keys.retry if is_retry else keys.scheduled, keys.pending, keys.priority, keys.groups, keys.due]
         arguments = [keys.task_prefix, keys.group_prefix, keys.wake, min(limit, IDS_PER_CALL), int(is_retry)]
@@ -384,14 +381,14 @@ class Broker:
 
     def expired(self, queue: str, limit: int = 100) -> list[Expired]:
         """Return our tasks whose lease has expired, the longest expired first."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         arguments = [keys.task_prefix, limit, LEASES_LOOKED_AT, conf.current().lease_seconds]
         found = scripts.run("expired", self.client, [keys.lease, keys.active], arguments)
         return replies.expired(found)
 
     def remove(self, queue: str, ids: Sequence[str]) -> int:
         """Remove tasks from wherever they are, with their locks; return how many existed."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed]
         places += [keys.active, keys.lease, keys.groups, keys.due, keys.suspects]
         head = [keys.task_prefix, keys.held_prefix, keys.group_prefix]
@@ -400,7 +397,7 @@ class Broker:
 
     def prune_completed(self, queue: str, limit: int = 100) -> int:
         """Delete tasks of Go workers whose retention has expired, at most `limit` and 200; return how many."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         limit = max(0, min(limit, IDS_PER_CALL))
         return int(scripts.run("prune_completed", self.client, [keys.completed], [keys.task_prefix, limit]))
 

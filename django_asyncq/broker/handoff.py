@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..exceptions import BrokerUnavailable
 from . import clients, redis_py, replies, scripts
 from .entries import Dequeued
-from .keys import handoff_key, keys_of
+from .keys import QueueKeys, handoff_key
 from .redis_internals import socket_of
 
 if TYPE_CHECKING:
@@ -72,19 +72,18 @@ class DequeueCall(NamedTuple):
     arguments: list[Any]
 
 
-def dequeue_call(queue: str, worker_id: str, count: int, lease_seconds: int, *, with_handoff: bool) -> DequeueCall:
+def dequeue_call(keys: QueueKeys, worker_id: str, count: int, lease_seconds: int, *, with_handoff: bool) -> DequeueCall:
     """Return the call of a worker that asks for tasks. with_handoff: name the hash that says whether it is ready."""
-    keys = keys_of(queue)
     names = [keys.pending, keys.priority, keys.active, keys.lease, keys.paused, keys.held(worker_id)]
     if with_handoff:
-        names.append(handoff_key(worker_id))
+        names.append(handoff_key(worker_id, keys.alias))
     return DequeueCall(names, [keys.task_prefix, count, lease_seconds, worker_id, ""])
 
 
-def handed_call(queue: str, worker_id: str, lease_seconds: int) -> DequeueCall:
+def handed_call(keys: QueueKeys, worker_id: str, lease_seconds: int) -> DequeueCall:
     """Return the call behind `BLMOVE`, which dequeues one task for a worker that is ready."""
-    names, arguments = dequeue_call(queue, worker_id, 1, lease_seconds, with_handoff=True)
-    return DequeueCall([*names, keys_of(queue).handed(worker_id)], [*arguments[:-1], queue])
+    names, arguments = dequeue_call(keys, worker_id, 1, lease_seconds, with_handoff=True)
+    return DequeueCall([*names, keys.handed(worker_id)], [*arguments[:-1], keys.queue])
 
 
 def read_dequeued(reply: Sequence[Any], count: int) -> Dequeued:
@@ -273,11 +272,11 @@ class Handoff:
     def _start(self, queue: str) -> Wait:
         """Send the commands of a wait."""
         connection = self._connect(queue)
-        keys = keys_of(queue)
+        keys = self.broker.keys(queue)
         since = time.monotonic()
         if self.is_on:
             move = ("BLMOVE", keys.pending, keys.handed(self.worker_id), "RIGHT", "LEFT", self.block_seconds)
-            call = handed_call(queue, self.worker_id, self.lease_seconds)
+            call = handed_call(keys, self.worker_id, self.lease_seconds)
             connection.send([move, connection.command_of(call)])
         else:
             connection.send([("BLMOVE", keys.pending, keys.pending, "RIGHT", "RIGHT", self.block_seconds)])
@@ -290,7 +289,7 @@ class Handoff:
             if socket_of(connection.connection) is not None:
                 return connection
             self.stop_waiting(queue)
-        connection = QueueConnection(clients.pool_for(client, keys_of(queue).pending))
+        connection = QueueConnection(clients.pool_for(client, self.broker.keys(queue).pending))
         self._connections[queue] = connection
         return connection
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from . import clients, commands, replies, scripts
+from . import commands, replies, scripts
+from .access import Access
 from .clients import broker_errors
 from .entries import id_bytes
-from .keys import is_name, keys_of, prefix
+from .keys import is_name
 
 IDS_PER_PAGE = 500
 IDS_PER_CALL = 200
@@ -65,22 +66,14 @@ class Misplaced(NamedTuple):
     orphans: list[str]
 
 
-class Inspection:
+class Inspection(Access):
     """Inspect and repair one queue at a time. Every method raises BrokerUnavailable when Redis is unreachable."""
-
-    def __init__(self, role: clients.Role = "worker") -> None:
-        self.role = role
-
-    @property
-    def client(self) -> clients.Client:
-        """The redis client of this role."""
-        return clients.client(self.role)
 
     # --- reading
 
     def pages(self, queue: str) -> Iterator[Page]:
         """Yield the unfinished tasks of a queue. One that moves meanwhile may come twice, or not at all."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         for place, kind in PLACES.items():
             key, start = getattr(keys, place), 0
             while True:
@@ -94,7 +87,7 @@ class Inspection:
 
     def entry_states(self, queue: str, ids: Sequence[str]) -> list[EntryState]:
         """Return the states of tasks, in the order given."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         found: list[EntryState] = []
         for part in _parts(ids, IDS_PER_CALL):
             reply = scripts.run("entry_states", self.client, [keys.pending], [keys.task_prefix, *map(id_bytes, part)])
@@ -103,8 +96,8 @@ class Inspection:
         return found
 
     def hashes(self) -> Iterator[Hashes]:
-        """Yield the hashes of tasks and of workers' held tasks, of all queues."""
-        start = f"{prefix()}:{{"
+        """Yield the hashes of tasks and of workers' held tasks, of all queues of the alias."""
+        start = f"{self.prefix}:{{"
         with broker_errors(self.client):
             # A cluster client scans every node.
             names = self.client.scan_iter(match=f"{start}*}}:*", count=KEYS_PER_SCAN)
@@ -128,7 +121,7 @@ class Inspection:
 
     def misplaced(self, queue: str, ids: Sequence[str]) -> Misplaced:
         """Return the hashes that may be in no list, and our active tasks without a lease."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         places = [keys.pending, keys.priority, keys.lease, keys.scheduled, keys.retry, keys.archived, keys.completed]
         places.append(keys.suspects)
         found = Misplaced([], [])
@@ -140,7 +133,7 @@ class Inspection:
 
     def sizes(self, queue: str) -> dict[str, int]:
         """Return how many tasks are in each of asynq's states; pending includes those with a priority, and suspects."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
 
         def size(command: str, place: str) -> int:
             return replies.count(commands.send(self.client, command, getattr(keys, place)))
@@ -155,13 +148,13 @@ class Inspection:
 
     def remove_dangling(self, queue: str, place: str, ids: Sequence[str]) -> int:
         """Remove ids without a message from a list or zset. place: a name in PLACES."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         head = [keys.task_prefix, PLACES[place]]
         return self._count("remove_dangling", [getattr(keys, place), keys.due], head, ids, SEARCHED_PER_CALL)
 
     def grant_leases(self, queue: str, ids: Sequence[str], lease_seconds: int) -> int:
         """Give a lease to tasks that our workers run and that have none."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         head = [keys.task_prefix, keys.held_prefix, lease_seconds]
         return self._count("grant_lease", [keys.active, keys.lease], head, ids, SEARCHED_PER_CALL)
 
@@ -170,7 +163,7 @@ class Inspection:
 
         ids: of tasks that have a row; a deleted one is pushed again from its row.
         """
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         places = [keys.pending, keys.active, keys.priority, keys.lease]
         places += [keys.scheduled, keys.retry, keys.archived, keys.completed, keys.suspects, keys.due]
         head = [keys.task_prefix, keys.wake, keys.group_prefix]
@@ -178,13 +171,13 @@ class Inspection:
 
     def prune_held(self, queue: str, worker_id: str) -> int:
         """Remove from a worker's held tasks those that it no longer holds."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         arguments = [keys.task_prefix, id_bytes(worker_id)]
         return int(scripts.run("prune_held", self.client, [keys.held(worker_id)], arguments))
 
     def remove_waiting(self, queue: str, tasks: Sequence[EntryState]) -> int:
         """Remove waiting tasks whose row is final, unless they were pushed or dequeued since they were seen."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.suspects, keys.due]
         removed = 0
         for start in range(0, len(tasks), SEARCHED_PER_CALL):

@@ -1,6 +1,7 @@
 """Every Redis key of a queue, in one module. Source: `asynq-wire.md` section 2; keys that asynq lacks are marked "Own".
 
-No other module builds a key, except those of gates and of the coordinator's locks, which belong to no queue.
+No other module builds a key, except those of gates and of the coordinator's locks, which belong to no queue. What an
+alias in TASKS has of its own begins with the prefix of that alias; what all aliases share begins with KEY_PREFIX.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 from .. import conf
+from ..prefixes import DEFAULT_ALIAS, prefix_of
 
 # What each key of a queue is, by the name of its field or method. One of another type is set aside (`lua/prelude.lua`);
 # its tasks then come back from their rows, as after an eviction. Locks of unique tasks have a name of their own.
@@ -69,7 +71,7 @@ WORDS = {
 
 
 def prefix() -> str:
-    """Return the first part of every key."""
+    """Return the first part of the keys that all aliases share."""
     return conf.current().key_prefix
 
 
@@ -78,9 +80,9 @@ def is_name(text: str) -> bool:
     return 0 < len(text) <= LONGEST_NAME and "\x00" not in text and text.isprintable()
 
 
-def queues_key() -> str:
-    """Return the set of all queue names."""
-    return f"{prefix()}:queues"
+def queues_key(alias: str = DEFAULT_ALIAS) -> str:
+    """Return the set of all queue names of an alias."""
+    return f"{prefix_of(alias)}:queues"
 
 
 def alive_key() -> str:
@@ -108,9 +110,9 @@ def supervisors_key() -> str:
     return f"{{{owner_key()}}}:supervisors"
 
 
-def handoff_key(worker_id: str) -> str:
+def handoff_key(worker_id: str, alias: str = DEFAULT_ALIAS) -> str:
     """Own: the hash of a worker's handoff: "" while it is ready for a task; queue → id of one it has not read."""
-    return f"{prefix()}:handoff:{worker_id}"
+    return f"{prefix_of(alias)}:handoff:{worker_id}"
 
 
 def waiting_gates_key() -> str:
@@ -118,9 +120,9 @@ def waiting_gates_key() -> str:
     return f"{prefix()}:waiting-gates"
 
 
-def names_channel() -> str:
-    """Own: the channel that announces a queue registered for the first time."""
-    return f"{prefix()}:names"
+def names_channel(alias: str = DEFAULT_ALIAS) -> str:
+    """Own: the channel that announces a queue of an alias registered for the first time."""
+    return f"{prefix_of(alias)}:names"
 
 
 def due_channel() -> str:
@@ -138,35 +140,35 @@ def odd_channel() -> str:
     return f"{prefix()}:odd"
 
 
-def schedulers_key() -> str:
+def schedulers_key(alias: str = DEFAULT_ALIAS) -> str:
     """Return the zset of the entry lists of all schedulers."""
-    return f"{prefix()}:schedulers"
+    return f"{prefix_of(alias)}:schedulers"
 
 
-def scheduler_key(scheduler_id: str) -> str:
+def scheduler_key(scheduler_id: str, alias: str = DEFAULT_ALIAS) -> str:
     """Return the list of one scheduler's entries. scheduler_id: `<host>:<pid>:<UUID>`."""
-    return f"{prefix()}:schedulers:{{{scheduler_id}}}"
+    return f"{prefix_of(alias)}:schedulers:{{{scheduler_id}}}"
 
 
-def scheduler_history_key(entry_id: str) -> str:
+def scheduler_history_key(entry_id: str, alias: str = DEFAULT_ALIAS) -> str:
     """Return the zset of an entry's enqueue events."""
-    return f"{prefix()}:scheduler_history:{entry_id}"
+    return f"{prefix_of(alias)}:scheduler_history:{entry_id}"
 
 
-def keys_of(queue: str) -> QueueKeys:
+def keys_of(queue: str, alias: str = DEFAULT_ALIAS) -> QueueKeys:
     """Return the keys of a queue, cached."""
-    return _keys_of(prefix(), queue)
+    return _keys_of(prefix_of(alias), queue, alias)
 
 
 @lru_cache(maxsize=256)
-def _keys_of(prefix: str, queue: str) -> QueueKeys:
+def _keys_of(prefix: str, queue: str, alias: str) -> QueueKeys:
     # `prefix` is part of the cache key only: QueueKeys reads it itself.
-    return QueueKeys(queue)
+    return QueueKeys(queue, alias)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueKeys:
-    """Hold the keys of one queue; the braces put them all into one cluster slot.
+    """Hold the keys of one queue of an alias; the braces put them all into one cluster slot.
 
     Own: due (zset of the tasks in `scheduled` whose due time is not a whole second; score = Unix milliseconds),
     priority (zset of waiting tasks with a priority other than 0; score = -priority, member = id), wake (channel that
@@ -176,6 +178,7 @@ class QueueKeys:
     """
 
     queue: str
+    alias: str = DEFAULT_ALIAS
     base: str = field(init=False)
     pending: str = field(init=False)
     active: str = field(init=False)
@@ -198,7 +201,7 @@ class QueueKeys:
     suspects: str = field(init=False)
 
     def __post_init__(self) -> None:
-        base = f"{prefix()}:{{{self.queue}}}:"
+        base = f"{prefix_of(self.alias)}:{{{self.queue}}}:"
         for each in fields(self):
             if not each.init:
                 object.__setattr__(self, each.name, base + WORDS.get(each.name, each.name))

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from ..exceptions import BrokerUnavailable
 from ..guard import get_logger
+from ..prefixes import DEFAULT_ALIAS
 from ..threads import LongLivedThread
 from . import clients, replies
 from .keys import due_channel, free_slot_channel, keys_of, names_channel, odd_channel
@@ -122,15 +123,20 @@ class Listener:
 
 
 class QueueListener(Listener):
-    """Listen for a worker: to the pushes by priority to its queues, and to new queue names."""
+    """Listen for a worker: to the pushes by priority to its queues, and to new queue names of their alias."""
 
     def __init__(
-        self, queues: Iterable[str], event: Settable | None = None, *, on_death: Callable[[str], object] | None = None
+        self,
+        queues: Iterable[str],
+        event: Settable | None = None,
+        *,
+        alias: str = DEFAULT_ALIAS,
+        on_death: Callable[[str], object] | None = None,
     ) -> None:
         self.queues = sorted(queues)
-        self._names_channel = names_channel()
+        self._names_channel = names_channel(alias)
         self._has_new_names = False
-        channels = [self._names_channel, *(keys_of(name).wake for name in self.queues)]
+        channels = [self._names_channel, *(keys_of(name, alias).wake for name in self.queues)]
         super().__init__(channels, event, on_death=on_death)
 
     def take_new_names(self) -> bool:

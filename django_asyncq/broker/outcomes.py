@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from . import clients, replies, scripts
+from . import replies, scripts
+from .access import Access
 from .entries import Lease, id_bytes
-from .keys import keys_of
 
 # An outcome may have a megabyte. Reading them is not limited like this: hardly any task has one.
 WRITTEN_PER_CALL = 20
@@ -21,23 +21,15 @@ class SpilledOutcome(NamedTuple):
     waited_fence: int
 
 
-class SpilledOutcomes:
+class SpilledOutcomes(Access):
     """Read and write spilled outcomes. Every method raises BrokerUnavailable when Redis is unreachable."""
-
-    def __init__(self, role: clients.Role = "worker") -> None:
-        self.role = role
-
-    @property
-    def client(self) -> clients.Client:
-        """The redis client of this role."""
-        return clients.client(self.role)
 
     def write(self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes]]) -> list[str]:
         """Store the outcomes of runs with their tasks, for another process to record, and expire their leases.
 
         items: (lease, outcome). Returns, for each: "spilled", "stale" or "missing".
         """
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         words: list[str] = []
         for start in range(0, len(items), WRITTEN_PER_CALL):
             arguments: list[Any] = [keys.task_prefix]
@@ -49,7 +41,7 @@ class SpilledOutcomes:
 
     def read(self, queue: str, ids: Sequence[str], *, largest_bytes: int) -> dict[str, SpilledOutcome]:
         """Return the outcomes that are stored with these tasks, by id; skip those above `largest_bytes`."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         found: dict[str, SpilledOutcome] = {}
         for start in range(0, len(ids), IDS_PER_CALL):
             arguments = [keys.task_prefix, largest_bytes, *map(id_bytes, ids[start : start + IDS_PER_CALL])]
@@ -60,7 +52,7 @@ class SpilledOutcomes:
 
     def mark_waited(self, queue: str, fences: dict[str, int]) -> None:
         """Note that tasks have waited for a process that can verify their outcome. fences: of the outcomes, by id."""
-        keys = keys_of(queue)
+        keys = self.keys(queue)
         arguments: list[Any] = [keys.task_prefix]
         for id, fence in fences.items():
             arguments += [id_bytes(id), fence]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from .. import conf
 from . import Broker, clients, commands, scripts
 from .clients import broker_errors
-from .keys import QueueKeys, due_channel, names_channel, odd_channel
+from .keys import due_channel, names_channel, odd_channel
 
 # Long enough for any server to accept; 0 would wait forever.
 BLOCK_SECONDS = 0.01
@@ -16,12 +16,14 @@ BLOCK_SECONDS = 0.01
 NAME = "check-rights"
 
 
-def check_rights() -> None:
+def check_rights(alias: str) -> None:
     """Call what every worker needs, once: a plain command, a script, locks, gates, the blocking move and the channels.
 
+    alias: whose tasks the worker runs.
     Raises: BrokerPermissionDenied when Redis refuses one of them to its user; BrokerUnavailable.
     """
-    broker, keys, settings = Broker("worker"), QueueKeys(NAME), conf.current()
+    broker, settings = Broker("worker", alias), conf.current()
+    keys = broker.keys(NAME)
     broker.queues()
     broker.alive_since()
     broker.has_pending(NAME)
@@ -34,7 +36,7 @@ def check_rights() -> None:
         blocking.blmove(keys.pending, keys.pending, BLOCK_SECONDS, "RIGHT", "RIGHT")
         subscription = blocking.pubsub()
         try:
-            subscription.subscribe(due_channel(), names_channel(), odd_channel(), keys.wake)
+            subscription.subscribe(due_channel(), names_channel(alias), odd_channel(), keys.wake)
             subscription.get_message(timeout=clients.TIMEOUTS["blocking"][0])
         finally:
             subscription.close()

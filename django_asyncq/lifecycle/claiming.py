@@ -57,7 +57,7 @@ def claim_suspect(broker: Broker, queue: str, worker_id: str, backend: str) -> C
 
     It returns what the worker holds already, if an earlier reply was lost. Otherwise it does what `claim` does.
     """
-    lease = dequeue_suspect(broker.client, queue, worker_id, conf.current().lease_seconds)
+    lease = dequeue_suspect(broker, queue, worker_id, conf.current().lease_seconds)
     leases = [] if lease is None else [lease]
     return receive(broker, queue, worker_id, Dequeued(leases, paused=False, is_drained=not leases), backend)
 
@@ -93,6 +93,8 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
             without_row.append(lease)
         elif record.is_final:
             final.append(lease)
+        elif not broker.holds(record.backend):
+            outdated.append(record)
         elif record.backend != backend:
             foreign.append(lease)
         elif record.state == TaskState.RUNNING and record.fence > lease.fence:
@@ -111,15 +113,23 @@ def classify(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]
     if foreign:
         broker.postpone(queue, worker_id, foreign, POSTPONE_SECONDS)
     if outdated:
-        # The row would refuse the outcome of a run with this fence: queue the task again with a higher one.
-        broker.remove(queue, [str(record.id) for record in outdated])
-        dispatch(outdated, again=True)
+        _dispatch_again(broker, queue, outdated)
     if retrying:
         # asynq's own forwarder moved a task whose row must first be retried, which acquires a gate slot.
         broker.retry(queue, worker_id, retrying, counted=False)
     if open_runs:
         runs += _close_open_runs(broker, worker_id, open_runs)
     return _set_suspects_aside(broker, queue, worker_id, runs)
+
+
+def _dispatch_again(broker: Broker, queue: str, records: Sequence[TaskRecord]) -> None:
+    """Replace entries of which no run can come.
+
+    The row would refuse the outcome of a run with their fence, so they get a higher one; or the settings have changed
+    the prefix of their alias, so they are pushed there.
+    """
+    broker.remove(queue, [str(record.id) for record in records])
+    dispatch([record for record in records if record.state == TaskState.QUEUED], again=True)
 
 
 def _settle_without_row(broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease]) -> None:
@@ -132,8 +142,8 @@ def _settle_without_row(broker: Broker, queue: str, worker_id: str, leases: Sequ
     if orphans := [lease for lease in leases if lease.id not in unusable]:
         ids = [lease.id for lease in orphans]
         text = "queue %s: no row for %s; archived in Redis"
-        logger.error(text, queue, ", ".join(ids), extra=log_extra_of_ids(ids, queue=queue))
-        without_row.archive_claimed(broker.client, queue, worker_id, orphans)
+        logger.error(text, broker.name_of(queue), ", ".join(ids), extra=log_extra_of_ids(ids, queue=queue))
+        without_row.archive_claimed(broker, queue, worker_id, orphans)
 
 
 def _set_suspects_aside(broker: Broker, queue: str, worker_id: str, runs: list[Run]) -> list[Run]:

@@ -42,9 +42,8 @@ class Removal(CommitHook):
         # A task that is pushed after its removal would stay in Redis.
         push_batcher.flush_pushes()
         gates.release_deleted(records)
-        broker = Broker("producer")
         try:
-            for queue, group in by_queue(records):
+            for broker, queue, group in by_queue(Broker("producer", records[0].backend), records):
                 broker.remove(queue, [str(record.id) for record in group])
         except BrokerUnavailable as error:
             count = len(records)
@@ -100,15 +99,15 @@ def prune(broker: Broker, ids: Sequence[UUID], expired: Q | Combinable, *, fence
     skip_locked = connections[database].features.has_select_for_update_skip_locked
     with fenced(), transaction_of(TaskRecord, savepoint=False):
         locked = rows.order_by("id").select_for_update(skip_locked=skip_locked)
-        found = list(locked.values_list("id", "queue_name", "state"))
-        delete_rows(rows_of(TaskRecord).filter(id__in=[id for id, _, _ in found]), database)
+        found = list(locked.values_list("id", "backend", "queue_name", "state"))
+        delete_rows(rows_of(TaskRecord).filter(id__in=[id for id, *_ in found]), database)
     failpoints.reach("prune.rows_deleted")
-    failed: dict[str, list[str]] = {}
-    for id, queue, state in found:
+    failed: dict[tuple[str, str], list[str]] = {}
+    for id, alias, queue, state in found:
         if state == TaskState.FAILED:
-            failed.setdefault(queue, []).append(str(id))
-    for queue, deleted in failed.items():
-        broker.remove(queue, deleted)
+            failed.setdefault((alias, queue), []).append(str(id))
+    for (alias, queue), deleted in failed.items():
+        broker.of_alias(alias).remove(queue, deleted)
     return len(found)
 
 

@@ -47,7 +47,7 @@ def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
     if not records or is_paused():
         return 0
     try:
-        return push(Broker("producer"), records, again=again)
+        return push(Broker("producer", records[0].backend), records, again=again)
     except (BrokerUnavailable, GateUnavailable) as error:
         note_failed_push(error, records)
         return 0
@@ -93,15 +93,15 @@ def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) 
     if confirmed:
         records = _confirmed(records)
     pushed = 0
-    for queue, group in by_queue(records):
-        if broker.register_queue(queue):
+    for of_alias, queue, group in by_queue(broker, records):
+        if of_alias.register_queue(queue):
             # Redis did not know it: it may have lost its memory, and be another database's now.
             prefix_check.forget()
         due, delayed = _by_time(group)
         if due:
-            pushed += _make_pending(broker, queue, due, again=again, confirmed=confirmed)
+            pushed += _make_pending(of_alias, queue, due, again=again, confirmed=confirmed)
         if delayed := delayed if confirmed else _confirmed(delayed):
-            words = broker.schedule(queue, [_entry(record, again=again) for record in delayed])
+            words = of_alias.schedule(queue, [_entry(record, again=again) for record in delayed])
             pushed += words.count("scheduled")
         failpoints.reach("dispatch.queue_pushed")
     return pushed
@@ -148,12 +148,13 @@ def _entry(record: TaskRecord, *, again: bool, confirmed: bool = True) -> Entry:
     return entry_of(record, fence=later_fence(record) if again else 0, gate=of_gate)
 
 
-def by_queue(records: Sequence[TaskRecord]) -> Iterator[tuple[str, list[TaskRecord]]]:
-    """Group tasks by queue: one script call each."""
-    groups: dict[str, list[TaskRecord]] = {}
+def by_queue(broker: Broker, records: Sequence[TaskRecord]) -> Iterator[tuple[Broker, str, list[TaskRecord]]]:
+    """Group tasks by alias and queue: one script call each. broker: of any alias; yields that of the group's alias."""
+    groups: dict[tuple[str, str], list[TaskRecord]] = {}
     for record in records:
-        groups.setdefault(record.queue_name, []).append(record)
-    yield from groups.items()
+        groups.setdefault((record.backend, record.queue_name), []).append(record)
+    for (alias, queue), group in groups.items():
+        yield broker.of_alias(alias), queue, group
 
 
 def park(records: Sequence[TaskRecord], delay: timedelta) -> None:
@@ -174,7 +175,6 @@ def park(records: Sequence[TaskRecord], delay: timedelta) -> None:
     failpoints.reach("park.row_written")
     for record in records:
         record.state, record.reason, record.retry_at = TaskState.FAILED, FailureReason.GATE_FULL, retry_at
-    broker = Broker("producer")
-    for queue, group in by_queue(records):
+    for broker, queue, group in by_queue(Broker("producer", records[0].backend), records):
         broker.park(queue, [entry_of(record) for record in group])
     announce(records, TaskState.QUEUED, TaskState.FAILED)

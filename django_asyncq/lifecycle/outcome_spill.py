@@ -64,10 +64,10 @@ def spill_outcomes(broker: Broker, worker_id: str, runs: Sequence[Run]) -> int:
         logger.error(text, count, extra=extra)
         return 0
     spilled = 0
-    for queue, group in by_queue([run.record for run in runs]):
+    for of_alias, queue, group in by_queue(broker, [run.record for run in runs]):
         ids = {record.id for record in group}
         items = [(run.lease, signed(run)) for run in runs if run.record.id in ids]
-        spilled += SpilledOutcomes(broker.role).write(queue, worker_id, items).count("spilled")
+        spilled += SpilledOutcomes(of_alias.role, of_alias.alias).write(queue, worker_id, items).count("spilled")
         failpoints.reach("spill.queue_spilled")
     return spilled
 
@@ -103,7 +103,7 @@ def replay_outcomes(
     Raises: BrokerUnavailable, django.db.Error.
     """
     ids = [lease.id for lease in leases]
-    spilled = SpilledOutcomes(broker.role).read(queue, ids, largest_bytes=LARGEST_BYTES)
+    spilled = SpilledOutcomes(broker.role, broker.alias).read(queue, ids, largest_bytes=LARGEST_BYTES)
     read = [_read(lease, rows[lease.id], spilled[lease.id]) for lease in leases if lease.id in spilled.keys() & rows]
     found = [each for each in read if each is not None]
     runs = [run for each in found if each.is_genuine and (run := _record_outcome(each)) is not None]
@@ -155,7 +155,9 @@ def _wait_for_key(broker: Broker, queue: str, worker_id: str, waiting: Sequence[
     accepted = write_usable(writes, writing_database(TaskRecord)) if writes else set()
     failpoints.reach("wait_for_key.row_written")
     broker.postpone(queue, worker_id, [each.lease for each in waiting], delay_seconds)
-    SpilledOutcomes(broker.role).mark_waited(queue, {each.lease.id: each.outcome.fence for each in waiting})
+    SpilledOutcomes(broker.role, broker.alias).mark_waited(
+        queue, {each.lease.id: each.outcome.fence for each in waiting}
+    )
     announce([record for record in begun if record.id in accepted], TaskState.RUNNING, TaskState.QUEUED)
     for each in waiting:
         logger.warning(

@@ -32,19 +32,19 @@ def reassert(broker: Broker, worker_id: str, ids: Collection[str]) -> int:
     django.db.Error; a stale entry may then stay until the worker checks what it holds, or exits.
     """
     reasserted = 0
-    for queue, rows in by_queue(_run_by(worker_id, ids)):
-        entry_states = Inspection(broker.role).entry_states(queue, [str(row.id) for row in rows])
+    for of_alias, queue, rows in by_queue(broker, _run_by(worker_id, ids)):
+        entry_states = Inspection(of_alias.role, of_alias.alias).entry_states(queue, [str(row.id) for row in rows])
         lost = _run_by(worker_id, [task.id for task in entry_states if not task.state])
         if not lost:
             continue
-        broker.forget_registered()
-        broker.register_queue(queue)
+        of_alias.forget_registered()
+        of_alias.register_queue(queue)
         entries = [entry_of(row, fence=row.fence) for row in lost]
-        words = broker.reassert(queue, worker_id, entries, conf.current().lease_seconds)
+        words = of_alias.reassert(queue, worker_id, entries, conf.current().lease_seconds)
         given = [Lease(str(row.id), row.fence) for row, word in zip(lost, words, strict=True) if word == "reasserted"]
         kept = {(str(row.id), row.fence) for row in _run_by(worker_id, [lease.id for lease in given])}
         if finished := [lease for lease in given if (lease.id, lease.fence) not in kept]:
-            broker.done(queue, worker_id, finished)
+            of_alias.done(queue, worker_id, finished)
         reasserted += len(given) - len(finished)
     return reasserted
 

@@ -130,14 +130,16 @@ def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     """
     rows = load_rows([Lease(id, 0) for id in ids])
     missing = [id for id in ids if id not in rows]
-    stale = [id for id in ids if (is_set_aside(id) if id in missing else rows[id].is_final)]
-    if stale:
-        broker.remove(queue, stale)
-    if orphans := [id for id in missing if id not in stale]:
+    # Those of an alias whose prefix was changed wait under the new one.
+    live = [row for row in rows.values() if not row.is_final and broker.holds(row.backend)]
+    orphans = [id for id in missing if not is_set_aside(id)]
+    if stale := set(ids).difference(orphans, (str(row.id) for row in live)):
+        broker.remove(queue, sorted(stale))
+    if orphans:
         text = "queue %s: no row for %s; archived in Redis"
-        logger.error(text, queue, ", ".join(orphans), extra=log_extra_of_ids(orphans, queue=queue))
-        without_row.archive_retrying(broker.client, queue, orphans)
-    return _retry_rows(broker, rows.values()).retried
+        logger.error(text, broker.name_of(queue), ", ".join(orphans), extra=log_extra_of_ids(orphans, queue=queue))
+        without_row.archive_retrying(broker, queue, orphans)
+    return _retry_rows(broker, live).retried
 
 
 def retry_waiting(broker: Broker, ids: Sequence[str]) -> list[str]:
@@ -175,8 +177,8 @@ def _retry_rows(broker: Broker | None, rows: Iterable[TaskRecord], *, must_ask: 
         _postpone(retrying, attempted.vetoed, VETO_RETRY_SECONDS)
     if broker is None:
         return attempted
-    for queue, group in by_queue([*attempted.full, *attempted.vetoed]):
-        broker.park(queue, [entry_of(row) for row in group])
+    for of_alias, queue, group in by_queue(broker, [*attempted.full, *attempted.vetoed]):
+        of_alias.park(queue, [entry_of(row) for row in group])
     return attempted
 
 

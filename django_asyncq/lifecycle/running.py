@@ -261,19 +261,19 @@ def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Seque
     Raises: BrokerUnavailable; the call may be repeated.
     """
     runs_by_id = {run.record.id: run for run in runs}
-    for queue, group in by_queue([run.record for run in runs]):
+    for of_alias, queue, group in by_queue(broker, [run.record for run in runs]):
         of = [runs_by_id[record.id] for record in group]
         if done := [run.lease for run in of if run.record.state == TaskState.SUCCEEDED or run in lost]:
-            broker.done(queue, worker_id, done)
+            of_alias.done(queue, worker_id, done)
         of = [run for run in of if run not in lost]
         for counted in (True, False):
             again = [run for run in of if run.record.retry_at and run.counted is counted]
             if again:
-                broker.retry(queue, worker_id, [_retry_item(run) for run in again], counted=counted)
-        _requeue_or_postpone(broker, queue, worker_id, [run for run in of if run.record.state == TaskState.QUEUED])
+                of_alias.retry(queue, worker_id, [_retry_item(run) for run in again], counted=counted)
+        _requeue_or_postpone(of_alias, queue, worker_id, [run for run in of if run.record.state == TaskState.QUEUED])
         final = [run for run in of if run.record.state == TaskState.FAILED and run.record.retry_at is None]
         if final:
-            broker.archive(queue, worker_id, [(run.lease, message_of(run.record)) for run in final])
+            of_alias.archive(queue, worker_id, [(run.lease, message_of(run.record)) for run in final])
         failpoints.reach("acknowledge.queue_acknowledged")
 
 
@@ -310,10 +310,10 @@ def requeue(broker: Broker, worker_id: str, runs: Sequence[Run]) -> None:
     begun = [run for run in runs if run.begun]
     lost = record_runs([run for run in begun if run.written])
     failpoints.reach("requeue.row_written")
-    for queue, group in by_queue([run.record for run in runs if run not in lost]):
+    for of_alias, queue, group in by_queue(broker, [run.record for run in runs if run not in lost]):
         ids = {record.id for record in group}
         suspects = {str(record.id) for record in group if record.is_suspect}
-        broker.requeue(queue, worker_id, [run.lease for run in runs if run.record.id in ids], suspects=suspects)
+        of_alias.requeue(queue, worker_id, [run.lease for run in runs if run.record.id in ids], suspects=suspects)
     announce([run.record for run in begun if run.written and run not in lost], TaskState.RUNNING, TaskState.QUEUED)
 
 
@@ -323,10 +323,10 @@ def postpone(broker: Broker, worker_id: str, runs: Sequence[Run], delay_seconds:
     Returns: for each id, how many seconds ago the task was first postponed (-1: its lease was lost).
     """
     ages: dict[UUID, int] = {}
-    for queue, group in by_queue([run.record for run in runs]):
+    for of_alias, queue, group in by_queue(broker, [run.record for run in runs]):
         ids = [record.id for record in group]
         leases = [run.lease for run in runs if run.record.id in set(ids)]
-        found = broker.postpone(queue, worker_id, leases, delay_seconds)
+        found = of_alias.postpone(queue, worker_id, leases, delay_seconds)
         ages |= dict(zip([UUID(lease.id) for lease in leases], found, strict=True))
     return ages
 

@@ -23,18 +23,18 @@ from .sweep import GRACE_SECONDS, Repairs
 
 
 class EntryRepairs:
-    """The repairs of a sweep that begin with what Redis has."""
+    """The repairs of a sweep that begin with what Redis has of one alias."""
 
-    def __init__(self, broker: Broker, inspection: Inspection, faults: Faults) -> None:
+    def __init__(self, broker: Broker, faults: Faults) -> None:
         self.broker = broker
-        self.inspection = inspection
+        self.inspection = Inspection(broker.role, broker.alias)
         self._faults = faults
 
     def lists(self) -> Iterator[Repairs]:
         """Walk the lists of waiting and active tasks: ids without a hash, finished rows, missing leases."""
         for queue in sorted(self.broker.queues()):
             for page in self.inspection.pages(queue):
-                what = f"repair of {page.place} tasks in queue {queue}"
+                what = f"repair of {page.place} tasks in queue {self.broker.name_of(queue)}"
                 yield self._faults.attempt(what, partial(self._repair_page, queue, page), Repairs())
 
     def _repair_page(self, queue: str, page: Page) -> Repairs:
@@ -87,10 +87,10 @@ class EntryRepairs:
         """Walk the keys of Redis: hashes in no list, active tasks without a lease, claims of dead workers."""
         for found in self.inspection.hashes():
             for queue, workers in found.workers.items():
-                what = f"repair of what workers hold in queue {queue}"
+                what = f"repair of what workers hold in queue {self.broker.name_of(queue)}"
                 yield self._faults.attempt(what, partial(self._release, queue, workers), Repairs())
             for queue, ids in found.tasks.items():
-                what = f"repair of hashes in queue {queue}"
+                what = f"repair of hashes in queue {self.broker.name_of(queue)}"
                 yield self._faults.attempt(what, partial(self._repair_hashes, queue, ids), Repairs())
 
     def _release(self, queue: str, workers: Sequence[str]) -> Repairs:

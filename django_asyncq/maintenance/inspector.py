@@ -13,6 +13,7 @@ from .. import gates
 from ..broker import Broker
 from ..broker.inspection import Inspection
 from ..models import Gate, TaskRecord, TaskState
+from ..prefixes import one_alias_per_prefix, prefix_of
 from ..storage import database_clock
 from ..storage.routing import rows_of
 
@@ -20,9 +21,11 @@ from ..storage.routing import rows_of
 class QueueStats(NamedTuple):
     """One queue. The first five numbers count rows, `failed` without RETRYING; the next five count entries in Redis.
 
+    alias: of the queue's tasks in TASKS; two aliases may have a queue of the same name.
     oldest_waiting_seconds: how long the oldest QUEUED row has been due; None when none is due.
     """
 
+    alias: str
     queue: str
     queued: int
     running: int
@@ -51,14 +54,25 @@ class GateStats(NamedTuple):
 
 
 def queue_stats(broker: Broker) -> list[QueueStats]:
-    """Return the numbers of every queue that either store knows. Raises: BrokerUnavailable, django.db.Error."""
+    """Return the numbers of every queue that either store knows, by alias and name; the broker's alias does not matter.
+
+    Raises: BrokerUnavailable, django.db.Error.
+    """
     now = database_clock.now()
-    rows: dict[str, Mapping[str, object]] = {
-        row["queue_name"]: row for row in rows_of(TaskRecord).order_by().values("queue_name").annotate(**_counts(now))
+    counted = rows_of(TaskRecord).order_by().values("backend", "queue_name").annotate(**_counts(now))
+    rows: dict[tuple[str, str], Mapping[str, object]] = {(row["backend"], row["queue_name"]): row for row in counted}
+    # A queue in Redis says which prefix it has; where two aliases have one prefix, the rows say whose queue it is.
+    known = {(prefix_of(alias), queue) for alias, queue in rows}
+    listed = {
+        (alias, queue)
+        for alias in one_alias_per_prefix()
+        for queue in broker.of_alias(alias).queues()
+        if (prefix_of(alias), queue) not in known
     }
-    inspection = Inspection(broker.role)
-    queues = sorted({*rows, *broker.queues()})
-    return [_of_queue(queue, rows.get(queue, {}), inspection.sizes(queue), now) for queue in queues]
+    return [
+        _of_queue(alias, queue, rows.get((alias, queue), {}), Inspection(broker.role, alias).sizes(queue), now)
+        for alias, queue in sorted({*rows, *listed})
+    ]
 
 
 def _counts(now: datetime) -> dict[str, Count | Min]:
@@ -73,11 +87,11 @@ def _counts(now: datetime) -> dict[str, Count | Min]:
     }
 
 
-def _of_queue(queue: str, row: Mapping[str, object], sizes: dict[str, int], now: datetime) -> QueueStats:
+def _of_queue(alias: str, queue: str, row: Mapping[str, object], sizes: dict[str, int], now: datetime) -> QueueStats:
     rows = {name: int(str(row.get(name, 0))) for name in ("queued", "running", "succeeded", "failed", "retrying")}
     oldest = row.get("oldest")
     waiting = max((now - oldest).total_seconds(), 0.0) if isinstance(oldest, datetime) else None
-    return QueueStats(queue=queue, **rows, **sizes, oldest_waiting_seconds=waiting)
+    return QueueStats(alias=alias, queue=queue, **rows, **sizes, oldest_waiting_seconds=waiting)
 
 
 def gate_stats() -> list[GateStats]:

@@ -23,6 +23,7 @@ from ..definitions.retention_policy import Outcome, Retention, Rules, current_ru
 from ..faults import Faults
 from ..guard import get_logger
 from ..models import Occurrence, StartupRun, TaskRecord, TaskState
+from ..prefixes import one_alias_per_prefix
 from ..storage import database_clock
 from ..storage.isolation import MOST_AT_ONCE, each_alone, page_of, table_of
 from ..storage.routing import rows_of, writing_database
@@ -179,12 +180,13 @@ class Pruner:
             return [rows.filter(id__in=ids).delete()[0]]
 
     def prune_completed(self) -> Iterator[int]:
-        """Delete tasks that Go workers completed and whose retention is over, in every queue."""
-        for queue in sorted(self.broker.queues()):
-            part = f"pruning of completed tasks in queue {queue}"
-            prune = partial(self.broker.prune_completed, queue, COMPLETED_PER_CALL)
-            while count := self._faults.attempt(part, prune, 0):
-                yield count
+        """Delete tasks that Go workers completed and whose retention is over, in every queue of every alias."""
+        for broker in map(self.broker.of_alias, one_alias_per_prefix()):
+            for queue in sorted(broker.queues()):
+                part = f"pruning of completed tasks in queue {broker.name_of(queue)}"
+                prune = partial(broker.prune_completed, queue, COMPLETED_PER_CALL)
+                while count := self._faults.attempt(part, prune, 0):
+                    yield count
 
 
 def declared_retentions() -> dict[str, Retention]:

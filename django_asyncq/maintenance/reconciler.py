@@ -40,19 +40,21 @@ from uuid import UUID
 from django.db.models import QuerySet
 
 from .. import conf, failpoints, gates, lifecycle
-from ..aliases import through_redis
+from ..aliases import uses_redis
 from ..broker import Broker, Expired, Lease, Reachability, redis_clock
 from ..broker.inspection import Inspection
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..faults import Faults
 from ..guard import get_logger, is_a
+from ..lifecycle.dispatching import by_queue
 from ..lifecycle.messages import entry_of, later_fence
 from ..models import Gate, TaskRecord, TaskState
+from ..prefixes import one_alias_per_prefix
 from ..storage import database_clock
 from ..storage.isolation import each_alone, page_of, usable_rows
 from ..storage.routing import rows_of, writing_database
 from .entry_repairs import EntryRepairs
-from .sweep import GRACE_SECONDS, Repairs, Sweep
+from .sweep import GRACE_SECONDS, Repairs, Sweep, log_repairs
 
 logger = get_logger("django_asyncq.maintenance.reconciler")
 
@@ -69,9 +71,9 @@ IDLE_ENTRY_STATES = frozenset({"", "scheduled", "retry", "archived", "completed"
 
 
 class Rebuilt(NamedTuple):
-    """What a rebuild did, or would do. queues: name → set in Redis → number of tasks. gates: name → slots."""
+    """What a rebuild did, or would do. queues: (alias, name) → set in Redis → number of tasks. gates: name → slots."""
 
-    queues: dict[str, Counter[str]]
+    queues: dict[tuple[str, str], Counter[str]]
     gates: dict[str, gates.Drift]
 
 
@@ -92,9 +94,9 @@ class Reconciler:
     def __init__(self, broker: Broker, *, on_page: Callable[[int], None] = ignore_progress) -> None:
         """on_page: called after each page of rows with the number of rows in it."""
         self.broker = broker
-        self.inspection = Inspection(broker.role)
         self._faults = Faults(logger, "a round of repairs failed")
-        self.entry_repairs = EntryRepairs(broker, self.inspection, self._faults)
+        # Aliases of unfinished rows: the settings may not name them any more.
+        self._aliases_of_rows: set[str] = set()
         self.on_page = on_page
         # Gate → slots that had no unfinished row at the last audit.
         self._unmatched_slots: dict[str, set[str]] = {}
@@ -112,6 +114,11 @@ class Reconciler:
         # When Redis began to remember, as of the last round, and whether a sweep has checked everything since then.
         self._alive_since: int | None = None
         self.has_checked_all = False
+
+    @property
+    def brokers(self) -> list[Broker]:
+        """One for each prefix: of the aliases in TASKS, and of those that unfinished rows have."""
+        return [self.broker.of_alias(alias) for alias in one_alias_per_prefix(self._aliases_of_rows)]
 
     @property
     def is_urgent(self) -> bool:
@@ -233,12 +240,12 @@ class Reconciler:
                 target = "scheduled" if row.run_after and row.run_after > now else "pending"
                 # A full gate has postponed the row.
                 target = target if row.state == TaskState.QUEUED else "retry"
-                rebuilt.queues.setdefault(row.queue_name, Counter())[target] += 1
+                rebuilt.queues.setdefault((row.backend, row.queue_name), Counter())[target] += 1
         for page in self.rows_to_park():
             if not dry_run:
                 self._each_alone("parking of tasks", page, self._park)
             for row in page:
-                rebuilt.queues.setdefault(row.queue_name, Counter())["retry"] += 1
+                rebuilt.queues.setdefault((row.backend, row.queue_name), Counter())["retry"] += 1
         return rebuilt
 
     # --- expired leases
@@ -253,27 +260,28 @@ class Reconciler:
         if reachability.reachable_seconds < settings.quiet_seconds:
             return 0
         attempt = self._faults.attempt
-        recovered = sum(
-            attempt(f"recovery of expired leases in queue {queue}", partial(self._recover_queue, queue), 0)
-            for queue in self.broker.known_queues()
-        )
+        recovered = 0
+        for broker in self.brokers:
+            for queue in broker.known_queues():
+                what = f"recovery of expired leases in queue {broker.name_of(queue)}"
+                recovered += attempt(what, partial(self._recover_queue, broker, queue), 0)
         failpoints.reach("reconcile.leases_recovered")
         return recovered
 
-    def _recover_queue(self, queue: str) -> int:
+    def _recover_queue(self, broker: Broker, queue: str) -> int:
         recovered, previous = 0, list[Expired]()
         # A lease that could not be recovered is listed again, so an unchanged list is left to the next round.
-        while (found := self.broker.expired(queue)) and found != previous:
-            recovered += self._recover_leases(queue, found)
+        while (found := broker.expired(queue)) and found != previous:
+            recovered += self._recover_leases(broker, queue, found)
             previous = found
         return recovered
 
-    def _recover_leases(self, queue: str, found: Iterable[Expired]) -> int:
+    def _recover_leases(self, broker: Broker, queue: str, found: Iterable[Expired]) -> int:
         by_worker: dict[str, list[Lease]] = {}
         for expired in found:
             by_worker.setdefault(expired.worker, []).append(Lease(expired.id, expired.fence))
         reason = "its lease expired: its host or supervisor is down"
-        recover = partial(lifecycle.recover, self.broker, queue, reason=reason)
+        recover = partial(lifecycle.recover, broker, queue, reason=reason)
         return sum(
             self._faults.attempt(f"recovery of worker {worker_id}", partial(recover, worker_id, leases), 0)
             for worker_id, leases in by_worker.items()
@@ -283,11 +291,13 @@ class Reconciler:
 
     def repair_lists(self) -> Iterator[Repairs]:
         """Walk the lists of waiting and active tasks: ids without a hash, finished rows, missing leases."""
-        return self._apart("repair of lists", self.entry_repairs.lists())
+        for broker in self.brokers:
+            yield from self._apart("repair of lists", EntryRepairs(broker, self._faults).lists())
 
     def repair_hashes(self) -> Iterator[Repairs]:
         """Walk the keys of Redis: hashes in no list, active tasks without a lease, claims of dead workers."""
-        return self._apart("repair of hashes", self.entry_repairs.hashes())
+        for broker in self.brokers:
+            yield from self._apart("repair of hashes", EntryRepairs(broker, self._faults).hashes())
 
     # --- rows that Redis lacks
 
@@ -345,11 +355,10 @@ class Reconciler:
             yield [found.row for found in page]
 
     def _park(self, page: Sequence[TaskRecord]) -> int:
-        parked, page = 0, through_redis(page)
-        for queue in {row.queue_name for row in page}:
-            self.broker.register_queue(queue)
-            entries = [entry_of(row, fence=later_fence(row)) for row in page if row.queue_name == queue]
-            parked += self.broker.park(queue, entries).count("parked")
+        parked = 0
+        for broker, queue, rows in by_queue(self.broker, page):
+            broker.register_queue(queue)
+            parked += broker.park(queue, [entry_of(row, fence=later_fence(row)) for row in rows]).count("parked")
         return parked
 
     def requeue_lost_runs(self) -> Iterator[int]:
@@ -375,16 +384,21 @@ class Reconciler:
         last = None
         while True:
             page = rows.order_by("id") if last is None else rows.order_by("id").filter(id__gt=last)
-            checked = page_of(page, "queue_name", size=ROWS_PER_PAGE)
+            checked = page_of(page, "backend", "queue_name", size=ROWS_PER_PAGE)
             if not checked:
                 return
             last = checked[-1][0]
             found: dict[str, str] = {}
-            for queue in {queue for _, queue in checked}:
+            ids: dict[tuple[str, str], list[str]] = {}
+            for id, alias, queue in checked:
+                if uses_redis(alias):
+                    ids.setdefault((alias, queue), []).append(str(id))
+            for (alias, queue), of_queue in ids.items():
+                self._aliases_of_rows.add(alias)
                 # A producer that registered the queue less than a minute ago does not know that Redis forgot it.
                 if not self._is_dry_run:
-                    self.broker.register_queue(queue)
-                entry_states = self.inspection.entry_states(queue, [str(id) for id, name in checked if name == queue])
+                    self.broker.of_alias(alias).register_queue(queue)
+                entry_states = Inspection(self.broker.role, alias).entry_states(queue, of_queue)
                 found |= {task.id: task.state for task in entry_states if task.state in states}
             matching = usable_rows(list(found), lambda part: rows.filter(id__in=part).order_by("id"), database=rows.db)
             yield [RowAndEntry(row, found[str(row.id)]) for row in matching]
@@ -433,10 +447,3 @@ class Reconciler:
 
 def _abandon(rows: Sequence[TaskRecord]) -> int:
     return sum(lifecycle.abandon(row, "no worker has a lease on it") for row in rows)
-
-
-def log_repairs(repairs: Repairs) -> Repairs:
-    """Log what was repaired, if anything was, and return it."""
-    if any(repairs):
-        logger.info("repaired: %s", repairs)
-    return repairs

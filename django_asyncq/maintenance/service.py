@@ -25,6 +25,7 @@ from ..faults import STORE_ERRORS, Faults
 from ..guard import get_logger
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..models import TaskRecord, TaskState
+from ..prefixes import DEFAULT_ALIAS
 from ..scheduling.asynq_entries import BEAT_SECONDS, SchedulerEntries
 from ..scheduling.scheduler import Fired, Scheduler
 from ..storage import database_clock
@@ -145,13 +146,21 @@ class LoopWaker:
 class MaintenanceService:
     """Run everything that a supervisor does besides its worker processes.
 
-    queues: those to forward; empty for all. may_take_prefix: whether it takes a Redis prefix that has no owner.
+    queues: those of the alias to forward; empty for all. What only the leader does, it does for all aliases.
+    may_take_prefix: whether it takes a Redis prefix that has no owner.
     """
 
-    def __init__(self, queues: Sequence[str], *, single_instance: bool | None, may_take_prefix: bool = True) -> None:
+    def __init__(
+        self,
+        queues: Sequence[str],
+        *,
+        alias: str = DEFAULT_ALIAS,
+        single_instance: bool | None,
+        may_take_prefix: bool = True,
+    ) -> None:
         self.queues = list(queues)
         self._look_faults = Faults(logger, "it is not known whether work is left")
-        self.broker = Broker("worker")
+        self.broker = Broker("worker", alias)
         # Projects that share a Redis under prefixes of their own each have a leader of their own.
         self.lock_name = f"{conf.current().key_prefix}.maintenance"
         self.coordinator = StartupTaskCoordinator(single_instance=single_instance)

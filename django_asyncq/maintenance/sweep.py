@@ -6,6 +6,10 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ..guard import get_logger
+
+logger = get_logger("django_asyncq.maintenance.reconciler")
+
 # The process that enqueued a younger row may still be pushing it.
 GRACE_SECONDS = 3
 
@@ -37,6 +41,13 @@ class Repairs(NamedTuple):
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {count}" for name, count in self._asdict().items() if count) or "nothing"
+
+
+def log_repairs(repairs: Repairs) -> Repairs:
+    """Log what was repaired, if anything was, and return it."""
+    if any(repairs):
+        logger.info("repaired: %s", repairs)
+    return repairs
 
 
 class Sweep:

@@ -23,6 +23,7 @@ from ..exceptions import InvalidOption
 from ..faults import Faults
 from ..guard import get_logger
 from ..models import OccurrenceOutcome, Schedule
+from ..prefixes import DEFAULT_ALIAS, one_alias_per_prefix, prefix_of
 from ..registry import find
 from ..storage import database_clock
 from ..storage.routing import rows_of
@@ -46,22 +47,32 @@ class SchedulerEntries:
         """Write an entry for every schedule that fires. Raises: BrokerUnavailable, django.db.Error."""
         queued = Q(occurrences__outcome=OccurrenceOutcome.QUEUED, occurrences__by_person=False)
         rows = rows_of(Schedule).firing().annotate(previous=Max("occurrences__occurs_at", filter=queued))
-        entries = [
-            self._faults.attempt(f"the entry of schedule {row.name}", partial(_encoded, row), None)
-            for row in usable_schedules(rows)
-        ]
-        self.entry_list.beat([entry for entry in entries if entry is not None], 2 * BEAT_SECONDS)
+        # Also where there is none: it may have been the last one.
+        by_prefix = {prefix_of(alias): (alias, list[bytes]()) for alias in one_alias_per_prefix()}
+        for row in usable_schedules(rows):
+            entry = self._faults.attempt(f"the entry of schedule {row.name}", partial(_encoded, row), None)
+            if entry is not None:
+                alias = _alias_of(row)
+                by_prefix.setdefault(prefix_of(alias), (alias, []))[1].append(entry)
+        for alias, entries in by_prefix.values():
+            self.entry_list.beat(alias, entries, 2 * BEAT_SECONDS)
 
     def add_events(self, fired: Iterable[Fired]) -> None:
         """Add an event for every task that was queued. Raises: BrokerUnavailable."""
         now = datetime.fromtimestamp(redis_clock.seconds(), UTC)
         for each in fired:
             event = SchedulerEnqueueEvent(task_id=str(each.task_id), enqueued_at=now)
-            self.entry_list.note(str(each.schedule.pk), event.encode(), int(now.timestamp()))
+            self.entry_list.note(_alias_of(each.schedule), str(each.schedule.pk), event.encode(), int(now.timestamp()))
 
     def clear(self) -> None:
         """Remove the entries. Raises: BrokerUnavailable."""
         self.entry_list.clear()
+
+
+def _alias_of(row: Schedule) -> str:
+    """Return the alias of a schedule's task; the default one if the code has no such task."""
+    task = find(row.task)
+    return DEFAULT_ALIAS if task is None else task.backend
 
 
 def _encoded(row: Schedule) -> bytes | None:

@@ -85,7 +85,7 @@ class Quarantine:
         """Claim a suspect for the next process; return its queue. Raises: BrokerUnavailable."""
         worker_id, seconds = self.options.alone_id(self._number), conf.current().lease_seconds
         for queue in self.options.queues or self.broker.known_queues():
-            lease = dequeue_suspect(self.broker.client, queue, worker_id, seconds, waited_seconds=waited_seconds)
+            lease = dequeue_suspect(self.broker, queue, worker_id, seconds, waited_seconds=waited_seconds)
             if lease is not None:
                 text = "task %s of queue %s runs in quarantine: it was lost with its worker"
                 logger.info(text, lease.id, queue, extra=log_extra_of_ids([lease.id], queue=queue))

@@ -92,9 +92,12 @@ class Supervisor:
         self.liveness_file = LivenessFile(liveness_file) if liveness_file else None
         self.code_changed = code_changed
         self.wakeup = Wakeup()
-        self.broker = Broker("worker")
+        self.broker = Broker("worker", options.backend)
         self.maintenance = MaintenanceService(
-            list(options.queues), single_instance=single_instance, may_take_prefix=not burst
+            list(options.queues),
+            alias=options.backend,
+            single_instance=single_instance,
+            may_take_prefix=not burst,
         )
         self.memory = MemorySampler()
         self.recovery = Recovery(self.broker, options, self.memory)

@@ -61,7 +61,7 @@ class WorkerProcess:
         # For `select`, which would ask the pipe for it each time.
         self._supervisor_fd: int = supervisor.fileno()
         self.worker_id = options.worker_id_of(os.getpid())
-        self.broker = Broker("worker")
+        self.broker = Broker("worker", options.backend)
         self.wakeup = Wakeup(expected=[Reason.PUSH, Reason.USED_UP])
         self.jobs = Jobs()
         self.capacity = Capacity(

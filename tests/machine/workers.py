@@ -16,6 +16,7 @@ from hypothesis.stateful import precondition, rule
 
 from django_asyncq import conf, lifecycle
 from django_asyncq.broker import handoff, scripts
+from django_asyncq.broker.keys import keys_of
 from django_asyncq.broker.suspects import dequeue_suspect
 
 from . import stores
@@ -52,9 +53,7 @@ class Workers(Repairs):
     @precondition(lambda self: self.suspicious and not self.is_quarantine_busy)
     @rule(queue=one_of("suspicious"))
     def claim_of_a_suspect_whose_reply_is_lost(self, queue: str) -> None:
-        self.dequeue_suspect(
-            queue, lambda: dequeue_suspect(stores.client(), queue, ALONE, conf.current().lease_seconds)
-        )
+        self.dequeue_suspect(queue, lambda: dequeue_suspect(self.broker, queue, ALONE, conf.current().lease_seconds))
 
     def dequeue_suspect(self, queue: str, call: Callable[[], Any]) -> Any:
         """Note in `taken` what the script has dequeued: of those of one millisecond it chooses one."""
@@ -89,7 +88,7 @@ class Workers(Repairs):
         self.model.move(queue, worker)
         leases = self.model.hand(queue, worker)
         self.move(queue, worker)
-        call = handoff.handed_call(queue, worker, conf.current().lease_seconds)
+        call = handoff.handed_call(keys_of(queue), worker, conf.current().lease_seconds)
         taken = handoff.read_handed(scripts.run("dequeue", stores.client(), *call))
         self.last = None
         if taken is None or leases is None:

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from argparse import ArgumentParser
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from ...maintenance.inspector import gate_stats, queue_stats
 from ...maintenance.pruner import Pruner, finished_long_ago
 from ...maintenance.reconciler import Reconciler
 from ...models import TaskRecord, TaskState
+from ...prefixes import DEFAULT_ALIAS, one_alias_per_prefix
 from ...storage import database_clock, identity
 from ...storage.routing import rows_of
 from ...storage.tables import check_tables
@@ -116,7 +117,7 @@ class Command(BaseCommand):
     # --- rebuild
 
     def _rebuild(self, options: dict[str, Any]) -> None:
-        broker = Broker("worker")
+        broker = Broker("worker", DEFAULT_ALIAS)
         broker.ping()
         waiting = Q(state=TaskState.QUEUED) | Q(state=TaskState.FAILED, retry_at__isnull=False)
         progress = Progress(self.stderr, rows_of(TaskRecord).filter(waiting).count())
@@ -125,14 +126,17 @@ class Command(BaseCommand):
         seconds = time.monotonic() - begun_at
         progress.close()
         if options["as_json"]:
-            queues = {name: {target: counts[target] for target in TARGETS} for name, counts in rebuilt.queues.items()}
+            queues = [
+                {"alias": alias, "queue": queue, **{target: counts[target] for target in TARGETS}}
+                for (alias, queue), counts in sorted(rebuilt.queues.items())
+            ]
             gates = {name: drift._asdict() for name, drift in rebuilt.gates.items()}
             self._print_json({"dry_run": options["dry_run"], "rows": progress.done, "queues": queues, "gates": gates})
             return
         if rebuilt.queues:
-            self._print_table(
-                ["queue", *TARGETS],
-                [[name, *(counts[target] for target in TARGETS)] for name, counts in sorted(rebuilt.queues.items())],
+            self._print_queues(
+                ["alias", "queue", *TARGETS],
+                [[*name, *(counts[target] for target in TARGETS)] for name, counts in sorted(rebuilt.queues.items())],
             )
         if rebuilt.gates:
             self._print_table(
@@ -178,7 +182,7 @@ class Command(BaseCommand):
         return f" {counted(count, 'task')} stayed that finished within the last two leases ({2 * lease} s)."
 
     def _delete(self, condition: Any, total: int) -> int:
-        broker = Broker("worker")
+        broker = Broker("worker", DEFAULT_ALIAS)
         # Pinged first: failed tasks are also removed from asynq's archive in Redis.
         broker.ping()
         progress = Progress(self.stderr, total)
@@ -247,14 +251,17 @@ class Command(BaseCommand):
 
     @staticmethod
     def _count_entries() -> int:
-        broker = Broker("worker")
-        inspection = Inspection(broker.role)
-        return sum(sum(inspection.sizes(queue).values()) for queue in broker.queues())
+        count = 0
+        for alias in one_alias_per_prefix():
+            inspection = Inspection("worker", alias)
+            count += sum(sum(inspection.sizes(queue).values()) for queue in Broker("worker", alias).queues())
+        return count
 
     # --- stats
 
     def _stats(self, options: dict[str, Any]) -> None:
-        queues, gates, difference = queue_stats(Broker("worker")), gate_stats(), clock_difference_seconds()
+        queues, gates = queue_stats(Broker("worker", DEFAULT_ALIAS)), gate_stats()
+        difference = clock_difference_seconds()
         if options["as_json"]:
             self._print_json(
                 {
@@ -264,32 +271,43 @@ class Command(BaseCommand):
                 }
             )
             return
-        self._print_rows(queues, "no queues")
-        self._print_rows(gates, "no gates")
+        if queues:
+            self._print_queues(_head(queues), queues)
+        else:
+            self.stdout.write("no queues")
+        if gates:
+            self._print_table(_head(gates), gates)
+        else:
+            self.stdout.write("no gates")
         self.stdout.write(f"The clocks of the database and of Redis differ by {abs(difference):.1f} s.\n")
 
     # --- printing
 
-    def _print_rows(self, rows: Sequence[NamedTuple], nothing: str) -> None:
-        if not rows:
-            self.stdout.write(nothing)
-            return
-        self._print_table([name.replace("_", " ") for name in rows[0]._fields], rows)
+    def _print_queues(self, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Print a table of queues, with the column of the alias only where a project has more than one."""
+        if {alias for alias, *_ in rows} <= {DEFAULT_ALIAS}:
+            head, rows = head[1:], [row[1:] for row in rows]
+        self._print_table(head, rows)
 
-    def _print_table(self, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    def _print_table(self, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Print columns, names aligned left and numbers right, then an empty line."""
         cells = [list(head), *([_cell(value) for value in row] for row in rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        are_names = [isinstance(value, str) for value in rows[0]]
         for row in cells:
-            first, *others = (
-                cell.ljust(width) if not n else cell.rjust(width)
-                for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            self.stdout.write("  ".join([first, *others]).rstrip())
+            aligned = [
+                cell.ljust(width) if is_name else cell.rjust(width)
+                for cell, width, is_name in zip(row, widths, are_names, strict=True)
+            ]
+            self.stdout.write("  ".join(aligned).rstrip())
         self.stdout.write("")
 
     def _print_json(self, value: Any) -> None:
         self.stdout.write(json.dumps(value, ensure_ascii=False))
+
+
+def _head(rows: Sequence[NamedTuple]) -> list[str]:
+    return [name.replace("_", " ") for name in rows[0]._fields]
 
 
 def _cell(value: Any) -> str:

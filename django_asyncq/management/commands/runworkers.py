@@ -182,7 +182,7 @@ class Command(BaseCommand):
         self._say(
             banner(worker, processes=processes, single_instance=single, names=names, with_names=self._verbosity > 1)
         )
-        self._check_redis()
+        self._check_redis(options["backend"])
         supervisor = Supervisor(
             worker,
             processes=processes,
@@ -273,11 +273,11 @@ class Command(BaseCommand):
         for pool in small_pools(concurrency, processes):
             self._warn(f"{pool.text}. {pool.remedy}")
 
-    def _check_redis(self) -> None:
+    def _check_redis(self, alias: str) -> None:
         """Refuse to start with a Redis that refuses this client; warn of one that is unreachable, or evicts keys."""
         try:
-            check_rights()
-            policy = Broker("worker").eviction_policy()
+            check_rights(alias)
+            policy = Broker("worker", alias).eviction_policy()
         except BrokerMisconfigured as error:
             raise CommandError(str(error)) from error
         except BrokerUnavailable as error:

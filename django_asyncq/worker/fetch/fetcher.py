@@ -309,7 +309,9 @@ class Fetcher:
             if self.listener.queues == self.order.names:
                 return
             self.listener.stop()
-        self.listener = QueueListener(self.order.names, Notice(self.wakeup, Reason.PUSH), on_death=self.on_death)
+        notice = Notice(self.wakeup, Reason.PUSH)
+        alias = self.broker.alias
+        self.listener = QueueListener(self.order.names, notice, alias=alias, on_death=self.on_death)
         self.listener.start()
 
     # --- what was fetched

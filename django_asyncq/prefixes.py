@@ -1,0 +1,77 @@
+"""The Redis prefix of each alias in TASKS: the first part of the keys of its queues.
+
+The alias `default` uses KEY_PREFIX, every other one `<KEY_PREFIX>:<alias>`, and `prefix` in an alias's OPTIONS replaces
+either. So two aliases may have queues of the same name. An alias that the settings do not name has a prefix too: its
+rows may be older than the settings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings
+from django.core.signals import setting_changed
+
+from . import conf
+from .aliases import backend_class
+from .compat import DEFAULT_TASK_BACKEND_ALIAS
+
+# What KEY_PREFIX and the option may be; `{`, `}` and `*` mean something to Redis.
+PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+PREFIX_HINT = "Use 1 to 64 letters, digits, '_', '.', ':' and '-'"
+DEFAULT_ALIAS = DEFAULT_TASK_BACKEND_ALIAS
+# The option of an alias that replaces its prefix.
+OPTION = "prefix"
+
+
+def is_prefix(value: Any) -> bool:
+    """Return whether a value can be a prefix."""
+    return isinstance(value, str) and PREFIX.fullmatch(value) is not None
+
+
+@lru_cache(maxsize=256)
+def prefix_of(alias: str) -> str:
+    """Return the prefix of an alias."""
+    written = _options(alias).get(OPTION)
+    if isinstance(written, str) and written:
+        return written
+    base = conf.current().key_prefix
+    return base if alias == DEFAULT_ALIAS else f"{base}:{alias}"
+
+
+@lru_cache(maxsize=1)
+def redis_aliases() -> tuple[str, ...]:
+    """Return the aliases whose tasks are dispatched through Redis, in the order of TASKS."""
+    return tuple(alias for alias in _tasks() if getattr(backend_class(alias), "uses_redis", False))
+
+
+def one_alias_per_prefix(more: Iterable[str] = ()) -> list[str]:
+    """Return an alias for each prefix, sorted: of the aliases in TASKS, and of `more`."""
+    found: dict[str, str] = {}
+    for alias in (*redis_aliases(), *sorted(more)):
+        found.setdefault(prefix_of(alias), alias)
+    return sorted(found.values())
+
+
+def _tasks() -> dict[str, Any]:
+    written = getattr(settings, "TASKS", {})
+    return written if isinstance(written, dict) else {}
+
+
+def _options(alias: str) -> dict[str, Any]:
+    written = _tasks().get(alias)
+    options = written.get("OPTIONS") if isinstance(written, dict) else None
+    return options if isinstance(options, dict) else {}
+
+
+def forget_prefixes(*, setting: str, **kwargs: Any) -> None:
+    """Forget the prefixes after a test changed the settings."""
+    if setting in (conf.NAME, "TASKS"):
+        prefix_of.cache_clear()
+        redis_aliases.cache_clear()
+
+
+setting_changed.connect(forget_prefixes, dispatch_uid="django_asyncq.prefixes")

@@ -1,0 +1,228 @@
+"""Two aliases in TASKS with queues of the same name: each has a Redis prefix, and workers, of its own."""
+
+from __future__ import annotations
+
+import ast
+import json
+from datetime import timedelta
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import call_command
+from django.utils import timezone
+
+from django_asyncq import lifecycle
+from django_asyncq.broker import Broker
+from django_asyncq.broker.inspection import Inspection
+from django_asyncq.broker.keys import QueueKeys, queues_key
+from django_asyncq.checks import check_aliases
+from django_asyncq.exceptions import QueueFull
+from django_asyncq.maintenance.forwarder import forward_due
+from django_asyncq.maintenance.reconciler import Reconciler
+from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.prefixes import one_alias_per_prefix, prefix_of
+from django_asyncq.testing import EmbeddedRedis
+
+from . import acl, tasks
+from .workers import history, run_workers, wait_until, workers
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+BACKEND = "django_asyncq.backend.AsyncqBackend"
+PACKAGE = Path(__file__).parent.parent / "django_asyncq"
+# What takes an alias, with the place of that argument.
+TAKES_ALIAS = {
+    "Broker": 1,
+    "Inspection": 1,
+    "SpilledOutcomes": 1,
+    "QueueKeys": 1,
+    "keys_of": 1,
+    "queues_key": 0,
+    "names_channel": 0,
+    "handoff_key": 1,
+    "schedulers_key": 0,
+    "scheduler_key": 1,
+    "scheduler_history_key": 1,
+}
+
+
+@pytest.fixture
+def second(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`tasks.add` of a second alias, which the processes that a test starts know too."""
+    monkeypatch.setenv("ASYNCQ_TEST_SECOND", "1")
+    settings.TASKS = {name: {"BACKEND": BACKEND, "QUEUES": []} for name in ("default", "second")}
+    return tasks.add.using(backend="second")
+
+
+@pytest.fixture
+def broker(second: Any) -> Broker:
+    """The queues of the second alias."""
+    return Broker("worker", "second")
+
+
+def pending(alias: str) -> list[str]:
+    """Return the ids in pending of the queue "default" of an alias."""
+    return [id.decode() for id in Broker().client.lrange(QueueKeys("default", alias).pending, 0, -1)]
+
+
+def test_prefix_of_an_alias(settings: Any, key_prefix: str) -> None:
+    """KEY_PREFIX for the default one, with the alias behind it for any other; the option replaces either."""
+    assert [prefix_of("default"), prefix_of("second")] == [key_prefix, f"{key_prefix}:second"]
+    settings.TASKS = {
+        "default": {"BACKEND": BACKEND},
+        "second": {"BACKEND": BACKEND, "OPTIONS": {"prefix": "asynq"}},
+        "third": {"BACKEND": BACKEND, "OPTIONS": {"prefix": "asynq"}},
+        "dummy": {"BACKEND": "tests.nowhere.Backend"},
+    }
+    assert prefix_of("second") == "asynq"
+    assert one_alias_per_prefix(["gone"]) == ["default", "gone", "second"]
+
+
+def test_the_package_always_names_the_alias() -> None:
+    """Its functions have a default for tests and shells; a forgotten argument would mix two aliases up."""
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TAKES_ALIAS:
+                is_named = any(keyword.arg == "alias" for keyword in node.keywords)
+                assert is_named or len(node.args) > TAKES_ALIAS[node.func.id], f"{path}:{node.lineno}"
+
+
+def test_entries_lie_under_the_prefix_of_their_alias(second: Any, redis_client: redis.Redis) -> None:
+    """Those of one enqueue too, whatever the queue's name."""
+    ours, other = tasks.add.enqueue(1).id, second.enqueue(2).id
+    assert (pending("default"), pending("second")) == ([ours], [other])
+    assert Broker("worker", "second").queues() == {"default"}
+    assert redis_client.smembers(queues_key()) == {b"default"}
+    TaskRecord.objects.get(id=other).delete()
+    assert (pending("default"), pending("second")) == ([ours], [])
+
+
+def test_workers_run_the_tasks_of_their_alias_only(
+    second: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A burst of one alias leaves the other's alone, in the same queue; both see delayed tasks become due."""
+    monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(tmp_path / "history"))
+    soon = timezone.now() + timedelta(seconds=1)
+    for number in (1, 2):
+        tasks.add.enqueue(number)
+        second.enqueue(10 * number)
+    second.using(run_after=soon).enqueue(30)
+    run_workers("--backend", "second")
+    assert {line["a"] for line in history(tmp_path / "history")} == {10, 20, 30}
+    assert (
+        TaskRecord.objects.filter(state=TaskState.QUEUED).values_list("backend", flat=True).distinct().get()
+        == "default"
+    )
+    run_workers()
+    assert sorted(line["a"] for line in history(tmp_path / "history")) == [1, 2, 10, 20, 30]
+
+
+def test_the_leader_serves_every_alias(second: Any, tmp_path: Path, own_redis: EmbeddedRedis) -> None:
+    """Its host is another alias's: it pushes what a lost memory took from both, and recovers a killed worker's task."""
+    run = second.enqueue(1)
+    (claimed,) = lifecycle.claim(Broker("worker", "second"), "default", "lost", 1, "second").runs
+    assert str(claimed.record.id) == run.id
+    with workers(tmp_path):
+        sizes = Inspection("worker", "second").sizes
+        wait_until(lambda: sizes("default")["pending"] == 1, "recovery of the task of the other alias")
+        acl.unrestricted(Broker().client).flushall()
+        ours = tasks.add.enqueue(2)
+        wait_until(lambda: pending("second") == [run.id], "push of the task of the other alias")
+        wait_until(lambda: TaskRecord.objects.get(id=ours.id).state == TaskState.SUCCEEDED, "run of our own task")
+
+
+def test_repairs_reach_every_prefix(second: Any, broker: Broker) -> None:
+    """Those of lists and of hashes too; rows of an alias that the settings no longer name are served as before."""
+    result = second.enqueue(1)
+    broker.client.lpush(QueueKeys("default", "second").pending, "stray")
+    assert Reconciler(Broker()).sweep().strays == 1
+    TaskRecord.objects.update(backend="gone", enqueued_at=timezone.now() - timedelta(minutes=1))
+    reconciler = Reconciler(Broker())
+    assert reconciler.sweep().pushed == 1
+    assert pending("gone") == [result.id]
+    lifecycle.claim(Broker("worker", "gone"), "default", "w", 1, "gone")
+    broker.client.zadd(QueueKeys("default", "gone").lease, {result.id: 1})
+    reconciler._reachability = None
+    assert reconciler.recover_expired() + reconciler.sweep().recovered == 1
+
+
+def test_a_gate_has_one_limit_for_all_aliases(second: Any) -> None:
+    """Whoever enqueues, and under whatever prefix the task lies."""
+    for number in range(5):
+        (tasks.gated if number % 2 else tasks.gated.using(backend="second")).enqueue("own")
+    for each in (tasks.gated, tasks.gated.using(backend="second")):
+        with pytest.raises(QueueFull):
+            each.enqueue("own")
+
+
+def test_a_retry_goes_to_the_prefix_of_its_alias(second: Any, broker: Broker) -> None:
+    """One that is due, and one that a person asks for."""
+    result = second.enqueue(1)
+    for by_person in (False, True):
+        (run,) = lifecycle.claim(broker, "default", "w", 1, "second").runs
+        lifecycle.fail(run, ValueError("x"), "", timezone.now(), retry_at=timezone.now() - timedelta(seconds=1))
+        lifecycle.record_runs([run])
+        lifecycle.acknowledge(broker, "w", [run])
+        if by_person:
+            lifecycle.retry([run.record.id], by_person=True)
+        else:
+            assert forward_due(broker, ["default"]).retried == 1
+        assert (pending("default"), pending("second")) == ([], [result.id])
+
+
+def test_a_task_moves_when_the_prefix_of_its_alias_changes(second: Any, settings: Any, key_prefix: str) -> None:
+    """Whoever finds it under the old one pushes it under the new one; nothing runs twice."""
+    result = second.enqueue(1)
+    options = {"prefix": f"{key_prefix}:new"}
+    settings.TASKS = {
+        "second": {"BACKEND": BACKEND, "OPTIONS": options},
+        "third": {"BACKEND": BACKEND, "OPTIONS": {"prefix": f"{key_prefix}:second"}},
+    }
+    assert lifecycle.claim(Broker("worker", "third"), "default", "w", 5, "third").runs == []
+    assert (pending("third"), pending("second")) == ([], [result.id])
+    (run,) = lifecycle.claim(Broker("worker", "second"), "default", "w", 5, "second").runs
+    assert str(run.record.id) == result.id
+
+
+def test_stats_and_rebuild_name_the_alias(second: Any) -> None:
+    """Where there is more than the default one."""
+    tasks.add.enqueue(1)
+    result = second.enqueue(1)
+    Broker().client.delete(QueueKeys("default", "second").pending)
+
+    def output(*words: str) -> str:
+        stream = StringIO()
+        call_command("asyncq", *words, stdout=stream, stderr=StringIO())
+        return stream.getvalue()
+
+    lines = [line.split() for line in output("stats").splitlines()]
+    assert [line[:3] for line in lines[:3]] == [
+        ["alias", "queue", "queued"],
+        ["default", "default", "1"],
+        ["second", "default", "1"],
+    ]
+    found = json.loads(output("stats", "--json"))["queues"]
+    assert [(each["alias"], each["queue"], each["pending"]) for each in found] == [
+        ("default", "default", 1),
+        ("second", "default", 0),
+    ]
+    Broker().client.delete(QueueKeys("default", "second").task(result.id))
+    TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(minutes=1))
+    (row,) = json.loads(output("rebuild", "--dry-run", "--json"))["queues"]
+    assert (row["alias"], row["queue"], row["pending"]) == ("second", "default", 1)
+
+
+def test_aliases_of_one_prefix_need_queues_of_their_own(settings: Any) -> None:
+    """Under prefixes of their own they may share every name; under one, none."""
+    settings.TASKS = {name: {"BACKEND": BACKEND, "QUEUES": ["default", name]} for name in ("default", "second")}
+    assert list(check_aliases()) == []
+    shared = {"BACKEND": BACKEND, "OPTIONS": {"prefix": "app"}}
+    settings.TASKS = {name: {**shared, "QUEUES": [name]} for name in ("default", "second")}
+    assert list(check_aliases()) == []
+    settings.TASKS = {name: {**shared, "QUEUES": [name, "mail"]} for name in ("default", "second")}
+    (error,) = check_aliases()
+    assert "'mail'" in error.msg
+    assert "'app'" in error.msg
