@@ -105,16 +105,15 @@ def project(tmp_path: Path) -> Iterator[Project]:
         yield made
 
 
+@pytest.mark.timeout(300)
 def test_guide_can_be_followed(project: Project) -> None:
     """Every file is used, every command succeeds, and every test passes, under Django's runner and under pytest."""
     project.follow(GUIDES / "testing.md")
     assert project.never_imported() == set()
     in_classes, functions = project.names_of_tests()
-    of_service, by_django, by_pytest = list(project.printed.values())[-3:]
-    assert re.search(r"Ran 1 test .*\nOK\n", of_service, re.DOTALL), of_service
-    assert re.search(rf"Ran {len(in_classes)} tests .*\nOK \(skipped=1\)", by_django, re.DOTALL), by_django
-    passed = len(in_classes) + len(functions) - 1
-    assert f"{passed} passed, 1 skipped" in by_pytest, by_pytest
+    *_, by_django, by_pytest = project.printed.values()
+    assert re.search(rf"Ran {len(in_classes)} tests .*\nOK\n", by_django, re.DOTALL), by_django
+    assert f" {len(in_classes) + len(functions)} passed in" in by_pytest, by_pytest
 
 
 @pytest.mark.parametrize("wrong", ["assert_not_enqueued(send_receipt, 7)", "send_receipt.enqueue(7, 8)"])
