@@ -618,6 +618,36 @@ class Behaviour(Kit):
 class InTestCase(Behaviour, TestCase):
     """Within the transaction of the test."""
 
+    def test_each_capture_has_a_hook_of_its_own(self) -> None:
+        """A hook that a capture has called stays with the connection; it collects no more tasks."""
+        announced: list[str] = []
+
+        def receive(task_result: Any, **kwargs: Any) -> None:
+            announced.append(task_result.id)
+
+        compat.task_enqueued.connect(receive)
+        try:
+            with self.captureOnCommitCallbacks(execute=True) as first:
+                one = tasks.add.enqueue(1)
+            with self.captureOnCommitCallbacks(execute=True) as second:
+                other = tasks.add.enqueue(2)
+        finally:
+            compat.task_enqueued.disconnect(receive)
+        assert (len(first), len(second)) == (1, 1)
+        assert announced == [one.id, other.id]
+
+    def test_transaction_left_open_does_not_reach_the_next_body(self) -> None:
+        """What was written in it is gone, as when a worker closes the connection."""
+
+        def enters(context: Any) -> None:
+            transaction.atomic().__enter__()
+            Group.objects.create(name="never committed")
+
+        tasks.run.enqueue(body(enters))
+        run_tasks()
+        assert not Group.objects.exists()
+        assert len(connection.savepoint_ids) == 1  # the savepoint of the test, within that of its class
+
 
 class InTransactionTestCase(Behaviour, TransactionTestCase):
     """In autocommit, as a worker."""
