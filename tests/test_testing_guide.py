@@ -23,6 +23,10 @@ PLACE = re.compile(r"# (?P<path>[\w/]+\.(?:py|toml))(?P<is_added>, at the end)?(
 ADDRESS = "redis://127.0.0.1:6379"
 COMMAND_SECONDS = 110
 
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("DATABASE_URL", "sqlite").startswith("sqlite"), reason="the project of the guides uses SQLite"
+)
+
 
 class Project:
     """A new project in a folder, in which pages of the docs are followed."""
