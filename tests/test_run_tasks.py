@@ -304,6 +304,26 @@ class Behaviour(Kit):
         assert row(result).errors[0]["exception"] == "django.db.utils.IntegrityError"
         assert Group.objects.filter(name="other").count() == 0
 
+    def test_database_error_in_a_commit_hook_leaves_the_test_usable(self) -> None:
+        """A hook fails alone; the task fails if the hook is not robust, and what the body wrote is kept."""
+
+        def violates() -> None:
+            Group.objects.create(name="body")
+
+        def registers(context: Any, is_robust: bool) -> str:
+            Group.objects.get_or_create(name="body")
+            transaction.on_commit(violates, robust=is_robust)
+            transaction.on_commit(lambda: Group.objects.create(name="next hook"))
+            return "done"
+
+        robust = tasks.run.enqueue(body(registers), True)
+        run_tasks()
+        assert row(robust).return_value == "done"
+        assert set(Group.objects.values_list("name", flat=True)) == {"body", "next hook"}
+        bad = tasks.run.using(max_attempts=1).enqueue(body(registers), False)
+        run_tasks()
+        assert row(bad).errors[0]["exception"] == "django.db.utils.IntegrityError"
+
     def test_atomic_task(self) -> None:
         """Effects and success together, or neither; its hooks run once."""
         called: list[str] = []
