@@ -40,8 +40,10 @@ class BodyTransactions:
         for alias, savepoint in self._savepoints.items():
             if not _release(alias, savepoint):
                 discard_commit_hooks(connections[alias], self._first_hooks[alias])
-        for alias in self._savepoints:
-            run_commit_hooks(connections[alias], self._first_hooks[alias])
+        # A hook of one database may register one of another.
+        while waiting := [each for each, first in self._first_hooks.items() if last_hook_number(connections[each]) > first]:
+            for alias in waiting:
+                run_commit_hooks(connections[alias], self._first_hooks[alias])
 
     def holds(self, alias: str) -> bool:
         """Whether the caller has a transaction open in a database."""
