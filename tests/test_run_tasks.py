@@ -606,6 +606,25 @@ class Behaviour(Kit):
             assert tasks.run.enqueue(body(enqueues)).return_value == 1
         assert called == ["hook"]
 
+    @override_settings(TASKS=IMMEDIATE)
+    def test_immediate_loop(self) -> None:
+        """A task that enqueues itself fails the test, by name, before Python's limit of recursion breaks something."""
+
+        def goes_on(context: Any) -> None:
+            tasks.run.enqueue("goes_on")
+
+        def counts_down(context: Any) -> None:
+            if TaskRecord.objects.filter(name=tasks.run.module_path).count() < 20:
+                tasks.run.enqueue("counts_down")
+
+        body(counts_down)
+        with self.committed():
+            tasks.run.enqueue("counts_down")
+        assert set(TaskRecord.objects.values_list("state", flat=True)) == {TaskState.SUCCEEDED}
+        body(goes_on)
+        with pytest.raises(TooManyRuns, match=r"tests\.kit_tasks\.run \(30\); each has enqueued the next"):
+            tasks.run.enqueue("goes_on")
+
 
 class InTestCase(Behaviour, TestCase):
     """Within the transaction of the test."""

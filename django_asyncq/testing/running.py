@@ -43,6 +43,11 @@ from .transactions import BodyTransactions, as_in_autocommit
 logger = get_logger("django_asyncq.testing")
 
 WORKER_ID = "run_tasks"
+# How many tasks may run within one another in the mode "immediate"; Python's limit of recursion lies at about 80.
+DEEPEST = 30
+
+# The names of the tasks that run around the caller, the outermost first.
+_running: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("django_asyncq_running", default=())
 
 
 def run_tasks(
@@ -90,7 +95,11 @@ def run_enqueued(alias: str, enqueue: Callable[[], list[Any]]) -> list[Any]:
     """Enqueue, and run what was enqueued and is due: now, or in a transaction of the project's code after its commit.
 
     enqueue: returns results; None for those refused.
+    Raises: TooManyRuns when DEEPEST tasks run around the caller, each enqueued by the one before.
     """
+    if len(names := _running.get()) >= DEEPEST:
+        remedy = 'each has enqueued the next; use the mode "store" and run_tasks() if that is right'
+        raise TooManyRuns(DEEPEST, dict(Counter(names).most_common()), remedy)
     database = writing_database(TaskRecord)
     if is_in_transaction(database):
         results = enqueue()
@@ -192,6 +201,7 @@ class Runner(RunSteps):
 
     def run(self, record: TaskRecord) -> None:
         """Run one task, and write what became of it."""
+        _running.set((*_running.get(), record.name))
         run = lifecycle.Run(record, Lease(str(record.id), record.fence + 1))
         try:
             task = registered(record.name)
@@ -305,7 +315,7 @@ def _steady_seconds() -> float:
 
 
 def _is_for_caller(error: BaseException) -> bool:
-    """Whether an error is a request to the test's process, and no failure of the task: Ctrl-C, or pytest's own."""
+    """Whether an error is meant for the test, and no failure of the task: Ctrl-C, pytest's own, a loop of tasks."""
     pytest = sys.modules.get("pytest")
     own = (pytest.fail.Exception, pytest.skip.Exception, pytest.exit.Exception) if pytest else ()
-    return is_a(error, (KeyboardInterrupt, *own))
+    return is_a(error, (KeyboardInterrupt, TooManyRuns, *own))

@@ -41,9 +41,12 @@ class BodyTransactions:
             if not _release(alias, savepoint):
                 discard_commit_hooks(connections[alias], self._first_hooks[alias])
         # A hook of one database may register one of another.
-        while waiting := [each for each, first in self._first_hooks.items() if last_hook_number(connections[each]) > first]:
+        while waiting := self._aliases_with_hooks():
             for alias in waiting:
                 run_commit_hooks(connections[alias], self._first_hooks[alias])
+
+    def _aliases_with_hooks(self) -> list[str]:
+        return [alias for alias, first in self._first_hooks.items() if last_hook_number(connections[alias]) > first]
 
     def holds(self, alias: str) -> bool:
         """Whether the caller has a transaction open in a database."""
