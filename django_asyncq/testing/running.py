@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -26,7 +27,7 @@ from ..exceptions import InvalidOption, TaskNotRegistered, TooManyRuns
 from ..guard import get_logger, is_a
 from ..logs import log_extra
 from ..models import FailureReason, TaskRecord, TaskRecordQuerySet, TaskState
-from ..registry import registered
+from ..registry import load_task_modules, registered
 from ..results import result_of
 from ..storage import database_clock
 from ..storage.routing import is_in_transaction, rows_of, transaction_of, writing_database
@@ -48,6 +49,9 @@ DEEPEST = 30
 
 # The names of the tasks that run around the caller, the outermost first.
 _running: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("django_asyncq_running", default=())
+
+# Workers do it when they start. Once in a process: where an app has no tasks, each attempt searches the disk.
+load_tasks_once = cache(load_task_modules)
 
 
 def run_tasks(
@@ -74,6 +78,7 @@ def run_tasks(
         )
     if isinstance(queues, str):
         raise InvalidOption(f"run_tasks(queues={queues!r}): give a list of names, such as [{queues!r}]")
+    load_tasks_once()
     rows = rows_of(TaskRecord).filter(backend=backend)
     if queues is not None:
         rows = rows.filter(queue_name__in=list(queues))
