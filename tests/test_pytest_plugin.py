@@ -104,6 +104,25 @@ def test_without_mark(asyncq):
     assert code == 0, output
 
 
+def test_prefix_of_an_alias(project: Path) -> None:
+    """A prefix in OPTIONS gives way to that of the test, or the next test would find the keys of this one."""
+    project.joinpath("settings.py").write_text(f"{SETTINGS}\nTASKS['default']['OPTIONS'] = {{'prefix': 'written'}}\n")
+    tests = """
+import pytest
+from django_asyncq.broker import clients
+from shop.tasks import order
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("number", [1, 2])
+def test_push(number, asyncq_redis):
+    order.enqueue(number)
+    keys = list(clients.client("producer").scan_iter("*"))
+    assert keys and not [key for key in keys if b"written" in key]
+"""
+    code, output = run_pytest(project, tests)
+    assert code == 0, output
+
+
 def test_tasks_that_no_test_imports(project: Path) -> None:
     """They are imported as in a worker: pytest-django runs no checks, which would do it."""
     project.joinpath("shop", "tasks.py").write_text(
