@@ -1,11 +1,10 @@
 """The parts of Django without documentation that this package uses. Nothing else in the package may touch them.
 
-Each function says why it is needed and when it can be removed. Imports nothing of the project.
+Each function says why it is needed and when it can be removed. Imports only `guard` of the package.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,7 +12,9 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
-logger = logging.getLogger("django_asyncq.testing")
+from .guard import get_logger
+
+logger = get_logger("django_asyncq.testing")
 
 
 def last_commit_hook(connection: BaseDatabaseWrapper) -> Callable[[], Any] | None:

@@ -233,9 +233,11 @@ class TooManyRuns(AsyncqError, AssertionError):
     runs: how often each task was run, by name, the most frequent first.
     """
 
-    def __init__(self, most: int, runs: dict[str, int]) -> None:
+    def __init__(
+        self, most: int, runs: dict[str, int], remedy: str = "give most= a higher number if that is right"
+    ) -> None:
         shown = ", ".join(f"{name} ({count})" for name, count in runs.items())
-        super().__init__(f"tasks are still due after {most} runs: {shown}; give most= a higher number if that is right")
+        super().__init__(f"tasks are still due after {most} runs: {shown}; {remedy}")
         self.runs = runs
 
 

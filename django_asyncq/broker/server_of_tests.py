@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.core.signals import setting_changed
 from redis.connection import parse_url
 
 from .. import conf
 from ..exceptions import RedisNotForTests
-from ..test_run import embedded_ports, is_test_run
+from ..test_run import embedded_ports, is_test_run, note_changed_setting
 from .configuration import CLUSTER_FACTORY
 from .location import DEFAULT_PORT, identity, location
 
@@ -47,3 +48,6 @@ def _name() -> str:
     if factory in ("", CLUSTER_FACTORY):
         return f"Redis at {identity(any_order=bool(factory))}"
     return f"the Redis of {conf.NAME}['CLIENT_FACTORY'] ({factory})"
+
+
+setting_changed.connect(note_changed_setting, dispatch_uid="django_asyncq.test_run")

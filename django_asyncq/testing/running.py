@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from uuid import UUID
 
@@ -28,7 +28,7 @@ from ..gates import row_slots
 from ..guard import get_logger, is_a
 from ..logs import log_extra
 from ..models import FailureReason, TaskRecord, TaskRecordQuerySet, TaskState
-from ..registry import registered
+from ..registry import load_task_modules, registered
 from ..results import result_of
 from ..storage import database_clock
 from ..storage.routing import is_in_transaction, rows_of, transaction_of, writing_database
@@ -47,6 +47,14 @@ from .transactions import BodyTransactions, as_in_autocommit
 logger = get_logger("django_asyncq.testing")
 
 WORKER_ID = "run_tasks"
+# How many tasks may run within one another in the mode "immediate"; Python's limit of recursion lies at about 80.
+DEEPEST = 30
+
+# The names of the tasks that run around the caller, the outermost first.
+_running: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("django_asyncq_running", default=())
+
+# Workers do it when they start. Once in a process: where an app has no tasks, each attempt searches the disk.
+load_tasks_once = cache(load_task_modules)
 
 
 def run_tasks(
@@ -73,6 +81,7 @@ def run_tasks(
         )
     if isinstance(queues, str):
         raise InvalidOption(f"run_tasks(queues={queues!r}): give a list of names, such as [{queues!r}]")
+    load_tasks_once()
     rows = rows_of(TaskRecord).filter(backend=backend)
     if queues is not None:
         rows = rows.filter(queue_name__in=list(queues))
@@ -95,7 +104,11 @@ def run_enqueued(alias: str, enqueue: Callable[[], list[Any]]) -> list[Any]:
     """Enqueue, and run what was enqueued and is due: now, or in a transaction of the project's code after its commit.
 
     enqueue: returns results; None for those refused.
+    Raises: TooManyRuns when DEEPEST tasks run around the caller, each enqueued by the one before.
     """
+    if len(names := _running.get()) >= DEEPEST:
+        remedy = 'each has enqueued the next; use the mode "store" and run_tasks() if that is right'
+        raise TooManyRuns(DEEPEST, dict(Counter(names).most_common()), remedy)
     database = writing_database(TaskRecord)
     if is_in_transaction(database):
         results = enqueue()
@@ -212,6 +225,7 @@ class Runner(RunSteps):
 
     def run(self, record: TaskRecord) -> None:
         """Run one task, and write what became of it. Raises: ProcessDied, as `fail_at` says."""
+        _running.set((*_running.get(), record.name))
         run = lifecycle.Run(record, Lease(str(record.id), record.fence + 1))
         with faults.living(run.lease) as life:
             outer = self._body, self._life
@@ -356,7 +370,7 @@ def _steady_seconds() -> float:
 
 
 def _is_for_caller(error: BaseException) -> bool:
-    """Whether an error is no failure of the task: Ctrl-C, pytest's own, the death of the process."""
+    """Whether an error is no failure of the task: Ctrl-C, pytest's own, the death of the process, a loop of tasks."""
     pytest = sys.modules.get("pytest")
     own = (pytest.fail.Exception, pytest.skip.Exception, pytest.exit.Exception) if pytest else ()
-    return is_a(error, (KeyboardInterrupt, ProcessDied, *own))
+    return is_a(error, (KeyboardInterrupt, ProcessDied, TooManyRuns, *own))
