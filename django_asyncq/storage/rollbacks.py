@@ -144,10 +144,17 @@ class RolledBack:
             self._lock.release()
 
     def _release_until_idle(self) -> None:
-        while self._wait():
-            self.release()
-            for connection in connections.all(initialized_only=True):
-                connection.close()
+        try:
+            while self._wait():
+                self.release()
+                for connection in connections.all(initialized_only=True):
+                    # As after an outage: a connection that cannot be closed is no reason to end.
+                    attempt(connection.close)
+        finally:
+            with self._thread_lock:
+                # Only after an error. Otherwise the thread has removed itself, and a new one may be running.
+                if self._thread is threading.current_thread():
+                    self._thread = None
 
     def _wait(self) -> bool:
         """Wait until there is something to do; False when the thread is to finish."""
