@@ -19,6 +19,7 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, TestCase
+from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils import timezone
 
@@ -394,6 +395,18 @@ def test_unreadable_database_is_tried_again(without_thread: None, monkeypatch: p
         rollbacks._rolled_back.release()
         assert len(holders()) == 2
     fill(2)
+
+
+def test_database_of_tests_that_are_over_is_not_looked_for(
+    without_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the alias is that of development again; the next test run has the slots."""
+    wrapper = connections[writing_database(TaskRecord)]
+    roll_back(2)
+    monkeypatch.setitem(wrapper.settings_dict, "NAME", "development")
+    with CaptureQueriesContext(wrapper) as queries:
+        rollbacks._rolled_back.release()
+    assert not queries.captured_queries and not holders()
 
 
 def test_thread_starts_only_for_a_task_at_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
