@@ -14,6 +14,7 @@ from uuid import UUID
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import DatabaseError, OperationalError, connection, transaction
+from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -23,6 +24,7 @@ from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.compat import InvalidTask, TaskResultDoesNotExist, TaskResultStatus
 from django_asyncq.exceptions import InvalidOption
 from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.storage.routing import writing_database
 from django_asyncq.tasks import task
 
 from . import acl, tasks
@@ -75,6 +77,21 @@ def test_rollback_leaves_nothing() -> None:
         also_kept = tasks.add.enqueue(4)
     assert pending() == [kept.id, also_kept.id]
     assert TaskRecord.objects.count() == 2
+
+
+@pytest.mark.django_db
+def test_each_capture_of_a_test_case_has_its_own_tasks() -> None:
+    """Also after tasks that were enqueued before it: a test case's transaction merges nothing."""
+    alias = writing_database(TaskRecord)
+    tasks.add.enqueue(1)
+    for _ in range(2):
+        with TestCase.captureOnCommitCallbacks(using=alias, execute=True) as hooks:
+            second = tasks.add.enqueue(2)
+        assert len(hooks) == 1 and pending()[-1] == second.id
+    with TestCase.captureOnCommitCallbacks(using=alias) as hooks, transaction.atomic(using=alias):
+        tasks.add.enqueue(3)
+        tasks.add.enqueue(4)
+    assert len(hooks) == 1
 
 
 def test_all_tasks_of_a_transaction_are_pushed_with_one_script_call(redis_client: Any) -> None:

@@ -94,8 +94,20 @@ def test_two_that_find_no_identity_agree(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.django_db(transaction=True)
+def test_worker_inserts_no_identity(redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a flush by another process: the supervisors that run would stop at one that they do not know."""
+    tasks.add.enqueue(1)
+    monkeypatch.setattr(identity, "_remembered", {})
+    DatabaseIdentity.objects.all().delete()
+    assert len(claim_all()) == 1
+    assert not DatabaseIdentity.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
 def test_identity_is_read_once_by_a_worker() -> None:
     """Later claims send no statement for it."""
+    identity.ensure()
+    identity._remembered.clear()
     identity.own()
     with CaptureQueriesContext(connections[writing_database(TaskRecord)]) as queries:
         identity.own()
@@ -278,6 +290,22 @@ def gets(client: Any) -> int:
     """How many GET the server has had."""
     count: int = client.info("commandstats").get("cmdstat_get", {"calls": 0})["calls"]
     return count
+
+
+@pytest.mark.django_db(transaction=True)
+def test_broken_transaction_of_a_caller_ends_no_refusal(redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be read in it; what other threads enqueue is still refused."""
+    identity.ensure()
+    set_owner(redis_client, OTHER)
+    with pytest.raises(PrefixTaken):
+        tasks.add.enqueue(1)
+    prefix_check.forget()
+    with transaction.atomic(using=writing_database(TaskRecord)):
+        transaction.set_rollback(True, using=writing_database(TaskRecord))
+        with pytest.raises(PrefixTaken):
+            tasks.add.enqueue(1)
+    with pytest.raises(PrefixTaken):
+        tasks.add.enqueue(1)
 
 
 @pytest.mark.django_db(transaction=True)

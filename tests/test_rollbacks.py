@@ -19,6 +19,7 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, TestCase
+from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils import timezone
 
@@ -396,6 +397,18 @@ def test_unreadable_database_is_tried_again(without_thread: None, monkeypatch: p
     fill(2)
 
 
+def test_database_of_tests_that_are_over_is_not_looked_for(
+    without_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the alias is that of development again; the next test run has the slots."""
+    wrapper = connections[writing_database(TaskRecord)]
+    roll_back(2)
+    monkeypatch.setitem(wrapper.settings_dict, "NAME", "development")
+    with CaptureQueriesContext(wrapper) as queries:
+        rollbacks._rolled_back.release()
+    assert not queries.captured_queries and not holders()
+
+
 def test_thread_starts_only_for_a_task_at_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """And finishes when nothing that was taken can still be held provisionally."""
     own = rollbacks.RolledBack()
@@ -410,3 +423,26 @@ def test_thread_starts_only_for_a_task_at_a_gate(monkeypatch: pytest.MonkeyPatch
     assert thread is not None and thread.name == THREAD
     thread.join(10)
     assert not thread.is_alive() and own._thread is None
+
+
+def test_thread_that_dies_has_a_successor(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The next task at a gate starts another one."""
+    own = rollbacks.RolledBack()
+    monkeypatch.setattr(rollbacks, "_rolled_back", own)
+    with monkeypatch.context() as patch:
+        patch.setattr(own, "release", lambda: sys.exit(1))
+        roll_back(1)
+        wait_until(lambda: own._thread is None, "the death of the thread", 5)
+    assert f"thread {THREAD} has died" in caplog.text
+    roll_back(1)
+    wait_until(lambda: not holders(), "an empty gate", 5)
+
+
+def test_task_without_a_gate_waits_for_no_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may be releasing slots, slowly."""
+    calls: list[None] = []
+    monkeypatch.setattr(gates.admission, "release_rolled_back", lambda: calls.append(None))
+    tasks.add.enqueue(1)
+    assert not calls
+    fill(1)
+    assert len(calls) == 1

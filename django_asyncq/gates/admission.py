@@ -57,7 +57,8 @@ def acquire(
     Raises: QueueFull when a gate has too few free slots, UnknownGate, GateUnavailable. The caller then releases the
     slots acquired so far, with `release_uncommitted`.
     """
-    release_rolled_back()
+    if _in_redis(records):
+        release_rolled_back()
     seconds = conf.current().provisional_seconds
     mode: Mode = "wait" if timed else "partial" if partial else "all"
     return _admit_groups(records, mode=mode, seconds=seconds, again=again, must_exist=not timed)

@@ -13,6 +13,7 @@ from ..aliases import uses_redis
 from ..django_internals import last_commit_hook
 from ..models import TaskRecord
 from ..storage.rollbacks import Takings
+from ..storage.routing import is_in_transaction
 from ..test_run import is_test_run
 
 
@@ -38,11 +39,16 @@ class CommitHook(ABC):
 
     @classmethod
     def of_transaction(cls, connection: BaseDatabaseWrapper) -> Self:
-        """Return the hook of this kind that the current transaction or savepoint registered last, or a new one."""
+        """Return the hook of this kind that the current transaction or savepoint registered last, or a new one.
+
+        In the transaction of a test case each task has a hook of its own, as it would without that transaction:
+        `captureOnCommitCallbacks` calls only the hooks that were registered within it.
+        """
         hook = last_commit_hook(connection)
-        # Not isinstance: a hook of a subclass does something else. `captureOnCommitCallbacks` calls hooks and leaves
-        # them there.
-        return hook if type(hook) is cls and not hook._is_called else cls()
+        # Not isinstance: a hook of a subclass does something else. `captureOnCommitCallbacks` leaves called hooks there.
+        if type(hook) is not cls or hook._is_called or (is_test_run() and not is_in_transaction(connection.alias)):
+            return cls()
+        return hook
 
     def release_at_rollback(self, records: Iterable[TaskRecord], connection: BaseDatabaseWrapper) -> None:
         """Have the gate slots of tasks released if the transaction, or its savepoint, is rolled back."""

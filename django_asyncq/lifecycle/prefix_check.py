@@ -76,7 +76,7 @@ def _ask(prefix: str, now: float) -> None:
     try:
         database = _read_identity() if owner is not None else None
     except DatabaseError as error:
-        # If it is more than a table that is missing, the INSERT reports it.
+        # If it is more than a table that is missing, the INSERT reports it; so it does in a broken transaction.
         logger.debug("the identity of the database cannot be read: %s", error)
         return
     if owner is not None and database is not None and owner != database and not _will_adopt(database):
@@ -91,8 +91,6 @@ def _ask(prefix: str, now: float) -> None:
 def _read_identity() -> UUID | None:
     """Read the identity of the database; an error does not break the caller's transaction. Raises: django.db.Error."""
     connection = connections[writing_database(TaskRecord)]
-    if connection.needs_rollback:
-        return None
     with transaction_of(TaskRecord) if connection.in_atomic_block else nullcontext():
         return identity.read()
 

@@ -2,7 +2,7 @@
 
 It is a row, so a backup and a copy of the database have it too. `migrate` inserts it, and so does a supervisor that
 finds none: after a `flush`, for instance. A process that has read it inserts the same one again. A producer never
-inserts it: within the caller's transaction that could be rolled back.
+inserts it: within the caller's transaction that could be rolled back. Nor does a worker: its supervisor may know it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,12 @@ def ensure() -> UUID:
     return found
 
 
-def own() -> UUID:
-    """Return the identity as this process knows it, which asks the database once. Raises: django.db.Error."""
-    return known() or ensure()
+def own() -> UUID | None:
+    """Return the identity as this process knows it, which asks the database until it has one.
+
+    Raises: django.db.Error.
+    """
+    return known() or read()
 
 
 def renew() -> UUID:

@@ -39,7 +39,7 @@ RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 1.0
 LIVE_STATES = (TaskState.QUEUED, TaskState.RUNNING)
 
-Release = Callable[[list[TaskRecord]], object]
+Release = Callable[[Sequence[TaskRecord]], object]
 
 
 class Takings:
@@ -49,7 +49,7 @@ class Takings:
     """
 
     def __init__(self, hook: object, connection: BaseDatabaseWrapper, release: Release) -> None:
-        self.database = connection.alias
+        self.database = connection.alias, _name(connection)
         self.release = release
         self.records: list[TaskRecord] = []
         # Monotonic time at which the last of it has expired.
@@ -78,13 +78,17 @@ def _note_dropped(takings: Takings, connection: weakref.ref[BaseDatabaseWrapper]
         _rolled_back.note(takings)
 
 
+def _name(connection: BaseDatabaseWrapper) -> str:
+    return str(connection.settings_dict["NAME"])
+
+
 def _is_in_memory(connection: BaseDatabaseWrapper) -> bool:
     """Whether the database is in the memory of this process, as in most tests on SQLite.
 
     A thread that reads there makes a write of another thread fail at once, whatever the timeout. Nobody else can use
     the database, so it is enough that the next call releases.
     """
-    name = str(connection.settings_dict["NAME"])
+    name = _name(connection)
     return connection.vendor == "sqlite" and (":memory:" in name or "mode=memory" in name)
 
 
@@ -144,10 +148,17 @@ class RolledBack:
             self._lock.release()
 
     def _release_until_idle(self) -> None:
-        while self._wait():
-            self.release()
-            for connection in connections.all(initialized_only=True):
-                connection.close()
+        try:
+            while self._wait():
+                self.release()
+                for connection in connections.all(initialized_only=True):
+                    # As after an outage: a connection that cannot be closed is no reason to end.
+                    attempt(connection.close)
+        finally:
+            with self._thread_lock:
+                # Only after an error. Otherwise the thread has removed itself, and a new one may be running.
+                if self._thread is threading.current_thread():
+                    self._thread = None
 
     def _wait(self) -> bool:
         """Wait until there is something to do; False when the thread is to finish."""
@@ -165,7 +176,7 @@ class RolledBack:
 def _release_all(todo: Sequence[Takings]) -> list[Takings]:
     """Release what has not expired; return what has to be tried again."""
     left: list[Takings] = []
-    groups: dict[tuple[str, Release], list[Takings]] = {}
+    groups: dict[tuple[tuple[str, str], Release], list[Takings]] = {}
     for takings in todo:
         if time.monotonic() < takings.expires_at:
             groups.setdefault((takings.database, takings.release), []).append(takings)
@@ -181,21 +192,26 @@ def _release_all(todo: Sequence[Takings]) -> list[Takings]:
     return left
 
 
-def _release_uncommitted(database: str, release: Release, records: Sequence[TaskRecord]) -> bool:
+def _release_uncommitted(database: tuple[str, str], release: Release, records: Sequence[TaskRecord]) -> bool:
     """Release what tasks hold that are neither QUEUED nor RUNNING; return whether all were looked at.
 
-    Raises: django.db.Error.
+    database: alias and name. Raises: django.db.Error.
     """
+    alias, name = database
+    if _name(connections[alias]) != name:
+        # A test database that no longer exists: now the alias is that of the project, which must not be looked at.
+        release(records)
+        return True
     is_done = True
     for start in range(0, len(records), IDS_PER_QUERY):
         part = records[start : start + IDS_PER_QUERY]
-        rows = rows_of(TaskRecord).using(database).filter(id__in=[record.id for record in part])
+        rows = rows_of(TaskRecord).using(alias).filter(id__in=[record.id for record in part])
         states = dict(rows.values_list("id", "state"))
         release([record for record in part if record.id not in states])
         # Rows whose retry was rolled back.
         final = [record for record in part if states.get(record.id, TaskState.QUEUED) not in LIVE_STATES]
         if final:
-            is_done &= _release_final(database, release, final)
+            is_done &= _release_final(alias, release, final)
     return is_done
 
 
