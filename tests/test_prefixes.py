@@ -17,6 +17,7 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from django_asyncq import lifecycle, registry
+from django_asyncq.backend import AsyncqBackend
 from django_asyncq.broker import Broker
 from django_asyncq.broker.inspection import Inspection
 from django_asyncq.broker.keys import QueueKeys, queues_key, scheduler_history_key, scheduler_key, schedulers_key
@@ -51,6 +52,10 @@ TAKES_ALIAS = {
     "scheduler_key": 1,
     "scheduler_history_key": 1,
 }
+
+
+class OwnBackend(AsyncqBackend):
+    """What a project may have in place of ours."""
 
 
 @pytest.fixture
@@ -229,6 +234,8 @@ def test_aliases_of_one_prefix_need_queues_of_their_own(settings: Any) -> None:
     settings.TASKS = {name: {**shared, "QUEUES": [name, "mail"]} for name in ("default", "second")}
     (error,) = check_aliases()
     assert "'mail'" in error.msg
+    settings.TASKS = {name: {**each, "BACKEND": f"{__name__}.OwnBackend"} for name, each in settings.TASKS.items()}
+    assert [each.id for each in check_aliases()] == [error.id]
     assert "'app'" in error.msg
 
 
