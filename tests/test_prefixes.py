@@ -119,7 +119,8 @@ def test_workers_run_the_tasks_of_their_alias_only(
         tasks.add.enqueue(number)
         second.enqueue(10 * number)
     second.using(run_after=soon).enqueue(30)
-    run_workers("--backend", "second")
+    done = run_workers("--backend", "second")
+    assert f"keys begin with {prefix_of('second')}:" in done.stdout + done.stderr
     assert {line["a"] for line in history(tmp_path / "history")} == {10, 20, 30}
     assert (
         TaskRecord.objects.filter(state=TaskState.QUEUED).values_list("backend", flat=True).distinct().get()
