@@ -6,6 +6,7 @@ import ast
 import json
 import logging
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -299,6 +300,17 @@ def test_verbosity_is_obeyed(verbosity: int, history_path: Path) -> None:
     debug = lines_at(done.stderr, "DEBUG")
     returned = f"task {retried.id} {name}: attempt 2 of 3 returned after"
     assert any(returned in line for line in debug) == (verbosity > 1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_stop_says_how_long_running_tasks_have(tmp_path: Path) -> None:
+    """Otherwise a person at the terminal sees nothing for as long as the longest task runs. A burst says nothing."""
+    with workers(tmp_path) as fleet:
+        wait_until(lambda: "Ready." in fleet.output(), "ready line")
+        assert fleet.stop(signal.SIGINT) == 0
+        seconds = conf.current().shutdown_grace_seconds
+        assert fleet.output().count(f"Stopping: running tasks may finish within {seconds:g} s.") == 1
+    assert "Stopping" not in run_workers().stdout
 
 
 @pytest.mark.django_db(transaction=True)
