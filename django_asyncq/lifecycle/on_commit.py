@@ -45,7 +45,7 @@ class CommitHook(ABC):
         `captureOnCommitCallbacks` calls only the hooks that were registered within it.
         """
         hook = last_commit_hook(connection)
-        # Not isinstance: a hook of a subclass does something else. `captureOnCommitCallbacks` leaves called hooks there.
+        # Not isinstance: a hook of a subclass does something else. A capture leaves the hooks there that it has called.
         if type(hook) is not cls or hook._is_called or (is_test_run() and not is_in_transaction(connection.alias)):
             return cls()
         return hook
