@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import redis
 from django.core.management import call_command
+from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 
 from django_asyncq import lifecycle, registry
@@ -181,6 +183,22 @@ def test_a_retry_goes_to_the_prefix_of_its_alias(second: Any, broker: Broker) ->
         else:
             assert forward_due(broker, ["default"]).retried == 1
         assert (pending("default"), pending("second")) == ([], [result.id])
+
+
+def test_a_retry_in_the_admin_goes_to_the_prefix_of_its_alias(
+    second: Any, admin_client: Client, broker: Broker
+) -> None:
+    """Its page knows the alias from the row."""
+    result = second.enqueue(1)
+    (run,) = lifecycle.claim(broker, "default", "w", 1, "second").runs
+    lifecycle.fail(run, ValueError("x"), "", timezone.now(), retry_at=None)
+    lifecycle.record_runs([run])
+    lifecycle.acknowledge(broker, "w", [run])
+    assert (
+        admin_client.post(reverse("admin:django_asyncq_taskrecord_changelist") + f"{result.id}/retry/").status_code
+        == 302
+    )
+    assert (pending("default"), pending("second")) == ([], [result.id])
 
 
 def test_a_task_moves_when_the_prefix_of_its_alias_changes(second: Any, settings: Any, key_prefix: str) -> None:
