@@ -304,6 +304,26 @@ class Behaviour(Kit):
         assert row(result).errors[0]["exception"] == "django.db.utils.IntegrityError"
         assert Group.objects.filter(name="other").count() == 0
 
+    def test_database_error_in_a_commit_hook_leaves_the_test_usable(self) -> None:
+        """A hook fails alone; the task fails if the hook is not robust, and what the body wrote is kept."""
+
+        def violates() -> None:
+            Group.objects.create(name="body")
+
+        def registers(context: Any, is_robust: bool) -> str:
+            Group.objects.get_or_create(name="body")
+            transaction.on_commit(violates, robust=is_robust)
+            transaction.on_commit(lambda: Group.objects.create(name="next hook"))
+            return "done"
+
+        robust = tasks.run.enqueue(body(registers), True)
+        run_tasks()
+        assert row(robust).return_value == "done"
+        assert set(Group.objects.values_list("name", flat=True)) == {"body", "next hook"}
+        bad = tasks.run.using(max_attempts=1).enqueue(body(registers), False)
+        run_tasks()
+        assert row(bad).errors[0]["exception"] == "django.db.utils.IntegrityError"
+
     def test_atomic_task(self) -> None:
         """Effects and success together, or neither; its hooks run once."""
         called: list[str] = []
@@ -597,6 +617,36 @@ class Behaviour(Kit):
 
 class InTestCase(Behaviour, TestCase):
     """Within the transaction of the test."""
+
+    def test_each_capture_has_a_hook_of_its_own(self) -> None:
+        """A hook that a capture has called stays with the connection; it collects no more tasks."""
+        announced: list[str] = []
+
+        def receive(task_result: Any, **kwargs: Any) -> None:
+            announced.append(task_result.id)
+
+        compat.task_enqueued.connect(receive)
+        try:
+            with self.captureOnCommitCallbacks(execute=True) as first:
+                one = tasks.add.enqueue(1)
+            with self.captureOnCommitCallbacks(execute=True) as second:
+                other = tasks.add.enqueue(2)
+        finally:
+            compat.task_enqueued.disconnect(receive)
+        assert (len(first), len(second)) == (1, 1)
+        assert announced == [one.id, other.id]
+
+    def test_transaction_left_open_does_not_reach_the_next_body(self) -> None:
+        """What was written in it is gone, as when a worker closes the connection."""
+
+        def enters(context: Any) -> None:
+            transaction.atomic().__enter__()
+            Group.objects.create(name="never committed")
+
+        tasks.run.enqueue(body(enters))
+        run_tasks()
+        assert not Group.objects.exists()
+        assert len(connection.savepoint_ids) == 1  # the savepoint of the test, within that of its class
 
 
 class InTransactionTestCase(Behaviour, TransactionTestCase):

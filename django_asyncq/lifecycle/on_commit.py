@@ -22,10 +22,12 @@ class CommitHook(ABC):
     def __init__(self) -> None:
         self.records: list[TaskRecord] = []
         self._is_registered = False
+        self._is_called = False
         self._takings: Takings | None = None
 
     def __call__(self) -> None:
         """Follow up; Django calls this after the commit."""
+        self._is_called = True
         if self._takings is not None:
             self._takings.keep()
         self.follow_up()
@@ -38,8 +40,9 @@ class CommitHook(ABC):
     def of_transaction(cls, connection: BaseDatabaseWrapper) -> Self:
         """Return the hook of this kind that the current transaction or savepoint registered last, or a new one."""
         hook = last_commit_hook(connection)
-        # Not isinstance: a hook of a subclass does something else.
-        return hook if type(hook) is cls else cls()
+        # Not isinstance: a hook of a subclass does something else. `captureOnCommitCallbacks` calls hooks and leaves
+        # them there.
+        return hook if type(hook) is cls and not hook._is_called else cls()
 
     def release_at_rollback(self, records: Iterable[TaskRecord], connection: BaseDatabaseWrapper) -> None:
         """Have the gate slots of tasks released if the transaction, or its savepoint, is rolled back."""

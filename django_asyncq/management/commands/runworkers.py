@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -159,6 +160,7 @@ class Command(BaseCommand):
         """Check the backend and Redis, then supervise until stopped."""
         settings = conf.current()
         self._verbosity = options["verbosity"]
+        self._check_process()
         # A process that has called this as a function, such as a test run, keeps its logging as it is.
         if self._is_program:
             log_to_stderr("supervisor", self._verbosity)
@@ -242,6 +244,17 @@ class Command(BaseCommand):
             LivenessFile(path).check()
         except OSError as error:
             raise CommandError(f"--liveness-file cannot be written: {error}") from error
+
+    @staticmethod
+    def _check_process() -> None:
+        """Refuse to start in a process that Python allows no children."""
+        if multiprocessing.current_process().daemon:
+            raise CommandError(
+                "runworkers was called in a daemonic process, such as those of 'manage.py test --parallel', which may "
+                "not start worker processes. Run this test without --parallel (give it a tag, and exclude that with "
+                "--exclude-tag) or with pytest-xdist, or run the tasks in the process of the test with "
+                "django_asyncq.testing.run_tasks()."
+            )
 
     @staticmethod
     def _check_shared_databases() -> None:
