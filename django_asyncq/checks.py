@@ -237,7 +237,8 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
         )
     tasks = getattr(django_settings, "TASKS", None)
     named = tasks if isinstance(tasks, dict) else {}
-    ours = {name: params for name, params in named.items() if "django_asyncq" in str(params.get("BACKEND", ""))}
+    # A backend of the project may be a subclass of ours.
+    ours = {name: params for name, params in named.items() if hasattr(aliases.backend_class(name), "uses_redis")}
     # In test settings Django's own backends are a choice. A project that forgot TASKS has the immediate one by default.
     is_chosen = django_settings.is_overridden("TASKS")  # type: ignore[misc]
     chosen = {str(params.get("BACKEND", "")) for params in named.values()} if is_chosen else set()

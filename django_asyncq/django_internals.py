@@ -1,18 +1,20 @@
 """The parts of Django without documentation that this package uses. Nothing else in the package may touch them.
 
-Each function says why it is needed and when it can be removed. Imports nothing of the project.
+Each function says why it is needed and when it can be removed. Imports only `guard` of the package.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
-logger = logging.getLogger("django_asyncq.testing")
+from .guard import get_logger
+
+logger = get_logger("django_asyncq.testing")
 
 
 def last_commit_hook(connection: BaseDatabaseWrapper) -> Callable[[], Any] | None:
@@ -39,14 +41,34 @@ def may_have_committed(connection: BaseDatabaseWrapper) -> bool:
     return connection.errors_occurred and not connection.in_atomic_block
 
 
+def open_blocks(connection: BaseDatabaseWrapper) -> int:
+    """Return how many `atomic` blocks are open. Uses `atomic_blocks`, as `leave_blocks` says."""
+    return len(connection.atomic_blocks)
+
+
+def leave_blocks(connection: BaseDatabaseWrapper, count: int) -> None:
+    """Leave the innermost `atomic` blocks until `count` are open, as an error in them would.
+
+    Uses `atomic_blocks`: code that has entered a block by hand and never left it is found in no other way, and all that
+    follows on the connection would be within the block.
+    Remove when Django closes what a block leaves open within it.
+    """
+    while len(connection.atomic_blocks) > count:
+        error = RuntimeError("a task has left a transaction open")
+        connection.atomic_blocks[-1].__exit__(RuntimeError, error, None)
+
+
 def last_hook_number(connection: BaseDatabaseWrapper) -> int:
     """Return how many commit hooks wait on a connection. Uses `run_on_commit`, as `run_commit_hooks` says."""
     return len(connection.run_on_commit)
 
 
-def run_commit_hooks(connection: BaseDatabaseWrapper, first: int) -> None:
+def run_commit_hooks(
+    connection: BaseDatabaseWrapper, first: int, surroundings: Callable[[], AbstractContextManager[None]]
+) -> None:
     """Call the commit hooks of a test case's transaction from a number on, and those that they register; forget them.
 
+    surroundings: in which each hook is called.
     Raises: what a hook raises that is not robust, as a commit does; the hooks after it are forgotten.
     Uses `run_on_commit`: Django's `captureOnCommitCallbacks` calls the same hooks, but leaves them there, so one
     that is nested in another would have them called twice.
@@ -58,11 +80,13 @@ def run_commit_hooks(connection: BaseDatabaseWrapper, first: int) -> None:
             _, hook, is_robust = entry
             if is_robust:
                 try:
-                    hook()
+                    with surroundings():
+                        hook()
                 except Exception:
                     logger.exception("a robust commit hook failed")
             else:
-                hook()
+                with surroundings():
+                    hook()
     finally:
         discard_commit_hooks(connection, first)
 

@@ -166,14 +166,16 @@ class DatabaseNotSetUp(AsyncqError):
 class PrefixTaken(AsyncqError):
     """The Redis prefix belongs to another database; nothing was written.
 
-    prefix: the KEY_PREFIX. owner: the identity of the database to which it belongs. database: that of this one.
+    prefix: the KEY_PREFIX, or that of an alias in TASKS. owner: the identity of the database to which it belongs.
+    database: that of this one.
     """
 
     def __init__(self, *, prefix: str, owner: uuid.UUID, database: uuid.UUID) -> None:
         super().__init__(
             f"the Redis prefix {prefix!r} belongs to another database (its identity is {owner}, that of this database "
-            f'is {database}). Remedy: give this project an ASYNCQ["KEY_PREFIX"] of its own. If this database replaces '
-            f"the other one, stop the workers of the other one and run: manage.py asyncq adopt"
+            f'is {database}). Remedy: give this project an ASYNCQ["KEY_PREFIX"] of its own, or another "prefix" in the '
+            f"OPTIONS of the alias in TASKS that has it. If this database replaces the other one, stop the workers of "
+            f"the other one and run: manage.py asyncq adopt"
         )
         self.prefix = prefix
         self.owner = owner
@@ -233,9 +235,11 @@ class TooManyRuns(AsyncqError, AssertionError):
     runs: how often each task was run, by name, the most frequent first.
     """
 
-    def __init__(self, most: int, runs: dict[str, int]) -> None:
+    def __init__(
+        self, most: int, runs: dict[str, int], remedy: str = "give most= a higher number if that is right"
+    ) -> None:
         shown = ", ".join(f"{name} ({count})" for name, count in runs.items())
-        super().__init__(f"tasks are still due after {most} runs: {shown}; give most= a higher number if that is right")
+        super().__init__(f"tasks are still due after {most} runs: {shown}; {remedy}")
         self.runs = runs
 
 

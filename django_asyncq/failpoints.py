@@ -70,13 +70,16 @@ def reach(name: str) -> None:
         armed(name)
 
 
-def arm(action: Callable[[str], None]) -> None:
-    """Have `action` called with the name of each point that this process reaches, in any thread."""
+def arm(action: Callable[[str], None] | None) -> Callable[[str], None] | None:
+    """Have `action` called with the name of each point that this process reaches, in any thread.
+
+    action: None for nothing. Returns: what was armed before.
+    """
     global _armed
-    _armed = action
+    before, _armed = _armed, action
+    return before
 
 
 def disarm() -> None:
     """Have nothing happen at any point."""
-    global _armed
-    _armed = None
+    arm(None)

@@ -56,6 +56,11 @@ def one_alias_per_prefix(more: Iterable[str] = ()) -> list[str]:
     return sorted(found.values())
 
 
+def owned_prefixes() -> list[str]:
+    """Return every prefix that must belong to this database alone: KEY_PREFIX, then those of the aliases in TASKS."""
+    return list(dict.fromkeys([conf.current().key_prefix, *map(prefix_of, redis_aliases())]))
+
+
 def _tasks() -> dict[str, Any]:
     written = getattr(settings, "TASKS", {})
     return written if isinstance(written, dict) else {}

@@ -69,9 +69,16 @@ def why_missing(name: str) -> str:
         )
     config = max(found, key=lambda each: len(each.name))
     path = Path(config.path, *module.removeprefix(config.name).strip(".").split("."))
-    if module != f"{config.name}.tasks" and (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()):
+    if module != f"{config.name}.tasks" and _is_module(path):
         return f"{module} is not imported by any tasks.py of an installed app; import it in {config.name}/tasks.py"
     return f"the app {config.name} has no module {module} here; deploy the code that has it, and restart the workers"
+
+
+def _is_module(path: Path) -> bool:
+    try:
+        return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+    except OSError:  # The name is longer than that of a file can be.
+        return False
 
 
 def find(name: str) -> Task[Any, Any] | None:

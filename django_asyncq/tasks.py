@@ -352,7 +352,7 @@ def task(
     Raises: InvalidOption; TypeError for an unknown option; the framework's InvalidTask, also for a function that no
     worker finds by its name, and for a second one of the same name.
     """
-    check_known(set(options), {field.name for field in fields(Task)} - {field.name for field in fields(compat.Task)})
+    check_known(set(options), {*TaskOptions.__annotations__, "takes_context"})
 
     def declare(function: Callable[..., Any]) -> Any:
         _check_function(function)

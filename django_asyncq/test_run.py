@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 # The ports of the running embedded servers of this process and of those that started it, such as pytest-xdist's.
 # Processes that the tests start inherit it.
 SERVERS_VARIABLE = "ASYNCQ_EMBEDDED_REDIS_PORTS"
 TEST_HOST = "testserver"
+
+# Whether a test has replaced ALLOWED_HOSTS, where the host of the test client was.
+_has_changed_hosts = False
 
 
 def is_test_run() -> bool:
@@ -23,7 +27,14 @@ def is_test_run() -> bool:
     mail = sys.modules.get("django.core.mail")
     if mail is None or not hasattr(mail, "outbox"):
         return False
-    return TEST_HOST in sys.modules["django.conf"].settings.ALLOWED_HOSTS
+    return _has_changed_hosts or TEST_HOST in sys.modules["django.conf"].settings.ALLOWED_HOSTS
+
+
+def note_changed_setting(*, setting: str, **kwargs: Any) -> None:
+    """Receive `setting_changed`, which only the tools of tests send: a test may replace ALLOWED_HOSTS."""
+    global _has_changed_hosts
+    if setting == "ALLOWED_HOSTS":
+        _has_changed_hosts = True
 
 
 def embedded_ports() -> set[int]:

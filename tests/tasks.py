@@ -26,7 +26,7 @@ from django.db import OperationalError, connections
 from django_asyncq import compat, startup_task, task
 from django_asyncq.context import TaskContext, current_task
 
-from . import process_tasks, settings_tasks  # noqa: F401 - their tasks are registered
+from . import equality_tasks, process_tasks, settings_tasks  # noqa: F401 - their tasks are registered
 
 if os.environ.get("ASYNCQ_TEST_BREAK_WORKERS") and multiprocessing.parent_process() is not None:
     raise ImportError("broken on purpose, in worker processes only")

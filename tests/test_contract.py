@@ -186,7 +186,7 @@ def test_one_exception_class_needs_no_tuple() -> None:
     ("declare", "remedy"),
     [
         (lambda: task("mails"), "'mails' cannot be a task: .*options are given by name"),
-        (lambda: task(object()), "cannot be a task: it is a object, not a function"),
+        (lambda: task(object()), "cannot be a task: it is of type object, not a function"),
         (lambda: task(dict), "cannot be a task: it is a class, not a function"),
         (lambda: task()(tasks.add), r"cannot be a task: it is a task already; its \.using"),
         (lambda: task(tasks.add), r"cannot be a task: it is a task already"),
@@ -204,6 +204,8 @@ def test_unknown_options_are_refused_with_a_similar_one() -> None:
         task(max_attempt=3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"write task\.using\(run_after=…\)"):
         task(run_after=3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"did you mean 'queue_name'\? .*, priority, queue_limit, queue_name, .*takes_"):
+        task(queue="mails")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("value", [60, "tomorrow", date(2030, 1, 1), 1.5])

@@ -102,7 +102,7 @@ def imported(file: Path, *bodies: str) -> Any:
         (Home.static, "in a class"),
         (Home().method, "a method belongs to an object"),
         (functools.partial(plain), "functools.partial"),
-        (Home(), "it is a Home"),
+        (Home(), "it is of type Home"),
         (Home, "it is a class"),
         (len, "not a function"),
         (None, "not a function"),

@@ -54,11 +54,15 @@ def links_of(page: Path) -> Iterator[tuple[str, str]]:
     yield from re.findall(r"\]\(((?!https?:)[^)#]*)(?:#([^)]*))?\)", page.read_text())
 
 
+def all_blocks_of(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield the language and the code of each block, without its indentation."""
+    for indent, language, code in re.findall(r"^( *)```(\w+)\n(.*?)```", page.read_text(), re.DOTALL | re.MULTILINE):
+        yield language, "\n".join(line.removeprefix(indent) for line in code.splitlines())
+
+
 def blocks_of(page: Path, *languages: str) -> Iterator[str]:
     """Yield the code blocks of some languages, without their indentation."""
-    for indent, language, code in re.findall(r"^( *)```(\w+)\n(.*?)```", page.read_text(), re.DOTALL | re.MULTILINE):
-        if language in languages:
-            yield "\n".join(line.removeprefix(indent) for line in code.splitlines())
+    return (code for language, code in all_blocks_of(page) if language in languages)
 
 
 def spans_of(page: Path) -> list[str]:

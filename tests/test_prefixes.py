@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import signal
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
@@ -14,16 +16,19 @@ import redis
 from django.core.management import call_command
 from django.utils import timezone
 
-from django_asyncq import lifecycle
+from django_asyncq import lifecycle, registry
+from django_asyncq.backend import AsyncqBackend
 from django_asyncq.broker import Broker
 from django_asyncq.broker.inspection import Inspection
-from django_asyncq.broker.keys import QueueKeys, queues_key
+from django_asyncq.broker.keys import QueueKeys, queues_key, scheduler_history_key, scheduler_key, schedulers_key
 from django_asyncq.checks import check_aliases
 from django_asyncq.exceptions import QueueFull
 from django_asyncq.maintenance.forwarder import forward_due
 from django_asyncq.maintenance.reconciler import Reconciler
-from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.models import Schedule, TaskRecord, TaskState
 from django_asyncq.prefixes import one_alias_per_prefix, prefix_of
+from django_asyncq.scheduling.asynq_entries import SchedulerEntries
+from django_asyncq.scheduling.scheduler import Scheduler
 from django_asyncq.testing import EmbeddedRedis
 
 from . import acl, tasks
@@ -47,6 +52,10 @@ TAKES_ALIAS = {
     "scheduler_key": 1,
     "scheduler_history_key": 1,
 }
+
+
+class OwnBackend(AsyncqBackend):
+    """What a project may have in place of ours."""
 
 
 @pytest.fixture
@@ -110,7 +119,8 @@ def test_workers_run_the_tasks_of_their_alias_only(
         tasks.add.enqueue(number)
         second.enqueue(10 * number)
     second.using(run_after=soon).enqueue(30)
-    run_workers("--backend", "second")
+    done = run_workers("--backend", "second")
+    assert f"keys begin with {prefix_of('second')}:" in done.stdout + done.stderr
     assert {line["a"] for line in history(tmp_path / "history")} == {10, 20, 30}
     assert (
         TaskRecord.objects.filter(state=TaskState.QUEUED).values_list("backend", flat=True).distinct().get()
@@ -225,4 +235,64 @@ def test_aliases_of_one_prefix_need_queues_of_their_own(settings: Any) -> None:
     settings.TASKS = {name: {**shared, "QUEUES": [name, "mail"]} for name in ("default", "second")}
     (error,) = check_aliases()
     assert "'mail'" in error.msg
+    settings.TASKS = {name: {**each, "BACKEND": f"{__name__}.OwnBackend"} for name, each in settings.TASKS.items()}
+    assert [each.id for each in check_aliases()] == [error.id]
     assert "'app'" in error.msg
+
+
+def test_two_fleets_run_beside_each_other(
+    second: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_redis: EmbeddedRedis
+) -> None:
+    """Each runs the tasks of its alias. The leader, of the first, recovers a task whose host the second has lost."""
+    monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(tmp_path / "history"))
+    for name in ("first", "second", "again"):
+        (tmp_path / name).mkdir()
+    with workers(tmp_path / "first") as leader:
+        wait_until(lambda: "leadership acquired" in leader.output(), "leader")
+        with workers(tmp_path / "second", "--backend", "second") as lost:
+            tasks.add.enqueue(1)
+            second.enqueue(10)
+            second.using(run_after=timedelta(seconds=1)).enqueue(20)
+            wait_until(lambda: {line["a"] for line in history(tmp_path / "history")} == {1, 10, 20}, "three runs")
+            long = tasks.nap.using(backend="second").enqueue(2)
+            wait_until(lambda: TaskRecord.objects.get(id=long.id).state == TaskState.RUNNING, "the run of a task")
+            for pid in [lost.process.pid, *lost.children()]:
+                os.kill(pid, signal.SIGKILL)
+        sizes = Inspection("worker", "second").sizes
+        wait_until(lambda: sum(sizes("default").values()) == sizes("default")["active"] + 1, "recovery of its task")
+        with workers(tmp_path / "again", "--backend", "second"):
+            wait_until(lambda: TaskRecord.objects.get(id=long.id).state == TaskState.SUCCEEDED, "its second run")
+    assert not TaskRecord.objects.exclude(state=TaskState.SUCCEEDED).exists()
+
+
+def test_the_leader_forwards_for_every_alias(second: Any, tmp_path: Path) -> None:
+    """A delayed task, and a retry, become due while no worker of their alias runs."""
+    delayed, retried = second.using(run_after=timedelta(seconds=1)).enqueue(1), second.enqueue(2)
+    (run,) = lifecycle.claim(Broker("worker", "second"), "default", "w", 1, "second").runs
+    lifecycle.fail(run, ValueError("x"), "", timezone.now(), retry_at=timezone.now() + timedelta(seconds=1))
+    lifecycle.record_runs([run])
+    lifecycle.acknowledge(Broker("worker", "second"), "w", [run])
+    with workers(tmp_path, "--queues", "other"):
+        wait_until(lambda: set(pending("second")) == {delayed.id, retried.id}, "forwarding of both")
+    assert TaskRecord.objects.get(id=retried.id).state == TaskState.QUEUED
+
+
+def test_a_schedule_fires_under_the_prefix_of_the_alias_of_its_task(
+    second: Any, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asynq's tools see its entry and its event there, too."""
+    monkeypatch.setitem(registry._registry, second.module_path, second)
+    row = Schedule(name="second", task=second.module_path, args=[1], cron="* * * * *", is_declared=True)
+    row.plan_next(timezone.now())
+    row.save()
+    due = row.next_occurrence_at
+    result, entries = Scheduler(clock=lambda: due).fire_due(), SchedulerEntries()
+    assert [each.schedule for each in result.fired] == [row]
+    assert (pending("default"), pending("second")) == ([], [str(result.fired[0].task_id)])
+    entries.beat()
+    entries.add_events(result.fired)
+    counts = [redis_client.llen(scheduler_key(entries.entry_list.id, alias)) for alias in ("default", "second")]
+    assert counts == [0, 1]
+    assert redis_client.zcard(scheduler_history_key(str(row.pk), "second")) == 1
+    entries.clear()
+    assert not redis_client.zcard(schedulers_key("second"))

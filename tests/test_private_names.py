@@ -18,6 +18,7 @@ DOCUMENTED = {"_meta", "_state", "_base_manager", "_asdict", "_replace", "_field
 UNDOCUMENTED = {
     "run_on_commit",
     "savepoint_ids",
+    "atomic_blocks",
     "errors_occurred",
     "mark_for_rollback_on_error",
     "connection_kwargs",

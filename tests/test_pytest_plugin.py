@@ -104,6 +104,54 @@ def test_without_mark(asyncq):
     assert code == 0, output
 
 
+def test_prefix_of_an_alias(project: Path) -> None:
+    """A prefix in OPTIONS gives way to that of the test, or the next test would find the keys of this one."""
+    project.joinpath("settings.py").write_text(f"{SETTINGS}\nTASKS['default']['OPTIONS'] = {{'prefix': 'written'}}\n")
+    tests = """
+import pytest
+from django_asyncq.broker import clients
+from shop.tasks import order
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("number", [1, 2])
+def test_push(number, asyncq_redis):
+    order.enqueue(number)
+    keys = list(clients.client("producer").scan_iter("*"))
+    assert keys and not [key for key in keys if b"written" in key]
+"""
+    code, output = run_pytest(project, tests)
+    assert code == 0, output
+
+
+def test_tasks_that_no_test_imports(project: Path) -> None:
+    """They are imported as in a worker: pytest-django runs no checks, which would do it."""
+    project.joinpath("shop", "tasks.py").write_text(
+        "from django_asyncq import every, task\n@task(schedule=every(minutes=20))\ndef tick():\n    return 7\n"
+    )
+    tests = """
+import pytest
+from django_asyncq.models import TaskRecord
+
+@pytest.fixture(autouse=True)
+def kit(settings):
+    settings.TASKS = {"default": {"BACKEND": "django_asyncq.testing.TestBackend"}}
+
+@pytest.mark.django_db
+def test_row(asyncq):
+    TaskRecord.objects.create(name="shop.tasks.tick", backend="default", queue_name="default", args=[], kwargs={})
+    assert [result.return_value for result in asyncq.run_tasks()] == [7]
+
+@pytest.mark.django_db
+def test_schedule(asyncq):
+    asyncq.run_schedules()
+    with asyncq.travel(hours=1, seconds=1):
+        assert len(asyncq.run_schedules()) == 3
+"""
+    for name in ("test_row", "test_schedule"):
+        code, output = run_pytest(project, tests, "-k", name)
+        assert code == 0, output
+
+
 def test_redis_of_the_tests(project: Path) -> None:
     """One server for all tests, a prefix for each, derived prefixes with it; keys are gone afterwards."""
     tests = """

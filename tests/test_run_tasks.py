@@ -14,7 +14,7 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, connection, connections, transaction
 from django.test import TestCase, TransactionTestCase, override_settings
 from django.utils import timezone, translation
 
@@ -30,6 +30,7 @@ from django_asyncq.exceptions import (
 )
 from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 from django_asyncq.signals import task_state_changed
+from django_asyncq.storage.routing import writing_database
 from django_asyncq.testing import TestBackend, run_tasks, travel
 
 from . import kit_tasks as tasks
@@ -60,8 +61,9 @@ class Kit:
     @contextmanager
     def committed(self) -> Iterator[None]:
         """Call the commit hooks of the block; a TestCase never commits."""
-        if connection.in_atomic_block:
-            with TestCase.captureOnCommitCallbacks(execute=True):
+        database = writing_database(TaskRecord)
+        if connections[database].in_atomic_block:
+            with TestCase.captureOnCommitCallbacks(execute=True, using=database):
                 yield
         else:
             yield
@@ -76,6 +78,16 @@ def body(function: Any) -> str:
 def row(result: Any) -> TaskRecord:
     """The row of a result."""
     return TaskRecord.objects.get(pk=result.id)
+
+
+def atomic(**options: Any) -> transaction.Atomic:
+    """Open a transaction of the database that has the tasks."""
+    return transaction.atomic(using=writing_database(TaskRecord), **options)
+
+
+def on_commit(hook: Any) -> None:
+    """Register a hook of that database."""
+    transaction.on_commit(hook, using=writing_database(TaskRecord))
 
 
 class Behaviour(Kit):
@@ -247,16 +259,16 @@ class Behaviour(Kit):
         called: list[str] = []
 
         def registers(context: Any) -> None:
-            with transaction.atomic():
-                transaction.on_commit(lambda: called.append(context.task_result.id))
+            with atomic():
+                on_commit(lambda: called.append(context.task_result.id))
                 tasks.add.enqueue(1)
 
         def registers_a_bad_one(context: Any) -> None:
             def fails() -> None:
                 raise tasks.Fatal("in the hook")
 
-            with transaction.atomic():
-                transaction.on_commit(fails)
+            with atomic():
+                on_commit(fails)
 
         result = tasks.run.enqueue(body(registers))
         with self.committed():
@@ -271,21 +283,21 @@ class Behaviour(Kit):
         called: list[str] = []
 
         def rolls_back(context: Any) -> None:
-            with transaction.atomic():
-                transaction.on_commit(lambda: called.append("hook"))
-                Group.objects.create(name="gone")
+            with atomic():
+                on_commit(lambda: called.append("hook"))
+                Gate.objects.create(name="gone", limit=1)
                 raise tasks.Fatal
 
         tasks.run.enqueue(body(rolls_back))
         run_tasks()
         assert called == []
-        assert not Group.objects.filter(name="gone").exists()
+        assert not Gate.objects.filter(name="gone").exists()
 
     def test_durable_block_in_a_body(self) -> None:
         """The body is not within a transaction, so Django allows it."""
 
         def writes(context: Any) -> str:
-            with transaction.atomic(durable=True):
+            with atomic(durable=True):
                 Group.objects.create(name="durable")
             return "ok"
 
@@ -304,18 +316,38 @@ class Behaviour(Kit):
         assert row(result).errors[0]["exception"] == "django.db.utils.IntegrityError"
         assert Group.objects.filter(name="other").count() == 0
 
+    def test_database_error_in_a_commit_hook_leaves_the_test_usable(self) -> None:
+        """A hook fails alone; the task fails if the hook is not robust, and what the body wrote is kept."""
+
+        def violates() -> None:
+            Group.objects.create(name="body")
+
+        def registers(context: Any, is_robust: bool) -> str:
+            Group.objects.get_or_create(name="body")
+            transaction.on_commit(violates, robust=is_robust)
+            transaction.on_commit(lambda: Group.objects.create(name="next hook"))
+            return "done"
+
+        robust = tasks.run.enqueue(body(registers), True)
+        run_tasks()
+        assert row(robust).return_value == "done"
+        assert set(Group.objects.values_list("name", flat=True)) == {"body", "next hook"}
+        bad = tasks.run.using(max_attempts=1).enqueue(body(registers), False)
+        run_tasks()
+        assert row(bad).errors[0]["exception"] == "django.db.utils.IntegrityError"
+
     def test_atomic_task(self) -> None:
         """Effects and success together, or neither; its hooks run once."""
         called: list[str] = []
 
         def succeeds(context: Any) -> int:
-            transaction.on_commit(lambda: called.append("hook"))
-            Group.objects.create(name="atomic")
+            on_commit(lambda: called.append("hook"))
+            Gate.objects.create(name="atomic", limit=1)
             return 7
 
         def fails(context: Any) -> None:
-            transaction.on_commit(lambda: called.append("bad hook"))
-            Group.objects.create(name="undone")
+            on_commit(lambda: called.append("bad hook"))
+            Gate.objects.create(name="undone", limit=1)
             raise tasks.Fatal
 
         good, bad = tasks.run_atomic.enqueue(body(succeeds)), tasks.run_atomic.enqueue(body(fails))
@@ -323,7 +355,7 @@ class Behaviour(Kit):
             run_tasks()
         assert (row(good).return_value, row(good).state) == (7, TaskState.SUCCEEDED)
         assert row(bad).state == TaskState.FAILED
-        assert list(Group.objects.values_list("name", flat=True)) == ["atomic"]
+        assert list(Gate.objects.values_list("name", flat=True)) == ["atomic"]
         assert called == ["hook"]
 
     def test_complete_on_commit(self) -> None:
@@ -332,20 +364,20 @@ class Behaviour(Kit):
 
         def completes(context: Any) -> str:
             with context.complete_on_commit("done"):
-                Group.objects.create(name="once")
-                transaction.on_commit(lambda: called.append("hook"))
+                Gate.objects.create(name="once", limit=1)
+                on_commit(lambda: called.append("hook"))
             assert called == ["hook"]
-            Group.objects.create(name="once")
+            Gate.objects.create(name="once", limit=1)
             return "ignored"
 
         def within(context: Any) -> None:
-            with transaction.atomic(), context.complete_on_commit():
+            with atomic(), context.complete_on_commit():
                 pass
 
         good, bad = tasks.run.enqueue(body(completes)), tasks.run.enqueue(body(within))
         run_tasks()
         assert (row(good).return_value, row(good).state) == ("done", TaskState.SUCCEEDED)
-        assert Group.objects.filter(name="once").count() == 1
+        assert Gate.objects.filter(name="once").count() == 1
         assert "within a transaction" in row(bad).errors[0]["message"]
         assert called == ["hook"]
 
@@ -355,17 +387,17 @@ class Behaviour(Kit):
         def retries(context: Any) -> None:
             try:
                 with context.complete_on_commit():
-                    Group.objects.create(name="no")
+                    Gate.objects.create(name="no", limit=1)
                     raise ValueError
             except ValueError:
                 pass
             with context.complete_on_commit("yes"):
-                Group.objects.create(name="yes")
+                Gate.objects.create(name="yes", limit=1)
 
         result = tasks.run.enqueue(body(retries))
         run_tasks()
         assert row(result).return_value == "yes"
-        assert list(Group.objects.values_list("name", flat=True)) == ["yes"]
+        assert list(Gate.objects.values_list("name", flat=True)) == ["yes"]
 
     # --- time
 
@@ -443,7 +475,7 @@ class Behaviour(Kit):
     def test_rollback_frees_the_slots(self) -> None:
         """There is nothing to give back but the rows."""
         for _ in range(2):
-            with pytest.raises(ZeroDivisionError), transaction.atomic():
+            with pytest.raises(ZeroDivisionError), atomic():
                 tasks.gated.enqueue_many([(), ()])
                 raise ZeroDivisionError
         tasks.gated.enqueue_many([(), ()])
@@ -571,10 +603,10 @@ class Behaviour(Kit):
     def test_immediate_waits_for_the_commit(self) -> None:
         """In a transaction of the tested code; after a rollback nothing runs."""
         with self.committed():
-            with transaction.atomic():
+            with atomic():
                 result = tasks.add.enqueue(1)
                 assert row(result).state == TaskState.QUEUED
-            with pytest.raises(ZeroDivisionError), transaction.atomic():
+            with pytest.raises(ZeroDivisionError), atomic():
                 tasks.add.enqueue(2)
                 raise ZeroDivisionError
         assert row(result).state == TaskState.SUCCEEDED
@@ -586,25 +618,80 @@ class Behaviour(Kit):
         called: list[str] = []
 
         def enqueues(context: Any) -> Any:
-            with transaction.atomic():
-                transaction.on_commit(lambda: called.append("hook"))
+            with atomic():
+                on_commit(lambda: called.append("hook"))
             return tasks.add.enqueue(1).return_value
 
         with self.committed():
             assert tasks.run.enqueue(body(enqueues)).return_value == 1
         assert called == ["hook"]
 
+    @override_settings(TASKS=IMMEDIATE)
+    def test_immediate_loop(self) -> None:
+        """A task that enqueues itself fails the test, by name, before Python's limit of recursion breaks something."""
+
+        def goes_on(context: Any) -> None:
+            tasks.run.enqueue("goes_on")
+
+        def counts_down(context: Any) -> None:
+            if TaskRecord.objects.filter(name=tasks.run.module_path).count() < 20:
+                tasks.run.enqueue("counts_down")
+
+        body(counts_down)
+        with self.committed():
+            tasks.run.enqueue("counts_down")
+        assert set(TaskRecord.objects.values_list("state", flat=True)) == {TaskState.SUCCEEDED}
+        body(goes_on)
+        with pytest.raises(TooManyRuns, match=r"tests\.kit_tasks\.run \(30\); each has enqueued the next"):
+            tasks.run.enqueue("goes_on")
+
 
 class InTestCase(Behaviour, TestCase):
     """Within the transaction of the test."""
+
+    databases = "__all__"
+
+    def test_each_capture_has_a_hook_of_its_own(self) -> None:
+        """A hook that a capture has called stays with the connection; it collects no more tasks."""
+        announced: list[str] = []
+
+        def receive(task_result: Any, **kwargs: Any) -> None:
+            announced.append(task_result.id)
+
+        compat.task_enqueued.connect(receive)
+        try:
+            with self.captureOnCommitCallbacks(execute=True) as first:
+                one = tasks.add.enqueue(1)
+            with self.captureOnCommitCallbacks(execute=True) as second:
+                other = tasks.add.enqueue(2)
+        finally:
+            compat.task_enqueued.disconnect(receive)
+        assert (len(first), len(second)) == (1, 1)
+        assert announced == [one.id, other.id]
+
+    def test_transaction_left_open_does_not_reach_the_next_body(self) -> None:
+        """What was written in it is gone, as when a worker closes the connection."""
+
+        def enters(context: Any) -> None:
+            transaction.atomic().__enter__()
+            Group.objects.create(name="never committed")
+
+        tasks.run.enqueue(body(enters))
+        run_tasks()
+        assert not Group.objects.exists()
+        assert len(connection.savepoint_ids) == 1  # the savepoint of the test, within that of its class
 
 
 class InTransactionTestCase(Behaviour, TransactionTestCase):
     """In autocommit, as a worker."""
 
+    databases = "__all__"
+
 
 class Refusals(Kit, TestCase):
     """What is wrong is said before anything runs."""
+
+    databases = "__all__"
 
     def test_alias_of_workers(self) -> None:
         """The error has the line to write."""
@@ -639,13 +726,15 @@ class Refusals(Kit, TestCase):
 
     def test_database_error_outside_a_body_is_the_tests_own(self) -> None:
         """The kit repairs a transaction only around a body."""
-        with pytest.raises(IntegrityError), transaction.atomic():
+        with pytest.raises(IntegrityError), atomic():
             Group.objects.create(name="a")
             Group.objects.create(name="a")
 
 
 class AdminWithoutRedis(Kit, TestCase):
     """The pages of rows that no Redis knows."""
+
+    databases = "__all__"
 
     def test_pages_are_shown_and_a_retry_works(self) -> None:
         """Filters, the occupancy of gates, and the action; nothing connects."""

@@ -50,6 +50,14 @@ def test_push_is_refused_and_the_test_sees_it(foreign: str, redis_client: redis.
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_test_may_change_the_allowed_hosts(foreign: str, settings: Any) -> None:
+    """It is still a test, although the host of the test client is not allowed."""
+    settings.ALLOWED_HOSTS = ["example.com"]
+    with pytest.raises(RedisNotForTests):
+        tasks.add.enqueue(1)
+
+
+@pytest.mark.django_db(transaction=True)
 def test_batched_push_is_refused_too(foreign: str, settings: Any) -> None:
     """The second of a stream would be pushed by a thread, whose errors are only logged."""
     settings.ASYNCQ = {**django_settings.ASYNCQ, "PUSH_BATCH_SECONDS": 1}
@@ -114,6 +122,7 @@ def test_client_of_a_factory_is_refused_by_its_name(foreign: str, settings: Any)
 
 def test_process_without_tests_is_asked_nothing(foreign: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has no `mail.outbox`, or no host of the test client, is no test run."""
+    monkeypatch.setattr(test_run, "_has_changed_hosts", False)
     assert test_run.is_test_run()
     with monkeypatch.context() as patch:
         patch.delattr(mail, "outbox")

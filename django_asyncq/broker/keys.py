@@ -100,14 +100,14 @@ def key_check_key() -> str:
     return f"{prefix()}:key-check"
 
 
-def owner_key() -> str:
-    """Own: the string with the identity of the database to which all keys of the prefix belong."""
-    return f"{prefix()}:owner"
+def owner_key(of: str = "") -> str:
+    """Own: the string with the identity of the database to which all keys of a prefix belong. of: "" for KEY_PREFIX."""
+    return f"{of or prefix()}:owner"
 
 
-def supervisors_key() -> str:
+def supervisors_key(of: str = "") -> str:
     """Own: the zset of the owner's supervisors; score = Unix milliseconds until which each counts as alive."""
-    return f"{{{owner_key()}}}:supervisors"
+    return f"{{{owner_key(of)}}}:supervisors"
 
 
 def handoff_key(worker_id: str, alias: str = DEFAULT_ALIAS) -> str:

@@ -1,6 +1,6 @@
-"""Which database owns the prefix: its identity in Redis, and which of its supervisors are alive.
+"""Which database owns a prefix: its identity in Redis, and which of its supervisors are alive.
 
-Only supervisors and `asyncq adopt` write it; producers read it.
+Only supervisors and `asyncq adopt` write it; producers read it. Where a prefix is an argument, "" means KEY_PREFIX.
 """
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ class Ownership(NamedTuple):
     supervisors: int
 
 
-def read_owner() -> UUID | None:
-    """Return the identity of the database that owns the prefix, with a producer's timeouts; None when none does.
+def read_owner(prefix: str = "") -> UUID | None:
+    """Return the identity of the database that owns a prefix, with a producer's timeouts; None when none does.
 
     Raises: BrokerUnavailable.
     """
-    return _identity(commands.send(clients.client("producer"), "get", owner_key()))
+    return _identity(commands.send(clients.client("producer"), "get", owner_key(prefix)))
 
 
 def note_supervisor(
-    identity: UUID, token: str = "", *, alive_ms: int = 0, may_take: bool = False, replaces: Replaces = "never"
+    identity: UUID,
+    token: str = "",
+    *,
+    prefix: str = "",
+    alive_ms: int = 0,
+    may_take: bool = False,
+    replaces: Replaces = "never",
 ) -> Ownership:
     """Note a supervisor of a database, if the database owns the prefix; first give the prefix to it, if it may have it.
 
@@ -40,13 +46,13 @@ def note_supervisor(
     """
     arguments = [str(identity), token, alive_ms, "1" if may_take else "", replaces]
     client = clients.client("worker")
-    owner, former, alive = scripts.run("own_prefix", client, [owner_key(), supervisors_key()], arguments)
+    owner, former, alive = scripts.run("own_prefix", client, [owner_key(prefix), supervisors_key(prefix)], arguments)
     return Ownership(_identity(owner), _identity(former), replies.count(alive))
 
 
-def forget_supervisor(token: str) -> None:
+def forget_supervisor(token: str, prefix: str = "") -> None:
     """Note that a supervisor has stopped. Raises: BrokerUnavailable."""
-    commands.send(clients.client("worker"), "zrem", supervisors_key(), token)
+    commands.send(clients.client("worker"), "zrem", supervisors_key(prefix), token)
 
 
 def _identity(reply: Any) -> UUID | None:

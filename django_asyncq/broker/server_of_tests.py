@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from redis.connection import parse_url
+from django.core.signals import setting_changed
 
 from .. import conf
 from ..exceptions import RedisNotForTests
-from ..test_run import embedded_ports, is_test_run
+from ..test_run import embedded_ports, is_test_run, note_changed_setting
+from . import redis_py
 from .configuration import CLUSTER_FACTORY
 from .location import DEFAULT_PORT, identity, location
 
@@ -37,7 +38,7 @@ def _is_embedded() -> bool:
     if conf.current().client_factory or found.options.get("SENTINELS") or not found.urls:
         # Where these lead, only a connection would show.
         return False
-    parsed: dict[str, Any] = parse_url(str(found.urls[0]))  # type: ignore[no-untyped-call]
+    parsed: dict[str, Any] = redis_py.parse_url(str(found.urls[0]))  # type: ignore[no-untyped-call]
     options = {"host": "localhost", "port": DEFAULT_PORT, **found.connection, **parsed}
     return "path" not in options and options["host"] in LOOPBACK and int(options["port"]) in embedded_ports()
 
@@ -47,3 +48,6 @@ def _name() -> str:
     if factory in ("", CLUSTER_FACTORY):
         return f"Redis at {identity(any_order=bool(factory))}"
     return f"the Redis of {conf.NAME}['CLIENT_FACTORY'] ({factory})"
+
+
+setting_changed.connect(note_changed_setting, dispatch_uid="django_asyncq.test_run")

@@ -42,7 +42,7 @@ def why_unresolvable(function: object) -> str | None:
         return "a text is no function, and the name of a task is the path of its function; options are given by name"
     if inspect.isclass(function):
         return "it is a class, not a function"
-    return f"it is a {type(function).__qualname__}, not a function"
+    return f"it is of type {type(function).__qualname__}, not a function"
 
 
 # A function is checked again for each copy that `using` makes.

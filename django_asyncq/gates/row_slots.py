@@ -6,14 +6,33 @@ what its rows held. The rules are those of `gate_acquire.lua`. Nothing is locked
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from .. import conf
-from ..exceptions import UnknownGate
+from ..exceptions import GateUnavailable, UnknownGate
 from ..models import Gate, TaskRecord
 from ..storage.routing import rows_of
 from .audit import LIVE_STATES
+
+_is_reachable = True
+
+
+@contextmanager
+def unreachable() -> Iterator[None]:
+    """Answer in the block as gates in an unreachable Redis do."""
+    global _is_reachable
+    before, _is_reachable = _is_reachable, False
+    try:
+        yield
+    finally:
+        _is_reachable = before
+
+
+def are_reachable() -> bool:
+    """Return whether the slots can be counted: not within `unreachable`."""
+    return _is_reachable
 
 
 class Count(NamedTuple):
@@ -27,10 +46,12 @@ class Count(NamedTuple):
 
 
 def count(gate: str, records: Sequence[TaskRecord]) -> Count:
-    """Count the slots of a gate, and decide which of the asking tasks get one. Raises: UnknownGate.
+    """Count the slots of a gate, and decide which of the asking tasks get one. Raises: UnknownGate, GateUnavailable.
 
     records: not QUEUED or RUNNING, with one `queue_limit`. Those that wait at the gate get the free slots first.
     """
+    if not _is_reachable:
+        raise GateUnavailable(gate)
     row = rows_of(Gate).filter(name=gate).first()
     limit = row.limit if row else records[0].queue_limit
     if limit is None:

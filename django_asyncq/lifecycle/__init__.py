@@ -15,7 +15,7 @@ RETRYING is FAILED with `retry_at`.
 | RUNNING → QUEUED or FAILED            | `count_cut`, then `record_runs`, `acknowledge`       | `cuts`, `running`     |
 | QUEUED → FAILED                       | `refuse`                                             | `running`             |
 | FAILED or RETRYING → QUEUED           | `retry`, `retry_due`, `retry_waiting`, `retry_without_redis` | `retrying`    |
-| RUNNING → QUEUED, FAILED or RETRYING  | `recover`, `abandon`                                 | `recovery`            |
+| RUNNING → QUEUED, FAILED or RETRYING  | `recover`, `recover_without_redis`, `abandon`        | `recovery`            |
 | any → deleted                         | `follow_deletion`                                    | `deletion`            |
 | SUCCEEDED or FAILED → deleted         | `prune`                                              | `deletion`            |
 
@@ -35,7 +35,7 @@ from .events import announce
 from .outcome_spill import replay_outcomes, spill_outcomes
 from .push_batcher import flush_pushes
 from .reassertion import reassert
-from .recovery import Blame, abandon, describe_exit, recover
+from .recovery import LEASE_EXPIRED, Blame, abandon, describe_exit, recover, recover_without_redis
 from .retrying import Retried, retry, retry_due, retry_waiting, retry_without_redis
 from .running import (
     Run,
@@ -55,6 +55,7 @@ from .running import (
 )
 
 __all__ = [
+    "LEASE_EXPIRED",
     "Blame",
     "Claimed",
     "Retried",
@@ -86,6 +87,7 @@ __all__ = [
     "receive",
     "record_runs",
     "recover",
+    "recover_without_redis",
     "refuse",
     "replay_outcomes",
     "requeue",

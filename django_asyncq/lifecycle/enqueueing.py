@@ -87,7 +87,8 @@ def _require_own_prefix(records: Sequence[TaskRecord]) -> None:
     A Redis that is not the tests' is not asked: most tests roll back, and then nothing is pushed. A push is refused.
     """
     try:
-        prefix_check.require_own_prefix(may_ask=not (is_paused() or is_foreign()))
+        aliases = {record.backend for record in through_redis(records)}
+        prefix_check.require_own_prefix(aliases, may_ask=not (is_paused() or is_foreign()))
     except BrokerUnavailable as error:
         note_failed_push(error, records)
 

@@ -41,11 +41,11 @@ class CommitHook(ABC):
     def of_transaction(cls, connection: BaseDatabaseWrapper) -> Self:
         """Return the hook of this kind that the current transaction or savepoint registered last, or a new one.
 
-        The transaction of a test case is none of the project's: without it each task would have a hook of its own, and
-        so it has, because `captureOnCommitCallbacks` sees only what is registered within it, and leaves it there.
+        In the transaction of a test case each task has a hook of its own, as it would without that transaction:
+        `captureOnCommitCallbacks` calls only the hooks that were registered within it.
         """
         hook = last_commit_hook(connection)
-        # Not isinstance: a hook of a subclass does something else.
+        # Not isinstance: a hook of a subclass does something else. A capture leaves the hooks there that it has called.
         if type(hook) is not cls or hook._is_called or (is_test_run() and not is_in_transaction(connection.alias)):
             return cls()
         return hook

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from contextlib import nullcontext
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from ..broker import keys, prefix_owner
 from ..exceptions import BrokerUnavailable, PrefixTaken
 from ..guard import get_logger
 from ..models import TaskRecord
+from ..prefixes import prefix_of
 from ..storage import identity
 from ..storage.routing import transaction_of, writing_database
 
@@ -35,24 +37,25 @@ _ask_from: dict[str, float] = {}
 _refused: dict[str, tuple[UUID, UUID]] = {}
 
 
-def require_own_prefix(*, may_ask: bool) -> None:
-    """Check that the prefix does not belong to another database. may_ask: whether Redis may be asked now.
+def require_own_prefix(aliases: Iterable[str], *, may_ask: bool) -> None:
+    """Check that no other database owns the prefix of one of these aliases, or KEY_PREFIX.
 
+    may_ask: whether Redis may be asked now.
     Raises: PrefixTaken; BrokerUnavailable when that is not known, so the task can be enqueued.
     """
-    prefix = keys.prefix()
     now = time.monotonic()
     unreachable: BrokerUnavailable | None = None
-    if may_ask and now >= _ask_from.get(prefix, 0.0):
-        # First, so that no other thread asks too, or waits for the answer.
-        _ask_from[prefix] = now + ASK_AGAIN_SECONDS
-        try:
-            _ask(prefix, now)
-        except BrokerUnavailable as error:
-            unreachable = error
-    if prefix in _refused:
-        owner, database = _refused[prefix]
-        raise PrefixTaken(prefix=prefix, owner=owner, database=database)
+    for prefix in dict.fromkeys([keys.prefix(), *map(prefix_of, aliases)]):
+        if may_ask and unreachable is None and now >= _ask_from.get(prefix, 0.0):
+            # First, so that no other thread asks too, or waits for the answer.
+            _ask_from[prefix] = now + ASK_AGAIN_SECONDS
+            try:
+                _ask(prefix, now)
+            except BrokerUnavailable as error:
+                unreachable = error
+        if prefix in _refused:
+            owner, database = _refused[prefix]
+            raise PrefixTaken(prefix=prefix, owner=owner, database=database)
     if unreachable is not None:
         raise unreachable
 
@@ -72,14 +75,14 @@ def adopts_by_itself() -> bool:
 
 def _ask(prefix: str, now: float) -> None:
     """Ask both stores. What is refused stays refused until they say otherwise. Raises: BrokerUnavailable."""
-    owner = prefix_owner.read_owner()
+    owner = prefix_owner.read_owner(prefix)
     try:
         database = _read_identity() if owner is not None else None
     except DatabaseError as error:
         # If it is more than a table that is missing, the INSERT reports it; so it does in a broken transaction.
         logger.debug("the identity of the database cannot be read: %s", error)
         return
-    if owner is not None and database is not None and owner != database and not _will_adopt(database):
+    if owner is not None and database is not None and owner != database and not _will_adopt(prefix, database):
         _refused[prefix] = owner, database
         _ask_from[prefix] = now + REFUSED_SECONDS
         return
@@ -95,6 +98,6 @@ def _read_identity() -> UUID | None:
         return identity.read()
 
 
-def _will_adopt(database: UUID) -> bool:
-    """Return whether the next supervisor of this database will adopt the prefix. Raises: BrokerUnavailable."""
-    return adopts_by_itself() and not prefix_owner.note_supervisor(database).supervisors
+def _will_adopt(prefix: str, database: UUID) -> bool:
+    """Return whether the next supervisor of this database will adopt a prefix. Raises: BrokerUnavailable."""
+    return adopts_by_itself() and not prefix_owner.note_supervisor(database, prefix=prefix).supervisors

@@ -22,6 +22,8 @@ from .messages import entry_of, later_fence, message_of
 from .outcome_spill import replay_outcomes
 from .running import Run, begin, count_crash, fail, load_rows, lose_unseen, suspect, undo_attempt
 
+LEASE_EXPIRED = "its lease expired: its host or supervisor is down"
+
 
 def recover(
     broker: Broker,
@@ -57,6 +59,22 @@ def recover(
     recorded_now = replay_outcomes(broker, queue, worker_id, rest, rows) if rest else set()
     live = {lease.id: lease for lease in rest if lease.id not in recorded_now}
     loss = Loss(reason, blame or blame_unseen(worker_id, live), timed_out or {}, stack)
+    closed, suspects = _close_runs(live, rows, worker_id, loss)
+    return len(recorded_now) + _update_redis(broker, queue, worker_id, live, closed, suspects)
+
+
+def recover_without_redis(worker_id: str, leases: Sequence[Lease], *, reason: str, blame: Blame | None = None) -> None:
+    """Do what `recover` does for tasks of aliases without Redis. The arguments are those of `recover`."""
+    rows = load_rows(leases)
+    live = {lease.id: lease for lease in leases if lease.id in rows and not rows[lease.id].is_final}
+    closed, _ = _close_runs(live, rows, worker_id, Loss(reason, blame or blame_unseen(worker_id, live), {}, ""))
+    _announce(closed)
+
+
+def _close_runs(
+    live: Mapping[str, Lease], rows: Mapping[str, TaskRecord], worker_id: str, loss: Loss
+) -> tuple[list[TaskRecord], set[str]]:
+    """Write the rows of lost runs; return those that were written, and the ids that run alone next."""
     writes = [
         _close_run(Run(rows[id], lease), worker_id, loss)
         for id, lease in live.items()
@@ -68,8 +86,7 @@ def recover(
     for record in closed:
         if record.state == TaskState.FAILED:
             log_failed(record)
-    suspects = {str(write.record.id) for write in writes if write.record.is_suspect}
-    return len(recorded_now) + _update_redis(broker, queue, worker_id, live, closed, suspects)
+    return closed, {str(write.record.id) for write in writes if write.record.is_suspect}
 
 
 class Blame(NamedTuple):
@@ -141,9 +158,13 @@ def _update_redis(
     if final := [record for record in failed.values() if record.retry_at is None]:
         broker.archive(queue, worker_id, [(leases[str(record.id)], message_of(record)) for record in final])
     failpoints.reach("recover.redis_updated")
-    announce([record for record in records if record.state == TaskState.QUEUED], TaskState.RUNNING, TaskState.QUEUED)
-    announce(list(failed.values()), TaskState.RUNNING, TaskState.FAILED)
+    _announce(records)
     return words.count("requeued")
+
+
+def _announce(records: Sequence[TaskRecord]) -> None:
+    for state in (TaskState.QUEUED, TaskState.FAILED):
+        announce([record for record in records if record.state == state], TaskState.RUNNING, state)
 
 
 def abandon(record: TaskRecord, reason: str) -> bool:

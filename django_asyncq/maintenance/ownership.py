@@ -1,7 +1,8 @@
 """Keep two databases from sharing a Redis prefix: each would disable the other's schedules and park its tasks.
 
-The identity of the database that owns the prefix is in Redis. Each supervisor compares it with that of its own database
-when it starts and then every CHECK_SECONDS; one that finds another database there stops with the remedies.
+The identity of the database that owns a prefix is in Redis: of KEY_PREFIX, and of the prefix of each alias in TASKS.
+Each supervisor compares all of them with that of its own database, because it may lead and then serves every alias. It
+does so when it starts and then every CHECK_SECONDS; one that finds another database there stops with the remedies.
 
 The leader takes a prefix without an owner, after it has compared all rows with Redis. So a supervisor whose database is
 unreachable takes none, and an emptied Redis gets its owner back with its tasks. Of two databases that meet at such a
@@ -16,10 +17,11 @@ from contextlib import suppress
 from django.db import Error as DatabaseError
 from django.db import connections
 
-from ..broker import keys, prefix_owner
+from ..broker import prefix_owner
 from ..exceptions import BrokerUnavailable, PrefixTaken
 from ..guard import get_logger
 from ..lifecycle.prefix_check import adopts_by_itself
+from ..prefixes import owned_prefixes
 from ..storage import identity
 
 logger = get_logger("django_asyncq.maintenance.ownership")
@@ -30,13 +32,17 @@ ALIVE_MS = 15_000
 
 
 class PrefixOwnership:
-    """Compare the owner of the prefix with this supervisor's database. may_take: whether it takes one without owner."""
+    """Compare the owners of all prefixes with this supervisor's database.
+
+    may_take: whether it takes a prefix without owner.
+    """
 
     def __init__(self, *, may_take: bool = True) -> None:
         self._may_take = may_take
         self._token = uuid.uuid4().hex
-        self._has_owned = False
-        # Whether the last check has found this database.
+        # Prefixes that this database owned at some check.
+        self._owned = set[str]()
+        # Whether the last check has found this database at every prefix.
         self.is_owner = False
         # Why this process must stop, if it must.
         self.lost: PrefixTaken | None = None
@@ -54,37 +60,46 @@ class PrefixOwnership:
             if found is None:
                 return CHECK_SECONDS
             database = found
+        may_take = self._may_take and has_read_rows
         with suppress(BrokerUnavailable):
-            self._check(database, may_take=self._may_take and has_read_rows)
+            owners = {prefix: self._check(prefix, database, may_take=may_take) for prefix in owned_prefixes()}
+            self.is_owner = set(owners.values()) == {database}
+            taken = [
+                PrefixTaken(prefix=prefix, owner=owner, database=database)
+                for prefix, owner in owners.items()
+                if owner not in (None, database)
+            ]
+            if taken or self.is_owner:
+                self.lost = taken[0] if taken else None
         return CHECK_SECONDS
 
-    def _check(self, database: uuid.UUID, *, may_take: bool) -> None:
+    def _check(self, prefix: str, database: uuid.UUID, *, may_take: bool) -> uuid.UUID | None:
+        """Check one prefix; return its owner. Raises: BrokerUnavailable."""
         found = prefix_owner.note_supervisor(
             database,
             self._token,
+            prefix=prefix,
             alive_ms=ALIVE_MS,
             may_take=may_take,
             # Only at the start: one that ran before lost the prefix to a person's command.
-            replaces="unused" if adopts_by_itself() and not self._has_owned else "never",
+            replaces="unused" if adopts_by_itself() and prefix not in self._owned else "never",
         )
-        self.is_owner = found.owner == database
-        if self.is_owner:
+        if found.owner == database:
             if found.former not in (None, database):
                 logger.warning(
                     "the Redis prefix %s belonged to another database (%s), none of whose workers is running; because "
                     "DEBUG is on, this database has adopted it. Tasks of the other one that are left in Redis are "
                     "archived there",
-                    keys.prefix(),
+                    prefix,
                     found.former,
                 )
             elif found.former is None:
-                logger.info("the Redis prefix %s now belongs to this database (%s)", keys.prefix(), database)
-            self._has_owned = True
-            self.lost = None
-        elif found.owner is not None:
-            self.lost = PrefixTaken(prefix=keys.prefix(), owner=found.owner, database=database)
+                logger.info("the Redis prefix %s now belongs to this database (%s)", prefix, database)
+            self._owned.add(prefix)
+        return found.owner
 
     def release(self) -> None:
         """Note that this supervisor has stopped."""
         with suppress(BrokerUnavailable):
-            prefix_owner.forget_supervisor(self._token)
+            for prefix in owned_prefixes():
+                prefix_owner.forget_supervisor(self._token, prefix)

@@ -21,11 +21,11 @@ from .. import conf
 from ..broker import Broker
 from ..broker.notifications import SupervisorListener
 from ..exceptions import BrokerUnavailable, DatabaseNotSetUp, LockLost
-from ..faults import STORE_ERRORS, Faults
+from ..faults import STORE_ERRORS, Faults, in_turn
 from ..guard import get_logger
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..models import TaskRecord, TaskState
-from ..prefixes import DEFAULT_ALIAS
+from ..prefixes import DEFAULT_ALIAS, one_alias_per_prefix
 from ..scheduling.asynq_entries import BEAT_SECONDS, SchedulerEntries
 from ..scheduling.scheduler import Fired, Scheduler
 from ..storage import database_clock
@@ -146,7 +146,7 @@ class LoopWaker:
 class MaintenanceService:
     """Run everything that a supervisor does besides its worker processes.
 
-    queues: those of the alias to forward; empty for all. What only the leader does, it does for all aliases.
+    queues: those of the alias to forward while another process leads; empty for all. The leader serves all aliases.
     may_take_prefix: whether it takes a Redis prefix that has no owner.
     """
 
@@ -296,6 +296,7 @@ class MaintenanceService:
             self._leader_token = self.coordinator.owner.token
             self.leader = "this process"
             logger.info("leadership acquired: this process leads, and runs schedules, repairs and pruning")
+            self._forwarder_loop.wake()
             self._waiter_loop.wake()
             self._scheduler_loop.wake()
             self._repair_loop.wake()
@@ -315,10 +316,20 @@ class MaintenanceService:
         logger.info("leadership: led by %s%s; this process leads when that one stops", leader, since)
 
     def forward(self) -> float:
-        """Forward tasks that are due."""
-        result = forward_due(self.broker, self.queues or self.broker.known_queues())
-        longest = conf.current().forward_seconds
-        return longest if result.next_seconds is None else min(max(result.next_seconds, 0.0), longest)
+        """Forward tasks that are due: those of this process's queues and, as the leader, those of every alias."""
+        found: list[float] = []
+
+        def forward_of(broker: Broker) -> None:
+            queues = set(self.queues) if broker is self.broker else set()
+            if self._is_leader() or not queues:
+                queues.update(broker.known_queues())
+            seconds = forward_due(broker, sorted(queues)).next_seconds
+            found.extend([] if seconds is None else [max(seconds, 0.0)])
+
+        others = one_alias_per_prefix() if self._is_leader() else []
+        brokers = [self.broker, *(self.broker.of_alias(each) for each in others if not self.broker.holds(each))]
+        in_turn(brokers, forward_of)
+        return min([conf.current().forward_seconds, *found])
 
     def admit_waiters(self) -> float:
         """Retry tasks that wait at a gate with a free slot."""

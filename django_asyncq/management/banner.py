@@ -10,6 +10,7 @@ from django.db import connections
 from .. import __version__, conf
 from ..broker.clients import server_identity
 from ..models import TaskRecord
+from ..prefixes import prefix_of
 from ..storage.routing import writing_database
 from ..worker.options import WorkerOptions
 
@@ -29,7 +30,7 @@ def banner(
     is_single = settings.single_instance_mode if single_instance is None else single_instance
     parts = {
         "queues": _queues(options),
-        "redis": f"{server_identity()}, keys begin with {settings.key_prefix}:",
+        "redis": f"{server_identity()}, keys begin with {prefix_of(options.backend)}:",
         "database": _database(),
         "workers": slots,
         "tasks": f"{counted(len(names), 'task')} registered",

@@ -211,6 +211,8 @@ class Supervisor:
     def _shut_down(self) -> None:
         """Let the processes drain until the deadline, kill those that remain, and recover their tasks."""
         self.processes.is_stopping = True
+        if self.stop_requests == 1 and self.children:
+            self.announcement.stopping(conf.current().shutdown_grace_seconds)
         self._pass_on_stop()
         self._drain()
         self.processes.kill_remaining()

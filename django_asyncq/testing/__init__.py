@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from .clock import travel
     from .contexts import make_context
     from .crashes import arm_from_environment, crash_at
+    from .faults import ProcessDied, fail_at, lose_lease, lose_redis
     from .redis_server import EmbeddedRedis
     from .running import run_tasks
     from .schedules import run_schedules
 
 __all__ = [
     "EmbeddedRedis",
+    "ProcessDied",
     "TestBackend",
     "arm_from_environment",
     "assert_enqueued",
@@ -27,6 +29,9 @@ __all__ = [
     "assert_not_enqueued",
     "crash_at",
     "enqueued",
+    "fail_at",
+    "lose_lease",
+    "lose_redis",
     "make_context",
     "run_schedules",
     "run_tasks",
@@ -36,12 +41,16 @@ __all__ = [
 # The module in this folder that defines each name.
 IMPORTED_AT_FIRST_USE = {
     "EmbeddedRedis": "redis_server",
+    "ProcessDied": "faults",
     "TestBackend": "backend",
     "arm_from_environment": "crashes",
     "assert_enqueued": "asserting",
     "assert_enqueues": "asserting",
     "assert_not_enqueued": "asserting",
     "crash_at": "crashes",
+    "fail_at": "faults",
+    "lose_lease": "faults",
+    "lose_redis": "faults",
     "make_context": "contexts",
     "run_schedules": "schedules",
     "run_tasks": "running",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from .. import failpoints
@@ -37,22 +38,43 @@ def arm_from_environment() -> None:
         failpoints.arm(KillAt.parse(text, os.environ.get(CRASH_MARK_VARIABLE, "")))
 
 
-class KillAt:
-    """Kill the process (SIGKILL) the n-th time it reaches one point; an action for `failpoints.arm`.
+class AtPoint(ABC):
+    """Act the n-th time that one point is reached; an action for `failpoints.arm`. May be called from any thread.
 
-    May be called from any thread. mark: see `crash_at`; "" for none.
     Raises: ValueError for an unknown point, or an nth below 1.
     """
 
-    def __init__(self, point: str, nth: int = 1, mark: str = "") -> None:
+    def __init__(self, point: str, nth: int = 1) -> None:
         _check_point(point)
         if nth < 1:
             raise ValueError(f"{point}:{nth}: n counts from 1")
         self.point = point
         self.nth = nth
-        self.mark = mark
-        self._reached = 0
+        self.reached = 0
         self._lock = threading.Lock()
+
+    def __call__(self, name: str) -> None:
+        """Count one arrival at a point. Raises: ValueError for a point that is not declared."""
+        _check_point(name)
+        if name != self.point:
+            return
+        with self._lock:
+            self.reached += 1
+            is_due = self.reached == self.nth
+        if is_due:
+            self.act()
+
+    @abstractmethod
+    def act(self) -> None:
+        """Do what happens there."""
+
+
+class KillAt(AtPoint):
+    """Kill the process (SIGKILL) the n-th time it reaches one point. mark: see `crash_at`; "" for none."""
+
+    def __init__(self, point: str, nth: int = 1, mark: str = "") -> None:
+        super().__init__(point, nth)
+        self.mark = mark
 
     @classmethod
     def parse(cls, text: str, mark: str = "") -> KillAt:
@@ -62,16 +84,10 @@ class KillAt:
             raise ValueError(f"{CRASH_VARIABLE}={text!r}: write <point>:<n>, n counts from 1")
         return cls(point, int(nth or 1), mark)
 
-    def __call__(self, name: str) -> None:
-        """Count one arrival at a point. Raises: ValueError for a point that is not declared."""
-        _check_point(name)
-        if name != self.point:
-            return
-        with self._lock:
-            self._reached += 1
-            is_due = self._reached == self.nth
-        if is_due and self._is_first():
-            os.write(2, f"failpoint {name}: process {os.getpid()} kills itself\n".encode())
+    def act(self) -> None:
+        """Kill the process, unless another one was killed before."""
+        if self._is_first():
+            os.write(2, f"failpoint {self.point}: process {os.getpid()} kills itself\n".encode())
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _is_first(self) -> bool:

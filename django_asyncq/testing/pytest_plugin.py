@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from .redis_server import EmbeddedRedis
     from .workers import Workers
 
-TEST_BACKEND = "django_asyncq.testing.TestBackend"
 BACKEND = "django_asyncq.backend.AsyncqBackend"
-# Options that only the test backend knows.
-TEST_OPTIONS = {"mode"}
+# Options that only the test backend knows, and the prefix, which then follows from that of the test.
+DROPPED_OPTIONS = {"mode", "prefix"}
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def asyncq_redis(_asyncq_server: EmbeddedRedis, settings: Any, tmp_path: Path) -
         # A test may look into Redis right after `enqueue`.
         "PUSH_BATCH_SECONDS": 0,
     }
-    settings.TASKS = {alias: _with_redis(each) for alias, each in settings.TASKS.items()}
+    settings.TASKS = {alias: _with_redis(alias, each) for alias, each in settings.TASKS.items()}
     yield _asyncq_server
     client = clients.client("producer")
     if keys := list(client.scan_iter(f"*{prefix}*", count=1000)):
@@ -94,9 +93,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         item.add_report_section("call", "log of asyncq_workers", workers.log)
 
 
-def _with_redis(alias: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of an alias with the real backend in place of the TestBackend."""
-    if alias.get("BACKEND") != TEST_BACKEND:
-        return alias
-    options = {name: value for name, value in alias.get("OPTIONS", {}).items() if name not in TEST_OPTIONS}
-    return {**alias, "BACKEND": BACKEND, "OPTIONS": options}
+def _with_redis(alias: str, written: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of an alias with the real backend in place of the TestBackend, and without its own prefix."""
+    from ..aliases import backend_class
+    from ..backend import AsyncqBackend
+
+    kind = backend_class(alias)
+    if kind is None or not issubclass(kind, AsyncqBackend):
+        return written
+    options = {name: value for name, value in written.get("OPTIONS", {}).items() if name not in DROPPED_OPTIONS}
+    backend = BACKEND if issubclass(kind, testing.TestBackend) else written["BACKEND"]
+    return {**written, "BACKEND": backend, "OPTIONS": options}

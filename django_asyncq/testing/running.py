@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
+from functools import cache, partial
 from typing import Any
 from uuid import UUID
 
@@ -23,10 +24,11 @@ from ..aliases import uses_redis
 from ..broker import Lease
 from ..definitions.moments import moment_after
 from ..exceptions import InvalidOption, TaskNotRegistered, TooManyRuns
+from ..gates import row_slots
 from ..guard import get_logger, is_a
 from ..logs import log_extra
 from ..models import FailureReason, TaskRecord, TaskRecordQuerySet, TaskState
-from ..registry import registered
+from ..registry import load_task_modules, registered
 from ..results import result_of
 from ..storage import database_clock
 from ..storage.routing import is_in_transaction, rows_of, transaction_of, writing_database
@@ -37,12 +39,22 @@ from ..worker.execute.connections import close_if_open_transaction
 from ..worker.execute.job import Job, JobPhase, Outcome
 from ..worker.execute.steps import RunSteps
 from ..worker.unconnected import changes_row
+from . import faults
 from .clock import travel
+from .faults import ProcessDied
 from .transactions import BodyTransactions, as_in_autocommit
 
 logger = get_logger("django_asyncq.testing")
 
 WORKER_ID = "run_tasks"
+# How many tasks may run within one another in the mode "immediate"; Python's limit of recursion lies at about 80.
+DEEPEST = 30
+
+# The names of the tasks that run around the caller, the outermost first.
+_running: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("django_asyncq_running", default=())
+
+# Workers do it when they start. Once in a process: where an app has no tasks, each attempt searches the disk.
+load_tasks_once = cache(load_task_modules)
 
 
 def run_tasks(
@@ -69,6 +81,7 @@ def run_tasks(
         )
     if isinstance(queues, str):
         raise InvalidOption(f"run_tasks(queues={queues!r}): give a list of names, such as [{queues!r}]")
+    load_tasks_once()
     rows = rows_of(TaskRecord).filter(backend=backend)
     if queues is not None:
         rows = rows.filter(queue_name__in=list(queues))
@@ -78,19 +91,24 @@ def run_tasks(
             until = moment_after("until", clock.now(), until)
         elif until is not None and timezone.is_naive(until) is settings.USE_TZ:
             raise InvalidOption(f"run_tasks(until={until!r}): give a moment as timezone.now() does, or a timedelta")
-        while True:
+        with suppress(ProcessDied):
+            runner.recover_lost()
             runner.run_due()
-            next_at = runner.next_due_at() if until is not None else None
-            if until is None or next_at is None or next_at > until:
-                return list(runner.finished.values())
-            clock.move(seconds=(next_at - clock.now()).total_seconds())
+            while until is not None and (next_at := runner.next_due_at()) is not None and next_at <= until:
+                clock.move(seconds=(next_at - clock.now()).total_seconds())
+                runner.run_due()
+    return list(runner.finished.values())
 
 
 def run_enqueued(alias: str, enqueue: Callable[[], list[Any]]) -> list[Any]:
     """Enqueue, and run what was enqueued and is due: now, or in a transaction of the project's code after its commit.
 
     enqueue: returns results; None for those refused.
+    Raises: TooManyRuns when DEEPEST tasks run around the caller, each enqueued by the one before.
     """
+    if len(names := _running.get()) >= DEEPEST:
+        remedy = 'each has enqueued the next; use the mode "store" and run_tasks() if that is right'
+        raise TooManyRuns(DEEPEST, dict(Counter(names).most_common()), remedy)
     database = writing_database(TaskRecord)
     if is_in_transaction(database):
         results = enqueue()
@@ -140,6 +158,7 @@ class Runner(RunSteps):
         # A task that waits at a gate asks again only after a run, which may have freed a slot.
         self._may_ask_gates = True
         self._body: BodyTransactions | None = None
+        self._life: faults.Life | None = None
         # When it looked last: what was due then has run, or cannot run.
         self._looked_at = database_clock.now()
         self._unreadable: set[UUID] = set()
@@ -148,7 +167,7 @@ class Runner(RunSteps):
 
     def run_due(self) -> None:
         """Run what is due until nothing is. Raises: TooManyRuns; with `raise_failures` the error of a task."""
-        while True:
+        while row_slots.are_reachable():
             self._looked_at = database_clock.now()
             self._retry_due()
             record = self._next()
@@ -161,8 +180,22 @@ class Runner(RunSteps):
             # As in a slot: what a task activates, such as a language, vanishes with its context.
             contextvars.copy_context().run(self.run, record)
 
+    def recover_lost(self) -> None:
+        """Recover the tasks whose process has died, as the supervisor does of a process with a single task."""
+        if not (faults.lost_ids() and row_slots.are_reachable()):
+            return
+        for id in faults.lost_ids().difference(rows_of(TaskRecord).values_list("id", flat=True)):
+            faults.take_lost(id)
+        for id in list(self.rows.filter(id__in=faults.lost_ids()).order_by("id").values_list("id", flat=True)):
+            lost = faults.take_lost(id)
+            blame = lifecycle.Blame(counted=frozenset({lost.lease.id} if lost.has_begun else ()))
+            with as_in_autocommit():
+                lifecycle.recover_without_redis(WORKER_ID, [lost.lease], reason=faults.REASON, blame=blame)
+
     def next_due_at(self) -> datetime | None:
         """Return when the next task is due that is not due yet; None when there is none."""
+        if not row_slots.are_reachable():
+            return None
         times = [
             *self.rows.queued().filter(run_after__isnull=False).values_list("run_after", flat=True),
             *self.rows.retrying().values_list("retry_at", flat=True),
@@ -191,8 +224,19 @@ class Runner(RunSteps):
     # --- one run
 
     def run(self, record: TaskRecord) -> None:
-        """Run one task, and write what became of it."""
+        """Run one task, and write what became of it. Raises: ProcessDied, as `fail_at` says."""
+        _running.set((*_running.get(), record.name))
         run = lifecycle.Run(record, Lease(str(record.id), record.fence + 1))
+        with faults.living(run.lease) as life:
+            outer = self._body, self._life
+            self._life = life
+            try:
+                self._run(run)
+            finally:
+                self._body, self._life = outer
+
+    def _run(self, run: lifecycle.Run) -> None:
+        record = run.record
         try:
             task = registered(record.name)
         except TaskNotRegistered as error:
@@ -202,18 +246,18 @@ class Runner(RunSteps):
             return
         job = Job(run, task, time.monotonic(), clock=_steady_seconds)
         value, exception = None, None
-        self._body, outer = BodyTransactions(), self._body
+        self._body = BodyTransactions()
         try:
-            try:
-                args, kwargs = self.begin(job)
-                value = self.call(job, args, kwargs)
-            except BaseException as error:
-                if _is_for_caller(error):
-                    raise
-                exception = error
-            exception = self._conclude(exception)
-        finally:
-            self._body = outer
+            args, kwargs = self.begin(job)
+            value = self.call(job, args, kwargs)
+        except BaseException as error:
+            # A process that died had committed what its transactions had committed, hooks included.
+            if _is_for_caller(error) and not is_a(error, ProcessDied):
+                raise
+            exception = error
+        exception = self._conclude(exception)
+        self._check_life()
+        self._lose_lease(run)
         if outcome := self.finish(job, value, exception):
             with as_in_autocommit():
                 self.report(outcome)
@@ -236,11 +280,25 @@ class Runner(RunSteps):
                     close_if_open_transaction(connection)
         return exception
 
+    def _check_life(self) -> None:
+        assert self._life is not None  # noqa: S101 - set by `run`
+        self._life.check()
+
+    def _lose_lease(self, run: lifecycle.Run) -> None:
+        """Have another worker claim the task, if `lose_lease` says so."""
+        if faults.loses_lease(run.record.id):
+            with as_in_autocommit():
+                lifecycle.recover_without_redis(WORKER_ID, [run.lease], reason=lifecycle.LEASE_EXPIRED)
+
     def enter(self, job: Job) -> None:
-        """Show the run nowhere: there is no supervisor."""
+        """Note that the task is to blame if the process dies."""
+        assert self._life is not None  # noqa: S101 - set by `run`
+        self._life.is_shown = True
 
     def leave(self, job: Job) -> None:
-        """Do nothing, for the same reason."""
+        """Note that it is not."""
+        assert self._life is not None  # noqa: S101 - set by `run`
+        self._life.is_shown = False
 
     def stop_flag(self, job: Job) -> threading.Event:
         """Return a flag that is set after the timeout: no thread looks at the clock."""
@@ -249,7 +307,13 @@ class Runner(RunSteps):
     def completion(self, job: Job) -> Completion:
         """Return the transaction that completes a run, within that of a test case if there is one."""
         assert self._body is not None  # noqa: S101 - set by `run`
-        return Completion(job, _claim_row, self.report, self._body.completing)
+        return Completion(job, _claim_row, self.report, partial(self._completing, job.run, self._body))
+
+    @contextmanager
+    def _completing(self, run: lifecycle.Run, body: BodyTransactions) -> Iterator[None]:
+        self._lose_lease(run)
+        with body.completing():
+            yield
 
     def call_plainly(self, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function, and await what it may return, in the caller's thread."""
@@ -268,6 +332,7 @@ class Runner(RunSteps):
             if not _record(run):
                 self._note(run.record, error)
             return
+        outcomes.note_recorded()
         if not is_lost:
             outcomes.announce([outcome])
             self._note(outcome.job.run.record, outcome.exception)
@@ -305,7 +370,7 @@ def _steady_seconds() -> float:
 
 
 def _is_for_caller(error: BaseException) -> bool:
-    """Whether an error is a request to the test's process, and no failure of the task: Ctrl-C, or pytest's own."""
+    """Whether an error is no failure of the task: Ctrl-C, pytest's own, the death of the process, a loop of tasks."""
     pytest = sys.modules.get("pytest")
     own = (pytest.fail.Exception, pytest.skip.Exception, pytest.exit.Exception) if pytest else ()
-    return is_a(error, (KeyboardInterrupt, *own))
+    return is_a(error, (KeyboardInterrupt, ProcessDied, TooManyRuns, *own))

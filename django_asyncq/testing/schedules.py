@@ -13,6 +13,7 @@ from ..results import result_of
 from ..scheduling.scheduler import Scheduler
 from ..storage import database_clock
 from ..storage.routing import rows_of
+from .running import load_tasks_once
 
 
 def run_schedules(*, most: int = 1000) -> list[compat.TaskResult[Any, Any]]:
@@ -24,6 +25,7 @@ def run_schedules(*, most: int = 1000) -> list[compat.TaskResult[Any, Any]]:
     Returns: the results of the tasks enqueued, in order; `run_tasks` runs them.
     Raises: InvalidOption when more than `most` occurrences are due.
     """
+    load_tasks_once()
     Scheduler().sync()
     fired: list[Any] = []
     while (moment := _next_occurrence()) is not None and moment <= database_clock.now():

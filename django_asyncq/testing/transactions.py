@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from django.db import Error as DatabaseError
 from django.db import connections, transaction
 
-from ..django_internals import discard_commit_hooks, last_hook_number, run_commit_hooks
+from ..django_internals import discard_commit_hooks, last_hook_number, leave_blocks, open_blocks, run_commit_hooks
 from ..models import TaskRecord
 from ..storage.routing import transaction_of, writing_database
 
@@ -29,7 +29,8 @@ class BodyTransactions:
     def __init__(self) -> None:
         open_aliases = [each.alias for each in connections.all(initialized_only=True) if each.in_atomic_block]
         self._savepoints = {alias: _create_savepoint(alias) for alias in open_aliases}
-        self._first_hooks = {alias: last_hook_number(connections[alias]) for alias in open_aliases}
+        self._blocks = {alias: open_blocks(connections[alias]) for alias in open_aliases}
+        self._first_hooks = {alias: _separate_hooks(alias) for alias in open_aliases}
 
     def finish(self) -> None:
         """Keep what the body has written, as autocommit would, and call its hooks.
@@ -38,10 +39,12 @@ class BodyTransactions:
         body. Raises: what a hook raises.
         """
         for alias, savepoint in self._savepoints.items():
+            # What was never committed; a worker closes the connection.
+            leave_blocks(connections[alias], self._blocks[alias])
             if not _release(alias, savepoint):
                 discard_commit_hooks(connections[alias], self._first_hooks[alias])
         for alias in self._savepoints:
-            run_commit_hooks(connections[alias], self._first_hooks[alias])
+            _run_hooks(alias, self._first_hooks[alias])
 
     def holds(self, alias: str) -> bool:
         """Whether the caller has a transaction open in a database."""
@@ -54,13 +57,16 @@ class BodyTransactions:
         What it has written is kept whatever the rest of the body does.
         """
         database = writing_database(TaskRecord)
-        first_hook = last_hook_number(connections[database])
+        first_hook = _separate_hooks(database) if database in self._savepoints else 0
         with transaction_of(TaskRecord, durable=True):
             yield
+            if database in self._savepoints:
+                # A commit would check the deferred foreign keys, and fail.
+                connections[database].check_constraints()
         if database in self._savepoints:
             transaction.savepoint_commit(self._savepoints[database], database)
             self._savepoints[database] = _create_savepoint(database)
-            run_commit_hooks(connections[database], first_hook)
+            _run_hooks(database, first_hook)
 
 
 @contextmanager
@@ -71,6 +77,28 @@ def as_in_autocommit() -> Iterator[None]:
         yield
     finally:
         transactions.finish()
+
+
+def _separate_hooks(alias: str) -> int:
+    """Register a hook that does nothing, and return its number; `_run_hooks` runs those after it.
+
+    It keeps a hook that was registered before from collecting more: that one runs at another time, or has run.
+    """
+    number = last_hook_number(connections[alias])
+    transaction.on_commit(_do_nothing, using=alias)
+    return number
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _run_hooks(alias: str, number: int) -> None:
+    """Run the hooks after the one that `_separate_hooks` has registered, each as in autocommit; forget that one too."""
+    try:
+        run_commit_hooks(connections[alias], number + 1, as_in_autocommit)
+    finally:
+        discard_commit_hooks(connections[alias], number)
 
 
 def _release(alias: str, savepoint: str) -> bool:

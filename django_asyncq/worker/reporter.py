@@ -31,7 +31,7 @@ from ..storage.routing import writing_database
 from ..threads import LongLivedThread
 from .clock_beat import ClockBeat
 from .execute.job import Cut, Job, JobPhase, Outcome, Unconnected
-from .execute.outcomes import announce, apply, fail_unrecorded, record_alone
+from .execute.outcomes import announce, apply, fail_unrecorded, note_recorded, record_alone
 from .unconnected import UnconnectedLog, changes_row, connect
 from .wakeup import Reason, Wakeup
 
@@ -232,7 +232,7 @@ class Reporter(LongLivedThread):
         runs = [outcome.job.run for outcome in outcomes]
         for outcome in outcomes:
             self._unrecorded.pop(outcome.job, None)
-        failpoints.reach("report.row_written")
+        note_recorded()
         self._acknowledge(runs, lost)
         failpoints.reach("report.acknowledged")
         announce([outcome for outcome in outcomes if outcome.job.run not in lost])

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from argparse import ArgumentParser
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 from django.db.models import Q
 
 from ... import conf
-from ...broker import Broker, keys, prefix_owner
+from ...broker import Broker, prefix_owner
 from ...broker.inspection import Inspection
 from ...exceptions import BrokerUnavailable, GateUnavailable
 from ...faults import STORE_ERRORS, as_not_set_up, concerns_one_row, one_line
@@ -23,7 +24,7 @@ from ...maintenance.inspector import gate_stats, queue_stats
 from ...maintenance.pruner import Pruner, finished_long_ago
 from ...maintenance.reconciler import Reconciler
 from ...models import TaskRecord, TaskState
-from ...prefixes import DEFAULT_ALIAS, one_alias_per_prefix
+from ...prefixes import DEFAULT_ALIAS, one_alias_per_prefix, owned_prefixes
 from ...storage import database_clock, identity
 from ...storage.routing import rows_of
 from ...storage.tables import check_tables
@@ -204,35 +205,54 @@ class Command(BaseCommand):
         if options["new_identity"]:
             self._renew_identity(database, options)
             return
-        found = prefix_owner.note_supervisor(database)
         entries = self._count_entries()
-        is_foreign = found.owner not in (None, database)
-        if is_foreign and not options["as_json"]:
-            self.stdout.write(
-                f"The Redis prefix {keys.prefix()!r} belongs to another database ({found.owner}). This database is "
-                f"{database}. {counted(found.supervisors, 'supervisor')} of the other one running; "
-                f"{counted(entries, 'entry', 'entries')} in Redis."
-            )
-        if is_foreign and found.supervisors and not options["force"]:
+        found = {prefix: prefix_owner.note_supervisor(database, prefix=prefix) for prefix in owned_prefixes()}
+        foreign = {prefix: each for prefix, each in found.items() if each.owner not in (None, database)}
+        if not options["as_json"]:
+            for prefix, each in foreign.items():
+                self.stdout.write(
+                    f"The Redis prefix {prefix!r} belongs to another database ({each.owner}). This database is "
+                    f"{database}. {counted(each.supervisors, 'supervisor')} of the other one running; "
+                    f"{counted(entries[prefix], 'entry', 'entries')} in Redis."
+                )
+        if any(each.supervisors for each in foreign.values()) and not options["force"]:
             raise CommandError(
                 "Workers of the other database are running, or were within the last 15 seconds. Stop them first, or "
                 "give --force: they then exit by themselves. Nothing was adopted."
             )
-        if is_foreign and not options["yes"]:
-            self._ask("Give the prefix to this database? [y/N] ", "adopt", "adopted")
+        if foreign and not options["yes"]:
+            what = "the prefix" if len(foreign) == 1 else f"these {len(foreign)} prefixes"
+            self._ask(f"Give {what} to this database? [y/N] ", "adopt", "adopted")
         # Asked again within the script: a supervisor may have started since.
         replaces: prefix_owner.Replaces = "always" if options["force"] else "unused"
-        found = prefix_owner.note_supervisor(database, may_take=True, replaces=replaces)
-        if found.owner != database:
-            raise CommandError("A supervisor of the other database has just started. Nothing was adopted.")
+        for prefix in found:
+            found[prefix] = prefix_owner.note_supervisor(database, prefix=prefix, may_take=True, replaces=replaces)
+            if found[prefix].owner != database:
+                raise CommandError(
+                    f"A supervisor of the other database has just started. The prefix {prefix!r} was not adopted."
+                )
+        self._print_adopted(database, found, entries, options)
+
+    def _print_adopted(
+        self, database: Any, found: dict[str, prefix_owner.Ownership], entries: Counter[str], options: dict[str, Any]
+    ) -> None:
         if options["as_json"]:
-            former = str(found.former) if found.former else None
-            counts = {"former_supervisors": found.supervisors, "entries": entries}
-            self._print_json({"prefix": keys.prefix(), "database": str(database), "former_owner": former, **counts})
-        elif is_foreign:
+            prefixes = [
+                {
+                    "prefix": prefix,
+                    "former_owner": str(each.former) if each.former else None,
+                    "former_supervisors": each.supervisors,
+                    "entries": entries[prefix],
+                }
+                for prefix, each in found.items()
+            ]
+            self._print_json({"database": str(database), "prefixes": prefixes})
+            return
+        for prefix, each in found.items():
+            if each.former in (None, database):
+                self.stdout.write(f"The Redis prefix {prefix!r} belongs to this database ({database}).")
+        if any(each.former not in (None, database) for each in found.values()):
             self.stdout.write("Adopted. Entries without a row in this database are archived in Redis, with a text.")
-        else:
-            self.stdout.write(f"The Redis prefix {keys.prefix()!r} belongs to this database ({database}).")
 
     def _renew_identity(self, database: Any, options: dict[str, Any]) -> None:
         if not options["yes"]:
@@ -250,11 +270,13 @@ class Command(BaseCommand):
         )
 
     @staticmethod
-    def _count_entries() -> int:
-        count = 0
+    def _count_entries() -> Counter[str]:
+        """Return how many entries are under each prefix."""
+        count = Counter[str]()
         for alias in one_alias_per_prefix():
             inspection = Inspection("worker", alias)
-            count += sum(sum(inspection.sizes(queue).values()) for queue in Broker("worker", alias).queues())
+            for queue in Broker("worker", alias).queues():
+                count[inspection.prefix] += sum(inspection.sizes(queue).values())
         return count
 
     # --- stats

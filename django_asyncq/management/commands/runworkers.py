@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -159,6 +160,7 @@ class Command(BaseCommand):
         """Check the backend and Redis, then supervise until stopped."""
         settings = conf.current()
         self._verbosity = options["verbosity"]
+        self._check_process()
         # A process that has called this as a function, such as a test run, keeps its logging as it is.
         if self._is_program:
             log_to_stderr("supervisor", self._verbosity)
@@ -179,7 +181,7 @@ class Command(BaseCommand):
             self._warn_of_small_pools(concurrency, processes)
         worker = self._worker_options(options, backend, concurrency)
         single, names = options["single_instance"], sorted(registered_names())
-        self._say(
+        self.say(
             banner(worker, processes=processes, single_instance=single, names=names, with_names=self._verbosity > 1)
         )
         self._check_redis(options["backend"])
@@ -190,7 +192,7 @@ class Command(BaseCommand):
             liveness_file=options["liveness_file"],
             single_instance=options["single_instance"],
             code_changed=CodeChanges() if options["reload"] else None,
-            say=self._say,
+            say=self.say,
         )
         # A process that has called this as a function, such as a test run, goes on afterwards.
         with nullcontext() if self._is_program else as_guest():
@@ -209,16 +211,23 @@ class Command(BaseCommand):
             **name,
         )
 
-    def _say(self, text: str) -> None:
-        """Print for the person at the terminal; a closed pipe or a full disk stops no worker."""
-        if self._verbosity:
-            with suppress(OSError):
-                self.stdout.write(text)
-                self.stdout.flush()
+    def say(self, text: str) -> None:
+        """Print for the person at the terminal; see `_print`."""
+        self._print(self.stdout, text)
 
-    def _warn(self, text: str) -> None:
+    def warn(self, text: str) -> None:
+        """Print a warning of the start; see `_print`."""
+        self._print(self.stderr, self.style.WARNING(text))
+
+    def _print(self, output: Any, text: str) -> None:
+        """Print a text, or drop it: a closed pipe, a full disk, or an encoding that lacks a letter stops no worker.
+
+        Python has None for an output that was closed before it started, as daemons do; hence the AttributeError.
+        """
         if self._verbosity:
-            self.stderr.write(self.style.WARNING(text))
+            with suppress(OSError, ValueError, AttributeError):
+                output.write(text)
+                output.flush()
 
     @staticmethod
     def _supervise(supervisor: Supervisor) -> None:
@@ -235,6 +244,17 @@ class Command(BaseCommand):
             LivenessFile(path).check()
         except OSError as error:
             raise CommandError(f"--liveness-file cannot be written: {error}") from error
+
+    @staticmethod
+    def _check_process() -> None:
+        """Refuse to start in a process that Python allows no children."""
+        if multiprocessing.current_process().daemon:
+            raise CommandError(
+                "runworkers was called in a daemonic process, such as those of 'manage.py test --parallel', which may "
+                "not start worker processes. Run this test without --parallel (give it a tag, and exclude that with "
+                "--exclude-tag) or with pytest-xdist, or run the tasks in the process of the test with "
+                "django_asyncq.testing.run_tasks()."
+            )
 
     @staticmethod
     def _check_shared_databases() -> None:
@@ -267,11 +287,11 @@ class Command(BaseCommand):
             if not_set_up := as_not_set_up(error):
                 raise CommandError(str(not_set_up)) from error
             text = f"The database is unreachable ({one_line(error)}); workers start and wait for it."
-            self._warn(text)
+            self.warn(text)
 
     def _warn_of_small_pools(self, concurrency: int, processes: int) -> None:
         for pool in small_pools(concurrency, processes):
-            self._warn(f"{pool.text}. {pool.remedy}")
+            self.warn(f"{pool.text}. {pool.remedy}")
 
     def _check_redis(self, alias: str) -> None:
         """Refuse to start with a Redis that refuses this client; warn of one that is unreachable, or evicts keys."""
@@ -285,10 +305,10 @@ class Command(BaseCommand):
             with suppress(BrokerUnavailable):
                 if wrong := tls_mismatch(clients.client("worker")):
                     raise CommandError(str(wrong)) from error
-            self._warn(f"{error}; workers start and wait for Redis.")
+            self.warn(f"{error}; workers start and wait for Redis.")
             return
         if policy not in ("", "noeviction"):
-            self._warn(
+            self.warn(
                 f"Redis may evict keys (maxmemory-policy {policy}). No task is lost, because Redis is rebuilt from "
                 f"the database, but tasks start late: set the policy to noeviction."
             )

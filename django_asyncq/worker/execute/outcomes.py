@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ... import compat, lifecycle
+from ... import compat, failpoints, lifecycle
 from ...definitions.exception_text import traceback_of
 from ...exceptions import LeaseLost
 from ...faults import STORE_ERRORS, concerns_one_row
@@ -43,6 +43,11 @@ def fail_unrecorded(outcome: Outcome, error: BaseException) -> None:
     """Change the row in memory to a failure that says that the outcome could not be recorded."""
     text = "its outcome could not be recorded"
     lifecycle.fail(outcome.job.run, error, text, outcome.finished_at, retry_at=None)
+
+
+def note_recorded() -> None:
+    """Note that outcomes are in their rows, before anybody else knows of them."""
+    failpoints.reach("report.row_written")
 
 
 def announce(outcomes: Sequence[Outcome]) -> None:
