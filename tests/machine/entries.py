@@ -192,6 +192,11 @@ class Entries:
             entry.place, entry.outcome = "archived", None
             self.count(queue, failed=True)
 
+    def archive_without_row(self, queue: str, name: str, worker: str, fence: int) -> None:
+        """Nothing has run, so nothing is counted."""
+        if entry := self.release(queue, name, worker, fence):
+            entry.place, entry.outcome = "archived", None
+
     def requeue(
         self,
         queue: str,

@@ -199,7 +199,7 @@ class Model(Entries):
         for name, fence in leases:
             row = self.rows.get(name)
             if row is None:
-                self.archive(queue, name, worker, fence)
+                self.archive_without_row(queue, name, worker, fence)
             elif row.is_final:
                 self.done(queue, name, worker, fence)
             elif row.state == FAILED:
@@ -291,7 +291,9 @@ class Model(Entries):
         waiting = []
         for name in names:
             row = self.rows.get(name)
-            if row is None or row.is_final:
+            if row is None:
+                self.entries[name].place, self.entries[name].due = "archived", ""
+            elif row.is_final:
                 self.remove(name)
             elif row.state == FAILED:
                 waiting.append(name)
