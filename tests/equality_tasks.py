@@ -123,9 +123,9 @@ def atomic(context: TaskContext, body: str, *args: Any) -> Any:
 
 
 @task(takes_context=True, max_attempts=2, backoff=0, gate="{gate}", queue_limit=2)
-def gated(context: TaskContext, body: str, gate: str) -> Any:
+def gated(context: TaskContext, body: str, gate: str, number: int = 0) -> Any:
     """Run a body behind an admission limit."""
-    return BODIES[body](context, gate)
+    return BODIES[body](context, gate, number)
 
 
 @task
@@ -152,9 +152,14 @@ def body(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def label(context: TaskContext, more: str = "") -> str:
+    """Say which body of which task has an effect; `more` makes it the only one with this name."""
+    return f"{context.record.short_name} {context.task_result.args[0]} {more}".strip()
+
+
 def effect(context: TaskContext, more: str = "") -> None:
-    """Leave a row that says which body wrote it."""
-    Group.objects.create(name=f"{context.task_result.args[0]} {more}".strip())
+    """Leave a row that says which body wrote it. A second one with this name is refused by the database."""
+    Group.objects.create(name=label(context, more))
 
 
 RESULTS: dict[str, Callable[[], Any]] = {
@@ -251,7 +256,7 @@ def takes_too_long(context: TaskContext, then: str = "") -> Any:
     deadline = time.monotonic() + 20
     while not context.should_stop and time.monotonic() < deadline:
         time.sleep(0.01)
-    effect(context, "stopped" if context.should_stop else "never asked to stop")
+    effect(context, f"{then} {'stopped' if context.should_stop else 'never asked to stop'}")
     if then:
         raise ERRORS[then]()
     return "late"
@@ -260,7 +265,7 @@ def takes_too_long(context: TaskContext, then: str = "") -> Any:
 @body
 def asks_for_a_retry(context: TaskContext, counted: bool, times: int, in_seconds: float | None = 0) -> Any:
     """Ask for as many retries, which are counted by the effects."""
-    asked = Group.objects.filter(name__startswith=f"asks_for_a_retry {counted} {times} ").count()
+    asked = Group.objects.filter(name__startswith=label(context, f"{counted} {times} ")).count()
     effect(context, f"{counted} {times} {asked}")
     if asked < times:
         context.retry(in_=in_seconds, counted=counted)
@@ -294,7 +299,7 @@ def sees_context(context: TaskContext, *args: Any) -> dict[str, Any]:
 @body
 def writes(context: TaskContext, result: str = "none") -> Any:
     """Leave an effect."""
-    effect(context)
+    effect(context, result)
     return RESULTS[result]()
 
 
@@ -308,21 +313,25 @@ def breaks_at_the_commit(context: TaskContext) -> None:
 @body
 def completes(context: TaskContext, *steps: str) -> Any:
     """Use `complete_on_commit`, with errors before, within and after it."""
+
+    def note_step(step: str) -> None:
+        effect(context, f"{' '.join(steps)}: {step}")
+
     if "refused before" in steps:
         try:
             with transaction.atomic(), context.complete_on_commit():
-                effect(context, "never")
+                note_step("never")
         except InvalidOption:
-            effect(context, "refused")
+            note_step("refused")
     if "fails first" in steps:
         try:
             with context.complete_on_commit("first"):
-                effect(context, "rolled back")
+                note_step("rolled back")
                 raise Fatal("first")
         except Fatal:
-            effect(context, "again")
+            note_step("again")
     with context.complete_on_commit("early") as ending:
-        effect(context, "within")
+        note_step("within")
         nested.enqueue(f"completes {' '.join(steps)}")
         if "sets the result" in steps:
             ending.result = ["set", "within"]
@@ -333,22 +342,22 @@ def completes(context: TaskContext, *steps: str) -> Any:
         if "nested error" in steps:
             try:
                 with transaction.atomic():
-                    effect(context, "within")
+                    note_step("within")
             except IntegrityError:
                 pass
-    effect(context, "after")
+    note_step("after")
     if "twice" in steps:
         with context.complete_on_commit():
-            effect(context, "twice")
+            note_step("twice")
     if "raises after" in steps:
         raise Fatal("after")
     if "database error after" in steps:
-        effect(context, "after")
+        note_step("after")
     return "late"
 
 
 @body
-def fills_its_gate(context: TaskContext, gate: str) -> None:
+def fills_its_gate(context: TaskContext, gate: str, number: int) -> None:
     """Lower the limit of its gate, so that it is full when this task is retried."""
     row = Gate.objects.get(name=gate)
     row.limit = 1
@@ -359,19 +368,19 @@ def fills_its_gate(context: TaskContext, gate: str) -> None:
 @body
 def meets_a_full_gate(context: TaskContext, gate: str) -> Any:
     """Enqueue more than its gate admits, and run into the error."""
-    admitted = gated.enqueue_many([("writes_twice", gate), ("writes_twice", gate)], partial=True)
+    admitted = gated.enqueue_many([("writes_twice", gate, 0), ("writes_twice", gate, 1)], partial=True)
     try:
-        gated.enqueue("writes_twice", gate)
+        gated.enqueue("writes_twice", gate, 2)
     except QueueFull as error:
         return [[each is not None for each in admitted], error.gate, error.limit, error.occupancy, error.waiting]
     return "not full"
 
 
 @body
-def writes_twice(context: TaskContext, gate: str) -> None:
+def writes_twice(context: TaskContext, gate: str, number: int) -> None:
     """Leave an effect at the first attempt; fail at it."""
     if context.attempt == 1:
-        effect(context, gate)
+        effect(context, f"{gate} {number}")
         raise Glitch("first")
 
 
@@ -458,7 +467,7 @@ def violates(context: TaskContext, how: str) -> Any:
             effect(context, how)
     else:
         effect(context, how)
-    return Group.objects.filter(name__endswith=how).count()
+    return Group.objects.filter(name=label(context, how)).count()
 
 
 @body

@@ -57,16 +57,18 @@ class BodyTransactions:
         What it has written is kept whatever the rest of the body does.
         """
         database = writing_database(TaskRecord)
-        first_hook = _separate_hooks(database) if database in self._savepoints else 0
+        if not self.holds(database):
+            with transaction_of(TaskRecord, durable=True):
+                yield
+            return
+        first_hook = _separate_hooks(database)
         with transaction_of(TaskRecord, durable=True):
             yield
-            if database in self._savepoints:
-                # A commit would check the deferred foreign keys, and fail.
-                connections[database].check_constraints()
-        if database in self._savepoints:
-            transaction.savepoint_commit(self._savepoints[database], database)
-            self._savepoints[database] = _create_savepoint(database)
-            _run_hooks(database, first_hook)
+            # A commit would check the deferred foreign keys, and fail.
+            connections[database].check_constraints()
+        transaction.savepoint_commit(self._savepoints[database], database)
+        self._savepoints[database] = _create_savepoint(database)
+        _run_hooks(database, first_hook)
 
 
 @contextmanager
