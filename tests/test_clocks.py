@@ -44,8 +44,11 @@ HOUR = timedelta(hours=1)
 
 # Where the package reads the wall clock of its host, each with its reason: module -> (number of places, reason).
 READS_HOST_CLOCK = {
-    "storage.database_clock": (4, "SQLite has no other clock; and while the database cannot be asked"),
-    "backend": (1, "shown by the result until it is refreshed; the row gets the database's time"),
+    "storage.database_clock": (
+        5,
+        "SQLite has no other clock; while the database cannot be asked; shown by a result until it is refreshed",
+    ),
+    "tasks": (1, "the `run_after` of a backend of Django's own, which has no rows"),
     "models": (4, "rows that a project makes itself"),
     "definitions.names": (1, "an id is made without asking any store"),
 }

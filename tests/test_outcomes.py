@@ -619,7 +619,7 @@ def test_without_a_key_nothing_is_spilled_and_nothing_verified(settings: Any, ca
     lifecycle.succeed(other, 1, timezone.now())
     settings.SECRET_KEY = ""
     assert lifecycle.spill_outcomes(Broker(), "w", [other]) == 0
-    assert "SECRET_KEY is empty: 1 tasks run again" in caplog.text
+    assert "SECRET_KEY is empty, so outcomes cannot be signed: 1; their tasks run again" in caplog.text
     recover(run)
     assert TaskRecord.objects.get(id=run.record.id).state == TaskState.QUEUED
     assert len(warnings(caplog, WAITS)) == 1

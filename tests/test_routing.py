@@ -26,7 +26,10 @@ PACKAGE = Path(__file__).parent.parent / "django_asyncq"
 # It alone asks the routers, and opens transactions by a model.
 DOOR = "storage.routing"
 # Others that ask the routers, each with the reason.
-MAY_ASK = {"storage.database_clock": "user code declares tasks before Django has loaded the models"}
+MAY_ASK = {
+    "storage.database_clock": "user code declares tasks before Django has loaded the models",
+    "context": "user code imports it before Django has loaded the models",
+}
 MANAGERS = {"objects", "_default_manager", "_base_manager"}
 # What chooses a database by name; `model._meta` has no rows.
 CHOOSES = {"using", "db_manager"}

@@ -252,9 +252,10 @@ class ScheduleForm(ScheduleFormBase):
         try:
             check_call(task, args, kwargs)
         except InvalidArguments as error:
-            self.add_error("args" if error.path.startswith("args") and args else "kwargs", str(error))
-        except InvalidOption as error:
-            self.add_error("kwargs" if accepts_positional(task, args) else "args", str(error))
+            # Without a path the function cannot be called with them, or they are too large.
+            is_named = error.path.startswith("args") and bool(args)
+            is_of_args = is_named if error.path else not accepts_positional(task, args)
+            self.add_error("args" if is_of_args else "kwargs", str(error))
 
     def _has_one_timing(self) -> bool:
         """Whether exactly one of cron expression and interval is given; add an error otherwise."""

@@ -20,6 +20,7 @@ from django.db import connections
 
 from ..broker import keys, prefix_owner
 from ..exceptions import BrokerUnavailable, PrefixTaken
+from ..faults import one_line
 from ..guard import get_logger
 from ..models import TaskRecord
 from ..prefixes import prefix_of
@@ -80,7 +81,7 @@ def _ask(prefix: str, now: float) -> None:
         database = _read_identity() if owner is not None else None
     except DatabaseError as error:
         # If it is more than a table that is missing, the INSERT reports it; so it does in a broken transaction.
-        logger.debug("the identity of the database cannot be read: %s", error)
+        logger.debug("the identity of the database cannot be read: %s", one_line(error))
         return
     if owner is not None and database is not None and owner != database and not _will_adopt(prefix, database):
         _refused[prefix] = owner, database

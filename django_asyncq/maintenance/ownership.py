@@ -14,11 +14,11 @@ from __future__ import annotations
 import uuid
 from contextlib import suppress
 
-from django.db import Error as DatabaseError
 from django.db import connections
 
 from ..broker import prefix_owner
 from ..exceptions import BrokerUnavailable, PrefixTaken
+from ..faults import STORE_ERRORS, one_line
 from ..guard import get_logger
 from ..lifecycle.prefix_check import adopts_by_itself
 from ..prefixes import owned_prefixes
@@ -54,7 +54,8 @@ class PrefixOwnership:
         """
         try:
             database = identity.ensure()
-        except DatabaseError:
+        except STORE_ERRORS as error:
+            logger.debug("the identity of the database cannot be read: %s", one_line(error))
             connections.close_all()
             found = identity.known()
             if found is None:

@@ -16,9 +16,6 @@ from ..django_internals import discard_commit_hooks, last_hook_number, leave_blo
 from ..models import TaskRecord
 from ..storage.routing import transaction_of, writing_database
 
-# Django 6.1 has renamed it, and warns about the old name; remove when 5.2 is no longer supported.
-_create_savepoint: Callable[[str], str] = getattr(transaction, "savepoint_create", None) or transaction.savepoint
-
 
 class BodyTransactions:
     """The savepoints of one body, one for each database in which the caller has a transaction.
@@ -101,6 +98,12 @@ def _run_hooks(alias: str, number: int) -> None:
         run_commit_hooks(connections[alias], number + 1, as_in_autocommit)
     finally:
         discard_commit_hooks(connections[alias], number)
+
+
+def _create_savepoint(alias: str) -> str:
+    # Django 6.1 has renamed it, and warns about the old name; remove when 5.2 is no longer supported.
+    create: Callable[[str], str] | None = getattr(transaction, "savepoint_create", None)
+    return create(alias) if create is not None else transaction.savepoint(alias)
 
 
 def _release(alias: str, savepoint: str) -> bool:
