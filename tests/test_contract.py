@@ -342,6 +342,7 @@ def test_a_backend_that_cannot_defer_says_so(framework_backend: str) -> None:
         assert declared.using(run_after=timedelta(seconds=3)).enqueue(1).task.run_after is not None
 
 
+@pytest.mark.django_db
 def test_a_project_that_chose_django_s_backends_is_not_warned(framework_backend: str) -> None:
     """It knows that they run no task in a worker."""
     assert [message for message in checks.run_checks() if message.id == "asyncq.W013"] == []

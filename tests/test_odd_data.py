@@ -172,7 +172,7 @@ def test_every_key_has_a_type() -> None:
     """A key that is added to a queue, or beside the queues, must be listed with its type, so that it is tested here."""
     of_queue = {name for name, value in vars(keys.QueueKeys).items() if callable(value) and not name.startswith("_")}
     of_queue |= {each for each in keys.QueueKeys.__dataclass_fields__ if not each.endswith("_prefix")}
-    assert of_queue - {"queue", "base", "wake"} == set(keys.QUEUE_TYPES)
+    assert of_queue - {"alias", "queue", "base", "wake"} == set(keys.QUEUE_TYPES)
     others = {name for name in vars(keys) if name.endswith("_key")}
     assert others == {name for name in keys.OTHER_TYPES if name.endswith("_key")}
 

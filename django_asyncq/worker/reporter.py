@@ -303,8 +303,12 @@ class Reporter(LongLivedThread):
         try:
             lifecycle.acknowledge(self.broker, self.worker_id, runs, lost)
         except BrokerUnavailable as error:
-            text, extra = "%d outcome%s recorded, but not acknowledged in Redis yet: %s", _extra(runs)
-            logger.warning(text, *_counted(runs), error, extra=extra)
+            logger.warning(
+                "%d outcome%s recorded, but not acknowledged in Redis yet: %s",
+                *_counted(runs),
+                error,
+                extra=_extra(runs),
+            )
             self._unacknowledged.append((runs, lost))
 
     def _acknowledge_again(self) -> None:

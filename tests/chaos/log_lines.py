@@ -6,7 +6,7 @@ A reworded line would let a check pass unseen, so `test_checker.py` fails for a 
 from __future__ import annotations
 
 LEADS = "leadership acquired"
-WORKER_STARTED = "started: %d slots"
+WORKER_STARTED = "started: %d slot%s"
 WORKER_DIED = "exited unexpectedly: "
 LEASE_LOST = "lost its lease"
 LEASES_NOT_RENEWED = "leases cannot be renewed"

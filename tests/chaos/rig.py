@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -36,8 +37,8 @@ PERSISTENCE = {
     # Each second with a change, so that a kill loses some but not all.
     "RDB": ["--save", "1 1", "--appendonly", "no"],
 }
-# The last word of the line that a worker logs when it begins to fetch.
-STARTED = WORKER_STARTED.rpartition("%d")[2] + "\n"
+# The end of the line that a worker logs when it begins to fetch.
+STARTED = re.compile(WORKER_STARTED.replace("%d", r"\d+").replace("%s", "s?") + r"\n")
 # A process started with these words ends with its parent, even when that is killed.
 TIED = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
@@ -313,7 +314,7 @@ class Rig:
 
     def wait_ready(self, fleet: Fleet, processes: int) -> None:
         """Wait until the fleet's workers have started."""
-        wait_until(lambda: fleet.log.read_text(errors="replace").count(STARTED) >= processes, "workers", 30)
+        wait_until(lambda: len(STARTED.findall(fleet.log.read_text(errors="replace"))) >= processes, "workers", 30)
 
     # --- witnesses
 
