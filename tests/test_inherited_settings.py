@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,11 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
+
+from django_asyncq.models import TaskRecord
+from django_asyncq.testing import crash_at, run_command
 
 from .workers import ROOT, environment
 
@@ -69,6 +74,34 @@ def test_database_in_memory_is_refused(tmp_path: Path) -> None:
     settings.write_text("from tests.settings import *\nDATABASES['default'].pop('TEST')\n")
     variables = environment(DJANGO_SETTINGS_MODULE="memory_settings", PYTHONPATH=f"{ROOT}:{tmp_path}")
     run(variables, "-m", "django", "test", "--noinput", f"{CASE}.MemoryDatabase")
+
+
+COUNT = "from django_asyncq.models import TaskRecord; print(TaskRecord.objects.count())"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_command_runs_on_the_databases_of_the_test() -> None:
+    """It sees the rows of the test; its output and its code are returned."""
+    TaskRecord.objects.create(name="tests.tasks.add", args=[1])
+    done = run_command("shell", "-v", "0", "-c", COUNT)
+    assert (done.returncode, done.stdout.split()) == (0, ["1"]), done.stderr
+    assert run_command("asyncq", "prune").returncode == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_command_dies_at_a_failpoint(tmp_path: Path) -> None:
+    """The row that it has committed is in the test's database."""
+    text = "from tests.tasks import add; add.enqueue(1)"
+    done = run_command("shell", "-c", text, env=crash_at("enqueue.committed", mark=tmp_path / "died"))
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert TaskRecord.objects.queued().count() == 1
+
+
+@pytest.mark.django_db
+def test_command_is_refused_in_a_transaction() -> None:
+    """It would not see what the test has written."""
+    with pytest.raises(ImproperlyConfigured, match="see only what is committed"):
+        run_command("check")
 
 
 IN_A_DAEMONIC_PROCESS = f"""

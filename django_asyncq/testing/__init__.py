@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .redis_server import EmbeddedRedis
     from .running import run_tasks
     from .schedules import run_schedules
+    from .workers import run_command
 
 __all__ = [
     "EmbeddedRedis",
@@ -33,6 +34,7 @@ __all__ = [
     "lose_lease",
     "lose_redis",
     "make_context",
+    "run_command",
     "run_schedules",
     "run_tasks",
     "travel",
@@ -48,14 +50,15 @@ IMPORTED_AT_FIRST_USE = {
     "assert_enqueues": "asserting",
     "assert_not_enqueued": "asserting",
     "crash_at": "crashes",
+    "enqueued": "asserting",
     "fail_at": "faults",
     "lose_lease": "faults",
     "lose_redis": "faults",
     "make_context": "contexts",
+    "run_command": "workers",
     "run_schedules": "schedules",
     "run_tasks": "running",
     "travel": "clock",
-    "enqueued": "asserting",
 }
 
 

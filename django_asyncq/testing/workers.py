@@ -1,6 +1,6 @@
-"""Worker processes of a test: `runworkers` on the databases, the Redis and the settings of the test.
+"""Processes of a test: commands such as `runworkers` on the databases, the Redis and the settings of the test.
 
-The program `python -m django_asyncq.testing.workers runworkers …` reads from its standard input what the test has in
+The program `python -m django_asyncq.testing.workers <command> …` reads from its standard input what the test has in
 place of the written settings. Production has nothing of the kind.
 """
 
@@ -10,14 +10,51 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from django.core.management import execute_from_command_line
+from django.db import connections
 
 from ..worker import inherited_settings
 from .redis_server import death_signal_command
 
 LOG_TAIL_CHARACTERS = 8000
+
+
+def run_command(
+    *arguments: str, env: Mapping[str, str] | None = None, timeout_seconds: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of `manage.py` in a process of its own, on the databases and with the settings of the test.
+
+    `subprocess` with `manage.py` would use the databases that the settings name, such as the development database. The
+    test must not be in a transaction, whose rows no other process sees.
+    arguments: such as `"place_order", "--fast"`. env: in place of the environment of the test, as of `crash_at`.
+    Returns: the finished process, with `returncode`, `stdout` and `stderr`; a code other than 0 is no error.
+    Raises: subprocess.TimeoutExpired; ImproperlyConfigured for a database or a setting that no other process can
+        use.
+    """
+    inherited_settings.require_shared_databases(connections)
+    command = _command(*arguments)
+    done = subprocess.run(  # noqa: S603
+        command,
+        env=_environment(os.environ if env is None else env),
+        input=inherited_settings.pack(),
+        capture_output=True,
+        timeout=timeout_seconds,
+        check=False,
+    )
+    output, errors = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    return subprocess.CompletedProcess(command, done.returncode, output, errors)
+
+
+def _command(*arguments: str) -> list[str]:
+    return [*death_signal_command(), sys.executable, "-m", __name__, *arguments]
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with the folders that pytest and its plugins have added for the project."""
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 class WorkersProcess:
@@ -26,16 +63,16 @@ class WorkersProcess:
     def __init__(self, log: Path, *options: str) -> None:
         """Start it. log: the file for its output. options: as on the command line.
 
-        Raises: ImproperlyConfigured for a setting that no other process can get.
+        Raises: ImproperlyConfigured for a database or a setting that no other process can use.
         """
         self.log_file = log
         self._options = options
+        inherited_settings.require_shared_databases(connections)
         inherited = inherited_settings.pack()
         with log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603
-                [*death_signal_command(), sys.executable, "-m", __name__, "runworkers", *options],
-                # pytest and its plugins have added the folders of the project.
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                _command("runworkers", *options),
+                env=_environment(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

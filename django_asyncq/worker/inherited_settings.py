@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from django.conf import ENVIRONMENT_VARIABLE, settings
@@ -24,6 +25,29 @@ INHERITED = ("ASYNCQ", "CACHES", "TASKS")
 
 # The names of the settings that this process has inherited; the processes that it starts inherit them too.
 _of_this_process: set[str] = set()
+
+
+def require_shared_databases(aliases: Iterable[str]) -> None:
+    """Refuse databases of which another process could not see the rows.
+
+    Raises: ImproperlyConfigured for one in memory, and for an open transaction in any database.
+    """
+    for alias in aliases:
+        connection: Any = connections[alias]
+        if connection.vendor == "sqlite" and connection.is_in_memory_db():
+            raise ImproperlyConfigured(
+                f"The database {alias!r} is in the memory of this process, so worker processes cannot read it. "
+                f"Use a file; in tests, set DATABASES[{alias!r}]['TEST'] = {{'NAME': BASE_DIR / 'test.sqlite3'}}, "
+                f"or run the tasks in the process of the test with django_asyncq.testing.run_tasks()."
+            )
+    for connection in connections.all(initialized_only=True):
+        if connection.in_atomic_block:
+            raise ImproperlyConfigured(
+                f"A transaction of the database {connection.alias!r} is open, and worker processes see only what is "
+                f"committed. Start them outside of it; in tests, use TransactionTestCase (pytest: "
+                f"django_db(transaction=True)), or run the tasks in the process of the test with "
+                f"django_asyncq.testing.run_tasks()."
+            )
 
 
 def pack() -> bytes:

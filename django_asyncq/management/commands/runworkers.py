@@ -9,6 +9,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 from django.utils import autoreload
@@ -259,24 +260,13 @@ class Command(BaseCommand):
     @staticmethod
     def _check_shared_databases() -> None:
         """Refuse to start worker processes that could not see the rows of this one."""
-        alias = writing_database(TaskRecord)
-        # In a test run, every SQLite database without a name for tests is in memory.
-        for each in connections if is_test_run() else [alias]:
-            connection: Any = connections[each]
-            if connection.vendor == "sqlite" and connection.is_in_memory_db():
-                raise CommandError(
-                    f"The database {each!r} is in the memory of this process, so worker processes cannot read it. "
-                    f"Use a file; in tests, set DATABASES[{each!r}]['TEST'] = {{'NAME': BASE_DIR / 'test.sqlite3'}}, "
-                    f"or run the tasks in the process of the test with django_asyncq.testing.run_tasks()."
-                )
-        for connection in connections.all(initialized_only=True):
-            if connection.in_atomic_block:
-                raise CommandError(
-                    f"runworkers was called inside a transaction of the database {connection.alias!r}, and worker "
-                    f"processes see only what is committed. Call it outside; in tests, use TransactionTestCase "
-                    f"(pytest: django_db(transaction=True)), or run the tasks in the process of the test with "
-                    f"django_asyncq.testing.run_tasks()."
-                )
+        try:
+            # In a test run, every SQLite database without a name for tests is in memory.
+            inherited_settings.require_shared_databases(
+                connections if is_test_run() else [writing_database(TaskRecord)]
+            )
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from error
 
     def _check_database(self) -> None:
         """Refuse to start on a database without the tables; start on one that is unreachable, and wait for it."""
