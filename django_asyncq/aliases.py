@@ -39,20 +39,21 @@ def through_redis(records: Iterable[Record]) -> list[Record]:
 
 def is_redis_used() -> bool:
     """Whether any alias in TASKS uses Redis. Django's own backends do not."""
-    return any(getattr(backend_class(alias), "uses_redis", False) for alias in _aliases())
+    return any(getattr(backend_class(alias), "uses_redis", False) for alias in written_aliases())
 
 
 @cache
 def backend_class(alias: str) -> type | None:
     """Return the class of an alias's backend; None where TASKS names none that can be imported."""
-    options = _aliases().get(alias)
+    options = written_aliases().get(alias)
     try:
         return None if options is None else cast("type", import_string(options["BACKEND"]))
     except (ImportError, KeyError, TypeError):
         return None
 
 
-def _aliases() -> dict[str, Any]:
+def written_aliases() -> dict[str, Any]:
+    """Return TASKS as the project has written it; an empty dictionary when there is none."""
     found = getattr(settings, "TASKS", {})
     return found if isinstance(found, dict) else {}
 

@@ -12,11 +12,10 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from django.conf import settings
 from django.core.signals import setting_changed
 
 from . import conf
-from .aliases import backend_class
+from .aliases import backend_class, written_aliases
 from .compat import DEFAULT_TASK_BACKEND_ALIAS
 
 # What KEY_PREFIX and the option may be; `{`, `}` and `*` mean something to Redis.
@@ -45,7 +44,7 @@ def prefix_of(alias: str) -> str:
 @lru_cache(maxsize=1)
 def redis_aliases() -> tuple[str, ...]:
     """Return the aliases whose tasks are dispatched through Redis, in the order of TASKS."""
-    return tuple(alias for alias in _tasks() if getattr(backend_class(alias), "uses_redis", False))
+    return tuple(alias for alias in written_aliases() if getattr(backend_class(alias), "uses_redis", False))
 
 
 def one_alias_per_prefix(more: Iterable[str] = ()) -> list[str]:
@@ -61,13 +60,8 @@ def owned_prefixes() -> list[str]:
     return list(dict.fromkeys([conf.current().key_prefix, *map(prefix_of, redis_aliases())]))
 
 
-def _tasks() -> dict[str, Any]:
-    written = getattr(settings, "TASKS", {})
-    return written if isinstance(written, dict) else {}
-
-
 def _options(alias: str) -> dict[str, Any]:
-    written = _tasks().get(alias)
+    written = written_aliases().get(alias)
     options = written.get("OPTIONS") if isinstance(written, dict) else None
     return options if isinstance(options, dict) else {}
 
