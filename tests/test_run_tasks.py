@@ -660,9 +660,9 @@ class InTestCase(Behaviour, TestCase):
 
         compat.task_enqueued.connect(receive)
         try:
-            with self.captureOnCommitCallbacks(execute=True) as first:
+            with self.captureOnCommitCallbacks(using=writing_database(TaskRecord), execute=True) as first:
                 one = tasks.add.enqueue(1)
-            with self.captureOnCommitCallbacks(execute=True) as second:
+            with self.captureOnCommitCallbacks(using=writing_database(TaskRecord), execute=True) as second:
                 other = tasks.add.enqueue(2)
         finally:
             compat.task_enqueued.disconnect(receive)
