@@ -287,9 +287,13 @@ class Behaviour(Kit):
 class InTestCase(Behaviour, TestCase):
     """Within the transaction of the test."""
 
+    databases = "__all__"
+
 
 class InTransactionTestCase(Behaviour, TransactionTestCase):
     """In autocommit, as a worker."""
+
+    databases = "__all__"
 
 
 POINTS: dict[str, Callable[[], Any]] = {
