@@ -24,8 +24,6 @@ from typing import (
     overload,
 )
 
-from django.utils import timezone
-
 from . import compat, conf, registry
 from .context import RowlessContext, TaskContext
 from .definitions.backoff import Backoff
@@ -136,7 +134,7 @@ class Task(_FrameworkTask[P, R]):
         Raises: InvalidOption, which names the option and the remedy; the framework's InvalidTask.
         """
         if isinstance(run_after, timedelta):
-            now = database_clock.now() if _stores_rows(backend or self.backend) else timezone.now()
+            now = database_clock.now() if _stores_rows(backend or self.backend) else database_clock.of_host()
             run_after = moment_after("run_after", now, run_after)
         given: dict[str, Any] = {
             "priority": priority,

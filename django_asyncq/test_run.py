@@ -25,7 +25,8 @@ def is_test_run() -> bool:
     process that a test starts is no test run.
     """
     mail = sys.modules.get("django.core.mail")
-    if mail is None or not hasattr(mail, "outbox"):
+    # Not hasattr: Django 6.1 answers for unknown names of this module in Python, and each `enqueue` asks.
+    if mail is None or "outbox" not in vars(mail):
         return False
     return _has_changed_hosts or TEST_HOST in sys.modules["django.conf"].settings.ALLOWED_HOSTS
 

@@ -48,7 +48,6 @@ READS_HOST_CLOCK = {
         5,
         "SQLite has no other clock; while the database cannot be asked; shown by a result until it is refreshed",
     ),
-    "tasks": (1, "the `run_after` of a backend of Django's own, which has no rows"),
     "models": (4, "rows that a project makes itself"),
     "definitions.names": (1, "an id is made without asking any store"),
 }

@@ -55,7 +55,7 @@ WRITES_ROWS = {"storage.inserting", "storage.batches"}
 LONGEST_FUNCTION = 50
 LONGEST_MODULE = 450
 # Longer modules, each with the reason why it is not split: name -> (most lines, reason).
-LONGER_MODULES: dict[str, tuple[int, str]] = {"models": (500, "Django looks for the models of an app in one module")}
+LONGER_MODULES: dict[str, tuple[int, str]] = {"models": (460, "Django looks for the models of an app in one module")}
 LONGEST_SCRIPT = 60
 SCRIPT_HEADER = ("KEYS", "ARGV", "Returns", "Invariant")
 

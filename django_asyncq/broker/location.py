@@ -17,7 +17,7 @@ from . import redis_py
 
 DEFAULT_PORT = 6379
 DJANGO_BACKEND = "django.core.cache.backends.redis.RedisCache"
-# What Django's backend does not hand on to redis-py's connections.
+# What Django's backend does not pass to redis-py's connections.
 DJANGO_OPTIONS = ("serializer", "pool_class", "parser_class")
 
 

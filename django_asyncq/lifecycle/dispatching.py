@@ -43,7 +43,6 @@ def dispatch(records: Sequence[TaskRecord], *, again: bool = False) -> int:
     again: Redis may have had the rows before; their fences then start above all that were handed out.
     Rows of an alias without Redis are not pushed. Never raises for Redis: the reconciler pushes what could not be.
     """
-    records = through_redis(records)
     if not records or is_paused():
         return 0
     try:
@@ -89,6 +88,8 @@ def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) 
     is delayed, or has lost its slot, costs a second call.
     """
     records = through_redis(records)
+    if not records:
+        return 0
     confirmed = not broker.reaches_all
     if confirmed:
         records = _confirmed(records)

@@ -8,7 +8,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import failpoints, gates
-from ..aliases import through_redis, uses_redis
+from ..aliases import through_redis
 from ..broker.clients import require_valid_settings
 from ..broker.server_of_tests import is_foreign, require_server_of_tests
 from ..exceptions import BrokerUnavailable
@@ -62,9 +62,9 @@ def enqueue(
     Raises: ImproperlyConfigured when the settings that name Redis cannot be right, PrefixTaken, EnqueueRefused, and
     what receivers veto with: nothing was written. django.db.Error when the INSERT fails.
     """
-    if any(uses_redis(record.backend) for record in records):
+    if sent := through_redis(records):
         require_valid_settings()
-        _require_own_prefix(records)
+        _require_own_prefix(sent)
     refused = ask(records, None, partial=partial)
     failpoints.reach("enqueue.slot_acquired")
     admitted = [record for record in records if record.id not in refused] if refused else list(records)
@@ -87,7 +87,7 @@ def _require_own_prefix(records: Sequence[TaskRecord]) -> None:
     A Redis that is not the tests' is not asked: most tests roll back, and then nothing is pushed. A push is refused.
     """
     try:
-        aliases = {record.backend for record in through_redis(records)}
+        aliases = {record.backend for record in records}
         prefix_check.require_own_prefix(aliases, may_ask=not (is_paused() or is_foreign()))
     except BrokerUnavailable as error:
         note_failed_push(error, records)

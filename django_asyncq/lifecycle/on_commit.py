@@ -12,7 +12,7 @@ from .. import gates
 from ..aliases import uses_redis
 from ..django_internals import last_commit_hook
 from ..models import TaskRecord
-from ..storage.rollbacks import Takings
+from ..storage.rollbacks import Acquired
 from ..storage.routing import is_in_transaction
 from ..test_run import is_test_run
 
@@ -24,13 +24,13 @@ class CommitHook(ABC):
         self.records: list[TaskRecord] = []
         self._is_registered = False
         self._is_called = False
-        self._takings: Takings | None = None
+        self._acquired: Acquired | None = None
 
     def __call__(self) -> None:
         """Follow up; Django calls this after the commit."""
         self._is_called = True
-        if self._takings is not None:
-            self._takings.keep()
+        if self._acquired is not None:
+            self._acquired.keep()
         self.follow_up()
 
     @abstractmethod
@@ -56,9 +56,9 @@ class CommitHook(ABC):
         # Without a transaction the tasks are committed already.
         if not (holders and connection.in_atomic_block):
             return
-        if self._takings is None:
-            self._takings = Takings(self, connection, gates.give_back)
-        self._takings.add(holders)
+        if self._acquired is None:
+            self._acquired = Acquired(self, connection, gates.give_back)
+        self._acquired.add(holders)
 
     def register(self, connection: BaseDatabaseWrapper) -> None:
         """Have the hook called after the commit; without a transaction it is called at once."""

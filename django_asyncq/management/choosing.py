@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.management.base import CommandError
 
 from .. import compat
-from ..aliases import uses_redis
+from ..aliases import uses_redis, written_aliases
 
 EXAMPLE = 'TASKS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend"}}'
 
@@ -60,6 +60,5 @@ def _can_be_run(alias: str) -> bool:
 
 
 def _written() -> dict[str, Any]:
-    found = getattr(settings, "TASKS", None)
     # Without the setting, Django has one alias with its immediate backend.
-    return found if isinstance(found, dict) else {compat.DEFAULT_TASK_BACKEND_ALIAS: {}}
+    return written_aliases() if hasattr(settings, "TASKS") else {compat.DEFAULT_TASK_BACKEND_ALIAS: {}}

@@ -42,7 +42,7 @@ LIVE_STATES = (TaskState.QUEUED, TaskState.RUNNING)
 Release = Callable[[Sequence[TaskRecord]], object]
 
 
-class Takings:
+class Acquired:
     """What the tasks of one commit hook hold outside the database until the commit.
 
     hook: what Django drops at a rollback. release: called with the tasks that hold something and are not committed.
@@ -71,11 +71,11 @@ class Takings:
         self._finalizer.detach()
 
 
-def _note_dropped(takings: Takings, connection: weakref.ref[BaseDatabaseWrapper], made_by: int) -> None:
+def _note_dropped(acquired: Acquired, connection: weakref.ref[BaseDatabaseWrapper], made_by: int) -> None:
     """Finalize a hook that was dropped without being called."""
     wrapper = connection()
     if os.getpid() == made_by and wrapper is not None and not may_have_committed(wrapper):
-        _rolled_back.note(takings)
+        _rolled_back.note(acquired)
 
 
 def _name(connection: BaseDatabaseWrapper) -> str:
@@ -104,15 +104,15 @@ class RolledBack:
         self._lock = threading.RLock()
         self._thread_lock = threading.RLock()
         # The finalizer may interrupt any line of Python, and may do nothing but put into these.
-        self._noted: SimpleQueue[Takings] = SimpleQueue()
+        self._noted: SimpleQueue[Acquired] = SimpleQueue()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
-        self._left: list[Takings] = []
+        self._left: list[Acquired] = []
         self._thread: threading.Thread | None = None
         self._expects_until = 0.0
 
-    def note(self, takings: Takings) -> None:
+    def note(self, acquired: Acquired) -> None:
         """Note what has to be released, and wake the thread. The only method that a finalizer may call."""
-        self._noted.put(takings)
+        self._noted.put(acquired)
         self._wakeups.put(None)
 
     def expect(self, until: float) -> None:
@@ -173,15 +173,15 @@ class RolledBack:
         return True
 
 
-def _release_all(todo: Sequence[Takings]) -> list[Takings]:
+def _release_all(todo: Sequence[Acquired]) -> list[Acquired]:
     """Release what has not expired; return what has to be tried again."""
-    left: list[Takings] = []
-    groups: dict[tuple[tuple[str, str], Release], list[Takings]] = {}
-    for takings in todo:
-        if time.monotonic() < takings.expires_at:
-            groups.setdefault((takings.database, takings.release), []).append(takings)
+    left: list[Acquired] = []
+    groups: dict[tuple[tuple[str, str], Release], list[Acquired]] = {}
+    for acquired in todo:
+        if time.monotonic() < acquired.expires_at:
+            groups.setdefault((acquired.database, acquired.release), []).append(acquired)
     for (database, release), group in groups.items():
-        records = [record for takings in group for record in takings.records]
+        records = [record for acquired in group for record in acquired.records]
         is_done, error = attempt(_release_uncommitted, database, release, records)
         if not is_done:
             left += group

@@ -239,7 +239,7 @@ def silent_rollbacks() -> None:
     """A rollback releases nothing: slots stay until they expire."""
     from django_asyncq.storage.rollbacks import RolledBack
 
-    replace(RolledBack, "note", lambda self, takings: None)
+    replace(RolledBack, "note", lambda self, acquired: None)
 
 
 def no_breaker() -> None:
