@@ -69,7 +69,9 @@ def why_missing(name: str) -> str:
         )
     config = max(found, key=lambda each: len(each.name))
     path = Path(config.path, *module.removeprefix(config.name).strip(".").split("."))
-    if module != f"{config.name}.tasks" and _is_module(path):
+    if _is_module(path):
+        if module == f"{config.name}.tasks":
+            return f"{module} is not loaded in this process; workers load it when they start, so restart them"
         return f"{module} is not imported by any tasks.py of an installed app; import it in {config.name}/tasks.py"
     return f"the app {config.name} has no module {module} here; deploy the code that has it, and restart the workers"
 

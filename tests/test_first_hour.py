@@ -189,10 +189,17 @@ def test_unregistered_name_says_what_to_do_and_imports_nothing(
     name: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name comes from a row, so only what is loaded, installed and on the disk is looked at."""
+    registry.load_task_modules()
     monkeypatch.delitem(sys.modules, "tests.benchmarks.servers", raising=False)
     before = set(sys.modules)
     assert says in registry.why_missing(name)
     assert set(sys.modules) == before
+
+
+def test_task_of_a_module_that_is_not_loaded_yet_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a shell, which has not loaded the tasks of the apps."""
+    monkeypatch.delitem(sys.modules, "tests.tasks", raising=False)
+    assert "tests.tasks is not loaded in this process" in registry.why_missing("tests.tasks.add")
 
 
 # --- SQLite
