@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
@@ -23,3 +25,10 @@ class AsyncqConfig(AppConfig):
         # compat is imported because Django registers its check of TASKS only when django.tasks is imported.
         from . import checks, compat, receivers  # noqa: F401
         from .gates import receivers as gate_receivers  # noqa: F401
+
+    @staticmethod
+    def cancel_tasks(rows: Any, *, by: Any, reason: str) -> Any:
+        """Do what `TaskRecord.objects.cancel` does: models cannot import what changes their states."""
+        from . import lifecycle
+
+        return lifecycle.cancel_rows(rows, by=by, reason=reason)

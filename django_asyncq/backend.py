@@ -16,13 +16,20 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
 from . import compat
+from .asyncq_result import AsyncqResult, LogLine
 from .definitions import payload
+from .definitions.batches import group_of
 from .definitions.calls import check_binding, gate_name
-from .definitions.moments import checked_moment
+from .definitions.headers import checked_headers, with_inherited
+from .definitions.moments import checked_moment, moment_after
 from .definitions.names import QUEUE_NAME, uuid7
-from .definitions.task_options import is_attempt_count
-from .durations import MORE_THAN_ZERO, is_duration
+from .definitions.task_options import MOST_ATTEMPTS, is_attempt_count
+from .definitions.time_limits import limits_of
+from .definitions.unique_keys import unique_digest
+from .durations import MORE_THAN_ZERO, Duration, is_duration
+from .logs import inherited_headers
 from .prefixes import PREFIX_HINT, is_prefix
+from .registry import find
 from .results import result_of
 from .storage import database_clock
 from .tasks import Arguments, Task, default_of
@@ -56,7 +63,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
     # Whether its tasks are dispatched through Redis; asked by `aliases`.
     uses_redis: ClassVar[bool] = True
     known_options: ClassVar[Mapping[str, Option]] = {
-        "max_attempts": Option(is_attempt_count, "Give a whole number of at least 1."),
+        "max_attempts": Option(is_attempt_count, f"Give a whole number from 1 to {MOST_ATTEMPTS:,}."),
         "timeout": Option(
             lambda value: value is None or is_duration(value), f"Give {MORE_THAN_ZERO}, or None for no timeout."
         ),
@@ -85,7 +92,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
         _require_app()
         from . import lifecycle
 
-        records = self._records(task, calls)
+        records = self.new_rows(task, calls)
         own_task = task if task.backend == self.alias else None
         results = {record.id: result_of(record, own_task) for record in records}
 
@@ -93,55 +100,129 @@ class AsyncqBackend(compat.BaseTaskBackend):
             for record in committed:
                 compat.task_enqueued.send_robust(type(self), task_result=results[record.id])
 
+        if task.unique:
+            found = lifecycle.enqueue_unique(
+                records,
+                on_duplicate=task.on_duplicate,
+                by_arguments=task.unique is True,
+                partial=partial,
+                on_committed=announce_enqueued,
+            )
+            return [row and (results.get(row.id) or result_of(row)) for row in found]
         admitted = {record.id for record in lifecycle.enqueue(records, partial=partial, on_committed=announce_enqueued)}
         return [result if id in admitted else None for id, result in results.items()]
 
-    def _records(self, task: Any, calls: Sequence[Arguments]) -> list[TaskRecord]:
-        """Return an unsaved row for each call. Raises: InvalidTask, InvalidOption."""
+    def new_rows(self, task: Any, calls: Sequence[Arguments], ids: Sequence[UUID] = ()) -> list[TaskRecord]:
+        """Return an unsaved row for each call. ids: of the rows; new ones by default.
+
+        Raises: InvalidTask, InvalidOption.
+        """
+        from . import lifecycle
         from .models import TaskRecord
 
         self.validate_task(task)
-        common: dict[str, Any] = {
+        common = self._columns_of(task)
+        records = []
+        for index, call in enumerate(calls):
+            check_binding(task, call.args, call.kwargs)
+            sent, given = _payload_of(task, call)
+            own: Any = {
+                "id": ids[index] if ids else uuid7(),
+                "args": given.args,
+                "kwargs": given.kwargs,
+                "gate": gate_name(task, call.args, call.kwargs),
+                "group": "" if task.batch is None and task.group is None else group_of(task, given.args, given.kwargs),
+                "errors": [],
+                "worker_ids": [],
+            }
+            if task.unique:
+                own["unique_key"] = own["unique_slot"] = unique_digest(task, self.alias, given.args, given.kwargs)
+            # In the order of the columns: with keywords the constructor takes 14 µs, not 4.
+            records.append(TaskRecord(*(common | own).values()))
+            if sent is not None:
+                records[-1].is_remote = True
+                records[-1].wire_message = lifecycle.remote_message_of(records[-1], sent)
+        return records
+
+    def _columns_of(self, task: Any) -> dict[str, Any]:
+        """Return the columns that all calls of a task share, in the order of the columns. Raises: InvalidOption."""
+        limits = limits_of(task, database_clock.now)
+        return {
             **_column_defaults(),
             "name": task.module_path,
             "backend": self.alias,
             "queue_name": task.queue_name,
             "priority": int(task.priority),
             "run_after": checked_moment("run_after", task.run_after) if task.run_after is not None else None,
+            "expires_at": limits.expires_at,
+            "deadline": limits.deadline,
             "max_attempts": default_of(task, "max_attempts", self.options),
             "timeout_seconds": default_of(task, "timeout", self.options),
             "queue_limit": task.queue_limit,
             "expected_seconds": task.expected_seconds,
+            "soft_timeout_seconds": task.soft_timeout,
+            "keep_logs": task.keep_logs,
+            "headers": with_inherited(checked_headers(task.headers) if task.headers else None, inherited_headers()),
             "enqueued_at": database_clock.of_host(),
+            **_unique_until(task),
         }
-        records = []
-        for call in calls:
-            check_binding(task, call.args, call.kwargs)
-            given = payload.of_call(call.args, call.kwargs)
-            gate = gate_name(task, call.args, call.kwargs)
-            own = {
-                "id": uuid7(),
-                "args": given.args,
-                "kwargs": given.kwargs,
-                "gate": gate,
-                "errors": [],
-                "worker_ids": [],
-            }
-            values: Any = {**common, **own}
-            # In the order of the columns: with keywords the constructor takes 14 µs, not 4.
-            records.append(TaskRecord(*values.values()))
-        return records
 
     def get_result(self, result_id: str) -> Any:
         """Return the result of this id, also when the code no longer has its task. Raises: TaskResultDoesNotExist."""
         _require_app()
+        from . import lifecycle
         from .models import TaskRecord
         from .storage.routing import rows_of
 
         try:
-            return result_of(rows_of(TaskRecord).get(id__in=_uuids(result_id), backend=self.alias))
+            record = rows_of(TaskRecord).get(id__in=_uuids(result_id), backend=self.alias)
         except TaskRecord.DoesNotExist as error:
             raise compat.TaskResultDoesNotExist(result_id) from error
+        declared: Any = find(record.name)
+        is_transaction = declared is not None and declared.takes_context and getattr(declared, "atomic", False)
+        return result_of(record, progress=lifecycle.newest_progress(record, may_be_unwritten=is_transaction))
+
+    def logs(self, result: AsyncqResult[Any, Any]) -> list[LogLine]:
+        """Return the log lines that are kept with a task, oldest first."""
+        _require_app()
+        from .models import TaskLogLine
+        from .storage.routing import rows_of
+
+        lines = rows_of(TaskLogLine).filter(task_id__in=_uuids(result.id)).order_by("fence", "number")
+        return [LogLine(each.attempt, each.logged_at, each.level, each.logger, each.text) for each in lines]
+
+    # The next two are called by `AsyncqResult` and `wait_all`.
+
+    def wait(self, results: Sequence[Any], timeout: Duration | None, *, allow_in_task: bool = False) -> list[Any]:
+        """Sleep until the tasks of some results have succeeded; return their values.
+
+        Raises: as `AsyncqResult.wait`.
+        """
+        _require_app()
+        from . import awaiting
+
+        return awaiting.wait(results, awaiting.checked_seconds(timeout), allow_in_task=allow_in_task)
+
+    async def wait_async(
+        self, results: Sequence[Any], timeout: Duration | None, *, allow_in_task: bool = False
+    ) -> list[Any]:
+        """Do the same without holding a thread."""
+        _require_app()
+        from . import awaiting
+
+        seconds = awaiting.checked_seconds(timeout)
+        return await awaiting.wait_async(results, seconds, allow_in_task=allow_in_task)
+
+    def cancel(self, result: Any, reason: str = "") -> str:
+        """Cancel the task of a result; `AsyncqResult.cancel` says what it returns. Raises: TaskResultDoesNotExist."""
+        _require_app()
+        from . import lifecycle
+
+        done = lifecycle.cancel(_uuids(result.id), reason=reason, backend=self.alias)
+        for word in done._fields:
+            if getattr(done, word):
+                return word
+        raise compat.TaskResultDoesNotExist(result.id)
 
     def validate_task(self, task: Any) -> None:
         """Refuse a task that can never run here. Raises: InvalidTask."""
@@ -200,6 +281,25 @@ def _column_defaults() -> dict[str, Any]:
 
     row = TaskRecord()
     return {field.attname: getattr(row, field.attname) for field in TaskRecord._meta.concrete_fields}
+
+
+def _payload_of(task: Any, call: Arguments) -> tuple[bytes | None, payload.Payload]:
+    """Return what is sent to another program, None for a task of ours, and the arguments as the row shows them.
+
+    Raises: InvalidArguments.
+    """
+    if task.is_remote:
+        return task.wire_payload(call.args, call.kwargs)  # type: ignore[no-any-return]
+    return None, payload.of_call(call.args, call.kwargs)
+
+
+def _unique_until(task: Any) -> dict[str, Any]:
+    """Return the columns that say until when a call of a unique task holds its slot."""
+    if not task.unique or task.unique_until == "end":
+        return {}
+    if task.unique_until == "start":
+        return {"unique_until_start": True}
+    return {"unique_until": moment_after("unique_until", database_clock.now(), task.unique_until)}
 
 
 def _uuids(text: Any) -> list[UUID]:

@@ -12,9 +12,11 @@ from django.core import checks
 
 from . import aliases, compat, conf, registry
 from .broker import clients
+from .bulk_actions import MOST_PER_SECOND
 from .definitions import retention_policy
+from .definitions.task_options import MOST_ATTEMPTS, MOST_LOG_LINES, is_attempt_count
 from .definitions.timing import Cron, describe, fires_on_either_day
-from .durations import AT_LEAST_ZERO
+from .durations import AT_LEAST_ZERO, MORE_THAN_ZERO, is_duration
 from .guard import attempt
 from .lifecycle import signatures
 from .models import TaskRecord
@@ -105,7 +107,9 @@ RULES: dict[str, Rule] = {
         "asyncq.E105", _is_whole(1), "Give whole seconds or a timedelta of whole seconds, at least 1."
     ),
     "BEAT_SECONDS": Rule("asyncq.E106", _is_positive, POSITIVE_SECONDS),
-    "MAX_ATTEMPTS": Rule("asyncq.E107", _is_whole(1), "Give a whole number of at least 1; 1 means no retry."),
+    "MAX_ATTEMPTS": Rule(
+        "asyncq.E107", is_attempt_count, f"Give a whole number from 1 to {MOST_ATTEMPTS:,}; 1 means no retry."
+    ),
     "TIMEOUT_SECONDS": Rule(
         "asyncq.E108",
         lambda value: value is None or _is_positive(value),
@@ -125,8 +129,20 @@ RULES: dict[str, Rule] = {
     "EXPECTED_SECONDS": Rule("asyncq.E114", _is_positive, POSITIVE_SECONDS),
     "MAX_ARGUMENTS_BYTES": Rule("asyncq.E115", _is_whole(64), "Give bytes, at least 64."),
     "MAX_RESULT_BYTES": Rule("asyncq.E116", _is_whole(64), "Give bytes, at least 64."),
+    "MAX_INBOX_BYTES": Rule("asyncq.E159", _is_whole(64), "Give bytes, at least 64."),
     "MAX_DEPTH": Rule(
         "asyncq.E117", lambda value: _is_whole(1)(value) and value <= 500, "Give a whole number from 1 to 500."
+    ),
+    "KEEP_LOGS": Rule(
+        "asyncq.E150",
+        lambda value: _is_whole(0)(value) and value <= MOST_LOG_LINES,
+        f"Give a whole number from 0 to {MOST_LOG_LINES}; 0 keeps none.",
+    ),
+    "MAX_LOG_LINE_BYTES": Rule(
+        "asyncq.E151", lambda value: _is_whole(64)(value) and value <= 16_384, "Give bytes, from 64 to 16,384."
+    ),
+    "MAX_PROGRESS_BYTES": Rule(
+        "asyncq.E152", lambda value: _is_whole(128)(value) and value <= 65_536, "Give bytes, from 128 to 65,536."
     ),
     "PROCESSES": Rule("asyncq.E118", _is_whole(1), "Give a whole number of at least 1."),
     "CONCURRENCY": Rule("asyncq.E119", _is_whole(1), "Give a whole number of at least 1."),
@@ -148,12 +164,24 @@ RULES: dict[str, Rule] = {
         f"keep: {retention_policy.RETENTION_TIME_HINT}.",
     ),
     "PRUNE_SECONDS": Rule("asyncq.E130", _is_positive, POSITIVE_SECONDS),
+    "WIRE_RETENTION_SECONDS": Rule(
+        "asyncq.E160", _is_whole(1), "Give whole seconds or a timedelta of whole seconds, at least 10 × SWEEP_SECONDS."
+    ),
+    "BULK_ROWS_PER_SECOND": Rule(
+        "asyncq.E170",
+        lambda value: _is_whole(1)(value) and value <= MOST_PER_SECOND,
+        f"Give a whole number from 1 to {MOST_PER_SECOND:,}.",
+    ),
     "STALL_SECONDS": Rule(
         "asyncq.E140",
         lambda value: _is_number(value) and value >= LEAST_STALL_SECONDS,
         f"Give seconds or a timedelta, at least {LEAST_STALL_SECONDS}: an idle worker asks its queues every 5 s.",
     ),
     "HANDOFF": Rule("asyncq.E134", _is_bool, TRUE_OR_FALSE),
+    "WAIT_SECONDS": Rule(
+        "asyncq.E153", lambda value: is_duration(value, or_zero=True), f"Give {AT_LEAST_ZERO}; 0 looks once."
+    ),
+    "STATUS_LINK_SECONDS": Rule("asyncq.E154", is_duration, f"Give {MORE_THAN_ZERO}."),
     "PUSH_BATCH_SECONDS": Rule(
         "asyncq.E131",
         lambda value: _is_number(value) and 0 <= value <= 1,
@@ -191,7 +219,8 @@ def _check_times(written: dict[str, Any]) -> Iterator[Message]:
     """Check times that depend on each other.
 
     A lease needs several renewals in its time, otherwise one late renewal loses it. A gate slot that expires before
-    the reconciler can confirm it would let the gate exceed its limit.
+    the reconciler can confirm it would let the gate exceed its limit. A result of another program that is deleted
+    before it is read would leave the task queued, and it would run again.
     """
     defaults = conf.Settings()
     lease, beat, provisional, reconcile = (
@@ -203,6 +232,17 @@ def _check_times(written: dict[str, Any]) -> Iterator[Message]:
             f"{conf.NAME}['LEASE_SECONDS'] = {lease!r} is less than three times BEAT_SECONDS = {beat!r}.",
             hint="Make the lease at least three times as long, so that one late renewal loses no task.",
             id="asyncq.E003",
+        )
+    retention, sweep = (
+        conf.in_seconds(name, written.get(name, getattr(defaults, name.lower())))
+        for name in ("WIRE_RETENTION_SECONDS", "SWEEP_SECONDS")
+    )
+    if _is_positive(retention) and _is_positive(sweep) and retention < 10 * sweep:
+        yield checks.Error(
+            f"{conf.NAME}['WIRE_RETENTION_SECONDS'] = {retention!r} is less than ten times SWEEP_SECONDS = {sweep!r}: "
+            "the result of a task that another program has run could be deleted before it is read.",
+            hint="Raise WIRE_RETENTION_SECONDS, or lower SWEEP_SECONDS.",
+            id="asyncq.E006",
         )
     least = conf.CONFIRM_SECONDS + reconcile if _is_positive(reconcile) else 0
     if _is_positive(provisional) and provisional <= least:

@@ -17,6 +17,7 @@ if TYPE_CHECKING or HAS_DJANGO_TASKS:
     from django.tasks import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_QUEUE_NAME, task_backends
     from django.tasks.backends.base import BaseTaskBackend
     from django.tasks.base import (
+        TASK_REFRESH_ATTRS,
         Task,
         TaskContext,
         TaskError,
@@ -39,6 +40,7 @@ else:
     from django_tasks import exceptions as django_tasks_exceptions
     from django_tasks.backends.base import BaseTaskBackend
     from django_tasks.base import (
+        TASK_REFRESH_ATTRS,
         Task,
         TaskContext,
         TaskError,
@@ -55,6 +57,7 @@ __all__ = [
     "DEFAULT_TASK_BACKEND_ALIAS",
     "DEFAULT_TASK_QUEUE_NAME",
     "HAS_DJANGO_TASKS",
+    "TASK_REFRESH_ATTRS",
     "BaseTaskBackend",
     "InvalidTask",
     "Task",

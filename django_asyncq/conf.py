@@ -68,8 +68,20 @@ class Settings:
     """Largest size of a task's arguments as JSON."""
     max_result_bytes: int = 1_048_576
     """Largest size of a return value as JSON; a note replaces a larger one."""
+    max_inbox_bytes: int = 1_048_576
+    """Largest document in an inbox."""
     max_depth: int = 64
     """Deepest nesting of arguments and return values."""
+    keep_logs: int = 0
+    """Lines of its log that a run of a task without `keep_logs` keeps, at most 2,000."""
+    max_log_line_bytes: int = 2_048
+    """Largest size of a kept log line; a longer one is cut."""
+    max_progress_bytes: int = 4_096
+    """Largest size of a task's progress as JSON."""
+    wait_seconds: float = 30
+    """How long `result.wait()` waits without a timeout of its own."""
+    status_link_seconds: float = 86_400
+    """How long a signed link to a task's status is valid."""
     processes: int = 1
     """Worker processes of one `runworkers`."""
     concurrency: int = 8
@@ -84,10 +96,14 @@ class Settings:
     """How long a task that succeeded is kept; None means forever."""
     failed_retention_seconds: float | None = 2_592_000
     """How long a task that failed without a retry is kept; None means forever. So are occurrences and start-up runs."""
+    wire_retention_seconds: int = 86_400
+    """How long another program that has run one of our tasks keeps its result in Redis; the row gets it from there."""
     retention: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """Exceptions from the two, by name: `{"queues": {name: {"succeeded": …, "failed": …}}, "tasks": {…}}`."""
     prune_seconds: float = 60
     """Time between two passes of the pruner; the pause after a long pass is longer."""
+    bulk_rows_per_second: int = 200
+    """How many tasks a second an action on many tasks changes that sets no pace of its own."""
     single_instance_mode: bool = True
     """Whether all workers share one host and one TASK_LOCK_DIR; the lock of a holder that died is then free at once."""
     task_lock_dir: str = "./.locks"
@@ -95,7 +111,9 @@ class Settings:
     unreachable at start."""
     lock_ttl_seconds: int = 30
     """How long the coordinator's lock outlives a holder that died."""
-    sensitive_keys: str = r"passw(or)?d|secret|token(?!s)|(?<![a-z])card|credit_?card|authorization|api_?key|credential"
+    sensitive_keys: str = (
+        r"passw(or)?d|secret|token(?!s)|(?<![a-z])card|credit_?card|authorization|api[_-]?key|credential"
+    )
     """Regular expression; arguments whose key matches it are masked wherever they are shown."""
 
     @property

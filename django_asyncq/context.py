@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.apps import apps
 from django.db import router, transaction
 
 from . import compat
+from .definitions.progress import progress_value
 from .durations import AT_LEAST_ZERO, Duration, is_duration, seconds_of
 from .exceptions import InvalidOption, RetryRequested
 from .logs import CurrentTask, current_task
@@ -32,13 +34,15 @@ class Ending:
 class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
     """The first argument of a task declared with `takes_context=True`.
 
-    record: the row. stop: an event, set when the run must stop (see `should_stop`).
-    completion: the worker's part of `complete_on_commit`.
+    record: the row. stop: the worker's part of `should_stop` and `check`.
+    completion: the worker's part of `complete_on_commit`. wire_type: the type of the message that another program has
+    written, such as "email:welcome" for a task declared with `wire_name="email:*"`; None for a task enqueued here.
     """
 
     record: TaskRecord
     stop: Any = None
     completion: Callable[[Any], AbstractContextManager[Ending]] | None = None
+    wire_type: str | None = None
 
     @property
     def attempt(self) -> int:
@@ -46,9 +50,36 @@ class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
         return self.record.attempt
 
     @property
+    def headers(self) -> dict[str, str]:
+        """The headers of the task, as its producer gave them; a copy."""
+        return dict(self.record.headers or {}) if self.record is not None else {}
+
+    @property
     def should_stop(self) -> bool:
-        """Whether the run must stop soon: its timeout has passed or the worker is shutting down."""
+        """Whether the run must stop soon: it was cancelled, a timeout has passed, or the worker is shutting down."""
         return self.stop is not None and self.stop.is_set()
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the run must have finished, by its timeout and its deadline; None: it has neither.
+
+        By the database's clock, in the form of `timezone.now()`.
+        """
+        begun_at, seconds, deadline = self.record.last_attempted_at, self.record.timeout_seconds, self.record.deadline
+        if begun_at is None or seconds is None:
+            return deadline
+        by_timeout = begun_at + timedelta(seconds=seconds)
+        return by_timeout if deadline is None else min(by_timeout, deadline)
+
+    def check(self) -> None:
+        """Raise if the run must not go on. Call it often in a long `def`: nothing else can stop a thread.
+
+        Raises: TaskCancelled; TaskTimeout, when the timeout or the deadline has passed; SoftTimeout, once, when the
+        soft timeout has passed: catch it to finish early. It does not raise while the worker is shutting down, because
+        the task may finish then: `should_stop` says so.
+        """
+        if self.stop is not None:
+            self.stop.check()
 
     def retry(self, *, in_: Duration | None = None, counted: bool = True) -> NoReturn:
         """Stop this run and retry the task after `in_` (seconds or a timedelta; default: the task's backoff).
@@ -59,6 +90,18 @@ class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
         if in_ is not None and not is_duration(in_, or_zero=True):
             raise InvalidOption(f"retry(in_={in_!r}) is not valid: give {AT_LEAST_ZERO}")
         raise RetryRequested(delay_seconds=seconds_of(in_), counted=counted)
+
+    def progress(self, done: float, total: float | None = None, message: str = "", **data: Any) -> None:
+        """Report how far this run is; the result of the task shows the newest value as `result.progress`.
+
+        done, total: numbers of anything, 0 or more, `done` no more than `total`. message, data: a text and JSON values
+        for its readers; nothing is masked in them.
+        It costs microseconds: the value is stored within a second by another thread, and with the outcome.
+        Raises: InvalidOption, and the value before stays.
+        """
+        value = progress_value(done, total, message, data)
+        if self.record is not None:
+            self.record.progress = value
 
     def complete_on_commit(self, result: Any = None) -> AbstractContextManager[Ending]:
         """Open a transaction that commits the effects of the block together with the success of the task.
@@ -78,7 +121,8 @@ class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
 class RowlessContext(TaskContext):  # type: ignore[misc]
     """The context under a backend that stores no rows, such as Django's immediate backend.
 
-    record: None. `should_stop` is False, `retry` makes the task fail, and `complete_on_commit` is a plain transaction.
+    record: None. `should_stop` is False, `check` does nothing, `deadline` is None, `progress` only checks its
+    arguments, `retry` makes the task fail, and `complete_on_commit` is a plain transaction.
     """
 
     record: Any = None
@@ -93,6 +137,11 @@ class RowlessContext(TaskContext):  # type: ignore[misc]
         """The number of this attempt, from 1."""
         attempts: int = self.task_result.attempts
         return attempts
+
+    @property
+    def deadline(self) -> None:
+        """None: there is no timeout."""
+        return None
 
 
 @contextmanager

@@ -30,6 +30,25 @@ def last_commit_hook(connection: BaseDatabaseWrapper) -> Callable[[], Any] | Non
     return hook if savepoints == set(connection.savepoint_ids) else None
 
 
+def waiting_commit_hooks(connection: BaseDatabaseWrapper, *, of_project_only: bool = False) -> list[Callable[[], Any]]:
+    """Return the hooks that wait for the commit of the open transaction, those of released savepoints too.
+
+    of_project_only: not those that only the transaction of a test case around the project's keeps waiting.
+    Uses `run_on_commit`, `savepoint_ids`, `atomic_blocks` and `_from_testcase`, so that a wait which could never return
+    is refused. The hooks of a test case stay on the list until the test ends, as its transaction never commits.
+    Remove when Django offers a way to look up the hooks of a transaction.
+    """
+    hooks = list(connection.run_on_commit)
+    around = sum(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
+    if of_project_only and around:
+        if len(connection.atomic_blocks) <= around:
+            return []
+        # The outermost block has no savepoint, so the project's outermost one follows after one fewer.
+        outermost = connection.savepoint_ids[around - 1]
+        hooks = [entry for entry in hooks if outermost in entry[0]]
+    return [hook for _, hook, *_ in hooks]
+
+
 def may_have_committed(connection: BaseDatabaseWrapper) -> bool:
     """Return whether hooks that are dropped now may belong to a transaction that is committed, or will be.
 

@@ -6,6 +6,7 @@ AsyncqError
 │   ├── InvalidTiming      a schedule's cron expression, time zone, interval or bounds are wrong
 │   └── UnknownGate        a gate has no limit
 ├── EnqueueRefused         the task is valid but cannot be enqueued now; nothing was written
+│   ├── DuplicateTask      a task with the same unique key is queued or running
 │   ├── QueueFull          the gate is full
 │   └── GateUnavailable    Redis is unreachable or refuses this client, so the gate admits nothing
 ├── BrokerUnavailable      Redis cannot be reached or refuses to write
@@ -16,12 +17,17 @@ AsyncqError
 ├── PrefixTaken            the Redis prefix belongs to another database; nothing was written
 ├── LockLost               another process holds the lock; nothing was written
 ├── RunAborted             a run failed for a reason outside its function; the row stores it
-│   ├── TaskTimeout        the run took longer than the task's timeout
+│   ├── TaskTimeout        the run took longer than the task's timeout, or passed its deadline
+│   │   └── SoftTimeout    the run took longer than its soft timeout; raised in the function, which may finish
+│   ├── TaskCancelled      the task was cancelled
+│   ├── TaskExpired        the task had not begun in time
 │   ├── WorkerLost         the worker process or its host died
 │   ├── LeaseLost          another run owns the task now; not stored
 │   ├── InvalidResult      the function returned what JSON cannot hold
 │   ├── TaskNotRegistered  the worker's code has no task of this name
 │   └── TaskNotRunnable    the function cannot be called, or its body did not run
+├── WaitTimeout            a task had not finished when the time to wait was over
+├── TaskFailed             the task that was waited for has failed
 ├── TooManyRuns            run_tasks() met tasks that enqueue or retry each other without end
 └── RetryRequested         raised by `context.retry()`; never leaves the worker
 """
@@ -79,25 +85,61 @@ class EnqueueRefused(AsyncqError):
     """The task cannot be enqueued now; nothing was written."""
 
 
+class DuplicateTask(EnqueueRefused):
+    """A task with the same unique key is queued or running, or was enqueued a short time ago.
+
+    task: its name. existing_id: the id of that task; None when it finished or was deleted at this moment, when
+    `enqueue_many` was given two calls with the same key, or when another program has enqueued it. wire_holder: what
+    that program calls its task; "" when it is none of another program.
+    """
+
+    def __init__(
+        self, task: str, existing_id: uuid.UUID | None, *, in_list: bool = False, wire_holder: str = ""
+    ) -> None:
+        holder = f"task {existing_id} holds its unique key" if existing_id else "another task held its unique key"
+        if in_list:
+            holder = "two calls of the list have the same unique key"
+        if wire_holder:
+            super().__init__(
+                f"task {task} was not enqueued: another program holds its unique lock in Redis, for its task "
+                f"{wire_holder!r}. Enqueue again when that one has finished, or with using(unique=False)"
+            )
+        else:
+            super().__init__(self._text(task, holder))
+        self.task = task
+        self.existing_id = existing_id
+        self.wire_holder = wire_holder
+
+    @staticmethod
+    def _text(task: str, holder: str) -> str:
+        return (
+            f"task {task} was not enqueued: {holder}. "
+            f"To get the existing one, to give it the new arguments or to run after it, set on_duplicate to "
+            f"'return', 'replace' or 'follow'"
+        )
+
+
 class QueueFull(EnqueueRefused):
     """The gate admits no more tasks.
 
     gate: its name. limit: maximum of tasks queued or running. occupancy: tasks that hold a slot now.
     waiting: retries that get the next free slots. retry_after: estimated whole seconds until a slot is free for a new
-    task, at least 1.
+    task, at least 1. paused: whether it admits nothing because a person has paused it; nobody knows for how long, and
+    `retry_after` is then when to ask again.
     """
 
-    def __init__(self, *, gate: str, limit: int, occupancy: int, retry_after: int, waiting: int = 0) -> None:
+    def __init__(
+        self, *, gate: str, limit: int, occupancy: int, retry_after: int, waiting: int = 0, paused: bool = False
+    ) -> None:
         others = f", {waiting} waiting to be retried" if waiting else ""
-        super().__init__(
-            f"gate {gate!r} is full: {occupancy} of {limit} queued or running{others}; "
-            f"try again in about {retry_after} s"
-        )
+        full = f"is full: {occupancy} of {limit} queued or running{others}; try again in about {retry_after} s"
+        super().__init__(f"gate {gate!r} {'is paused: it admits no new task until it is resumed' if paused else full}")
         self.gate = gate
         self.limit = limit
         self.occupancy = occupancy
         self.waiting = waiting
         self.retry_after = retry_after
+        self.paused = paused
 
 
 class GateUnavailable(EnqueueRefused):
@@ -200,11 +242,27 @@ class RunAborted(AsyncqError):
 
 
 class TaskTimeout(RunAborted):
-    """The run took longer than the task's timeout."""
+    """The run took longer than the task's timeout, or passed its deadline."""
+
+
+class SoftTimeout(TaskTimeout):
+    """The run took longer than the task's soft timeout; the function may still clean up and finish."""
+
+
+class TaskCancelled(RunAborted):
+    """The task was cancelled. `context.check()` raises it in the function."""
+
+
+class TaskExpired(RunAborted):
+    """The task had not begun in time."""
 
 
 class WorkerLost(RunAborted):
     """The worker process that ran the task died, its lease expired, or its transaction's connection was cut."""
+
+
+class RemoteFailure(RunAborted):
+    """Another program ran the task, and it failed there; the text is that program's."""
 
 
 class LeaseLost(RunAborted):
@@ -227,6 +285,36 @@ class TaskNotRunnable(RunAborted):
 
     The latter when it returned a generator, or an awaitable that cannot be awaited.
     """
+
+
+class WaitTimeout(AsyncqError, TimeoutError):
+    """A task had not finished when the time to wait was over; it goes on.
+
+    task_id: its id. has_worker: False when no worker was alive.
+    """
+
+    def __init__(self, task_id: str, seconds: float, *, has_worker: bool = True) -> None:
+        remedy = (
+            "to wait longer, give timeout="
+            if has_worker
+            else "no worker is alive: start one with `manage.py runworkers`"
+        )
+        super().__init__(f"task {task_id} had not finished after {seconds:g} s; it goes on. Remedy: {remedy}")
+        self.task_id = task_id
+        self.has_worker = has_worker
+
+
+class TaskFailed(AsyncqError):
+    """The task that was waited for has failed.
+
+    task_id: its id. reason: of the row, a `FailureReason`. exception: class path of its last error, "" for none.
+    """
+
+    def __init__(self, task_id: str, *, reason: int, exception: str, text: str) -> None:
+        super().__init__(f"task {task_id} has failed: {text}")
+        self.task_id = task_id
+        self.reason = reason
+        self.exception = exception
 
 
 class TooManyRuns(AsyncqError, AssertionError):

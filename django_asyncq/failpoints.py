@@ -23,8 +23,13 @@ POINTS: Mapping[str, str] = {
     "push_batch.collected": "the batcher has collected tasks to push together; none of them is pushed",
     "enqueue.pushed": "all tasks are pushed, or wait in the batcher; nothing is announced",
     "park.row_written": "the row of a task that lost its slot is RETRYING; Redis does not know",
+    "batch.taken": "Redis has taken the members of a ripe group; no row says so",
+    "batch.rows_written": "the row of a batch is written, its members name it; Redis still has the members",
+    "batch.dropped": "the entries of the members are dropped; the batch is not pushed",
     # Through a worker.
     "claim.leased": "Redis has leased the tasks; their rows are not read",
+    "adopt.row_named": "a hash names the row of another program's task; the row is not inserted",
+    "adopt.row_inserted": "the row of another program's task is inserted; nothing is announced, no worker slot has it",
     "claim.rows_read": "the rows are read; no worker slot has the tasks",
     "begin.counted": "the slot table shows the run, the attempt is counted in memory; the function is not called",
     "mark_running.row_written": "the row is RUNNING; nothing is announced, the task goes on",
@@ -42,9 +47,21 @@ POINTS: Mapping[str, str] = {
     # Back into the queue.
     "retry.slot_acquired": "the gate granted a slot for a retry; the row is still FAILED",
     "retry.committed": "the row is QUEUED again; nothing is pushed",
+    "replace.committed": "a task has newer arguments; its entry in Redis is the old one",
+    "replace.taken_out": "the old entry is removed; the task is not pushed",
+    "hurry.committed": "a delayed task has no time any more; its entry in Redis is still scheduled",
+    "follow.committed": "a follower holds the key; it is not pushed",
     "recover.row_written": "the row of a lost worker's task is updated; Redis does not know",
     "recover.redis_updated": "both stores know that the task is recovered; nothing is announced",
     "abandon.row_written": "a RUNNING row without an entry in Redis is closed; nothing is pushed",
+    "members.released": "a lost batch has left its members behind; they are not pushed",
+    "evidence.rows_written": "the row shows what another program has done; its entry is not settled",
+    # Stopped.
+    "close.rows_written": "the rows of cancelled or expired tasks are FAILED, not committed; Redis does not know",
+    "cancel.rows_written": "a cancel is written, not committed; Redis does not know, no worker is asked to stop",
+    "close.committed": "a cancel or an expiry is committed; Redis does not know, no worker is asked to stop",
+    "close.taken_out": "the entries of closed tasks are removed; nothing is announced, no gate slot is released",
+    "close_claimed.rows_written": "a claimed task that must not begin is FAILED; its entry is still in Redis",
     # Deletion.
     "delete.committed": "the row is deleted; its gate slot and its entry are still there",
     "prune.rows_deleted": "old rows are deleted; their entries in the archive are still there",
@@ -57,6 +74,10 @@ POINTS: Mapping[str, str] = {
     "reap.death_noticed": "the supervisor knows that a worker process died; its tasks are not recovered",
     "fire.occurrence_written": "an occurrence of a schedule is written, not committed; its task is not queued",
     "fire.committed": "the occurrence and its task are committed; the next one is not computed",
+    "inbox.taken": "documents are taken out of an inbox; no row is inserted",
+    "inbox.committed": "the tasks of taken documents are committed, perhaps pushed; the documents are still taken",
+    "bulk.page_changed": "a page of an action on many tasks is changed and counted, not committed",
+    "bulk.page_committed": "the page and the position behind it are committed; the next page is not begun",
     "start_up.row_written": "the run of a start-up task has a row; its process is not started",
 }
 

@@ -31,14 +31,34 @@ Value = TypeVar("Value")
 Item = TypeVar("Item")
 
 
+class Outages:
+    """Which loop says for all loops of a process that a store is unreachable: the first that finds it so."""
+
+    def __init__(self) -> None:
+        self._speakers: dict[str, object] = {}
+
+    def is_speaker(self, loop: object, store: str) -> bool:
+        """Return whether this loop says it; of two at the same time, one does."""
+        return self._speakers.setdefault(store, loop) is loop
+
+    def note_end(self, loop: object) -> None:
+        """Note that a loop reaches its stores again. If others still do not, the next of them says so."""
+        for store in [store for store, speaker in self._speakers.copy().items() if speaker is loop]:
+            del self._speakers[store]
+
+
 class Faults:
     """The errors of one loop. Used by one thread.
 
     text: of the log line while a store is unreachable, such as "leases cannot be renewed"; the error follows it.
-    values: for the placeholders of the texts. failed: the text for all other errors.
+    values: for the placeholders of the texts. failed: the text for all other errors. outages: of the loops that share
+    one line about an unreachable store; without it, this loop says it in any case.
     """
 
-    def __init__(self, logger: GuardedLogger, text: str, *values: object, failed: str = "") -> None:
+    def __init__(
+        self, logger: GuardedLogger, text: str, *values: object, failed: str = "", outages: Outages | None = None
+    ) -> None:
+        self._outages = Outages() if outages is None else outages
         self._logger = logger
         self._text = text
         self._failed = failed or text
@@ -68,6 +88,7 @@ class Faults:
         self._in_a_row += 1
         self._error = error
         kind = kind_of(error) if is_a(error, DatabaseError) else None
+        is_quiet = quiet_first and self._in_a_row == 1
         self._looks = self._looks + 1 if kind is ErrorKind.NOT_SET_UP else 0
         if kind is ErrorKind.AGAIN and self._again < MOST_AGAIN:
             self._again += 1
@@ -80,7 +101,7 @@ class Faults:
         elif is_a(error, BrokerMisconfigured):
             # A line of its own, also when the outage began as another one.
             self._once("misconfigured", logging.ERROR, self._text + ": %s", one_line(error))
-        elif not (quiet_first and self._in_a_row == 1):
+        elif not is_quiet and self._outages.is_speaker(self, "database" if kind else "Redis"):
             self._once("unreachable", logging.WARNING, self._text + ": %s", one_line(error))
         return PAUSE_SECONDS
 
@@ -88,6 +109,7 @@ class Faults:
         """Note that a round succeeded; return whether a failure of it had been logged."""
         had_failed = bool(self._logged)
         if self._in_a_row:
+            self._outages.note_end(self)
             self._in_a_row = self._again = self._looks = 0
             self._logged.clear()
         return had_failed

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
+from .trace_ids import trace_headers_of, trace_id_of
+
 if TYPE_CHECKING:
     from .models import TaskRecord
 
@@ -27,15 +29,17 @@ _running: ContextVar[TaskRecord | None] = ContextVar("django_asyncq_running", de
 
 
 class CurrentTask(NamedTuple):
-    """The task whose body runs: the four keys that every log line about one task has in its `extra`.
+    """The task whose body runs: the five keys that every log line about one task has in its `extra`.
 
     task_id: the id of the row. task: the path of the function. queue: the name of its queue. attempt: from 1.
+    trace_id: the trace of its headers `traceparent`, `trace-id` or `x-request-id`; without one, its own id.
     """
 
     task_id: str
     task: str
     queue: str
     attempt: int
+    trace_id: str
 
 
 def current_task() -> CurrentTask | None:
@@ -46,6 +50,12 @@ def current_task() -> CurrentTask | None:
     """
     record = _running.get()
     return None if record is None else _task_of(record)
+
+
+def inherited_headers() -> dict[str, str]:
+    """Return the headers that a task enqueued here gets, to belong to the trace of the task whose body runs."""
+    record = _running.get()
+    return {} if record is None else trace_headers_of(record.headers)
 
 
 def enter_run(record: TaskRecord) -> None:
@@ -59,7 +69,7 @@ def leave_run() -> None:
 
 
 def log_extra(*records: TaskRecord) -> dict[str, object]:
-    """Return the `extra` of a log line about tasks: the four keys for one, `task_ids` for several.
+    """Return the `extra` of a log line about tasks: the five keys for one, `task_ids` for several.
 
     task_ids: list of str, at most 100.
     """
@@ -75,11 +85,13 @@ def log_extra_of_ids(ids: Sequence[str], **more: object) -> dict[str, object]:
 
 
 def _task_of(record: TaskRecord) -> CurrentTask:
-    return CurrentTask(str(record.id), record.name, record.queue_name, record.attempt)
+    id = str(record.id)
+    trace_id = trace_id_of(record.headers) if record.headers else None
+    return CurrentTask(id, record.name, record.queue_name, record.attempt, trace_id or id)
 
 
 class TaskLogFilter(logging.Filter):
-    """Add `task_id`, `task`, `queue` and `attempt` to each line that passes a handler; it refuses no line.
+    """Add `task_id`, `task`, `queue`, `attempt` and `trace_id` to each line that passes a handler; it refuses no line.
 
     A line that is written while a task's body runs gets those of the task; a line with a key of its own keeps it.
     default: what the keys are outside of a run.

@@ -55,6 +55,13 @@ def one_alias_per_prefix(more: Iterable[str] = ()) -> list[str]:
     return sorted(found.values())
 
 
+@lru_cache(maxsize=256)
+def aliases_beside(alias: str) -> tuple[str, ...]:
+    """Return an alias, and the other ones of TASKS with the same prefix, whose queues are the same."""
+    others = (each for each in redis_aliases() if each != alias and prefix_of(each) == prefix_of(alias))
+    return (alias, *others)
+
+
 def owned_prefixes() -> list[str]:
     """Return every prefix that must belong to this database alone: KEY_PREFIX, then those of the aliases in TASKS."""
     return list(dict.fromkeys([conf.current().key_prefix, *map(prefix_of, redis_aliases())]))
@@ -71,6 +78,7 @@ def forget_prefixes(*, setting: str, **kwargs: Any) -> None:
     if setting in (conf.NAME, "TASKS"):
         prefix_of.cache_clear()
         redis_aliases.cache_clear()
+        aliases_beside.cache_clear()
 
 
 setting_changed.connect(forget_prefixes, dispatch_uid="django_asyncq.prefixes")

@@ -12,6 +12,7 @@ from django.apps import apps
 from django.utils.module_loading import autodiscover_modules
 
 from .compat import InvalidTask
+from .definitions import batches, wire_names
 from .definitions.functions import Origin, origin_of, why_ambiguous
 from .exceptions import TaskNotRegistered
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from .tasks import Task
 
 _registry: dict[str, Task[Any, Any]] = {}
+# (alias, type that another program handles) → the task that stands for it. No worker looks here.
+_remote: dict[tuple[str, str], Task[Any, Any]] = {}
 # Where each function that was ever declared comes from. A reload may change the namespace that it would be read from.
 _origins: WeakKeyDictionary[Callable[..., Any], Origin] = WeakKeyDictionary()
 
@@ -40,6 +43,19 @@ def register(task: Task[Any, Any]) -> None:
         )
     _origins[function] = origin
     _registry[name] = task
+    batches.declare(task)
+    if task.wire_name is not None:
+        wire_names.declare(task)
+
+
+def register_remote(task: Task[Any, Any]) -> None:
+    """Note a task that only another program runs, so that results can name it. The first of a name stays."""
+    _remote.setdefault((task.backend, task.module_path), task)
+
+
+def find_remote(name: str, alias: str) -> Task[Any, Any] | None:
+    """Return the task of an alias that only another program runs, by the type that it handles there, or None."""
+    return _remote.get((alias, name))
 
 
 def registered(name: str) -> Task[Any, Any]:

@@ -14,16 +14,28 @@ from django.core.exceptions import ImproperlyConfigured
 
 from . import compat
 from .aliases import backend_class
+from .asyncq_result import AsyncqResult
 from .definitions.backoff import ExponentialBackoff
 from .definitions.moments import moment_after
-from .exceptions import InvalidOption, InvalidResult, RetryRequested, TaskNotRegistered, TaskNotRunnable
+from .definitions.progress import shown_progress
+from .exceptions import (
+    InvalidOption,
+    InvalidResult,
+    RetryRequested,
+    TaskCancelled,
+    TaskExpired,
+    TaskNotRegistered,
+    TaskNotRunnable,
+)
 from .guard import attempt, is_a
-from .registry import find
+from .registry import find, find_remote
 from .tasks import Task
 
 if TYPE_CHECKING:
     from .models import TaskRecord
 
+# A run that fails so is never retried by itself, whatever `retry_on` says.
+NEVER_RETRIED = (TaskCancelled, TaskExpired, TaskNotRunnable)
 # The options of the framework that `using` can change for one call, and that the row stores.
 STORED_OPTIONS = ("priority", "queue_name", "backend", "run_after")
 
@@ -33,9 +45,14 @@ def sender_of(alias: str) -> type:
     return backend_class(alias) or type(compat.task_backends[alias])
 
 
-def result_of(record: TaskRecord, task: Any = None) -> compat.TaskResult[Any, Any]:
-    """Return the row as a result of Django's framework. task: as it was enqueued; default read from the row."""
-    result: compat.TaskResult[Any, Any] = compat.TaskResult(
+def result_of(
+    record: TaskRecord, task: Any = None, *, progress: dict[str, Any] | None = None
+) -> AsyncqResult[Any, Any]:
+    """Return the row as a result of Django's framework.
+
+    task: as it was enqueued; default read from the row. progress: a newer one than the row has, if there is one.
+    """
+    result: AsyncqResult[Any, Any] = AsyncqResult(
         task=task or _task_of(record),
         id=str(record.id),
         status=_status_of(record),
@@ -51,6 +68,7 @@ def result_of(record: TaskRecord, task: Any = None) -> compat.TaskResult[Any, An
             for error in record.errors
         ],
         worker_ids=list(record.worker_ids),
+        progress=progress or shown_progress(record.progress),
     )
     compat.set_return_value(result, record.return_value)
     return result
@@ -73,7 +91,8 @@ class StoredTask(Task[Any, Any]):
 
 def _task_of(record: TaskRecord) -> Any:
     """Return the task as it was enqueued."""
-    declared = find(record.name) or _removed(record.name)
+    known = find_remote(record.name, record.backend) if record.is_remote else find(record.name)
+    declared = known or _removed(record.name)
     stored = {name: getattr(record, name) for name in STORED_OPTIONS}
     if all(getattr(declared, name) == value for name, value in stored.items()):
         return declared
@@ -115,8 +134,10 @@ class Judgement(NamedTuple):
     is_fault: bool = False
 
 
-def judge_failure(task: Task[Any, Any], record: TaskRecord, exception: BaseException, now: datetime) -> Judgement:
-    """Decide whether and when a failed attempt is retried.
+def judge_failure(
+    task: Task[Any, Any], record: TaskRecord, exception: BaseException, now: datetime, *, is_cancelled: bool = False
+) -> Judgement:
+    """Decide whether and when a failed attempt is retried. is_cancelled: the run was asked to stop for good.
 
     It calls the project's code: the backoff, and what tells the classes of exceptions apart. Whatever that raises, the
     task has failed for good, and its row says why.
@@ -124,6 +145,12 @@ def judge_failure(task: Task[Any, Any], record: TaskRecord, exception: BaseExcep
     if is_a(exception, InvalidResult):
         # The framework's own class, and never a retry: the function has done its work.
         return Judgement(TypeError(str(exception)).with_traceback(exception.__traceback__), None)
+    if is_cancelled:
+        if _asked(exception) is None:
+            return Judgement(exception, None)
+        cancelled = TaskCancelled("the task was cancelled, and asked to be retried")
+        cancelled.__cause__ = exception
+        return Judgement(cancelled.with_traceback(exception.__traceback__), None)
     retry_at, error = attempt(next_attempt_at, task, record, exception, now)
     if error is not None:
         attempt(setattr, error, "__context__", exception)  # its class may refuse any attribute
@@ -146,7 +173,7 @@ def next_attempt_at(
     `give_up_on` wins over `retry_on`. `context.retry(counted=False)` is retried even after the last attempt.
     Raises: InvalidOption when the time to wait is none, and what the task's `backoff` raises.
     """
-    if is_a(exception, TaskNotRunnable):
+    if is_a(exception, NEVER_RETRIED):
         return None
     kind, asked = type(exception), _asked(exception)
     if asked is None and (issubclass(kind, task.give_up_on) or not issubclass(kind, task.retry_on)):

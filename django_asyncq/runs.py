@@ -17,7 +17,7 @@ logger = get_logger(RUN_LOGGER)
 
 LONGEST_TEXT = 500
 # Such a failure was no attempt of its own: the attempt did not count, or there was none.
-NO_ATTEMPT = (FailureReason.WORKER_LOST, FailureReason.NOT_REGISTERED)
+NO_ATTEMPT = (FailureReason.WORKER_LOST, FailureReason.NOT_REGISTERED, FailureReason.EXPIRED)
 
 
 def log_started(record: TaskRecord) -> None:
@@ -40,7 +40,12 @@ def log_failed(record: TaskRecord, exception: BaseException | None = None, *, ha
     """Log a failure that the row shows: ERROR when it is final, WARNING when the task is retried.
 
     exception: adds the traceback, to a WARNING only where the logger takes DEBUG too; None where nothing was raised.
+    A task that somebody has cancelled is no error: that is INFO.
     """
+    if record.reason == FailureReason.CANCELLED:
+        text = "task %s %s: cancelled: %s"
+        logger.info(text, record.id, record.name, _last_error(record), extra=log_extra(record))
+        return
     is_final = record.retry_at is None
     with_traceback = is_final or logger.isEnabledFor(logging.DEBUG)
     attempt = "" if record.reason in NO_ATTEMPT else f"attempt {record.attempt} of {record.max_attempts} "
@@ -68,6 +73,20 @@ def log_uncounted(record: TaskRecord, reason: str) -> None:
     if logger.isEnabledFor(logging.DEBUG):
         text = "task %s %s: its run %s; it runs again later, without using an attempt"
         logger.debug(text, record.id, record.name, reason, extra=log_extra(record))
+
+
+def log_crashed(record: TaskRecord, reason: str) -> None:
+    """Log that the process of an isolated task died: ERROR when the task has failed, else WARNING. reason: how."""
+    then = "it has failed" if record.is_final else "it is queued again, without using an attempt"
+    logger.log(
+        logging.ERROR if record.is_final else logging.WARNING,
+        "task %s %s: %s; %s",
+        record.id,
+        record.name,
+        _one_line(reason),
+        then,
+        extra=log_extra(record),
+    )
 
 
 def log_cut(record: TaskRecord, error: BaseException) -> None:

@@ -9,30 +9,36 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from datetime import datetime, timedelta
+from functools import partial as with_arguments
 from typing import (
     TYPE_CHECKING,
     Any,
+    ClassVar,
     Concatenate,
     Generic,
     Literal,
     NamedTuple,
     ParamSpec,
     Protocol,
-    TypedDict,
     TypeVar,
     Unpack,
     overload,
 )
 
+from asgiref.sync import sync_to_async
+
 from . import compat, conf, registry
 from .context import RowlessContext, TaskContext
 from .definitions.backoff import Backoff
-from .definitions.calls import check_call, shown_signature, without_context
+from .definitions.batches import Batch, BatchItem
+from .definitions.calls import called, check_call, shown_signature, without_context
 from .definitions.functions import why_unresolvable
 from .definitions.moments import moment_after
 from .definitions.retention_policy import Retention
 from .definitions.schedules import Declaration
-from .definitions.task_options import check_known, check_options, one_or_more
+from .definitions.task_options import check_declared, check_known, check_options, names_of, one_or_more
+from .definitions.typed_options import GateSource, OnDuplicate, TaskOptions, UniqueKey, UniqueUntil
+from .definitions.wire_names import PayloadKind
 from .durations import Duration, seconds_of
 from .exceptions import InvalidOption
 from .storage import database_clock
@@ -40,9 +46,8 @@ from .storage import database_clock
 P = ParamSpec("P")
 R = TypeVar("R")
 
-GateSource = str | Callable[..., str]
-
 if TYPE_CHECKING:
+    from .asyncq_result import AsyncqResult
 
     class _FrameworkTask(compat.Task[P, R]):
         pass
@@ -78,7 +83,22 @@ class Task(_FrameworkTask[P, R]):
     schedulable: whether people may create schedules of it in the admin, with arguments of their choice.
     retention: how long its finished rows are kept; the settings override it.
     atomic: run the function and record its success in one database transaction (`def` only).
+    expires: how long the task may wait to begin, from the time from which it may run; for one call also a moment.
+    deadline: when a run must have finished; `using` sets it. soft_timeout: when the function is asked to finish.
+    isolated: run each attempt in a process of its own, which can be stopped at any time.
+    unique: True for one task per arguments, a format over the arguments, or a callable of them; None or False for none.
+    unique_until: "end", "start", or how long after its enqueueing no other is accepted. on_duplicate: "reject",
+    "return" the existing task, "replace" its arguments, or "follow" it.
+    keep_logs: how many of the lines that a run logs are kept with the task; None: as the settings say.
+    sensitive: names of parameters whose values the admin masks, and "return" for the result; one or a tuple.
+    wire_name: the type of the messages of other programs that it runs, or a prefix that ends in "*". payload: what such
+    a message holds: "json", or "bytes" as one argument. headers, group: of one call; `using` sets them.
+    inbox: whether any program may enqueue it through the inbox of its queue.
+    batch: run its calls together; the function gets a list of them.
     """
+
+    # Whether only another program runs it (`remote`).
+    is_remote: ClassVar[bool] = False
 
     max_attempts: int | None = None
     backoff: Backoff | None = None
@@ -92,13 +112,29 @@ class Task(_FrameworkTask[P, R]):
     schedulable: bool = False
     retention: Retention | None = None
     atomic: bool = False
+    expires: float | datetime | None = None
+    deadline: datetime | None = None
+    soft_timeout: float | None = None
+    isolated: bool = False
+    unique: UniqueKey | None = None
+    unique_until: UniqueUntil | float = "end"
+    on_duplicate: OnDuplicate = "reject"
+    keep_logs: int | None = None
+    sensitive: tuple[str, ...] = ()
+    wire_name: str | None = None
+    payload: PayloadKind = "json"
+    inbox: bool = False
+    batch: Batch | None = None
+    headers: Mapping[str, str] | None = None
+    group: str | None = None
 
     def __post_init__(self) -> None:
         _check_function(self.func)
-        for option in ("timeout", "expected_seconds"):
+        for option in ("timeout", "expected_seconds", "expires", "soft_timeout", "unique_until"):
             object.__setattr__(self, option, seconds_of(getattr(self, option)))
         for option in ("retry_on", "give_up_on"):
             object.__setattr__(self, option, one_or_more(getattr(self, option)))
+        object.__setattr__(self, "sensitive", names_of(self.sensitive))
         check_options(self)
         super(Task, self).__post_init__()
         registry.register(self)
@@ -127,42 +163,50 @@ class Task(_FrameworkTask[P, R]):
         expected_seconds: Duration | None = None,
         max_attempts: int | None = None,
         timeout: Duration | None = None,
+        expires: Duration | datetime | None = None,
+        deadline: datetime | timedelta | None = None,
+        soft_timeout: Duration | None = None,
+        unique: UniqueKey | None = None,
+        unique_until: UniqueUntil | Duration | None = None,
+        on_duplicate: OnDuplicate | None = None,
+        keep_logs: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        group: str | None = None,
     ) -> Task[P, R]:
         """Return a copy with other options; None keeps the present value.
 
-        run_after: the earliest time of the run; a timedelta counts from now, by the database's clock.
+        run_after: the earliest time of the run. deadline: when a run must have finished; no run begins after it.
+        For both, a timedelta counts from now, by the database's clock.
+        expires: how long the task may wait to begin, from `run_after` or else from now; or the moment itself.
+        unique: False for a call that need not be unique. headers: texts that travel with the task, such as a trace id.
+        group: of a task with `batch`, or of a remote one: the call runs together with others of the same group.
+        The other options are those of `task`.
         Raises: InvalidOption, which names the option and the remedy; the framework's InvalidTask.
         """
-        if isinstance(run_after, timedelta):
-            now = database_clock.now() if _stores_rows(backend or self.backend) else database_clock.of_host()
-            run_after = moment_after("run_after", now, run_after)
-        given: dict[str, Any] = {
-            "priority": priority,
-            "queue_name": queue_name,
-            "run_after": run_after,
-            "backend": backend,
-            "gate": gate,
-            "queue_limit": queue_limit,
-            "expected_seconds": expected_seconds,
-            "max_attempts": max_attempts,
-            "timeout": timeout,
-        }
-        return replace(self, **{name: value for name, value in given.items() if value is not None})
+        given: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
+        del given["self"]
+        for option in ("run_after", "deadline"):
+            if isinstance(after := given.get(option), timedelta):
+                now = database_clock.now() if _stores_rows(backend or self.backend) else database_clock.of_host()
+                given[option] = moment_after(option, now, after)
+        return replace(self, **given)
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> compat.TaskResult[P, R]:
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> AsyncqResult[P, R]:
         """Enqueue one call.
 
         Raises: InvalidArguments, InvalidOption, InvalidTask, EnqueueRefused; nothing is written then.
         """
         if not _stores_rows(self.backend):
             check_call(self, args, kwargs)
-        return self.get_backend().enqueue(self, list(args), kwargs)
+        result: Any = self.get_backend().enqueue(self, list(args), kwargs)
+        return result  # type: ignore[no-any-return]
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> compat.TaskResult[P, R]:
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> AsyncqResult[P, R]:
         """Enqueue one call, as `enqueue` does."""
         if not _stores_rows(self.backend):
             check_call(self, args, kwargs)
-        return await self.get_backend().aenqueue(self, list(args), kwargs)
+        result: Any = await self.get_backend().aenqueue(self, list(args), kwargs)
+        return result  # type: ignore[no-any-return]
 
     def call(self, *args: Any, **kwargs: Any) -> R:
         """Call the function here and now. A context of the framework's becomes a `TaskContext`."""
@@ -182,12 +226,10 @@ class Task(_FrameworkTask[P, R]):
         return Arguments(args, kwargs)
 
     @overload
-    def enqueue_many(
-        self, calls: Iterable[Call], *, partial: Literal[False] = False
-    ) -> list[compat.TaskResult[P, R]]: ...
+    def enqueue_many(self, calls: Iterable[Call], *, partial: Literal[False] = False) -> list[AsyncqResult[P, R]]: ...
 
     @overload
-    def enqueue_many(self, calls: Iterable[Call], *, partial: bool) -> list[compat.TaskResult[P, R] | None]: ...
+    def enqueue_many(self, calls: Iterable[Call], *, partial: bool) -> list[AsyncqResult[P, R] | None]: ...
 
     def enqueue_many(self, calls: Iterable[Call], *, partial: bool = False) -> Any:
         """Enqueue many calls with one INSERT statement and one script call per chunk; return their results in order.
@@ -203,6 +245,19 @@ class Task(_FrameworkTask[P, R]):
                 check_call(self, call.args, call.kwargs)
             return [backend.enqueue(self, list(call.args), call.kwargs) for call in listed]
         return backend.enqueue_many(self, listed, partial=partial)
+
+    @overload
+    async def aenqueue_many(
+        self, calls: Iterable[Call], *, partial: Literal[False] = False
+    ) -> list[AsyncqResult[P, R]]: ...
+
+    @overload
+    async def aenqueue_many(self, calls: Iterable[Call], *, partial: bool) -> list[AsyncqResult[P, R] | None]: ...
+
+    async def aenqueue_many(self, calls: Iterable[Call], *, partial: bool = False) -> Any:
+        """Enqueue many calls, as `enqueue_many` does. Like `aenqueue`, in the thread of the database connection."""
+        listed = [_as_arguments(call) for call in calls]
+        return await sync_to_async(lambda: self.enqueue_many(listed, partial=partial), thread_sensitive=True)()
 
 
 def _as_arguments(call: Call) -> Arguments:
@@ -232,7 +287,7 @@ Task.__doc__ = _TaskText(Task.__doc__)  # type: ignore[assignment]
 
 
 def _signature(task: Task[Any, Any]) -> inspect.Signature:
-    return without_context(task, shown_signature(task.func))
+    return without_context(task, shown_signature(called(task)))
 
 
 def _default(field: Any) -> Any:
@@ -263,26 +318,6 @@ def _check_function(function: Callable[..., Any]) -> None:
 # --- the decorator -------------------------------------------------------------------------------------------------
 
 
-class TaskOptions(TypedDict, total=False):
-    """The options of `@task`, for type checkers and editors; `Task` says what each means."""
-
-    priority: int
-    queue_name: str
-    backend: str
-    max_attempts: int | None
-    backoff: Backoff | None
-    retry_on: type[BaseException] | tuple[type[BaseException], ...]
-    give_up_on: type[BaseException] | tuple[type[BaseException], ...]
-    timeout: Duration | None
-    gate: GateSource | None
-    queue_limit: int | None
-    expected_seconds: Duration | None
-    schedule: Declaration | tuple[Declaration, ...] | None
-    schedulable: bool
-    retention: Retention | None
-    atomic: bool
-
-
 class _Declare(Protocol):
     """What `@task(…)` returns. The result of an `async def` task is what its coroutine returns."""
 
@@ -303,6 +338,18 @@ class _DeclareWithContext(Protocol):
     def __call__(self, function: Callable[Concatenate[TaskContext, P], R], /) -> Task[P, R]: ...
 
 
+class _DeclareBatch(Protocol):
+    """The same for `batch=…`: the function gets a list of calls. What one call takes is checked when it is enqueued."""
+
+    def __call__(self, function: Callable[[list[BatchItem]], Any], /) -> Task[..., Any]: ...
+
+
+class _DeclareBatchWithContext(Protocol):
+    """The same for `takes_context=True`."""
+
+    def __call__(self, function: Callable[[TaskContext, list[BatchItem]], Any], /) -> Task[..., Any]: ...
+
+
 @overload
 def task(function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
 
@@ -321,6 +368,18 @@ def task(
 def task(
     function: None = None, /, *, takes_context: Literal[False] = False, **options: Unpack[TaskOptions]
 ) -> _Declare: ...
+
+
+@overload
+def task(
+    function: None = None, /, *, batch: Batch, takes_context: Literal[True], **options: Unpack[TaskOptions]
+) -> _DeclareBatchWithContext: ...
+
+
+@overload
+def task(
+    function: None = None, /, *, batch: Batch, takes_context: Literal[False] = False, **options: Unpack[TaskOptions]
+) -> _DeclareBatch: ...
 
 
 def task(
@@ -347,27 +406,37 @@ def task(
     schedulable: whether people may create schedules of it in the admin.
     retention: how long its finished rows are kept: `Retention(succeeded=…, failed=…)`.
     atomic: run the function and record its success in one database transaction (`def` only).
+    expires: how long a call may wait to begin, from its `run_after` or else from its enqueueing; then it fails.
+    soft_timeout: when the function is asked to finish: `context.check()` raises SoftTimeout; an `async def` and an
+    isolated function are interrupted by it.
+    isolated: run each attempt in a process of its own, which can be stopped at any time.
+    unique: at most one task at a time per key: True for all arguments, a format over them such as "{user_id}", or a
+    callable of them that returns a text.
+    unique_until: how long a task keeps its key: "end" (default) until it finishes, "start" until a worker begins it,
+    or a duration from its enqueueing, whatever becomes of it.
+    on_duplicate: what a second call does: "reject" (default) raises DuplicateTask, "return" returns the existing task,
+    "replace" gives the queued one the new arguments, "follow" runs once after the existing one.
+    keep_logs: how many of its log lines are kept. sensitive: parameters that the admin masks, or "return".
+    wire_name: the type of the messages of other programs that the task runs, such as "email:deliver", or a prefix such
+    as "email:*". payload: what such a message holds, "json" or "bytes".
+    inbox: whether any program may enqueue it through the inbox of its queue.
+    batch: `Batch(size=…, within=…)` runs calls together; the function gets a list of them.
     Raises: InvalidOption; TypeError for an unknown option; the framework's InvalidTask, also for a function that no
     worker finds by its name, and for a second one of the same name.
     """
-    check_known(set(options), {*TaskOptions.__annotations__, "takes_context"})
+    check_known(set(options), {*TaskOptions.__annotations__, "takes_context", "batch"})
+    check_declared(options)
+    options.update(priority=priority, backend=backend, queue_name=queue_name, takes_context=takes_context)
+    return with_arguments(_declared, **options) if function is None else _declared(function, **options)
 
-    def declare(function: Callable[..., Any]) -> Any:
-        _check_function(function)
-        task_class: Any = compat.task_backends[backend].task_class
-        if issubclass(Task, task_class):  # Django's immediate and dummy backends take any Task of the framework's
-            task_class = Task
-        return task_class(
-            func=function,
-            priority=priority,
-            backend=backend,
-            queue_name=queue_name,
-            run_after=None,
-            takes_context=takes_context,
-            **options,
-        )
 
-    return declare if function is None else declare(function)
+def _declared(function: Callable[..., Any], /, *, backend: str, **options: Any) -> Any:
+    """Return a function's task, of the class that its backend takes."""
+    _check_function(function)
+    task_class: Any = compat.task_backends[backend].task_class
+    if issubclass(Task, task_class):  # Django's immediate and dummy backends take any Task of the framework's
+        task_class = Task
+    return task_class(func=function, backend=backend, run_after=None, **options)
 
 
 def default_of(task: Task[Any, Any], option: Literal["max_attempts", "timeout"], options: Mapping[str, Any]) -> Any:

@@ -18,7 +18,8 @@ from django.utils import timezone  # noqa: E402
 from django_asyncq import gates, lifecycle  # noqa: E402
 from django_asyncq.broker import Broker  # noqa: E402
 from django_asyncq.models import TaskRecord, TaskState  # noqa: E402
-from tests import tasks  # noqa: E402
+from tests import batch_tasks, tasks  # noqa: E402
+from tests.go_peer import GoPeer  # noqa: E402
 
 
 def enqueue(name: str, **options: Any) -> None:
@@ -62,6 +63,49 @@ def retry(name: str) -> None:
 def delete(name: str) -> None:
     """The deletion of a person in the admin."""
     TaskRecord.objects.get(gate=name).delete()
+
+
+def hurry(name: str) -> None:
+    """A person lets a delayed task run now."""
+    lifecycle.hurry(list(TaskRecord.objects.filter(gate=name).values_list("id", flat=True)))
+
+
+def cancel(name: str) -> None:
+    """The cancel of a person in the admin."""
+    TaskRecord.objects.filter(gate=name).cancel(by="a person")
+
+
+def claim_late(name: str) -> None:
+    """Claim a task that has expired, as a worker of a lost host would."""
+    TaskRecord.objects.filter(gate=name).update(expires_at=timezone.now())
+    lifecycle.claim(Broker("worker"), name, "lost", 1, "default")
+
+
+def settle(name: str) -> None:
+    """Another program archives a task that waits, and the leader sees it."""
+    GoPeer(Broker("worker").client, name, Broker("worker").prefix).inspector_archive(
+        str(TaskRecord.objects.get(gate=name).id)
+    )
+    lifecycle.settle_evidence(Broker("worker"), list(TaskRecord.objects.filter(gate=name)))
+
+
+def replace(name: str) -> None:
+    """A call that replaces the arguments of a task that waits."""
+    tasks.nap.using(unique=lambda seconds: name, on_duplicate="replace", gate=name, queue_limit=5).enqueue(0.01)
+
+
+def form_batch(name: str) -> None:
+    """Make a batch of two calls, as the leader does."""
+    batch_tasks.noted.using(queue_name=name, gate=name, queue_limit=5).enqueue_many([(), ()])
+    lifecycle.form_batches(Broker("worker"), name)
+
+
+def lose_batch(name: str) -> None:
+    """Give a batch up whose code no worker has, so that its members run by themselves."""
+    form_batch(name)
+    broker = Broker("worker")
+    (run,) = lifecycle.claim(broker, name, "lost", 1, "default").runs
+    lifecycle.refuse(broker, run, ValueError("no code"))
 
 
 def work(name: str) -> None:

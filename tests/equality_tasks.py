@@ -20,9 +20,9 @@ from django.contrib.auth.models import Group
 from django.db import IntegrityError, transaction
 from django.utils import translation
 
-from django_asyncq import compat, task
+from django_asyncq import Batch, BatchItem, compat, task
 from django_asyncq.context import TaskContext
-from django_asyncq.exceptions import InvalidOption, QueueFull
+from django_asyncq.exceptions import InvalidOption, QueueFull, SoftTimeout, TaskTimeout
 from django_asyncq.models import Gate, TaskRecord, TaskState
 from django_asyncq.signals import task_state_changed
 
@@ -79,6 +79,19 @@ def by_settings(context: TaskContext, body: str, *args: Any) -> Any:
     return BODIES[body](context, *args)
 
 
+@task(takes_context=True, max_attempts=3, backoff=0, give_up_on=Fatal, isolated=True)
+def isolated(context: TaskContext, body: str, *args: Any) -> Any:
+    """Run a body up to three times, in a process of its own where there are workers."""
+    return BODIES[body](context, *args)
+
+
+# Longer than a loaded machine takes from the start of a run to its function.
+@task(takes_context=True, max_attempts=2, backoff=0, timeout=1, isolated=True)
+def isolated_short(context: TaskContext, body: str, *args: Any) -> Any:
+    """Run a body for a short time, in a process of its own where there are workers."""
+    return BODIES[body](context, *args)
+
+
 @task(takes_context=True, max_attempts=3, backoff=0, give_up_on=Fatal)
 def retried(context: TaskContext, body: str, *args: Any) -> Any:
     """Run a body up to three times."""
@@ -101,6 +114,12 @@ def picky(context: TaskContext, body: str, *args: Any) -> Any:
 def patient(context: TaskContext, body: str, *args: Any) -> Any:
     """Run a body again much later."""
     return BODIES[body](context, *args)
+
+
+@task(batch=Batch(size=2, within=60), max_attempts=2, backoff=0, give_up_on=Fatal)
+def batched(items: list[BatchItem]) -> Any:
+    """Run a body with two calls at once."""
+    return BODIES[items[0].args[0]](items)
 
 
 def decide(exception: BaseException, result: Any) -> float | None:
@@ -143,6 +162,18 @@ def short(context: TaskContext, body: str, *args: Any) -> Any:
 @task(takes_context=True, max_attempts=2, backoff=0, timeout=0.2)
 async def short_coroutine(context: TaskContext, body: str, *args: Any) -> Any:
     """Await a body for a fifth of a second at most."""
+    return await BODIES[body](context, *args)
+
+
+@task(takes_context=True, max_attempts=1, soft_timeout=0.1)
+def soft(context: TaskContext, body: str, *args: Any) -> Any:
+    """Run a body that is soon asked to finish."""
+    return BODIES[body](context, *args)
+
+
+@task(takes_context=True, max_attempts=2, backoff=0, soft_timeout=0.1)
+async def soft_coroutine(context: TaskContext, body: str, *args: Any) -> Any:
+    """Await a body that is soon interrupted."""
     return await BODIES[body](context, *args)
 
 
@@ -220,6 +251,27 @@ def raises(context: TaskContext, kind: str, succeeds_at: int = 99) -> Any:
 
 
 @body
+def answers_each(items: list[BatchItem]) -> dict[str, Any]:
+    """Give one call of a batch a value, and the other a final error."""
+    return {items[0].id: [items[0].args, items[0].attempt], items[1].id: Fatal("not this one")}
+
+
+@body
+def answers_later(items: list[BatchItem]) -> dict[str, Any]:
+    """Raise at the first attempt."""
+    Group.objects.create(name=f"batch {items[0].args} {items[0].attempt}")
+    if items[0].attempt == 1:
+        raise Glitch("not yet")
+    return {item.id: item.attempt for item in items}
+
+
+@body
+def answers_nonsense(items: list[BatchItem]) -> Any:
+    """Return no mapping."""
+    return len(items)
+
+
+@body
 def raises_as_decided(context: TaskContext, kind: str) -> None:
     """Raise; the backoff looks at the kind."""
     raise Glitch(kind)
@@ -260,6 +312,73 @@ def takes_too_long(context: TaskContext, then: str = "") -> Any:
     if then:
         raise ERRORS[then]()
     return "late"
+
+
+@body
+def reports_progress(context: TaskContext, how: str) -> str:
+    """Report progress, then succeed, fail in the first attempt, or report what is no progress."""
+    effect(context, f"{how}, attempt {context.attempt}")
+    if how != "none in the second attempt" or context.attempt == 1:
+        context.progress(1, 3, "begun")
+        context.progress(2, 3, "going on", attempt=context.attempt)
+    if how == "above the total":
+        context.progress(4, 3)
+    if how != "at once" and context.attempt == 1:
+        raise Glitch(how)
+    return how
+
+
+@body
+def stops_at_its_timeout(context: TaskContext) -> None:
+    """Be stopped by `check`, or by an exception from outside; fail with an error of its own."""
+    try:
+        while True:
+            context.check()
+            time.sleep(0.01)
+    except TaskTimeout:
+        effect(context, f"attempt {context.attempt}")
+        raise Glitch("stopped") from None
+
+
+@body
+def checks(context: TaskContext, then: str = "") -> Any:
+    """Look whether it must stop, until it must."""
+    deadline = time.monotonic() + 20
+    try:
+        while time.monotonic() < deadline:
+            context.check()
+            time.sleep(0.01)
+    except SoftTimeout:
+        if not then:
+            raise
+    effect(context, then)
+    return [then, context.should_stop]
+
+
+@body
+async def is_interrupted(context: TaskContext, then: str = "") -> Any:
+    """Wait until it is interrupted."""
+    try:
+        await asyncio.sleep(20)
+    except SoftTimeout:
+        if not then:
+            raise
+    await sync_to_async(effect)(context, then)
+    return [then, context.should_stop]
+
+
+@body
+def cancels_itself(context: TaskContext) -> None:
+    """Cancel its own task, at once, and look until it learns of it."""
+    effect(context, context.task_result.cancel("enough"))
+    checks(context)
+
+
+@body
+async def cancels_itself_and_waits(context: TaskContext) -> None:
+    """Cancel its own task, at once, and wait until it is interrupted."""
+    await context.task_result.acancel()
+    await asyncio.sleep(20)
 
 
 @body

@@ -28,7 +28,14 @@ SCORES = {"negative": -1.0, "zero": 0.0, "huge": 1e300, "infinite": float("inf")
 
 def write(client: Any, key: str, kind: str, value: bytes = b"x", score: float = 1.0) -> None:
     """Put a key of a type in the place of whatever has this name."""
-    client.delete(key)
+    # Together: a process of the fleet may make the key anew in between.
+    with client.pipeline(transaction=True) as pipeline:
+        pipeline.delete(key)
+        _write(pipeline, key, kind, value, score)
+        pipeline.execute()
+
+
+def _write(client: Any, key: str, kind: str, value: bytes, score: float) -> None:
     if kind == "string":
         client.set(key, value)
     elif kind == "list":

@@ -11,11 +11,14 @@ import tempfile
 from collections import Counter
 from collections.abc import Generator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from . import acl
+
+BYTECODE = Path(__file__).parent.parent / ".pytest_cache" / "bytecode"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -44,8 +47,9 @@ def start(stack: ExitStack) -> None:
     if not os.environ.get("DATABASE_URL"):
         os.environ["DATABASE_URL"] = f"sqlite:///{folder}/tests.sqlite3"
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-        # Tests start hundreds of processes, each of which would compile the package: a fifth of its start.
-        os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"
+        # Tests start hundreds of processes, each of which would compile the package: a fifth of its start. The folder
+        # stays for the next tests: the first process would compile Django too, for 20 seconds on a busy machine.
+        os.environ["PYTHONPYCACHEPREFIX"] = str(BYTECODE)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

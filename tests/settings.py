@@ -36,9 +36,11 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
         "transaction_mode": "IMMEDIATE",
         "timeout": 20,
     }
-elif pool := os.environ.get("ASYNCQ_TEST_POOL"):
-    # In processes that a test starts. Django allows a pool only with connections that are closed after each use.
-    DATABASES["default"]["OPTIONS"] = {"pool": json.loads(pool)}
+elif DATABASES["default"]["ENGINE"] == "django.db.backends.postgresql":
+    DATABASES["default"]["ENGINE"] = "tests.postgresql"
+    if pool := os.environ.get("ASYNCQ_TEST_POOL"):
+        # In processes that a test starts. Django allows a pool only with connections that are closed after each use.
+        DATABASES["default"]["OPTIONS"] = {"pool": json.loads(pool)}
 if zone := os.environ.get("ASYNCQ_TEST_DATABASE_ZONE"):
     # On SQLite and MySQL, Django then stores times of that zone, without the zone.
     DATABASES["default"]["TIME_ZONE"] = zone

@@ -26,7 +26,18 @@ from django.db import OperationalError, connections
 from django_asyncq import compat, startup_task, task
 from django_asyncq.context import TaskContext, current_task
 
-from . import equality_tasks, process_tasks, settings_tasks  # noqa: F401 - their tasks are registered
+from . import (  # noqa: F401 - their tasks are registered
+    batch_tasks,
+    equality_tasks,
+    fleet_tasks,
+    inbox_tasks,
+    isolated_tasks,
+    observed_tasks,
+    process_tasks,
+    settings_tasks,
+    stop_tasks,
+    unique_tasks,
+)
 
 if os.environ.get("ASYNCQ_TEST_BREAK_WORKERS") and multiprocessing.parent_process() is not None:
     raise ImportError("broken on purpose, in worker processes only")
@@ -371,8 +382,16 @@ def ends_thread(name: str, kind: str) -> str:
 
 
 @task
+def lasts_at_first() -> str:
+    """Wait for the end of its process, at its first run only."""
+    if is_first("lasts_at_first"):
+        threading.Event().wait(30)
+    return "survived"
+
+
+@task
 async def exits_in_a_child(how: str) -> str:
-    """End the event loop from within, at the first run only."""
+    """End the event loop from within, at the first run only, once `lasts_at_first` runs beside it."""
 
     async def child() -> None:
         if how == "stop":
@@ -381,6 +400,8 @@ async def exits_in_a_child(how: str) -> str:
             sys.exit(3)
 
     if is_first("exits_in_a_child"):
+        while "lasts_at_first" not in (history_file() or Path(os.devnull)).read_text():
+            await asyncio.sleep(0.01)
         children = [asyncio.create_task(child())]
         await asyncio.sleep(30)
         assert children

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.core.management.base import OutputWrapper
 from django.db import OperationalError
 from django.utils import timezone
 
@@ -17,8 +18,8 @@ from django_asyncq import gates
 from django_asyncq.broker import Broker
 from django_asyncq.broker.inspection import Inspection
 from django_asyncq.broker.keys import QueueKeys, alive_key
-from django_asyncq.maintenance import inspector
-from django_asyncq.management.commands import asyncq
+from django_asyncq.inspector import counts
+from django_asyncq.management.commanding import printing, stats
 from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 from django_asyncq.storage import database_clock
 from django_asyncq.testing import EmbeddedRedis
@@ -113,13 +114,13 @@ def test_progress_is_one_line_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch
             return self.terminal
 
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(asyncq, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(printing, "time", SimpleNamespace(monotonic=lambda: clock.now))
     terminal, log = Stream(), Stream()
     log.terminal = False
     for stream in (terminal, log):
-        progress = asyncq.Progress(asyncq.OutputWrapper(stream), 2000)
+        progress = printing.Progress(OutputWrapper(stream), 2000)
         progress.add(1000)
-        clock.now += asyncq.SECONDS_PER_LINE
+        clock.now += printing.SECONDS_PER_LINE
         progress.add(500)
         progress.close()
     assert terminal.getvalue() == "\r1,000 of 2,000 rows\r1,500 of 2,000 rows\n"
@@ -238,7 +239,7 @@ def test_an_outage_of_the_database_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     def fail() -> None:
         raise OperationalError("no connection")
 
-    monkeypatch.setattr(asyncq, "gate_stats", fail)
+    monkeypatch.setattr(stats, "gate_stats", fail)
     with pytest.raises(CommandError, match=r"database is unreachable: no connection"):
         run("stats")
 
@@ -255,7 +256,7 @@ def test_stats_change_nothing_in_redis(redis_client: Any, key_prefix: str) -> No
     """Every key is the same before and after."""
     tasks.gated.enqueue("g")
     before = {key: redis_client.dump(key) for key in redis_client.scan_iter(f"{key_prefix}*")}
-    inspector.queue_stats(Broker())
-    inspector.gate_stats()
+    counts.queue_stats(Broker())
+    counts.gate_stats()
     assert {key: redis_client.dump(key) for key in redis_client.scan_iter(f"{key_prefix}*")} == before
     assert Broker().client.llen(QueueKeys("default").pending) == 1

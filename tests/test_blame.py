@@ -79,7 +79,7 @@ def dead(exit_code: int, *threads: int, stack: str = "", worker_id: str = "w", w
     """A dead process that was running one task in each of these threads."""
     table = SlotTable(4)
     for slot, thread in enumerate(threads):
-        SLOT.pack_into(table.memory, slot * SLOT.size, 1, UUID(IDS[slot]).bytes, 0.0, thread)
+        SLOT.pack_into(table.memory, slot * SLOT.size, 0.0, thread, UUID(IDS[slot]).bytes, 0.0, 1, 0)
     child = Child(SimpleNamespace(pid=1), table, None, worker_id, 0.0, None)  # type: ignore[arg-type]
     child.exit_code, child.stack, child.was_killed = exit_code, stack, was_killed
     return child

@@ -5,137 +5,17 @@ The tests need chromium and chromedriver. Without them they are skipped, unless 
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
-from django.contrib.auth.models import User
-from django.utils import timezone
-from selenium.common.exceptions import WebDriverException
-from selenium.webdriver import Chrome, ChromeOptions
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from django_asyncq.admin import retry_all
-from django_asyncq.models import FailureReason, Gate, Schedule, TaskRecord, TaskState
+from django_asyncq.models import Schedule, TaskRecord
 
 from . import tasks  # noqa: F401 - registers them
+from .browsing import DESKTOP, PHONE, Person, in_browser
 
-PAGE_SECONDS = 30
-DESKTOP, PHONE = 1440, 390
 NEXT = "table[aria-labelledby=asyncq-upcoming] tbody tr"
 LATEST = "table[aria-labelledby=asyncq-runs] tbody tr"
-NEXT_PAGE_HAS_LOADED = "return !window.isPressed && document.readyState === 'complete'"
 
-
-def find(*names: str) -> str | None:
-    """The path of the first of these programs that is installed."""
-    return next((path for name in names if (path := shutil.which(name))), None)
-
-
-BROWSER, DRIVER = find("chromium", "chromium-browser", "google-chrome"), find("chromedriver")
-pytestmark = [
-    pytest.mark.skipif(
-        not (BROWSER and DRIVER) and os.environ.get("ASYNCQ_REQUIRE_BROWSER") != "1",
-        reason="no chromium and chromedriver found",
-    ),
-    pytest.mark.django_db(transaction=True),
-    pytest.mark.timeout(180),
-]
-
-
-@pytest.fixture
-def browser() -> Iterator[Chrome]:
-    """A headless browser for one test."""
-    assert BROWSER and DRIVER, "ASYNCQ_REQUIRE_BROWSER is 1, but chromium or chromedriver is missing"
-    options = ChromeOptions()
-    options.binary_location = BROWSER
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = Chrome(options=options, service=Service(DRIVER))
-    driver.set_page_load_timeout(PAGE_SECONDS)
-    driver.set_script_timeout(PAGE_SECONDS)
-    yield driver
-    driver.quit()
-
-
-class Person:
-    """A person who uses the browser."""
-
-    def __init__(self, browser: Chrome, site: str) -> None:
-        self.browser = browser
-        self.site = site
-        self.wait = WebDriverWait(browser, PAGE_SECONDS)
-
-    def log_in(self, name: str, password: str) -> None:
-        """Log in with the form."""
-        self.browser.get(f"{self.site}/admin/login/")
-        self.type("username", name)
-        self.type("password", password)
-        self.press("input[type=submit]")
-
-    def width(self, pixels: int) -> None:
-        """Set the width of the window in pixels."""
-        metrics = {"width": pixels, "height": 900, "deviceScaleFactor": 1, "mobile": pixels == PHONE}
-        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-    def open(self, path: str) -> None:
-        """Open a page of the app."""
-        self.browser.get(f"{self.site}/admin/django_asyncq/{path}")
-
-    def one(self, selector: str) -> WebElement:
-        """The element, as soon as it exists."""
-        return self.wait.until(lambda browser: browser.find_element(By.CSS_SELECTOR, selector))
-
-    def all(self, selector: str) -> list[WebElement]:
-        """Every such element that exists now."""
-        return self.browser.find_elements(By.CSS_SELECTOR, selector)
-
-    def type(self, name: str, text: str) -> None:
-        """Replace the text of a field."""
-        field = self.one(f"[name={name}]")
-        field.clear()
-        field.send_keys(text)
-
-    def choose(self, name: str, value: str) -> None:
-        """Choose an option of a select."""
-        Select(self.one(f"[name={name}]")).select_by_value(value)
-
-    def press(self, selector: str) -> None:
-        """Click, and wait until the next page has loaded: a complete document without the mark of this one."""
-        self.browser.execute_script("window.isPressed = true")
-        self.one(selector).click()
-        # Between two documents the driver has errors of many kinds for whatever it is asked; later it answers.
-        wait = WebDriverWait(self.browser, PAGE_SECONDS, ignored_exceptions=[WebDriverException])
-        wait.until(lambda browser: browser.execute_script(NEXT_PAGE_HAS_LOADED))
-
-    def refused(self) -> dict[str, str]:
-        """Save, and return the errors that the page shows by field."""
-        self.press("[name=_save]")
-        assert self.one(".errornote").is_displayed()
-        found = {each.get_attribute("id") or "": each for each in self.all("ul.errorlist")}
-        assert all(each.is_displayed() for each in found.values())
-        return {re.sub(r"^id_|_error$", "", id): each.text for id, each in found.items()}
-
-    def messages(self) -> list[str]:
-        """The messages that the page shows."""
-        return [each.text for each in self.all("ul.messagelist li")]
-
-
-@pytest.fixture
-def person(browser: Chrome, live_server: Any) -> Person:
-    """A superuser who has logged in."""
-    User.objects.create_superuser("ann", password="secret words")
-    person = Person(browser, live_server.url)
-    person.width(DESKTOP)
-    person.log_in("ann", "secret words")
-    return person
+pytestmark = in_browser
 
 
 def test_person_reads_what_two_fields_for_days_mean(person: Person) -> None:
@@ -259,34 +139,3 @@ def test_pages_fit_the_window_and_load_nothing_from_other_sites(person: Person, 
         loaded = person.browser.execute_script("return performance.getEntriesByType('resource').map(each => each.name)")
         assert loaded and all(each.startswith(person.site) for each in loaded)
     assert [entry for entry in person.browser.get_log("browser") if "favicon" not in entry["message"]] == []
-
-
-def test_person_retries_all_that_match_in_rounds(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The question counts all, the next page says what is left, and the messages say what stays failed."""
-    monkeypatch.setattr(retry_all, "IDS_PER_RETRY", 80)
-    monkeypatch.setattr(retry_all, "ROUND_SECONDS", 0.0)
-    Gate.objects.create(name="narrow", limit=1)
-    values = {"state": TaskState.FAILED, "finished_at": timezone.now(), "reason": FailureReason.EXCEPTION}
-    names = [("tests.tasks.gated", "narrow") if number % 4 == 1 else ("tests.tasks.add", "") for number in range(120)]
-    TaskRecord.objects.bulk_create([TaskRecord(name=name, gate=gate, **values) for name, gate in names])
-    person.open("taskrecord/?state=failed")
-    person.one("#action-toggle").click()
-    person.one(".actions .question a").click()
-    person.choose("action", "retry_selected")
-    person.press("button[name=index]")
-    assert person.one("#content h1").text == "Retry 120 failed tasks?"
-    person.press("form.asyncq-section button")
-    # Of the newest 80 tasks 20 are at the gate, which admits one.
-    assert person.one("#content h1").text == "30 failed tasks are left"
-    assert person.one(".asyncq-queued").text == "61 tasks queued again."
-    assert person.one(".asyncq-set-aside").text.startswith("Gate narrow is full (limit 1): 29 tasks stay failed.")
-    for width in (DESKTOP, PHONE):
-        person.width(width)
-        assert person.browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
-        person.browser.save_screenshot(f"/tmp/d_{width}.png")
-    person.press("form.asyncq-section button")
-    assert person.messages() == [
-        "91 tasks queued again.",
-        "Gate narrow is full (limit 1): 29 tasks stay failed. Retry them when the gate has free slots.",
-    ]
-    assert TaskRecord.objects.filter(state=TaskState.FAILED, gate="").count() == 0

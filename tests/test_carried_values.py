@@ -31,6 +31,7 @@ from hypothesis import strategies as st
 
 from django_asyncq import lifecycle
 from django_asyncq.broker import Broker, keys
+from django_asyncq.broker.decoding import decode_message
 from django_asyncq.definitions import payload
 from django_asyncq.definitions.stored_json import StoredJSONEncoder
 from django_asyncq.exceptions import InvalidArguments, InvalidResult
@@ -39,7 +40,6 @@ from django_asyncq.storage.batches import read_rows
 
 from . import tasks
 from .runs import claimed
-from .wire import decode_message
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -311,6 +311,11 @@ def test_each_column_for_values_has_the_encoder() -> None:
 
     found = [field for model in apps.get_app_config("django_asyncq").get_models() for field in model._meta.get_fields()]
     documents = [field for field in found if isinstance(field, JSONField)]
-    assert {field.name for field in documents if field.encoder is not StoredJSONEncoder} == {"errors", "worker_ids"}
+    assert {field.name for field in documents if field.encoder is not StoredJSONEncoder} == {
+        "errors",
+        "worker_ids",
+        "waiting_at",
+        "matching",
+    }
     assert len(documents) > 6
     assert connections["default"].vendor

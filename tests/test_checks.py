@@ -122,6 +122,8 @@ def test_each_bad_value_is_reported_with_its_id(key: str, settings: Any) -> None
         ("ASYNCQ", {"LEASE": 1}, "asyncq.E002"),
         ("ASYNCQ", {"LEASE_SECONDS": 10, "BEAT_SECONDS": 5}, "asyncq.E003"),
         ("ASYNCQ", {"PROVISIONAL_SECONDS": 10}, "asyncq.E004"),
+        ("ASYNCQ", {"WIRE_RETENTION_SECONDS": 0}, "asyncq.E160"),
+        ("ASYNCQ", {"WIRE_RETENTION_SECONDS": 599}, "asyncq.E006"),
         ("ASYNCQ", {"REDIS": "nowhere"}, "asyncq.E010"),
         ("CACHES", {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}, "asyncq.E011"),
         ("TASKS", {}, "asyncq.W013"),

@@ -10,9 +10,9 @@ import pytest
 from django.contrib.auth.models import Group
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 
-from django_asyncq import every
+from django_asyncq import TaskCancelled, every
 from django_asyncq.definitions.schedules import Declaration
-from django_asyncq.exceptions import InvalidOption, RetryRequested
+from django_asyncq.exceptions import InvalidOption, RetryRequested, SoftTimeout, TaskTimeout
 from django_asyncq.models import Occurrence, Schedule
 from django_asyncq.scheduling import scheduler
 from django_asyncq.testing import make_context, run_schedules, run_tasks, travel
@@ -29,8 +29,29 @@ class WithoutDatabase(SimpleTestCase):
         assert (context.attempt, context.should_stop, context.task_result.attempts) == (3, True, 3)
         assert (context.task_result.task, context.task_result.args) == (tasks.run, ["x"])
         assert not make_context().should_stop
+        context.check()
+        make_context().check()
+        cancelled = make_context(cancelled=True)
+        assert cancelled.should_stop
+        with pytest.raises(TaskCancelled):
+            cancelled.check()
         tasks.BODIES["given"] = lambda context, *args: (context.attempt, *args)
         assert tasks.run.func(make_context(attempt=2), "given", 7) == (2, 7)
+
+    def test_stops_are_those_of_a_worker(self) -> None:
+        """A shutdown lets the body finish, a cancel does not; the task's own times count from the call."""
+        make_context(should_stop=True).check()
+        context = make_context(tasks.run.using(timeout=60, soft_timeout=10))
+        assert context.deadline is not None
+        with travel(seconds=11):
+            assert context.should_stop
+            with pytest.raises(SoftTimeout):
+                context.check()
+            context.check()
+        with travel(seconds=61), pytest.raises(TaskTimeout):
+            context.check()
+        assert not context.should_stop
+        assert make_context(tasks.run).deadline is None
 
     def test_retry_raises_what_it_raises_in_a_worker(self) -> None:
         """So a test can look at the time and whether it counts."""

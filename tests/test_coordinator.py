@@ -34,7 +34,7 @@ from django_asyncq import conf
 from django_asyncq.broker import scripts
 from django_asyncq.clocks import steady_seconds
 from django_asyncq.exceptions import BrokerUnavailable, InvalidOption, LockLost
-from django_asyncq.leadership import fencing, lock_files, owner
+from django_asyncq.leadership import fencing, hold, lock_files, owner
 from django_asyncq.leadership.coordinator import StartupTaskCoordinator
 from django_asyncq.leadership.hold import environment_scope, key_of
 from django_asyncq.leadership.owner import Owner
@@ -941,6 +941,8 @@ def test_without_a_usable_folder_locks_are_in_redis_only(
     if why == "platform":
         folder = tmp_path
         monkeypatch.setattr(lock_files, "fcntl", None)
+        # Such a platform has no locks of coordinators that were garbage-collected, but tests before may have left some.
+        monkeypatch.setattr(hold, "_orphans", [])
     holder = StartupTaskCoordinator(None, folder, single_instance=True)
     assert holder.acquire(name, TTL) and holder.acquire(f"{name}2", TTL)
     assert sum("cannot be used" in record.message for record in caplog.records) == 1
@@ -1482,7 +1484,7 @@ def test_environments_with_different_redis_or_prefix_share_a_folder(
     in_environment(settings, first.replace("://", "://:changed@"), "asynq:blue")
     assert folder_of(tmp_path).signer(f"{name}.asynq:blue").token == holders[0].owner.token
     assert len(list(tmp_path.glob("*.lock"))) == 3
-    assert not [path for path in tmp_path.iterdir() if "changed" in path.name or "127" in path.name]
+    assert not [path for path in tmp_path.iterdir() if "changed" in path.name or re.search(r"127\D0\D0\D1", path.name)]
 
 
 def test_wrong_password_chooses_neither_redis_nor_files(

@@ -6,6 +6,7 @@ second time a worker that dies takes its supervisor with it, as a lost host woul
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -24,12 +25,24 @@ from django.utils import timezone
 from django_asyncq import conf, failpoints, gates, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import alive_key
+from django_asyncq.broker.keys import keys_of as keys_of_queue
+from django_asyncq.bulk_actions import start_bulk
 from django_asyncq.definitions.names import lowest_uuid7_at
-from django_asyncq.models import FailureReason, Gate, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
+from django_asyncq.models import (
+    BulkAction,
+    BulkState,
+    FailureReason,
+    Gate,
+    Occurrence,
+    Schedule,
+    StartupRun,
+    TaskRecord,
+    TaskState,
+)
 from django_asyncq.testing import crash_at
 from django_asyncq.testing.crashes import CRASH_MARK_VARIABLE, CRASH_VARIABLE
 
-from . import tasks, test_outages
+from . import inbox_tasks, tasks, test_outages
 from .redis_state import stored
 from .test_outages import Outage
 from .workers import ROOT, environment, history, wait_until, workers
@@ -128,8 +141,7 @@ def effects() -> int:
 def check(history_path: Path, *, most: int = 1, failed: int = 0, parked: int = 0) -> None:
     """Check history, rows and Redis from outside.
 
-    most: runs that an attempt may have had. failed: rows that are FAILED for good. parked: archived entries without a
-    row.
+    most: runs that an attempt may have had. failed: rows that are FAILED for good. parked: archived entries.
     """
     exactly_once = {line["id"] for line in history(history_path) if line["event"] == "completes"}
     assert effects() == len(exactly_once), "effects of tasks that commit with their success"
@@ -138,13 +150,14 @@ def check(history_path: Path, *, most: int = 1, failed: int = 0, parked: int = 0
     assert not unfinished, f"tasks that never finished: states {unfinished}"
     assert sum(row.state == TaskState.FAILED for row in rows) == failed
     ran = executions(history_path)
-    succeeded = {str(row.id) for row in rows if row.state == TaskState.SUCCEEDED}
+    succeeded = {str(row.id) for row in rows if row.state == TaskState.SUCCEEDED and not row.is_batch}
     assert {id for id, _ in ran} == succeeded, "the tasks that ran are not those that were committed"
     assert max(ran.values(), default=0) <= most, f"more than {most} runs: {ran.most_common(3)}"
     attempts = {id: max(attempt for found, attempt in ran if found == id) for id in list(succeeded)[:20]}
     assert attempts == {id: TaskRecord.objects.get(id=id).attempt for id in attempts}
     wait_until(lambda: not slots_held(), "all slots to be released", seconds=9)
-    assert not entries() - archived(), "entries of finished tasks"
+    left = {id: (TaskRecord.objects.filter(id=id).values_list("name", "state", "reason").first()) for id in entries()}
+    assert not entries() - archived(), f"entries of finished tasks: {left}"
     assert len(archived()) == parked
     for place in ("pending", "active", "lease", "held:*", "prio", "scheduled", "retry", "due"):
         assert not keys_of(place), place
@@ -178,7 +191,11 @@ def recover(folder: Path) -> None:
 
 def is_quiet() -> bool:
     """Whether no work is left."""
+    if keys_of("inbox-taken"):
+        return False
     if TaskRecord.objects.filter(finished_at=None).exists() or slots_held() or entries() - archived():
+        return False
+    if BulkAction.objects.filter(state=BulkState.RUNNING).exists():
         return False
     if Schedule.objects.filter(next_occurrence_at__lte=timezone.now()).exists():
         return False
@@ -202,6 +219,8 @@ def failed_row(**fields: Any) -> TaskRecord:
 
 # point: what the producer does, at which arrival it dies, how many rows there are afterwards
 PRODUCERS: dict[str, tuple[str, int, int]] = {
+    # First, because its task is delayed: its time comes while the others are produced.
+    "hurry.committed": ("hurry", 1, 1),
     "build.gate_built": ("enqueue", 1, 0),
     "enqueue.slot_acquired": ("enqueue", 2, 0),
     "enqueue.row_inserted": ("enqueue", 2, 0),
@@ -215,7 +234,20 @@ PRODUCERS: dict[str, tuple[str, int, int]] = {
     "retry.slot_acquired": ("retry", 1, 1),
     "retry.committed": ("retry", 1, 1),
     "delete.committed": ("delete", 1, 0),
+    "close.rows_written": ("cancel", 1, 1),
+    "cancel.rows_written": ("cancel", 1, 1),
+    "close.committed": ("cancel", 1, 1),
+    "close.taken_out": ("cancel", 1, 1),
+    "close_claimed.rows_written": ("claim_late", 1, 1),
+    "evidence.rows_written": ("settle", 1, 1),
+    "replace.committed": ("replace", 1, 1),
+    "replace.taken_out": ("replace", 1, 1),
     "acknowledge.queue_acknowledged": ("work", 1, 2),
+    # With the row of the batch.
+    "batch.taken": ("form_batch", 1, 2),
+    "batch.rows_written": ("form_batch", 1, 3),
+    "batch.dropped": ("form_batch", 1, 3),
+    "members.released": ("lose_batch", 1, 3),
 }
 
 
@@ -226,9 +258,15 @@ def produce(point: str, folder: Path) -> None:
         failed_row(gate=point, queue_limit=5)
     elif scene == "delete":
         tasks.nap.using(gate=point, queue_limit=5).enqueue(0)
+    elif scene == "replace":
+        tasks.nap.using(unique=lambda seconds: point, on_duplicate="replace", gate=point, queue_limit=5).enqueue(0)
     elif scene == "work":
         for number in (1, 2):
             tasks.nap.using(queue_name=f"{point}-{number}", gate=point, queue_limit=5).enqueue(0)
+    elif scene == "hurry":
+        tasks.nap.using(run_after=timedelta(seconds=15), gate=point, queue_limit=5).enqueue(0)
+    elif scene in ("cancel", "claim_late", "settle"):
+        tasks.nap.using(queue_name=point, gate=point, queue_limit=5).enqueue(0)
     before = set(TaskRecord.objects.exclude(gate=point).values_list("id", flat=True))
     crash = Crash(point, folder, nth)
     command = [sys.executable, "-m", "tests.crash_producer", scene, point]
@@ -238,8 +276,12 @@ def produce(point: str, folder: Path) -> None:
     assert TaskRecord.objects.exclude(id__in=before).count() == rows, point
 
 
-def test_producer_killed_at_each_step(turn: int, tmp_path: Path, checked: Callable[..., None]) -> None:
+def test_producer_killed_at_each_step(
+    turn: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: Callable[..., None]
+) -> None:
     """Committed tasks run once; others never run; every slot is released."""
+    # The entry of a deleted row is archived by the first worker that meets it.
+    monkeypatch.setenv("ASYNCQ_TEST_PATIENCE", "0")
     for point in PRODUCERS:
         produce(point, tmp_path)
     # A person clicks again after a click without an effect.
@@ -249,8 +291,13 @@ def test_producer_killed_at_each_step(turn: int, tmp_path: Path, checked: Callab
     wait_until(
         lambda: not [slot for slot in gates.slots("park.row_written") if slot.expires_at > time.time()], "a slot"
     )
+    for key in keys_of("aggregation_sets"):
+        # As if the time had passed after which taken members go back to their group.
+        Broker().client.zadd(key, dict.fromkeys(Broker().client.zrange(key, 0, -1), 0))
     recover(tmp_path)
-    checked(parked=1)
+    # The fifth is the batch that was given up; its members have succeeded. One archived entry has no row, the other was
+    # archived by another program.
+    checked(failed=5, parked=2)
 
 
 # --- a worker process
@@ -267,15 +314,22 @@ WORKERS: dict[str, tuple[Callable[[], Any], int]] = {
     "complete.row_written": (lambda: exactly_once(), 2),
     "complete.committed": (lambda: exactly_once(), 1),
     "refuse.row_written": (lambda: unknown(), 0),
+    "follow.committed": (lambda: followed(), 1),
 }
 # Only the auditor finds the slot of a task that was recorded by a worker that then died.
-RECORDED = ("report.row_written", "report.acknowledged", "complete.committed")
+RECORDED = ("report.row_written", "report.acknowledged", "complete.committed", "follow.committed")
 
 
 def exactly_once() -> None:
     """Enqueue a task whose effect and success are one commit."""
     Gate.objects.create(name=COUNTER, limit=0)
     tasks.completes.using(gate=GATE, queue_limit=5).enqueue()
+
+
+def followed() -> None:
+    """Enqueue a task, and another one that waits for its key."""
+    for _ in range(2):
+        tasks.nap.using(unique="{seconds}", on_duplicate="follow", gate=GATE, queue_limit=5).enqueue(0)
 
 
 def unknown() -> None:
@@ -304,7 +358,7 @@ def test_worker_killed_at_a_step(
             fleet.process.kill()
             fleet.process.wait()
         else:
-            wait_until(lambda: f":{crash.pid()}:" in fleet.output() if crash.mark.exists() else False, "a death notice")
+            wait_until(lambda: "exited unexpectedly" in fleet.output(), "a death notice")
             wait_until(lambda: all(row.is_final for row in TaskRecord.objects.all()), "all tasks to finish")
             wait_until(lambda: not entries(), "an empty Redis")
             assert fleet.stop() == 0
@@ -394,6 +448,13 @@ def outcome_spilled_by_a_lost_host() -> None:
     assert lifecycle.spill_outcomes(Broker(), "lost", [run]) == 1
 
 
+def pushed_documents() -> None:
+    """Two documents of another program in an inbox."""
+    for number in (1, 2):
+        document = json.dumps({"task": inbox_tasks.letter.module_path, "args": [number]})
+        Broker().client.lpush(keys_of_queue(inbox_tasks.QUEUE).inbox, document)
+
+
 def outcome_signed_with_another_key() -> None:
     """As before, by a host that has another SECRET_KEY."""
     with override_settings(SECRET_KEY="of another host"):
@@ -441,6 +502,12 @@ def retried_task() -> None:
     tasks.fail_until.using(gate=GATE, queue_limit=5).enqueue(2)
 
 
+def action_on_many() -> None:
+    """A failed task, and an action that retries it."""
+    failed_row()
+    start_bulk("retry", {"name": "tests.tasks.nap"})
+
+
 def in_two_queues() -> None:
     """A task that is long enough for a heartbeat, and a second queue."""
     nap(1.0, "one")
@@ -458,6 +525,10 @@ SUPERVISORS: dict[str, tuple[Callable[..., None], int, int]] = {
     "fire.occurrence_written": (overdue_schedule, 1, 0),
     "fire.committed": (overdue_schedule, 1, 0),
     "start_up.row_written": (lambda: None, 1, 0),
+    "inbox.taken": (lambda: pushed_documents(), 1, 0),
+    "inbox.committed": (lambda: pushed_documents(), 1, 0),
+    "bulk.page_changed": (action_on_many, 1, 0),
+    "bulk.page_committed": (action_on_many, 1, 0),
     "prune.rows_deleted": (old_failure, 1, 1),
     "forward.retry_found": (retried_task, 1, 0),
     "beat.leases_renewed": (in_two_queues, 5, 0),
@@ -489,6 +560,8 @@ def test_supervisor_killed_at_a_step(
         assert not Occurrence.objects.exists()
     recover(tmp_path)
     checked(parked=parked, most=2 if point == "wait_for_key.row_written" else 1)
+    if point.startswith("inbox"):
+        assert TaskRecord.objects.filter(name=inbox_tasks.letter.module_path).count() == 2
     if point.startswith("fire"):
         assert Occurrence.objects.filter(task__isnull=False).count() == Occurrence.objects.count() == 1
     if point == "start_up.row_written":
@@ -541,4 +614,6 @@ def test_without_a_reconciler_the_check_fails(
 def test_every_point_is_killed_at(turn: int) -> None:
     """Every declared point is in one of the tables above."""
     tried = {*PRODUCERS, *WORKERS, *SUPERVISORS, *AFTER_A_DEATH, "requeue.row_written", "spill.queue_spilled"}
+    # Messages of other programs: `test_adopting` lets their claim die there.
+    tried |= {"adopt.row_named", "adopt.row_inserted"}
     assert tried == set(failpoints.POINTS)

@@ -166,8 +166,8 @@ def test_dotted_names_in_the_docs_exist(page: Path) -> None:
 PERMISSIONS = {
     f"{verb}_{model}"
     for verb in ("add", "change", "delete", "view", "retry", "run")
-    for model in ("taskrecord", "task", "gate", "schedule", "startuprun")
-}
+    for model in ("taskrecord", "task", "gate", "schedule", "startuprun", "bulkaction")
+} | {"cancel_task", "enqueue_task", "view_payload", "pause_queue", "drain_worker", "release_slot"}
 
 
 # --- commands
@@ -184,13 +184,18 @@ def test_readme_commands_are_what_ci_runs() -> None:
 
 
 def options_of(command: RunworkersCommand | AsyncqCommand) -> dict[str, set[str]]:
-    """Return the options of a command by sub-command; those of a command without any under ""."""
+    """Return the options of a command by sub-command, and by noun and verb; those of the command itself under ""."""
     parser = ArgumentParser()
     command.add_arguments(parser)
-    found = {"": {option for action in parser._actions for option in action.option_strings}}
-    for action in parser._actions:
-        for name, sub in (action.choices or {}).items() if isinstance(action.choices, dict) else ():
-            found[name] = {option for inner in sub._actions for option in inner.option_strings}
+    found: dict[str, set[str]] = {}
+
+    def look(words: str, parser: ArgumentParser) -> None:
+        found[words] = {option for action in parser._actions for option in action.option_strings}
+        for action in parser._actions:
+            for name, sub in (action.choices or {}).items() if isinstance(action.choices, dict) else ():
+                look(f"{words} {name}".strip(), sub)
+
+    look("", parser)
     return found
 
 
@@ -211,6 +216,7 @@ def test_commands_in_the_docs_exist(page: Path) -> None:
             assert name in own or name in get_commands() or name == "demo", line
             if name in own:
                 sub = rest[0] if name == "asyncq" and rest else ""
+                sub = f"{sub} {rest[1]}" if len(rest) > 1 and f"{sub} {rest[1]}" in own[name] else sub
                 assert sub in own[name], line
                 assert {word for word in rest if word.startswith("--")} <= own[name][sub], line
         for module in re.findall(r"python -m (tests[\w.]*)", line):
@@ -237,13 +243,20 @@ def test_every_option_of_runworkers_is_documented() -> None:
 
 
 def test_every_sub_command_and_option_of_asyncq_is_documented() -> None:
-    """Each in the chapter of its sub-command, and no other."""
+    """Each in the chapter of its noun, and no other; where the noun has verbs, for each verb."""
     _, *chapters = re.split(r"^## ", read("reference/asyncq.md"), flags=re.MULTILINE)
     documented = {chapter.split()[0]: chapter for chapter in chapters}
-    assert documented.keys() == ASYNCQ.keys() - {""}
-    for name, chapter in documented.items():
-        rows = "".join(line for line in chapter.splitlines() if line.startswith("| `--"))
-        assert set(re.findall(r"--[a-z][a-z-]+", rows)) == ASYNCQ[name] - {"-h", "--help"}, name
+    nouns = {name.split()[0] for name in ASYNCQ if name}
+    assert documented.keys() == nouns
+    for noun, chapter in documented.items():
+        rows = [line for line in chapter.splitlines() if line.startswith("| `--")]
+        verbs = {name.split()[1] for name in ASYNCQ if name.startswith(f"{noun} ")}
+        for verb in verbs or {""}:
+            # The second column names the verbs that have the option.
+            own = [row for row in rows if not verb or {verb, "all"} & set(re.findall(r"\w+", row.split("|")[2]))]
+            options = {option for row in own for option in re.findall(r"--[a-z][a-z-]+", row.split("|")[1])}
+            assert options == ASYNCQ[f"{noun} {verb}".strip()] - {"-h", "--help"}, (noun, verb)
+        assert verbs == set(re.findall(r"^\| `(\w+)[ `]", chapter, re.MULTILINE)) & verbs, noun
 
 
 # --- settings, options, errors

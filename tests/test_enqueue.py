@@ -18,8 +18,9 @@ from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_asyncq import GateUnavailable, InvalidArguments, compat
+from django_asyncq import GateUnavailable, InvalidArguments, QueueFull, compat
 from django_asyncq.broker import Broker
+from django_asyncq.broker.decoding import decode_message
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.compat import InvalidTask, TaskResultDoesNotExist, TaskResultStatus
 from django_asyncq.exceptions import InvalidOption
@@ -29,7 +30,6 @@ from django_asyncq.tasks import task
 
 from . import acl, tasks
 from .redis_state import pending, unknown
-from .wire import decode_message
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -141,6 +141,8 @@ def test_enqueue_many_inserts_with_one_statement() -> None:
         ({"gate": "{nobody}", "queue_limit": 1}, (1,), InvalidOption),
         ({"gate": "no-limit-anywhere"}, (1,), InvalidOption),
         ({"max_attempts": 0}, (1,), InvalidOption),
+        ({"max_attempts": 1_000_001}, (1,), InvalidOption),
+        ({"gate": "big", "queue_limit": 2**31}, (1,), InvalidOption),
         ({"timeout": -1}, (1,), InvalidOption),
         ({"timeout": float("nan")}, (1,), InvalidOption),
     ],
@@ -251,6 +253,26 @@ def test_aenqueue_and_aget_result() -> None:
 
     result, again = async_to_sync(both)()
     assert result.id == again.id == pending()[0]
+
+
+def test_aenqueue_many_does_what_enqueue_many_does() -> None:
+    """In the thread of the caller's connection: an INSERT for all, refused calls, nothing written in an error."""
+
+    async def many(calls: Any, **options: Any) -> list[Any]:
+        return await task_of_gate.aenqueue_many(calls, **options)
+
+    task_of_gate = tasks.add.using(gate="small", queue_limit=2)
+    with pytest.raises(QueueFull):
+        async_to_sync(many)([(1,), (2,), (3,)])
+    with pytest.raises(InvalidArguments):
+        async_to_sync(many)([(1,), (2, 3, 4)])
+    assert not TaskRecord.objects.exists()
+    with CaptureQueriesContext(connection) as queries:
+        results = async_to_sync(many)((call for call in [(1,), {"a": 2}, (3,)]), partial=True)
+    assert [query["sql"].startswith("INSERT") for query in queries.captured_queries].count(True) == 1
+    assert [result.id if result else None for result in results] == [*pending(), None]
+    with pytest.raises(InvalidOption, match="enqueue_many"):
+        async_to_sync(many)([3])
 
 
 def test_get_result_with_a_wrong_id() -> None:

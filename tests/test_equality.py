@@ -1,9 +1,9 @@
 """A table of behaviours: after a real worker and after `run_tasks`, the rows, the effects and the signals are equal.
 
 All behaviours are enqueued, and run once by the processes of `runworkers --burst` and once by `run_tasks`: in a
-TestCase, within its transaction, and outside of one. Compared is every column except the id and the fence. Of times it
-is compared whether they are set; of `worker_ids` the number; of errors the class, the message, the attempt and the
-innermost frame of the traceback.
+TestCase, within its transaction, and outside of one. Compared is every column except the id and the fence. Of times
+and of ids of other tasks it is compared whether they are set; of `worker_ids` the number; of errors the class, the
+message, the attempt and the innermost frame of the traceback.
 
 Not in the table: KeyboardInterrupt in a body, which fails a worker's task, and stops a test.
 """
@@ -15,9 +15,11 @@ import re
 import unittest
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import pytest
 from django.contrib.auth.models import Group
@@ -28,12 +30,13 @@ from django.utils import timezone
 
 from django_asyncq import lifecycle
 from django_asyncq.aliases import uses_redis
-from django_asyncq.models import Gate, Occurrence, Schedule, TaskRecord
+from django_asyncq.models import Gate, Occurrence, Schedule, TaskLogLine, TaskRecord
 from django_asyncq.scheduling.scheduler import Scheduler
 from django_asyncq.testing import run_schedules, run_tasks, running
 from django_asyncq.testing.workers import Workers
 
 from . import equality_tasks as tasks
+from . import observed_tasks
 from . import tasks as other_tasks
 
 OPTIONS = {"max_attempts": 2, "timeout": 30}
@@ -41,11 +44,18 @@ WORKERS = {"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES
 KIT = {"default": {"BACKEND": "django_asyncq.testing.TestBackend", "QUEUES": [], "OPTIONS": OPTIONS}}
 
 LATER = timedelta(days=1)
+# Such a task would be closed before it begins; here only its row is changed, so that its run finds the deadline passed.
+PASSED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def one(task: Any, *args: Any) -> Callable[[], list[Any]]:
     """Enqueue one call."""
     return lambda: [task.enqueue(*args)]
+
+
+def batch(body: str) -> Callable[[], list[Any]]:
+    """Enqueue two calls, which run together."""
+    return lambda: list(tasks.batched.using(group=body).enqueue_many([(body,), (body,)]))
 
 
 def planted(task: Any, *args: Any, **columns: Any) -> Callable[[], list[Any]]:
@@ -75,6 +85,17 @@ def gate_without_limit() -> list[Any]:
 def priorities() -> list[Any]:
     """In an order in which no worker runs them."""
     return [tasks.plain.using(priority=value).enqueue("returns", "none") for value in (0, -5, 100, 0, 5)]
+
+
+def superseding(on_duplicate: str, *kinds: str, **options: Any) -> Callable[[], list[Any]]:
+    """Enqueue calls of one key, one after the other; return the results of the rows that stand for them."""
+    key = f"{on_duplicate} {kinds} {sorted(options)}"
+
+    def enqueue() -> list[Any]:
+        task = tasks.plain.using(unique=lambda *args: key, on_duplicate=on_duplicate, **options)
+        return list({result.id: result for result in [task.enqueue("returns", kind) for kind in kinds]}.values())
+
+    return enqueue
 
 
 def schedule() -> list[Any]:
@@ -121,6 +142,20 @@ BEHAVIOURS: dict[str, Callable[[], list[Any]]] = {
     "coroutine that passes its timeout, twice": one(tasks.short_coroutine, "awaits_too_long"),
     "def that passes its timeout": one(tasks.short, "takes_too_long"),
     "def that passes its timeout and raises": one(tasks.short, "takes_too_long", "Glitch"),
+    "isolated": one(tasks.isolated, "returns", "list"),
+    "isolated, a set": one(tasks.isolated, "returns", "set"),
+    "isolated, retried": one(tasks.isolated, "raises", "Glitch", 3),
+    "isolated, final": one(tasks.isolated, "raises", "Fatal"),
+    "isolated, complete_on_commit": one(tasks.isolated, "completes", "isolated"),
+    "isolated that passes its timeout": one(tasks.isolated_short, "stops_at_its_timeout"),
+    "soft timeout, caught": one(tasks.soft, "checks", "finished early"),
+    "soft timeout, not caught": one(tasks.soft, "checks"),
+    "soft timeout of a coroutine, caught": one(tasks.soft_coroutine, "is_interrupted", "finished early"),
+    "soft timeout of a coroutine, not caught": one(tasks.soft_coroutine, "is_interrupted"),
+    "deadline that has passed": planted(tasks.plain, "checks", deadline=PASSED),
+    "deadline that has passed, of a coroutine": planted(tasks.coroutine, "awaits_too_long", deadline=PASSED),
+    "cancelled from within": one(tasks.retried, "cancels_itself"),
+    "coroutine that is cancelled from within": one(tasks.coroutine_retried, "cancels_itself_and_waits"),
     "retry until it succeeds": one(tasks.retried, "raises", "Glitch", 3),
     "retry until the attempts are used up": one(tasks.retried, "raises", "Glitch"),
     "retry after SystemExit": one(tasks.retried, "raises", "SystemExit", 2),
@@ -132,6 +167,16 @@ BEHAVIOURS: dict[str, Callable[[], list[Any]]] = {
     "backoff that raises": one(tasks.decided, "raises_as_decided", "raise"),
     "backoff that says no number": one(tasks.decided, "raises_as_decided", "text"),
     "backoff that looks at the attempts": one(tasks.decided, "raises_as_decided", "first"),
+    "progress": one(tasks.plain, "reports_progress", "at once"),
+    "progress of a task that fails": one(tasks.plain, "reports_progress", "failing"),
+    "progress of a retry": one(tasks.retried, "reports_progress", "retried"),
+    "progress of a retry that reports none": one(tasks.retried, "reports_progress", "none in the second attempt"),
+    "progress above its total": one(tasks.plain, "reports_progress", "above the total"),
+    "progress of an atomic task": one(tasks.atomic, "reports_progress", "at once"),
+    "log lines": one(observed_tasks.logs, ["one", "two"]),
+    "log lines of a retry": lambda: [observed_tasks.logs.enqueue(["one"], fails=1)],
+    "log lines of a coroutine": one(observed_tasks.alogs, ["one"]),
+    "log lines of one call": lambda: [observed_tasks.logs.using(keep_logs=1).enqueue(["one", "two"])],
     "context.retry, counted": one(tasks.retried, "asks_for_a_retry", True, 2),
     "context.retry, not counted": one(tasks.retried, "asks_for_a_retry", False, 4),
     "context.retry after the last attempt": one(tasks.plain, "asks_for_a_retry", True, 1),
@@ -177,6 +222,12 @@ BEHAVIOURS: dict[str, Callable[[], list[Any]]] = {
     "commit hook with a database error": one(tasks.plain, "has_commit_hooks", "violates", "enqueues"),
     "robust commit hook with a database error": one(tasks.plain, "has_commit_hooks", "violates robustly", "enqueues"),
     "priorities": priorities,
+    "replace, the newest of three": superseding("replace", "none", "text", "list"),
+    "replace, unique until it starts": superseding("replace", "none", "text", unique_until="start"),
+    "replace, a call for later": superseding("replace", "none", "text", run_after=LATER),
+    "follow, the first and the last of three": superseding("follow", "none", "text", "list"),
+    "follow, unique until it starts": superseding("follow", "none", "text", unique_until="start"),
+    "follow, throttled": superseding("follow", "none", "text", "list", unique_until=LATER),
     "run_after in the past": lambda: [tasks.plain.using(run_after=timezone.now() - LATER).enqueue("writes")],
     "run_after in the future": lambda: [tasks.plain.using(run_after=LATER).enqueue("writes")],
     "queue of another name": lambda: [tasks.plain.using(queue_name="mail").enqueue("returns", "text")],
@@ -193,6 +244,9 @@ BEHAVIOURS: dict[str, Callable[[], list[Any]]] = {
     "database error in a block": one(tasks.plain, "violates", "in a block"),
     "database error that is caught": one(tasks.retried, "violates", "caught in a block"),
     "durable block": one(tasks.plain, "durable"),
+    "batch: a value and a final error": batch("answers_each"),
+    "batch that is retried": batch("answers_later"),
+    "batch that returns no mapping": batch("answers_nonsense"),
     "row that the body deletes": one(tasks.plain, "deletes_its_row"),
 }
 
@@ -243,7 +297,7 @@ def snapshot(keys: dict[str, str], events: list[list[str]]) -> Snapshot:
     alike: Counter[str] = Counter()
     for record in records:
         if str(record.id) not in keys:
-            text = f"{record.name}{record.args}"
+            text = f"{record.name}{record.args}{record.group}"
             keys[str(record.id)] = f"{text} [{alike[text]}]"
             alike[text] += 1
     signals: dict[str, Counter[str]] = {}
@@ -264,13 +318,15 @@ def columns(record: TaskRecord) -> dict[str, Any]:
     found = {field.name: getattr(record, field.name) for field in TaskRecord._meta.concrete_fields}
     del found["id"], found["fence"]
     for name, value in found.items():
-        if isinstance(value, datetime):
-            found[name] = "a time"
+        if isinstance(value, datetime | UUID):
+            found[name] = "a time" if isinstance(value, datetime) else "a task"
     found["worker_ids"] = len(record.worker_ids)
     found["errors"] = [
         (error["exception"], error["message"], error["attempt"], innermost(error["traceback"]), sorted(error))
         for error in record.errors
     ]
+    lines = TaskLogLine.objects.filter(task_id=record.id).order_by("fence", "number")
+    found["log lines"] = list(lines.values_list("attempt", "number", "level", "logger", "text"))
     return found
 
 
@@ -347,6 +403,11 @@ def in_test_case(function: Callable[[], Any]) -> Any:
     return returned[0]
 
 
+def burst(folder: Path) -> None:
+    """Run all tasks, one at a time. Each isolated one starts a process, which takes a loaded machine seconds."""
+    Workers(folder).burst("--concurrency", "1", timeout_seconds=100)
+
+
 @pytest.mark.django_db(transaction=True)
 def test_table(settings: Any, history: Path) -> None:
     """What a worker leaves and what the kit leaves are equal, row by row and field by field."""
@@ -356,7 +417,7 @@ def test_table(settings: Any, history: Path) -> None:
     settings.TASKS = WORKERS
     # No worker waits for newer code, and neither does the kit.
     settings.ASYNCQ = {**settings.ASYNCQ, "UNREGISTERED_PATIENCE_SECONDS": 0}
-    expected = run_table(lambda: Workers(history.parent).burst("--concurrency", "1"), names, history)
+    expected = run_table(partial(burst, history.parent), names, history)
     clear()
     settings.TASKS = KIT
     outside = run_table(run_tasks, names, history)
@@ -410,7 +471,7 @@ def test_table_notices_a_change(settings: Any, history: Path, monkeypatch: pytes
     """One column that the kit writes wrongly, or a signal that it does not send, is a difference from the worker."""
     names = ["result: list", "retry until the attempts are used up"]
     settings.TASKS = WORKERS
-    expected = run_table(lambda: Workers(history.parent).burst("--concurrency", "1"), names, history)
+    expected = run_table(partial(burst, history.parent), names, history)
     settings.TASKS = KIT
     clear()
     assert differences(expected, run_table(run_tasks, names, history)) == []

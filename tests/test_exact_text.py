@@ -12,9 +12,15 @@ from django_asyncq.models import Gate, LockTerm, Schedule, StartupRun, TaskRecor
 
 # Nothing is found by these, or they are written in one way only.
 OTHER_TEXTS = {
+    "TaskRecord.unique_key",
     "TaskRecord.unique_slot",
     "TaskRecord.cancelled_by",
+    "TaskLogLine.logger",
     "Schedule.cron",
+    "Pause.paused_by",
+    "Pause.note",
+    "BulkAction.key",
+    "BulkAction.created_by",
     "Schedule.zone",
     "StartupRun.holder",
     "LockTerm.holder",

@@ -60,10 +60,13 @@ def test_demo_succeeds_and_reports_what_happened(environment: dict[str, str], tm
     assert number_after("recovered", done.stdout) >= 1
     assert number_after("refused (429)", done.stdout) >= 2
     assert "SIGKILL to worker" in done.stdout
-    totals = re.search(r"\n *all" + 5 * r"\D+(\d+)", done.stdout).groups()
-    queued, running, succeeded, retrying, failed = map(int, totals)
+    totals = re.search(r"\n *all" + 6 * r"\D+(\d+)", done.stdout).groups()
+    queued, running, succeeded, retrying, failed, cancelled = map(int, totals)
     assert (queued, running, retrying) == (0, 0, 0)
-    assert succeeded + failed == number_after("accepted (202)", done.stdout)
+    # The visitor's two renders are beside those of the clients.
+    assert succeeded + failed == number_after("accepted (202)", done.stdout) + 1
+    assert cancelled == number_after("cancelled", done.stdout.split("What happened")[1]) == 1
+    assert "the second order got 409, This picture is already being rendered." in done.stdout
     assert " NO  " not in done.stdout
     assert "\x1b" not in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["contact-sheet.png"]

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from django_asyncq import lifecycle
 from django_asyncq.exceptions import BrokerUnavailable, DatabaseNotSetUp, LockLost
-from django_asyncq.faults import LONGEST_AGAIN_SECONDS, MOST_AGAIN, NOT_SET_UP_LOOKS, PAUSE_SECONDS, Faults
+from django_asyncq.faults import LONGEST_AGAIN_SECONDS, MOST_AGAIN, NOT_SET_UP_LOOKS, PAUSE_SECONDS, Faults, Outages
 from django_asyncq.guard import get_logger
 from django_asyncq.maintenance.service import Loop
 from django_asyncq.models import TaskRecord, TaskState
@@ -73,6 +73,21 @@ def test_an_outage_is_logged_once_and_may_be_logged_again_after_it(
         assert not faults.clear()
     assert caplog.messages == [f"loop x waits: {error}"] * 2
     assert faults.not_set_up is None
+
+
+def test_one_loop_says_for_all_that_a_store_is_unreachable(caplog: pytest.LogCaptureFixture) -> None:
+    """And another one when that loop reaches it again and they do not; the other store is another outage."""
+    caplog.set_level(logging.INFO, LOGGER)
+    outages = Outages()
+    first, second, third = (Faults(get_logger(LOGGER), f"loop {name} waits", outages=outages) for name in "abc")
+    for _ in range(2):
+        for loop in (first, second):
+            loop.note(BrokerUnavailable("down"))
+        third.note(of_driver(sqlite3.OperationalError("disk I/O error"), sqlite_errorcode=sqlite3.SQLITE_IOERR))
+    assert [record.message.split(":")[0] for record in caplog.records] == ["loop a waits", "loop c waits"]
+    assert (first.clear(), second.clear()) == (True, False)
+    second.note(BrokerUnavailable("down"))
+    assert caplog.records[-1].message.startswith("loop b waits")
 
 
 def test_a_lock_is_met_again_at_once_a_few_times(faults: Faults, caplog: pytest.LogCaptureFixture) -> None:
@@ -173,7 +188,11 @@ def test_waits_begin_at_once_when_an_outage_is_over() -> None:
 JUDGES = {"faults", "storage.errors", "storage.isolation"}
 # A duplicate key is the answer that this expects.
 EXPECTS = {
+    "lifecycle.following": {"IntegrityError"},
+    "lifecycle.unique": {"IntegrityError"},
     "scheduling.scheduler": {"IntegrityError"},
+    # `marking` has made it: the database did not accept in time that the task is RUNNING.
+    "worker.execute.isolated": {"OperationalError"},
     # Whatever it is, the test case's transaction is broken.
     "testing.transactions": {"DatabaseError"},
 }

@@ -15,7 +15,7 @@ import pytest
 from django.utils import timezone
 
 from django_asyncq import GateUnavailable, QueueFull, conf, gates, lifecycle
-from django_asyncq.broker import Broker, clients, scripts
+from django_asyncq.broker import Broker, scripts
 from django_asyncq.django_internals import delete_rows
 from django_asyncq.exceptions import UnknownGate
 from django_asyncq.maintenance.forwarder import forward_due
@@ -426,7 +426,7 @@ def test_audit_finds_slots_of_a_gate_without_live_tasks() -> None:
     """The row of the task was deleted; the audit releases its slot and leaves gates of other programs alone."""
     (result,) = fill("left", 1)
     fill("busy", 1)
-    scripts.run("gate_renew", clients.client("producer"), gates.keys("theirs")[:1], [3600, "a"])
+    Broker().client.zadd(gates.keys("theirs").members, {"a": int(time.time()) + 3600})
     delete_rows(TaskRecord.objects.filter(id=result.id), writing_database(TaskRecord))
     assert gates.occupied() == {"left", "busy"}
     reconciler = Reconciler(Broker())

@@ -22,20 +22,22 @@ RANKS = [
         "stop_requests",
         "aliases",
         "test_run",
+        "trace_ids",
     },
-    {"clocks", "definitions", "logs", "threads", "prefixes"},
-    {"context", "models", "signals"},
+    {"clocks", "definitions", "logs", "redaction", "threads", "prefixes"},
+    {"context", "models", "run_log", "signals"},
     {"broker", "storage"},
-    {"gates", "leadership", "faults", "runs"},
+    {"gates", "leadership", "faults", "runs", "registry", "clock_difference"},
+    {"pausing"},
     {"lifecycle"},
-    {"registry"},
-    {"tasks"},
-    {"results"},
-    {"scheduling", "worker"},
+    {"bulk_actions"},
+    {"tasks", "asyncq_result"},
+    {"results", "remote_tasks"},
+    {"awaiting", "scheduling", "worker"},
     {"maintenance"},
-    {"supervisor"},
-    {"checks", "receivers", "admin", "backend", "management", "contrib"},
-    {"testing"},
+    {"supervisor", "inspector"},
+    {"checks", "receivers", "admin", "backend", "management", "contrib", "views"},
+    {"testing", "urls", "templatetags"},
     {"apps"},
 ]
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
@@ -52,10 +54,12 @@ MAY_DEFER = {
 KNOWS_REDIS = {"broker", "gates", "leadership"}
 # They write rows, and so their states; `lifecycle` alone calls them.
 WRITES_ROWS = {"storage.inserting", "storage.batches"}
+# States that are not those of a task.
+OTHER_STATES = {"maintenance.bulk": {"action.state"}}
 LONGEST_FUNCTION = 50
 LONGEST_MODULE = 450
 # Longer modules, each with the reason why it is not split: name -> (most lines, reason).
-LONGER_MODULES: dict[str, tuple[int, str]] = {"models": (460, "Django looks for the models of an app in one module")}
+LONGER_MODULES: dict[str, tuple[int, str]] = {}
 LONGEST_SCRIPT = 60
 SCRIPT_HEADER = ("KEYS", "ARGV", "Returns", "Invariant")
 
@@ -198,7 +202,7 @@ def test_redis_is_imported_where_it_belongs(name: str) -> None:
 def test_only_lifecycle_changes_a_state(name: str) -> None:
     """It alone sets `state`, and it alone calls what writes rows."""
     if name.split(".")[0] != "lifecycle":
-        assert not state_writes(MODULES[name])
+        assert set(state_writes(MODULES[name])) <= OTHER_STATES.get(name, set())
         callees = {target.rpartition(".")[0] for target in imported(name, MODULES[name])}
         assert not callees & WRITES_ROWS
 
@@ -227,7 +231,7 @@ def test_scripts_are_short_and_say_what_they_promise(path: Path) -> None:
         ("broker.clients", "from .. import tasks, conf", ["tasks"]),
         ("broker", "from ..storage.batches import read_rows", ["storage"]),
         ("worker.execute.job", "from ...maintenance.service import MaintenanceService", ["maintenance"]),
-        ("models", "def f():\n    from . import admin", ["admin"]),
+        ("models.tasks", "def f():\n    from .. import admin", ["admin"]),
         ("broker.clients", "from .keys import QueueKeys\nfrom ..exceptions import AsyncqError", []),
         ("worker.execute.job", "from ..wakeup import Wakeup\nfrom . import job_queue", []),
         ("broker.clients", "if TYPE_CHECKING:\n    from ..lifecycle import enqueue", []),

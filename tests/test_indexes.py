@@ -27,7 +27,7 @@ LOOKS = {
     "running": (ROWS.running(), "asyncq_state_id"),
     # The index of failed rows holds all of them too; PostgreSQL chooses by its statistics.
     "failed": (ROWS.failed(), "asyncq_state_id|asyncq_name_exception"),
-    "retrying": (ROWS.retrying(), "asyncq_state_id|asyncq_name_exception"),
+    "retrying": (ROWS.retrying(), "asyncq_state_id|asyncq_name_exception|asyncq_retry_at"),
     "live at a gate": (ROWS.at_gate("a").filter(state__in=gates.LIVE_STATES), "asyncq_gate_state"),
     "waiting at a gate": (ROWS.waiting_at_gate("a"), "asyncq_gate_state"),
     "live at any gate": (ROWS.at_gate().filter(state__in=gates.LIVE_STATES), "asyncq_"),

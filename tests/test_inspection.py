@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from django_asyncq.broker import Broker, Entry, Lease, scripts
+from django_asyncq.broker.groups import Groups
 from django_asyncq.broker.inspection import EntryState, Inspection
 from django_asyncq.broker.keys import QueueKeys
 
@@ -136,7 +137,7 @@ def test_an_active_task_without_a_lease_gets_one(broker: Broker, inspection: Ins
     assert inspection.grant_leases(QUEUE, ["one", "two", "go", "pending"], LEASE_SECONDS) == 0
     assert sorted(broker.client.lrange(keys.active, 0, -1)) == [b"go", b"one", b"two"]
     assert broker.client.zcard(keys.lease) == 2
-    assert broker.extend(QUEUE, [WORKER], LEASE_SECONDS)[0] == (2, [])
+    assert broker.extend(QUEUE, [WORKER], LEASE_SECONDS)[0] == (2, [], [], ())
     assert broker.done(QUEUE, WORKER, leases) == ["done", "done"]
 
 
@@ -165,8 +166,8 @@ def test_a_pending_orphan_is_reported_when_the_next_task_is_younger(
 
 
 def test_a_task_of_ours_leaves_a_group(broker: Broker, inspection: Inspection) -> None:
-    """It never asks for one, so another program wrote its `group`. Tasks of Go programs have no row and are left."""
-    broker.add_to_group(QUEUE, "g", [Entry("grouped", b"m"), Entry("of Go", b"m")])
+    """It has no rules, so another program wrote its `group`. Tasks of Go programs have no row and are left."""
+    Groups().add(QUEUE, "g", [Entry("grouped", b"m"), Entry("of Go", b"m")], rules="")
     assert inspection.misplaced(QUEUE, ["grouped"]) == ([], ["grouped"])
     assert inspection.repair_orphans(QUEUE, ["grouped"]) == 1
     assert broker.client.zrange(QueueKeys(QUEUE).group("g"), 0, -1) == [b"of Go"]

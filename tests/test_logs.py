@@ -135,9 +135,10 @@ def test_the_keys_are_none_of_logging() -> None:
 
 
 def test_the_extra_of_one_task_and_of_several() -> None:
-    """Four keys for one; the ids for several, and of thousands only the first."""
+    """Five keys for one; the ids for several, and of thousands only the first."""
     rows = [TaskRecord(name="app.work", queue_name="mail", attempt=2) for _ in range(150)]
-    assert log_extra(rows[0]) == {"task_id": str(rows[0].id), "task": "app.work", "queue": "mail", "attempt": 2}
+    id = str(rows[0].id)
+    assert log_extra(rows[0]) == {"task_id": id, "task": "app.work", "queue": "mail", "attempt": 2, "trace_id": id}
     assert log_extra(*rows[:2]) == {"task_ids": [str(row.id) for row in rows[:2]]}
     assert len(log_extra(*rows)["task_ids"]) == 100  # type: ignore[arg-type]
 
@@ -172,7 +173,7 @@ def test_the_filter_adds_the_keys_of_the_run(running: TaskRecord) -> None:
 
 def test_the_filter_mixes_no_two_tasks(running: TaskRecord) -> None:
     """A line about another task keeps what it has, and gets nothing of this one."""
-    assert filtered(task_id="other") == {"task_id": "other", "task": "-", "queue": "-", "attempt": "-"}
+    assert filtered(task_id="other") == {"task_id": "other", "task": "-", "queue": "-", "attempt": "-", "trace_id": "-"}
 
 
 @pytest.mark.django_db(transaction=True)
@@ -183,7 +184,7 @@ def test_a_body_knows_its_task_wherever_it_runs() -> None:
     rows = {str(row.id): row for row in TaskRecord.objects.all()}
     for result in results:
         row = rows[result.id]
-        expected = [str(row.id), row.name, "default", 1]
+        expected = [str(row.id), row.name, "default", 1, str(row.id)]
         assert row.return_value, row.errors
         assert all(found == expected for found in row.return_value), row.return_value
 
@@ -370,7 +371,7 @@ found = {}
 exec(block_with("LOGGING = "), found)
 logging.config.dictConfig(found["LOGGING"])
 logging.getLogger("shop").info("one")
-enter_run(SimpleNamespace(id="7", name="shop.tasks.charge", queue_name="mail", attempt=1))
+enter_run(SimpleNamespace(id="7", name="shop.tasks.charge", queue_name="mail", attempt=1, headers=None))
 logging.getLogger("shop").info("two")
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

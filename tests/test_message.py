@@ -8,9 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_asyncq.broker.message import FIELDS, MessageTemplate, TaskMessage, clean_text
-
-from .wire import DEEPEST_GROUP, UndecodableMessage, decode_message
+from django_asyncq.broker.decoding import DEEPEST_GROUP, UndecodableMessage, decode_message
+from django_asyncq.broker.message import FIELDS, MessageTemplate, TaskMessage
 
 # Any text that UTF-8 can encode; lone surrogates have a test of their own.
 text = st.text(st.characters(codec="utf-8"))
@@ -46,14 +45,16 @@ def test_an_encoded_message_is_decoded_to_the_same_values(message: TaskMessage) 
 nonempty = st.text(st.characters(codec="utf-8"), min_size=1)
 
 
-@given(nonempty, st.binary(min_size=1, max_size=300), nonempty, nonempty, int32, int64)
-@example("a.task", b"{}", "an id", "default", 0, 0)
+@given(nonempty, st.binary(min_size=1, max_size=300), nonempty, nonempty, int32, int64, int64)
+@example("a.task", b"{}", "an id", "default", 0, 0, 86_400)
 def test_a_template_encodes_the_same_bytes_as_the_message(
-    type: str, payload: bytes, id: str, queue: str, retry: int, timeout: int
+    type: str, payload: bytes, id: str, queue: str, retry: int, timeout: int, retention: int
 ) -> None:
     """Byte for byte, for any values."""
-    whole = TaskMessage(type=type, payload=payload, id=id, queue=queue, retry=retry, timeout=timeout)
-    assert MessageTemplate.of(type, queue, retry, timeout).encode(payload, id) == whole.encode()
+    whole = TaskMessage(
+        type=type, payload=payload, id=id, queue=queue, retry=retry, timeout=timeout, retention=retention
+    )
+    assert MessageTemplate.of(type, queue, retry, timeout, retention).encode(payload, id) == whole.encode()
 
 
 @given(st.binary(max_size=200))
@@ -157,13 +158,13 @@ def test_broken_bytes_are_refused(data: bytes) -> None:
 @given(st.text(st.characters()))
 def test_text_is_cleaned_before_it_is_written(words: str) -> None:
     """Invalid UTF-8 would stop a Go server's recovery: lone surrogates become question marks, all else stays."""
-    assert decode_message(TaskMessage(error_msg=words).encode()).error_msg == clean_text(words)
-    clean_text(words).encode()
+    written = decode_message(TaskMessage(error_msg=words).encode()).error_msg
+    assert written == words.encode("utf-8", "replace").decode()
 
 
 def test_only_lone_surrogates_become_question_marks() -> None:
     """Other characters outside ASCII stay."""
-    assert clean_text("a\ud800ü😀\udfff") == "a?ü😀?"
+    assert decode_message(TaskMessage(error_msg="a\ud800ü😀\udfff").encode()).error_msg == "a?ü😀?"
 
 
 @pytest.mark.parametrize(

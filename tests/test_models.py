@@ -11,6 +11,7 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.core.management import call_command
 from django.db import DataError, IntegrityError, connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_asyncq.definitions.names import uuid7
@@ -150,3 +151,62 @@ def test_fenced_write_refuses_a_row_with_a_newer_fence() -> None:
         record.state, record.fence, record.finished_at = TaskState.SUCCEEDED, 3, NOW
     assert write_fenced([FencedWrite(mine, 3), FencedWrite(theirs, 3)], "default") == {mine.id}
     assert TaskRecord.objects.get(id=theirs.id).state == TaskState.RUNNING
+
+
+def finished(record: TaskRecord, fence: int = 1) -> FencedWrite:
+    record.state, record.fence, record.finished_at = TaskState.SUCCEEDED, fence, NOW
+    return FencedWrite(record, fence)
+
+
+def test_a_fenced_write_frees_the_slots_of_its_unique_tasks_alone() -> None:
+    """In one batch: a task that keeps its slot, one that frees it, and a plain one."""
+    ended, throttled, retrying, plain = (
+        TaskRecord.objects.create(name="x", **values)
+        for values in (
+            {"unique_key": "a", "unique_slot": "a"},
+            {"unique_key": "b", "unique_slot": "b", "unique_until": NOW},
+            {"unique_key": "c", "unique_slot": "c"},
+            {},
+        )
+    )
+    writes = [finished(record) for record in (ended, throttled, plain)]
+    retrying.state, retrying.fence, retrying.retry_at, retrying.reason = TaskState.FAILED, 1, NOW, 1
+    assert len(write_fenced([*writes, FencedWrite(retrying, 1)], "default")) == 4
+    slots = dict(TaskRecord.objects.values_list("id", "unique_slot"))
+    assert slots == {ended.id: None, throttled.id: "b", retrying.id: "c", plain.id: None}
+
+
+def test_a_refused_write_frees_no_slot() -> None:
+    """The slot belongs to the run that holds the row."""
+    record = TaskRecord.objects.create(name="x", unique_key="a", unique_slot="a", state=TaskState.RUNNING, fence=2)
+    assert write_fenced([finished(record, 1)], "default") == set()
+    assert TaskRecord.objects.get().unique_slot == "a"
+
+
+def test_a_task_that_is_unique_until_it_starts_frees_its_slot_when_it_is_written_as_running() -> None:
+    """The write of RUNNING frees it, and it is not taken again by a retry."""
+    record = TaskRecord.objects.create(name="x", unique_key="a", unique_slot="a", unique_until_start=True)
+    record.state, record.fence = TaskState.RUNNING, 1
+    write_fenced([FencedWrite(record, 1)], "default")
+    assert TaskRecord.objects.get().unique_slot is None
+
+
+def test_a_write_without_progress_keeps_that_of_the_row() -> None:
+    """Beside one that has some, and in a batch where none has."""
+    told, silent, alone = (TaskRecord.objects.create(name="x", progress={"done": n}) for n in (1, 2, 3))
+    told.progress, silent.progress = {"done": 9, "message": "é"}, None
+    write_fenced([finished(told), finished(silent)], "default")
+    alone.progress = None
+    write_fenced([finished(alone)], "default")
+    stored = dict(TaskRecord.objects.values_list("id", "progress"))
+    assert stored == {told.id: {"done": 9, "message": "é"}, silent.id: {"done": 2}, alone.id: {"done": 3}}
+
+
+def test_a_batch_of_plain_tasks_writes_no_column_of_other_tasks() -> None:
+    """The statement of plain tasks is the one without these columns."""
+    records = [TaskRecord.objects.create(name="x") for _ in range(2)]
+    with CaptureQueriesContext(connection) as queries:
+        write_fenced([finished(record) for record in records], "default")
+    update = next(query["sql"] for query in queries if query["sql"].startswith(("WITH", "UPDATE")))
+    assert "unique_slot" not in update
+    assert "progress" not in update

@@ -141,3 +141,21 @@ def test_an_outage_is_logged_once_and_survived(
     started.event.clear()
     Broker("producer").enqueue("b", [Entry("id", b"m", priority=5)])
     assert started.event.wait(PATIENCE_SECONDS)
+
+
+def test_cancelled_task_is_heard_of_and_wakes_nobody(own_redis: EmbeddedRedis, own_keys: None, key_prefix: str) -> None:
+    """Whatever was sent is passed on as text; the thread that waits for work sleeps on."""
+    heard: list[str] = []
+    event = threading.Event()
+    listener = QueueListener(["a"], event, on_cancel=heard.extend)
+    listener.start()
+    assert event.wait(PATIENCE_SECONDS)
+    event.clear()
+    client = redis.Redis.from_url(own_redis.url, protocol=2)
+    for message in (b"an id", b"", b"\xff\x00", b"x" * 100_000):
+        client.publish(f"{key_prefix}:cancel", message)
+    until(lambda: len(heard) == 4)
+    listener.stop()
+    client.close()
+    assert heard[:2] == ["an id", ""]
+    assert not event.is_set()

@@ -136,6 +136,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "group": ("g",),
     "processed_on": (today(),),
     "failed_on": (today(),),
+    "minutes": (f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H}",),
     "unique": ("tests.tasks.add", "0"),
     "held": (LOST_WORKER,),
     "handed": (WORKER,),
@@ -151,10 +152,11 @@ def queue_key(kind: str) -> str:
 def other_key(kind: str) -> str:
     """Return a key of no queue by its kind in OTHER_TYPES."""
     if kind.startswith("gate "):
-        return members.keys("g")[["members", "meta", "retaken", "waiters"].index(kind.removeprefix("gate "))]
+        return members.keys("g")[["members", "meta", "retaken", "waiters", "ours"].index(kind.removeprefix("gate "))]
     if kind == "lock":
         return lock_key(f"{conf.current().key_prefix}.maintenance")
     arguments = {"handoff_key": (WORKER,), "scheduler_key": ("s",), "scheduler_history_key": ("1",)}
+    arguments |= dict.fromkeys(("server_key", "server_running_key", "worker_info_key"), ("h:1:s",))
     return getattr(keys, kind)(*arguments.get(kind, ()))
 
 
@@ -355,9 +357,9 @@ def test_a_key_that_got_its_right_type_in_the_meantime_stays(fleet: Fleet) -> No
     """Between the refused command and its repetition."""
     from django_asyncq.broker import scripts
 
-    assert scripts.run("check_type", fleet.client, [keys.queues_key()], ["set"]) == 0
+    assert scripts.run("check_type", fleet.client, [keys.own_queues_key()], ["set"]) == 0
     assert fleet.broker.queues() == {QUEUE}
-    assert scripts.run("check_type", fleet.client, [keys.queues_key()], ["list"]) == 1
+    assert scripts.run("check_type", fleet.client, [keys.own_queues_key()], ["list"]) == 1
     assert fleet.broker.queues() == set()
 
 
@@ -374,7 +376,7 @@ def test_another_programs_key_is_never_set_aside(fleet: Fleet) -> None:
 # --- gates, locks, schedules
 
 
-@pytest.mark.parametrize("part", ["members", "meta", "retaken", "waiters"])
+@pytest.mark.parametrize("part", ["members", "meta", "retaken", "waiters", "ours"])
 def test_an_odd_gate_still_holds_its_limit(fleet: Fleet, part: str) -> None:
     """It is built again from the rows, so the task that holds its only slot still does."""
     tasks.add.using(gate="g", queue_limit=1).enqueue(1)

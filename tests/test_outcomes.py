@@ -162,7 +162,7 @@ def test_spilled_outcome_is_void_when_another_run_has_begun() -> None:
     lifecycle.succeed(run, 1, timezone.now())
     TaskRecord.objects.update(fence=run.lease.fence + 1)
     lifecycle.spill_outcomes(Broker(), "w", [run])
-    rows = lifecycle.load_rows([run.lease])
+    rows = lifecycle.load_rows([run.lease.id])
     assert lifecycle.replay_outcomes(Broker(), "default", "w", [run.lease], rows) == set()
     assert TaskRecord.objects.get().state == TaskState.RUNNING
     assert lifecycle.spill_outcomes(Broker(), "w", [lifecycle.Run(run.record, Lease(run.lease.id, 99))]) == 0
@@ -502,7 +502,7 @@ def test_task_does_not_wait_for_an_outcome_that_its_row_refuses(
     put(redis_client, run.lease.id, b"0" * 64 + stored(run.lease.id)[run.lease.id][64:])
     TaskRecord.objects.update(fence=run.lease.fence + 1)
     lease = Lease(run.lease.id, run.lease.fence + 2)
-    rows = lifecycle.load_rows([lease])
+    rows = lifecycle.load_rows([lease.id])
     assert lifecycle.replay_outcomes(Broker(), "default", "w", [lease], rows) == set()
     assert not warnings(caplog, WAITS)
 
@@ -572,7 +572,7 @@ def test_run_of_the_waiting_task_is_not_undone_by_the_old_outcome(settings: Any,
     lifecycle.begin(again, "v", timezone.now())
     lifecycle.mark_running([again])
     settings.SECRET_KEY = key
-    rows = lifecycle.load_rows([again.lease])
+    rows = lifecycle.load_rows([again.lease.id])
     assert lifecycle.replay_outcomes(Broker(), "default", "v", [again.lease], rows) == set()
     assert TaskRecord.objects.get().state == TaskState.RUNNING
 

@@ -182,9 +182,9 @@ def test_reporter_whose_marking_fails_lets_the_slot_with_the_last_connection_go_
     job.phase = other.phase = JobPhase.RUNNING
     mark, given, taken = lifecycle.mark_running, threading.Event(), threading.Event()
 
-    def fails_once(runs: Any) -> Any:
+    def fails_once(runs: Any, **options: Any) -> Any:
         if given.is_set():
-            return mark(runs)
+            return mark(runs, **options)
         connection.close()
         given.set()
         taken.wait(10)
@@ -239,7 +239,7 @@ def test_block_that_finds_the_server_full_before_it_begins_is_no_cut(monkeypatch
     Gate.objects.count()
     job = job_of(TaskRecord.objects.create(name="tests.tasks.completes"))
 
-    def fail(runs: Any) -> Any:
+    def fail(runs: Any, **options: Any) -> Any:
         connection.close()
         raise OperationalError(FULL)
 

@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 
+from django_asyncq.lifecycle import describe_exit
 from django_asyncq.supervisor import Supervisor
 from django_asyncq.worker.options import WorkerOptions
 from django_asyncq.worker.process_groups import (
     has_exited,
+    reap,
     signal_group,
     signal_process,
     start_of_child,
@@ -151,6 +153,33 @@ def test_dead_child_is_seen_before_it_is_reaped() -> None:
     assert not Path(f"/proc/{child.pid}").exists()
     assert has_exited(child)
     signal_group(child, signal.SIGTERM)
+
+
+def test_exit_code_that_another_thread_reads_first() -> None:
+    """It is waited for; one that other code of the process has read stays unknown, and ends nothing."""
+    codes = iter([None, None, 3])
+
+    class ReapedElsewhere:
+        pid = os.getpid()
+
+        @property
+        def exitcode(self) -> int | None:
+            return next(codes)
+
+    found: Any = ReapedElsewhere()
+    assert reap(found) == 3
+    child = multiprocessing.get_context("spawn").Process(target=os.getpid)
+    child.start()
+    os.waitpid(child.pid or 0, 0)
+    assert has_exited(child) and reap(child) is None
+
+
+def test_ends_of_processes_are_described() -> None:
+    """Also by a signal without a name, and where nothing is known."""
+    assert describe_exit(-9) == "its process was killed by signal 9 (SIGKILL)"
+    assert describe_exit(-(signal.SIGRTMIN + 1)) == f"its process was killed by signal {signal.SIGRTMIN + 1}"
+    assert describe_exit(3) == "its process exited with code 3"
+    assert "its exit code is unknown" in describe_exit(None)
 
 
 # --- memory

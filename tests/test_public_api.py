@@ -54,12 +54,16 @@ def test_page_lists_the_public_modules() -> None:
     """The package and its public modules."""
     modules = [
         "backend",
+        "bulk_actions",
         "context",
+        "inspector",
         "logs",
         "models",
+        "pausing",
         "signals",
         "exceptions",
         "testing",
+        "views",
         "leadership",
         "broker.cluster",
     ]

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django_asyncq import lifecycle
 from django_asyncq.broker import Broker, scripts
 from django_asyncq.broker.inspection import Inspection
-from django_asyncq.broker.keys import QueueKeys, queues_key
+from django_asyncq.broker.keys import QueueKeys, own_queues_key
 from django_asyncq.lifecycle import reassertion
 from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import TaskRecord
@@ -51,7 +51,7 @@ def reassert(worker_id: str, run: lifecycle.Run, step: int, event: Callable[[], 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reassertion, "load_rows", counted(load_rows, "rows"))
         patch.setattr(scripts, "run", counted(run_script))
-        lifecycle.reassert(Broker(), worker_id, [run.lease.id])
+        lifecycle.reassert(Broker(), worker_id, [str(run.record.id)])
     if len(steps) < step:
         event()
     return steps
@@ -60,9 +60,9 @@ def reassert(worker_id: str, run: lifecycle.Run, step: int, event: Callable[[], 
 def test_running_task_gets_its_lease_again_after_redis_was_emptied(redis_client: Any) -> None:
     """The run keeps its row and its fence, and a second call changes nothing."""
     run = claimed()
-    Broker().remove("default", [run.lease.id])
-    assert lifecycle.reassert(Broker(), "w", [run.lease.id]) == 1
-    assert lifecycle.reassert(Broker(), "w", [run.lease.id]) == 0
+    Broker().remove("default", [str(run.record.id)])
+    assert lifecycle.reassert(Broker(), "w", [str(run.record.id)]) == 1
+    assert lifecycle.reassert(Broker(), "w", [str(run.record.id)]) == 0
     assert Broker().held("default", "w") == [run.lease]
     assert Broker().extend("default", ["w"], 5)[0].kept == 1
 
@@ -73,10 +73,10 @@ def test_task_that_finishes_during_reassertion_leaves_no_entry(step: int, is_los
     """The leases of a live worker are renewed, so a stale entry would stay for ever."""
     run = claimed()
     if is_lost:
-        Broker().remove("default", [run.lease.id])
+        Broker().remove("default", [str(run.record.id)])
     steps = reassert("w", run, step, lambda: finish(run, "w"))
     assert ("reassert" in steps) is (is_lost and step > 3)
-    assert unknown([run.lease.id]) == [run.lease.id]
+    assert unknown([str(run.record.id)]) == [run.lease.id]
     assert Broker().held("default", "w") == []
     assert not any(Inspection().sizes("default").values())
 
@@ -99,10 +99,10 @@ def test_task_that_another_worker_finished_is_not_reasserted(step: int) -> None:
 def test_run_that_was_abandoned_during_reassertion_holds_no_lease(step: int) -> None:
     """Redis lost the entry, and the reconciler was faster: the task is queued again and free to be run."""
     run = claimed("slow")
-    Broker().remove("default", [run.lease.id])
+    Broker().remove("default", [str(run.record.id)])
     assert len(reassert("slow", run, step, lambda: lifecycle.abandon(TaskRecord.objects.get(), "unknown"))) >= step
     assert Broker().held("default", "slow") == []
-    assert [task.state for task in Inspection().entry_states("default", [run.lease.id])] in (["pending"], [""])
+    assert [task.state for task in Inspection().entry_states("default", [str(run.record.id)])] in (["pending"], [""])
 
 
 def test_run_of_another_worker_is_not_reasserted() -> None:
@@ -120,9 +120,9 @@ def test_run_of_another_worker_is_not_reasserted() -> None:
 def test_queue_of_reasserted_tasks_is_registered_again() -> None:
     """Redis was emptied, the tasks were reasserted, then their host died: the reconciler must find the lease."""
     run = claimed()
-    Broker().remove("default", [run.lease.id])
-    Broker().client.delete(queues_key())
-    assert lifecycle.reassert(Broker(), "w", [run.lease.id]) == 1
+    Broker().remove("default", [str(run.record.id)])
+    Broker().client.delete(own_queues_key())
+    assert lifecycle.reassert(Broker(), "w", [str(run.record.id)]) == 1
     assert Broker().queues() == {"default"}
     Broker().client.zadd(QueueKeys("default").lease, {run.lease.id: 1})
     assert Reconciler(Broker()).recover_expired() == 1
@@ -131,7 +131,7 @@ def test_queue_of_reasserted_tasks_is_registered_again() -> None:
 def test_reasserted_task_keeps_its_priority(redis_client: Any) -> None:
     """After a requeue it is where its priority puts it."""
     run = claimed(priority=7)
-    Broker().remove("default", [run.lease.id])
-    assert lifecycle.reassert(Broker(), "w", [run.lease.id]) == 1
+    Broker().remove("default", [str(run.record.id)])
+    assert lifecycle.reassert(Broker(), "w", [str(run.record.id)]) == 1
     lifecycle.requeue(Broker(), "w", [run])
     assert Broker().client.zrange(QueueKeys("default").priority, 0, -1) == [run.lease.id.encode()]

@@ -18,7 +18,7 @@ from django.utils import timezone
 from django_asyncq import conf, gates, lifecycle
 from django_asyncq.broker import Broker, Entry, Lease
 from django_asyncq.broker.inspection import Inspection
-from django_asyncq.broker.keys import QueueKeys, alive_key, queues_key, reachability_key
+from django_asyncq.broker.keys import QueueKeys, alive_key, own_queues_key, reachability_key
 from django_asyncq.definitions.names import uuid7
 from django_asyncq.exceptions import BrokerUnavailable, GateUnavailable
 from django_asyncq.maintenance.reconciler import PAUSE_FACTOR, Reconciler
@@ -511,7 +511,7 @@ def test_row_with_a_higher_fence_than_its_entry_is_requeued_with_a_higher_one(re
 def test_a_queue_is_registered_again_after_redis_was_emptied(reconciler: Reconciler, redis_client: Any) -> None:
     """The producer assumes for a minute that it is registered; a worker that reads its queues there would miss it."""
     tasks.add.enqueue(1)
-    redis_client.delete(queues_key())
+    redis_client.delete(own_queues_key())
     tasks.add.enqueue(2)
     assert Broker().queues() == set()
     TaskRecord.objects.update(enqueued_at=timezone.now() - timedelta(seconds=10))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_asyncq.admin.redaction import MASK, is_sensitive, mask, mask_positional, mask_text
+from django_asyncq.redaction import MASK, is_sensitive, mask, mask_positional, mask_text
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,10 @@ def test_masks_positional_arguments_by_their_parameters(values: Any, names: list
         ("url=https://x.test?token=q", f"url=https://x.test?token={MASK}"),
         ("x" * 200 + "_token=abc", "x" * 200 + f"_token={MASK}"),
         ('my_token: "never closed', f"my_token: {MASK}"),
+        ("{'x-api-key': 'abc'}", f"{{'x-api-key': {MASK}}}"),
+        (r'{"body": "{\"password\": \"a b\", \"n\": 1}"}', rf'{{"body": "{{\"password\": {MASK}", \"n\": 1}}"}}'),
+        (r'{"body": "{\"password\": \"a\\\"b\"}"}', rf'{{"body": "{{\"password\": {MASK}"}}"}}'),
+        (r"'{\'token\': \'a b\'}'", rf"'{{\'token\': {MASK}'}}'"),
         ("one\ntoken: 1\ntwo", f"one\ntoken: {MASK}\ntwo"),
     ],
 )
@@ -117,6 +121,9 @@ def test_leaves_other_text_alone(text: str) -> None:
         "token='\\" * 125_000,
         "://a:" * 200_000,
         "token= " * 150_000,
+        'token=\\"' * 125_000,
+        'token=\\"' + '\\\\\\"' * 300_000,
+        "token" + "\\" * 10**6,
     ],
 )
 def test_hostile_text_takes_linear_time(text: str) -> None:

@@ -31,6 +31,7 @@ SENT = re.compile(r"\b(?:p?call|send)\('([A-Z]+)'")
 OF_PRODUCERS = (
     "enqueue",
     "schedule",
+    "add_to_group",
     "park",
     "remove",
     "gate_acquire",
@@ -40,6 +41,11 @@ OF_PRODUCERS = (
     "gate_settle",
     "gate_wait",
     "check_type",
+    "pause_queue",
+    "resume_queue",
+    "unique_acquire",
+    "unique_release",
+    "drain",
 )
 
 
@@ -187,4 +193,4 @@ def do_a_bit_of_everything(admin: Any, folder: Path) -> None:
     assert coordinator.acquire("b", 30)  # so a key of a lock is left
     call_command("asyncq", "rebuild")
     TaskRecord.objects.get(id=first.id).delete()
-    assert Broker("producer").queues() == {"default", "other"}
+    assert {"default", "other"} <= Broker("producer").queues()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
@@ -22,6 +22,8 @@ from django_asyncq import compat, lifecycle
 from django_asyncq.exceptions import (
     InvalidOption,
     QueueFull,
+    RunAborted,
+    TaskCancelled,
     TaskNotRegistered,
     TaskNotRunnable,
     TaskTimeout,
@@ -29,6 +31,7 @@ from django_asyncq.exceptions import (
     UnknownGate,
 )
 from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
+from django_asyncq.pausing import pause, resume
 from django_asyncq.signals import task_state_changed
 from django_asyncq.storage.routing import writing_database
 from django_asyncq.testing import TestBackend, run_tasks, travel
@@ -418,6 +421,66 @@ class Behaviour(Kit):
         assert seen == [False, True]
         assert row(result).reason == FailureReason.TIMEOUT
 
+    def test_stops_by_the_kits_clock(self) -> None:
+        """`check` and `deadline` follow the moved clock: the soft timeout, then the deadline, before the timeout."""
+        seen: list[Any] = []
+
+        def stopped_by(context: Any) -> str:
+            try:
+                context.check()
+            except RunAborted as error:
+                return type(error).__name__
+            return ""
+
+        with travel() as clock:
+            deadline = clock.now() + timedelta(seconds=20)
+
+            def checks(context: Any) -> str:
+                seen.append(context.deadline == deadline)
+                for seconds in (0, 11, 0, 10):
+                    clock.move(seconds=seconds)
+                    seen.append(stopped_by(context))
+                return "late"
+
+            options: Any = {"timeout": 30, "soft_timeout": 10, "max_attempts": 1}
+            result = tasks.run.using(deadline=deadline, **options).enqueue(body(checks))
+            run_tasks()
+        assert seen == [True, "", "SoftTimeout", "", "TaskTimeout"]
+        assert row(result).reason == FailureReason.TIMEOUT
+        assert "ran on after its deadline" in row(result).errors[0]["message"]
+
+    def test_task_cancelled_by_its_own_body(self) -> None:
+        """It learns of it at once; the outcome of that run does not count, and nothing is retried."""
+        seen: list[Any] = []
+
+        def cancels(context: Any) -> str:
+            seen.extend([context.should_stop, context.task_result.cancel("enough"), context.should_stop])
+            try:
+                context.check()
+            except TaskCancelled:
+                seen.append("raised")
+            return "all the same"
+
+        result = tasks.run.using(max_attempts=3).enqueue(body(cancels))
+        run_tasks()
+        assert seen == [False, "cancelled", True, "raised"]
+        assert (row(result).reason, row(result).return_value) == (FailureReason.CANCELLED, None)
+        assert run_tasks() == []
+
+    def test_cancel_that_is_rolled_back_stops_nothing(self) -> None:
+        """It never happened."""
+
+        def rolls_back(context: Any) -> Any:
+            with suppress(ZeroDivisionError), atomic():
+                said = context.task_result.cancel()
+                raise ZeroDivisionError
+            context.check()
+            return said
+
+        result = tasks.run.enqueue(body(rolls_back))
+        run_tasks()
+        assert row(result).return_value == "cancelled"
+
     def test_travel(self) -> None:
         """What is due follows the moved clock, and so do the times in rows; nested blocks add up."""
         later = tasks.add.using(run_after=timedelta(hours=2)).enqueue(1)
@@ -645,6 +708,25 @@ class Behaviour(Kit):
         with pytest.raises(TooManyRuns, match=r"tests\.kit_tasks\.run \(30\); each has enqueued the next"):
             tasks.run.enqueue("goes_on")
 
+    def test_paused_queues_tasks_and_gates_are_obeyed(self) -> None:
+        """What is paused stays queued, other tasks run, and time goes on; it runs after the resume."""
+        held = tasks.add.enqueue(1)
+        late = tasks.add.using(run_after=timedelta(minutes=1)).enqueue(2)
+        other = tasks.run.using(queue_name="other").enqueue(body(lambda context: 3))
+        for kind, name in (("task", tasks.add.module_path), ("queue", "other"), ("gate", "kit")):
+            pause(kind, name)
+        free = tasks.arun.enqueue(body(lambda context: 4))
+        with pytest.raises(QueueFull):
+            tasks.gated.enqueue()
+        assert [result.id for result in run_tasks(until=timedelta(hours=1))] == [free.id]
+        assert {row(result).state for result in (held, late, other)} == {TaskState.QUEUED}
+        resume("task", tasks.add.module_path)
+        assert [result.id for result in run_tasks(until=timedelta(hours=1))] == [held.id, late.id]
+        resume("queue", "other")
+        resume("gate", "kit")
+        inside = tasks.gated.enqueue()
+        assert [result.id for result in run_tasks()] == [other.id, inside.id]
+
 
 class InTestCase(Behaviour, TestCase):
     """Within the transaction of the test."""
@@ -686,6 +768,19 @@ class InTransactionTestCase(Behaviour, TransactionTestCase):
     """In autocommit, as a worker."""
 
     databases = "__all__"
+
+    def test_running_task_is_cancelled_by_a_query(self) -> None:
+        """As by a person in the admin."""
+        seen: list[bool] = []
+
+        def cancels_all(context: Any) -> None:
+            TaskRecord.objects.all().cancel(by="a person")
+            seen.append(context.should_stop)
+
+        result = tasks.run.enqueue(body(cancels_all))
+        run_tasks()
+        assert seen == [True]
+        assert (row(result).reason, row(result).cancelled_by) == (FailureReason.CANCELLED, "a person")
 
 
 class Refusals(Kit, TestCase):

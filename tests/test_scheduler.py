@@ -295,6 +295,59 @@ def test_a_gate_callable_that_raises_anything_stops_no_other_schedule(
     assert tasks.SPITE[kind].__name__ in Occurrence.objects.get(outcome=OccurrenceOutcome.REFUSED).note
 
 
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task `tests.tasks.tally` with options that stop it or keep it single."""
+    changed = tasks.tally.using(expires=60, soft_timeout=5, unique=True)
+    monkeypatch.setattr(scheduling, "registered", lambda name: changed)
+
+
+@pytest.mark.parametrize("jitter", [0, 600])
+def test_an_occurrence_has_the_options_of_its_task(
+    clock: Clock, scheduler: Scheduler, limited: None, jitter: int
+) -> None:
+    """A time to begin counts from now where the jitter has set one that is over, as after a gap."""
+    schedule(jitter_seconds=jitter)
+    clock.step(minutes=5)
+    scheduler.fire_due()
+    row = TaskRecord.objects.get()
+    assert (row.soft_timeout_seconds, row.unique_slot) == (5, row.unique_key)
+    assert row.unique_key and row.expires_at is not None
+    assert 59 < (row.expires_at - row.enqueued_at).total_seconds() < 90
+
+
+def test_a_unique_task_skips_occurrences_while_another_holds_its_key(
+    clock: Clock, scheduler: Scheduler, limited: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That is no error. The note names the other one; when that has finished, the next occurrence fires."""
+    caplog.set_level("INFO", "django_asyncq")
+    schedule()
+    clock.step(minutes=5)
+    (first,) = scheduler.fire_due().fired
+    clock.step(minutes=5)
+    assert scheduler.fire_due().fired == []
+    skipped = Occurrence.objects.get(outcome=OccurrenceOutcome.SKIPPED)
+    assert skipped.task_id is None and f"task {first.task_id} holds its unique key" in skipped.note
+    assert "its occurrence of 2026-11-21 12:10:00 UTC was skipped" in caplog.text
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+    TaskRecord.objects.get().delete()
+    clock.step(minutes=5)
+    assert len(scheduler.fire_due().fired) == 1
+
+
+def test_an_occurrence_of_a_unique_task_may_get_the_existing_task(
+    clock: Clock, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `on_duplicate` says."""
+    changed = tasks.tally.using(unique=True, on_duplicate="return")
+    monkeypatch.setattr(scheduling, "registered", lambda name: changed)
+    schedule()
+    for _ in range(2):
+        clock.step(minutes=5)
+        scheduler.fire_due()
+    assert {each.task_id for each in Occurrence.objects.all()} == {TaskRecord.objects.get().id}
+
+
 def test_a_full_gate_refuses_the_occurrence(clock: Clock, scheduler: Scheduler) -> None:
     """The occurrence is not fired later: the limit is strict for schedules too."""
     schedule(task="tests.tasks.gated_tally", args=[], kwargs={})

@@ -199,6 +199,26 @@ def test_no_crash_is_counted(case: Case, exit_code: int, found: Blame) -> None:
 # --- what the process notes
 
 
+def test_a_process_notes_a_look_when_it_becomes_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task that comes with the first one may stop the main thread before that look has returned."""
+
+    class Ready(Exception):
+        """Ends the test in place of the work that follows."""
+
+    def send(message: object) -> None:
+        raise Ready
+
+    with worker_process() as process:
+        monkeypatch.setattr("django_asyncq.worker.process.own_process", lambda: None)
+        monkeypatch.setattr(process, "install_signals", lambda: None)
+        monkeypatch.setattr(process.reporter, "start", lambda: None)
+        monkeypatch.setattr(process.heartbeat, "start", lambda: None)
+        monkeypatch.setattr(process, "supervisor", SimpleNamespace(send=send))
+        with pytest.raises(Ready):
+            process.run()
+        assert process.pulse.looked_at > 0
+
+
 def test_worker_notes_that_it_looks_and_that_it_has_a_reason_not_to() -> None:
     """Not when outcomes pile up, which for long only a reporter that hangs can be the reason for."""
     with worker_process() as process:
@@ -302,7 +322,13 @@ def log_of(folder: Path, **environment: str) -> str:
     """
     with workers(folder, "--concurrency", "2", ASYNCQ_TEST_STALL="10", **environment) as running:
         rows = TaskRecord.objects.values_list("state", "crash_count")
-        wait_until(lambda: list(rows.all()) == [(TaskState.SUCCEEDED, 0)] * 2, "success of both tasks", 120)
+        finished = TaskRecord.objects.filter(finished_at__isnull=False)
+        # What never comes must be said: the log is lost when the time of the test is over.
+        try:
+            wait_until(lambda: finished.count() == 2, "end of both tasks", 100)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {list(rows)}\n{running.output()[-6000:]}") from error
+        assert list(rows) == [(TaskState.SUCCEEDED, 0)] * 2, running.output()
     return running.output()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 
 from django_asyncq import conf, guard, lifecycle
-from django_asyncq.broker import Broker, Extended
+from django_asyncq.broker import Broker, Extended, servers
 from django_asyncq.broker.keys import alive_key
 from django_asyncq.supervisor import Supervisor, WorkersCannotStart
 from django_asyncq.testing import EmbeddedRedis
 from django_asyncq.worker.options import WorkerOptions
+from django_asyncq.worker.slot_table import Running
 
 from .workers import environment, wait_until
 
@@ -66,11 +68,11 @@ def test_running_tasks_are_reasserted_only_after_redis_lost_its_memory(
     reasserted: list[str] = []
     monkeypatch.setattr(lifecycle, "reassert", lambda broker, worker_id, ids: reasserted.append(worker_id))
     supervisor = Supervisor(WorkerOptions(queues={"default": 1}))
-    running = [SimpleNamespace(id="a")]
+    running = [Running("a", 0.0)]
     supervisor.children.append(
         SimpleNamespace(worker_id="w", slot_table=SimpleNamespace(running=lambda: running))  # type: ignore[arg-type]
     )
-    monkeypatch.setattr(Broker, "extend", lambda *arguments: [Extended(1, [])])
+    monkeypatch.setattr(Broker, "extend", lambda *arguments: [Extended(1, [], [])])
     seen = []
     for step in ("none", "mark", "same", "lost", "lost", "mark", "same"):
         if step == "lost":
@@ -90,20 +92,47 @@ def test_a_task_that_begins_while_leases_are_renewed_is_not_reasserted(
     reasserted: list[set[str]] = []
     monkeypatch.setattr(lifecycle, "reassert", lambda broker, worker_id, ids: reasserted.append(ids))
     supervisor = Supervisor(WorkerOptions(queues={"default": 1}))
-    running = [SimpleNamespace(id="a")]
+    running = [Running("a", 0.0)]
     supervisor.children.append(
         SimpleNamespace(worker_id="w", slot_table=SimpleNamespace(running=running.copy))  # type: ignore[arg-type]
     )
 
     def extend(*arguments: object) -> list[Extended]:
-        running.append(SimpleNamespace(id="b"))
-        return [Extended(1, [])]
+        running.append(Running("b", 0.0))
+        return [Extended(1, [], [])]
 
     monkeypatch.setattr(Broker, "extend", extend)
     supervisor.leases.renew()
     assert reasserted == []
     supervisor.leases.renew()
     assert reasserted == [{"a", "b"}]
+
+
+def test_an_outage_of_redis_costs_the_supervisor_one_timeout_a_beat(
+    own_redis: EmbeddedRedis, own_keys: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is seconds in which it looks after nothing: no second one to show processes, none for each that stops."""
+    asked: list[str] = []
+    for name in ("show", "clear"):
+        act = getattr(servers, name)
+        monkeypatch.setattr(servers, name, lambda *values, name=name, act=act: asked.append(name) or act(*values))
+    supervisor, times = Supervisor(WorkerOptions(concurrency=1)), conf.current()
+    children: Any = [
+        SimpleNamespace(worker_id=f"w:{pid}", process=SimpleNamespace(pid=pid), is_alone=False) for pid in (1, 2, 3)
+    ]
+    own_redis.kill()
+    supervisor._look_after_children(0.0)
+    assert supervisor.leases.is_failing and asked == []
+    for child in children:
+        supervisor.heartbeat.clear([child])
+    assert asked == ["clear"]
+    own_redis.restart()
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + times.beat_retry_seconds)
+    monkeypatch.setattr("django_asyncq.supervisor.leases.time", clock)
+    supervisor._look_after_children(0.0)
+    assert asked == ["clear", "show"]
+    supervisor.heartbeat.clear(children[:1])
+    assert asked == ["clear", "show", "clear"]
 
 
 def test_an_outage_of_redis_is_logged_once_and_retried_soon(

@@ -145,7 +145,7 @@ def test_worker_whose_main_thread_fails_drains_and_is_replaced(
 @pytest.mark.parametrize("how", ["exit", "stop"])
 def test_task_that_ends_the_event_loop_costs_the_others_nothing(history_path: Path, how: str) -> None:
     """A child task that calls `sys.exit()`, and `loop.stop()`: the log names what ran."""
-    poison, other = tasks.exits_in_a_child.enqueue(how), tasks.nap.enqueue(1.0)
+    poison, other = tasks.exits_in_a_child.enqueue(how), tasks.lasts_at_first.enqueue()
     log = run_workers("--concurrency", "2").stderr
     assert "since its thread loop has died" in log
     assert f"{poison.id} tests.tasks.exits_in_a_child" in log
@@ -197,6 +197,7 @@ def test_supervisor_whose_thread_dies_stops_in_order_and_exits() -> None:
 OTHER_THREADS = {
     ("threads", "Timer"): "the last seconds of a process",
     ("storage.database_clock", "Thread"): "one statement for an event loop, which goes on without it",
+    ("awaiting.reader", "ThreadPoolExecutor"): "raises into the request that asked, and goes on",
 }
 THREAD_CLASSES = {"Thread", "Timer", "ThreadPoolExecutor", "start_new_thread", "ThreadPool", "to_thread"}
 

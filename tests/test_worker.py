@@ -19,19 +19,22 @@ from django.utils import timezone, translation
 from django_asyncq import compat, conf, guard, lifecycle
 from django_asyncq.broker import Broker, Entry, Lease
 from django_asyncq.broker.keys import QueueKeys
+from django_asyncq.broker.rejected import read_rejected
+from django_asyncq.exceptions import TaskCancelled
 from django_asyncq.models import FailureReason, TaskRecord, TaskState
 from django_asyncq.registry import registered
 from django_asyncq.results import result_of
 from django_asyncq.threads import EX_SOFTWARE
 from django_asyncq.worker.execute.executors import Executor, ThreadExecutor
-from django_asyncq.worker.execute.job import Job, JobPhase, Outcome
+from django_asyncq.worker.execute.job import Job, JobPhase, Outcome, StopReason
 from django_asyncq.worker.execute.jobs import Jobs
+from django_asyncq.worker.execute.marking import settle_marks
 from django_asyncq.worker.execute.run import JobRunner
 from django_asyncq.worker.fetch.capacity import MOST_PREFETCHED, Capacity
 from django_asyncq.worker.slot_table import SlotTable
 from django_asyncq.worker.wakeup import Reason, Wakeup
 
-from . import tasks
+from . import isolated_tasks, tasks
 from .redis_state import unknown
 from .runs import worker_process
 from .workers import history, run_workers, start_workers, wait_until, worker_pids, workers
@@ -74,7 +77,7 @@ def test_leaves_nothing_in_redis_but_counters(handoff: str, redis_client: Any, k
     tasks.add.enqueue_many([(n,) for n in range(50)])
     run_workers("--processes", "2", ASYNCQ_TEST_HANDOFF=handoff)
     left = {key.decode().split("}:")[-1].split(":")[0] for key in redis_client.scan_iter(f"{key_prefix}:{{*")}
-    assert left == {"processed"}
+    assert left == {"processed", "minutes"}
     assert redis_client.get(QueueKeys("default").processed) == b"50"
 
 
@@ -357,7 +360,7 @@ def test_row_with_broken_arguments_is_failed_with_the_reason() -> None:
     assert record.errors[0]["exception"] == "django_asyncq.exceptions.TaskNotRunnable"
 
 
-def test_message_without_a_row_is_parked_and_logged() -> None:
+def test_what_is_no_message_is_rejected_and_logged() -> None:
     """Forged and undecodable messages are never run and never stop the worker."""
     broker = Broker()
     broker.register_queue("default")
@@ -365,9 +368,8 @@ def test_message_without_a_row_is_parked_and_logged() -> None:
     fine = tasks.add.enqueue(1)
     done = run_workers()
     assert record_of(fine).state == TaskState.SUCCEEDED
-    archived = {id.decode() for id in broker.client.zrange(QueueKeys("default").archived, 0, -1)}
-    assert archived == {"no-uuid", "../x"}
-    assert "no row for" in done.stderr
+    assert {kept.id for kept in read_rejected(broker, "default")} == {"no-uuid", "../x"}
+    assert "rejected a message: it is no message of asynq" in done.stderr
 
 
 def test_tidies_the_connection_a_task_left_in_a_transaction() -> None:
@@ -549,6 +551,24 @@ def test_job_taken_too_long_ago_is_requeued_and_not_begun() -> None:
     assert jobs.take_waiting(time.monotonic()) == [old]
 
 
+def test_isolated_task_that_is_cancelled_while_it_waits_for_its_mark_has_failed() -> None:
+    """The slot outlives it: an error that leaves it would end the whole process."""
+    record = TaskRecord(name=isolated_tasks.plain.module_path, args=["returns", 1], unique_key="k")
+    run = lifecycle.Run(record, Lease(str(record.id), 1))
+    cancelled = Job(run, registered(record.name), time.monotonic())
+    runner = runner_of(Jobs())
+
+    def mark(jobs: Any) -> None:
+        cancelled.ask_to_stop(StopReason.CANCELLED)
+        run.written = True
+        settle_marks([cancelled], [])
+
+    runner.reporter.mark = mark  # type: ignore[method-assign]
+    runner.run(cancelled, refresh=False)
+    (outcome,) = runner.reporter.outcomes  # type: ignore[attr-defined]
+    assert isinstance(outcome.exception, TaskCancelled)
+
+
 def test_prefetches_nothing_while_long_tasks_fill_all_slots() -> None:
     """Short ones would wait behind them, while another process may be idle."""
     jobs = Jobs()
@@ -640,6 +660,7 @@ def test_result_is_what_the_frameworks_constructor_makes() -> None:
     """Every field of the framework's result is set, as if by its constructor."""
     record = TaskRecord(name="tests.tasks.add", args=[1, {"a": [2]}], kwargs={"b": None}, worker_ids=["w"])
     result = result_of(record)
-    values = {field.name: getattr(result, field.name) for field in dataclasses.fields(result) if field.init}
-    made: compat.TaskResult[Any, Any] = compat.TaskResult(**values)
-    assert made == result
+    names = {field.name for field in dataclasses.fields(compat.TaskResult) if field.init}
+    made: compat.TaskResult[Any, Any] = compat.TaskResult(**{name: getattr(result, name) for name in names})
+    for field in dataclasses.fields(compat.TaskResult):
+        assert getattr(made, field.name) == getattr(result, field.name)

@@ -104,6 +104,40 @@ def many() -> None:
     plain.enqueue_many([(1,)], partly=True)  # type: ignore[call-overload]
 
 
+async def many_async() -> None:
+    """Check `aenqueue_many`."""
+    assert_type([result.return_value for result in await plain.aenqueue_many([(1,)])], list[float])
+    for result in await plain.aenqueue_many([(1,), {"number": 2}], partial=True):
+        str(result.return_value)  # type: ignore[union-attr]
+    await plain.aenqueue_many([3])  # type: ignore[list-item]
+    await plain.aenqueue_many([(1,)], partly=True)  # type: ignore[call-overload]
+
+
+def stopping(at: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
+    """Check the options that stop a task or keep it single, one call a line."""
+
+    def function() -> None: ...
+
+    task(expires=timedelta(hours=1), soft_timeout=3, isolated=True, keep_logs=200)(function)
+    task(unique=True, unique_until="start", on_duplicate="follow")(function)
+    task(unique="{number}", unique_until=timedelta(minutes=5), on_duplicate="return")(function)
+    task(unique=lambda number: str(number), on_duplicate="replace")(function)
+    task(expires=at)(function)  # type: ignore[call-overload]
+    task(deadline=at)(function)  # type: ignore[call-overload]
+    task(soft_timeout="3")(function)  # type: ignore[call-overload]
+    task(isolated=None)(function)  # type: ignore[call-overload]
+    task(unique=3.5)(function)  # type: ignore[call-overload]
+    task(unique=True, unique_until="begin")(function)  # type: ignore[call-overload]
+    task(unique=True, on_duplicate="ignore")(function)  # type: ignore[call-overload]
+    task(keep_logs="200")(function)  # type: ignore[call-overload]
+    with_context.using(expires=at, deadline=timedelta(hours=2), soft_timeout=timedelta(seconds=3), keep_logs=5)
+    with_context.using(unique=False, unique_until="end", on_duplicate="reject")
+    with_context.using(deadline=60)  # type: ignore[arg-type]
+    with_context.using(isolated=True)  # type: ignore[call-arg]
+    with_context.using(unique_until="begin")  # type: ignore[arg-type]
+    with_context.using(on_duplicate="ignore")  # type: ignore[arg-type]
+
+
 def options() -> None:
     """Check the options of `@task`, one call a line."""
 

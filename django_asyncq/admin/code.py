@@ -10,10 +10,11 @@ from functools import cache
 from typing import Any
 
 from .. import registry
+from ..definitions.calls import called, passes_context
 from ..exceptions import TaskNotRegistered
 from ..guard import get_logger
+from ..redaction import mask_text
 from ..scheduling.scheduler import declared_schedules
-from .redaction import mask_text
 
 logger = get_logger("django_asyncq.admin")
 
@@ -49,7 +50,7 @@ def declared_schedule_names() -> set[str]:
 
 def signature_text(task: Any) -> str:
     """Return a task's parameters, such as `(region, *, days=7)`, truncated, with secrets masked."""
-    parameters = list(inspect.signature(task.func).parameters.values())[1 if task.takes_context else 0 :]
+    parameters = list(inspect.signature(called(task)).parameters.values())[1 if passes_context(task) else 0 :]
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
     text = mask_text(str(inspect.Signature(bare)))
     return text if len(text) <= SIGNATURE_CHARACTERS else text[: SIGNATURE_CHARACTERS - 1] + "…"
@@ -57,22 +58,12 @@ def signature_text(task: Any) -> str:
 
 def accepts_positional(task: Any, args: list[Any]) -> bool:
     """Whether the function accepts this number of positional arguments, regardless of keyword arguments."""
-    context = [None] if task.takes_context else []
+    context = [None] if passes_context(task) else []
     try:
-        inspect.signature(task.func).bind_partial(*context, *args)
+        inspect.signature(called(task)).bind_partial(*context, *args)
     except TypeError:
         return False
     return True
-
-
-def parameter_names(task: Any) -> list[str]:
-    """Return the names of a task's positional parameters in order; an empty list when task is None."""
-    if task is None:
-        return []
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(task.func).parameters.values()
-    names = [parameter.name for parameter in parameters if parameter.kind in positional]
-    return names[1:] if task.takes_context else names
 
 
 @cache

@@ -10,13 +10,17 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from django.utils import timezone
+from django.utils.functional import Promise
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..models import FailureReason, TaskRecord, TaskState
-from .redaction import mask, mask_text
+from ..redaction import mask, mask_text
+
+# A text, or one that is translated when it is shown.
+Text = str | Promise
 
 ERROR_CHARACTERS = 120
 # A page of 100 attempts stays under 2 MB. The end of a traceback says more than its beginning.
@@ -65,6 +69,11 @@ def aware(value: datetime) -> datetime:
     return value if timezone.is_aware(value) else timezone.make_aware(value)
 
 
+def plain_time(value: datetime) -> str:
+    """Format a time in the current time zone as plain text, with milliseconds."""
+    return timezone.localtime(aware(value)).isoformat(" ", "milliseconds")
+
+
 def duration(seconds: float) -> str:
     """Format a duration in the largest unit that fits."""
     if seconds < 1:
@@ -81,6 +90,12 @@ def whole_duration(seconds: float) -> str:
         if number >= size:
             return text % {"number": number // size}
     return _("%(number)d s") % {"number": number}
+
+
+def exact_duration(seconds: float) -> str:
+    """Format a limit in the largest unit that does not round it: 90 seconds are "90 s", not "1 min"."""
+    exact = seconds >= 1 and next((size for size in (86_400, 3_600, 60) if seconds % size == 0), None)
+    return whole_duration(seconds) if exact else _("%(number)s s") % {"number": f"{seconds:.12g}"}
 
 
 def relative(value: datetime, now: datetime) -> str:
@@ -121,9 +136,15 @@ def state_badge(state: int) -> SafeString:
     return format_html(template, STATE_CLASSES[known], known.label)
 
 
-def state_element(record: TaskRecord, now: datetime) -> SafeString:
-    """Return the state badge, followed by when the task is due or when its retry is due."""
+def state_element(record: TaskRecord, now: datetime, *, why_stuck: str = "") -> SafeString:
+    """Return the state badge, followed by when the task is due or its retry is, or by why it is stuck.
+
+    why_stuck: of `Fleet.why_stuck`.
+    """
     badge, note = state_badge(record.state), state_note(record, now)
+    if why_stuck:
+        text = _("Stuck: longer than its timeout") if why_stuck == "timeout" else _("Stuck: its worker is not alive")
+        return format_html('{} <span class="asyncq-mark asyncq-mark-failed">{}</span>', badge, text)
     return format_html('{}<span class="asyncq-note" dir="auto">, {}</span>', badge, note) if note else badge
 
 
@@ -132,6 +153,8 @@ def state_note(record: TaskRecord, now: datetime) -> SafeString | str:
     run_after, retry_at = record.run_after, record.retry_at
     if record.state == TaskState.QUEUED and run_after is not None and aware(run_after) > aware(now):
         return format_html(_("due {}"), time_element(run_after, now))
+    if record.state == TaskState.FAILED and retry_at is not None and record.reason == FailureReason.GATE_FULL:
+        return format_html(_("waits for a slot of gate {}"), format_html("<bdi>{}</bdi>", record.gate))
     if record.state == TaskState.FAILED and retry_at is not None:
         overdue = aware(retry_at) <= aware(now)
         return format_html(

@@ -23,8 +23,10 @@ from ..exceptions import BrokerUnavailable
 from ..models import FailureReason, Gate, TaskRecord, TaskState
 from ..prefixes import one_alias_per_prefix
 from ..storage import database_clock
+from ..storage.bounded_reads import names
 from ..storage.routing import rows_of
 from .code import known_names, known_task
+from .fleet import MOST_RUNNING, fleet_of
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrOrPromise
@@ -36,8 +38,17 @@ MAX_CHOICES = 100
 ROWS_FOR_CHOICES = 500
 
 
+STATES = {
+    "queued": TaskState.QUEUED,
+    "running": TaskState.RUNNING,
+    "succeeded": TaskState.SUCCEEDED,
+    "retrying": TaskState.FAILED,
+    "failed": TaskState.FAILED,
+}
+
+
 class StateFilter(admin.SimpleListFilter):
-    """Filter by state. RETRYING is a choice of its own."""
+    """Filter by state. RETRYING is a choice of its own, and so are the running tasks that nobody seems to run."""
 
     title = _("state")
     parameter_name = "state"
@@ -50,6 +61,7 @@ class StateFilter(admin.SimpleListFilter):
             ("succeeded", TaskState.SUCCEEDED.label),
             ("retrying", _("Retrying")),
             ("failed", _("Failed (final)")),
+            ("stuck", _("Stuck")),
         ]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
@@ -59,8 +71,12 @@ class StateFilter(admin.SimpleListFilter):
             return queryset
         if chosen not in {name for name, _label in self.lookup_choices}:
             raise IncorrectLookupParameters
+        if chosen == "stuck":
+            return queryset.filter(pk__in=list(fleet_of(request).stuck()))
         rows: QuerySet[TaskRecord] = getattr(queryset, chosen)()
-        return rows
+        # So that `queries.in_order` can name the state in the order too: see there.
+        number = STATES[chosen]
+        return rows.filter(state__gte=number, state__lte=number)
 
 
 class ValueFilter(admin.SimpleListFilter, ABC):
@@ -74,6 +90,7 @@ class ValueFilter(admin.SimpleListFilter, ABC):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, _StrOrPromise]]:
         """Return at most `MAX_CHOICES` choices."""
+        self.request = request
         known = set(self.known())
         chosen = self.value()
         listed = sorted(known)[:MAX_CHOICES]
@@ -115,7 +132,7 @@ class QueueFilter(ValueFilter):
 
 
 class NameFilter(ValueFilter):
-    """Filter by task. The choices are the registered tasks."""
+    """Filter by task. The choices are the registered tasks, and those that rows have."""
 
     title = _("task")
     parameter_name = "name"
@@ -123,7 +140,7 @@ class NameFilter(ValueFilter):
 
     def known(self) -> Iterable[str]:
         """Return the names of tasks."""
-        return known_names()
+        return {*known_names(), *names()}
 
 
 class ReasonFilter(admin.SimpleListFilter):
@@ -178,6 +195,24 @@ class GateFilter(ValueFilter):
     def matching(self, queryset: QuerySet[TaskRecord], chosen: str) -> QuerySet[TaskRecord]:
         """Return the rows at the gate."""
         return cast("TaskRecordQuerySet", queryset).at_gate(chosen)
+
+
+class WorkerFilter(ValueFilter):
+    """Filter the running tasks by the worker process that runs them. The choices are those that are alive."""
+
+    title = _("worker")
+    parameter_name = "worker"
+    column = "worker_ids"
+
+    def known(self) -> Iterable[str]:
+        """Return the ids of worker processes."""
+        return [each.id for each in fleet_of(self.request).own_workers]
+
+    def matching(self, queryset: QuerySet[TaskRecord], chosen: str) -> QuerySet[TaskRecord]:
+        """Return the rows that say so. RUNNING rows are as many as there are slots, so they are looked at here."""
+        running = rows_of(TaskRecord).filter(state=TaskState.RUNNING).order_by("-id")
+        found = running.values_list("pk", "worker_ids")[:MOST_RUNNING]
+        return queryset.filter(pk__in=[pk for pk, ids in found if isinstance(ids, list) and ids[-1:] == [chosen]])
 
 
 class EnqueuedFilter(admin.SimpleListFilter):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from django import forms
 from django.contrib import admin
 from django.db.models import Count
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.urls import NoReverseMatch, URLPattern
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -20,13 +22,17 @@ from ..exceptions import BrokerUnavailable
 from ..faults import one_line
 from ..models import Gate, TaskRecord
 from ..storage.routing import rows_of
-from . import display
+from . import display, gate_page
+from .fleet import fleet_of
+from .pages import url_of
 from .queries import RoutedAdmin
 
 if TYPE_CHECKING:
     GateAdminBase = admin.ModelAdmin[Gate]
+    GateFormBase = forms.ModelForm[Gate]
 else:
     GateAdminBase = admin.ModelAdmin
+    GateFormBase = forms.ModelForm
 
 METER_WIDTH, METER_HEIGHT = 100, 10
 
@@ -63,10 +69,26 @@ def read_waiting(rows: Sequence[Gate]) -> None:
         row.tasks_waiting = counts.get(row.name, 0)  # type: ignore[attr-defined]
 
 
+class LimitForm(GateFormBase):
+    """The limit of one gate in the list."""
+
+    class Meta:
+        model = Gate
+        fields = ("limit",)
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # The head of the column is no label of the field.
+        label = _("Limit of gate %(name)s") % {"name": self.instance.name}
+        self.fields["limit"].widget.attrs["aria-label"] = label
+
+
 class GateAdmin(RoutedAdmin, GateAdminBase):
     """Edit the limits of gates. A change takes effect everywhere at once, through the signals of the model."""
 
-    list_display = ("name", "limit", "expected_seconds", "occupancy", "waiting")
+    list_display = ("name", "limit", "expected_seconds", "occupancy", "waiting", "paused")
+    list_editable = ("limit",)
+    change_form_template = "admin/django_asyncq/gate/change_form.html"
     search_fields = ("name",)
     search_help_text = gettext_lazy("A gate is an admission limit for tasks. Search for a part of its name.")
     fieldsets = [
@@ -89,9 +111,16 @@ class GateAdmin(RoutedAdmin, GateAdminBase):
         """Keep the name of an existing gate read-only, because tasks refer to it by name."""
         return ("occupancy", "waiting") if obj is None else ("name", "occupancy", "waiting")
 
+    def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> type[LimitForm]:
+        """Return the form of a row of the list."""
+        return super().get_changelist_form(request, **{"form": LimitForm, **kwargs})  # type: ignore[return-value]
+
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         """Read the occupancy of the gates on this page, with one call to Redis for each, and how many tasks wait."""
         changelist = super().get_changelist_instance(request)
+        fleet = fleet_of(request)
+        for row in changelist.result_list:
+            row.pause = fleet.gate_pause(row.name)
         read_occupancy(changelist.result_list)
         read_waiting(changelist.result_list)
         return changelist
@@ -109,6 +138,36 @@ class GateAdmin(RoutedAdmin, GateAdminBase):
         if row.limit <= 0:
             return _("%(taken)d, no limit") % {"taken": taken}
         return format_html("{} {}", _meter(taken, row.limit), _words(taken, row.limit))
+
+    @admin.display(description=gettext_lazy("paused"))
+    def paused(self, row: Gate) -> SafeString | str:
+        """Show whether it is paused."""
+        if getattr(row, "pause", None) is None:
+            return ""
+        return format_html('<span class="asyncq-mark">{}</span>', _("Paused"))
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the addresses that the buttons of the page post to."""
+        return [*gate_page.urls(self), *super().get_urls()]
+
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Gate | None = None,
+    ) -> HttpResponse:
+        """Show below the form who holds the slots, and who waits."""
+        if obj is not None:
+            context |= {"gate_page": gate_page.page_of(self, request, obj), **gate_page.rights_of(request)}
+            for name in ("pause", "resume"):
+                try:
+                    context[f"{name}_url"] = url_of(self, name, model="taskrecord")
+                except NoReverseMatch:
+                    context["may_pause"] = False
+        return super().render_change_form(request, context, add, change, form_url, obj)
 
     @admin.display(description=gettext_lazy("waiting"))
     def waiting(self, row: Gate) -> int | str:

@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib import messages
-from django.contrib.admin.models import CHANGE, LogEntry
 from django.db import Error as DatabaseError
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -23,7 +22,7 @@ from ..exceptions import GateUnavailable
 from ..faults import one_line
 from ..guard import attempt, is_a
 from ..models import Gate, TaskRecord, TaskState
-from ..storage.routing import rows_of, writing_database
+from ..storage.routing import rows_of
 from .code import known_task
 
 # One chunk is one transaction, and one script call per queue and gate. SQLite accepts at least 999 parameters.
@@ -35,6 +34,7 @@ NAMES_IN_MESSAGE = 5
 class Outcome:
     """The result of a retry.
 
+    taken: tasks whose unique slot another task holds, each with that one, or None when it has finished meanwhile.
     removed: tasks whose function was removed from the code. deleted: number of tasks that no longer exist.
     error: why the retry stopped early. Tasks that are in no list were then not changed.
     """
@@ -42,6 +42,7 @@ class Outcome:
     retried: list[TaskRecord] = field(default_factory=list)
     full: list[TaskRecord] = field(default_factory=list)
     not_failed: list[TaskRecord] = field(default_factory=list)
+    taken: list[tuple[TaskRecord, TaskRecord | None]] = field(default_factory=list)
     removed: list[TaskRecord] = field(default_factory=list)
     deleted: int = 0
     error: BaseException | None = None
@@ -78,18 +79,15 @@ def _retry_some(rows: QuerySet[TaskRecord], ids: Sequence[UUID], outcome: Outcom
     # Read the rows again, because another person or a second click may have retried them first.
     now = {record.id: record for record in _light(rows.filter(pk__in=done.not_failed))}
     outcome.not_failed += [now.get(id, found[id]) for id in done.not_failed]
+    if done.taken:
+        holders = {
+            row.id: row for row in _light(rows_of(TaskRecord).filter(pk__in=[each.holder for each in done.taken]))
+        }
+        outcome.taken += [(each.record, holders.get(each.holder)) for each in done.taken]
 
 
 def _light(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
     return rows.only("id", "name", "state", "gate", "queue_limit").order_by("-id")
-
-
-def log_retried(request: HttpRequest, records: Sequence[TaskRecord]) -> None:
-    """Write an entry to the history of each task that was retried."""
-    if records:
-        user: Any = request.user
-        entries = LogEntry.objects.db_manager(writing_database(LogEntry))
-        entries.log_actions(user_id=user.pk, queryset=records, action_flag=CHANGE, change_message="Retried.")
 
 
 def add_messages(request: HttpRequest, outcome: Outcome, url_of: Any) -> None:
@@ -103,18 +101,16 @@ def add_messages(request: HttpRequest, outcome: Outcome, url_of: Any) -> None:
 
 def _sentences(outcome: Outcome, url_of: Any) -> Iterator[tuple[int, SafeString | str]]:
     if outcome.retried:
-        count = len(outcome.retried)
-        text = ngettext("Queued again: {}.", "{} tasks queued again: {}.", count)
-        names = _names(outcome.retried, url_of)
-        yield messages.SUCCESS, format_html(text, names) if count == 1 else format_html(text, count, names)
+        text = ngettext("Queued again: {}.", "{} tasks queued again: {}.", len(outcome.retried))
+        yield messages.SUCCESS, counted(text, outcome.retried, url_of)
     for gate, limit, records in _by_gate(outcome.full):
         text = _("Gate {} is full (limit {}), so this failed task was not queued: {}.")
         if len(records) > 1:
             text = _("Gate {} is full (limit {}), so these failed tasks were not queued: {}.")
         yield messages.WARNING, format_html(text, gate, limit, _names(records, url_of))
-    for record_state, records in _by_state(outcome.not_failed):
-        text = _("Not retried, because the state is {}: {}.")
-        yield messages.WARNING, format_html(text, record_state, _names(records, url_of))
+    for text in unchanged(outcome.not_failed, url_of):
+        yield messages.WARNING, text
+    yield from _taken_sentences(outcome.taken, url_of)
     if outcome.deleted:
         count = outcome.deleted
         text = ngettext("%(count)d task no longer exists.", "%(count)d tasks no longer exist.", count)
@@ -127,6 +123,34 @@ def _sentences(outcome: Outcome, url_of: Any) -> Iterator[tuple[int, SafeString 
         yield messages.ERROR, format_html(text, path, _names(records, url_of))
     if outcome.error is not None:
         yield messages.ERROR, _error_sentence(outcome.error, bool(outcome.retried))
+
+
+def counted(text: str, records: Sequence[TaskRecord], url_of: Any) -> SafeString:
+    """Return a sentence with the names of tasks, and with their number where there are several. text: of `ngettext`."""
+    names = _names(records, url_of)
+    return format_html(text, names) if len(records) == 1 else format_html(text, len(records), names)
+
+
+def unchanged(records: Sequence[TaskRecord], url_of: Any) -> Iterator[SafeString]:
+    """Yield a sentence for each state whose tasks were not changed."""
+    for state, of_state in _by_state(records):
+        yield format_html(_("Not changed, because the state is {}: {}."), state, _names(of_state, url_of))
+
+
+def _taken_sentences(
+    taken: Sequence[tuple[TaskRecord, TaskRecord | None]], url_of: Any
+) -> Iterator[tuple[int, SafeString | str]]:
+    """Yield for each task why it was not retried, and the task that holds its slot; only for the first few."""
+    for record, holder in taken[:NAMES_IN_MESSAGE]:
+        if holder is None:
+            text = _("{} was not retried, because another task held its unique key at this moment. Retry it again.")
+            yield messages.WARNING, format_html(text, _names([record], url_of))
+        else:
+            text = _("{} was not retried, because {} has the same unique key and has not finished.")
+            yield messages.WARNING, format_html(text, _names([record], url_of), _names([holder], url_of))
+    if (more := len(taken) - NAMES_IN_MESSAGE) > 0:
+        text = ngettext("The same is true of %(count)d more task.", "The same is true of %(count)d more tasks.", more)
+        yield messages.WARNING, text % {"count": more}
 
 
 def _error_sentence(error: BaseException, some_retried: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -14,9 +13,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from .. import compat
-from ..exceptions import AsyncqError, InvalidOption
+from ..exceptions import AsyncqError
 from ..models import Occurrence, Schedule
 from ..scheduling import scheduler
+from ..scheduling.switching import switch
 from ..storage import database_clock
 from ..storage.routing import rows_of, transaction_of, writing_database
 from . import display
@@ -68,44 +68,6 @@ def run(request: HttpRequest, row: Schedule, links: TaskLinks) -> None:
         return
     _log(request, [row], f"Run now: task {result.occurrence.task_id}.")
     messages.success(request, format_html(_("Queued: {}."), task))
-
-
-@dataclass
-class Switched:
-    """The result of enabling or disabling schedules.
-
-    never_firing: enabled schedules with no occurrence left. broken: schedules that cannot be enabled, and why.
-    """
-
-    changed: list[Schedule] = field(default_factory=list)
-    unchanged: list[Schedule] = field(default_factory=list)
-    never_firing: list[Schedule] = field(default_factory=list)
-    broken: list[tuple[Schedule, InvalidOption]] = field(default_factory=list)
-
-
-def switch(pks: list[UUID], *, enabled: bool) -> Switched:
-    """Enable or disable schedules. An enabled one continues with its next occurrence; earlier ones are not missed."""
-    switched = Switched()
-    for pk in pks:
-        with transaction_of(Schedule):
-            row = rows_of(Schedule).select_for_update().filter(pk=pk).first()
-            if row is None:
-                continue
-            if row.enabled == enabled:
-                switched.unchanged.append(row)
-                continue
-            row.enabled = enabled
-            try:
-                if enabled:
-                    row.plan_next(database_clock.now())
-            except InvalidOption as error:
-                switched.broken.append((row, error))
-                continue
-            row.save(update_fields=["enabled", "next_occurrence_at"])
-            switched.changed.append(row)
-            if enabled and row.next_occurrence_at is None:
-                switched.never_firing.append(row)
-    return switched
 
 
 def switch_and_report(request: HttpRequest, pks: list[UUID], *, enabled: bool) -> None:

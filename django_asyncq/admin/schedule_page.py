@@ -19,14 +19,14 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..definitions.calls import check_call
+from ..definitions.calls import check_call, parameter_names
 from ..definitions.timing import DstKind, DstNote, Upcoming, describe, fires_on_either_day, preview
 from ..exceptions import InvalidOption
 from ..models import Occurrence, OccurrenceOutcome, Schedule, TaskRecord
+from ..redaction import mask_positional, mask_text
 from ..storage.routing import rows_of
 from . import display
-from .code import declared_schedule_names, known_task, parameter_names
-from .redaction import mask_positional, mask_text
+from .code import declared_schedule_names, known_task
 from .task_page import Fact
 
 OCCURRENCES_SHOWN = 10

@@ -12,10 +12,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..models import StartupRun
+from ..redaction import mask_text
 from ..storage import database_clock
 from . import display
 from .queries import RoutedAdmin
-from .redaction import mask_text
 from .task_page import Fact
 
 if TYPE_CHECKING:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 from .. import conf, failpoints
-from . import clients, commands, handoff, redis_clock, redis_py, replies, scripts
+from . import clients, commands, counting, handoff, redis_py, replies, scripts
 from .access import Access
 from .clients import broker_errors
 from .configuration import misconfigured
@@ -42,6 +41,7 @@ from .keys import (
     handoff_key,
     is_name,
     names_channel,
+    own_queues_key,
     queues_key,
     reachability_key,
 )
@@ -55,8 +55,6 @@ ARCHIVED_PER_CALL = 100
 REMOVED_PER_CALL = 50
 # How many leases are looked at: those of Go workers may come before our own.
 LEASES_LOOKED_AT = 1000
-COUNTER_SECONDS = 90 * 86_400
-LARGEST_COUNTER = 2**63 - 1
 ARCHIVE_SECONDS = 90 * 86_400
 # How long Redis remembers a handoff that nobody is left to remove; a wait is shorter.
 HANDOFF_SECONDS = 3_600
@@ -92,13 +90,17 @@ class Broker(Access):
     # --- queue names, and the state of Redis
 
     def register_queue(self, queue: str) -> bool:
-        """Add the queue to the set of all queues, for tools and workers, once a minute; return whether it was new."""
+        """Add the queue to those of the project, once a minute, and to the set of all queues, which tools read.
+
+        Returns whether it was new to the project.
+        """
         key = (self.prefix, queue)
         now = time.monotonic()
         with _registered_lock:
             if now < _registered.get(key, 0.0):
                 return False
-        is_new = bool(commands.send(self.client, "sadd", queues_key(self.alias), queue))
+        commands.send(self.client, "sadd", queues_key(self.alias), queue)
+        is_new = bool(commands.send(self.client, "sadd", own_queues_key(self.alias), queue))
         if is_new:
             with broker_errors(self.client):
                 self.client.publish(names_channel(self.alias), queue)
@@ -115,10 +117,13 @@ class Broker(Access):
             _known.clear()
 
     def queues(self) -> set[str]:
-        """Return the names of all queues of the alias; skip a name that no queue of ours can have."""
+        """Return the names of the queues that code, rows or settings have given to the alias.
+
+        Not those in asynq's own set: other programs have queues too, whose messages are theirs alone.
+        """
         found = {
             name
-            for name in replies.texts(commands.send(self.client, "smembers", queues_key(self.alias)))
+            for name in replies.texts(commands.send(self.client, "smembers", own_queues_key(self.alias)))
             if is_name(name)
         }
         with _registered_lock:
@@ -128,7 +133,7 @@ class Broker(Access):
         return found
 
     def known_queues(self) -> list[str]:
-        """Return the names of all queues, sorted, as this process read them at most KNOWN_SECONDS or one beat ago.
+        """Return the names of its queues, sorted, as this process read them at most KNOWN_SECONDS or one beat ago.
 
         Leases last for several beats, so the lease of the first task of a new queue is renewed in time.
         """
@@ -202,11 +207,16 @@ class Broker(Access):
         items = [[*arguments_of(entry), gates[entry.gate] if entry.gate else 0] for entry in entries]
         return self._words("enqueue", places, head, items)
 
-    def schedule(self, queue: str, entries: Sequence[Entry]) -> list[str]:
-        """Schedule new tasks for their `due_at`. Returns, for each: "scheduled", "exists" or "duplicate"."""
+    def schedule(self, queue: str, entries: Sequence[Entry], *, group: str = "", rules: str = "") -> list[str]:
+        """Schedule new tasks for their `due_at`. Returns, for each: "scheduled", "exists" or "duplicate".
+
+        group, rules: the group that all of them join when they are due, and its rules; "" for none.
+        """
         keys = self.keys(queue)
         items = [[*arguments_of(entry), *due_of(entry.due_at)] for entry in entries]
-        return self._words("schedule", [keys.scheduled, keys.due], [keys.task_prefix, due_channel()], items)
+        return self._words(
+            "schedule", [keys.scheduled, keys.due], [keys.task_prefix, due_channel(), group, rules], items
+        )
 
     def park(self, queue: str, entries: Sequence[Entry]) -> list[str]:
         """Put tasks, new ones and those that wait elsewhere, into the retry set until their `due_at`.
@@ -217,12 +227,6 @@ class Broker(Access):
         items = [[*arguments_of(entry), due_of(entry.due_at)[0]] for entry in entries]
         places = [keys.retry, keys.scheduled, keys.archived, keys.due]
         return self._words("park", places, [keys.task_prefix, due_channel()], items)
-
-    def add_to_group(self, queue: str, group: str, entries: Sequence[Entry]) -> list[str]:
-        """Add new tasks to a group. Returns, for each: "grouped", "exists" or "duplicate"."""
-        keys = self.keys(queue)
-        items = [arguments_of(entry) for entry in entries]
-        return self._words("add_to_group", [keys.group(group), keys.groups], [keys.task_prefix, group], items)
 
     # --- run
 
@@ -273,20 +277,26 @@ class Broker(Access):
         return bool(was_ready)
 
     def extend(
-        self, queue: str, worker_ids: Sequence[str], lease_seconds: int, begun: Iterable[str] = ()
+        self,
+        queue: str,
+        worker_ids: Sequence[str],
+        lease_seconds: int,
+        begun: Iterable[str] = (),
+        wanted: Collection[str] = (),
     ) -> list[Extended]:
         """Renew the leases of each of these workers; a task that one has lost is no longer held by it.
 
-        begun: ids of the tasks they run. The lease of a handed task that is neither read nor begun is not renewed.
+        begun: row ids of the tasks they run. The lease of a handed task that is neither read nor begun is not renewed.
+        wanted: those of `begun` whose messages are returned.
         """
         keys = self.keys(queue)
         of_worker: list[Callable[[str], str]] = [keys.held]
         if self.uses_handoff:
             of_worker.append(partial(handoff_key, alias=self.alias))
         places = [keys.lease, *(key(worker_id) for worker_id in worker_ids for key in of_worker)]
-        arguments = [keys.task_prefix, lease_seconds, len(of_worker), *map(id_bytes, begun)]
-        found = scripts.run("extend", self.client, places, arguments)
-        return [Extended(replies.count(kept), replies.texts(lost)) for kept, *lost in found]
+        arguments = [keys.task_prefix, lease_seconds, len(of_worker), len(wanted)]
+        found = scripts.run("extend", self.client, places, [*arguments, *wanted, *begun])
+        return [replies.extended(each) for each in found]
 
     def reassert(self, queue: str, worker_id: str, entries: Sequence[Entry], lease_seconds: int) -> list[str]:
         """Recreate the entries of running tasks after Redis lost its memory. entries: each has the fence of its lease.
@@ -295,7 +305,7 @@ class Broker(Access):
         """
         keys = self.keys(queue)
         places = [keys.active, keys.lease, keys.held(worker_id)]
-        rows = [[id_bytes(entry.id), entry.message, entry.fence, entry.priority] for entry in entries]
+        rows = [[id_bytes(entry.id), entry.message, entry.fence, entry.priority, entry.row] for entry in entries]
         return self._words("reassert", places, [keys.task_prefix, lease_seconds, worker_id], rows)
 
     # --- finishing tasks. "stale": not active with this fence, nothing changed; "missing": Redis does not know it.
@@ -303,9 +313,10 @@ class Broker(Access):
     def done(self, queue: str, worker_id: str, leases: Sequence[Lease]) -> list[str]:
         """Remove finished tasks and count them. Returns, for each: "done", "stale" or "missing"."""
         keys = self.keys(queue)
-        places = [*_active(keys, worker_id), keys.processed_on(_today()), keys.processed]
+        now = counting.now()
+        places = [*_active(keys, worker_id), *counting.successes(keys, now)]
         rows = [lease_arguments(lease) for lease in leases]
-        return self._words("done", places, [keys.task_prefix, *_counting()], rows)
+        return self._words("done", places, [keys.task_prefix, *counting.limits(now)], rows)
 
     def retry(
         self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes, float]], *, counted: bool = True
@@ -316,8 +327,9 @@ class Broker(Access):
         Returns, for each: "retried", "stale" or "missing".
         """
         keys = self.keys(queue)
-        places = [*_active(keys, worker_id), keys.retry, *_counters(keys)]
-        head = [keys.task_prefix, *_counting(), int(counted), due_channel()]
+        now = counting.now()
+        places = [*_active(keys, worker_id), keys.retry, *counting.counters(keys, now)]
+        head = [keys.task_prefix, *counting.limits(now), int(counted), due_channel()]
         rows = [[*lease_arguments(lease), message, due_of(due_at)[0]] for lease, message, due_at in items]
         return self._words("retry", places, head, rows)
 
@@ -327,8 +339,9 @@ class Broker(Access):
         Returns, for each: "archived", "stale" or "missing".
         """
         keys = self.keys(queue)
-        places = [*_active(keys, worker_id), keys.archived, *_counters(keys)]
-        head = [keys.task_prefix, *_counting(), ARCHIVE_SECONDS, ARCHIVE_SIZE]
+        now = counting.now()
+        places = [*_active(keys, worker_id), keys.archived, *counting.counters(keys, now)]
+        head = [keys.task_prefix, *counting.limits(now), ARCHIVE_SECONDS, ARCHIVE_SIZE]
         rows = [[*lease_arguments(lease), message] for lease, message in items]
         return self._words("archive", places, head, rows, size=ARCHIVED_PER_CALL)
 
@@ -354,16 +367,19 @@ class Broker(Access):
         rows = [[*lease_arguments(lease), int(lease.id in suspects)] for lease in reversed(leases)]
         return self._words("requeue", places, head, rows)[::-1]
 
-    def postpone(self, queue: str, worker_id: str, leases: Sequence[Lease], delay_seconds: int) -> list[int]:
+    def postpone(
+        self, queue: str, worker_id: str, leases: Sequence[Lease], delay_seconds: int, *, timed: bool = True
+    ) -> list[int]:
         """Postpone leased tasks without running them.
 
+        timed: whether the time counts for which a task cannot run here; that of a pause does not.
         Returns, for each: the seconds since it was first postponed, or -1 when it is stale or missing.
         """
         keys = self.keys(queue)
         places = [*_active(keys, worker_id), keys.scheduled, keys.due]
         found: list[int] = []
         for part in _chunks([lease_arguments(lease) for lease in leases], IDS_PER_CALL):
-            arguments = [keys.task_prefix, delay_seconds, due_channel(), *part]
+            arguments = [keys.task_prefix, delay_seconds, due_channel(), int(timed), *part]
             found += [replies.whole(age) or 0 for age in scripts.run("postpone", self.client, places, arguments)]
         return found
 
@@ -374,6 +390,7 @@ class Broker(Access):
         keys = self.keys(queue)
         is_retry = source == "retry"
         places = [keys.retry if is_retry else keys.scheduled, keys.pending, keys.priority, keys.groups, keys.due]
+        places += [keys.group_due, keys.group_rules]
         arguments = [keys.task_prefix, keys.group_prefix, keys.wake, min(limit, IDS_PER_CALL), int(is_retry)]
         moved, next_ms, *own = scripts.run("forward", self.client, places, arguments)
         next_ms = replies.whole(next_ms)
@@ -386,13 +403,17 @@ class Broker(Access):
         found = scripts.run("expired", self.client, [keys.lease, keys.active], arguments)
         return replies.expired(found)
 
-    def remove(self, queue: str, ids: Sequence[str]) -> int:
-        """Remove tasks from wherever they are, with their locks; return how many existed."""
+    def remove(self, queue: str, ids: Sequence[str], rows: Mapping[str, str] | None = None) -> int:
+        """Remove tasks from wherever they are, with their locks; return how many existed.
+
+        rows: the rows that the hashes of these ids must name. Another program may have used the id again.
+        """
+        rows = rows or {}
         keys = self.keys(queue)
         places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed]
         places += [keys.active, keys.lease, keys.groups, keys.due, keys.suspects]
         head = [keys.task_prefix, keys.held_prefix, keys.group_prefix]
-        parts = _chunks([[id_bytes(id)] for id in ids], REMOVED_PER_CALL)
+        parts = _chunks([[id_bytes(id), rows.get(id, "")] for id in ids], REMOVED_PER_CALL)
         return sum(int(scripts.run("remove", self.client, places, [*head, *part])) for part in parts)
 
     def prune_completed(self, queue: str, limit: int = 100) -> int:
@@ -426,17 +447,3 @@ def _chunks(items: Sequence[Sequence[Any]], size: int) -> Iterator[list[Any]]:
 def _active(keys: QueueKeys, worker_id: str) -> list[str]:
     """Return the keys that hold a task while it runs."""
     return [keys.active, keys.lease, keys.held(worker_id)]
-
-
-def _counters(keys: QueueKeys) -> list[str]:
-    day = _today()
-    return [keys.processed_on(day), keys.failed_on(day), keys.processed, keys.failed]
-
-
-def _counting() -> list[int]:
-    """Return when the counters of today expire, and the largest value of the total."""
-    return [int(redis_clock.seconds()) + COUNTER_SECONDS, LARGEST_COUNTER]
-
-
-def _today() -> str:
-    return datetime.fromtimestamp(redis_clock.seconds(), UTC).date().isoformat()

@@ -81,6 +81,15 @@ def client(role: Role) -> Client:
     return found
 
 
+def private_client(role: Role) -> Client:
+    """Return a new client of a role that no other part uses, and that a change of the settings in a test leaves open.
+
+    Raises: as `client`.
+    """
+    client(role)  # checks the settings
+    return _build(role)
+
+
 def require_valid_settings() -> None:
     """Check, once for the settings in force, what can be checked of them without a connection.
 

@@ -20,7 +20,8 @@ class Entry(NamedTuple):
 
     message: an encoded TaskMessage. fence: the lowest fence it may have, 0 for a new task. due_at: Unix seconds, with
     fractions, for a delayed task. unique_key: full name of the lock, "" for none; unique_seconds: its TTL, at least 1.
-    gate: the gate whose slot the push confirms.
+    gate: the gate whose slot the push confirms. row: id of the row, "" where it is that of the entry: only an entry
+    whose id another program chose names its row.
     """
 
     id: str
@@ -31,6 +32,7 @@ class Entry(NamedTuple):
     unique_key: str = ""
     unique_seconds: int = 0
     gate: GateKeys | None = None
+    row: str = ""
 
 
 class Lease(NamedTuple):
@@ -43,7 +45,8 @@ class Lease(NamedTuple):
 class Dequeued(NamedTuple):
     """Hold the result of a dequeue, the next task to run first.
 
-    paused: the queue gives out no task until it is resumed. is_drained: no task was left.
+    paused: the queue gives out no task for now: it is paused, or what waits is left to other programs for some seconds.
+    is_drained: no task was left.
     """
 
     leases: list[Lease]
@@ -63,11 +66,24 @@ class Forwarded(NamedTuple):
     next_seconds: float | None
 
 
+class HeldMessage(NamedTuple):
+    """Hold the message of a task that a worker runs, only its beginning when it is long. row_id: of its row."""
+
+    row_id: str
+    id: str
+    message: bytes
+
+
 class Extended(NamedTuple):
-    """Hold the result of renewing leases. lost: ids that the worker no longer holds."""
+    """Hold the result of renewing leases. lost: ids that the worker no longer holds. cancelled: ids whose task was.
+
+    messages: those that were asked for.
+    """
 
     kept: int
     lost: list[str]
+    cancelled: list[str]
+    messages: tuple[HeldMessage, ...] = ()
 
 
 class Reachability(NamedTuple):
@@ -109,11 +125,11 @@ def due_of(due_at: float | None) -> tuple[int, int]:
 
 
 def arguments_of(entry: Entry) -> list[Any]:
-    """Return what the scripts that add tasks get for each: id, message, fence, priority, lock key, lock seconds."""
+    """Return what the scripts that add tasks get for each: id, message, fence, priority, lock key, its seconds, row."""
     lock = id_bytes(entry.unique_key)
     # SET … EX 0 is an error, and would stop the script between two tasks.
     seconds = max(entry.unique_seconds, 1)
-    return [id_bytes(entry.id), entry.message, entry.fence, entry.priority, lock, seconds]
+    return [id_bytes(entry.id), entry.message, entry.fence, entry.priority, lock, seconds, entry.row]
 
 
 def lease_arguments(lease: Lease) -> list[Any]:

@@ -86,11 +86,15 @@ def handed_call(keys: QueueKeys, worker_id: str, lease_seconds: int) -> DequeueC
     return DequeueCall([*names, keys.handed(worker_id)], [*arguments[:-1], keys.queue])
 
 
+# The queue is paused, or all that waits in it is left to other programs for some seconds.
+NOTHING_FOR_NOW = (b"paused", b"left")
+
+
 def read_dequeued(reply: Sequence[Any], count: int) -> Dequeued:
     """Return what the reply to `dequeue_call` says. count: how many tasks were asked for."""
     word, *flat = reply
     leases = replies.leases(flat)
-    return Dequeued(leases, paused=word == b"paused", is_drained=word == b"taken" and len(leases) < count)
+    return Dequeued(leases, paused=word in NOTHING_FOR_NOW, is_drained=word == b"taken" and len(leases) < count)
 
 
 def read_handed(reply: Sequence[Any]) -> Dequeued | None:
@@ -98,7 +102,7 @@ def read_handed(reply: Sequence[Any]) -> Dequeued | None:
     word, *flat = reply
     if word == b"not ready":
         return None
-    return Dequeued(replies.leases(flat), paused=word == b"paused", is_drained=word == b"taken")
+    return Dequeued(replies.leases(flat), paused=word in NOTHING_FOR_NOW, is_drained=word == b"taken")
 
 
 # --- the waits of a worker

@@ -7,12 +7,12 @@ at more than some hundred ids; whole queues and the key space are read in pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from . import commands, replies, scripts
 from .access import Access
-from .clients import broker_errors
+from .clients import Role, broker_errors
 from .entries import id_bytes
 from .keys import is_name
 
@@ -35,11 +35,15 @@ PLACES = {
 
 
 class EntryState(NamedTuple):
-    """Describe a task in Redis. state: asynq's word, "" without a message. fence: "" for none."""
+    """Describe a task in Redis. state: asynq's word, "" without a message. fence: "" for none.
+
+    row: what the entry of another program names as its row; "" for an entry whose id is that of its row.
+    """
 
     id: str
     state: str
     fence: str
+    row: str = ""
 
 
 class Page(NamedTuple):
@@ -92,7 +96,7 @@ class Inspection(Access):
         for part in _parts(ids, IDS_PER_CALL):
             reply = scripts.run("entry_states", self.client, [keys.pending], [keys.task_prefix, *map(id_bytes, part)])
             words = replies.texts(reply)
-            found += map(EntryState, part, words[::2], words[1::2])
+            found += map(EntryState, part, words[::3], words[1::3], words[2::3])
         return found
 
     def hashes(self) -> Iterator[Hashes]:
@@ -123,10 +127,12 @@ class Inspection(Access):
         """Return the hashes that may be in no list, and our active tasks without a lease."""
         keys = self.keys(queue)
         places = [keys.pending, keys.priority, keys.lease, keys.scheduled, keys.retry, keys.archived, keys.completed]
-        places.append(keys.suspects)
+        places += [keys.suspects, keys.aggregation_sets]
         found = Misplaced([], [])
         for part in _parts(ids, IDS_PER_CALL):
-            reply = scripts.run("misplaced", self.client, places, [keys.task_prefix, *map(id_bytes, part)])
+            reply = scripts.run(
+                "misplaced", self.client, places, [keys.task_prefix, keys.group_prefix, *map(id_bytes, part)]
+            )
             for id, word in zip(reply[::2], reply[1::2], strict=True):
                 (found.leaseless if word == b"leaseless" else found.orphans).append(replies.text(id))
         return found
@@ -166,6 +172,7 @@ class Inspection(Access):
         keys = self.keys(queue)
         places = [keys.pending, keys.active, keys.priority, keys.lease]
         places += [keys.scheduled, keys.retry, keys.archived, keys.completed, keys.suspects, keys.due]
+        places.append(keys.aggregation_sets)
         head = [keys.task_prefix, keys.wake, keys.group_prefix]
         return self._count("repair_orphans", places, head, ids, SEARCHED_PER_CALL)
 
@@ -190,6 +197,16 @@ class Inspection(Access):
     def _count(self, name: str, keys: Sequence[str], head: Sequence[object], ids: Sequence[str], size: int) -> int:
         parts = _parts(ids, size)
         return sum(int(scripts.run(name, self.client, keys, [*head, *map(id_bytes, part)])) for part in parts)
+
+
+def claimed_ids(role: Role, ids: Mapping[tuple[str, str], Sequence[str]]) -> set[str]:
+    """Return which tasks a worker has claimed. ids: by alias and queue. Raises: BrokerUnavailable."""
+    return {
+        entry.id
+        for (alias, queue), of_queue in ids.items()
+        for entry in Inspection(role, alias).entry_states(queue, of_queue)
+        if entry.state == "active"
+    }
 
 
 def _parts(ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:

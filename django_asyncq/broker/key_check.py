@@ -6,6 +6,9 @@ from . import clients, commands
 from .clients import broker_errors
 from .keys import key_check_key
 
+# What the leader signs, and for what.
+PURPOSE, MESSAGE = "key-check", b"key-check"
+
 
 def read_key_check(largest_bytes: int) -> bytes:
     """Return what the leader has written, at most `largest_bytes` of it; b"" for nothing.

@@ -26,21 +26,31 @@ QUEUE_TYPES = {
     "archived": "zset",
     "completed": "zset",
     "paused": "string",
+    "pause_mark": "string",
     "processed": "string",
     "failed": "string",
     "groups": "set",
+    "aggregation_sets": "zset",
+    "group_due": "zset",
+    "group_rules": "hash",
     "task": "hash",
     "group": "zset",
     "processed_on": "string",
     "failed_on": "string",
+    "minutes": "hash",
     "unique": "string",
     "held": "hash",
     "handed": "list",
+    "inbox": "list",
+    "inbox_taken": "hash",
+    "inbox_due": "zset",
+    "rejected": "list",
 }
 # The same for the keys of no queue, by the name of their function here; `gate` and `lock` name those that `gates` and
 # `leadership` build.
 OTHER_TYPES = {
     "queues_key": "set",
+    "own_queues_key": "set",
     "alive_key": "string",
     "reachability_key": "hash",
     "key_check_key": "string",
@@ -48,6 +58,13 @@ OTHER_TYPES = {
     "supervisors_key": "zset",
     "handoff_key": "hash",
     "waiting_gates_key": "set",
+    "paused_tasks_key": "set",
+    "servers_key": "zset",
+    "running_key": "zset",
+    "server_key": "string",
+    "server_running_key": "hash",
+    "worker_info_key": "string",
+    "drain_key": "hash",
     "schedulers_key": "zset",
     "scheduler_key": "list",
     "scheduler_history_key": "zset",
@@ -55,6 +72,7 @@ OTHER_TYPES = {
     "gate meta": "hash",
     "gate retaken": "hash",
     "gate waiters": "zset",
+    "gate ours": "set",
     "lock": "string",
 }
 # As in `TaskRecord.queue_name`, and some more for the queues of Go programs.
@@ -65,8 +83,13 @@ WORDS = {
     "priority": "prio",
     "task_prefix": "t:",
     "group_prefix": "g:",
+    "group_due": "group-due",
+    "group_rules": "group-rules",
     "held_prefix": "held:",
     "handed_prefix": "handed:",
+    "pause_mark": "paused-by-row",
+    "inbox_taken": "inbox-taken",
+    "inbox_due": "inbox-due",
 }
 
 
@@ -83,6 +106,11 @@ def is_name(text: str) -> bool:
 def queues_key(alias: str = DEFAULT_ALIAS) -> str:
     """Return the set of all queue names of an alias."""
     return f"{prefix_of(alias)}:queues"
+
+
+def own_queues_key(alias: str = DEFAULT_ALIAS) -> str:
+    """Own: the set of the queues that code, rows or settings of the project have named; other programs have others."""
+    return f"{prefix_of(alias)}:own-queues"
 
 
 def alive_key() -> str:
@@ -120,9 +148,24 @@ def waiting_gates_key() -> str:
     return f"{prefix()}:waiting-gates"
 
 
+def paused_tasks_key() -> str:
+    """Own: the set of the names of paused tasks."""
+    return f"{prefix()}:paused-tasks"
+
+
+def pauses_channel() -> str:
+    """Own: the channel that announces that a queue was resumed, or a task paused or resumed."""
+    return f"{prefix()}:pauses"
+
+
 def names_channel(alias: str = DEFAULT_ALIAS) -> str:
     """Own: the channel that announces a queue of an alias registered for the first time."""
     return f"{prefix_of(alias)}:names"
+
+
+def cancel_channel(alias: str = DEFAULT_ALIAS) -> str:
+    """Return asynq's channel that announces a cancelled task, with the prefix of the alias; the message is its id."""
+    return f"{prefix_of(alias)}:cancel"
 
 
 def due_channel() -> str:
@@ -135,9 +178,44 @@ def free_slot_channel() -> str:
     return f"{prefix()}:free-slot"
 
 
+def over_channel() -> str:
+    """Own: the channel that announces a task that is over and was waited for; the message is its id."""
+    return f"{prefix()}:over"
+
+
 def odd_channel() -> str:
     """Own: the channel that announces a key that was set aside (`lua/prelude.lua`)."""
     return f"{prefix()}:odd"
+
+
+def servers_key(alias: str = DEFAULT_ALIAS) -> str:
+    """Return the zset of the keys of all servers; score = Unix seconds until which each counts as alive."""
+    return f"{prefix_of(alias)}:servers"
+
+
+def running_key(alias: str = DEFAULT_ALIAS) -> str:
+    """Return asynq's zset of the keys of what all servers run, with the same scores."""
+    return f"{prefix_of(alias)}:workers"
+
+
+def server_key(name: str, alias: str = DEFAULT_ALIAS) -> str:
+    """Return the string that describes one server. name: `<host>:<pid>:<server id>`."""
+    return f"{prefix_of(alias)}:servers:{{{name}}}"
+
+
+def server_running_key(name: str, alias: str = DEFAULT_ALIAS) -> str:
+    """Return the hash of what one server runs: id → description. name: as of `server_key`."""
+    return f"{prefix_of(alias)}:workers:{{{name}}}"
+
+
+def worker_info_key(name: str, alias: str = DEFAULT_ALIAS) -> str:
+    """Own: the string with what a worker process says of itself beyond asynq's words. name: as of `server_key`."""
+    return f"{prefix_of(alias)}:worker-info:{{{name}}}"
+
+
+def drain_key(alias: str = DEFAULT_ALIAS) -> str:
+    """Own: the hash of the workers that shall take no more tasks: worker id or host → until when, in Unix seconds."""
+    return f"{prefix_of(alias)}:drain"
 
 
 def schedulers_key(alias: str = DEFAULT_ALIAS) -> str:
@@ -171,9 +249,14 @@ class QueueKeys:
     """Hold the keys of one queue of an alias; the braces put them all into one cluster slot.
 
     Own: due (zset of the tasks in `scheduled` whose due time is not a whole second; score = Unix milliseconds),
-    priority (zset of waiting tasks with a priority other than 0; score = -priority, member = id), wake (channel that
-    announces a push to `priority`, because an idle worker blocks on `pending` only), suspects (zset of waiting tasks
-    that must run alone; score = Unix milliseconds), and the keys that begin with `held_prefix` or `handed_prefix`.
+    priority (zset of waiting tasks with a priority other than 0; score = -priority, member = id), wake (channel
+    that announces a push to `priority`, because an idle worker blocks on `pending` only), suspects (zset of waiting
+    tasks that must run alone; score = Unix milliseconds), group_due (zset of groups; score = Unix milliseconds at which
+    one is ripe), group_rules (hash: group → its rules, see `lua/groups.lua`), pause_mark (which row has paused the
+    queue), inbox (list of documents that any program pushes), inbox_taken and inbox_due (those that are taken and not
+    settled, see `inbox`), rejected (list of what could be no task, see `rejected`), and the keys that begin with
+    `held_prefix` or
+    `handed_prefix`.
     After task_prefix comes a task's id, after group_prefix a group's name, after the others a worker's id.
     """
 
@@ -188,9 +271,13 @@ class QueueKeys:
     archived: str = field(init=False)
     completed: str = field(init=False)
     paused: str = field(init=False)
+    pause_mark: str = field(init=False)
     processed: str = field(init=False)
     failed: str = field(init=False)
     groups: str = field(init=False)
+    aggregation_sets: str = field(init=False)
+    group_due: str = field(init=False)
+    group_rules: str = field(init=False)
     task_prefix: str = field(init=False)
     group_prefix: str = field(init=False)
     held_prefix: str = field(init=False)
@@ -199,6 +286,10 @@ class QueueKeys:
     priority: str = field(init=False)
     wake: str = field(init=False)
     suspects: str = field(init=False)
+    inbox: str = field(init=False)
+    inbox_taken: str = field(init=False)
+    inbox_due: str = field(init=False)
+    rejected: str = field(init=False)
 
     def __post_init__(self) -> None:
         base = f"{prefix_of(self.alias)}:{{{self.queue}}}:"
@@ -221,6 +312,10 @@ class QueueKeys:
     def failed_on(self, day: str) -> str:
         """Return the counter of failures of one UTC day. day: YYYY-MM-DD."""
         return f"{self.base}failed:{day}"
+
+    def minutes(self, hour: str) -> str:
+        """Own: hash of the counters of an hour; `p<MM>` processed, `f<MM>` failed in a minute. hour: YYYY-MM-DDTHH."""
+        return f"{self.base}minutes:{hour}"
 
     def unique(self, task_type: str, digest: str) -> str:
         """Return the lock of a unique task. digest: hex MD5 of the payload, "" for none."""

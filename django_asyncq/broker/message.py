@@ -110,9 +110,10 @@ class MessageTemplate(NamedTuple):
 
     @classmethod
     @lru_cache(maxsize=256)
-    def of(cls, type: str, queue: str, retry: int, timeout: int) -> MessageTemplate:
+    def of(cls, type: str, queue: str, retry: int, timeout: int, retention: int) -> MessageTemplate:
         """Return the template of one kind of task; the arguments are fields of TaskMessage."""
-        return cls(TaskMessage(type=type).encode(), TaskMessage(queue=queue, retry=retry, timeout=timeout).encode())
+        tail = TaskMessage(queue=queue, retry=retry, timeout=timeout, retention=retention)
+        return cls(TaskMessage(type=type).encode(), tail.encode())
 
     def encode(self, payload: bytes, id: str) -> bytes:
         """Return the same bytes as `TaskMessage.encode`, without a pass over all fields. payload, id: not empty."""
@@ -160,12 +161,55 @@ class SchedulerEnqueueEvent:
         return _length_field(1, _text(self.task_id)) + _length_field(2, _timestamp(self.enqueued_at))
 
 
-def clean_text(text: str) -> str:
-    """Return the text with "?" for each lone surrogate, which UTF-8 cannot encode.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """Describe a worker process as asynq describes a server.
 
-    One message with invalid UTF-8 makes a Go server stop recovering any expired task.
+    queues: name → weight. status: asynq's word, see `servers`. active: how many tasks it runs. started_at: aware.
     """
-    return _text(text).decode()
+
+    host: str
+    pid: int
+    server_id: str
+    concurrency: int
+    queues: Mapping[str, int]
+    is_strict: bool
+    status: str
+    started_at: datetime
+    active: int = 0
+
+    def encode(self) -> bytes:
+        """Return the bytes, as Go writes them; Go gives the queues in any order."""
+        out = bytearray(_identity_fields(self.host, self.pid, self.server_id) + _number_field(4, self.concurrency))
+        for name, weight in self.queues.items():
+            # Go writes both key and value of a queue, even when they are empty or 0.
+            value = _varint(2 << 3 | VARINT) + _varint(_within(weight, 32) & MASK_64)
+            out += _length_field(5, _length_field(1, _text(name)) + value)
+        out += _number_field(6, int(self.is_strict)) + _filled_field(7, _text(self.status))
+        return bytes(out + _length_field(8, _timestamp(self.started_at)) + _number_field(9, self.active))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningInfo:
+    """Describe a running task as asynq's WorkerInfo does. started_at, deadline: aware; deadline is None for none."""
+
+    host: str
+    pid: int
+    server_id: str
+    id: str
+    type: str
+    payload: bytes
+    queue: str
+    started_at: datetime
+    deadline: datetime | None
+
+    def encode(self) -> bytes:
+        """Return the bytes, as Go writes them."""
+        out = bytearray(_identity_fields(self.host, self.pid, self.server_id))
+        values = (_text(self.id), _text(self.type), self.payload, _text(self.queue))
+        for number, value in enumerate(values, 4):
+            out += _filled_field(number, value)
+        return bytes(out + _length_field(8, _timestamp(self.started_at)) + _length_field(9, _timestamp(self.deadline)))
 
 
 def error_field(text: str) -> bytes:
@@ -198,6 +242,19 @@ def _varint(value: int) -> bytes:
 def _length_field(number: int, value: bytes) -> bytes:
     size = len(value)
     return _SHORT[number << 3 | LENGTH] + (_SHORT[size] if size <= 0x7F else _varint(size)) + value
+
+
+def _filled_field(number: int, value: bytes) -> bytes:
+    return _length_field(number, value) if value else b""
+
+
+def _number_field(number: int, value: int) -> bytes:
+    return _varint(number << 3 | VARINT) + _varint(_within(value, 32) & MASK_64) if value else b""
+
+
+def _identity_fields(host: str, pid: int, server_id: str) -> bytes:
+    """Return what the entries of a server and of its running tasks begin with."""
+    return _filled_field(1, _text(host)) + _number_field(2, pid) + _filled_field(3, _text(server_id))
 
 
 def _timestamp(moment: datetime | None) -> bytes:

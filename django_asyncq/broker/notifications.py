@@ -1,7 +1,7 @@
 """Wake sleeping threads by pub/sub: on pushes to `priority`, new queue names, and tasks that are due sooner.
 
-One thread listens, and only wakes: a thread that finds no work sleeps again. Pushes to `pending` are not published; for
-those see `handoff`.
+One thread listens, and only wakes: a thread that finds no work sleeps again. It also receives the ids of cancelled
+tasks. Pushes to `pending` are not published; for those see `handoff`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
-
-from redis.exceptions import RedisError
 
 from ..exceptions import BrokerUnavailable
 from ..guard import get_logger
 from ..prefixes import DEFAULT_ALIAS
 from ..threads import LongLivedThread
-from . import clients, replies
-from .keys import due_channel, free_slot_channel, keys_of, names_channel, odd_channel
+from . import clients, redis_py, replies
+from .keys import cancel_channel, due_channel, free_slot_channel, keys_of, names_channel, odd_channel, pauses_channel
 from .redis_internals import shut_down
 
 logger = get_logger("django_asyncq.broker")
@@ -60,12 +58,18 @@ class Listener:
         self._failures = 0
         # The connection that the thread reads from, for `stop` to shut down.
         self._connection: Any = None
+        self._is_listening = False
         self._thread = LongLivedThread("listener", self._run, on_death=on_death)
 
     @property
     def has_died(self) -> bool:
         """Whether an error has ended the thread."""
         return self._thread.has_died
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether the server has confirmed all channels, so no message is missed until the connection fails."""
+        return self._is_listening
 
     def start(self) -> None:
         """Start the thread."""
@@ -85,15 +89,22 @@ class Listener:
 
     def _run(self) -> None:
         """Listen until stopped; after an error, listen again after a random, growing pause."""
-        while not self._stopped.is_set():
+        while self._goes_on():
             try:
                 self._listen()
-            except (BrokerUnavailable, RedisError, OSError) as error:
-                if not self._stopped.is_set():
+            except (BrokerUnavailable, redis_py.RedisError, OSError) as error:
+                if self._goes_on():
                     self._failures += 1
                     if self._failures == 2:
                         logger.warning("cannot listen to %s: %s", ", ".join(self.channels), error)
                     self._stopped.wait(clients.pause_after(self._failures))
+
+    def _goes_on(self) -> bool:
+        """Whether to listen on."""
+        return not self._stopped.is_set()
+
+    def _client(self) -> clients.Client:
+        return clients.client("blocking")
 
     def _succeeded(self) -> None:
         if self._failures >= 2:
@@ -105,25 +116,33 @@ class Listener:
         self.event.set()
 
     def _listen(self) -> None:
-        client = clients.client("blocking")
+        client = self._client()
         with clients.broker_errors(client):
-            subscription = client.pubsub(ignore_subscribe_messages=True)
+            subscription = client.pubsub()
             try:
                 subscription.subscribe(*self.channels)
                 self._connection = subscription.connection
-                self._succeeded()
-                # Pushes before the subscription was made have sent no message here.
-                self.event.set()
-                while not self._stopped.is_set():
-                    if message := subscription.get_message(timeout=LISTEN_SECONDS):
+                while self._goes_on():
+                    message = subscription.get_message(timeout=LISTEN_SECONDS)
+                    if message is not None and message["type"] == "message":
                         self._received(message["channel"], message["data"])
+                    elif message is not None and message["data"] == len(self.channels):
+                        # The server has confirmed the last channel. It has sent us no message before that.
+                        self._is_listening = True
+                        self._succeeded()
+                        self.event.set()
             finally:
+                self._is_listening = False
                 self._connection = None
                 subscription.close()
 
 
 class QueueListener(Listener):
-    """Listen for a worker: to the pushes by priority to its queues, and to new queue names of their alias."""
+    """Listen for a worker: to the pushes by priority to its queues, to new queue names of their alias, and to pauses.
+
+    on_cancel: called with the id of each cancelled task of the alias, from the thread that listens; it must return
+    soon. Any program may have sent the id.
+    """
 
     def __init__(
         self,
@@ -131,12 +150,17 @@ class QueueListener(Listener):
         event: Settable | None = None,
         *,
         alias: str = DEFAULT_ALIAS,
+        on_cancel: Callable[[Collection[str]], object] | None = None,
         on_death: Callable[[str], object] | None = None,
     ) -> None:
         self.queues = sorted(queues)
+        self._on_cancel = on_cancel
+        self._cancel_channel = cancel_channel(alias)
         self._names_channel = names_channel(alias)
-        self._has_new_names = False
-        channels = [self._names_channel, *(keys_of(name, alias).wake for name in self.queues)]
+        self._pauses_channel = pauses_channel()
+        self._has_new_names = self._has_new_pauses = False
+        shared = [self._names_channel, self._cancel_channel, self._pauses_channel]
+        channels = [*shared, *(keys_of(name, alias).wake for name in self.queues)]
         super().__init__(channels, event, on_death=on_death)
 
     def take_new_names(self) -> bool:
@@ -144,8 +168,18 @@ class QueueListener(Listener):
         found, self._has_new_names = self._has_new_names, False
         return found
 
+    def take_new_pauses(self) -> bool:
+        """Return whether a pause has begun or ended since the last call."""
+        found, self._has_new_pauses = self._has_new_pauses, False
+        return found
+
     def _received(self, channel: bytes, data: Any) -> None:
+        if channel == self._cancel_channel.encode():
+            if self._on_cancel is not None:
+                self._on_cancel([replies.text(data)])
+            return
         self._has_new_names |= channel == self._names_channel.encode()
+        self._has_new_pauses |= channel == self._pauses_channel.encode()
         super()._received(channel, data)
 
 

@@ -8,10 +8,15 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
-from . import clients, commands, replies, scripts
+from . import clients, commands, redis_clock, replies, scripts
 from .keys import owner_key, supervisors_key
 
 Replaces = Literal["never", "unused", "always"]
+
+# How long a supervisor counts as alive: three checks, since one may come late.
+ALIVE_MS = 15_000
+# A score may be infinite.
+LATEST_MS = 2.0**53
 
 
 class Ownership(NamedTuple):
@@ -28,6 +33,25 @@ def read_owner(prefix: str = "") -> UUID | None:
     Raises: BrokerUnavailable.
     """
     return _identity(commands.send(clients.client("producer"), "get", owner_key(prefix)))
+
+
+def has_supervisor(prefix: str = "") -> bool:
+    """Return whether any supervisor of the owner is alive, with a producer's timeouts. Raises: BrokerUnavailable."""
+    now_ms = round(redis_clock.seconds("producer") * 1000)
+    key = supervisors_key(prefix)
+    found = commands.send(clients.client("producer"), "zrange", key, now_ms, "+inf", byscore=True, offset=0, num=1)
+    return bool(found)
+
+
+def last_report(prefix: str = "") -> tuple[int, float | None]:
+    """Return how many supervisors of the owner are alive, and until when the last of them counts so, in Unix seconds.
+
+    None when none is known: they stopped cleanly, or Redis lost its memory. Raises: BrokerUnavailable.
+    """
+    now_ms = redis_clock.seconds("producer") * 1000
+    found = commands.send(clients.client("producer"), "zrange", supervisors_key(prefix), 0, -1, withscores=True)
+    until = [score for _, score in found if score < LATEST_MS]
+    return sum(score > now_ms for score in until), max(until) / 1000 if until else None
 
 
 def note_supervisor(

@@ -27,6 +27,17 @@ def shut_down(connection: Any) -> None:
             found.shutdown(socket.SHUT_RDWR)
 
 
+def close_copy(connection: Any) -> None:
+    """Close a forked child's copy of a connection's descriptor, and send nothing; can go when redis-py does so itself.
+
+    `disconnect` would do it only when the child next uses the connection. Until then the child holds it open.
+    """
+    found = socket_of(connection)
+    if found is not None:
+        with suppress(OSError):
+            found.close()
+
+
 def set_connection_options(pool: Any, options: Mapping[str, Any]) -> None:
     """Set options of a pool's future connections; can go when a URL's query no longer wins over keyword arguments."""
     pool.connection_kwargs.update(options)

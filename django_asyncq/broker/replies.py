@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .entries import Expired, Lease, id_text
+from .entries import Expired, Extended, HeldMessage, Lease, id_text
 
 # As in `lua/values.lua`. Redis itself has 64 bits.
 LARGEST_FENCE = 9 * 10**15
@@ -63,3 +63,11 @@ def expired(flat: Sequence[Any]) -> list[Expired]:
     triples = zip(flat[::3], flat[1::3], flat[2::3], strict=False)
     found = [(id, whole(fence, 0, LARGEST_FENCE), worker) for id, fence, worker in triples]
     return [Expired(text(id), fence, text(worker)) for id, fence, worker in found if fence is not None]
+
+
+def extended(reply: Sequence[Any]) -> Extended:
+    """Return what one worker's part of the reply of `extend.lua` says."""
+    kept, lost, cancelled, flat = reply
+    triples = zip(flat[::3], flat[1::3], flat[2::3], strict=False)
+    messages = tuple(HeldMessage(text(row), text(id), message) for row, id, message in triples)
+    return Extended(count(kept), texts(lost), texts(cancelled), messages)

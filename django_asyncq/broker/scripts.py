@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from . import redis_py
 from .clients import Client, broker_errors
 from .entries import id_bytes
-from .keys import odd_channel
+from .keys import odd_channel, over_channel
 
 # What scripts share. Each one begins with the functions that it uses, and no others: making one takes 0.2 µs.
-SHARED = ("prelude", "values", "counters", "waiting")
+SHARED = ("prelude", "values", "counters", "waiting", "waited", "noting", "reused", "groups")
 NAMED = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
 
 
@@ -31,20 +31,21 @@ class Script(NamedTuple):
 
 
 def script(name: str) -> Script:
-    """Return the script of `lua/<name>.lua`, behind what it uses: shared functions, and the channel for odd keys."""
-    return _script(name, odd_channel())
+    """Return the script of `lua/<name>.lua`, behind what it uses: shared functions, and the channels to announce on."""
+    return _script(name, odd_channel(), over_channel())
 
 
 @lru_cache(maxsize=1024)
-def _script(name: str, channel: str) -> Script:
+def _script(name: str, odd: str, over: str) -> Script:
     text = _read(name)
     for block in reversed(_shared()):
         # A shared function may use those that come before it, so the last one is looked at first.
         if any(re.search(rf"\b{word}\b", text) for word in NAMED.findall(block)):
             text = block + text
-    if re.search(r"\bODD_CHANNEL\b", text):
-        # Written into the text: a script gets no other word of the project, and each call would have to carry it.
-        text = f"local ODD_CHANNEL = '{channel}'\n{text}"
+    # Written into the text: a script gets no other word of the project, and each call would have to carry it.
+    for word, channel in (("ODD_CHANNEL", odd), ("OVER_CHANNEL", over)):
+        if re.search(rf"\b{word}\b", text):
+            text = f"local {word} = '{channel}'\n{text}"
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -27,17 +27,35 @@ def accepted_signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function, follow_wrapped=False)
 
 
+def any_arguments(*args: Any, **kwargs: Any) -> None:
+    """Take anything: the calls of a batch whose declaration does not say what one takes."""
+
+
+def called(task: Any) -> Callable[..., Any]:
+    """Return the function that takes what a call of the task takes; that of a batch gets a list of calls itself."""
+    batch = getattr(task, "batch", None)
+    if batch is None:
+        function: Callable[..., Any] = task.func
+        return function
+    return batch.call or any_arguments
+
+
+def passes_context(task: Any) -> bool:
+    """Whether `called` takes the context before what callers pass."""
+    return bool(task.takes_context) and getattr(task, "batch", None) is None
+
+
 def without_context(task: Any, signature: inspect.Signature) -> inspect.Signature:
     """Return the signature as callers of a task see it: they do not pass the context."""
     parameters = list(signature.parameters.values())
-    has_own = task.takes_context and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL
+    has_own = passes_context(task) and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL
     return signature.replace(parameters=parameters[1:]) if has_own else signature
 
 
 def check_binding(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse arguments that the task's function cannot be called with. Raises: InvalidArguments."""
-    context = (None,) if task.takes_context else ()
-    signature = accepted_signature(task.func)
+    context = (None,) if passes_context(task) else ()
+    signature = accepted_signature(called(task))
     try:
         signature.bind(*context, *args, **kwargs)
     except TypeError as error:
@@ -71,16 +89,35 @@ def gate_name(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     elif "{" not in task.gate:
         name = task.gate
     else:
-        context = [None] if task.takes_context else []
-        try:
-            bound = shown_signature(task.func).bind(*context, *args, **kwargs)
-            bound.apply_defaults()
-            named = dict(bound.arguments)
-            named |= named.get("kwargs", {}) if isinstance(named.get("kwargs"), dict) else {}
-            name = task.gate.format(*args, **{**named, **kwargs})
-        except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
-            raise InvalidOption(
-                f"task {task.module_path}: gate={task.gate!r} cannot be filled from the arguments: {error!r}"
-            ) from error
+        name = filled(task, "gate", task.gate, args, kwargs)
     check_gate_name(name)
     return str(name)
+
+
+def filled(task: Any, option: str, template: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return an option's format, such as '{user_id}', filled from the arguments of a call and their defaults.
+
+    Raises: InvalidOption when it names what the call does not have.
+    """
+    context = [None] if passes_context(task) else []
+    try:
+        bound = shown_signature(called(task)).bind(*context, *args, **kwargs)
+        bound.apply_defaults()
+        named = dict(bound.arguments)
+        named |= named.get("kwargs", {}) if isinstance(named.get("kwargs"), dict) else {}
+        return template.format(*args, **{**named, **kwargs})
+    except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
+        raise InvalidOption(
+            f"task {task.module_path}: {option}={template!r} cannot be filled from the arguments: {error!r}; "
+            f"it may name those of {without_context(task, shown_signature(called(task)))}"
+        ) from error
+
+
+def parameter_names(task: Any) -> list[str]:
+    """Return the names of a task's positional parameters in order; an empty list when task is None."""
+    if task is None:
+        return []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = shown_signature(called(task)).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind in positional]
+    return names[1:] if passes_context(task) else names

@@ -9,6 +9,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.conf import settings
+
 from ..exceptions import InvalidOption
 
 # No wall clock is more than a day from UTC, so between these two every zone has a wall time in the years 1000 to 9999.
@@ -35,6 +37,13 @@ def checked_moment(name: str, moment: Any) -> datetime:
     if not EARLIEST_MOMENT <= in_utc <= LATEST_MOMENT:
         raise InvalidOption(f"{name} is outside the calendar: {ALLOWED}")
     return in_utc if offset is not None else moment
+
+
+def checked_aware(name: str, moment: datetime) -> datetime:
+    """Do what `checked_moment` does, and refuse a naive moment where the project uses time zones."""
+    if settings.USE_TZ and moment.utcoffset() is None:
+        raise InvalidOption(f"{name} has no time zone: give an aware datetime, such as timezone.now() plus a timedelta")
+    return checked_moment(name, moment)
 
 
 def moment_after(name: str, now: datetime, delay: Any) -> datetime:

@@ -14,6 +14,8 @@ from ..exceptions import InvalidOption
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 GATE_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,200}")
 TASK_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+# The id of a row as text. Redis may hold any other text as the id of a task.
+ROW_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # The end of the id of a worker process that runs one task at a time, in quarantine.
 ALONE = "-alone"
 
@@ -67,5 +69,6 @@ def uuid7() -> uuid.UUID:
 
 
 def lowest_uuid7_at(moment: datetime) -> uuid.UUID:
-    """Return the lowest UUIDv7 of a millisecond."""
-    return uuid.UUID(int=int(moment.timestamp() * 1000) << 80 | 0x7 << 76 | 0b10 << 62)
+    """Return the lowest UUIDv7 of a millisecond; of times that none can name, of the nearest one."""
+    milliseconds = min(max(int(moment.timestamp() * 1000), 0), 2**48 - 1)
+    return uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | 0b10 << 62)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from base64 import b64encode
 from collections import OrderedDict, UserString
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -85,6 +86,11 @@ def certainly_fits(found: Payload, largest_bytes: int) -> bool:
 def json_bytes(value: Any) -> bytes:
     """Encode plain values as compact JSON in UTF-8."""
     return _compact.encode(value).encode()
+
+
+def as_base64(data: bytes) -> dict[str, str]:
+    """Return bytes in the form in which JSON can hold them."""
+    return {"base64": b64encode(data).decode()}
 
 
 def is_same(first: Any, second: Any) -> bool:

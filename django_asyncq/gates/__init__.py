@@ -19,7 +19,8 @@ from .admission import (
     retry_after,
 )
 from .audit import LIVE_STATES, Drift, audit, audit_waiters, build, look, occupied
-from .members import Slot, forget_built, hold_seconds, keys, keys_for, release_ids, slots
+from .members import Keys, Slot, forget_built, hold_seconds, keys, keys_for, noted_ids, release_ids, slots, trim_noted
+from .pauses import is_paused
 from .row_slots import slots_taken
 from .waiters import forget_gate, settle, waiters, waiting_gates
 
@@ -27,6 +28,7 @@ __all__ = [
     "LIVE_STATES",
     "Admission",
     "Drift",
+    "Keys",
     "Slot",
     "acquire",
     "admit",
@@ -39,9 +41,11 @@ __all__ = [
     "forget_gate",
     "give_back",
     "hold_seconds",
+    "is_paused",
     "keys",
     "keys_for",
     "look",
+    "noted_ids",
     "occupied",
     "release",
     "release_deleted",
@@ -51,6 +55,7 @@ __all__ = [
     "settle",
     "slots",
     "slots_taken",
+    "trim_noted",
     "waiters",
     "waiting_gates",
 ]

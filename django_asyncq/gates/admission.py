@@ -28,6 +28,9 @@ from .waiters import KEPT_SECONDS, forget_waiters, note_waiting, wait
 
 logger = get_logger("django_asyncq.gates")
 
+# Nobody knows when a person resumes a gate; a client that asks each half minute does no harm.
+PAUSED_RETRY_SECONDS = 30
+
 
 # "all": all or none. "partial": as many as possible. "wait": the same, and those refused wait for a slot.
 Mode = Literal["all", "partial", "wait"]
@@ -54,8 +57,8 @@ def acquire(
     again: the tasks are retried. A late release by one of their earlier runs then leaves the new slot alone.
     timed: the tasks are retried because their time has come. A gate without a limit then admits them: no caller
         could handle the error. Those refused wait at the gate.
-    Raises: QueueFull when a gate has too few free slots, UnknownGate, GateUnavailable. The caller then releases the
-    slots acquired so far, with `release_uncommitted`.
+    Raises: QueueFull when a gate is paused or has too few free slots, UnknownGate, GateUnavailable. The caller then
+    releases the slots acquired so far, with `release_uncommitted`.
     """
     if _in_redis(records):
         release_rolled_back()
@@ -124,11 +127,16 @@ def give_back(records: Sequence[TaskRecord]) -> None:
 def release_deleted(records: Sequence[TaskRecord]) -> None:
     """Release the slots of deleted tasks, whichever run holds them, and forget those that waited for one."""
     _release_groups(records, lambda record: "")
-    for gate, group in _in_redis(record for record in records if record.retry_at is not None).items():
+    forget_waiting([record for record in records if record.retry_at is not None])
+
+
+def forget_waiting(records: Iterable[TaskRecord]) -> None:
+    """Forget tasks that will not be retried, if they wait at their gate. Never raises for Redis."""
+    for gate, group in _in_redis(records).items():
         try:
             forget_waiters(gate, [str(record.id) for record in group])
         except BrokerUnavailable as error:
-            logger.warning("gate %s: deleted tasks still wait; the leader will forget them: %s", gate, error)
+            logger.warning("gate %s: closed tasks still wait; the leader will forget them: %s", gate, error)
 
 
 def _release_groups(records: Iterable[TaskRecord], fence_of: Callable[[TaskRecord], str]) -> None:
@@ -205,23 +213,23 @@ def _admit_some(gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds
     expected, waiting = replies.number(reply[3]) or 0.0, replies.count(reply[4])
     if word == b"undefined":
         raise UnknownGate(gate)
-    if word == b"full":
-        raise _full(gate, known_limit, occupancy, expected, waiting)
+    if word in (b"full", b"paused"):
+        raise _full(gate, known_limit, occupancy, expected, waiting, paused=word == b"paused")
     return Admission(set(replies.texts(reply[5:])), known_limit, occupancy, expected, waiting)
 
 
 def _counted(gate: str, records: Sequence[TaskRecord], mode: Mode) -> Admission:
     """Do what `admit` does, with slots that are counted from the rows."""
-    refused, limit, occupancy, expected, waiting = row_slots.count(gate, records)
+    refused, limit, occupancy, expected, waiting, paused = row_slots.count(gate, records)
     if refused and mode == "all":
-        raise _full(gate, limit, occupancy, expected, waiting)
+        raise _full(gate, limit, occupancy, expected, waiting, paused=paused)
     admitted = 0 if limit <= 0 else len(records) - len(refused)
     return Admission(set(refused), limit, occupancy + admitted, expected, waiting)
 
 
-def _full(gate: str, limit: int, occupancy: int, expected_seconds: float, waiting: int) -> QueueFull:
-    seconds = retry_after(limit, expected_seconds, waiting)
-    return QueueFull(gate=gate, limit=limit, occupancy=occupancy, waiting=waiting, retry_after=seconds)
+def _full(gate: str, limit: int, occupancy: int, expected_seconds: float, waiting: int, *, paused: bool) -> QueueFull:
+    seconds = PAUSED_RETRY_SECONDS if paused else retry_after(limit, expected_seconds, waiting)
+    return QueueFull(gate=gate, limit=limit, occupancy=occupancy, waiting=waiting, retry_after=seconds, paused=paused)
 
 
 def retry_after(limit: int, expected_seconds: float, waiting: int = 0) -> int:

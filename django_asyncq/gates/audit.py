@@ -5,17 +5,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from django.db.models import QuerySet
 
 from .. import conf, failpoints
+from ..aliases import uses_redis
 from ..broker import clients, commands, redis_clock, replies, scripts
+from ..broker.inspection import claimed_ids
+from ..definitions.names import ROW_ID
 from ..models import Gate, TaskRecord, TaskState
 from ..storage.isolation import page_of
 from ..storage.routing import rows_of
-from .members import IDS_PER_CALL, client, forget_built, hold_seconds, keys, release_ids, slots
+from .members import (
+    IDS_PER_CALL,
+    client,
+    forget_built,
+    hold_seconds,
+    keys,
+    noted_ids,
+    release_ids,
+    slots,
+    trim_noted,
+)
+from .pauses import is_paused
 from .waiters import forget_waiters, wait, waiters
 
 LIVE_STATES = (TaskState.QUEUED, TaskState.RUNNING)
@@ -39,21 +54,24 @@ class Look(NamedTuple):
 def build(gate: str) -> None:
     """Give a slot to every task that is QUEUED or RUNNING, a place to every task that waits, then let the gate admit.
 
-    Does nothing when the limit of the gate is changed in the meantime. Raises: BrokerUnavailable.
+    It admits nothing while it is paused. Slots of other programs that Redis has lost are unknown here, and missing.
+    Does nothing when the limit of the gate is changed, or it is paused or resumed, in the meantime.
+    Raises: BrokerUnavailable.
     """
     # First: a new task must not come before those that wait.
     _wait_again(gate, _waiting(gate))
-    changes = commands.send(client(), "hget", keys(gate)[1], "changes") or b""
+    of_gate = keys(gate)
+    changes = commands.send(client(), "hget", of_gate.meta, "changes") or b""
     row = rows_of(Gate).filter(name=gate).first()
     holders = page_of(_live(gate), "state", "fence", size=None)
     expected = row.expected_seconds if row else conf.current().expected_seconds
     limit = [row.limit, row.expected_seconds] if row else ["", ""]
-    arguments = [changes, *limit, hold_seconds(expected)]
+    arguments = [changes, *limit, hold_seconds(expected), "1" if is_paused(gate) else ""]
     for id, state, fence in holders:
         # The fence of the last run that has finished. A RUNNING row names the run that holds the slot, so its last
         # finished run is the one before; a QUEUED row names a finished run.
         arguments += [str(id), fence if state == TaskState.QUEUED else fence - 1]
-    if scripts.run("gate_build", client(), keys(gate), arguments) != b"built":
+    if scripts.run("gate_build", client(), of_gate, arguments) != b"built":
         return
     failpoints.reach("build.gate_built")
     # A task that finished after its row was read got a slot that nobody would release.
@@ -70,37 +88,62 @@ def occupied() -> set[str]:
         found = client().scan_iter(match=f"{prefix}*", count=KEYS_PER_SCAN)
         names = {key.decode("utf-8", "replace").removeprefix(prefix) for key in found}
         # A gate without the mark "built" belongs to another program.
-        return {name for name in names if commands.send(client(), "hexists", keys(name)[1], "built")}
+        return {name for name in names if commands.send(client(), "hexists", keys(name).meta, "built")}
 
 
 def audit(gate: str, *, seen: set[str] | None = None, dry_run: bool = False) -> Drift:
     """Renew the slots of tasks that are QUEUED or RUNNING, add missing slots and remove those without a task.
 
-    Slots younger than a provisional one are skipped, by Redis's clock: their row may not be committed yet.
+    Only slots that are noted as ours are removed. Those of other programs count, and last until their own expiry.
+    Slots younger than a provisional one are skipped, by Redis's clock: their row may not be committed yet. A finished
+    task keeps its slot while a worker has it: it was cancelled, say, and its body still runs.
+    A follower that has lost its slot gets none: it asks when it moves up, so the limit holds.
     seen: slots without a live task that the last audit found. Only those are removed, because a worker releases a
-        slot shortly after it has written the outcome. The set is replaced by what this audit finds. None: remove all.
+        slot shortly after it has written the outcome, and not while a worker has the task: the function of one that
+        was cancelled may still run. The set is replaced by what this audit finds. None: remove all.
     dry_run: only count. Raises: BrokerUnavailable.
     """
+    # Before the members: an id that gets a slot in between is then no member that was noted, and is left alone.
+    noted = noted_ids(gate)
     members = {slot.id: slot.expires_at for slot in slots(gate)}
     row = rows_of(Gate).filter(name=gate).first()
-    if not dry_run and _known_limit(gate) != _limit_of(row):
+    if not dry_run and _is_outdated(gate, row):
         forget_built(gate)  # it was changed while Redis was unreachable
-    holders = _holders(gate)
+    found = page_of(_live(gate), "after_id", size=None)
+    holders = [str(id) for id, after_id in found if after_id is None or str(id) in members]
     provisional_until = redis_clock.seconds("producer") + conf.current().provisional_seconds
-    strangers = {id for id, expires_at in members.items() if expires_at > provisional_until}.difference(holders)
+    lasting = {id for id, expires_at in members.items() if expires_at > provisional_until}
+    unmatched = (lasting & noted).difference(holders)
+    # Before the second look at the rows: a person may retry such a task meanwhile.
+    claimed = _claimed(gate, unmatched if seen is None else unmatched & seen)
     lacking = set() if row and row.limit <= 0 else _renew(gate, row, holders, dry_run=dry_run)
-    if lacking or strangers:
+    if lacking or unmatched:
         live = set(_holders(gate))
         # A task that finished between the read and the renewal has got a slot again.
         finished = lacking - live
         if not dry_run:
             release_ids(gate, sorted(finished))
-        lacking, strangers = lacking - finished, strangers - live
+        lacking, unmatched = lacking - finished, unmatched - live
+    surplus = (unmatched if seen is None else unmatched & seen) - claimed
     if seen is not None:
-        strangers, found = strangers & seen, strangers
         seen.clear()
-        seen.update(found - strangers)
-    return Drift(len(lacking), len(strangers) if dry_run else release_ids(gate, sorted(strangers)))
+        seen.update(unmatched - surplus)
+    if not dry_run and (expired := noted.difference(members)):
+        trim_noted(gate, sorted(expired))
+    return Drift(len(lacking), len(surplus) if dry_run else release_ids(gate, sorted(surplus)))
+
+
+def _claimed(gate: str, ids: Collection[str]) -> set[str]:
+    """Return which of these tasks, that are neither QUEUED nor RUNNING, a worker still has."""
+    # Any program may have noted any text.
+    with_row = [UUID(id) for id in ids if ROW_ID.fullmatch(id)]
+    queues: dict[tuple[str, str], list[str]] = {}
+    for start in range(0, len(with_row), IDS_PER_CALL):
+        rows = rows_of(TaskRecord).at_gate(gate).filter(id__in=with_row[start : start + IDS_PER_CALL])
+        for id, alias, queue in page_of(rows, "backend", "queue_name", size=None):
+            if uses_redis(alias):
+                queues.setdefault((alias, queue), []).append(str(id))
+    return claimed_ids("worker", queues)
 
 
 def _renew(gate: str, row: Gate | None, holders: Sequence[str], *, dry_run: bool) -> set[str]:
@@ -108,10 +151,10 @@ def _renew(gate: str, row: Gate | None, holders: Sequence[str], *, dry_run: bool
     if dry_run:
         return set(holders) - {slot.id for slot in slots(gate)}
     hold = hold_seconds(row.expected_seconds if row else conf.current().expected_seconds)
-    lacking: set[str] = set()
+    of_gate, lacking = keys(gate), set[str]()
     for start in range(0, len(holders), IDS_PER_CALL):
         arguments = [hold, *holders[start : start + IDS_PER_CALL]]
-        found = scripts.run("gate_renew", clients.client("worker"), keys(gate)[:1], arguments)
+        found = scripts.run("gate_renew", clients.client("worker"), [of_gate.members, of_gate.ours], arguments)
         lacking |= set(replies.texts(found))
     return lacking
 
@@ -121,11 +164,12 @@ def look(gate: str, most: int) -> Look:
 
     most: how many ids to return. Raises: BrokerUnavailable.
     """
-    members, meta, _, waiting = keys(gate)
-    word, count, *ids = scripts.run("gate_next", client(), [members, meta, waiting], [most])
+    of_gate = keys(gate)
+    places = [of_gate.members, of_gate.meta, of_gate.waiters]
+    word, count, *ids = scripts.run("gate_next", client(), places, [most])
     while word == b"unbuilt":
         build(gate)
-        word, count, *ids = scripts.run("gate_next", client(), [members, meta, waiting], [most])
+        word, count, *ids = scripts.run("gate_next", client(), places, [most])
     return Look(replies.count(count), replies.texts(ids))
 
 
@@ -158,14 +202,11 @@ def _wait_again(gate: str, rows: Sequence[tuple[Any, ...]]) -> None:
         wait(gate, [str(id) for id, _ in rows], rows[0][1])
 
 
-def _limit_of(row: Gate | None) -> tuple[int, float] | None:
-    return (row.limit, row.expected_seconds) if row else None
-
-
-def _known_limit(gate: str) -> tuple[int, float] | None:
-    """Return the limit and the expected seconds that Redis has of the Gate row."""
-    limit, expected = commands.send(client(), "hmget", keys(gate)[1], "limit", "expected_seconds")
-    return (replies.whole(limit) or 0, replies.number(expected) or 0.0) if limit else None
+def _is_outdated(gate: str, row: Gate | None) -> bool:
+    """Whether Redis has another limit or other expected seconds than the Gate row, or does not know of a pause."""
+    limit, expected, paused = commands.send(client(), "hmget", keys(gate).meta, "limit", "expected_seconds", "paused")
+    known = (replies.whole(limit) or 0, replies.number(expected) or 0.0) if limit else None
+    return known != ((row.limit, row.expected_seconds) if row else None) or (paused is not None) != is_paused(gate)
 
 
 def _live(gate: str) -> QuerySet[TaskRecord]:

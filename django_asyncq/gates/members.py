@@ -1,7 +1,8 @@
 """The members of a gate in Redis: the keys, who holds a slot, and how a slot is released by task id.
 
 Slots have the format of the Go service that first had them: ZSET `asynch:qgate:<name>`, member = task id, score =
-expiry in Unix seconds. This module reads no rows.
+expiry in Unix seconds. Other programs may have slots of the same gate: which are ours is noted beside them.
+This module reads no rows.
 """
 
 from __future__ import annotations
@@ -30,22 +31,32 @@ class Slot(NamedTuple):
     expires_at: int
 
 
-def keys(gate: str) -> tuple[str, str, str, str]:
-    """Return the gate's keys: members, meta, retaken, waiters. The braces keep all in one slot of a Redis Cluster."""
+class Keys(NamedTuple):
+    """The keys of a gate. ours: the set of the ids that this project has put into members."""
+
+    members: str
+    meta: str
+    retaken: str
+    waiters: str
+    ours: str
+
+
+def keys(gate: str) -> Keys:
+    """Return the gate's keys. The braces keep all in one slot of a Redis Cluster."""
     return _keys(conf.current().gate_prefix, gate)
 
 
 @lru_cache(maxsize=1024)
-def _keys(prefix: str, gate: str) -> tuple[str, str, str, str]:
+def _keys(prefix: str, gate: str) -> Keys:
     members = f"{prefix}{gate}"
-    return members, f"{{{members}}}:meta", f"{{{members}}}:retaken", f"{{{members}}}:waiters"
+    return Keys(members, *(f"{{{members}}}:{word}" for word in Keys._fields[1:]))
 
 
 def keys_for(record: TaskRecord) -> GateKeys:
     """Return what the enqueue script needs to confirm the slot of a task."""
-    members, meta, *_ = keys(record.gate)
+    of_gate = keys(record.gate)
     expected_seconds = record.expected_seconds or conf.current().expected_seconds
-    return GateKeys(members, meta, record.queue_limit, expected_seconds)
+    return GateKeys(of_gate.members, of_gate.meta, record.queue_limit, expected_seconds)
 
 
 def hold_seconds(expected_seconds: float) -> int:
@@ -72,13 +83,26 @@ def release_runs(gate: str, runs: Sequence[tuple[str, str]]) -> int:
 
     runs: task id and fence of the run; a fence of "" releases the slot of any run.
     """
-    members, _, retaken, waiters = keys(gate)
+    of_gate = keys(gate)
+    places = [of_gate.members, of_gate.retaken, of_gate.waiters, of_gate.ours]
     released = 0
     for start in range(0, len(runs), IDS_PER_CALL):
         words = [word for run in runs[start : start + IDS_PER_CALL] for word in run]
         arguments = [free_slot_channel(), gate, *words]
-        released += int(scripts.run("gate_release", client(), [members, retaken, waiters], arguments))
+        released += int(scripts.run("gate_release", client(), places, arguments))
     return released
+
+
+def noted_ids(gate: str) -> set[str]:
+    """Return the ids that this project has given a slot and not released. Raises: BrokerUnavailable."""
+    return set(replies.texts(commands.send(client(), "smembers", keys(gate).ours)))
+
+
+def trim_noted(gate: str, ids: Sequence[str]) -> None:
+    """Forget ids whose slot has expired, of those that were noted as ours. Raises: BrokerUnavailable."""
+    of_gate = keys(gate)
+    for start in range(0, len(ids), IDS_PER_CALL):
+        scripts.run("gate_trim", client(), [of_gate.members, of_gate.ours], ids[start : start + IDS_PER_CALL])
 
 
 def forget_built(gate: str) -> None:

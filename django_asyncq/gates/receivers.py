@@ -6,6 +6,7 @@ calls `gates.confirm` for that.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 from uuid import UUID
 
@@ -16,9 +17,9 @@ from django.dispatch import receiver
 from ..aliases import is_redis_used
 from ..exceptions import BrokerUnavailable
 from ..guard import get_logger
-from ..models import Gate, TaskRecord, TaskState
+from ..models import Gate, Pause, PauseKind, TaskRecord, TaskState
 from ..signals import task_state_changed, task_state_changing
-from .admission import acquire, release
+from .admission import acquire, forget_waiting, release
 from .audit import LIVE_STATES
 from .members import forget_built
 
@@ -34,10 +35,13 @@ def acquire_gate_slots(
 
 
 @receiver(task_state_changed, dispatch_uid="django_asyncq.release_gate_slots")
-def release_gate_slots(*, records: list[TaskRecord], new: TaskState, **kwargs: Any) -> None:
+def release_gate_slots(*, records: list[TaskRecord], old: TaskState | None, new: TaskState, **kwargs: Any) -> None:
     """Release the slots of tasks that are no longer queued or running."""
     if new not in LIVE_STATES:
         release(records)
+    if old == new == TaskState.FAILED:
+        # It was closed while it was RETRYING. It may have waited at its gate, where a place keeps others out.
+        forget_waiting(records)
 
 
 @receiver(pre_save, sender=Gate, dispatch_uid="django_asyncq.remember_gate_name")
@@ -50,15 +54,25 @@ def remember_gate_name(*, instance: Gate, using: str, **kwargs: Any) -> None:
 @receiver([post_save, post_delete], sender=Gate, dispatch_uid="django_asyncq.publish_gate")
 def publish_gate(*, instance: Gate, using: str, **kwargs: Any) -> None:
     """Make a changed limit take effect at once: the gate is rebuilt at its next use."""
+    _rebuild_after_commit({instance.name, *instance.former_names}, using)
+
+
+@receiver([post_save, post_delete], sender=Pause, dispatch_uid="django_asyncq.publish_paused_gate")
+def publish_paused_gate(*, instance: Pause, using: str, **kwargs: Any) -> None:
+    """Make a pause of a gate, or its end, take effect at once: the gate is rebuilt at its next use."""
+    if instance.kind == PauseKind.GATE:
+        _rebuild_after_commit({instance.name}, using)
+
+
+def _rebuild_after_commit(names: Collection[str], using: str) -> None:
     if not is_redis_used():
         return
-    names = {instance.name, *instance.former_names}
 
     def publish() -> None:
         for name in names:
             try:
                 forget_built(name)
             except BrokerUnavailable as error:
-                logger.warning("gate %s: the new limit takes effect when Redis is reachable again: %s", name, error)
+                logger.warning("gate %s: the change takes effect when Redis is reachable again: %s", name, error)
 
     transaction.on_commit(publish, using=using, robust=True)

@@ -15,6 +15,7 @@ from ..exceptions import GateUnavailable, UnknownGate
 from ..models import Gate, TaskRecord
 from ..storage.routing import rows_of
 from .audit import LIVE_STATES
+from .pauses import is_paused
 
 _is_reachable = True
 
@@ -36,13 +37,17 @@ def are_reachable() -> bool:
 
 
 class Count(NamedTuple):
-    """What the rows say about a gate. refused: ids of the asking tasks that get no slot; the others as in Admission."""
+    """What the rows say about a gate. refused: ids of the asking tasks that get no slot; the others as in Admission.
+
+    paused: whether the gate is paused, so that all are refused.
+    """
 
     refused: list[str]
     limit: int
     occupancy: int
     expected_seconds: float
     waiting: int
+    paused: bool = False
 
 
 def count(gate: str, records: Sequence[TaskRecord]) -> Count:
@@ -54,19 +59,21 @@ def count(gate: str, records: Sequence[TaskRecord]) -> Count:
         raise GateUnavailable(gate)
     row = rows_of(Gate).filter(name=gate).first()
     limit = row.limit if row else records[0].queue_limit
-    if limit is None:
+    paused = is_paused(gate)
+    if limit is None and not paused:
         raise UnknownGate(gate)
+    limit = limit or 0
     own_seconds = records[0].expected_seconds or conf.current().expected_seconds
     expected_seconds = row.expected_seconds if row else own_seconds
-    if limit <= 0:
+    if limit <= 0 and not paused:
         return Count([], limit, 0, expected_seconds, 0)
     occupancy = slots_taken(gate)
     waiters = list(rows_of(TaskRecord).waiting_at_gate(gate).order_by("id").values_list("id", flat=True))
     places = {id: place for place, id in enumerate(waiters)}
     for record in records:
         places.setdefault(record.id, len(places))
-    refused = [str(record.id) for record in records if places[record.id] >= limit - occupancy]
-    return Count(refused, limit, occupancy, expected_seconds, len(waiters))
+    refused = [str(record.id) for record in records if paused or places[record.id] >= limit - occupancy]
+    return Count(refused, limit, occupancy, expected_seconds, len(waiters), paused)
 
 
 def slots_taken(gate: str) -> int:

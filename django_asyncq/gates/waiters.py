@@ -23,11 +23,11 @@ def wait(gate: str, ids: Sequence[str], limit: int | None, *, is_next: bool = Fa
 
     limit: that the tasks bring along, for a gate without a row. is_next: before all others. Raises: BrokerUnavailable.
     """
-    _, meta, _, waiters = keys(gate)
+    of_gate = keys(gate)
     own_limit = "" if limit is None else limit
     for start in range(0, len(ids), IDS_PER_CALL):
         arguments = [own_limit, "next" if is_next else "", *ids[start : start + IDS_PER_CALL]]
-        scripts.run("gate_wait", client(), [meta, waiters], arguments)
+        scripts.run("gate_wait", client(), [of_gate.meta, of_gate.waiters], arguments)
     if ids:
         note_waiting(gate)
 
@@ -44,7 +44,7 @@ def waiting_gates() -> set[str]:
 
 def waiters(gate: str) -> list[str]:
     """Return the ids of the tasks that wait, those that are next first. Raises: BrokerUnavailable."""
-    return replies.texts(commands.send(client(), "zrange", keys(gate)[3], 0, -1))
+    return replies.texts(commands.send(client(), "zrange", keys(gate).waiters, 0, -1))
 
 
 def settle(gate: str, gone: Collection[str] = ()) -> None:
@@ -52,18 +52,18 @@ def settle(gate: str, gone: Collection[str] = ()) -> None:
 
     Raises: BrokerUnavailable.
     """
-    _, meta, _, waiting = keys(gate)
-    scripts.run("gate_settle", client(), [meta, waiting], list(gone))
+    of_gate = keys(gate)
+    scripts.run("gate_settle", client(), [of_gate.meta, of_gate.waiters], list(gone))
 
 
 def forget_waiters(gate: str, ids: Sequence[str]) -> None:
     """Forget tasks that wait no longer, such as deleted ones. Raises: BrokerUnavailable."""
-    commands.send(client(), "zrem", keys(gate)[3], *ids)
+    commands.send(client(), "zrem", keys(gate).waiters, *ids)
 
 
 def forget_gate(gate: str) -> None:
     """Note that nobody waits at a gate any more. Raises: BrokerUnavailable."""
     commands.send(client(), "srem", waiting_gates_key(), gate)
     # A task may have begun to wait between the last look and this note.
-    if commands.send(client(), "zcard", keys(gate)[3]):
+    if commands.send(client(), "zcard", keys(gate).waiters):
         note_waiting(gate)

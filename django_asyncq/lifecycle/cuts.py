@@ -10,7 +10,8 @@ from datetime import datetime
 from ..definitions.exception_text import text_of
 from ..guard import class_name
 from ..models import TaskState
-from .running import Run, count_crash, undo_attempt
+from .claimed_runs import Run
+from .running import count_crash, undo_attempt
 
 # Each run of such a body is cut, so the text says where to look.
 REMEDY = (

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 from uuid import UUID
 
 from django.db import connections
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import DO_NOTHING, Exists, OuterRef, Q, QuerySet
 from django.db.models.expressions import Combinable
 from django.db.models.fields.reverse_related import ManyToOneRel
 from django.template.defaultfilters import pluralize
@@ -20,10 +21,13 @@ from ..django_internals import delete_rows
 from ..exceptions import BrokerUnavailable
 from ..guard import get_logger
 from ..logs import log_extra
-from ..models import TaskRecord, TaskState
+from ..models import TaskLogLine, TaskRecord, TaskState
 from ..storage.routing import rows_of, transaction_of, writing_database
 from . import push_batcher
 from .dispatching import by_queue
+from .following import move_up_waiting
+from .log_lines import delete_log_lines
+from .messages import named_rows
 from .on_commit import CommitHook
 
 logger = get_logger("django_asyncq.lifecycle")
@@ -34,8 +38,18 @@ Fenced = Callable[[], AbstractContextManager[object]]
 class Removal(CommitHook):
     """Removes the tasks that a transaction deleted from Redis, and releases their gate slots."""
 
+    deletes = True
+
     def follow_up(self) -> None:
         failpoints.reach("delete.committed")
+        self._remove_from_redis()
+        # Last: what this cannot do the reconciler does.
+        if keys := {record.unique_key for record in self.records if record.unique_key}:
+            move_up_waiting(keys)
+        # Here and not with each row: many are deleted at a time. If we die before, the pruner deletes them.
+        delete_log_lines([record.id for record in self.records])
+
+    def _remove_from_redis(self) -> None:
         records = through_redis(self.records)
         if not records:
             return
@@ -44,7 +58,7 @@ class Removal(CommitHook):
         gates.release_deleted(records)
         try:
             for broker, queue, group in by_queue(Broker("producer", records[0].backend), records):
-                broker.remove(queue, [str(record.id) for record in group])
+                broker.remove(queue, [record.redis_id for record in group], named_rows(group))
         except BrokerUnavailable as error:
             count = len(records)
             logger.warning(
@@ -77,6 +91,29 @@ def follow_deletion(records: Sequence[TaskRecord], using: str) -> None:
     hook.register(connection)
 
 
+def delete(ids: Sequence[UUID]) -> list[UUID]:
+    """Delete finished tasks because a person asks for it, in the caller's transaction; return the ids of those deleted.
+
+    ids: at most 500.
+
+    | check    | final, and no row refers to it that the database would refuse at the commit; rows locked |
+    | row      | deleted as Django deletes: `post_delete`, and what each `on_delete` of the project says  |
+    | Redis    | as `follow_deletion`                                                                     |
+    | announce | nothing: Django's `post_delete` announces it                                             |
+
+    If we die after the commit, what `follow_deletion` says holds.
+    Raises: ProtectedError and others of django.db.IntegrityError; nothing is deleted then.
+    """
+    with transaction_of(TaskRecord):
+        finished = rows_of(TaskRecord).filter(id__in=ids, finished_at__isnull=False)
+        # Django leaves these to the database, which may complain at the commit, when it is too late for the others.
+        rows = without_referrers(finished, only=DO_NOTHING)
+        found = list(rows.order_by("id").select_for_update().values_list("id", flat=True))
+        if found:
+            rows_of(TaskRecord).filter(id__in=found).delete()
+    return found
+
+
 def prune(broker: Broker, ids: Sequence[UUID], expired: Q | Combinable, *, fenced: Fenced = nullcontext) -> int:
     """Delete finished tasks whose retention time is over; return how many were deleted.
 
@@ -99,25 +136,30 @@ def prune(broker: Broker, ids: Sequence[UUID], expired: Q | Combinable, *, fence
     skip_locked = connections[database].features.has_select_for_update_skip_locked
     with fenced(), transaction_of(TaskRecord, savepoint=False):
         locked = rows.order_by("id").select_for_update(skip_locked=skip_locked)
-        found = list(locked.values_list("id", "backend", "queue_name", "state"))
+        has_lines = Exists(rows_of(TaskLogLine).filter(task_id=OuterRef("id")))
+        found = list(locked.values_list("id", "backend", "queue_name", "state", "wire_id", has_lines))
         delete_rows(rows_of(TaskRecord).filter(id__in=[id for id, *_ in found]), database)
+        if with_lines := [id for id, *_, has_lines in found if has_lines]:
+            delete_log_lines(with_lines)
     failpoints.reach("prune.rows_deleted")
-    failed: dict[tuple[str, str], list[str]] = {}
-    for id, alias, queue, state in found:
+    failed: dict[tuple[str, str], list[TaskRecord]] = {}
+    for id, alias, queue, state, wire_id, _ in found:
         if state == TaskState.FAILED:
-            failed.setdefault((alias, queue), []).append(str(id))
+            failed.setdefault((alias, queue), []).append(TaskRecord(id=id, wire_id=wire_id))
     for (alias, queue), deleted in failed.items():
-        broker.of_alias(alias).remove(queue, deleted)
+        broker.of_alias(alias).remove(queue, [each.redis_id for each in deleted], named_rows(deleted))
     return len(found)
 
 
-def without_referrers(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
-    """Exclude tasks that a foreign key with a constraint refers to, whatever its on_delete.
+def without_referrers(rows: QuerySet[TaskRecord], *, only: Any = None) -> QuerySet[TaskRecord]:
+    """Exclude tasks that a foreign key with a constraint refers to, whatever its on_delete. only: those with this one.
 
     Pruning must never delete or change rows of the project, and a protected row must not stop it.
     """
     for relation in TaskRecord._meta.get_fields(include_hidden=True):
         if not (isinstance(relation, ManyToOneRel) and getattr(relation.field, "db_constraint", False)):
+            continue
+        if only is not None and relation.on_delete is not only:
             continue
         model = relation.related_model
         # No constraint reaches into another database.

@@ -12,6 +12,7 @@ from django.template.defaultfilters import pluralize
 from .. import failpoints, gates
 from ..aliases import through_redis
 from ..broker import Broker, Entry
+from ..broker.groups import Groups
 from ..exceptions import BrokerMisconfigured, BrokerUnavailable, GateUnavailable
 from ..guard import get_logger, is_a
 from ..logs import log_extra
@@ -20,7 +21,9 @@ from ..storage import database_clock
 from ..storage.routing import rows_of
 from . import prefix_check
 from .events import announce
+from .group_places import NO_GROUP, GroupPlace, by_group
 from .messages import entry_of, later_fence
+from .remote_seen import note_grouped
 
 logger = get_logger("django_asyncq.lifecycle")
 
@@ -87,7 +90,8 @@ def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) 
     The script that makes a task pending also confirms its slot, where one script can reach both keys. Only a task that
     is delayed, or has lost its slot, costs a second call.
     """
-    records = through_redis(records)
+    # A task that follows another one waits as a row alone, until it moves up. A member of a batch waits in the batch.
+    records = [record for record in through_redis(records) if record.after_id is None and not record.is_in_batch]
     if not records:
         return 0
     confirmed = not broker.reaches_all
@@ -99,11 +103,13 @@ def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) 
             # Redis did not know it: it may have lost its memory, and be another database's now.
             prefix_check.forget()
         due, delayed = _by_time(group)
+        due, grouped = by_group(due)
         if due:
             pushed += _make_pending(of_alias, queue, due, again=again, confirmed=confirmed)
+        for place, of_group in grouped.items():
+            pushed += _add_to_group(of_alias, queue, place, of_group, again=again, confirmed=confirmed)
         if delayed := delayed if confirmed else _confirmed(delayed):
-            words = of_alias.schedule(queue, [_entry(record, again=again) for record in delayed])
-            pushed += words.count("scheduled")
+            pushed += _schedule(of_alias, queue, delayed, again=again)
         failpoints.reach("dispatch.queue_pushed")
     return pushed
 
@@ -121,15 +127,58 @@ def _by_time(records: list[TaskRecord]) -> tuple[list[TaskRecord], list[TaskReco
     return due, delayed
 
 
+def _schedule(broker: Broker, queue: str, records: list[TaskRecord], *, again: bool) -> int:
+    """Schedule delayed tasks of one queue; return how many. One with a group joins it when it is due."""
+    plain, grouped = by_group(records)
+    pushed = 0
+    for place, of_group in [(NO_GROUP, plain), *grouped.items()]:
+        if of_group:
+            entries = [_entry(record, again=again) for record in of_group]
+            words = broker.schedule(queue, entries, group=place.name, rules=place.rules)
+            # Those whose lock another program has go without it.
+            if "duplicate" in words:
+                entries = _without_locks(entries, words)
+                words += broker.schedule(queue, entries, group=place.name, rules=place.rules)
+            pushed += words.count("scheduled")
+            if place.name:
+                note_grouped(of_group)
+    return pushed
+
+
+def _add_to_group(
+    broker: Broker, queue: str, place: GroupPlace, records: list[TaskRecord], *, again: bool, confirmed: bool
+) -> int:
+    """Add tasks of one queue to their group; return how many."""
+    if not confirmed:
+        records = _confirmed(records)
+    if not records:
+        return 0
+    entries = [_entry(record, again=again) for record in records]
+    groups = Groups(broker.role, broker.alias)
+    words = groups.add(queue, place.name, entries, rules=place.rules, again=again)
+    if "duplicate" in words:
+        words += groups.add(queue, place.name, _without_locks(entries, words), rules=place.rules, again=again)
+    note_grouped(records)
+    return words.count("grouped")
+
+
 def _make_pending(broker: Broker, queue: str, records: list[TaskRecord], *, again: bool, confirmed: bool) -> int:
     """Make tasks of one queue pending; return how many. confirmed: their slots are confirmed already."""
     entries = [_entry(record, again=again, confirmed=confirmed) for record in records]
     words = broker.enqueue(queue, entries, again=again)
+    if "duplicate" in words:
+        # Another program has taken the lock meanwhile. The row is committed, so it runs, without the lock.
+        words += broker.enqueue(queue, _without_locks(entries, words), again=again)
     pushed = words.count("queued")
     if "no_slot" in words:
-        kept = _confirmed([record for record, word in zip(records, words, strict=True) if word == "no_slot"])
+        kept = _confirmed([record for record, word in zip(records, words, strict=False) if word == "no_slot"])
         pushed += _make_pending(broker, queue, kept, again=again, confirmed=True) if kept else 0
     return pushed
+
+
+def _without_locks(entries: Sequence[Entry], words: Sequence[str]) -> list[Entry]:
+    """Return the entries whose lock another program holds, without it."""
+    return [entry._replace(unique_key="") for entry, word in zip(entries, words, strict=True) if word == "duplicate"]
 
 
 def _confirmed(records: list[TaskRecord]) -> list[TaskRecord]:
@@ -144,9 +193,17 @@ def _confirmed(records: list[TaskRecord]) -> list[TaskRecord]:
     return [record for record in records if record.id not in lost]
 
 
+def park_lost(records: Sequence[TaskRecord]) -> None:
+    """Make the provisional slots of QUEUED tasks last; park those whose slot was lost meanwhile at a full gate.
+
+    Raises: GateUnavailable, BrokerUnavailable.
+    """
+    _confirmed(list(records))
+
+
 def _entry(record: TaskRecord, *, again: bool, confirmed: bool = True) -> Entry:
     of_gate = gates.keys_for(record) if record.gate and not confirmed else None
-    return entry_of(record, fence=later_fence(record) if again else 0, gate=of_gate)
+    return entry_of(record, fence=later_fence(record) if again else record.fence, gate=of_gate)
 
 
 def by_queue(broker: Broker, records: Sequence[TaskRecord]) -> Iterator[tuple[Broker, str, list[TaskRecord]]]:

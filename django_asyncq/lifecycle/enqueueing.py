@@ -15,9 +15,10 @@ from ..exceptions import BrokerUnavailable
 from ..models import TaskRecord, TaskState
 from ..storage.inserting import insert
 from ..storage.routing import writing_database
-from . import prefix_check, push_batcher
+from . import prefix_check, push_batcher, wire_locks
 from .dispatching import dispatch, is_paused, note_failed_push
 from .events import announce, ask
+from .following import settle_followers
 from .on_commit import CommitHook
 
 
@@ -40,6 +41,8 @@ class Dispatch(CommitHook):
         announce(self.records, None, TaskState.QUEUED)
         for follower in self.followers:
             follower()
+        # Last: what this cannot do the reconciler does.
+        settle_followers(self.records)
 
 
 def enqueue(
@@ -59,15 +62,12 @@ def enqueue(
     An alias without Redis has the rows alone; its gates are counted from them.
     A rollback releases the slots. If we die before the commit, they expire. If we die after it, the reconciler
     pushes the rows.
+    Tasks with a unique slot are enqueued by `enqueue_unique`.
     Raises: ImproperlyConfigured when the settings that name Redis cannot be right, PrefixTaken, EnqueueRefused, and
     what receivers veto with: nothing was written. django.db.Error when the INSERT fails.
     """
-    if sent := through_redis(records):
-        require_valid_settings()
-        _require_own_prefix(sent)
-    refused = ask(records, None, partial=partial)
-    failpoints.reach("enqueue.slot_acquired")
-    admitted = [record for record in records if record.id not in refused] if refused else list(records)
+    require_redis(records)
+    admitted = admit(records, partial=partial)
     if not admitted:
         return []
     connection = connections[writing_database(TaskRecord)]
@@ -76,9 +76,22 @@ def enqueue(
     except BaseException:
         gates.release_uncommitted(admitted)
         raise
-    failpoints.reach("enqueue.row_inserted")
-    _dispatch_after_commit(admitted, connection, on_committed)
+    dispatch_after_commit(admitted, connection, on_committed)
     return admitted
+
+
+def require_redis(records: Sequence[TaskRecord]) -> None:
+    """Refuse to enqueue where the settings that name Redis cannot be right. Raises: as `enqueue`."""
+    if sent := through_redis(records):
+        require_valid_settings()
+        _require_own_prefix(sent)
+
+
+def admit(records: Sequence[TaskRecord], *, partial: bool) -> list[TaskRecord]:
+    """Ask every receiver whether new tasks may be queued; return those admitted. Raises: what receivers veto with."""
+    refused = ask(records, None, partial=partial)
+    failpoints.reach("enqueue.slot_acquired")
+    return [record for record in records if record.id not in refused] if refused else list(records)
 
 
 def _require_own_prefix(records: Sequence[TaskRecord]) -> None:
@@ -93,15 +106,18 @@ def _require_own_prefix(records: Sequence[TaskRecord]) -> None:
         note_failed_push(error, records)
 
 
-def _dispatch_after_commit(
+def dispatch_after_commit(
     records: list[TaskRecord],
     connection: BaseDatabaseWrapper,
     on_committed: Callable[[list[TaskRecord]], None] | None,
 ) -> None:
-    """Have the tasks dispatched after the commit, together with the transaction's others."""
+    """Have inserted tasks dispatched after the commit, together with the transaction's others."""
+    failpoints.reach("enqueue.row_inserted")
     hook = Dispatch.of_transaction(connection)
     hook.records.extend(records)
     hook.release_at_rollback(records, connection)
+    if any(record.unique_key for record in records):
+        hook.give_back_at_rollback(wire_locks.holders(records), connection, wire_locks.give_back)
     if on_committed is not None:
         hook.followers.append(lambda: on_committed(records))
     hook.register(connection)

@@ -15,12 +15,14 @@ from typing import Any
 
 from ..definitions.exception_text import class_path, text_of
 from ..definitions.payload import TRACEBACK_CHARACTERS, storable_text
-from ..exceptions import TaskNotRegistered, TaskTimeout, WorkerLost
+from ..exceptions import TaskCancelled, TaskExpired, TaskNotRegistered, TaskTimeout, WorkerLost
 from ..guard import is_a
 from ..models import FailureReason, TaskRecord, TaskState
 
 REASONS: dict[type[BaseException], FailureReason] = {
     TaskTimeout: FailureReason.TIMEOUT,
+    TaskCancelled: FailureReason.CANCELLED,
+    TaskExpired: FailureReason.EXPIRED,
     WorkerLost: FailureReason.WORKER_LOST,
     TaskNotRegistered: FailureReason.NOT_REGISTERED,
 }

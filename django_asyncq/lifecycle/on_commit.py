@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Self
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Self
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -12,25 +12,36 @@ from .. import gates
 from ..aliases import uses_redis
 from ..django_internals import last_commit_hook
 from ..models import TaskRecord
-from ..storage.rollbacks import Acquired
+from ..storage.rollbacks import Acquired, Release
 from ..storage.routing import is_in_transaction
 from ..test_run import is_test_run
 
 
 class CommitHook(ABC):
-    """Collects the tasks that one transaction changed, and follows up once after its commit."""
+    """Collects the tasks that one transaction changed, and follows up once after its commit.
+
+    deletes: whether the change is their deletion.
+    """
+
+    deletes: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.records: list[TaskRecord] = []
         self._is_registered = False
         self._is_called = False
-        self._acquired: Acquired | None = None
+        # What gives it back → what these tasks hold until the commit.
+        self._acquired: dict[Release, Acquired] = {}
+
+    @property
+    def is_called(self) -> bool:
+        """Whether the transaction has committed, so that the hook was called."""
+        return self._is_called
 
     def __call__(self) -> None:
         """Follow up; Django calls this after the commit."""
         self._is_called = True
-        if self._acquired is not None:
-            self._acquired.keep()
+        for acquired in self._acquired.values():
+            acquired.keep()
         self.follow_up()
 
     @abstractmethod
@@ -53,12 +64,18 @@ class CommitHook(ABC):
     def release_at_rollback(self, records: Iterable[TaskRecord], connection: BaseDatabaseWrapper) -> None:
         """Have the gate slots of tasks released if the transaction, or its savepoint, is rolled back."""
         holders = [record for record in records if record.gate and uses_redis(record.backend)]
+        self.give_back_at_rollback(holders, connection, gates.give_back)
+
+    def give_back_at_rollback(
+        self, holders: Sequence[TaskRecord], connection: BaseDatabaseWrapper, release: Release
+    ) -> None:
+        """Have `release` called with tasks that hold something, if the transaction or its savepoint is rolled back."""
         # Without a transaction the tasks are committed already.
         if not (holders and connection.in_atomic_block):
             return
-        if self._acquired is None:
-            self._acquired = Acquired(self, connection, gates.give_back)
-        self._acquired.add(holders)
+        if release not in self._acquired:
+            self._acquired[release] = Acquired(self, connection, release)
+        self._acquired[release].add(holders)
 
     def register(self, connection: BaseDatabaseWrapper) -> None:
         """Have the hook called after the commit; without a transaction it is called at once."""

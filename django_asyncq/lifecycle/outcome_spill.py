@@ -22,14 +22,16 @@ from ..guard import get_logger
 from ..logs import log_extra
 from ..models import TaskRecord, TaskState
 from ..storage import identity
-from ..storage.batches import FencedWrite, write_fenced, write_usable
+from ..storage.batches import FencedWrite
 from ..storage.errors import ErrorKind, kind_of
 from ..storage.routing import writing_database
 from . import outcome_format, signatures
+from .claimed_runs import Run
 from .dispatching import by_queue
 from .events import announce
+from .following import write_fenced, write_usable
 from .outcome_format import RunOutcome
-from .running import Run, acknowledge, strip_result, undo_attempt
+from .running import acknowledge, strip_result, undo_attempt
 
 logger = get_logger("django_asyncq.lifecycle")
 

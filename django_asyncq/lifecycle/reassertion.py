@@ -10,7 +10,7 @@ from ..broker.inspection import Inspection
 from ..models import TaskRecord, TaskState
 from .dispatching import by_queue
 from .messages import entry_of
-from .running import load_rows
+from .ownership import load_rows
 
 
 def reassert(broker: Broker, worker_id: str, ids: Collection[str]) -> int:
@@ -33,16 +33,18 @@ def reassert(broker: Broker, worker_id: str, ids: Collection[str]) -> int:
     """
     reasserted = 0
     for of_alias, queue, rows in by_queue(broker, _run_by(worker_id, ids)):
-        entry_states = Inspection(of_alias.role, of_alias.alias).entry_states(queue, [str(row.id) for row in rows])
-        lost = _run_by(worker_id, [task.id for task in entry_states if not task.state])
+        entry_states = Inspection(of_alias.role, of_alias.alias).entry_states(queue, [row.redis_id for row in rows])
+        gone = {task.id for task in entry_states if not task.state}
+        lost = _run_by(worker_id, [str(row.id) for row in rows if row.redis_id in gone])
         if not lost:
             continue
         of_alias.forget_registered()
         of_alias.register_queue(queue)
         entries = [entry_of(row, fence=row.fence) for row in lost]
         words = of_alias.reassert(queue, worker_id, entries, conf.current().lease_seconds)
-        given = [Lease(str(row.id), row.fence) for row, word in zip(lost, words, strict=True) if word == "reasserted"]
-        kept = {(str(row.id), row.fence) for row in _run_by(worker_id, [lease.id for lease in given])}
+        given_rows = [row for row, word in zip(lost, words, strict=True) if word == "reasserted"]
+        given = [Lease(row.redis_id, row.fence) for row in given_rows]
+        kept = {(row.redis_id, row.fence) for row in _run_by(worker_id, [str(row.id) for row in given_rows])}
         if finished := [lease for lease in given if (lease.id, lease.fence) not in kept]:
             of_alias.done(queue, worker_id, finished)
         reasserted += len(given) - len(finished)
@@ -51,5 +53,5 @@ def reassert(broker: Broker, worker_id: str, ids: Collection[str]) -> int:
 
 def _run_by(worker_id: str, ids: Iterable[str]) -> list[TaskRecord]:
     """Return the rows that are RUNNING in this worker; a frozen worker may name tasks that another worker runs."""
-    rows = load_rows([Lease(id, 0) for id in ids]).values()
+    rows = load_rows(ids).values()
     return [row for row in rows if row.state == TaskState.RUNNING and row.worker_ids[-1:] == [worker_id]]

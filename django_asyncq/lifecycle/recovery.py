@@ -13,14 +13,21 @@ from ..definitions.names import runs_alone
 from ..models import TaskRecord, TaskState
 from ..runs import log_failed
 from ..storage import database_clock
-from ..storage.batches import FencedWrite, write_usable
+from ..storage.batches import FencedWrite
+from ..storage.isolation import is_set_aside
 from ..storage.routing import writing_database
 from ..threads import EX_SOFTWARE
+from .adopting import restore_at_once
+from .claimed_runs import Run
+from .closing import fail_cancelled
 from .dispatching import dispatch
 from .events import announce
+from .following import write_usable
 from .messages import entry_of, later_fence, message_of
 from .outcome_spill import replay_outcomes
-from .running import Run, begin, count_crash, fail, load_rows, lose_unseen, suspect, undo_attempt
+from .ownership import load_rows, rows_of_entries
+from .retrying import settle_final_claims
+from .running import begin, count_crash, fail, lose_unseen, suspect, undo_attempt
 
 LEASE_EXPIRED = "its lease expired: its host or supervisor is down"
 
@@ -51,21 +58,23 @@ def recover(
 
     If we die in between, the leases expire and the reconciler does the same.
     """
-    rows = load_rows(leases)
+    rows = rows_of_entries(broker, queue, [lease.id for lease in leases])
+    # Another program runs these, and recovers them.
+    leases = [lease for lease in leases if lease.id not in rows or not rows[lease.id].is_remote]
     final = [lease for lease in leases if lease.id in rows and rows[lease.id].is_final]
-    if final:
-        broker.done(queue, worker_id, final)
+    settle_final_claims(broker, queue, worker_id, final, rows)
     rest = [lease for lease in leases if lease not in final]
     recorded_now = replay_outcomes(broker, queue, worker_id, rest, rows) if rest else set()
     live = {lease.id: lease for lease in rest if lease.id not in recorded_now}
-    loss = Loss(reason, blame or blame_unseen(worker_id, live), timed_out or {}, stack)
+    ids = [str(rows[id].id) for id in live if id in rows]
+    loss = Loss(reason, blame or blame_unseen(worker_id, ids), timed_out or {}, stack)
     closed, suspects = _close_runs(live, rows, worker_id, loss)
-    return len(recorded_now) + _update_redis(broker, queue, worker_id, live, closed, suspects)
+    return len(recorded_now) + _update_redis(broker, queue, worker_id, live, closed, suspects, rows)
 
 
 def recover_without_redis(worker_id: str, leases: Sequence[Lease], *, reason: str, blame: Blame | None = None) -> None:
     """Do what `recover` does for tasks of aliases without Redis. The arguments are those of `recover`."""
-    rows = load_rows(leases)
+    rows = load_rows([lease.id for lease in leases])
     live = {lease.id: lease for lease in leases if lease.id in rows and not rows[lease.id].is_final}
     closed, _ = _close_runs(live, rows, worker_id, Loss(reason, blame or blame_unseen(worker_id, live), {}, ""))
     _announce(closed)
@@ -86,7 +95,7 @@ def _close_runs(
     for record in closed:
         if record.state == TaskState.FAILED:
             log_failed(record)
-    return closed, {str(write.record.id) for write in writes if write.record.is_suspect}
+    return closed, {write.record.redis_id for write in writes if write.record.is_suspect}
 
 
 class Blame(NamedTuple):
@@ -135,6 +144,7 @@ def _close_run(run: Run, worker_id: str, loss: Loss) -> FencedWrite:
         # It is innocent, or its function had returned and its outcome was not recorded yet.
         undo_attempt(record)
         record.state = TaskState.QUEUED
+    fail_cancelled(record, now)
     # Both stores then refuse late answers of the lost worker.
     record.fence = run.lease.fence + 1
     return FencedWrite(record, run.lease.fence)
@@ -147,19 +157,23 @@ def _update_redis(
     leases: Mapping[str, Lease],
     records: Sequence[TaskRecord],
     suspects: Collection[str],
+    rows: Mapping[str, TaskRecord],
 ) -> int:
-    """Make Redis follow the rows: requeue QUEUED tasks and those without a row, retry or archive FAILED ones."""
-    failed = {str(record.id): record for record in records if record.state == TaskState.FAILED}
-    unfinished = [lease for id, lease in leases.items() if id not in failed]
+    """Make Redis follow the rows: requeue QUEUED tasks, retry or archive FAILED ones; restore what has no row."""
+    failed = {record.redis_id: record for record in records if record.state == TaskState.FAILED}
+    # A row that cannot be read now is one all the same.
+    rowless = [lease for id, lease in leases.items() if id not in rows and not is_set_aside(id)]
+    unfinished = [lease for id, lease in leases.items() if id not in failed and lease not in rowless]
+    words_of_rowless = restore_at_once(broker, queue, worker_id, rowless)
     words = broker.requeue(queue, worker_id, unfinished, raise_fence=True, suspects=suspects) if unfinished else []
     if retrying := [record for record in failed.values() if record.retry_at]:
-        items = [(leases[str(record.id)], message_of(record), entry_of(record).due_at or 0) for record in retrying]
+        items = [(leases[record.redis_id], message_of(record), entry_of(record).due_at or 0) for record in retrying]
         broker.retry(queue, worker_id, items)
     if final := [record for record in failed.values() if record.retry_at is None]:
-        broker.archive(queue, worker_id, [(leases[str(record.id)], message_of(record)) for record in final])
+        broker.archive(queue, worker_id, [(leases[record.redis_id], message_of(record)) for record in final])
     failpoints.reach("recover.redis_updated")
     _announce(records)
-    return words.count("requeued")
+    return words.count("requeued") + words_of_rowless.count("restored")
 
 
 def _announce(records: Sequence[TaskRecord]) -> None:
@@ -181,6 +195,7 @@ def abandon(record: TaskRecord, reason: str) -> bool:
     """
     held = record.fence
     lose_unseen(record, reason)
+    fail_cancelled(record, database_clock.now())
     # Of two processes that abandon a run at the same time, one succeeds: the other finds a different fence.
     record.fence = later_fence(record)
     if record.id not in write_usable([FencedWrite(record, held)], writing_database(TaskRecord)):
@@ -196,8 +211,12 @@ def abandon(record: TaskRecord, reason: str) -> bool:
 
 def describe_exit(exit_code: int | None) -> str:
     """Describe how a worker process exited, for the error on the row."""
-    if exit_code is not None and exit_code < 0:
-        return f"its process was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    if exit_code is None:
+        return "its process ended; its exit code is unknown, since a task has read it (os.wait)"
+    if exit_code < 0:
+        number = -exit_code
+        name = f" ({signal.Signals(number).name})" if number in set(signal.Signals) else ""  # real-time ones have none
+        return f"its process was killed by signal {number}{name}"
     if exit_code == EX_SOFTWARE:
         return f"a thread of its process died, so the process exited with code {exit_code}"
     return f"its process exited with code {exit_code}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -11,21 +11,25 @@ from uuid import UUID
 from django.db import Error as DatabaseError
 from django.db import connections
 from django.db.models import QuerySet
+from django.template.defaultfilters import pluralize
 
 from .. import failpoints, gates
-from ..broker import Broker, Lease, without_row
+from ..broker import Broker, Lease
+from ..broker.evidence import read_evidence
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..guard import attempt, get_logger, is_a
-from ..logs import log_extra, log_extra_of_ids
+from ..logs import log_extra
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
-from ..storage.isolation import is_set_aside
 from ..storage.routing import rows_of, transaction_of, writing_database
+from .adopting import restore_at_once
+from .closing import close_cancelled, expire, is_expired, settle_final
 from .dispatching import GATE_RETRY_SECONDS, by_queue, dispatch
 from .events import announce, ask
-from .messages import entry_of
+from .messages import entry_of, named_rows
 from .on_commit import CommitHook
-from .running import load_rows
+from .ownership import load_rows, sort_entries
+from .unique import Taken, already_taken, take_again, without
 
 logger = get_logger("django_asyncq.lifecycle")
 
@@ -34,11 +38,15 @@ VETO_RETRY_SECONDS = 5
 
 
 class Retried(NamedTuple):
-    """The result of a retry. full: their gate was full. not_failed: not FAILED, or deleted."""
+    """The result of a retry.
+
+    full: their gate was full. not_failed: not FAILED, or deleted. taken: another task holds their unique slot.
+    """
 
     retried: list[TaskRecord]
     full: list[TaskRecord]
     not_failed: list[UUID]
+    taken: list[Taken]
 
 
 class Redispatch(CommitHook):
@@ -58,6 +66,7 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
 
     | check    | `task_state_changing`: the gate's receiver acquires again, and may refuse some            |
     | row      | FAILED → QUEUED, the rows locked: of two retries of a task at the same time, one succeeds |
+    |          | by_person: a unique task takes its slot again, and stays FAILED if another has it         |
     | Redis    | after the commit: out of retry or archived, into pending; the caller parks the others     |
     | announce | `task_state_changed`                                                                      |
 
@@ -70,6 +79,10 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         # In one order, so that two retries of the same tasks wait for each other instead of deadlocking. The oldest is
         # the first to ask its gate.
         records = list((rows if by_person else rows.filter(retry_at__isnull=False)).order_by("id"))
+        found = {record.id for record in records}
+        # An automatic retry holds its slot already.
+        taken = already_taken(records) if by_person else []
+        records = without(records, taken)
         refused = ask(records, TaskState.FAILED, partial=True, timed=not by_person) if records else set()
         failpoints.reach("retry.slot_acquired")
         admitted = [record for record in records if record.id not in refused]
@@ -80,6 +93,9 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
             if full and not by_person:
                 # While the rows are locked: once they are not, the leader may let the tasks in.
                 _postpone(rows, full, GATE_RETRY_SECONDS, reason=FailureReason.GATE_FULL)
+            if by_person and (lately := take_again(rows, admitted)):
+                gates.give_back([each.record for each in lately])
+                taken, admitted = taken + lately, without(admitted, lately)
             _write_retries(rows, admitted, by_person=by_person)
         except BaseException:
             gates.give_back(admitted)
@@ -90,8 +106,7 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
             hook.records.extend(admitted)
             hook.release_at_rollback(unchanged, connection)
             hook.register(connection)
-    found = {record.id for record in records}
-    return Retried(admitted, full, [id for id in ids if id not in found])
+    return Retried(admitted, full, [id for id in ids if id not in found], taken)
 
 
 def _write_retries(rows: QuerySet[TaskRecord], records: Sequence[TaskRecord], *, by_person: bool) -> None:
@@ -102,9 +117,13 @@ def _write_retries(rows: QuerySet[TaskRecord], records: Sequence[TaskRecord], *,
         "retry_at": None,
         "finished_at": None,
         "run_after": None,
+        # One that failed in a batch waits for another one.
+        "batch_id": None,
     }
     if by_person:
-        changes["crash_count"] = 0
+        # A cancel is forgotten, and so is a time to begin that is over: the person wants it to run all the same.
+        changes |= {"crash_count": 0, "cancel_requested_at": None, "cancelled_by": ""}
+        _forget_late(rows, records)
     # Not `bulk_update`: it writes a CASE for each value, though all rows get the same.
     rows.filter(id__in=[record.id for record in records]).update(**changes)
     for record in records:
@@ -112,12 +131,73 @@ def _write_retries(rows: QuerySet[TaskRecord], records: Sequence[TaskRecord], *,
             setattr(record, name, value)
 
 
+def _forget_late(rows: QuerySet[TaskRecord], records: Sequence[TaskRecord]) -> None:
+    """Forget the times to begin and to finish that are over, in the rows and in memory."""
+    limited = [record for record in records if record.expires_at is not None]
+    if not limited:
+        return
+    now = database_clock.now()
+    for record in (record for record in limited if is_expired(record, now)):
+        record.deadline = None if record.deadline is None or record.deadline <= now else record.deadline
+        record.expires_at = record.deadline
+        rows.filter(id=record.id).update(expires_at=record.expires_at, deadline=record.deadline)
+
+
+def settle_final_claims(
+    broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease], rows: Mapping[str, TaskRecord]
+) -> None:
+    """Settle the leases of tasks whose row is final: their entries are removed, unless a person wants a retry.
+
+    A failed task that our reporter archived, and that was pending when it was claimed, was put there by asynq's tools.
+    It is retried as by a person. Where that is refused, its entry is removed like the others. leases, rows: as of
+    `settle_final`; a lease may be over, because the list of expired ones is old when it is used.
+
+    | check    | the field `settled` of an entry that the lease holds: our own processes leave no |
+    |          | archived task in pending with it                                                 |
+    | row      | FAILED → QUEUED, as `retry` does                                                 |
+    | Redis    | the claimed entry is replaced by one with a higher fence                         |
+    | announce | `task_state_changed`                                                             |
+
+    If we die after the commit, the lease expires and the task is recovered. Raises: BrokerUnavailable, django.db.Error.
+    """
+    failed = {lease.id: lease.fence for lease in leases if rows[lease.id].state == TaskState.FAILED}
+    found = read_evidence(broker, queue, list(failed)) if failed else []
+    held = [each for each in found if each.state == "active" and each.fence == failed[each.id]]
+    wanted = {rows[each.id].id for each in held if each.settled}
+    retried = _retry_for_person(wanted) if wanted else set()
+    rest = [lease for lease in leases if rows[lease.id].id not in retried]
+    settle_final(broker, queue, worker_id, rest, rows)
+    if retried:
+        broker.remove(queue, [lease.id for lease in leases if lease not in rest], named_rows(rows.values()))
+        again = load_rows(map(str, retried)).values()
+        dispatch([row for row in again if row.state == TaskState.QUEUED], again=True)
+
+
+def _retry_for_person(ids: Collection[UUID]) -> set[UUID]:
+    """Retry tasks that somebody has made pending with asynq's tools; return the ids of those that were queued."""
+    outcome, error = attempt(retry, ids, by_person=True)
+    if error is not None:
+        if is_a(error, GateUnavailable):
+            raise BrokerUnavailable(str(error)) from error
+        if is_a(error, (BrokerUnavailable, DatabaseError)):
+            raise error
+        logger.error("a retry that asynq's tools asked for was refused", exc_info=error)
+        return set()
+    for row in outcome.retried:
+        logger.info("task %s %s: queued again by asynq's tools", row.id, row.name, extra=log_extra(row))
+    if refused := [*outcome.full, *(each.record for each in outcome.taken)]:
+        count = len(refused)
+        text = "asynq's tools asked to retry %d task%s; refused: the gate is full, or another task has the key"
+        logger.warning(text, count, pluralize(count), extra=log_extra(*refused))
+    return {row.id for row in outcome.retried}
+
+
 def retry_without_redis(ids: Sequence[UUID]) -> int:
     """Do what `retry_due` does for tasks of aliases without Redis, in the order of their ids; return how many.
 
     Those that wait at a gate may be named before their time: no slot that becomes free is announced to them.
     """
-    rows = load_rows([Lease(str(id), 0) for id in ids])
+    rows = load_rows(map(str, ids))
     return _retry_rows(None, [rows[str(id)] for id in sorted(ids) if str(id) in rows]).retried
 
 
@@ -125,20 +205,18 @@ def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     """Queue RETRYING tasks again whose `retry_at` has come; return how many were queued.
 
     ids: as found due in Redis. Entries whose row is final or cannot be read are removed; a sweep parks the latter when
-    their row has been corrected. Entries without a row are archived. Tasks whose gate is full wait there, for at most
+    their row has been corrected. Entries without a row become pending. Tasks whose gate is full wait there, for at most
     GATE_RETRY_SECONDS. Those whose retry a receiver vetoes are retried VETO_RETRY_SECONDS later.
     """
-    rows = load_rows([Lease(id, 0) for id in ids])
-    missing = [id for id in ids if id not in rows]
+    found = sort_entries(broker, queue, ids, broker.alias)
+    rows = found.rows
     # Those of an alias whose prefix was changed wait under the new one.
     live = [row for row in rows.values() if not row.is_final and broker.holds(row.backend)]
-    orphans = [id for id in missing if not is_set_aside(id)]
-    if stale := set(ids).difference(orphans, (str(row.id) for row in live)):
-        broker.remove(queue, sorted(stale))
-    if orphans:
-        text = "queue %s: no row for %s; archived in Redis"
-        logger.error(text, broker.name_of(queue), ", ".join(orphans), extra=log_extra_of_ids(orphans, queue=queue))
-        without_row.archive_retrying(broker, queue, orphans)
+    orphans = [each.id for each in found.rowless]
+    if stale := set(ids).difference(orphans, (row.redis_id for row in live)):
+        broker.remove(queue, sorted(stale), named_rows(rows.values()))
+    # Another program's forwarder would make them pending now.
+    restore_at_once(broker, queue, "", orphans)
     return _retry_rows(broker, live).retried
 
 
@@ -150,7 +228,7 @@ def retry_waiting(broker: Broker, ids: Sequence[str]) -> list[str]:
     Raises: BrokerUnavailable, also when the gate cannot be asked, django.db.Error.
     """
     now = database_clock.now()
-    rows = load_rows([Lease(id, 0) for id in ids]).values()
+    rows = load_rows(ids).values()
     # A task that begins to wait is due; only then its row says that it waits.
     due = [row for row in rows if row.reason == FailureReason.GATE_FULL or (row.retry_at and row.retry_at <= now)]
     return [str(row.id) for row in _retry_rows(broker, due, must_ask=True).full]
@@ -170,7 +248,7 @@ def _retry_rows(broker: Broker | None, rows: Iterable[TaskRecord], *, must_ask: 
     broker: None for tasks without an entry in Redis.
     must_ask: a gate that cannot be asked is an error, and postpones none.
     """
-    waiting = [row for row in rows if row.state == TaskState.FAILED and row.retry_at is not None]
+    waiting = _without_closed([row for row in rows if row.state == TaskState.FAILED and row.retry_at is not None])
     attempted = _attempt(waiting, must_ask=must_ask)
     if attempted.vetoed:
         retrying = rows_of(TaskRecord).filter(state=TaskState.FAILED, retry_at__isnull=False)
@@ -180,6 +258,21 @@ def _retry_rows(broker: Broker | None, rows: Iterable[TaskRecord], *, must_ask: 
     for of_alias, queue, group in by_queue(broker, [*attempted.full, *attempted.vetoed]):
         of_alias.park(queue, [entry_of(row) for row in group])
     return attempted
+
+
+def _without_closed(rows: list[TaskRecord]) -> list[TaskRecord]:
+    """Close the tasks that were cancelled while they ran, or have not begun in time; return the others."""
+    limited = [row for row in rows if row.cancel_requested_at is not None or row.expires_at is not None]
+    if not limited:
+        return rows
+    now = database_clock.now()
+    cancelled = {row.id for row in limited if row.cancel_requested_at is not None}
+    late = {row.id for row in limited if is_expired(row, now)} - cancelled
+    if cancelled:
+        close_cancelled(cancelled)
+    if late:
+        expire(late)
+    return [row for row in rows if row.id not in cancelled | late]
 
 
 def _attempt(rows: Sequence[TaskRecord], *, must_ask: bool) -> _Attempted:

@@ -8,53 +8,39 @@ from __future__ import annotations
 
 import copy
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import Error as DatabaseError
+from django.db import connections, transaction
 
 from .. import conf, failpoints
 from ..broker import Broker, Lease
 from ..definitions.names import runs_alone
 from ..definitions.payload import MESSAGE_CHARACTERS, storable_text
-from ..exceptions import WorkerLost
-from ..guard import get_logger
+from ..definitions.progress import CLEARED
+from ..exceptions import TaskExpired, WorkerLost
+from ..guard import get_logger, is_a
 from ..logs import log_extra
-from ..models import TaskRecord, TaskState
+from ..models import FailureReason, TaskRecord, TaskState
 from ..runs import log_failed
 from ..storage import database_clock
-from ..storage.batches import FencedWrite, read_rows, write_fenced
 from ..storage.errors import ErrorKind, kind_of
-from ..storage.isolation import usable_rows
-from ..storage.routing import transaction_of, writing_database
+from ..storage.routing import rows_of, transaction_of, writing_database
+from .claimed_runs import Run
 from .dispatching import by_queue
 from .events import announce
 from .failures import append_error, reason_of
-from .messages import message_of
+from .following import write_fenced
+from .members import write_of
+from .messages import entry_of, later_fence, message_of, named_rows
+from .ownership import load_rows
+from .wire_calls import acknowledge_done
 
 logger = get_logger("django_asyncq.lifecycle")
-
-UUID_TEXT = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
-@dataclass(slots=True, eq=False)
-class Run:
-    """One claim of a task.
-
-    counted: whether the run uses up an attempt. begun: whether `begin` was called. written: whether the row says
-    RUNNING. pause_seconds: how long an unfinished run is postponed; 0: it is requeued at once.
-    """
-
-    record: TaskRecord
-    lease: Lease
-    counted: bool = True
-    begun: bool = False
-    written: bool = False
-    pause_seconds: int = 0
 
 
 def suspect(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") -> None:
@@ -79,6 +65,9 @@ def count_crash(record: TaskRecord, reason: str, now: datetime, *, stack: str = 
 
 
 def _lose(record: TaskRecord, reason: str, now: datetime, stack: str) -> None:
+    if record.is_batch and record.is_suspect:
+        # The second time: its members run one by one next, so that only the one to blame fails (`members`).
+        record.state, record.retry_at, record.finished_at = TaskState.FAILED, None, now
     record.is_suspect = True
     append_error(record, WorkerLost(reason), stack, now)
     # A loss uses no attempt. The worker stays in `worker_ids`, next to its error.
@@ -94,18 +83,6 @@ def lose_unseen(record: TaskRecord, reason: str) -> None:
     lose(record, reason, database_clock.now())
 
 
-def load_rows(leases: Iterable[Lease]) -> dict[str, TaskRecord]:
-    """Load the rows of leased ids, by id; an id that is not a UUID has no row.
-
-    A row that cannot be read is missing too, and `is_set_aside` says so.
-    """
-    ids = [lease.id for lease in leases if UUID_TEXT.fullmatch(lease.id)]
-    if not ids:
-        return {}
-    database = writing_database(TaskRecord)
-    return {str(row.id): row for row in usable_rows(ids, lambda part: read_rows(part, database), database=database)}
-
-
 def begin(run: Run, worker_id: str, now: datetime) -> None:
     """QUEUED → RUNNING in memory, before the function is called.
 
@@ -118,7 +95,11 @@ def begin(run: Run, worker_id: str, now: datetime) -> None:
     record.started_at = record.started_at or now
     record.last_attempted_at = now
     record.worker_ids = [*record.worker_ids, worker_id]
+    if record.progress is not None:
+        record.progress = CLEARED
     run.begun = True
+    for member in run.members:
+        begin(member, worker_id, now)
 
 
 def succeed(run: Run, value: Any, now: datetime) -> None:
@@ -130,8 +111,12 @@ def succeed(run: Run, value: Any, now: datetime) -> None:
     record.finished_at = now
 
 
-def complete(run: Run, value: Any, now: datetime) -> Run | None:
+def complete(
+    run: Run, value: Any, now: datetime, *, settle_members: Callable[[Run], object] | None = None
+) -> Run | None:
     """Write the success in the caller's transaction; return the completed run, or None for a stale fence.
+
+    settle_members: of a batch: changes the rows of the members in memory, as the value says.
 
     | check    | the fence: if another run holds it, the caller rolls its effects back                 |
     | row      | RUNNING or QUEUED → SUCCEEDED, in the transaction that holds the effects of the task  |
@@ -143,9 +128,12 @@ def complete(run: Run, value: Any, now: datetime) -> Run | None:
     rollback it must still be finished.
     """
     database = writing_database(TaskRecord)
-    completed = replace(run, record=copy.copy(run.record))
+    members = [replace(each, record=copy.copy(each.record)) for each in run.members]
+    completed = replace(run, record=copy.copy(run.record), members=members)
     succeed(completed, value, now)
-    write = [FencedWrite(completed.record, run.lease.fence)]
+    if settle_members is not None:
+        settle_members(completed)
+    write = [write_of(completed)]
     try:
         # The savepoint saves the effects when the database refuses the result. It never refuses None.
         with transaction_of(TaskRecord, savepoint=value is not None):
@@ -177,10 +165,11 @@ def fail(
     *,
     retry_at: datetime | None,
     counted: bool = True,
+    is_cancelled: bool = False,
 ) -> None:
     """RUNNING → FAILED in memory, or RETRYING with `retry_at`; `record_runs` writes the row.
 
-    counted: whether the run uses up an attempt.
+    counted: whether the run uses up an attempt. is_cancelled: its task was cancelled before it failed.
     """
     record = run.record
     record.state = TaskState.FAILED
@@ -188,6 +177,9 @@ def fail(
     record.retry_at = retry_at
     record.finished_at = None if retry_at else now
     run.counted = counted
+    if is_a(exception, TaskExpired):
+        # Its function was not called.
+        undo_attempt(record)
     if retry_at and counted:
         # Crashes and cuts are counted in a row. The number of attempts bounds how often the row begins anew.
         record.crash_count = 0
@@ -196,6 +188,8 @@ def fail(
     else:
         record.reason = reason_of(exception)
         undo_attempt(record)
+    if is_cancelled:
+        record.reason = FailureReason.CANCELLED
 
 
 def undo_attempt(record: TaskRecord) -> None:
@@ -204,8 +198,10 @@ def undo_attempt(record: TaskRecord) -> None:
     record.worker_ids = record.worker_ids[:-1]
 
 
-def mark_running(runs: Sequence[Run]) -> list[Run]:
+def mark_running(runs: Sequence[Run], *, patient: bool = True) -> list[Run]:
     """Record that runs are RUNNING, when they have not finished after a while; return those that lost their lease.
+
+    patient: as of `write_fenced`; otherwise runs whose rows are locked are not marked, as `written` shows.
 
     | check    | the fence: a run that lost its lease changes nothing |
     | row      | QUEUED → RUNNING                                     |
@@ -214,21 +210,80 @@ def mark_running(runs: Sequence[Run]) -> list[Run]:
 
     If we die in between, the row is RUNNING without a lease, and the reconciler requeues the task.
     """
-    lost = record_runs(runs)
+    lost, locked = (record_runs(runs), set[Run]()) if patient else record_unlocked(runs)
     failpoints.reach("mark_running.row_written")
-    for run in runs:
+    marked = [run for run in runs if run not in locked]
+    for run in marked:
         run.written = True
-    announce([run.record for run in runs if run not in lost], TaskState.QUEUED, TaskState.RUNNING)
+    announce(every_record(run for run in marked if run not in lost), TaskState.QUEUED, TaskState.RUNNING)
     return lost
 
 
-def record_runs(runs: Sequence[Run]) -> list[Run]:
+class Recorded(NamedTuple):
+    """What became of the runs of a batch. lost: they no longer hold their fence. locked: nothing was written yet."""
+
+    lost: list[Run]
+    locked: set[Run]
+
+
+def record_unlocked(runs: Sequence[Run]) -> Recorded:
+    """Do what `record_runs` does, except for rows that another transaction has locked: it may last for long.
+
+    That costs a plain batch nothing: only after the database has refused a statement are the rows locked one by one.
+    On a database that cannot skip locked rows, as SQLite, the refusal is raised.
+    """
+    try:
+        return Recorded(record_runs(runs, patient=False), set())
+    except DatabaseError as error:
+        features = connections[writing_database(TaskRecord)].features
+        if kind_of(error) is not ErrorKind.AGAIN or not features.has_select_for_update_skip_locked:
+            raise
+    rows = rows_of(TaskRecord).filter(id__in=[run.record.id for run in runs])
+    with transaction_of(TaskRecord):
+        free = set(rows.select_for_update(skip_locked=True).values_list("id", flat=True))
+        # A deleted row is not free either, and its run is lost.
+        locked_ids = set(rows.values_list("id", flat=True)) - free
+        recorded = _record_free([run for run in runs if run.record.id not in locked_ids])
+    return Recorded(recorded.lost, recorded.locked | {run for run in runs if run.record.id in locked_ids})
+
+
+def _record_free(runs: Sequence[Run]) -> Recorded:
+    """Record runs whose rows the caller's transaction has locked.
+
+    MySQL may refuse one all the same: an INSERT also locks the neighbour of its unique slot in the index, for as long
+    as its transaction lasts. So after a refusal each is written by itself.
+    """
+    lost, locked = list[Run](), set[Run]()
+    parts = [list(runs)]
+    while parts:
+        part = parts.pop()
+        try:
+            with transaction_of(TaskRecord):
+                lost += record_runs(part, patient=False)
+        except DatabaseError as error:
+            # A deadlock ends the transaction, and with it what was written before.
+            if kind_of(error) is not ErrorKind.AGAIN or transaction.get_rollback(writing_database(TaskRecord)):
+                raise
+            if len(part) == 1:
+                locked |= set(part)
+            else:
+                parts = [[run] for run in part]
+    return Recorded(lost, locked)
+
+
+def record_runs(runs: Sequence[Run], *, patient: bool = True) -> list[Run]:
     """Write the rows of runs with one UPDATE for the batch; return the runs that no longer hold their fence.
 
+    patient: as of `write_fenced`.
     Raises: django.db.Error; all or nothing was written then, and the call may be repeated.
     """
     database = writing_database(TaskRecord)
-    accepted = write_fenced([FencedWrite(run.record, run.lease.fence) for run in runs], database)
+    writes = [write_of(run) for run in runs]
+    accepted = write_fenced(writes, database, patient=patient)
+    for run, write in zip(runs, writes, strict=True):
+        if write.members:
+            # The others were cancelled or replaced meanwhile, and are no longer the batch's.
+            run.members = [member for member in run.members if member.record.id in accepted]
     lost = [run for run in runs if run.record.id not in accepted]
     for run in lost:
         logger.warning(
@@ -242,9 +297,14 @@ def record_runs(runs: Sequence[Run]) -> list[Run]:
 
 def already_recorded(runs: Sequence[Run]) -> list[Run]:
     """Return the runs whose outcome the row already has: a commit without an answer may have succeeded."""
-    rows = load_rows([run.lease for run in runs])
-    found = [(run, rows.get(run.lease.id)) for run in runs]
+    rows = load_rows([str(run.record.id) for run in runs])
+    found = [(run, rows.get(str(run.record.id))) for run in runs]
     return [run for run, row in found if row and (row.fence, row.state) == (run.record.fence, run.record.state)]
+
+
+def every_record(runs: Iterable[Run]) -> list[TaskRecord]:
+    """Return the rows of runs, each followed by those of its members."""
+    return [each.record for run in runs for each in (run, *run.members)]
 
 
 def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Sequence[Run] = ()) -> None:
@@ -263,8 +323,10 @@ def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Seque
     runs_by_id = {run.record.id: run for run in runs}
     for of_alias, queue, group in by_queue(broker, [run.record for run in runs]):
         of = [runs_by_id[record.id] for record in group]
-        if done := [run.lease for run in of if run.record.state == TaskState.SUCCEEDED or run in lost]:
-            of_alias.done(queue, worker_id, done)
+        if done := [run for run in of if run.record.state == TaskState.SUCCEEDED or run in lost]:
+            acknowledge_done(
+                of_alias, queue, worker_id, [(None if run in lost else run.record, run.lease) for run in done]
+            )
         of = [run for run in of if run not in lost]
         for counted in (True, False):
             again = [run for run in of if run.record.retry_at and run.counted is counted]
@@ -275,6 +337,10 @@ def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Seque
         if final:
             of_alias.archive(queue, worker_id, [(run.lease, message_of(run.record)) for run in final])
         failpoints.reach("acknowledge.queue_acknowledged")
+    if retrying := [each.record for run in runs if run not in lost for each in run.members if each.record.retry_at]:
+        # Each has an entry of its own again.
+        for of_alias, queue, group in by_queue(broker, retrying):
+            of_alias.park(queue, [entry_of(record, fence=later_fence(record)) for record in group])
 
 
 def _requeue_or_postpone(broker: Broker, queue: str, worker_id: str, runs: Sequence[Run]) -> None:
@@ -312,22 +378,26 @@ def requeue(broker: Broker, worker_id: str, runs: Sequence[Run]) -> None:
     failpoints.reach("requeue.row_written")
     for of_alias, queue, group in by_queue(broker, [run.record for run in runs if run not in lost]):
         ids = {record.id for record in group}
-        suspects = {str(record.id) for record in group if record.is_suspect}
+        suspects = {record.redis_id for record in group if record.is_suspect}
         of_alias.requeue(queue, worker_id, [run.lease for run in runs if run.record.id in ids], suspects=suspects)
     announce([run.record for run in begun if run.written and run not in lost], TaskState.RUNNING, TaskState.QUEUED)
 
 
-def postpone(broker: Broker, worker_id: str, runs: Sequence[Run], delay_seconds: int) -> Mapping[UUID, int]:
+def postpone(
+    broker: Broker, worker_id: str, runs: Sequence[Run], delay_seconds: int, *, timed: bool = True
+) -> Mapping[UUID, int]:
     """Put tasks aside that cannot run here now; the row stays QUEUED and no attempt is used.
+
+    timed: whether the time counts for which a task cannot run here; that of a pause does not.
 
     Returns: for each id, how many seconds ago the task was first postponed (-1: its lease was lost).
     """
     ages: dict[UUID, int] = {}
     for of_alias, queue, group in by_queue(broker, [run.record for run in runs]):
-        ids = [record.id for record in group]
-        leases = [run.lease for run in runs if run.record.id in set(ids)]
-        found = of_alias.postpone(queue, worker_id, leases, delay_seconds)
-        ages |= dict(zip([UUID(lease.id) for lease in leases], found, strict=True))
+        ids = {record.id for record in group}
+        of_queue = [run for run in runs if run.record.id in ids]
+        found = of_alias.postpone(queue, worker_id, [run.lease for run in of_queue], delay_seconds, timed=timed)
+        ages |= dict(zip([run.record.id for run in of_queue], found, strict=True))
     return ages
 
 
@@ -351,5 +421,5 @@ def refuse(broker: Broker | None, run: Run, exception: BaseException) -> None:
     log_failed(record)
     failpoints.reach("refuse.row_written")
     if broker is not None:
-        broker.remove(record.queue_name, [str(record.id)])
+        broker.remove(record.queue_name, [record.redis_id], named_rows([record]))
     announce([record], TaskState.QUEUED, TaskState.FAILED)

@@ -5,25 +5,14 @@ whether that time has come.
 from __future__ import annotations
 
 from .. import conf
-from ..broker import redis_clock
+from ..clock_difference import clock_difference_seconds
 from ..guard import get_logger
-from ..storage import database_clock
 
 logger = get_logger("django_asyncq.maintenance.clock_check")
 
 # Above the first they count as apart, below the second as together again, so that one that lies between says nothing.
 APART_SECONDS = 1.0
 TOGETHER_SECONDS = 0.5
-
-
-def clock_difference_seconds() -> float:
-    """Measure both clocks; return the database's time minus Redis's.
-
-    On SQLite it is the clock of this host. Raises: BrokerUnavailable, django.db.Error.
-    """
-    database_clock.measure()
-    redis_clock.measure()
-    return database_clock.unix_seconds() - redis_clock.seconds()
 
 
 class ClockCheck:

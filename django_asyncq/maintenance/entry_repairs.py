@@ -5,17 +5,17 @@ Every repair yields how many repairs a step made, can be repeated, and is safe w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import Any
 from uuid import UUID
-
-from django.db.models import QuerySet
 
 from .. import conf
 from ..broker import Broker, Lease, replies
 from ..broker.inspection import EntryState, Inspection, Page
 from ..faults import Faults
+from ..lifecycle import rows_of_entries
 from ..models import TaskRecord
 from ..storage import database_clock
 from ..storage.routing import rows_of
@@ -55,12 +55,15 @@ class EntryRepairs:
         """
         if not ids:
             return 0, 0
-        is_final = self._rows_of(queue, ids).filter(finished_at__isnull=False)
-        open_ids = set(ids) - {str(id) for id in is_final.values_list("id", flat=True)}
+        tasks = self.inspection.entry_states(queue, ids)
+        open_ids = set(ids) - self._with_rows(queue, tasks, finished_at__isnull=False)
         leased = self.inspection.grant_leases(queue, sorted(open_ids), conf.current().lease_seconds) if open_ids else 0
-        finished = self._finished(queue, ids)
-        states = self.inspection.entry_states(queue, sorted(finished)) if finished else []
-        fences = {state.id: replies.whole(state.fence.encode("utf-8", "surrogateescape"), 0) for state in states}
+        finished = self._finished(queue, tasks)
+        fences = {
+            task.id: replies.whole(task.fence.encode("utf-8", "surrogateescape"), 0)
+            for task in tasks
+            if task.id in finished
+        }
         over = [Lease(id, fence) for id, fence in fences.items() if fence is not None]
         discarded = self.broker.done(queue, "", over).count("done") if over else 0
         if odd := [id for id, fence in fences.items() if fence is None]:
@@ -69,27 +72,40 @@ class EntryRepairs:
 
     def _discard_finished(self, queue: str, tasks: Sequence[EntryState]) -> int:
         """Remove waiting entries of finished rows: a process was killed before it could remove them."""
-        ids = self._finished(queue, [task.id for task in tasks])
+        ids = self._finished(queue, tasks)
         if not ids:
             return 0
         return self.inspection.remove_waiting(queue, [task for task in tasks if task.id in ids])
 
-    def _finished(self, queue: str, ids: Iterable[str]) -> set[str]:
+    def _finished(self, queue: str, tasks: Sequence[EntryState]) -> set[str]:
         """Return the ids of tasks whose row finished some seconds ago; later ones may still be acknowledged."""
         before = database_clock.now() - timedelta(seconds=GRACE_SECONDS)
-        finished = self._rows_of(queue, ids).filter(finished_at__lt=before)
-        return {str(id) for id in finished.values_list("id", flat=True)}
+        ids = self._with_rows(queue, tasks, finished_at__lt=before)
+        if not ids:
+            return ids
+        # Another program may have chosen the id of a finished row for a message of its own.
+        return {id for id, row in rows_of_entries(self.broker, queue, ids).items() if row.is_final}
 
-    def _rows_of(self, queue: str, ids: Iterable[str]) -> QuerySet[TaskRecord]:
-        return rows_of(TaskRecord).filter(id__in=list(map(UUID, filter(is_row_id, ids))), queue_name=queue)
+    def _with_rows(self, queue: str, tasks: Sequence[EntryState], **conditions: Any) -> set[str]:
+        """Return the ids of the entries whose row meets the conditions."""
+        entries = {task.row or task.id: task.id for task in tasks if is_row_id(task.row or task.id)}
+        rows = rows_of(TaskRecord).filter(id__in=[UUID(id) for id in entries], queue_name=queue, **conditions)
+        named = {str(id): wire_id for id, wire_id in rows.values_list("id", "wire_id")}
+        return {entries[id] for id, wire_id in named.items() if entries[id] == (id if wire_id is None else wire_id)}
 
     def hashes(self) -> Iterator[Repairs]:
         """Walk the keys of Redis: hashes in no list, active tasks without a lease, claims of dead workers."""
+        ours = self.broker.queues()
         for found in self.inspection.hashes():
             for queue, workers in found.workers.items():
+                if queue not in ours:
+                    continue
                 what = f"repair of what workers hold in queue {self.broker.name_of(queue)}"
                 yield self._faults.attempt(what, partial(self._release, queue, workers), Repairs())
             for queue, ids in found.tasks.items():
+                # Those of a queue that only other programs know are theirs alone.
+                if queue not in ours:
+                    continue
                 what = f"repair of hashes in queue {self.broker.name_of(queue)}"
                 yield self._faults.attempt(what, partial(self._repair_hashes, queue, ids), Repairs())
 
@@ -98,8 +114,8 @@ class EntryRepairs:
 
     def _repair_hashes(self, queue: str, ids: Sequence[str]) -> Repairs:
         misplaced = self.inspection.misplaced(queue, ids)
-        known = self._rows_of(queue, misplaced.orphans).values_list("id", flat=True) if misplaced.orphans else []
-        orphans = self.inspection.repair_orphans(queue, [str(id) for id in known])
+        known = self.inspection.entry_states(queue, misplaced.orphans) if misplaced.orphans else []
+        orphans = self.inspection.repair_orphans(queue, sorted(self._with_rows(queue, known)) if known else [])
         leased, discarded = self._settle_leaseless(queue, misplaced.leaseless)
         return Repairs(orphans=orphans, leased=leased, discarded=discarded)
 

@@ -5,15 +5,13 @@ The leader writes a signed constant to Redis. Every supervisor reads it when it 
 
 from __future__ import annotations
 
-from ..broker.key_check import read_key_check, write_key_check
+from ..broker.key_check import MESSAGE, PURPOSE, read_key_check, write_key_check
 from ..exceptions import BrokerUnavailable
 from ..guard import get_logger
 from ..lifecycle import signatures
 
 logger = get_logger("django_asyncq.maintenance.key_check")
 
-PURPOSE = "key-check"
-MESSAGE = b"key-check"
 CHECK_SECONDS = 60.0
 CHECK_AGAIN_SECONDS = 5.0
 

@@ -27,8 +27,6 @@ from ..storage import identity
 logger = get_logger("django_asyncq.maintenance.ownership")
 
 CHECK_SECONDS = 5.0
-# Three checks: one may come late.
-ALIVE_MS = 15_000
 
 
 class PrefixOwnership:
@@ -80,7 +78,7 @@ class PrefixOwnership:
             database,
             self._token,
             prefix=prefix,
-            alive_ms=ALIVE_MS,
+            alive_ms=prefix_owner.ALIVE_MS,
             may_take=may_take,
             # Only at the start: one that ran before lost the prefix to a person's command.
             replaces="unused" if adopts_by_itself() and prefix not in self._owned else "never",

@@ -22,7 +22,7 @@ from ..definitions.names import lowest_uuid7_at
 from ..definitions.retention_policy import Outcome, Retention, Rules, current_rules
 from ..faults import Faults
 from ..guard import get_logger
-from ..models import Occurrence, StartupRun, TaskRecord, TaskState
+from ..models import Occurrence, StartupRun, TaskLogLine, TaskRecord, TaskState
 from ..prefixes import one_alias_per_prefix
 from ..storage import database_clock
 from ..storage.isolation import MOST_AT_ONCE, each_alone, page_of, table_of
@@ -46,12 +46,13 @@ HIGHEST_ID = UUID(int=2**128 - 1)
 
 
 class Pruned(NamedTuple):
-    """How many of each kind were deleted. completed: entries in Redis, not rows."""
+    """How many of each kind were deleted. completed: entries in Redis, not rows. log_lines: those without a task."""
 
     tasks: int = 0
     occurrences: int = 0
     startup_runs: int = 0
     completed: int = 0
+    log_lines: int = 0
 
     def plus(self, other: Pruned) -> Pruned:
         """Return the sums."""
@@ -71,6 +72,7 @@ class Pruner:
         self._pass: Iterator[Pruned] | None = None
         self._pruned = Pruned()
         self._worked_seconds = 0.0
+        self._last_line = 0
         self._faults = Faults(logger, "pruning failed")
 
     def tick(self, now: float) -> Pruned:
@@ -105,6 +107,7 @@ class Pruner:
         runs = self.prune_startup_runs()
         yield from self._apart("pruning of start-up runs", (Pruned(startup_runs=count) for count in runs))
         yield from self._apart("pruning of completed tasks", (Pruned(completed=n) for n in self.prune_completed()))
+        yield from self._apart("pruning of log lines", (Pruned(log_lines=count) for count in self.prune_log_lines()))
 
     def _apart(self, part: str, batches: Iterator[Pruned]) -> Iterator[Pruned]:
         """Yield the batches of one part; if one fails for odd data the part is over, and the next one follows."""
@@ -154,6 +157,21 @@ class Pruner:
         """Delete old start-up runs, except the latest of each name."""
         later = rows_of(StartupRun).filter(name=OuterRef("name"), id__gt=OuterRef("id"))
         return self._prune_history(rows_of(StartupRun), rows_of(StartupRun).filter(Exists(later)), "begun_at")
+
+    def prune_log_lines(self) -> Iterator[int]:
+        """Delete log lines of tasks without a row, such as one deleted while it ran; in each pass look at one page.
+
+        Those of tasks whose retention is over are deleted with them, by `prune_tasks`.
+        """
+        page = page_of(rows_of(TaskLogLine).filter(id__gt=self._last_line).order_by("id"), size=ROWS_PER_PAGE)
+        first, self._last_line = self._last_line, page[-1][0] if len(page) >= ROWS_PER_PAGE - MOST_AT_ONCE else 0
+        if page:
+            task = rows_of(TaskRecord).filter(id=OuterRef("task_id"))
+            lines = rows_of(TaskLogLine).filter(id__gt=first, id__lte=page[-1][0])
+            ids = list(lines.filter(~Exists(task)).values_list("id", flat=True))
+            for start in range(0, len(ids), ROWS_PER_BATCH):
+                batch = ids[start : start + ROWS_PER_BATCH]
+                yield self._delete(rows_of(TaskLogLine), batch)[0]
 
     def _prune_history(self, rows: QuerySet[Any], prunable: QuerySet[Any], time_field: str) -> Iterator[int]:
         """Delete prunable rows that are older than the retention of failed tasks.
@@ -220,7 +238,9 @@ def _was_kept_for(keep_for: timedelta | None, now: datetime) -> Any:
     # For two leases a worker, or the process that recovers its tasks, may still have to acknowledge the outcome, and
     # reads the row to do so.
     keep_for = max(keep_for, 2 * timedelta(seconds=conf.current().lease_seconds))
-    return ExpressionWrapper(Q(finished_at__lte=now - keep_for), output_field=BooleanField())
+    # The row of a throttled task is what refuses others until its time is over.
+    is_over = Q(unique_until=None) | Q(unique_until__lte=now) | Q(unique_slot=None)
+    return ExpressionWrapper(Q(finished_at__lte=now - keep_for) & is_over, output_field=BooleanField())
 
 
 def pages_by_id(first: UUID, last: UUID) -> Iterator[QuerySet[TaskRecord]]:

@@ -5,6 +5,8 @@ Every round (RECONCILE_SECONDS apart) finds
 - an active task whose lease has expired, because its host or supervisor died (`recover_expired`);
 - a QUEUED row of the last five minutes that Redis does not know, because its process crashed between commit and push
   (`push_missing`);
+- a task that was cancelled while it ran, or has not begun in time (`stops`);
+- what other programs have done to our tasks (`evidence`), and to those that only they run (`remote`);
 - a gate slot that had no unfinished row at the last audit, because a process crashed before it released the slot
   (`audit_gates`).
 
@@ -23,8 +25,7 @@ A sweep (SWEEP_SECONDS apart, and at once when Redis has lost its memory) also f
 Every repair returns how many repairs it made, can be repeated, and is safe when two processes do it at once. The
 leadership lock only saves the work of doing it twice. On a healthy system every count is 0, however busy it is.
 
-A task is ours when it has a row, or when our workers have claimed it (its hash has a `fence` and is active). All other
-tasks in Redis belong to Go programs, and no repair removes them. An id without a hash is no task and may be removed.
+`lifecycle.ownership` says whose a task is. An id without a hash is no task and may be removed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from django.db.models import QuerySet
@@ -53,8 +54,13 @@ from ..prefixes import one_alias_per_prefix
 from ..storage import database_clock
 from ..storage.isolation import each_alone, page_of, usable_rows
 from ..storage.routing import rows_of, writing_database
+from .emptied_redis import prepare
 from .entry_repairs import EntryRepairs
-from .sweep import GRACE_SECONDS, Repairs, Sweep, log_repairs
+from .evidence import EvidenceRepairs, RowAndEntry
+from .group_repairs import repair_groups
+from .remote import RemoteTasks
+from .stops import StopRepairs
+from .sweep import GRACE_SECONDS, Rebuilt, Repairs, Sweep, ignore_progress, log_repairs
 
 logger = get_logger("django_asyncq.maintenance.reconciler")
 
@@ -65,27 +71,10 @@ ROWS_PER_PAGE = 1000
 PAUSE_FACTOR = 3
 # States of entries in Redis; "" means that Redis does not know the task.
 UNKNOWN = frozenset({""})
-FAILED_ENTRY_STATES = frozenset({"retry", "archived", "completed"})
+FINISHED_ENTRY_STATES = frozenset({"archived", "completed"})
+FAILED_ENTRY_STATES = FINISHED_ENTRY_STATES | {"retry"}
 # An entry in one of these states is neither running nor about to run.
 IDLE_ENTRY_STATES = frozenset({"", "scheduled", "retry", "archived", "completed"})
-
-
-class Rebuilt(NamedTuple):
-    """What a rebuild did, or would do. queues: (alias, name) → set in Redis → number of tasks. gates: name → slots."""
-
-    queues: dict[tuple[str, str], Counter[str]]
-    gates: dict[str, gates.Drift]
-
-
-class RowAndEntry(NamedTuple):
-    """A row, and the state of its entry in Redis."""
-
-    row: TaskRecord
-    entry_state: str
-
-
-def ignore_progress(rows: int) -> None:
-    """Ignore how many rows have been checked."""
 
 
 class Reconciler:
@@ -109,6 +98,8 @@ class Reconciler:
         self._reachability: Reachability | None = None
         self._quick_at = 0.0
         self._sweep_at = 0.0
+        self._evidence = EvidenceRepairs(broker, self._faults)
+        self._remote = RemoteTasks(broker, self._faults)
         # The sweep that the last round left unfinished.
         self.current_sweep: Sweep | None = None
         # When Redis began to remember, as of the last round, and whether a sweep has checked everything since then.
@@ -150,9 +141,7 @@ class Reconciler:
         self._reachability = self.broker.reachability(outage_seconds)
         is_new = self._reachability.alive_since is None
         if is_new:
-            # Before the rebuild: tasks enqueued from now on are pushed by their own process.
-            self.broker.mark_alive()
-            failpoints.reach("reconcile.marked_alive")
+            prepare(self.broker)
         if is_new or self._reachability.alive_since != self._alive_since:
             # Earlier findings are void. If another process has marked Redis, its rebuild may not have finished.
             self.current_sweep, self._sweep_at, self._unmatched_slots, self.has_checked_all = None, 0.0, {}, False
@@ -183,11 +172,16 @@ class Reconciler:
         """Repair expired leases, young rows that were never pushed, and gate slots without a row at the last audit."""
         drift = self.audit_gates(sorted(self._unmatched_slots)) if self._unmatched_slots else gates.Drift(0, 0)
         alone = self._faults.attempt
+        alone("followers of nobody", lifecycle.move_up_waiting, 0)
         return Repairs(
+            # Before the push: what another program has finished is not missing.
+            settled=alone("settling of what other programs did", lambda: self._evidence.tick(self.brokers), 0),
+            followed=alone("following of tasks that other programs run", self._remote.tick, 0),
             recovered=alone("recovery of expired leases", self.recover_expired, 0),
             pushed=alone("push of young tasks", lambda: self.push_missing(young=True), 0),
             slots_added=drift.added,
             slots_removed=drift.removed,
+            closed=StopRepairs(self._faults).tick(),
         )
 
     def sweep(self) -> Repairs:
@@ -203,6 +197,7 @@ class Reconciler:
         yield Repairs(recovered=self._faults.attempt("recovery of expired leases", self.recover_expired, 0))
         yield from self.repair_lists()
         yield from self.repair_hashes()
+        yield Repairs(pushed=self._faults.attempt("groups", partial(repair_groups, self.broker), 0))
         pushes = self._push_pages(young=False, is_rebuild=is_rebuild)
         yield from self._apart("push of missing tasks", (Repairs(pushed=count) for count in pushes))
         yield from self._apart("parking of missing tasks", (Repairs(parked=count) for count in self.park_missing()))
@@ -226,7 +221,7 @@ class Reconciler:
         rebuilt = Rebuilt({}, {})
         self._is_dry_run = dry_run
         if not dry_run:
-            self.broker.mark_alive()
+            prepare(self.broker)
         # First: the pushes below acquire slots, so later nobody could tell how many were missing.
         for name in self._gate_names():
             drift = self._audit(name, dry_run=dry_run)
@@ -280,8 +275,7 @@ class Reconciler:
         by_worker: dict[str, list[Lease]] = {}
         for expired in found:
             by_worker.setdefault(expired.worker, []).append(Lease(expired.id, expired.fence))
-        reason = "its lease expired: its host or supervisor is down"
-        recover = partial(lifecycle.recover, broker, queue, reason=reason)
+        recover = partial(lifecycle.recover, broker, queue, reason=lifecycle.LEASE_EXPIRED)
         return sum(
             self._faults.attempt(f"recovery of worker {worker_id}", partial(recover, worker_id, leases), 0)
             for worker_id, leases in by_worker.items()
@@ -330,7 +324,7 @@ class Reconciler:
         before the entry. is_rebuild: as for `sweep_steps`.
         """
         now = database_clock.now()
-        rows = rows_of(TaskRecord).filter(state=TaskState.QUEUED)
+        rows = rows_of(TaskRecord).filter(state=TaskState.QUEUED, after_id=None, batch_id=None, is_remote=False)
         if not is_rebuild:
             rows = rows.filter(enqueued_at__lt=now - timedelta(seconds=GRACE_SECONDS))
         if young:
@@ -339,7 +333,8 @@ class Reconciler:
                 yield [found.row for found in page]
             return
         seen, self._stranded = self._stranded, set()
-        for page in self._rows_by_entry_state(rows, FAILED_ENTRY_STATES | UNKNOWN):
+        for found_page in self._rows_by_entry_state(rows, FAILED_ENTRY_STATES | UNKNOWN):
+            page = found_page if self._is_dry_run else self._evidence.unsettled(found_page)
             self._stranded |= {found.row.id for found in page if found.entry_state} - seen
             yield [found.row for found in page if found.row.id not in self._stranded]
 
@@ -350,9 +345,10 @@ class Reconciler:
 
     def rows_to_park(self) -> Iterator[list[TaskRecord]]:
         """Yield, page by page, the RETRYING rows that Redis does not know."""
-        retrying = rows_of(TaskRecord).filter(state=TaskState.FAILED, retry_at__isnull=False)
-        for page in self._rows_by_entry_state(retrying):
-            yield [found.row for found in page]
+        retrying = rows_of(TaskRecord).filter(state=TaskState.FAILED, retry_at__isnull=False, is_remote=False)
+        for page in self._rows_by_entry_state(retrying, FINISHED_ENTRY_STATES | UNKNOWN):
+            rest = page if self._is_dry_run else self._evidence.unsettled(page)
+            yield [found.row for found in rest if not found.entry_state]
 
     def _park(self, page: Sequence[TaskRecord]) -> int:
         parked = 0
@@ -371,10 +367,11 @@ class Reconciler:
         quiet = settings.lease_seconds + 2 * settings.beat_seconds
         if alive_since is None or redis_clock.seconds() - alive_since < quiet:
             return
-        rows = rows_of(TaskRecord).filter(
-            state=TaskState.RUNNING, last_attempted_at__lt=database_clock.now() - timedelta(seconds=quiet)
-        )
-        for page in self._rows_by_entry_state(rows, IDLE_ENTRY_STATES):
+        before = database_clock.now() - timedelta(seconds=quiet)
+        running = rows_of(TaskRecord).filter(state=TaskState.RUNNING, is_remote=False, batch_id=None)
+        rows = running.filter(last_attempted_at__lt=before)
+        for found_page in self._rows_by_entry_state(rows, IDLE_ENTRY_STATES):
+            page = self._evidence.unsettled(found_page)
             yield sum(sum(self._each_alone("requeue of tasks", [found.row], _abandon)) for found in page)
 
     def _rows_by_entry_state(
@@ -384,22 +381,22 @@ class Reconciler:
         last = None
         while True:
             page = rows.order_by("id") if last is None else rows.order_by("id").filter(id__gt=last)
-            checked = page_of(page, "backend", "queue_name", size=ROWS_PER_PAGE)
+            checked = page_of(page, "backend", "queue_name", "wire_id", size=ROWS_PER_PAGE)
             if not checked:
                 return
             last = checked[-1][0]
             found: dict[str, str] = {}
-            ids: dict[tuple[str, str], list[str]] = {}
-            for id, alias, queue in checked:
+            ids: dict[tuple[str, str], dict[str, str]] = {}
+            for id, alias, queue, wire_id in checked:
                 if uses_redis(alias):
-                    ids.setdefault((alias, queue), []).append(str(id))
+                    ids.setdefault((alias, queue), {})[str(id) if wire_id is None else wire_id] = str(id)
             for (alias, queue), of_queue in ids.items():
                 self._aliases_of_rows.add(alias)
                 # A producer that registered the queue less than a minute ago does not know that Redis forgot it.
                 if not self._is_dry_run:
                     self.broker.of_alias(alias).register_queue(queue)
-                entry_states = Inspection(self.broker.role, alias).entry_states(queue, of_queue)
-                found |= {task.id: task.state for task in entry_states if task.state in states}
+                entry_states = Inspection(self.broker.role, alias).entry_states(queue, list(of_queue))
+                found |= {of_queue[task.id]: task.state for task in entry_states if task.state in states}
             matching = usable_rows(list(found), lambda part: rows.filter(id__in=part).order_by("id"), database=rows.db)
             yield [RowAndEntry(row, found[str(row.id)]) for row in matching]
             if matching:

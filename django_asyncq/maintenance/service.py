@@ -2,7 +2,8 @@
 
 They are apart from the supervisor's main thread, which renews the leases and must never wait for them. They are apart
 from each other so that a schedule never waits for a sweep. Each loop sleeps until it has work or is woken.
-Schedules, repairs and pruning run only in the leader, which is the process that holds the maintenance lock.
+Schedules, repairs, pruning and actions on many tasks run only in the leader, which is the process that holds the
+maintenance lock.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
+from functools import partial
 
 from django.conf import settings
 from django.db import close_old_connections, connections
 from django.db.models import Q
 
-from .. import conf
+from .. import conf, lifecycle
 from ..broker import Broker
 from ..broker.notifications import SupervisorListener
+from ..definitions import batches
 from ..exceptions import BrokerUnavailable, DatabaseNotSetUp, LockLost
-from ..faults import STORE_ERRORS, Faults, in_turn
+from ..faults import STORE_ERRORS, Faults, Outages, in_turn
 from ..guard import get_logger
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..models import TaskRecord, TaskState
+from ..pausing.keeper import PauseKeeper
+from ..pausing.rows import is_paused
 from ..prefixes import DEFAULT_ALIAS, one_alias_per_prefix
 from ..scheduling.asynq_entries import BEAT_SECONDS, SchedulerEntries
 from ..scheduling.scheduler import Fired, Scheduler
@@ -32,8 +37,10 @@ from ..storage import database_clock
 from ..storage.pooling import return_connections
 from ..storage.routing import rows_of
 from ..threads import LongLivedThread
+from .bulk import BulkRunner
 from .clock_check import ClockCheck
 from .forwarder import forward_due
+from .inbox import InboxService
 from .key_check import KeyCheck
 from .ownership import PrefixOwnership
 from .pruner import Pruner
@@ -57,19 +64,26 @@ ERROR_PAUSE_SECONDS = 1.0
 STOP_SECONDS = 10.0
 # Between SIGTERM and SIGKILL of a start-up task at shutdown; the tasks have had their own grace period before.
 STARTUP_GRACE_SECONDS = 2.0
+# How often a process without tasks that run together looks for groups of such tasks.
+BATCHES_ELSEWHERE_SECONDS = 60.0
 
 
 class Loop(LongLivedThread):
     """Repeat a step until stopped.
 
     step: returns the seconds until its next call; None ends the loop. is_enabled: whether this process may do the step
-    now; while it may not, the loop uses neither store and says nothing about them.
+    now; while it may not, the loop uses neither store and says nothing about them. outages: those of all its loops.
     A step may raise anything, SystemExit of the project's code included: nothing is kept from one step to the next, so
     it is called again.
     """
 
     def __init__(
-        self, name: str, step: Callable[[], float | None], is_enabled: Callable[[], bool] = lambda: True
+        self,
+        name: str,
+        step: Callable[[], float | None],
+        is_enabled: Callable[[], bool] = lambda: True,
+        *,
+        outages: Outages | None = None,
     ) -> None:
         super().__init__(name, self.repeat)
         self._step = step
@@ -81,6 +95,7 @@ class Loop(LongLivedThread):
             "the %s loop cannot reach a store and tries again",
             name,
             failed="the %s loop failed and tries again",
+            outages=outages,
         )
         # Why this process cannot go on, if it cannot.
         self.not_set_up: DatabaseNotSetUp | None = None
@@ -166,38 +181,36 @@ class MaintenanceService:
         self.coordinator = StartupTaskCoordinator(single_instance=single_instance)
         self.reconciler = Reconciler(self.broker)
         self.pruner = Pruner(self.broker, fenced=self._fenced)
+        self.bulk_runner = BulkRunner(self._fenced)
         self.waiters = WaiterService(self.broker)
+        self.inbox = InboxService(self.broker, self._fenced)
         self.scheduler = Scheduler(self._fenced)
         self.scheduler_entries = SchedulerEntries()
         self.startup_runner = StartupRunner(single_instance=single_instance)
         self.key_check = KeyCheck()
         self.ownership = PrefixOwnership(may_take=may_take_prefix)
         self.clock_check = ClockCheck()
+        self.pause_keeper = PauseKeeper()
         self._synced_term = 0
-        # Of the leader that was logged last.
-        self._leader_token = ""
-        # Which process leads, for people; "" while it is not known.
-        self.leader = ""
+        # Of the leader that was logged last; and which process leads, for people; "" while it is not known.
+        self._leader_token = self.leader = ""
         self._entries_due_at = 0.0
-        self._leadership_loop = Loop("leadership", self.seek_leadership)
-        self._forwarder_loop = Loop("forwarder", self.forward, self._may_use_prefix)
-        self._waiter_loop = Loop("waiters", self.admit_waiters, self._is_leader)
-        self._scheduler_loop = Loop("scheduler", self.fire_schedules, self._may_fire_schedules)
-        self._repair_loop = Loop("repairs", self.repair_and_prune, self._is_leader)
-        self._startup_loop = Loop("startup", self.run_startup_tasks)
-        self._key_check_loop = Loop("key check", self.check_key)
-        self._ownership_loop = Loop("ownership", self.check_ownership)
-        self._loops = [
-            self._leadership_loop,
-            self._forwarder_loop,
-            self._waiter_loop,
-            self._scheduler_loop,
-            self._repair_loop,
-            self._startup_loop,
-            self._key_check_loop,
-            self._ownership_loop,
-        ]
-        waker = LoopWaker(self._forwarder_loop, self._scheduler_loop)
+        self._batches_due_at = 0.0
+        loop = partial(Loop, outages=Outages())
+        self._leadership_loop = loop("leadership", self.seek_leadership)
+        self._forwarder_loop = loop("forwarder", self.forward, self._may_use_prefix)
+        self._batch_loop = loop("batches", self.form_batches, self._may_use_prefix)
+        self._inbox_loop = loop("inbox", self.read_inboxes, self._is_leader)
+        self._waiter_loop = loop("waiters", self.admit_waiters, self._is_leader)
+        self._scheduler_loop = loop("scheduler", self.fire_schedules, self._may_fire_schedules)
+        self._pause_loop = loop("pauses", self.keep_pauses, self._is_leader)
+        self._repair_loop = loop("repairs", self.repair_and_prune, self._is_leader)
+        self._bulk_loop = loop("bulk actions", self.run_bulk_actions, self._is_leader)
+        self._startup_loop = loop("startup", self.run_startup_tasks)
+        self._key_check_loop = loop("key check", self.check_key)
+        self._ownership_loop = loop("ownership", self.check_ownership)
+        self._loops = [each for each in vars(self).values() if isinstance(each, Loop)]
+        waker = LoopWaker(self._forwarder_loop, self._scheduler_loop, self._batch_loop)
         self._listener = SupervisorListener(waker, free_slot=LoopWaker(self._waiter_loop))
 
     # --- start and stop
@@ -235,14 +248,18 @@ class MaintenanceService:
         return [name for name, has_died in [*threads, ("listener", self._listener.has_died)] if has_died]
 
     def has_no_work(self, backend: str) -> bool:
-        """Return whether the rows show no task of this alias as queued, running or due; False when in doubt."""
+        """Return whether the rows show no task of this alias as running, or as one that workers can begin soon.
+
+        What is paused, and what only other programs run, may stay queued for ever. False when in doubt.
+        """
         if not self.startup_runner.is_finished:
             return False
         soon = database_clock.now() + timedelta(seconds=DUE_WITHIN_SECONDS)
+        # One that follows another waits for that one, which counts, or for the end of a throttle.
+        queued = Q(state=TaskState.QUEUED, after_id=None, is_remote=False) & ~is_paused()
         due = (
-            Q(state=TaskState.RUNNING)
-            | Q(state=TaskState.QUEUED, run_after=None)
-            | Q(state=TaskState.QUEUED, run_after__lte=soon)
+            Q(state=TaskState.RUNNING, is_remote=False)
+            | queued & (Q(run_after=None) | Q(run_after__lte=soon))
             | Q(state=TaskState.FAILED, retry_at__lte=soon)
         )
         rows = rows_of(TaskRecord).filter(due, backend=backend)
@@ -266,6 +283,11 @@ class MaintenanceService:
         return next(filter(None, [*found, self._look_faults.not_set_up]), None)
 
     # --- leadership
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process leads the fleet."""
+        return self._is_leader()
 
     def _is_leader(self) -> bool:
         return self._may_use_prefix() and self.coordinator.is_held(self.lock_name)
@@ -297,9 +319,13 @@ class MaintenanceService:
             self.leader = "this process"
             logger.info("leadership acquired: this process leads, and runs schedules, repairs and pruning")
             self._forwarder_loop.wake()
+            self._batch_loop.wake()
             self._waiter_loop.wake()
+            self._inbox_loop.wake()
             self._scheduler_loop.wake()
             self._repair_loop.wake()
+            self._pause_loop.wake()
+            self._bulk_loop.wake()
             self._key_check_loop.wake()
         else:
             self._log_other_leader()
@@ -320,20 +346,49 @@ class MaintenanceService:
         found: list[float] = []
 
         def forward_of(broker: Broker) -> None:
-            queues = set(self.queues) if broker is self.broker else set()
-            if self._is_leader() or not queues:
-                queues.update(broker.known_queues())
-            seconds = forward_due(broker, sorted(queues)).next_seconds
+            seconds = forward_due(broker, self._queues_of(broker)).next_seconds
             found.extend([] if seconds is None else [max(seconds, 0.0)])
 
-        others = one_alias_per_prefix() if self._is_leader() else []
-        brokers = [self.broker, *(self.broker.of_alias(each) for each in others if not self.broker.holds(each))]
-        in_turn(brokers, forward_of)
+        in_turn(self._brokers(), forward_of)
         return min([conf.current().forward_seconds, *found])
+
+    def form_batches(self) -> float:
+        """Make batches of groups that are ripe, in the queues in which `forward` forwards tasks.
+
+        A process without such tasks looks every BATCHES_ELSEWHERE_SECONDS, and when a group that it has seen is ripe:
+        what is left are groups of code that has just been replaced.
+        """
+        if not batches.are_declared() and (seconds := self._batches_due_at - time.monotonic()) > 0:
+            return seconds
+        found: list[float] = []
+
+        def form_of(each: tuple[Broker, str]) -> None:
+            _, seconds = lifecycle.form_batches(*each)
+            found.extend([] if seconds is None else [max(seconds, 0.0)])
+
+        in_turn([(broker, queue) for broker in self._brokers() for queue in self._queues_of(broker)], form_of)
+        self._batches_due_at = time.monotonic() + min([BATCHES_ELSEWHERE_SECONDS, *found])
+        return min([conf.current().forward_seconds, *found])
+
+    def _brokers(self) -> list[Broker]:
+        """Return the brokers of the prefixes that this process serves: as the leader, all of them."""
+        others = one_alias_per_prefix() if self._is_leader() else []
+        return [self.broker, *(self.broker.of_alias(each) for each in others if not self.broker.holds(each))]
+
+    def _queues_of(self, broker: Broker) -> list[str]:
+        """Return the queues that this process serves: as the leader, all of them."""
+        queues = set(self.queues) if broker is self.broker else set()
+        if self._is_leader() or not queues:
+            queues.update(broker.known_queues())
+        return sorted(queues)
 
     def admit_waiters(self) -> float:
         """Retry tasks that wait at a gate with a free slot."""
         return self.waiters.tick(self._listener.take_gates(), time.monotonic())
+
+    def read_inboxes(self) -> float:
+        """Enqueue what other programs have pushed to inboxes."""
+        return self.inbox.tick(time.monotonic())
 
     def fire_schedules(self) -> float:
         """Fire the schedules that are due; at the start of a term, read those declared in code first."""
@@ -371,6 +426,14 @@ class MaintenanceService:
         if self.reconciler.has_checked_all and not self.ownership.is_owner:
             self._ownership_loop.wake()
         return 0.0 if self.reconciler.is_urgent else min(REPAIR_SECONDS, conf.current().reconcile_seconds)
+
+    def keep_pauses(self) -> float:
+        """Make Redis say what is paused as the rows do, and rows what another program has paused."""
+        return self.pause_keeper.tick()
+
+    def run_bulk_actions(self) -> float:
+        """Change the next tasks of the actions on many tasks."""
+        return self.bulk_runner.tick(time.monotonic())
 
     def check_key(self) -> float:
         """Check that this process has the leader's SECRET_KEY; as the leader, let the others check theirs."""

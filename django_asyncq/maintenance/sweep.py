@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from .. import gates
 from ..guard import get_logger
 
 logger = get_logger("django_asyncq.maintenance.reconciler")
@@ -20,7 +22,8 @@ class Repairs(NamedTuple):
     recovered: tasks whose lease expired. pushed: QUEUED rows that Redis did not know. parked: RETRYING rows that Redis
     did not know. requeued: RUNNING rows that no worker ran. leased: active entries without a lease. strays: ids without
     a hash. orphans: hashes in no list. discarded: waiting entries of finished rows. released: claims that dead workers
-    still seemed to hold. slots_added, slots_removed: gate slots.
+    still seemed to hold. slots_added, slots_removed: gate slots. closed: tasks that were cancelled or had expired.
+    settled: rows that show now what another program has done. followed: the same, of tasks that only such a one runs.
     """
 
     recovered: int = 0
@@ -34,6 +37,9 @@ class Repairs(NamedTuple):
     released: int = 0
     slots_added: int = 0
     slots_removed: int = 0
+    closed: int = 0
+    settled: int = 0
+    followed: int = 0
 
     def plus(self, other: Repairs) -> Repairs:
         """Return the sums."""
@@ -43,11 +49,22 @@ class Repairs(NamedTuple):
         return ", ".join(f"{name} {count}" for name, count in self._asdict().items() if count) or "nothing"
 
 
+def ignore_progress(rows: int) -> None:
+    """Ignore how many rows have been checked."""
+
+
 def log_repairs(repairs: Repairs) -> Repairs:
     """Log what was repaired, if anything was, and return it."""
     if any(repairs):
         logger.info("repaired: %s", repairs)
     return repairs
+
+
+class Rebuilt(NamedTuple):
+    """What a rebuild did, or would do. queues: (alias, name) → set in Redis → number of tasks. gates: name → slots."""
+
+    queues: dict[tuple[str, str], Counter[str]]
+    gates: dict[str, gates.Drift]
 
 
 class Sweep:

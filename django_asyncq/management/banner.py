@@ -13,11 +13,7 @@ from ..models import TaskRecord
 from ..prefixes import prefix_of
 from ..storage.routing import writing_database
 from ..worker.options import WorkerOptions
-
-
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun in the singular or plural: "1 task", "2 tasks". plural: default: with an "s"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or f'{noun}s'}"
+from .wording import counted
 
 
 def banner(

@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -34,6 +34,7 @@ from ..storage.errors import ErrorKind, kind_of
 from ..storage.isolation import ROW_ERRORS, each_alone, page_of, set_aside, table_of
 from ..storage.routing import rows_of, transaction_of, writing_database
 from ..tasks import Task
+from .refusals import in_words, refused
 
 logger = get_logger("django_asyncq.scheduling.scheduler")
 
@@ -192,7 +193,7 @@ class Scheduler:
                 logger.error("schedule %s is not valid and will not fire again: %s", row.name, error)
                 return [[]]
             if due.last_missed is not None:
-                note = f"this occurrence and those before it, back to {_in_words(row.next_occurrence_at)}"
+                note = f"this occurrence and those before it, back to {in_words(row.next_occurrence_at)}"
                 self._write(row, due.last_missed, OccurrenceOutcome.MISSED, note)
                 logger.warning("schedule %s: missed occurrences are skipped: %s", row.name, note)
             fired = [found for occurs_at in due.to_fire if (found := self._fire_occurrence(row, occurs_at)) is not None]
@@ -216,9 +217,7 @@ class Scheduler:
         except (GateUnavailable, BrokerUnavailable):
             raise
         except (EnqueueRefused, InvalidOption, RunAborted, compat.InvalidTask) as error:
-            occurrence.outcome, occurrence.note = OccurrenceOutcome.REFUSED, text_of(error)
-            text = "schedule %s: its occurrence of %s was refused: %s"
-            logger.error(text, row.name, _in_words(occurs_at), error, extra={"task": row.task})
+            occurrence.outcome, occurrence.note = refused(row, occurs_at, error)
         except BaseException as error:
             if is_a(error, DatabaseError) and kind_of(error) is not ErrorKind.ROW:
                 raise
@@ -228,7 +227,7 @@ class Scheduler:
             note = f"{class_name(error)}: {text_of(error)}"
             occurrence.outcome, occurrence.note = OccurrenceOutcome.REFUSED, note
             text = "schedule %s: its occurrence of %s could not be queued"
-            logger.exception(text, row.name, _in_words(occurs_at), extra={"task": row.task})
+            logger.exception(text, row.name, in_words(occurs_at), extra={"task": row.task})
         occurrence.save(update_fields=["task", "outcome", "note"])
         return Fired(row, occurs_at, occurrence.task_id) if occurrence.task_id else None
 
@@ -438,7 +437,3 @@ def _jitter(row: Schedule, occurs_at: datetime) -> timedelta:
     """Return the delay of an occurrence, the same in every process."""
     digest = hashlib.sha256(f"{row.pk} {occurs_at.timestamp()}".encode()).digest()
     return timedelta(seconds=row.jitter_seconds) * (int.from_bytes(digest[:4]) / 2**32)
-
-
-def _in_words(moment: datetime | None) -> str:
-    return "" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -15,10 +15,11 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Field, JSONField
+from django.db.models import BooleanField, Field, JSONField
 
 from ..definitions.stored_json import StoredJSONEncoder
 from ..models import TaskRecord
@@ -41,9 +42,32 @@ COLUMNS = (
     "last_exception",
     "worker_ids",
 )
-WRITTEN = ("id", *COLUMNS, "held_fence")
-_values_of = attrgetter("id", *COLUMNS)
-# 16 values a row; SQLite allows 32,766 in a statement.
+
+
+class Optional(NamedTuple):
+    """A change that few runs make; a statement has it only where some row of the batch makes it.
+
+    name: the attribute of `TaskRecord` that is true where it makes the change, and the column of the new values with
+    it. column: what is changed. value: what it becomes, from the row t and its new values v.
+    """
+
+    name: str
+    field: Field[Any, Any]
+    column: str
+    value: str
+
+
+# A row without the change keeps what it has: another run or another statement may have written that.
+OPTIONAL = (
+    Optional("frees_slot", BooleanField(), "unique_slot", "CASE WHEN v.frees_slot THEN NULL ELSE t.unique_slot END"),
+    Optional("progress", TaskRecord._meta.get_field("progress"), "progress", "COALESCE(v.progress, t.progress)"),
+)
+Changes = tuple[Optional, ...]
+# How long an impatient statement waits for a row of PostgreSQL.
+LOCK_MILLISECONDS = 50
+# Connections to MySQL → the driver's connection that has its limit already.
+_shortened: WeakKeyDictionary[BaseDatabaseWrapper, Any] = WeakKeyDictionary()
+# 16 to 18 values a row; SQLite allows 32,766 in a statement.
 ROWS_PER_STATEMENT = 500
 
 FIELDS: tuple[Field[Any, Any], ...] = tuple(TaskRecord._meta.concrete_fields)
@@ -57,10 +81,14 @@ GUARD = "(t.state = 1 AND t.fence = v.held_fence) OR (t.state = 0 AND t.fence < 
 
 
 class FencedWrite(NamedTuple):
-    """A row to write, and the fence that its run holds (`record.fence` may be higher already)."""
+    """A row to write, and the fence that its run holds (`record.fence` may be higher already).
+
+    members: those of a batch, which are written with it; `write_fenced` itself does not (`lifecycle.following`).
+    """
 
     record: TaskRecord
     held_fence: int
+    members: Sequence[FencedWrite] = ()
 
 
 def read_rows(ids: Sequence[str], database: str) -> list[TaskRecord]:
@@ -93,14 +121,16 @@ def _decoded(row: Sequence[Any]) -> list[Any]:
     return values
 
 
-def write_fenced(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
+def write_fenced(writes: Sequence[FencedWrite], database: str, *, patient: bool = True) -> set[UUID]:
     """Write the rows that their run still holds; return their ids.
 
     A write that is in the row already, because an earlier reply was lost, counts as done.
+    patient: wait for a row that another transaction has locked, as long as the server does. Otherwise the database
+    soon refuses the whole statement, which kind_of() calls AGAIN; on SQLite nothing changes.
     """
     accepted: set[UUID] = set()
     for start in range(0, len(writes), ROWS_PER_STATEMENT):
-        accepted |= _write_chunk(writes[start : start + ROWS_PER_STATEMENT], database)
+        accepted |= _write_chunk(writes[start : start + ROWS_PER_STATEMENT], database, patient=patient)
     return accepted
 
 
@@ -113,14 +143,15 @@ def write_usable(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
     return set(each_alone(table_of(TaskRecord), writes, write, key=lambda write: write.record.id, database=database))
 
 
-def _write_chunk(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
+def _write_chunk(writes: Sequence[FencedWrite], database: str, *, patient: bool) -> set[UUID]:
     connection = connections[database]
+    changes = tuple([change for change in OPTIONAL if any(getattr(write.record, change.name) for write in writes)])
     if connection.vendor == "mysql":
-        sql, parameters = _joined_update(writes, connection)
+        sql, parameters = _joined_update(writes, changes, connection)
         with connection.cursor() as cursor:
-            cursor.execute(sql, parameters)
+            cursor.execute(sql if patient else _impatient(sql, connection), parameters)
         return _already_written(writes, database)
-    sql, parameters = _returning_update(writes, connection)
+    sql, parameters = _returning_update(writes, changes, connection, patient=patient)
     identity = TaskRecord._meta.get_field("id")
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
@@ -136,68 +167,119 @@ def _already_written(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
     return {id for id, fence, state in rows if wanted[id] == (fence, state)}
 
 
+class _Shape(NamedTuple):
+    """What a statement gets of each row, and what it makes of it. names: of the values, the last one `held_fence`."""
+
+    names: tuple[str, ...]
+    fields: tuple[Field[Any, Any], ...]
+    values_of: attrgetter[Any]
+    assignments: tuple[tuple[str, str], ...]
+
+
 @cache
-def _fields() -> tuple[Field[Any, Any], ...]:
+def _shape(changes: Changes) -> _Shape:
     meta = TaskRecord._meta
-    return (meta.get_field("id"), *(meta.get_field(name) for name in COLUMNS))  # type: ignore[arg-type]
+    names = ("id", *COLUMNS, *(change.name for change in changes))
+    plain: list[Field[Any, Any]] = [meta.get_field(name) for name in ("id", *COLUMNS)]  # type: ignore[misc]
+    assignments = [(column, f"v.{column}") for column in COLUMNS]
+    return _Shape(
+        (*names, "held_fence"),
+        (*plain, *(change.field for change in changes)),
+        attrgetter(*names),
+        (*assignments, *((change.column, change.value) for change in changes)),
+    )
 
 
-def _returning_update(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+def _returning_update(
+    writes: Sequence[FencedWrite], changes: Changes, connection: BaseDatabaseWrapper, *, patient: bool
+) -> tuple[str, list[Any]]:
     """Return the UPDATE … FROM a list of rows RETURNING the changed ids, for PostgreSQL and SQLite 3.35."""
     if connection.vendor == "postgresql":
-        return _update_from_json(connection.alias), [_json_of(writes)]
-    rows, parameters = _values(writes, connection)
-    return _update_from(rows, connection), parameters
+        return _update_from_json(connection.alias, changes, patient=patient), [_json_of(writes, changes)]
+    rows, parameters = _values(writes, changes, connection)
+    return _update_from(rows, changes, connection), parameters
 
 
 @cache
-def _update_from_json(database: str) -> str:
-    """Return PostgreSQL's statement, which gets the rows as one JSON text and reads it with the columns' types."""
-    connection = connections[database]
-    types = [field.db_type(connection) for field in _fields()] + ["bigint"]
-    columns = ", ".join(f"{name} {type}" for name, type in zip(WRITTEN, types, strict=True))
-    return _update_from(f"SELECT * FROM json_to_recordset(%s) AS r ({columns})", connection)
+def _update_from_json(database: str, changes: Changes, *, patient: bool) -> str:
+    """Return PostgreSQL's statement, which gets the rows as one JSON text and reads it with the columns' types.
+
+    If it is not patient, it sets how long it waits for a lock, for its transaction alone: a SET would be a round trip
+    more, and outlive it in the session that a pooler gives to somebody else.
+    """
+    connection, shape = connections[database], _shape(changes)
+    types = [field.db_type(connection) for field in shape.fields] + ["bigint"]
+    columns = ", ".join(f"{name} {type}" for name, type in zip(shape.names, types, strict=True))
+    limit = "" if patient else f"set_config('lock_timeout', '{LOCK_MILLISECONDS}', true), "
+    return _update_from(f"SELECT r.* FROM {limit}json_to_recordset(%s) AS r ({columns})", changes, connection)
 
 
-def _update_from(rows: str, connection: BaseDatabaseWrapper) -> str:
-    assignments = ", ".join(f"{column} = v.{column}" for column in COLUMNS)
+def _update_from(rows: str, changes: Changes, connection: BaseDatabaseWrapper) -> str:
+    shape = _shape(changes)
+    assignments = ", ".join(f"{column} = {value}" for column, value in shape.assignments)
     return (  # only names from the model; every value is a parameter
-        f"WITH v (task_id, {', '.join(COLUMNS)}, held_fence) AS ({rows}) "
+        f"WITH v (task_id, {', '.join(shape.names[1:])}) AS ({rows}) "
         f"UPDATE {connection.ops.quote_name(TaskRecord._meta.db_table)} AS t SET {assignments} "
         f"FROM v WHERE t.id = v.task_id AND ({GUARD}) RETURNING id"
     )
 
 
-def _json_of(writes: Sequence[FencedWrite]) -> str:
-    rows = [dict(zip(WRITTEN, (*_values_of(write.record), write.held_fence), strict=True)) for write in writes]
-    return _json.encode(rows)
+def _json_of(writes: Sequence[FencedWrite], changes: Changes) -> str:
+    names, _, values_of, _ = _shape(changes)
+    return _json.encode(
+        [dict(zip(names, (*values_of(write.record), write.held_fence), strict=True)) for write in writes]
+    )
 
 
-def _values(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
-    rows = list(_rows(writes, connection))
+def _values(writes: Sequence[FencedWrite], changes: Changes, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+    rows = list(_rows(writes, changes, connection))
     row = f"({', '.join(['%s'] * len(rows[0]))})"
     return f"VALUES {', '.join([row] * len(rows))}", [value for row in rows for value in row]
 
 
-def _joined_update(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+def _joined_update(
+    writes: Sequence[FencedWrite], changes: Changes, connection: BaseDatabaseWrapper
+) -> tuple[str, list[Any]]:
     """Return the UPDATE … JOIN a derived table, for MySQL and MariaDB, which cannot return the changed ids."""
-    rows = list(_rows(writes, connection))
-    first_row = "SELECT " + ", ".join(f"%s AS {name}" for name in WRITTEN)
-    plain_row = "SELECT " + ", ".join(["%s"] * len(WRITTEN))
-    assignments = ", ".join(f"t.{column} = v.{column}" for column in COLUMNS)
+    shape, rows = _shape(changes), list(_rows(writes, changes, connection))
+    first_row = "SELECT " + ", ".join(f"%s AS {name}" for name in shape.names)
+    plain_row = "SELECT " + ", ".join(["%s"] * len(shape.names))
+    assignments = ", ".join(f"t.{column} = {value}" for column, value in shape.assignments)
+    # The new values first, then each row by its key: a scan of a small table would also wait for rows of others.
     sql = (
-        f"UPDATE {connection.ops.quote_name(TaskRecord._meta.db_table)} AS t "
-        f"JOIN ({' UNION ALL '.join([first_row] + [plain_row] * (len(rows) - 1))}) AS v ON t.id = v.id "
+        f"UPDATE ({' UNION ALL '.join([first_row] + [plain_row] * (len(rows) - 1))}) AS v "
+        f"STRAIGHT_JOIN {connection.ops.quote_name(TaskRecord._meta.db_table)} AS t "
+        f"FORCE INDEX FOR JOIN (PRIMARY) ON t.id = v.id "
         f"SET {assignments} WHERE {GUARD}"
     )
     return sql, [value for row in rows for value in row]
 
 
-def _rows(writes: Sequence[FencedWrite], connection: BaseDatabaseWrapper) -> Iterator[list[Any]]:
+def _impatient(sql: str, connection: BaseDatabaseWrapper) -> str:
+    """Return a statement of MariaDB that waits for no lock; MySQL has one limit for a session, of whole seconds."""
+    if getattr(connection, "mysql_is_mariadb", False):
+        return f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR {sql}"
+    shorten_waits(connection)
+    return sql
+
+
+def shorten_waits(connection: BaseDatabaseWrapper) -> None:
+    """Have the next statements wait for a lock of MySQL or MariaDB for a second at most, on this connection for good.
+
+    PostgreSQL's limit holds for the transaction of an impatient statement already.
+    """
+    if connection.vendor != "mysql":
+        return
+    if _shortened.get(connection) is not connection.connection:
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
+        _shortened[connection] = connection.connection
+
+
+def _rows(writes: Sequence[FencedWrite], changes: Changes, connection: BaseDatabaseWrapper) -> Iterator[list[Any]]:
     """Yield the values of each row as the database driver takes them."""
-    fields = _fields()
+    _, fields, values_of, _ = _shape(changes)
     for write in writes:
-        values = [
-            field.get_db_prep_save(getattr(write.record, field.attname), connection=connection) for field in fields
-        ]
-        yield [*values, write.held_fence]
+        values = zip(fields, values_of(write.record), strict=True)
+        prepared = [field.get_db_prep_save(value, connection=connection) for field, value in values]
+        yield [*prepared, write.held_fence]

@@ -36,6 +36,7 @@ NAMES = tuple(str(field.column) for field in FIELDS)
 DEFAULTS = tuple([None if field.db_default is NOT_PROVIDED else field.db_default for field in FIELDS])
 _values_of = attrgetter(*(field.attname for field in FIELDS))
 ENQUEUED_AT = NAMES.index("enqueued_at")
+UNIQUE_SLOT = NAMES.index("unique_slot")
 
 _json = StoredJSONEncoder(ensure_ascii=False, allow_nan=False, default=str)
 
@@ -44,8 +45,30 @@ Columns = tuple[int, ...]
 Statement = tuple[str, list[Any]]
 
 
-def insert(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> None:
-    """Insert new tasks, all or none, in the caller's transaction if there is one.
+def insert_missing(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> None:
+    """Insert the tasks of other programs whose rows do not exist yet; no signal of a model is sent.
+
+    Which of them another process has inserted meanwhile nobody can tell: the caller reads the rows. Raises: as
+    `insert`.
+    """
+    _check_depth(records, connection)
+    has_default = database_clock.is_column_default(connection)
+    if not has_default and connection.vendor != "sqlite":
+        now = database_clock.now(connection.alias)
+        for record in records:
+            record.enqueued_at = now
+    statements = [
+        (sql + _unless_there(connection), parameters)
+        for sql, parameters in _statements(records, connection, has_default=has_default)
+    ]
+    _execute(statements, records, connection)
+
+
+def insert(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> list[TaskRecord]:
+    """Insert new tasks, all or none, in the caller's transaction if there is one; return those inserted.
+
+    Only a task whose unique slot another row holds is not inserted: then the others are, and nothing is raised. While
+    another transaction has taken that slot and is open, the statement waits until it commits or rolls back.
 
     The database notes its own time as `enqueued_at`; in memory a new task keeps that of its host. Where the column's
     default is not right for the connection, it gets the database's time here. On SQLite the two are one.
@@ -54,10 +77,7 @@ def insert(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> No
     written, for arguments that MariaDB cannot store.
     """
     database = connection.alias
-    if connection.vendor == "mysql" and getattr(connection, "mysql_is_mariadb", False):
-        for record in records:
-            check_depth(record.args, "args", MARIADB_LEVELS, "MariaDB stores")
-            check_depth(record.kwargs, "kwargs", MARIADB_LEVELS, "MariaDB stores")
+    _check_depth(records, connection)
     announced = records if len(records) == 1 else []
     for record in announced:
         pre_save.send(TaskRecord, instance=record, raw=False, using=database, update_fields=None)
@@ -67,15 +87,44 @@ def insert(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> No
         for record in records:
             record.enqueued_at = now
     statements = list(_statements(records, connection, has_default=has_default))
+    inserted = _execute(statements, records, connection)
+    for record in inserted:
+        record._state.adding, record._state.db = False, database
+    for record in announced if inserted else []:
+        post_save.send(TaskRecord, instance=record, created=True, raw=False, using=database, update_fields=None)
+    return inserted
+
+
+def _check_depth(records: Sequence[TaskRecord], connection: BaseDatabaseWrapper) -> None:
+    """Refuse arguments that MariaDB cannot store. Raises: InvalidArguments."""
+    if connection.vendor == "mysql" and getattr(connection, "mysql_is_mariadb", False):
+        for record in records:
+            check_depth(record.args, "args", MARIADB_LEVELS, "MariaDB stores")
+            check_depth(record.kwargs, "kwargs", MARIADB_LEVELS, "MariaDB stores")
+
+
+def _execute(
+    statements: Sequence[Statement], records: Sequence[TaskRecord], connection: BaseDatabaseWrapper
+) -> list[TaskRecord]:
+    """Execute the INSERT statements, all or none; return the tasks that they inserted."""
+    database = connection.alias
+    are_unique = any(record.unique_slot is not None for record in records)
     # One statement is atomic by itself; BEGIN and COMMIT around it would be two more round trips.
     is_atomic = len(statements) == 1 and transaction.get_autocommit(database)
+    ids: set[Any] = set()
+    identity = TaskRecord._meta.pk
     with nullcontext() if is_atomic else transaction.atomic(database, savepoint=False), connection.cursor() as cursor:
         for sql, parameters in statements:
             cursor.execute(sql, parameters)
-    for record in records:
-        record._state.adding, record._state.db = False, database
-    for record in announced:
-        post_save.send(TaskRecord, instance=record, created=True, raw=False, using=database, update_fields=None)
+            if are_unique and connection.vendor != "mysql":
+                ids.update(identity.to_python(id) for (id,) in cursor.fetchall())
+        if not are_unique:
+            return list(records)
+        if connection.vendor == "mysql":
+            # The count of changed rows says nothing: Django has it count found rows. Own writes are always seen.
+            rows = TaskRecord.objects.using(database).filter(id__in=[record.id for record in records])
+            ids.update(rows.values_list("id", flat=True))
+    return [record for record in records if record.id in ids]
 
 
 def _statements(
@@ -109,14 +158,21 @@ def _from_values(rows: Sequence[Row], columns: Columns, connection: BaseDatabase
     parameters = [
         FIELDS[index].get_db_prep_save(row[index], connection=connection) for row in rows for index in columns
     ]
-    return f"{_insert_into(connection.alias, columns)} VALUES {', '.join([placeholders] * len(rows))}", parameters
+    sql = f"{_insert_into(connection.alias, columns)} VALUES {', '.join([placeholders] * len(rows))}"
+    return sql + _unless_taken(connection.alias, columns), parameters
 
 
 def _from_json(rows: Sequence[Row], columns: Columns, connection: BaseDatabaseWrapper) -> Statement:
     """Return PostgreSQL's INSERT of rows that come as one JSON text."""
     named = [(NAMES[index], index) for index in columns]
-    text = _json.encode([{name: row[index] for name, index in named} for row in rows])
-    return f"{_insert_into(connection.alias, columns)} {_select_from_json(connection.alias, columns)}", [text]
+    text = _json.encode([{name: _as_json(row[index]) for name, index in named} for row in rows])
+    sql = f"{_insert_into(connection.alias, columns)} {_select_from_json(connection.alias, columns)}"
+    return sql + _unless_taken(connection.alias, columns), [text]
+
+
+def _as_json(value: Any) -> Any:
+    """Return bytes as PostgreSQL writes them in a text; any other value unchanged."""
+    return f"\\x{value.hex()}" if type(value) is bytes else value
 
 
 @lru_cache(maxsize=64)
@@ -134,3 +190,28 @@ def _select_from_json(database: str, columns: Columns) -> str:
     types = [str(FIELDS[index].db_type(connection)).split("(")[0] for index in columns]
     shape = ", ".join(f"{name} {type}" for name, type in zip(names, types, strict=True))
     return f"SELECT {', '.join(names)} FROM json_to_recordset(%s) AS rows ({shape})"
+
+
+@lru_cache(maxsize=64)
+def _unless_taken(database: str, columns: Columns) -> str:
+    """Return what ends the INSERT of unique tasks: a slot that is taken is no error. "" for tasks without a slot.
+
+    It names the index, so that a clash of ids is an error as ever. MySQL cannot name it; its INSERT IGNORE would also
+    cut a text that is too long.
+    """
+    if UNIQUE_SLOT not in columns:
+        return ""
+    connection = connections[database]
+    quote = connection.ops.quote_name
+    slot, id = quote(NAMES[UNIQUE_SLOT]), quote("id")
+    if connection.vendor == "mysql":
+        return f" ON DUPLICATE KEY UPDATE {id} = {id}"
+    return f" ON CONFLICT ({slot}) WHERE {slot} IS NOT NULL DO NOTHING RETURNING {id}"
+
+
+def _unless_there(connection: BaseDatabaseWrapper) -> str:
+    """Return what ends an INSERT of rows that may exist, by their ids."""
+    id = connection.ops.quote_name("id")
+    return (
+        f" ON DUPLICATE KEY UPDATE {id} = {id}" if connection.vendor == "mysql" else f" ON CONFLICT ({id}) DO NOTHING"
+    )

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import multiprocessing
+import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import failpoints, lifecycle
+from .. import conf, failpoints, lifecycle
 from ..definitions.names import runs_alone
 from ..exceptions import DatabaseNotSetUp
 from ..guard import get_logger
 from ..logs import log_extra_of_ids, stderr_verbosity
+from ..registry import every_task
 from ..worker import inherited_settings
 from ..worker.bootstrap import start
 from ..worker.crash_stack import CrashStack
-from ..worker.options import NOT_SET_UP, READY, WorkerOptions
+from ..worker.options import CANCEL, DRAIN, NOT_SET_UP, READY, WorkerOptions
 from ..worker.process_groups import has_exited, kill_group, reap_group, signal_group, signal_process, start_of_child
 from ..worker.slot_table import SlotTable
 from .vacancies import Vacancy
@@ -28,6 +30,8 @@ logger = get_logger("django_asyncq.supervisor")
 EXIT_MARGIN_SECONDS = 8.0
 # A burst gives up when this many processes in a row exited before they were ready; a service never gives up.
 FAILED_STARTS = 3
+# How many ids are sent at once: 40 bytes each, and a pipe that is writable takes 50 KB.
+MOST_CANCELLED = 500
 
 
 class WorkersCannotStart(RuntimeError):
@@ -38,10 +42,12 @@ class WorkersCannotStart(RuntimeError):
 class Child:
     """One worker process, and what is known about it after its death.
 
-    overdue: ids of the tasks for which it was killed. was_killed: by its supervisor. was_ready: whether it began to
+    overdue, cancelled: ids of the tasks for which it was killed: after their timeout or deadline, or although they were
+    cancelled. was_killed: by its supervisor. was_ready: whether it began to
     fetch; known after its death. is_stalled: whether it was asked to stop because it stood still. exit_code, stack: of
     the dead process; stack: "" if it left none.
     failed_starts: how many processes before it, each replaced by the next, exited before they were ready.
+    is_draining: whether it was asked to take no more tasks.
     """
 
     process: Any
@@ -53,10 +59,12 @@ class Child:
     exit_code: int | None = None
     stack: str = ""
     overdue: set[str] = field(default_factory=set)
+    cancelled: set[str] = field(default_factory=set)
     was_killed: bool = False
     was_ready: bool = False
     failed_starts: int = 0
     is_stalled: bool = False
+    is_draining: bool = False
 
     @property
     def is_starting(self) -> bool:
@@ -129,7 +137,7 @@ class Processes:
     def start(self, options: WorkerOptions, now: float) -> Child:
         """Start one process with options of its own."""
         # Async tasks have slots of their own, after those of the threads.
-        slot_table = SlotTable(2 * options.concurrency)
+        slot_table = SlotTable(2 * options.concurrency, keeps_logs=_keeps_logs())
         ours, theirs = self._spawn.Pipe()
         crash_stack = CrashStack()
         inherited = inherited_settings.pack() if self.inherit else b""
@@ -199,17 +207,36 @@ class Processes:
             signal_group(child.process, number)
 
     def kill_overdue(self, now: float) -> None:
-        """Kill processes in which a task ignores its timeout; the next round replaces them."""
+        """Kill processes in which a task ignores its timeout or its cancellation; the next round replaces them."""
         for child in self.children:
-            overdue = {
-                running.id for running in child.slot_table.running() if running.deadline and running.deadline < now
-            }
-            if overdue and not child.overdue:
-                child.overdue = overdue
-                for id in sorted(overdue):
-                    text = "worker %s is replaced: task %s ran on after its timeout"
-                    logger.error(text, child.worker_id, id, extra=log_extra_of_ids([id]))
-                self.kill(child)
+            late = [each for each in child.slot_table.running() if each.deadline and each.deadline < now]
+            if not late or child.overdue or child.cancelled:
+                continue
+            child.cancelled = {each.id for each in late if each.is_cancelled}
+            child.overdue = {each.id for each in late if not each.is_cancelled}
+            for each in late:
+                text = "worker %s is replaced: task %s ran on after its timeout"
+                if each.is_cancelled:
+                    text = "worker %s is replaced: task %s was cancelled and did not stop"
+                logger.error(text, child.worker_id, each.id, extra=log_extra_of_ids([each.id]))
+            self.kill(child)
+
+    def cancel(self, worker_id: str, ids: Sequence[str]) -> None:
+        """Send a process the ids of cancelled tasks, unless it does not read; the next beat sends them again."""
+        for child in self.children:
+            # A pipe that is writable takes this much at once, so a process that stands still keeps nobody waiting.
+            if child.worker_id == worker_id and select.select([], [child.pipe], [], 0)[1]:
+                with suppress(OSError):
+                    child.pipe.send((CANCEL, *ids[:MOST_CANCELLED]))
+
+    def drain(self, child: Child, *, is_draining: bool) -> None:
+        """Ask a process to take no more tasks, or to take tasks again; when it does not read, the next beat asks."""
+        if child.is_draining == is_draining or not select.select([], [child.pipe], [], 0)[1]:
+            return
+        with suppress(OSError):
+            child.pipe.send((DRAIN, is_draining))
+            child.is_draining = is_draining
+            logger.info("worker %s %s", child.worker_id, "takes no more tasks" if is_draining else "takes tasks again")
 
     def kill_remaining(self) -> None:
         """Kill the processes that did not stop in time, and notice their death."""
@@ -222,6 +249,11 @@ class Processes:
         """Kill a process and all that its tasks have started; the next round replaces it."""
         child.was_killed = True
         kill_group(child.process)
+
+
+def _keeps_logs() -> bool:
+    """Whether a process needs memory for what its runs log. One call that asks for it (`using`) is not known here."""
+    return conf.current().keep_logs > 0 or any(task.keep_logs for task in every_task())
 
 
 def words_of(pipe: Any) -> list[Any]:

@@ -52,9 +52,12 @@ class Quarantine:
         if child.is_alone and not child.was_ready and child.exit_code != 0:
             self._not_before = time.monotonic() + PATIENCE_SECONDS
 
-    def tick(self, now: float) -> None:
-        """Start a quarantine process if a suspect waits for one. now: monotonic seconds."""
-        if now < max(self._look_at, self._not_before) or self.processes.is_stopping:
+    def tick(self, now: float, *, is_draining: bool = False) -> None:
+        """Start a quarantine process if a suspect waits for one. now: monotonic seconds.
+
+        is_draining: whether this supervisor takes no more tasks.
+        """
+        if now < max(self._look_at, self._not_before) or self.processes.is_stopping or is_draining:
             return
         self._look_at = now + LOOK_SECONDS
         alone = len(self.processes.alone)

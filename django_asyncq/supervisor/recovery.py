@@ -8,13 +8,14 @@ from datetime import datetime
 from django.db import connections
 
 from .. import lifecycle
-from ..broker import Broker, Lease
-from ..exceptions import TaskNotRegistered, TaskTimeout
+from ..broker import Broker
+from ..exceptions import TaskCancelled, TaskNotRegistered, TaskTimeout
 from ..faults import STORE_ERRORS, Faults, concerns_one_row, in_turn
 from ..guard import get_logger, is_a
 from ..registry import registered
 from ..results import Judgement, judge_failure
 from ..storage import database_clock
+from ..worker.execute.job import timeout_text
 from ..worker.options import WorkerOptions
 from .blame import blame, describe_death
 from .memory import MemorySampler
@@ -65,6 +66,9 @@ class Recovery:
 
     def recover(self, child: Child) -> None:
         """Recover the tasks of one dead process. Raises: BrokerUnavailable, django.db.Error."""
+        # First, because a task that fails now is announced now.
+        if child.slot_table.logs is not None and (logs := child.slot_table.logs.runs()):
+            lifecycle.record_lines_of_dead(logs)
         reason, blamed = describe_death(child, self.memory), blame(child)
         # First: Redis may still hand a task to the dead worker's blocked connection.
         self.broker.stop_handoff(child.worker_id)
@@ -82,7 +86,7 @@ class Recovery:
                 leases,
                 reason=reason,
                 blame=blamed,
-                timed_out=_timed_out(leases, child.overdue),
+                timed_out=_cancelled(child.cancelled) | _timed_out(child.overdue),
                 stack=child.stack,
             )
             logger.info("worker %s: tasks recovered in queue %s: %d", child.worker_id, queue, recovered)
@@ -90,16 +94,22 @@ class Recovery:
         in_turn(self.options.queues or sorted(self.broker.queues()), recover_queue)
 
 
-def _timed_out(leases: list[Lease], overdue: set[str]) -> dict[str, tuple[BaseException, datetime | None]]:
+def _cancelled(ids: set[str]) -> dict[str, tuple[BaseException, datetime | None]]:
+    """Return the error, by id, of cancelled tasks that did not stop. They are not retried."""
+    text = "the task was cancelled and did not stop when asked; its process was replaced"
+    return {id: (TaskCancelled(text), None) for id in ids}
+
+
+def _timed_out(overdue: set[str]) -> dict[str, tuple[BaseException, datetime | None]]:
     """Return the error and the time of the retry, by id, of tasks that overran their timeout."""
     decided: dict[str, tuple[BaseException, datetime | None]] = {}
-    for id, record in lifecycle.load_rows([lease for lease in leases if lease.id in overdue]).items():
-        error = TaskTimeout(
-            f"the task took longer than its timeout of {record.timeout_seconds:g} s and did not stop when asked; "
-            f"its process was replaced"
-        )
+    for id, record in lifecycle.load_rows(sorted(overdue)).items():
+        now = database_clock.now()
+        is_past_deadline = record.deadline is not None and record.deadline <= now
+        passed = timeout_text(record, by_deadline=is_past_deadline)
+        error = TaskTimeout(f"{passed} and did not stop when asked; its process was replaced")
         try:
-            judgement = judge_failure(registered(record.name), record, error, database_clock.now())
+            judgement = judge_failure(registered(record.name), record, error, now)
         except TaskNotRegistered:
             judgement = Judgement(error, None)
         decided[id] = (judgement.exception, judgement.retry_at)

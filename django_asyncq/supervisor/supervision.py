@@ -25,6 +25,7 @@ from ..storage.pooling import return_connections
 from ..worker.options import WorkerOptions
 from ..worker.wakeup import Wakeup
 from .announcement import Announcement
+from .heartbeat import HeartbeatWriter
 from .leases import LeaseKeeper
 from .liveness import LivenessFile
 from .memory import MemorySampler
@@ -105,7 +106,10 @@ class Supervisor:
         self.processes = Processes(options, processes, on_death=self._note_death, inherit=code_changed is None)
         self.quarantine = Quarantine(self.broker, options, self.processes)
         self.standstill = Standstill(self.broker, options, self.processes)
-        self.leases = LeaseKeeper(self.broker, options, self.processes)
+        self.heartbeat = HeartbeatWriter(
+            self.broker, options, self.processes, is_leader=lambda: self.maintenance.is_leader
+        )
+        self.leases = LeaseKeeper(self.broker, options, self.processes, self.heartbeat)
         self.suspension = Suspension(self.processes)
         self.announcement = Announcement(self.processes, self.maintenance, say)
         self.stop_requests = 0
@@ -180,13 +184,15 @@ class Supervisor:
         if self.burst and self.processes.cannot_start:
             raise WorkersCannotStart("worker processes exit before they are ready; their output above says why")
         self.processes.start_missing(now)
-        self.quarantine.tick(now)
+        self.heartbeat.obey_known()
+        self.quarantine.tick(now, is_draining=self.heartbeat.is_draining)
         self.standstill.check(now)
         self.announcement.check()
 
     def _note_death(self, child: Child) -> None:
         self.recovery.add(child)
         self.quarantine.note_death(child)
+        self.heartbeat.clear([child])
 
     def _look_after_children(self, now: float) -> None:
         self.suspension.apply()
@@ -195,8 +201,12 @@ class Supervisor:
         self.processes.reap(now)
         if self.recovery.recover_dead(now):
             self.quarantine.look_soon()
-        if self.leases.beat() and self.liveness_file is not None and self.processes.are_complete:
-            self.liveness_file.touch()
+        if self.leases.beat():
+            # While Redis does not answer, one time-out a beat is enough for this thread.
+            if not self.leases.is_failing:
+                self.heartbeat.beat()
+            if self.liveness_file is not None and self.processes.are_complete:
+                self.liveness_file.touch()
         return_connections()
 
     # --- shutdown

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from asgiref.sync import sync_to_async
+
 from ..backend import AsyncqBackend, Option
+from ..durations import Duration
 from ..tasks import Arguments
 
 MODES = ("store", "immediate")
@@ -47,3 +50,30 @@ class TestBackend(AsyncqBackend):
             return super(TestBackend, self).enqueue_many(task, calls, partial=partial)
 
         return run_enqueued(self.alias, enqueue)
+
+    def cancel(self, result: Any, reason: str = "") -> str:
+        """Cancel the task of a result; outside a transaction of the tested code, a run of it learns of that at once."""
+        from ..models import TaskRecord
+        from ..storage.routing import is_in_transaction, writing_database
+        from .transactions import as_in_autocommit
+
+        if is_in_transaction(writing_database(TaskRecord)):
+            return super().cancel(result, reason)
+        with as_in_autocommit():
+            return super().cancel(result, reason)
+
+    def wait(self, results: Sequence[Any], timeout: Duration | None, *, allow_in_task: bool = False) -> list[Any]:
+        """Run what is due, retries within the time to wait included, until the tasks have succeeded.
+
+        Raises: as `AsyncqResult.wait`.
+        """
+        from ..awaiting import checked_seconds
+        from .waits import run_until_finished
+
+        return run_until_finished(self.alias, results, checked_seconds(timeout), allow_in_task=allow_in_task)
+
+    async def wait_async(
+        self, results: Sequence[Any], timeout: Duration | None, *, allow_in_task: bool = False
+    ) -> list[Any]:
+        """Do the same in the thread that has the caller's connections."""
+        return await sync_to_async(self.wait)(results, timeout, allow_in_task=allow_in_task)

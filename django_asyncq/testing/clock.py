@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from ..storage import database_clock
+
+
+def steady_seconds() -> float:
+    """Return monotonic seconds that a test can move, for the times of runs."""
+    return time.monotonic() + database_clock.offset().total_seconds()
 
 
 class Clock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +17,8 @@ from ..results import StoredTask, result_of
 from ..storage import database_clock
 from ..storage.routing import transaction_of
 from ..tasks import Task
+from ..worker.execute.job import Job, StopFlag, StopReason
+from .clock import steady_seconds
 
 
 def make_context(
@@ -27,11 +29,14 @@ def make_context(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     should_stop: bool = False,
+    cancelled: bool = False,
 ) -> TaskContext:
     """Make the context with which to call a body alone: `my_task.func(make_context(attempt=3), 7)`.
 
-    task: whose result `context.task_result` is; None: that of a task without a function. attempt: from 1.
-    max_attempts: of the row; None means `attempt`, so that it is the last. should_stop: what the context answers.
+    task: whose result `context.task_result` is; None: that of a task without a function. Its `timeout`, `soft_timeout`
+    and `deadline` count from this call, and `travel` moves their clock. attempt: from 1.
+    max_attempts: of the row; None means `attempt`, so that it is the last.
+    should_stop: as in a worker that is shutting down. cancelled: as in a run that was cancelled: `check()` raises.
     `retry()` raises what it raises in a worker. `complete_on_commit()` is a plain transaction. Only that needs the
     database. Raises: InvalidOption.
     """
@@ -54,12 +59,18 @@ def make_context(
         max_attempts=most,
         worker_ids=["make_context"] * (attempt - 1),
         enqueued_at=now,
+        timeout_seconds=task.timeout,
+        soft_timeout_seconds=task.soft_timeout,
+        deadline=task.deadline,
     )
-    lifecycle.begin(lifecycle.Run(record, Lease(str(record.id), attempt)), "make_context", now)
-    stop = threading.Event()
-    if should_stop:
-        stop.set()
-    return TaskContext(task_result=result_of(record, task), record=record, stop=stop, completion=_plain_block())
+    job = Job(lifecycle.Run(record, Lease(str(record.id), attempt)), task, time.monotonic(), clock=steady_seconds)
+    job.note_begin(now)
+    lifecycle.begin(job.run, "make_context", now)
+    for is_asked, reason in ((should_stop, StopReason.SHUTDOWN), (cancelled, StopReason.CANCELLED)):
+        if is_asked:
+            job.ask_to_stop(reason)
+    result = result_of(record, task)
+    return TaskContext(task_result=result, record=record, stop=StopFlag(job), completion=_plain_block())
 
 
 def without_function() -> None:

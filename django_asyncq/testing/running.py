@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,11 +22,12 @@ from .. import compat, lifecycle
 from ..aliases import uses_redis
 from ..broker import Lease
 from ..definitions.moments import moment_after
-from ..exceptions import InvalidOption, TaskNotRegistered, TooManyRuns
+from ..exceptions import InvalidOption, LeaseLost, TaskNotRegistered, TooManyRuns
 from ..gates import row_slots
 from ..guard import get_logger, is_a
 from ..logs import log_extra
 from ..models import FailureReason, TaskRecord, TaskRecordQuerySet, TaskState
+from ..pausing.rows import is_paused
 from ..registry import load_task_modules, registered
 from ..results import result_of
 from ..storage import database_clock
@@ -36,12 +36,13 @@ from ..worker.execute import outcomes
 from ..worker.execute.calling import call_here
 from ..worker.execute.completion import Completion
 from ..worker.execute.connections import close_if_open_transaction
-from ..worker.execute.job import Job, JobPhase, Outcome
+from ..worker.execute.job import Job, JobPhase, Outcome, StopReason
 from ..worker.execute.steps import RunSteps
 from ..worker.unconnected import changes_row
 from . import faults
-from .clock import travel
+from .clock import steady_seconds, travel
 from .faults import ProcessDied
+from .groups import groups_of
 from .transactions import BodyTransactions, as_in_autocommit
 
 logger = get_logger("django_asyncq.testing")
@@ -66,6 +67,8 @@ def run_tasks(
     raise_failures: bool = False,
 ) -> list[compat.TaskResult[Any, Any]]:
     """Run the tasks that are due as a worker would, one at a time, and go on until none is due.
+
+    Tasks of a paused queue, and those that are paused by name, stay as they are.
 
     backend: an alias in TASKS whose backend is a `TestBackend`. queues: names; None means all. most: how many runs.
     until: run also what becomes due by then, such as retries: the clock is moved on to each next due time, and restored
@@ -123,23 +126,18 @@ def run_enqueued(alias: str, enqueue: Callable[[], list[Any]]) -> list[Any]:
 def _run(alias: str, results: Sequence[Any]) -> None:
     """Run the tasks of these results that are due, and have the results show what became of them."""
     enqueued = [result for result in results if result is not None]
-    ids = [UUID(result.id) for result in enqueued]
-    Runner(rows_of(TaskRecord).filter(backend=alias, id__in=ids), most=1000).run_due()
+    wanted = Q(id__in=[UUID(result.id) for result in enqueued])
+    rows = rows_of(TaskRecord).filter(backend=alias)
+    if keys := set(rows.filter(wanted).exclude(unique_key="").values_list("unique_key", flat=True)):
+        # Those that follow them, which a body may enqueue.
+        wanted |= Q(unique_key__in=keys)
+    if groups := set(rows.filter(wanted).exclude(group="").values_list("group", flat=True)):
+        # A call may be the one that fills its group.
+        wanted |= Q(group__in=groups)
+    Runner(rows.filter(wanted), most=1000).run_due()
     for result in enqueued:
         with suppress(compat.TaskResultDoesNotExist):  # a body may delete its own row
             result.refresh()
-
-
-class StopFlag(threading.Event):
-    """The flag of a run; it is also set once the run has passed its timeout, by the clock of the test."""
-
-    def __init__(self, job: Job) -> None:
-        super().__init__()
-        self._job = job
-
-    def is_set(self) -> bool:
-        """Whether the function must stop."""
-        return super().is_set() or self._job.is_overdue(self._job.clock())
 
 
 class Runner(RunSteps):
@@ -162,6 +160,8 @@ class Runner(RunSteps):
         # When it looked last: what was due then has run, or cannot run.
         self._looked_at = database_clock.now()
         self._unreadable: set[UUID] = set()
+        # Those that wait for others.
+        self._in_groups: set[UUID] = set()
 
     # --- which
 
@@ -169,7 +169,10 @@ class Runner(RunSteps):
         """Run what is due until nothing is. Raises: TooManyRuns; with `raise_failures` the error of a task."""
         while row_slots.are_reachable():
             self._looked_at = database_clock.now()
+            self._close_overdue()
             self._retry_due()
+            self._move_up()
+            self._form_batches()
             record = self._next()
             if record is None:
                 return
@@ -188,7 +191,7 @@ class Runner(RunSteps):
             faults.take_lost(id)
         for id in list(self.rows.filter(id__in=faults.lost_ids()).order_by("id").values_list("id", flat=True)):
             lost = faults.take_lost(id)
-            blame = lifecycle.Blame(counted=frozenset({lost.lease.id} if lost.has_begun else ()))
+            blame = lifecycle.Blame(counted=frozenset({str(id)} if lost.has_begun else ()))
             with as_in_autocommit():
                 lifecycle.recover_without_redis(WORKER_ID, [lost.lease], reason=faults.REASON, blame=blame)
 
@@ -199,8 +202,29 @@ class Runner(RunSteps):
         times = [
             *self.rows.queued().filter(run_after__isnull=False).values_list("run_after", flat=True),
             *self.rows.retrying().values_list("retry_at", flat=True),
+            *self._unfinished().filter(expires_at__isnull=False).values_list("expires_at", flat=True),
+            # Throttled tasks that others follow.
+            *rows_of(TaskRecord)
+            .filter(unique_slot__in=self.rows.filter(after_id__isnull=False).values("unique_key"))
+            .values_list("unique_until", flat=True),
         ]
+        times += [ripe_at for _, ripe_at in groups_of(self._grouped())]
         return min((each for each in times if each is not None and each > self._looked_at), default=None)
+
+    def _unfinished(self) -> TaskRecordQuerySet:
+        return self.rows.filter(finished_at__isnull=True)
+
+    def _close_overdue(self) -> None:
+        """Close what was cancelled while it ran, or has not begun in time, as the leader's reconciler does."""
+        late = Q(cancel_requested_at__isnull=False) | Q(expires_at__lte=self._looked_at)
+        ids = set(self._unfinished().filter(late).values_list("id", flat=True))
+        if not ids:
+            return
+        with as_in_autocommit():
+            lifecycle.close_cancelled(ids)
+            lifecycle.expire(ids)
+        for record in self.rows.filter(id__in=ids):
+            self._note(record, None)
 
     def _retry_due(self) -> None:
         due = Q(retry_at__lte=self._looked_at)
@@ -211,12 +235,34 @@ class Runner(RunSteps):
             with as_in_autocommit():
                 lifecycle.retry_without_redis(ids)
 
+    def _move_up(self) -> None:
+        """Let followers move up whose holder is over by the clock of the test, or gone by what the test did to rows."""
+        with as_in_autocommit():
+            lifecycle.move_up_waiting()
+
+    def _grouped(self) -> list[TaskRecord]:
+        """Return the tasks that wait in a group, in the order in which they joined it."""
+        is_due = Q(run_after=None) | Q(run_after__lte=self._looked_at)
+        rows = self.rows.queued().filter(is_due, after_id=None, batch_id=None, waits_for=None)
+        return [record for record in rows.exclude(group="").order_by("id") if lifecycle.place_of(record) is not None]
+
+    def _form_batches(self) -> None:
+        """Make batches of the groups that are ripe by the clock of the test, as the maintenance of a worker does."""
+        grouped = self._grouped()
+        self._in_groups = {record.id for record in grouped}
+        for members, ripe_at in groups_of(grouped):
+            if ripe_at is None or ripe_at <= self._looked_at:
+                with as_in_autocommit():
+                    batches = lifecycle.make_batches(members)
+                lifecycle.announce(batches, None, TaskState.QUEUED)
+
     def _next(self) -> TaskRecord | None:
         """Return the task that a worker would claim first: by priority, then in the order of enqueueing."""
         is_due = Q(run_after=None) | Q(run_after__lte=self._looked_at)
-        due = self.rows.queued().filter(is_due).order_by("-priority", "id").values_list("id", flat=True)
-        while (found := due.exclude(id__in=self._unreadable).first()) is not None:
-            if record := lifecycle.load_rows([Lease(str(found), 0)]).get(str(found)):
+        due = self.rows.queued().filter(is_due, after_id=None, batch_id=None, is_remote=False)
+        ids = due.exclude(is_paused()).order_by("-priority", "id").values_list("id", flat=True)
+        while (found := ids.exclude(id__in=self._unreadable | self._in_groups).first()) is not None:
+            if record := lifecycle.load_rows([str(found)]).get(str(found)):
                 return record
             self._unreadable.add(found)
         return None
@@ -227,6 +273,9 @@ class Runner(RunSteps):
         """Run one task, and write what became of it. Raises: ProcessDied, as `fail_at` says."""
         _running.set((*_running.get(), record.name))
         run = lifecycle.Run(record, Lease(str(record.id), record.fence + 1))
+        with as_in_autocommit():
+            if not lifecycle.with_members(None, WORKER_ID, [run]):
+                return
         with faults.living(run.lease) as life:
             outer = self._body, self._life
             self._life = life
@@ -244,18 +293,19 @@ class Runner(RunSteps):
                 lifecycle.refuse(None, run, error)
             self._note(record, error)
             return
-        job = Job(run, task, time.monotonic(), clock=_steady_seconds)
+        job = Job(run, task, time.monotonic(), clock=steady_seconds)
         value, exception = None, None
         self._body = BodyTransactions()
-        try:
-            args, kwargs = self.begin(job)
-            value = self.call(job, args, kwargs)
-        except BaseException as error:
-            # A process that died had committed what its transactions had committed, hooks included.
-            if _is_for_caller(error) and not is_a(error, ProcessDied):
-                raise
-            exception = error
-        exception = self._conclude(exception)
+        with lifecycle.shown_here(record.id, partial(job.ask_to_stop, StopReason.CANCELLED)):
+            try:
+                args, kwargs = self.begin(job)
+                value = self.call(job, args, kwargs)
+            except BaseException as error:
+                # A process that died had committed what its transactions had committed, hooks included.
+                if _is_for_caller(error) and not is_a(error, ProcessDied):
+                    raise
+                exception = error
+            exception = self._conclude(exception)
         self._check_life()
         self._lose_lease(run)
         if outcome := self.finish(job, value, exception):
@@ -300,10 +350,6 @@ class Runner(RunSteps):
         assert self._life is not None  # noqa: S101 - set by `run`
         self._life.is_shown = False
 
-    def stop_flag(self, job: Job) -> threading.Event:
-        """Return a flag that is set after the timeout: no thread looks at the clock."""
-        return StopFlag(job)
-
     def completion(self, job: Job) -> Completion:
         """Return the transaction that completes a run, within that of a test case if there is one."""
         assert self._body is not None  # noqa: S101 - set by `run`
@@ -314,6 +360,12 @@ class Runner(RunSteps):
         self._lose_lease(run)
         with body.completing():
             yield
+
+    def mark_first(self, job: Job) -> None:
+        """Write RUNNING, outside what the body does."""
+        with as_in_autocommit():
+            if _mark(job.run):
+                raise LeaseLost(f"task {job.run.record.id}: another run has taken its place")
 
     def call_plainly(self, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function, and await what it may return, in the caller's thread."""
@@ -332,10 +384,19 @@ class Runner(RunSteps):
             if not _record(run):
                 self._note(run.record, error)
             return
+        if not is_lost:
+            outcomes.record_logs([outcome.job])
         outcomes.note_recorded()
         if not is_lost:
             outcomes.announce([outcome])
+            for member in run.members:
+                self._note(member.record, outcome.exception)
             self._note(outcome.job.run.record, outcome.exception)
+
+    def report_log(self, job: Job) -> None:
+        """Store the lines of a run that has completed itself."""
+        with as_in_autocommit():
+            outcomes.record_logs([job])
 
     def _write(self, outcome: Outcome) -> bool:
         """Write the row unless the task has completed itself; return whether the run lost its row meanwhile."""
@@ -360,13 +421,15 @@ def _record(run: lifecycle.Run) -> list[lifecycle.Run]:
         return lifecycle.record_runs([run])
 
 
+def _mark(run: lifecycle.Run) -> list[lifecycle.Run]:
+    """Write RUNNING; an error of the database must not break the caller's transaction."""
+    with transaction_of(TaskRecord):
+        return lifecycle.mark_running([run])
+
+
 def _claim_row(job: Job) -> None:
     """Leave the row to the completion: nobody else writes it here."""
     job.phase = JobPhase.COMPLETING
-
-
-def _steady_seconds() -> float:
-    return time.monotonic() + database_clock.offset().total_seconds()
 
 
 def _is_for_caller(error: BaseException) -> bool:

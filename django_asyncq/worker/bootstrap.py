@@ -5,6 +5,8 @@ Child processes are fresh interpreters, not forks: the supervisor has threads an
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import traceback
 from typing import Any
@@ -14,7 +16,7 @@ from ..threads import EX_SOFTWARE, LongLivedThread
 from .crash_stack import write_crash_stack
 from .forks import isolate_forks
 from .options import WorkerOptions
-from .process_groups import kill_own_group, lead_group
+from .process_groups import ignore_signals, kill_own_group, lead_group
 from .slot_table import SlotTable
 
 
@@ -42,6 +44,28 @@ def start(
     process = WorkerProcess(options, slot_table, supervisor)
     isolate_forks(supervisor, process.wakeup, slot_table)
     process.run()
+
+
+def run_isolated(
+    inherited: bytes, verbosity: int | None, name: str, worker_id: str, pipe: Any, stack_file: str
+) -> None:
+    """Set Django up, import the tasks, run one task of this name for the worker process at the other end of the pipe.
+
+    inherited, verbosity, stack_file: as of `start`.
+    """
+    ignore_signals()
+    if stack_file:
+        write_crash_stack(stack_file)
+    isolate_forks(pipe)
+    has_finished: list[bool] = []
+    # Registered first, so it runs last: what the project has registered runs before it.
+    atexit.register(lambda: _exit_at_once() if has_finished else None)
+    _set_up(inherited, "isolated task", verbosity)
+
+    from .execute.isolated_child import IsolatedChild
+
+    IsolatedChild(pipe, name, worker_id).run()
+    has_finished.append(True)
 
 
 def run_startup_task(inherited: bytes, verbosity: int | None, name: str, supervisor: Any) -> None:
@@ -80,6 +104,12 @@ def _set_up(inherited: bytes, process: str, verbosity: int | None) -> None:
     from ..registry import load_task_modules
 
     load_task_modules()
+
+
+def _exit_at_once() -> None:
+    """Exit without tearing down all modules, which takes a loaded host seconds, and the slot waits for it."""
+    logging.shutdown()
+    os._exit(0)
 
 
 def _exit_with(supervisor: Any) -> None:

@@ -46,13 +46,16 @@ class CrashStack:
 
     def take(self) -> str:
         """Return what was written, "" for nothing, and close the file. Called once, after the process has exited."""
-        if not self.path:
-            return ""
-        with os.fdopen(self._descriptor, "rb") as file:
-            text = file.read(LARGEST_BYTES).decode(errors="replace")
-        # It is still there if the process died before it opened it.
-        Path(self.path).unlink(missing_ok=True)
+        text = self.peek()
+        self.close()
         return text
+
+    def close(self) -> None:
+        """Close the file. Called once, after the process has exited."""
+        if self.path:
+            os.close(self._descriptor)
+            # It is still there if the process died before it opened it.
+            Path(self.path).unlink(missing_ok=True)
 
 
 def crashed_thread(stack: str) -> int | None:

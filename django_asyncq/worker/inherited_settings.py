@@ -25,6 +25,8 @@ INHERITED = ("ASYNCQ", "CACHES", "TASKS")
 
 # The names of the settings that this process has inherited; the processes that it starts inherit them too.
 _of_this_process: set[str] = set()
+# What `apply` was given in this process.
+_applied = b""
 
 
 def require_shared_databases(aliases: Iterable[str]) -> None:
@@ -71,6 +73,8 @@ def apply(packed: bytes) -> None:
 
     The settings module is imported first, so what it has imported can be unpickled.
     """
+    global _applied
+    _applied = packed
     written = settings.DATABASES
     databases, values = pickle.loads(packed)  # noqa: S301 - from the supervisor, which has started this process
     for alias, name in databases.items():
@@ -81,6 +85,11 @@ def apply(packed: bytes) -> None:
         for name, value in values.items():
             setattr(settings, name, value)
     _of_this_process.update(values)
+
+
+def applied() -> bytes:
+    """Return what `apply` was given in this process, for a process that it starts; b"" if it was not called."""
+    return _applied
 
 
 def _can_be_sent(name: str, value: Any) -> bool:

@@ -14,6 +14,9 @@ from ..definitions.names import ALONE
 READY = "ready"
 # With the reason and the remedy of a DatabaseNotSetUp.
 NOT_SET_UP = "not set up"
+# The messages of a supervisor to its worker processes: with the ids of tasks, that these are cancelled; with a bool,
+# whether to take no more tasks.
+CANCEL, DRAIN = "cancel", "drain"
 
 
 class QuarantineOptions(NamedTuple):
@@ -31,7 +34,7 @@ class QuarantineOptions(NamedTuple):
 class WorkerOptions:
     """The options of one worker process.
 
-    queues: name → weight; empty for all queues that exist. name: first part of its id. supervisor_pid, token: make the
+    queues: name → weight; empty for all of the alias. name: first part of its id. supervisor_pid, token: make the
     id unique, also against a process of the same host name and pid. quarantine: given to a quarantine process
     only, which runs suspects one at a time.
     """

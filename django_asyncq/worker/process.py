@@ -27,16 +27,18 @@ from ..logs import log_extra
 from ..storage.pooling import return_connections
 from ..threads import EX_SOFTWARE, exit_process
 from .execute.executors import Executors
-from .execute.job import Job, JobPhase
+from .execute.job import Job, JobPhase, StopReason
 from .execute.jobs import Jobs
 from .execute.loop_block import LoopBlock
 from .execute.run import JobRunner
+from .execute.stopping import RunStopper
 from .fetch.capacity import Capacity
 from .fetch.fetcher import Fetcher
 from .fetch.suspect_fetcher import SuspectFetcher
 from .heartbeat import Heartbeat
-from .options import NOT_SET_UP, READY, WorkerOptions
+from .options import CANCEL, DRAIN, NOT_SET_UP, READY, WorkerOptions
 from .process_groups import kill_own_group
+from .progress import ProgressLook
 from .reporter import Reporter
 from .slot_table import SlotTable
 from .thread_death import ThreadDeath
@@ -64,6 +66,7 @@ class WorkerProcess:
         self.broker = Broker("worker", options.backend)
         self.wakeup = Wakeup(expected=[Reason.PUSH, Reason.USED_UP])
         self.jobs = Jobs()
+        self.stopper = RunStopper(self.jobs, slot_table)
         self.capacity = Capacity(
             self.jobs,
             options.concurrency,
@@ -72,7 +75,14 @@ class WorkerProcess:
             max_memory_mb=options.max_memory_mb,
         )
         on_death = ThreadDeath(self.worker_id, self.jobs)
-        self.reporter = Reporter(self.broker, self.worker_id, self.wakeup, self.capacity.quiet, on_death=on_death)
+        self.reporter = Reporter(
+            self.broker,
+            self.worker_id,
+            self.wakeup,
+            self.capacity.quiet,
+            on_void=self.stopper.stop_void,
+            on_death=on_death,
+        )
         runner = JobRunner(self.worker_id, slot_table, self.reporter, self.capacity, asyncio.new_event_loop())
         self.executors = Executors(runner, self.jobs, options.concurrency)
         make_fetcher = Fetcher if options.quarantine is None else SuspectFetcher
@@ -85,10 +95,12 @@ class WorkerProcess:
             reporter=self.reporter,
             wakeup=self.wakeup,
             pulse=slot_table.pulse,
+            on_cancel=self.stopper.cancel,
             on_death=on_death,
         )
         self.pulse = slot_table.pulse
         self.heartbeat = Heartbeat(self.pulse, LoopBlock(self.executors.loop), on_death)
+        self.progress_look = ProgressLook()
         self.stop_requests = 0
         self._is_orphan = False
 
@@ -100,6 +112,8 @@ class WorkerProcess:
         self.install_signals()
         self.reporter.start()
         self.heartbeat.start()
+        # From here on it must look: a main thread that hangs in its first look, as in any later one, is replaced.
+        self.pulse.note_look()
         self.supervisor.send(READY)
         slots = self.options.concurrency
         logger.info("worker %s started: %d slot%s", self.worker_id, slots, pluralize(slots))
@@ -141,16 +155,34 @@ class WorkerProcess:
             return True
         if self.reporter.not_set_up is not None:
             raise self.reporter.not_set_up
+        self._read_supervisor()
+        if self._is_orphan:
+            logger.warning("worker %s: the supervisor is dead; draining", self.worker_id)
+        return self._is_orphan or self.capacity.is_used_up or self.fetcher.is_finished
+
+    def _read_supervisor(self) -> None:
+        """Read which tasks were cancelled, whether to take no more, or that the supervisor is dead."""
         # Not `poll()`, which makes a selector each time, and this is asked before each fetch.
-        if select.select([self._supervisor_fd], [], [], 0)[0]:
+        while not self._is_orphan and select.select([self._supervisor_fd], [], [], 0)[0]:
             try:
-                self.supervisor.recv()
+                word, *rest = self.supervisor.recv()
             except (EOFError, ConnectionResetError):
                 # Reset, when the supervisor had left unread what this process sent to it.
-                logger.warning("worker %s: the supervisor is dead; draining", self.worker_id)
                 self._is_orphan = True
-                return True
-        return self.capacity.is_used_up or self.fetcher.is_finished
+                return
+            if word == CANCEL:
+                self.stopper.cancel(rest)
+            elif word == DRAIN:
+                self._drain(is_draining=bool(rest[0]))
+
+    def _drain(self, *, is_draining: bool) -> None:
+        """Take no more tasks, and requeue what has not begun; or take tasks again."""
+        logger.info("worker %s %s", self.worker_id, "takes no more tasks" if is_draining else "takes tasks again")
+        if is_draining:
+            self.fetcher.pause()
+            self.requeue(self.jobs.take_waiting(time.monotonic()))
+        else:
+            self.fetcher.resume()
 
     def _sleep(self) -> None:
         """Sleep until there is work, capacity, or a clock to look at; then read what has woken this thread."""
@@ -174,14 +206,12 @@ class WorkerProcess:
     # --- looking after what runs
 
     def _tick(self) -> None:
-        """Requeue jobs that wait here while another process may be free; mark and stop those that run for long."""
+        """Requeue jobs that wait here while another process may be free; mark those that run for long."""
         now = time.monotonic()
         self.requeue(self.jobs.take_waiting(now - REQUEUE_AFTER_SECONDS))
         running = self.jobs.running
         self.reporter.mark([job for job in running if job.needs_mark(MARK_AFTER_SECONDS, now)])
-        for job in running:
-            if job.is_overdue(now):
-                job.ask_to_stop()
+        self.reporter.show_progress(self.progress_look.new(running, now))
 
     def requeue(self, jobs: Sequence[Job]) -> None:
         """Give jobs back to their queues without using an attempt."""
@@ -208,10 +238,11 @@ class WorkerProcess:
         self.wakeup.expect(Reason.IDLE)
         while self.jobs.running and time.monotonic() < deadline and self.stop_requests < 2:
             self.wakeup.wait(TICK_SECONDS)
+            self._read_supervisor()
             self._tick()
             if time.monotonic() > deadline - grace_seconds / 4:  # the last quarter of the grace
                 for job in self.jobs.running:
-                    job.ask_to_stop()
+                    job.ask_to_stop(StopReason.SHUTDOWN)
         # A run in its own transaction is left to the supervisor: it is rolled back with this process, or committed.
         rest = [job for job in self.jobs.running if job.phase in (JobPhase.WAITING, JobPhase.RUNNING)]
         self.reporter.abandon(rest)

@@ -16,16 +16,19 @@ from multiprocessing.process import BaseProcess
 
 # Between SIGKILL and the death of a process: as long as it may be in a system call that cannot be interrupted.
 DEATH_SECONDS = 5.0
+# Until the thread that has reaped a child has noted its exit code.
+REAP_SECONDS = 1.0
 POLL_SECONDS = 0.005
 
 
 @contextmanager
-def start_of_child() -> Iterator[None]:
+def start_of_child(*numbers: int) -> Iterator[None]:
     """Block SIGINT in a child that is started within, until `lead_group`: Ctrl-C must not reach its imports.
 
     The parent cannot make the group instead: the child has called `exec`, after which only itself may.
+    numbers: more signals that are blocked until the child unblocks them.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *numbers})
     try:
         yield
     finally:
@@ -43,6 +46,17 @@ def lead_group() -> None:
     # For a terminal this is a background group, which `stty tostop` would stop at its first log line.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def ignore_signals() -> None:
+    """Ignore SIGINT and SIGTERM as one of a worker's group: the worker alone decides what they mean.
+
+    Handlers that do nothing, since a program that a task starts would inherit SIG_IGN.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: None)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # as in `lead_group`
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
 def kill_own_group() -> None:
@@ -101,6 +115,18 @@ def wait_for_exit(process: BaseProcess, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not has_exited(process) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
+
+
+def reap(process: BaseProcess) -> int | None:
+    """Reap a child that has exited; return its exit code, None if it is unknown.
+
+    Whenever a thread starts a process, multiprocessing reaps all others that have exited: then the code of this one is
+    known a moment later. It stays unknown if a task has reaped it, with `os.wait()` for instance.
+    """
+    deadline = time.monotonic() + REAP_SECONDS
+    while (code := process.exitcode) is None and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return code
 
 
 def reap_group(pid: int) -> bool:

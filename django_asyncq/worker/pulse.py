@@ -15,7 +15,7 @@ LOOKED_AT, BEAT_AT, LOOP_STUCK_SINCE = range(3)
 class Pulse:
     """Three monotonic times, which all processes of a host share. One thread writes each, so no lock is needed.
 
-    looked_at: when the main thread last asked its queues, or had a reason not to; 0 before the first time.
+    looked_at: when the main thread last asked its queues, or had a reason not to, or became ready; 0 before.
     beat_at: when the heartbeat thread last ran. Any thread can run, unless one holds the interpreter.
     loop_stuck_since: since when `async def` tasks wait for an event loop that does not answer; 0 if none do.
     """

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 from django.db import connections
 from django.template.defaultfilters import pluralize
@@ -30,19 +31,27 @@ from ..storage.pooling import return_connections
 from ..storage.routing import writing_database
 from ..threads import LongLivedThread
 from .clock_beat import ClockBeat
-from .execute.job import Cut, Job, JobPhase, Outcome, Unconnected
-from .execute.outcomes import announce, apply, fail_unrecorded, note_recorded, record_alone
+from .execute.job import Cut, Job, JobPhase, LaterLines, NotStarted, Outcome, Unconnected
+from .execute.marking import settle_marks
+from .execute.outcomes import announce, apply, fail_unrecorded, note_recorded, record_alone, record_logs
+from .locked_rows import AGAIN_SECONDS, LockedRows
+from .progress import NewProgress, ProgressWriter
 from .unconnected import UnconnectedLog, changes_row, connect
 from .wakeup import Reason, Wakeup
 
 logger = get_logger("django_asyncq.worker")
 
+# A job is to be written as RUNNING.
+Event = Job | Outcome | NewProgress | LaterLines
 LARGEST_BATCH = 500
 SHORTEST_WAIT_SECONDS = 0.005
 LONGEST_WAIT_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 5.0
 ACKNOWLEDGE_AGAIN_SECONDS = 0.5
 GIVE_UP_SECONDS = 0.5
+
+
+Found = TypeVar("Found")
 
 
 class GaveUp(Exception):
@@ -62,15 +71,20 @@ class Reporter(LongLivedThread):
         wakeup: Wakeup,
         quiet: threading.Event,
         *,
+        on_void: Callable[[set[str]], object] | None = None,
         on_death: Callable[[str], object] | None = None,
     ) -> None:
-        """wakeup: notified after each batch. quiet: set while no outcome can follow soon (`Capacity.quiet`)."""
+        """wakeup: notified after each batch. quiet: set while no outcome can follow soon (`Capacity.quiet`).
+
+        on_void: called with the ids of tasks that run although their rows will refuse the outcomes.
+        """
         super().__init__("reporter", self.report_until_closed, on_death=on_death)
         self.broker = broker
         self.worker_id = worker_id
         self.wakeup = wakeup
         self.quiet = quiet
-        self.events: queue.SimpleQueue[Job | Outcome | None] = queue.SimpleQueue()
+        self._on_void = on_void
+        self.events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self.unwritten = 0  # outcomes that were reported and are not yet in the database; read by the main thread
         self.is_database_unreachable = False
         # Why nothing can be written until a person has acted; read by the main thread.
@@ -80,8 +94,10 @@ class Reporter(LongLivedThread):
         self._unconnected_log = UnconnectedLog()
         self._unrecorded: dict[Job, Outcome] = {}
         self._marking = threading.Lock()
+        self._progress = ProgressWriter(broker, self._marking)
         self._unacknowledged: list[tuple[list[lifecycle.Run], list[lifecycle.Run]]] = []
         self._abandoned: set[Job] = set()
+        self._locked = LockedRows()
         self._counter = threading.Lock()
         self._given_up = threading.Event()
         self._clock_beat = ClockBeat()
@@ -94,6 +110,10 @@ class Reporter(LongLivedThread):
             self.unwritten += 1
         self.events.put(outcome)
 
+    def report_log(self, job: Job) -> None:
+        """Have the lines of a run written whose outcome was reported before it returned."""
+        self.events.put(LaterLines(job))
+
     def leave_row(self, job: Job) -> None:
         """Leave the row of a job to its slot from now on; wait while it is being written as RUNNING.
 
@@ -105,13 +125,18 @@ class Reporter(LongLivedThread):
             if job.phase is not JobPhase.REPORTED:
                 job.phase = JobPhase.COMPLETING
 
-    # --- called by the main thread
+    # --- called by the main thread, and by slots
 
     def mark(self, jobs: Iterable[Job]) -> None:
         """Have these jobs written as RUNNING; each is marked once."""
         for job in jobs:
             job.is_marked = True
             self.events.put(job)
+
+    def show_progress(self, jobs: Sequence[Job]) -> None:
+        """Have the progress of these jobs written while they run."""
+        if jobs:
+            self.events.put(NewProgress(list(jobs)))
 
     def abandon(self, jobs: Iterable[Job]) -> None:
         """Ignore all that is still reported of these jobs: they are being requeued."""
@@ -137,7 +162,10 @@ class Reporter(LongLivedThread):
         outcomes = [
             outcome
             for job, outcome in self._unrecorded.copy().items()
-            if job.phase is not JobPhase.COMPLETED and not isinstance(outcome, (Cut, Unconnected))
+            if job.phase is not JobPhase.COMPLETED
+            and not isinstance(outcome, (Cut, NotStarted, Unconnected))
+            # An outcome in Redis is that of one row. A batch runs again.
+            and not job.run.record.is_batch
         ]
         if not outcomes:
             return
@@ -150,8 +178,8 @@ class Reporter(LongLivedThread):
             text = "Redis is unreachable too; outcomes lost: %d; their tasks run again: %s"
             logger.error(text, len(outcomes), error, extra=_extra(outcomes))
             return
-        text = "the database is unreachable; outcomes spilled to Redis: %d of %d"
-        logger.warning(text, spilled, len(outcomes), extra=_extra(outcomes))
+        why = "rows are locked by another transaction" if self._locked.events else "the database is unreachable"
+        logger.warning("%s; outcomes spilled to Redis: %d of %d", why, spilled, len(outcomes), extra=_extra(outcomes))
 
     # --- the thread
 
@@ -162,20 +190,22 @@ class Reporter(LongLivedThread):
             while self._report(self.take_batch()):
                 self.wakeup.notify(Reason.REPORTED)
                 self._clock_beat.tick()
+            while self._locked.has_outcomes and not self._given_up.wait(AGAIN_SECONDS):
+                self._report([])
         except GaveUp as error:
             outcomes = list(self._unrecorded.copy().values())
             logger.warning("%d outcome%s not recorded: %s", *_counted(outcomes), error, extra=_extra(outcomes))
         finally:
             connections.close_all()
 
-    def take_batch(self) -> list[Job | Outcome | None]:
+    def take_batch(self) -> list[Event | None]:
         """Wait for the first event; return it with those that have come by then, or soon after while several come.
 
         Returns: an empty list when nothing has come, but an acknowledgement or a beat is due.
         """
         try:
-            longest = conf.current().beat_seconds
-            found = [self.events.get(timeout=ACKNOWLEDGE_AGAIN_SECONDS if self._unacknowledged else longest)]
+            longest = ACKNOWLEDGE_AGAIN_SECONDS if self._unacknowledged else conf.current().beat_seconds
+            found = [self.events.get(timeout=AGAIN_SECONDS if self._locked.events else longest)]
         except queue.Empty:
             return []
         if self._wait_seconds and self.events.qsize() < LARGEST_BATCH:
@@ -187,8 +217,9 @@ class Reporter(LongLivedThread):
         self._wait_seconds = longer if len(found) > 1 else 0.0
         return found
 
-    def _report(self, events: Sequence[Job | Outcome | None]) -> bool:
+    def _report(self, events: Sequence[Event | None]) -> bool:
         """Write one batch; return whether to go on."""
+        events = [*self._locked.take_due(), *events]
         marked = [event for event in events if isinstance(event, Job)]
         outcomes = [event for event in events if isinstance(event, Outcome)]
         reported = [outcome for outcome in outcomes if outcome.job not in self._abandoned]
@@ -198,6 +229,10 @@ class Reporter(LongLivedThread):
                 self._write(reported)
             self._mark_running(marked)
             self._acknowledge_again()
+            self._record_logs([event.job for event in events if isinstance(event, LaterLines)])
+            for event in events:
+                if isinstance(event, NewProgress):
+                    self._progress.write(event.jobs, is_abandoned=self._abandoned.__contains__)
         except GaveUp:
             raise
         except Exception:
@@ -211,6 +246,12 @@ class Reporter(LongLivedThread):
             self.unwritten -= len(outcomes)
         return None not in events
 
+    def _wait_for_rows(self, events: Sequence[Job | Outcome]) -> None:
+        """Put aside what cannot be written now, because another transaction has locked its row."""
+        with self._counter:
+            self.unwritten += sum(isinstance(event, Outcome) for event in events)
+        self._locked.put(events)
+
     def _write(self, outcomes: Sequence[Outcome]) -> None:
         """Rows, then Redis, then signals."""
         self._look_up_uncertain(outcomes)
@@ -219,8 +260,13 @@ class Reporter(LongLivedThread):
                 apply(outcome)
         self._unconnected_log.note(self.worker_id, outcomes)
         open_runs = [outcome.job.run for outcome in outcomes if changes_row(outcome)]
+        lost: list[lifecycle.Run] = []
         try:
-            lost = self._write_until_done(lambda: lifecycle.record_runs(open_runs)) if open_runs else []
+            if open_runs:
+                lost, locked = self._write_until_done(lambda: lifecycle.record_unlocked(open_runs))
+                if locked:
+                    self._wait_for_rows([outcome for outcome in outcomes if outcome.job.run in locked])
+                    outcomes = [outcome for outcome in outcomes if outcome.job.run not in locked]
         except STORE_ERRORS as error:
             if not concerns_one_row(error):
                 raise
@@ -230,12 +276,24 @@ class Reporter(LongLivedThread):
             # A commit without an answer may have succeeded after the look-up; the write then waited for it.
             self._look_up_uncertain([outcome for outcome in outcomes if outcome.job.run in lost])
         runs = [outcome.job.run for outcome in outcomes]
+        self._record_logs([outcome.job for outcome in outcomes if outcome.job.run not in lost])
         for outcome in outcomes:
             self._unrecorded.pop(outcome.job, None)
         note_recorded()
         self._acknowledge(runs, lost)
         failpoints.reach("report.acknowledged")
         announce([outcome for outcome in outcomes if outcome.job.run not in lost])
+
+    def _record_logs(self, jobs: Iterable[Job]) -> None:
+        """Store the lines that these runs have logged, if their tasks keep any."""
+        kept = [job for job in jobs if job.log is not None]
+
+        def write() -> list[lifecycle.Run]:
+            record_logs(kept)
+            return []
+
+        if kept:
+            self._write_until_done(write)
 
     def _look_up_uncertain(self, outcomes: Sequence[Outcome]) -> None:
         """Read from its row whether a commit that gave no answer was one."""
@@ -271,7 +329,7 @@ class Reporter(LongLivedThread):
             set_aside.add(table_of(TaskRecord), [(id, error)])
             # If Redis is unreachable, the entry is removed by the worker that claims it next.
             with suppress(BrokerUnavailable):
-                self.broker.remove(run.record.queue_name, [id])
+                self.broker.remove(run.record.queue_name, [run.record.redis_id], lifecycle.named_rows([run.record]))
             return
         self._acknowledge([run], lost)
 
@@ -280,10 +338,18 @@ class Reporter(LongLivedThread):
         return record_alone(run, lambda: self._write_until_done(lambda: lifecycle.record_runs([run])))
 
     def _mark_running(self, jobs: Sequence[Job]) -> None:
-        """Write RUNNING for those that still run, and whose row is not left to their slot."""
+        """Write RUNNING for those that still run, unless the row is left to their slot; let slots that wait go on."""
         for start in range(0, len(jobs), MOST_AT_ONCE):
             part = jobs[start : start + MOST_AT_ONCE]
-            self._write_until_done(partial(self._mark, part))
+            lost: list[lifecycle.Run] = [job.run for job in part]
+            try:
+                lost = self._write_until_done(partial(self._mark, part))
+            finally:
+                # What was put aside may still get its mark.
+                settle_marks([job for job in part if not self._locked.holds(job)], lost)
+            if lost and self._on_void is not None:
+                # The request to stop may have got lost, with the process that made it or with Redis.
+                self._on_void({run.lease.id for run in lost})
 
     def _mark(self, jobs: Sequence[Job]) -> list[lifecycle.Run]:
         """Try it once. The reporter waits for a connection without the lock, because a slot may hold the last one."""
@@ -294,14 +360,20 @@ class Reporter(LongLivedThread):
             return each_alone(
                 "marking of tasks as running",
                 running,
-                lambda part: lifecycle.mark_running([job.run for job in part]),
+                self._mark_unlocked,
                 key=lambda job: job.run.record.id,
                 database=writing_database(TaskRecord),
             )
 
+    def _mark_unlocked(self, jobs: Sequence[Job]) -> list[lifecycle.Run]:
+        lost = lifecycle.mark_running([job.run for job in jobs], patient=False)
+        if locked := [job for job in jobs if not job.run.written]:
+            self._wait_for_rows(locked)
+        return lost
+
     def _acknowledge(self, runs: list[lifecycle.Run], lost: list[lifecycle.Run]) -> None:
         try:
-            lifecycle.acknowledge(self.broker, self.worker_id, runs, lost)
+            self._acknowledge_and_settle(runs, lost)
         except BrokerUnavailable as error:
             logger.warning(
                 "%d outcome%s recorded, but not acknowledged in Redis yet: %s",
@@ -315,12 +387,17 @@ class Reporter(LongLivedThread):
         while self._unacknowledged:
             runs, lost = self._unacknowledged[0]
             try:
-                lifecycle.acknowledge(self.broker, self.worker_id, runs, lost)
+                self._acknowledge_and_settle(runs, lost)
             except BrokerUnavailable:
                 return
             self._unacknowledged.pop(0)
 
-    def _write_until_done(self, write: Callable[[], list[lifecycle.Run]]) -> list[lifecycle.Run]:
+    def _acknowledge_and_settle(self, runs: list[lifecycle.Run], lost: list[lifecycle.Run]) -> None:
+        lifecycle.acknowledge(self.broker, self.worker_id, runs, lost)
+        if lost:
+            self._write_until_done(lambda: lifecycle.settle_lost(self.broker, lost))
+
+    def _write_until_done(self, write: Callable[[], Found]) -> Found:
         """Repeat a write until the database accepts it; the leases are kept, so no task runs twice meanwhile.
 
         Raises: django.db.Error for the values of a row; GaveUp once the process has given up.

@@ -16,7 +16,7 @@ from ..faults import one_line
 from ..guard import get_logger
 from ..models import TaskRecord
 from ..storage.routing import writing_database
-from .execute.job import JobPhase, Outcome, Unconnected
+from .execute.job import JobPhase, NotStarted, Outcome, Unconnected
 
 logger = get_logger("django_asyncq.worker")
 
@@ -54,7 +54,7 @@ def pause_seconds() -> int:
 def changes_row(outcome: Outcome) -> bool:
     """Whether the reporter must write the row. After a run without a connection the row may still say QUEUED."""
     job = outcome.job
-    if isinstance(outcome, Unconnected):
+    if isinstance(outcome, (NotStarted, Unconnected)):
         return job.run.written or job.is_marked
     return job.phase is not JobPhase.COMPLETED
 

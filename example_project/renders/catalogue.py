@@ -8,7 +8,7 @@ import numpy as np
 from PIL.Image import Image
 
 from . import painters
-from .painters import Painter
+from .painters import Painter, Steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,12 @@ class Model:
     is_flaky: bool = False
     is_impossible: bool = False
 
-    def paint(self, *, seed: int, size: int, palette: str = "") -> Image:
-        """Paint the picture. The same arguments give the same picture. Raises: ValueError if it is impossible."""
-        return self.painter(np.random.default_rng(seed), size, palette or self.palette)
+    def paint(self, *, seed: int, size: int, palette: str = "", steps: Steps = range) -> Image:
+        """Paint the picture. The same arguments give the same picture. Raises: ValueError if it is impossible.
+
+        steps: what the painter counts its steps with.
+        """
+        return self.painter(np.random.default_rng(seed), size, palette or self.palette, steps)
 
 
 MODELS: dict[str, Model] = {

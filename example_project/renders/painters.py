@@ -1,4 +1,4 @@
-"""The painters: pure functions from (random generator, size, palette) to a picture.
+"""The painters: functions from (random generator, size, palette, steps) to a picture.
 
 All randomness comes from the generator, so the same seed gives the same picture. A render that is retried, or whose
 worker was killed, therefore gives the picture that its first attempt would have given.
@@ -6,7 +6,7 @@ worker was killed, therefore gives the picture that its first attempt would have
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.random import Generator
@@ -15,7 +15,9 @@ from PIL import Image
 
 from .palettes import Floats, Pixels, colourise, colours_of, equalise, shade
 
-Painter = Callable[[Generator, int, str], Image.Image]
+# A `range` that may do something at each step, such as to note how far the picture is, or to raise and so stop it.
+Steps = Callable[[int], Iterable[int]]
+Painter = Callable[[Generator, int, str, Steps], Image.Image]
 Complexes = NDArray[np.complexfloating]
 
 # Centre and half width of interesting regions.
@@ -76,7 +78,7 @@ def to_image(pixels: Pixels, size: int) -> Image.Image:
     return image if image.size == (size, size) else image.resize((size, size), Image.Resampling.LANCZOS)
 
 
-def escape_times(start: Complexes, step: Complexes | complex, most: int) -> tuple[Floats, NDArray[np.bool_]]:
+def escape_times(start: Complexes, step: Complexes | complex, steps: Iterable[int]) -> tuple[Floats, NDArray[np.bool_]]:
     """Iterate z² + c; return the smooth escape time of each point and whether it escaped.
 
     Points that have escaped are removed from the arrays, so later iterations do less work.
@@ -86,7 +88,7 @@ def escape_times(start: Complexes, step: Complexes | complex, most: int) -> tupl
     alive = np.arange(start.size)
     z = start.ravel().copy()
     c = np.broadcast_to(step, start.shape).ravel()
-    for count in range(most):
+    for count in steps:
         z = z * z + c
         size_squared = z.real**2 + z.imag**2
         out = size_squared > 256.0
@@ -101,25 +103,25 @@ def escape_times(start: Complexes, step: Complexes | complex, most: int) -> tupl
     return times.reshape(start.shape), escaped.reshape(start.shape)
 
 
-def mandelbrot(random: Generator, size: int, palette: str) -> Image.Image:
+def mandelbrot(random: Generator, size: int, palette: str, steps: Steps) -> Image.Image:
     """Paint a region of the Mandelbrot set by smooth escape time."""
     centre, half_width = MANDELBROT_REGIONS[random.integers(len(MANDELBROT_REGIONS))]
     half_width *= random.uniform(0.6, 1.5)
     points = plane(size * 3 // 2, centre, half_width, random.uniform(0, 2 * np.pi))
-    times, escaped = escape_times(np.zeros_like(points), points, 420)
+    times, escaped = escape_times(np.zeros_like(points), points, steps(420))
     return to_image(colourise(equalise(times, escaped) ** 1.3, palette), size)
 
 
-def julia(random: Generator, size: int, palette: str) -> Image.Image:
+def julia(random: Generator, size: int, palette: str, steps: Steps) -> Image.Image:
     """Paint a Julia set whose constant is close to a well-known one."""
     constant = JULIA_SEEDS[random.integers(len(JULIA_SEEDS))]
     constant += complex(*random.normal(0, 0.002, 2))
     points = plane(size * 3 // 2, 0, random.uniform(1.1, 1.45), random.uniform(0, 2 * np.pi))
-    times, escaped = escape_times(points, constant, 300)
+    times, escaped = escape_times(points, constant, steps(300))
     return to_image(colourise(equalise(times, escaped) ** 2.2, palette), size)
 
 
-def newton(random: Generator, size: int, palette: str) -> Image.Image:
+def newton(random: Generator, size: int, palette: str, steps: Steps) -> Image.Image:
     """Paint which root Newton's method finds from each point, darker where it converges slowly."""
     count = int(random.integers(3, 7))
     angles = 2 * np.pi * (np.arange(count) + random.uniform(-0.18, 0.18, count)) / count
@@ -128,7 +130,7 @@ def newton(random: Generator, size: int, palette: str) -> Image.Image:
     relaxation = random.uniform(0.9, 1.2)
     speed = np.zeros(z.shape)
     with np.errstate(all="ignore"):
-        for _ in range(34):
+        for _ in steps(34):
             # f'/f is the sum of 1 / (z - root), so no polynomial needs to be expanded.
             change = np.nan_to_num(relaxation / sum(1 / (z - root) for root in roots))
             z = z - change
@@ -154,14 +156,14 @@ def square_bounds(x: Floats, y: Floats, margin: float = 0.06) -> tuple[float, fl
     return middle_x - half, middle_x + half, middle_y - half, middle_y + half
 
 
-def fern(random: Generator, size: int, palette: str) -> Image.Image:
+def fern(random: Generator, size: int, palette: str, steps: Steps) -> Image.Image:
     """Paint a fern by the chaos game, thousands of points at a time."""
     rows = np.array(FERNS[random.integers(len(FERNS))])
     rows[1, :4] += random.normal(0, 0.004, 4)
     points, rounds = 30_000, 90
     x, y = np.zeros(points), np.zeros(points)
     all_x, all_y = [], []
-    for turn in range(rounds):
+    for turn in steps(rounds):
         a, b, c, d, e, f, _ = rows[random.choice(len(rows), points, p=rows[:, 6] / rows[:, 6].sum())].T
         x, y = a * x + b * y + e, c * x + d * y + f
         if turn >= 20:
@@ -172,12 +174,12 @@ def fern(random: Generator, size: int, palette: str) -> Image.Image:
     return to_image(colourise(0.06 + 0.94 * brightness**0.85, palette), size)
 
 
-def attractor(random: Generator, size: int, palette: str) -> Image.Image:
+def attractor(random: Generator, size: int, palette: str, steps: Steps) -> Image.Image:
     """Paint the density of a Clifford attractor. Source: Pickover, "Chaos in Wonderland", 1994."""
     a, b, c, d = np.array(CLIFFORD[random.integers(len(CLIFFORD))]) + random.normal(0, 0.012, 4)
     x, y = random.uniform(-1, 1, (2, 60_000))
     all_x, all_y = [], []
-    for turn in range(70):
+    for turn in steps(70):
         x, y = np.sin(a * y) + c * np.cos(a * x), np.sin(b * x) + d * np.cos(b * y)
         if turn >= 15:
             all_x.append(x)
@@ -187,7 +189,7 @@ def attractor(random: Generator, size: int, palette: str) -> Image.Image:
     return to_image(colourise(brightness**1.25, palette), size)
 
 
-def reaction(random: Generator, size: int, palette: str) -> Image.Image:
+def reaction(random: Generator, size: int, palette: str, steps: Steps) -> Image.Image:
     """Grow a Gray-Scott reaction-diffusion pattern: the studio's slow model."""
     feed, kill = GRAY_SCOTT[random.integers(len(GRAY_SCOTT))]
     cells = 256
@@ -198,7 +200,7 @@ def reaction(random: Generator, size: int, palette: str) -> Image.Image:
         u[row : row + 12, column : column + 12] = 0.5
         v[row : row + 12, column : column + 12] = 0.25
     v += random.uniform(0, 0.02, v.shape).astype(np.float32)
-    for _ in range(REACTION_STEPS):
+    for _ in steps(REACTION_STEPS):
         reacted = u * v * v
         u += 0.16 * laplacian(u) - reacted + feed * (1 - u)
         v += 0.08 * laplacian(v) + reacted - (feed + kill) * v
@@ -223,7 +225,7 @@ def noise(random: Generator, size: int, roughness: float) -> Floats:
     return (field - field.min()) / np.ptp(field)
 
 
-def flow(random: Generator, size: int, palette: str) -> Image.Image:
+def flow(random: Generator, size: int, palette: str, steps: Steps) -> Image.Image:
     """Paint the traces of particles that drift along a field of noise."""
     grid = size * 3 // 2
     angle = noise(random, grid, 2.1) * 2 * np.pi * random.uniform(1.4, 2.4)
@@ -233,7 +235,7 @@ def flow(random: Generator, size: int, palette: str) -> Image.Image:
     tone = random.uniform(0.25, 1.0, count) ** 1.4
     ink = np.zeros(grid * grid)
     weight = np.zeros(grid * grid)
-    for _ in range(240):
+    for _ in steps(240):
         column, row = x.astype(int) % grid, y.astype(int) % grid
         cell = row * grid + column
         ink += np.bincount(cell, tone, grid * grid)
@@ -243,7 +245,7 @@ def flow(random: Generator, size: int, palette: str) -> Image.Image:
     return to_image(colourise(0.06 + traces.reshape(grid, grid), palette), size)
 
 
-def nebula(random: Generator, size: int, palette: str) -> Image.Image:
+def nebula(random: Generator, size: int, palette: str, steps: Steps) -> Image.Image:
     """Paint clouds of noise bent by noise, with stars in front of and behind them."""
     grid = size * 3 // 2
     warp_x, warp_y, cloud, veil = (noise(random, grid, roughness) for roughness in (1.9, 1.9, 1.7, 1.5))
@@ -262,7 +264,7 @@ def nebula(random: Generator, size: int, palette: str) -> Image.Image:
     return to_image(np.clip(pixels, 0, 255).astype(np.uint8), size)
 
 
-def staircase(random: Generator, size: int, palette: str) -> Image.Image:
+def staircase(random: Generator, size: int, palette: str, steps: Steps) -> Image.Image:
     """Refuse to paint, because an endless staircase cannot be built. Raises: ValueError always."""
     steps = int(random.integers(12, 40))
     raise ValueError(f"a staircase of {steps} steps that only goes up cannot return to its start")

@@ -8,7 +8,7 @@ from django.db.models import Count, Q, QuerySet
 from django.urls import reverse
 from django.utils import timezone
 
-from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.models import FailureReason, TaskRecord, TaskState
 
 from .catalogue import MODELS
 from .gates import Meter
@@ -20,7 +20,10 @@ STATES = {
     "succeeded": "Succeeded",
     "retrying": "Retrying",
     "failed": "Failed",
+    "cancelled": "Cancelled",
 }
+# What a person may cancel.
+LIVE = ("queued", "running", "retrying")
 
 
 def renders() -> QuerySet[TaskRecord]:
@@ -29,9 +32,11 @@ def renders() -> QuerySet[TaskRecord]:
 
 
 def state_of(record: TaskRecord) -> str:
-    """Return the state as a key of STATES; FAILED with `retry_at` is `retrying`."""
+    """Return the state as a key of STATES; FAILED with `retry_at` is `retrying`, or it may be `cancelled`."""
     if record.state == TaskState.FAILED and record.retry_at is not None:
         return "retrying"
+    if record.state == TaskState.FAILED and record.reason == FailureReason.CANCELLED:
+        return "cancelled"
     return TaskState(record.state).name.lower()
 
 
@@ -40,13 +45,14 @@ def state_counts() -> dict[str, int]:
 
     One statement sees one moment. Two statements could count a task that changes state twice or not at all.
     """
-    failed = Q(state=TaskState.FAILED)
+    failed, cancelled = Q(state=TaskState.FAILED), Q(reason=FailureReason.CANCELLED, retry_at=None)
     return renders().aggregate(
         queued=Count("id", filter=Q(state=TaskState.QUEUED)),
         running=Count("id", filter=Q(state=TaskState.RUNNING)),
         succeeded=Count("id", filter=Q(state=TaskState.SUCCEEDED)),
         retrying=Count("id", filter=failed & Q(retry_at__isnull=False)),
-        failed=Count("id", filter=failed & Q(retry_at=None)),
+        failed=Count("id", filter=failed & Q(retry_at=None) & ~cancelled),
+        cancelled=Count("id", filter=failed & cancelled),
     )
 
 
@@ -66,6 +72,8 @@ def describe(record: TaskRecord) -> dict[str, Any]:
         "attempt": record.attempt,
         "max_attempts": record.max_attempts,
         "lost_workers": lost_workers(record),
+        "progress": progress_of(record, state),
+        "cancel_url": reverse("cancel", args=[record.id]) if state in LIVE else None,
         **{name: record.kwargs.get(name) for name in ("seed", "size", "palette")},
         "seconds": result.get("seconds"),
         "error": error_of(record),
@@ -74,6 +82,15 @@ def describe(record: TaskRecord) -> dict[str, Any]:
         "status_url": reverse("render", args=[record.id]),
         "image_url": reverse("image", args=[record.id]) if state == "succeeded" else None,
     }
+
+
+def progress_of(record: TaskRecord, state: str) -> float | None:
+    """Return how far a running render is, from 0 to 1; None when that is not known."""
+    if state != "running":
+        return None
+    # The result knows a newer value than the row, which is written every few seconds only.
+    found = render.get_result(str(record.id)).progress
+    return found["done"] / found["total"] if found and found["total"] else None
 
 
 def error_of(record: TaskRecord) -> str:
@@ -92,6 +109,8 @@ def lost_workers(record: TaskRecord) -> int:
 def note_of(record: TaskRecord, state: str, seconds: float | None) -> str:
     """Describe the state in a few words: error, attempts, worker crashes, duration."""
     parts = []
+    if record.cancel_requested_at is not None and state == "running":
+        parts.append("asked to stop")
     if state == "failed" or (state == "retrying" and record.errors):
         parts.append(error_of(record))
     if state == "retrying" and record.retry_at is not None:

@@ -7,6 +7,8 @@ import logging
 import os
 import time
 import uuid
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,24 +43,34 @@ class RenderGlitch(Exception):
     give_up_on=(ValueError,),
     timeout=60,
     schedulable=True,
+    unique=True,
 )
 def render(context: TaskContext, model: str, **params: Any) -> dict[str, Any]:
-    """Paint one picture and save it.
+    """Paint one picture and save it. The same picture is not rendered twice at a time.
 
     It is safe to repeat: the seed decides the picture, and the file is replaced in one step.
     params: seed, size and palette. Returns: the file's name and the duration in seconds.
-    Raises: RenderGlitch at random for a flaky model; ValueError, which is not retried, for an impossible model.
+    Raises: RenderGlitch at random for a flaky model; ValueError, which is not retried, for an impossible model;
+    TaskCancelled between two steps when somebody has cancelled it.
     """
     begun = time.perf_counter()
     id = context.task_result.id
     chosen = MODELS[model]
-    image = chosen.paint(**params)
+    image = chosen.paint(**params, steps=partial(counted, context))
     if chosen.is_flaky and glitches(id, context.attempt):
         raise RenderGlitch(f"attempt {context.attempt} of {MAX_ATTEMPTS} was lost in the nebula")
     path = save(image, id)
     seconds = round(time.perf_counter() - begun, 2)
     logger.info("%s painted for %s in %.2f s", model, id, seconds)
     return {"image": path.name, "seconds": seconds}
+
+
+def counted(context: TaskContext, total: int) -> Iterator[int]:
+    """Count the steps of a painter: stop it when the task is cancelled, and note how far it is."""
+    for done in range(total):
+        context.check()
+        context.progress(done, total)
+        yield done
 
 
 def glitches(id: str, attempt: int) -> bool:

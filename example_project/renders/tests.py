@@ -1,13 +1,13 @@
-"""Tests of the studio: `manage.py test renders`, with a Redis server at STUDIO_REDIS_URL."""
+"""Tests of the studio: `manage.py test renders`. They need no Redis."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 import uuid
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -16,7 +16,9 @@ from django.core.management import CommandError, call_command
 from django.test import Client, SimpleTestCase, TestCase
 from PIL import Image
 
+from django_asyncq import TaskCancelled
 from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
+from django_asyncq.testing import lose_redis, make_context, run_tasks
 
 from . import painters
 from .catalogue import MODELS
@@ -27,8 +29,6 @@ from .presentation import state_counts
 from .showcase.processes import Stage, StageError
 from .showcase.traffic import FEWEST, plan
 from .tasks import MAX_ATTEMPTS, RenderGlitch, glitches, image_path, render, save
-
-UNREACHABLE_REDIS_URL = "redis://127.0.0.1:1/0"
 
 
 @mock.patch.object(painters, "REACTION_STEPS", 300)
@@ -98,14 +98,13 @@ class OrderTests(SimpleTestCase):
 
 
 class StudioTestCase(TestCase):
-    """A test with its own Redis keys and folder."""
+    """A test with its own folder, whose tasks wait in their rows until the test runs them."""
 
     def setUp(self) -> None:
         """Change the settings for one test."""
         folder = self.enterContext(tempfile.TemporaryDirectory())
-        prefix = f"studiotest-{uuid.uuid4().hex[:12]}"
-        asyncq = {**settings.ASYNCQ, "KEY_PREFIX": prefix, "GATE_PREFIX": f"{prefix}:qgate:"}
-        self.enterContext(self.settings(ASYNCQ=asyncq, STUDIO_VAR=Path(folder)))
+        backend = {**settings.TASKS["default"], "BACKEND": "django_asyncq.testing.TestBackend"}
+        self.enterContext(self.settings(TASKS={"default": backend}, STUDIO_VAR=Path(folder)))
         ensure_gates()
 
     def order(self, data: Any, client: Client | None = None, **more: Any) -> Any:
@@ -145,9 +144,7 @@ class ApiTests(StudioTestCase):
 
     def test_without_redis_an_order_is_refused_with_503(self) -> None:
         """A gate that cannot be checked admits nothing, and the answer has `Retry-After`."""
-        caches = {"default": {**settings.CACHES["default"], "LOCATION": UNREACHABLE_REDIS_URL}}
-        # Nothing answers there, so nothing of anybody's can be changed.
-        with self.settings(CACHES=caches, ASYNCQ={**settings.ASYNCQ, "REDIS_IS_FOR_TESTS": True}):
+        with lose_redis():
             response = self.order({"model": "fern"})
         self.assertEqual((response.status_code, response["Retry-After"]), (503, "5"))
         self.assertEqual(response.json()["gate"], "fern")
@@ -179,6 +176,45 @@ class ApiTests(StudioTestCase):
         gates = {model["name"]: model["text"] for model in found["models"]}
         self.assertEqual((gates["julia"], gates["fern"]), ("3 of 4 slots", "0 of 3 slots"))
         self.assertEqual(len(self.client.get("/api/models").json()["models"]), len(MODELS))
+
+    def test_the_same_picture_is_rendered_once_at_a_time(self) -> None:
+        """A second order of it is refused with the first one's URL; another seed, or a later order, is accepted."""
+        order = {"model": "fern", "seed": 5, "size": 64}
+        first = self.order(order)
+        again = self.order(order)
+        self.assertEqual((first.status_code, again.status_code), (202, 409))
+        self.assertEqual(again.json()["id"], first.json()["id"])
+        self.assertEqual(again.json()["status_url"], first.json()["status_url"])
+        self.assertEqual(again.json()["error"], "This picture is already being rendered.")
+        self.assertEqual(self.order({**order, "seed": 6}).status_code, 202)
+        self.assertEqual(len(run_tasks()), 2)
+        self.assertTrue(image_path(first.json()["id"]).exists())
+        self.assertEqual(self.order(order).status_code, 202)
+
+    def test_a_queued_render_can_be_cancelled(self) -> None:
+        """It never runs, its slot is free again, and so is the picture; a second DELETE finds it over."""
+        Gate.objects.filter(name="fern").update(limit=1)
+        url = self.order({"model": "fern", "seed": 5}).json()["status_url"]
+        self.assertTrue(self.client.get(url).json()["cancel_url"])
+        with self.captureOnCommitCallbacks(execute=True):
+            self.assertEqual(self.client.delete(url).json()["cancel"], "cancelled")
+        self.assertEqual(run_tasks(), [])
+        found = self.client.get(url).json()
+        self.assertEqual((found["state"], found["cancel_url"], state_counts()["cancelled"]), ("cancelled", None, 1))
+        self.assertEqual(self.client.delete(url).json()["cancel"], "over")
+        self.assertEqual(self.order({"model": "fern", "seed": 5}).status_code, 202)
+        self.assertEqual(self.client.delete(f"/api/renders/{uuid.uuid4()}").status_code, 404)
+
+    def test_a_running_render_shows_its_progress(self) -> None:
+        """As a number from 0 to 1, for the bar on its card."""
+        id = self.order({"model": "newton", "size": 64}).json()["id"]
+        progress = {"done": 7, "total": 10, "message": "", "data": {}}
+        TaskRecord.objects.filter(id=id).update(state=TaskState.RUNNING, progress=progress)
+        found = self.client.get(f"/api/renders/{id}").json()
+        self.assertEqual((found["state"], found["progress"]), ("running", 0.7))
+        self.assertContains(self.client.get("/"), 'value="0.7"')
+        self.assertEqual(self.client.delete(f"/api/renders/{id}").json()["cancel"], "asked")
+        self.assertIn("asked to stop", self.client.get(f"/api/renders/{id}").json()["note"])
 
     def test_unknown_renders_and_methods_are_refused(self) -> None:
         """404 for an id without a row or no id at all, 405 for other methods."""
@@ -244,6 +280,28 @@ class PageTests(StudioTestCase):
         self.assertContains(response, "3 accepted. The gate is full; try again in 1 s.")
         self.assertEqual(TaskRecord.objects.count(), 3)
 
+    def test_a_picture_ordered_twice_with_the_form_is_rendered_once(self) -> None:
+        """The seed decides the picture; the page says that it is already being rendered."""
+        for seed, text in (
+            ("5", "1 accepted."),
+            ("5", "0 accepted. This picture is already"),
+            ("six", "seed: a whole"),
+        ):
+            response = self.client.post("/submit", {"model": "fern", "seed": seed}, follow=True)
+            self.assertContains(response, text)
+        self.assertEqual(TaskRecord.objects.count(), 1)
+
+    def test_the_cancel_button_needs_its_token(self) -> None:
+        """Without the token the answer is 403; with it the render is cancelled and the page says so."""
+        id = self.order({"model": "fern"}).json()["id"]
+        strict = Client(enforce_csrf_checks=True)
+        self.assertEqual(strict.post(f"/cancel/{id}").status_code, 403)
+        self.assertContains(strict.get("/"), f'action="/cancel/{id}"')
+        data = {"csrfmiddlewaretoken": strict.cookies["csrftoken"].value}
+        self.assertContains(strict.post(f"/cancel/{id}", data, follow=True), "Cancelled.")
+        self.assertContains(strict.post(f"/cancel/{id}", data, follow=True), "It had already finished.")
+        self.assertContains(strict.post(f"/cancel/{uuid.uuid4()}", data, follow=True), "does not exist.")
+
     def test_the_api_needs_no_token(self) -> None:
         """A client without cookies may order; a form of another site cannot send JSON."""
         strict = Client(enforce_csrf_checks=True)
@@ -261,7 +319,8 @@ class TaskTests(StudioTestCase):
 
     def run_render(self, model: str, id: str, attempt: int = 1) -> dict[str, Any]:
         """Call the function with a context like the worker's."""
-        context = SimpleNamespace(task_result=SimpleNamespace(id=id), attempt=attempt)
+        context = make_context(render, attempt=attempt)
+        context = replace(context, task_result=replace(context.task_result, id=id))
         return render.func(context, model, seed=1, size=64, palette="")
 
     def test_a_render_leaves_its_picture(self) -> None:
@@ -271,6 +330,13 @@ class TaskTests(StudioTestCase):
         first = image_path(id).read_bytes()
         self.run_render("julia", id)
         self.assertEqual(image_path(id).read_bytes(), first)
+
+    def test_a_cancelled_render_stops_between_two_steps(self) -> None:
+        """The context says so, and no picture is left."""
+        context = make_context(render, cancelled=True)
+        with self.assertRaises(TaskCancelled):
+            render.func(context, "flow", seed=1, size=64, palette="")
+        self.assertFalse(image_path(context.task_result.id).exists())
 
     def test_a_flaky_model_succeeds_in_the_end(self) -> None:
         """Whether an attempt fails depends only on id and attempt; the last attempt never fails."""

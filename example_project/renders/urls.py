@@ -9,6 +9,7 @@ from . import views
 urlpatterns = [
     path("", views.index, name="index"),
     path("submit", views.submit, name="submit"),
+    path("cancel/<uuid:id>", views.cancel, name="cancel"),
     path("api/models", views.models, name="models"),
     path("api/renders", views.render_list, name="renders"),
     path("api/renders/<uuid:id>", views.render_detail, name="render"),

@@ -1,9 +1,9 @@
 """The page, and the JSON API that the page and other clients use.
 
-The API ignores cookies and has no users: every client that can reach the URL may order. It requires
-`Content-Type: application/json`. A browser sends that to another origin only after a preflight request, which the site
-never allows. Together with ALLOWED_HOSTS this protects as CSRF tokens would. The form of the page, which is used when
-JavaScript is off, is an ordinary form with a CSRF token.
+The API ignores cookies and has no users: every client that can reach the URL may order and cancel. An order
+requires `Content-Type: application/json`, and a cancel is a DELETE. A browser sends either to another origin only after
+a preflight request, which the site never allows. Together with ALLOWED_HOSTS this protects as CSRF tokens would. The
+forms of the page, which are used when JavaScript is off, are ordinary forms with a CSRF token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from django.urls import reverse
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from django_asyncq import GateUnavailable, QueueFull
+from django_asyncq import DuplicateTask, GateUnavailable, QueueFull
+from django_asyncq.compat import TaskResultDoesNotExist
 
 from .catalogue import MODELS
 from .gates import meters
@@ -35,13 +36,20 @@ from .tasks import image_path, render
 SHOWN = 60
 MAX_COPIES = 5
 SECONDS_UNTIL_REDIS_IS_BACK = 5
+DUPLICATE = "This picture is already being rendered."
+# What a person reads of the three answers of `cancel`.
+CANCEL_TEXTS = {
+    "cancelled": "Cancelled.",
+    "asked": "The worker was asked to stop.",
+    "over": "It had already finished.",
+}
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 
 View = Callable[..., HttpResponseBase]
 
 
 def queue_render(order: Order) -> Any:
-    """Enqueue one render. Raises: QueueFull, GateUnavailable."""
+    """Enqueue one render. Raises: DuplicateTask, QueueFull, GateUnavailable."""
     model = MODELS[order.model]
     # The limit and the seconds apply only while no Gate row of that name exists.
     task = render.using(priority=order.priority, queue_limit=model.limit, expected_seconds=model.expected_seconds)
@@ -54,7 +62,7 @@ def error_answer(status: int, error: str, **more: Any) -> JsonResponse:
 
 
 def answers_in_json(view: View) -> View:
-    """Turn the errors of an order into 400, 429 and 503; the last two have `Retry-After`."""
+    """Turn the errors of an order into 400, 409, 429 and 503; the last two have `Retry-After`."""
 
     @wraps(view)
     def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -62,6 +70,10 @@ def answers_in_json(view: View) -> View:
             return view(request, *args, **kwargs)
         except BadOrder as error:
             return error_answer(400, "The order has errors.", errors=error.errors)
+        except DuplicateTask as error:
+            # The one that holds the key may have finished at this moment; then there is none to name.
+            url = reverse("render", args=[error.existing_id]) if error.existing_id else None
+            return error_answer(409, DUPLICATE, id=error.existing_id, status_url=url)
         except QueueFull as error:
             response = error_answer(
                 429,
@@ -108,18 +120,37 @@ def submit(request: HttpRequest) -> HttpResponse:
     accepted = 0
     try:
         for _ in range(copies):
-            # Each copy is an order with another seed, and so another picture.
-            order = read_order({"model": request.POST.get("model"), "palette": request.POST.get("palette", "")})
-            queue_render(order)
+            # Without a seed each copy gets another one, and so is another picture.
+            queue_render(read_order(form_data(request)))
             accepted += 1
     except BadOrder as error:
         messages.error(request, str(error))
+    except DuplicateTask:
+        messages.warning(request, f"{accepted} accepted. {DUPLICATE}")
     except QueueFull as error:
         messages.warning(request, f"{accepted} accepted. The gate is full; try again in {error.retry_after} s.")
     except GateUnavailable:
         messages.error(request, f"{accepted} accepted. The gate cannot be checked, because Redis is unreachable.")
     else:
         messages.success(request, f"{accepted} accepted.")
+    return redirect("index")
+
+
+def form_data(request: HttpRequest) -> dict[str, Any]:
+    """Return the order in the fields of the form. A seed that is no number stays text, which is refused."""
+    data: dict[str, Any] = {"model": request.POST.get("model"), "palette": request.POST.get("palette", "")}
+    if seed := request.POST.get("seed", "").strip():
+        data["seed"] = int(seed) if seed.isascii() and seed.isdigit() and len(seed) < 20 else seed
+    return data
+
+
+@require_POST
+def cancel(request: HttpRequest, id: UUID) -> HttpResponse:
+    """Cancel a render with the button of the page when JavaScript is off, and show a message."""
+    try:
+        messages.info(request, CANCEL_TEXTS[render.get_result(str(id)).cancel(reason="by a visitor")])
+    except TaskResultDoesNotExist:
+        messages.error(request, f"Render {id} does not exist.")
     return redirect("index")
 
 
@@ -135,8 +166,9 @@ def models(request: HttpRequest) -> JsonResponse:
 def render_list(request: HttpRequest) -> HttpResponseBase:
     """List the newest renders, the gates and the counts (GET), or order a render (POST).
 
-    POST answers 202 with the id and `Location`, or 400, 413 or 415 for an invalid request. It answers 429 with
-    `Retry-After` when the gate is full, and 503 with `Retry-After` when Redis is unreachable: a gate that cannot be
+    POST answers 202 with the id and `Location`, or 400, 413 or 415 for an invalid request. It answers 409 with the id
+    of the render that is queued or running when that is the same picture, 429 with `Retry-After` when the gate is full,
+    and 503 with `Retry-After` when Redis is unreachable: a gate that cannot be
     checked admits nothing. The view needs no CSRF token for the reason given at the top of this module.
     """
     if request.method == "POST":
@@ -151,7 +183,7 @@ def render_list(request: HttpRequest) -> HttpResponseBase:
 
 
 def take_order(request: HttpRequest) -> JsonResponse:
-    """Read the order, enqueue the render, answer with its URLs. Raises: BadOrder, QueueFull, GateUnavailable."""
+    """Read the order, enqueue the render, answer with its URLs. Raises: BadOrder, EnqueueRefused."""
     if request.content_type != "application/json":
         return error_answer(415, "Send the order as JSON, with Content-Type: application/json.")
     try:
@@ -174,12 +206,20 @@ def take_order(request: HttpRequest) -> JsonResponse:
     return JsonResponse(accepted, status=202, headers={"Location": status_url})
 
 
-@require_GET
+@csrf_exempt
+@require_http_methods(["GET", "DELETE"])
 def render_detail(request: HttpRequest, id: UUID) -> JsonResponse:
-    """Return the status of a render; 404 when no render has this id."""
+    """Return the status of a render (GET), or cancel it (DELETE); 404 when no render has this id.
+
+    DELETE answers with `cancel`: "cancelled", or "asked" for one that runs, or "over". A browser sends it to another
+    origin only after a preflight request, so it needs no CSRF token either.
+    """
     record = renders().filter(id=id).first()
     if record is None:
         return error_answer(404, f"Render {id} does not exist.")
+    if request.method == "DELETE":
+        answer = render.get_result(str(id)).cancel(reason="by a visitor")
+        return JsonResponse({"id": str(id), "cancel": answer, "text": CANCEL_TEXTS[answer]})
     return JsonResponse(describe(record))
 
 

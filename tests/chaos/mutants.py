@@ -373,14 +373,20 @@ def trusts_messages() -> None:
     from django_asyncq.models import TaskRecord
 
     home = _module_of(lifecycle.classify)
-    load_rows = home.load_rows
+    rows_of_entries = home.rows_of_entries
 
-    def load_or_invent(leases: Any) -> dict[str, TaskRecord]:
-        leases = list(leases)
-        strangers = {lease.id for lease in leases} - set(found := load_rows(leases))
+    def load_or_invent(broker: Any, queue: str, ids: Any) -> dict[str, TaskRecord]:
+        strangers = set(ids) - set(found := rows_of_entries(broker, queue, ids))
         return {**found, **{id: TaskRecord(name=FORGED, args=[1, "forged"], kwargs={}) for id in strangers}}
 
-    replace(home, "load_rows", load_or_invent)
+    replace(home, "rows_of_entries", load_or_invent)
+
+
+def deaf_workers() -> None:
+    """No worker stops a run that somebody has cancelled."""
+    from django_asyncq.worker.execute.job import Job
+
+    replace(Job, "ask_to_stop", lambda self, reason: False)
 
 
 # Beyond the goal of the short form, five times that of the long one.
@@ -409,6 +415,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "odd-keys-stay": odd_keys_stay,
     "no-sweep": no_sweep,
     "blames-all": blames_all,
+    "deaf-workers": deaf_workers,
     "leaking-sockets": leaking_sockets,
     "trusts-messages": trusts_messages,
 }

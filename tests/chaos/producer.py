@@ -25,7 +25,7 @@ from django_asyncq.lifecycle import enqueueing  # noqa: E402
 from django_asyncq.models import TaskRecord, TaskState  # noqa: E402
 from tests.tasks import note  # noqa: E402
 
-from . import doomed, tasks  # noqa: E402
+from . import cancels, doomed, tasks  # noqa: E402
 
 
 def load(count: str, longest_ms: str, pause_ms: str, seed: str, gate_name: str = "", delay: str = "0") -> None:
@@ -228,6 +228,7 @@ KINDS = {
     "hammer": hammer,
     "storm": storm,
     "occupy": occupy,
+    "cancels": cancels.cancels,
     "doomed": doomed.doomed,
     "mixed": doomed.mixed,
 }

@@ -9,7 +9,8 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import connection
@@ -86,6 +87,51 @@ def flaky(context: TaskContext, succeeds_at: int) -> None:
     note("end", id=context.task_result.id)
     if context.attempt < succeeds_at:
         raise Glitch(f"attempt {context.attempt}")
+
+
+@contextmanager
+def at_gate(context: TaskContext, kind: str) -> Iterator[None]:
+    """Note that a body is at its gate, by the worker process that answers for it."""
+    id, gate = context.task_result.id, context.record.gate
+    pid = os.getppid() if kind == "isolated" else os.getpid()
+    note("begin", id=id, kind=kind, pid=pid, attempt=context.attempt)
+    note("in", id=id, gate=gate, pid=pid)
+    try:
+        yield
+    finally:
+        note("out", id=id, gate=gate, pid=pid)
+        note("end", id=id, pid=pid)
+
+
+@task(takes_context=True)
+def stops(context: TaskContext, ms: float) -> None:
+    """Run for a while, and stop when it is asked to."""
+    with at_gate(context, "def"):
+        until = time.monotonic() + ms / 1000
+        while time.monotonic() < until:
+            context.check()
+            time.sleep(0.01)
+
+
+@task(takes_context=True)
+async def stops_async(context: TaskContext, ms: float) -> None:
+    """Do the same in the event loop, which stops it."""
+    with at_gate(context, "async def"):
+        await asyncio.sleep(ms / 1000)
+
+
+@task(takes_context=True, isolated=True)
+def stops_isolated(context: TaskContext, ms: float) -> None:
+    """Do the same in a process of its own, which is stopped by a signal."""
+    with at_gate(context, "isolated"):
+        time.sleep(ms / 1000)
+
+
+@task(takes_context=True, max_attempts=9, backoff=60)
+def fails_for_long(context: TaskContext, ms: float) -> None:
+    """Fail, and wait for a long time for the next attempt."""
+    with at_gate(context, "failing"):
+        raise Glitch("again")
 
 
 @task(takes_context=True)

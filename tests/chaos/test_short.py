@@ -21,8 +21,8 @@ from .cluster import is_available
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 SEED = os.environ.get("ASYNCQ_CHAOS_SEED", "7")
 # 8 measures milliseconds; 14 and 23 wait for sweeps and reconnections; 5, 11, 16, 18 and 21 take half a minute each; 2
-# starts some dozen fleets, and `test_crash.py` makes its kills one by one.
-LONG_CASES = {"2", "5", "8", "11", "14", "16", "18", "21", "23"}
+# starts some dozen fleets, and `test_crash.py` makes its kills one by one; 36 waits until bodies run.
+LONG_CASES = {"2", "5", "8", "11", "14", "16", "18", "21", "23", "36"}
 SHORT_MUTANTS = {("17", "check-then-add"), ("3", "no-fence")}
 
 

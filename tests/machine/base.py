@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition
 
 from django_asyncq import lifecycle
 from django_asyncq.broker import Broker, scripts
-from django_asyncq.broker.keys import alive_key, queues_key
+from django_asyncq.broker.keys import alive_key, own_queues_key
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.gates import admission
-from django_asyncq.lifecycle import dispatching, recovery, retrying
+from django_asyncq.lifecycle import closing, dispatching, recovery, retrying
 from django_asyncq.maintenance import entry_repairs, reconciler
 from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import Gate, TaskRecord
@@ -30,6 +30,8 @@ from .values import ALONE, FAILED, GATE, QUEUED, QUEUES, Held
 MOST_LIVE = 5
 LIKELY_QUEUES = ("one", "one", "one", "two")
 LONG = timedelta(hours=2)
+# The modules that raise fences.
+RAISES_FENCES = (closing, dispatching, recovery, reconciler)
 # A second call of these returns something else by nature: they dequeue, or they list and clean up.
 NOT_REPEATABLE = {"dequeue", "expired"}
 
@@ -86,13 +88,18 @@ class Base(RuleBasedStateMachine):
         self.called_before: Callable[[], Any] | None = None
         self.twice = False
         self.fences: dict[str, int] = {}
+        # Tasks of which a committed cancel has said that they are cancelled, and that no person has retried.
+        self.cancelled: set[str] = set()
         self.outcomes: dict[str, list[int]] = {}
         self.remember()
         self.patches = [
             mock.patch.object(scripts, "run", self._run_script(scripts.run)),
             mock.patch.object(reconciler, "GRACE_SECONDS", 0),
             mock.patch.object(entry_repairs, "GRACE_SECONDS", 0),
-            *(mock.patch.object(module, "later_fence", self._later) for module in (dispatching, recovery, reconciler)),
+            *(
+                mock.patch.object(module, "later_fence", self._later)
+                for module in (closing, dispatching, recovery, reconciler)
+            ),
             mock.patch.object(dispatching, "GATE_RETRY_SECONDS", 7200),
             mock.patch.object(retrying, "GATE_RETRY_SECONDS", 7200),
             # The order is kept for as long as a sequence lasts.
@@ -114,7 +121,7 @@ class Base(RuleBasedStateMachine):
 
     def remember(self) -> None:
         """Make Redis remember everything, since long ago."""
-        stores.client().sadd(queues_key(), *QUEUES)
+        stores.client().sadd(own_queues_key(), *QUEUES)
         stores.client().set(alive_key(), 1)
         self.model.alive = "long"
 

@@ -192,10 +192,12 @@ class Entries:
             entry.place, entry.outcome = "archived", None
             self.count(queue, failed=True)
 
-    def archive_without_row(self, queue: str, name: str, worker: str, fence: int) -> None:
-        """Nothing has run, so nothing is counted."""
-        if entry := self.release(queue, name, worker, fence):
-            entry.place, entry.outcome = "archived", None
+    def restore(self, queue: str, name: str, worker: str, fence: int, due: str) -> bool:
+        """What has no row goes back for other programs, and forgets its fence; return whether it was held."""
+        entry = self.release(queue, name, worker, fence)
+        if entry:
+            entry.place, entry.due, entry.outcome, entry.fence = "scheduled", due, None, 0
+        return entry is not None
 
     def requeue(
         self,

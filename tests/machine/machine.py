@@ -15,13 +15,14 @@ from django_asyncq.broker.keys import QueueKeys
 
 from . import stores
 from .base import MOST_LIVE, Hand, one_of, seldom
+from .cancels import Cancels
 from .people import People
 from .producers import Producers
-from .values import QUEUES, WORKERS
+from .values import FAILED, QUEUES, WORKERS
 from .workers import Workers
 
 
-class Machine(Producers, Workers, People):
+class Machine(Producers, Workers, People, Cancels):
     """Broker, gates and rows against the model."""
 
     def teardown(self) -> None:
@@ -112,6 +113,8 @@ class Machine(Producers, Workers, People):
         got, wanted = stores.observed(), stores.expected(self.model)
         for part in wanted:
             assert got[part] == wanted[part], f"{part}:\n  found    {got[part]}\n  expected {wanted[part]}"
+        for name, row in got["rows"].items():
+            assert name not in self.cancelled or row[0] == FAILED, f"{name} was cancelled, and its row says {row}"
         for name, row in self.model.rows.items():
             # I5
             assert row.fence >= self.fences.get(name, 0), f"the fence of {name} fell"
@@ -162,5 +165,10 @@ class Machine(Producers, Workers, People):
         assert not found["members"], f"slots without a task: {found['members']}"
         assert not found["waiters"], f"waiters without a task: {found['waiters']}"
         assert not any(found["held"].values()), f"held without a run: {found['held']}"
-        left = {name: entry for name, entry in found["entries"].items() if entry[1] != "archived"}
+        # What has no row waits for other programs.
+        left = {
+            name: entry
+            for name, entry in found["entries"].items()
+            if entry[1] != "archived" and (entry[1] != "scheduled" or name in self.model.rows)
+        }
         assert not left, f"Redis still has {left}"

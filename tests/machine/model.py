@@ -71,7 +71,8 @@ class Model(Entries):
         free = max(self.limit - len(self.members), 0) if self.limit > 0 else len(self.waiters)
         found = self.waiters[:free]
         rows = [name for name in sorted(found) if name in self.rows and self.rows[name].state == FAILED]
-        full = self._retry_rows([name for name in rows if self.rows[name].waits or self.rows[name].retry_at == "past"])
+        rows = [name for name in rows if self.rows[name].waits or self.rows[name].retry_at == "past"]
+        full = self._retry_rows(self.close_waiting(rows))
         self.stop_waiting([name for name in found if name not in full])
 
     def build(self) -> None:
@@ -99,7 +100,7 @@ class Model(Entries):
         self.free_slots([name])
 
     def audit(self) -> dict[str, int]:
-        """A slot without a live row is released when it is seen for the second time."""
+        """A slot without a live row is released when it is seen for the second time, unless a worker has the task."""
         dead = set(self.waiters) - set(self.waiting_rows())
         gone = dead & self.dead_waiters
         self.dead_waiters = dead - gone
@@ -108,7 +109,9 @@ class Model(Entries):
         holders = self.holders() if self.limit > 0 else []
         added = len(set(holders) - set(self.members))
         strangers = {n for n, provisional in self.members.items() if not provisional} - set(self.holders())
-        removed = strangers & self.strangers
+        entries = self.entries.items()
+        claimed = {name for name, entry in entries if entry.place == "active" and name in self.rows}
+        removed = (strangers & self.strangers) - claimed
         self.strangers = strangers - removed
         self.free_slots(removed)
         self.members |= dict.fromkeys(holders, False)
@@ -122,7 +125,7 @@ class Model(Entries):
         if row is None:
             return False
         if self.is_open_to(name, held_fence):
-            self.rows[name] = replace(new, run_after=row.run_after)
+            self.rows[name] = replace(new, run_after=row.run_after, asked=row.asked, late=row.late)
             return True
         return (row.fence, row.state) == (new.fence, new.state)
 
@@ -148,8 +151,92 @@ class Model(Entries):
         """Nobody saw its worker die."""
         (self.count_crash if row.workers[-1:] == (ALONE,) else self.suspect)(row)
 
-    def later_fence(self, name: str) -> int:
-        return max(self.later, self.rows[name].fence + 1)
+    def later_fence(self, *names: str) -> int:
+        return max(self.later, *(self.rows[name].fence + 1 for name in names))
+
+    # --- tasks that may not begin any more
+
+    def cancel(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Change the rows; return those that waited, and those that run. `follow_close` the former afterwards."""
+        waiting = [name for name in names if self.rows[name].is_waiting]
+        running = [name for name in names if self.rows[name].state == RUNNING]
+        for name in (*waiting, *running):
+            self.rows[name].asked = True
+        self.close(waiting, "cancelled")
+        return waiting, running
+
+    def close(self, names: Sequence[str], why: str) -> None:
+        """QUEUED or RETRYING → FAILED, with a fence above all that were handed out."""
+        fence = self.later_fence(*names) if names else 0
+        for name in names:
+            self.close_row(self.rows[name], why)
+            self.rows[name].fence = fence
+
+    @staticmethod
+    def close_row(row: Row, why: str) -> None:
+        row.state, row.retry_at, row.waits, row.closed = FAILED, "", False, why
+
+    def follow_close(self, names: Sequence[str]) -> None:
+        """Take them out of Redis. What a worker has claimed keeps its entry, its lease and its slot."""
+        self.waiters = [name for name in self.waiters if name not in names]
+        for name in names:
+            if name in self.entries and self.entries[name].place == "active":
+                continue
+            if name in self.entries:
+                self._leave(name)
+                del self.entries[name]
+            self.announce(name, self.rows[name].fence)
+
+    def why_closed(self, row: Row) -> str:
+        """Why no run of it may begin; "" where one may."""
+        return "cancelled" if row.asked else "expired" if row.late else ""
+
+    def close_waiting(self, names: Iterable[str], *, are_claimed_left: bool = False) -> list[str]:
+        """Close those of these that may not begin; return the others.
+
+        are_claimed_left: what a worker has claimed does not expire here: it may have begun in time.
+        """
+        names = list(names)
+        for why in ("cancelled", "expired"):
+            found = [name for name in names if self.rows[name].is_waiting and self.why_closed(self.rows[name]) == why]
+            if why == "expired" and are_claimed_left:
+                found = [name for name in found if name not in self.entries or self.entries[name].place != "active"]
+            self.close(found, why)
+            self.follow_close(found)
+        return [name for name in names if not self.rows[name].closed]
+
+    def close_if_asked(self, row: Row) -> None:
+        if row.asked and not row.is_final:
+            self.close_row(row, "cancelled")
+
+    def close_claimed(self, queue: str, worker: str, runs: list[Held]) -> list[Held]:
+        """Close the tasks that a worker has just claimed and that must not begin; return the others."""
+        over = [run for run in runs if self.why_closed(run.row)]
+        for run in over:
+            self.close_row(run.row, self.why_closed(run.row))
+            run.row.fence = run.fence
+        closed = [run for run in over if self.write(run.name, run.fence, run.row)]
+        for run in over:
+            self.done(queue, run.name, worker, run.fence)
+        for run in closed:
+            self.announce(run.name, run.fence)
+        for run in over:
+            if run not in closed:
+                self.settle_lost(run)
+        return [run for run in runs if run not in over]
+
+    def settle_lost(self, run: Held) -> None:
+        """Follow up a run whose outcome the row has refused."""
+        self.announce_void(run.name, run.fence)
+        row = self.rows.get(run.name)
+        if row and row.state == QUEUED and row.fence > run.fence:
+            self.dispatch([run.name], again=True)
+
+    def announce_void(self, name: str, fence: int) -> None:
+        """Announce a task that was closed while a worker had claimed it."""
+        row = self.rows.get(name)
+        if row and row.closed and row.fence > fence:
+            self.announce(name, row.fence)
 
     # --- lifecycle: one method per verb
 
@@ -199,9 +286,10 @@ class Model(Entries):
         for name, fence in leases:
             row = self.rows.get(name)
             if row is None:
-                self.archive_without_row(queue, name, worker, fence)
+                self.restore(queue, name, worker, fence, "future")
             elif row.is_final:
                 self.done(queue, name, worker, fence)
+                self.announce_void(name, fence)
             elif row.state == FAILED:
                 self.retry_entry(queue, name, worker, fence, row.due, counted=False)
             elif row.state == RUNNING and row.fence > fence:
@@ -219,6 +307,7 @@ class Model(Entries):
             if name in self.rows and self.rows[name].state == RUNNING and self.rows[name].fence <= fence
         ]
         runs += [run for name, fence in running if (run := self._recover_run(queue, worker, name, fence))]
+        runs = self.close_claimed(queue, worker, runs)
         aside = [run for run in runs if run.row.suspect and worker != ALONE]
         self.requeue(queue, [(run.name, run.fence) for run in aside], worker, suspects=[run.name for run in aside])
         return [run for run in runs if run not in aside]
@@ -246,6 +335,7 @@ class Model(Entries):
     def _recover_run(self, queue: str, worker: str, name: str, fence: int) -> Held | None:
         row = self.rows[name]
         self.lose_unseen(row)
+        self.close_if_asked(row)
         if row.state == QUEUED:
             return Held(name, worker, fence, replace(row))
         self.archive(queue, name, worker, fence)
@@ -272,7 +362,9 @@ class Model(Entries):
             if name not in full:
                 row = self.rows[name]
                 row.state, row.retry_at, row.run_after, row.waits = QUEUED, "", "", False
-                row.crashes = 0 if by_person else row.crashes
+                row.closed = ""
+                if by_person:
+                    row.crashes, row.asked, row.late = 0, False, False
         return full
 
     def forward(self) -> tuple[int, int]:
@@ -292,11 +384,13 @@ class Model(Entries):
         for name in names:
             row = self.rows.get(name)
             if row is None:
-                self.entries[name].place, self.entries[name].due = "archived", ""
+                entry = self.entries[name]
+                entry.place, entry.outcome, entry.fence = "scheduled", None, 0
             elif row.is_final:
                 self.remove(name)
             elif row.state == FAILED:
                 waiting.append(name)
+        waiting = self.close_waiting(waiting)
         return len(waiting) - len(self._retry_rows(waiting))
 
     def _retry_rows(self, names: Sequence[str]) -> list[str]:
@@ -322,6 +416,7 @@ class Model(Entries):
         final = [lease for lease in leases if lease[0] in self.rows and self.rows[lease[0]].is_final]
         for name, fence in final:
             self.done(queue, name, worker, fence)
+            self.announce_void(name, fence)
         rest = [lease for lease in leases if lease not in final]
         replayed = self.replay_outcomes(queue, worker, rest, cut=cut)
         if cut and replayed:
@@ -341,14 +436,16 @@ class Model(Entries):
                 elif new.state == RUNNING:
                     new.state = QUEUED
                     new.undo_attempt()
+                self.close_if_asked(new)
                 if new.suspect:
                     aside.append(name)
                 if self.write(name, fence, new) and new.state == FAILED:
                     over.append((name, fence))
         if cut:
             return 0
-        again = [lease for lease in live if lease not in over]
-        recovered = self.requeue(queue, again, worker, raised=True, suspects=aside)
+        again = [lease for lease in live if lease not in over and lease[0] in self.rows]
+        restored = [self.restore(queue, *lease_of, "past") for lease_of in self._rowless(worker, live)]
+        recovered = sum(restored) + self.requeue(queue, again, worker, raised=True, suspects=aside)
         for name, fence in over:
             self.archive(queue, name, worker, fence)
         self.free_slots(name for name, _ in over)
@@ -363,6 +460,9 @@ class Model(Entries):
         return found
 
     # --- the reconciler
+
+    def _rowless(self, worker: str, leases: Sequence[tuple[str, int]]) -> list[tuple[str, str, int]]:
+        return [(name, worker, fence) for name, fence in leases if name not in self.rows]
 
     def recover_expired(self, *, cut: bool = False) -> int:
         recovered = 0
@@ -380,7 +480,9 @@ class Model(Entries):
 
     def quick(self) -> dict[str, int]:
         slots = self.audit() if self.strangers else {}
-        return {**slots, "recovered": self.recover_expired(), "pushed": self.push_missing()}
+        repairs = {**slots, "recovered": self.recover_expired(), "pushed": self.push_missing()}
+        waiting = [name for name, row in self.rows.items() if row.is_waiting]
+        return repairs | {"closed": len(waiting) - len(self.close_waiting(waiting, are_claimed_left=True))}
 
     def push_missing(self) -> int:
         return self.dispatch(self.missing(lambda row: row.state == QUEUED), again=True)
@@ -421,6 +523,7 @@ class Model(Entries):
         found = self.missing(lambda row: row.state == RUNNING, WAITING) if self.alive == "long" else []
         for name in found:
             self.lose_unseen(self.rows[name])
+            self.close_if_asked(self.rows[name])
             self.rows[name].fence = self.later_fence(name)
             if self.rows[name].is_final:
                 self.free_slots([name])

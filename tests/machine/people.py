@@ -25,6 +25,7 @@ class People(Base):
     def person_retries(self, name: str) -> None:
         full = self.model.retry([name], by_person=True)
         if not full:
+            self.cancelled.discard(name)
             self.model.dispatch([name], again=True)
         self.last = lambda: lifecycle.retry([stores.id_of(name)], by_person=True)
         got = self.last()

@@ -144,6 +144,8 @@ class Repairs(Waits):
             keys, id = QueueKeys(entry.queue), str(stores.id_of(name))
             stores.client().zadd(getattr(keys, entry.place), {id: 1}, xx=True)
             stores.client().zadd(keys.due, {id: 1}, xx=True)
+            # As is the time for which it was left to other programs.
+            stores.client().hdel(keys.task(id), "left_until")
             entry.due = "past"
 
     @precondition(lambda self: any(entry.due == "past" for entry in self.model.entries.values()))
@@ -178,7 +180,16 @@ class Repairs(Waits):
     @rule()
     def reconcile(self) -> None:
         self.mended(self.reconciler.quick_repairs(), self.model.quick())
+        self.check_requests_to_stop()
         self.last = None if self.model.strangers else self.reconciler.quick_repairs
+
+    def check_requests_to_stop(self) -> None:
+        """No cancel is forgotten: what runs although somebody has cancelled it was asked to stop, again if need be."""
+        for name, row in self.model.rows.items():
+            entry = self.model.entries.get(name)
+            if row.asked and row.state == RUNNING and entry and entry.place == "active":
+                key = QueueKeys(entry.queue).task(str(stores.id_of(name)))
+                assert stores.client().hexists(key, "cancel"), f"the cancel of {name} was forgotten"
 
     def mended(self, got: reconciler.Repairs, wanted: dict[str, int]) -> None:
         """Compare what a pass says it has mended; what it does not name is 0."""

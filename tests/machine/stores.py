@@ -26,6 +26,8 @@ ZSETS = ("priority", "suspects", "scheduled", "retry", "archived")
 PLACES = {"priority": "pending", "suspects": "pending"}
 HOLDERS = (*WORKERS, ALONE)
 
+CLOSED = {FailureReason.CANCELLED: "cancelled", FailureReason.EXPIRED: "expired"}
+
 # An effect of a task in the database: the limit of an unused gate rises by one.
 effects = Gate.objects.filter(name="effects")
 Picture = dict[str, Any]
@@ -76,7 +78,7 @@ def expected(model: Model) -> Picture:
 
 def _row(row: Row) -> tuple[Any, ...]:
     plain = (row.state, row.fence, row.attempt, row.crashes, row.suspect)
-    return (*plain, row.waits, row.workers, row.retry_at, row.run_after)
+    return (*plain, row.waits, row.closed, row.asked, row.late, row.workers, row.retry_at, row.run_after)
 
 
 def _entry(entry: Entry) -> tuple[Any, ...]:
@@ -124,11 +126,20 @@ def _rows() -> dict[str, tuple[Any, ...]]:
         return "" if moment is None else "future" if moment > now else "past"
 
     plain_fields = ("id", "state", "fence", "attempt", "crash_count", "is_suspect")
-    fields = (*plain_fields, "reason", "worker_ids", "retry_at", "run_after")
+    fields = (*plain_fields, "reason", "cancel_requested_at", "expires_at", "worker_ids", "retry_at", "run_after")
     rows = TaskRecord.objects.order_by("id").values_list(*fields)
     return {
-        name_of(str(id)): (*plain, reason == FailureReason.GATE_FULL, tuple(workers), when(retry_at), when(run_after))
-        for id, *plain, reason, workers, retry_at, run_after in rows
+        name_of(str(id)): (
+            *plain,
+            reason == FailureReason.GATE_FULL,
+            CLOSED.get(reason, ""),
+            asked_at is not None,
+            when(expires_at) == "past",
+            tuple(workers),
+            when(retry_at),
+            when(run_after),
+        )
+        for id, *plain, reason, asked_at, expires_at, workers, retry_at, run_after in rows
     }
 
 

@@ -22,7 +22,8 @@ WAITING = ("scheduled", "retry", "archived")
 class Row:
     """A row. retry_at, run_after: "", "future" or "past". workers: the workers of its attempts, the latest last.
 
-    suspect: it must run alone. waits: it is RETRYING because its gate was full.
+    suspect: it must run alone. waits: it is RETRYING because its gate was full. asked: somebody has cancelled it.
+    late: its time to begin is over. closed: why it failed before a run of it could finish: "", "cancelled", "expired".
     """
 
     queue: str
@@ -37,10 +38,17 @@ class Row:
     workers: tuple[str, ...] = ()
     suspect: bool = False
     waits: bool = False
+    asked: bool = False
+    late: bool = False
+    closed: str = ""
 
     @property
     def is_live(self) -> bool:
         return self.state in (QUEUED, RUNNING)
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.state == QUEUED or bool(self.state == FAILED and self.retry_at)
 
     @property
     def is_final(self) -> bool:

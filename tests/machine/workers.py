@@ -117,6 +117,7 @@ class Workers(Repairs):
         got = [(stores.name_of(run.lease.id), run.lease.fence) for run in runs]
         assert got == [(held.name, held.fence) for held in helds], f"got {got}, the model says {helds}"
         for held, run in zip(helds, runs, strict=True):
+            assert run.record.cancel_requested_at is None, f"{held.name} was cancelled, and is to run"
             self.claims += 1
             self.hands.append(Hand(f"{held.name}@{worker}#{self.claims}", held, run))
 
@@ -209,6 +210,10 @@ class Workers(Repairs):
             self.last = lambda: lifecycle.announce([hand.run.record], RUNNING, state)
             self.last()
             self.model.announce(hand.held.name, hand.held.fence)
+        else:
+            self.last = lambda: lifecycle.settle_lost(self.broker, [hand.run])
+            self.last()
+            self.model.settle_lost(hand.held)
 
     @precondition(lambda self: self.unannounced_hands)
     @rule(hand=one_of("unannounced_hands"))

@@ -28,7 +28,7 @@ for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[1], '-inf', latest, 'LIMIT', 0, 1
   if known[2] and not is_elsewhere(known[1], 'pending') then
     local fence = (fence_of(known[3]) or 0) + 1
     call('HSET', key, 'fence', fence, 'state', 'active', 'worker', ARGV[3])
-    call('HDEL', key, 'suspect')
+    call('HDEL', key, 'suspect', 'cancel')
     call('LPUSH', KEYS[2], id)
     call('ZADD', KEYS[3], lease_end, id)
     call('HSET', KEYS[5], id, fence)

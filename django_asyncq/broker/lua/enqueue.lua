@@ -2,11 +2,12 @@
 -- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 archived, 6 completed, 7 due (ms); for each gate: members, meta
 -- ARGV: 1 task key prefix, 2 wake channel, 3 "again" or "", 4 seconds without an acquire after which a gate is not
 --       reliable, 5 number of gates; for each gate: limit and expected seconds, if meta has none; then for each task:
---       id, message, fence ("0": none), priority, lock key or "", lock seconds, number of its gate ("0": none)
+--       id, message, fence ("0": none), priority, lock key or "", its seconds, row or "", number of its gate ("0": none)
 -- Returns one word for each: "queued"; or, with nothing changed, "exists", "duplicate" (another id holds the lock) or
 --       "no_slot" (it has no slot that can be relied on: acquire one first).
 -- Invariant: an id is in one list; with "again" it moves to pending from retry, archived, completed, scheduled, or from
---       where an odd state left it. No fence falls. No slot is acquired or shortened. Refused tasks take no lock.
+--       an odd state. No fence falls, no slot is acquired or shortened, no refused task takes a lock; a lock that the
+--       task of another program (it has a row) holds keeps its TTL.
 local time = call('TIME')
 local now, now_ns = tonumber(time[1]), time[1] .. ('00000' .. time[2]):sub(-6) .. '000'
 local place = {scheduled = KEYS[3], retry = KEYS[4], archived = KEYS[5], completed = KEYS[6]}
@@ -20,39 +21,37 @@ for number = 1, tonumber(ARGV[5]) do
   gates[number] = {members = members, hold = hold, limit = is_reliable and whole(known[2] or ARGV[4 + 2 * number])}
 end
 
-local function has_slot(id, gate)
+local function has_slot(id, gate, row)
   if not gate.limit or gate.limit <= 0 then return gate.limit end
-  if tonumber(call('ZSCORE', gate.members, id) or 0) <= now then return false end
-  return call('ZADD', gate.members, 'XX', 'GT', now + gate.hold, id)
+  local member = row ~= '' and row or id
+  if tonumber(call('ZSCORE', gate.members, member) or 0) <= now then return false end
+  return call('ZADD', gate.members, 'XX', 'GT', now + gate.hold, member)
 end
 
-local function put(key, state, id, message, fence, priority, lock, seconds)
+local function put(key, state, id, message, fence, priority, lock, seconds, row)
   if state then
-    for _, zset in pairs(place[state] and {place[state]} or place) do call('ZREM', zset, id) end
-    call('ZREM', KEYS[7], id)
-    call('HDEL', key, 'priority', 'parked_at', 'worker', 'outcome', 'outcome_waited', 'suspect')
+    leave(place, KEYS[7], state, id)
+    call('HDEL', key, 'priority', 'parked_at', 'worker', 'outcome', 'outcome_waited', 'suspect', 'settled', 'result')
   end
   call('HSET', key, 'msg', message, 'state', 'pending', 'pending_since', now_ns)
-  if lock ~= '' then
-    call('SET', lock, id, 'EX', seconds)
-    call('HSET', key, 'unique_key', lock)
-  end
-  if fence ~= '0' and tonumber(fence) > (fence_of(call('HGET', key, 'fence')) or 0) then
-    call('HSET', key, 'fence', fence)
-  end
+  if lock ~= '' and (row == '' or call('GET', lock) ~= id) then call('SET', lock, id, 'EX', seconds) end
+  if lock ~= '' then call('HSET', key, 'unique_key', lock) end
+  if row ~= '' then call('HSET', key, 'row', row) end
+  local is_higher = fence ~= '0' and tonumber(fence) > (fence_of(call('HGET', key, 'fence')) or 0)
+  if is_higher then call('HSET', key, 'fence', fence) end
   if priority == '0' then return call('LPUSH', KEYS[1], id) end
   call('HSET', key, 'priority', priority)
-  call('ZADD', KEYS[2], -tonumber(priority), id)
-  woke = true
+  woke = call('ZADD', KEYS[2], -tonumber(priority), id)
 end
 
-for i = 6 + 2 * ARGV[5], #ARGV, 7 do
-  local id, key, lock, gate = ARGV[i], ARGV[1] .. ARGV[i], ARGV[i + 4], gates[tonumber(ARGV[i + 6])]
+for i = 6 + 2 * ARGV[5], #ARGV, 8 do
+  local id, key, lock, gate = ARGV[i], ARGV[1] .. ARGV[i], ARGV[i + 4], gates[tonumber(ARGV[i + 7])]
   local state = call('HEXISTS', key, 'msg') == 1 and (call('HGET', key, 'state') or 'none')
   local owner = lock ~= '' and call('GET', lock)
-  local word = gate and not has_slot(id, gate) and 'no_slot' or owner and owner ~= id and 'duplicate'
-    or state and not (ARGV[3] == 'again' and (place[state] or not is_state(state))) and 'exists' or 'queued'
-  if word == 'queued' then put(key, state, unpack(ARGV, i, i + 5)) end
+  local may_move = ARGV[3] == 'again' and may_leave(place, state, key, ARGV[i + 6])
+  local word = gate and not has_slot(id, gate, ARGV[i + 6]) and 'no_slot' or owner and owner ~= id and 'duplicate'
+    or state and not may_move and 'exists' or 'queued'
+  if word == 'queued' then put(key, state, unpack(ARGV, i, i + 6)) end
   words[#words + 1] = word
 end
 if woke then call('PUBLISH', ARGV[2], '1') end

@@ -1,5 +1,6 @@
 -- Move due tasks to where workers dequeue them.
--- KEYS: 1 scheduled or retry, 2 pending, 3 priority, 4 groups, 5 due (ms; read for scheduled only)
+-- KEYS: 1 scheduled or retry, 2 pending, 3 priority, 4 groups, 5 due (ms; read for scheduled only), 6 group-due,
+--       7 group-rules
 -- ARGV: 1 task key prefix, 2 group key prefix, 3 wake channel, 4 how many of each kind at most, 5 "1" if the first key
 --       is retry
 -- Returns {how many were moved, ms until the nearest task that is left or "", id of one of our retries that is due, …}.
@@ -8,6 +9,7 @@
 local time = call('TIME')
 local now_ns = time[1] .. ('00000' .. time[2]):sub(-6) .. '000'
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local groups = {groups = KEYS[4], due = KEYS[6], rules = KEYS[7]}
 local moved, woke, own = 0, false, {}
 local ids = call('ZRANGEBYSCORE', KEYS[1], '-inf', time[1], 'LIMIT', 0, ARGV[4])
 if ARGV[5] ~= '1' then
@@ -19,7 +21,7 @@ if ARGV[5] ~= '1' then
 end
 for _, id in ipairs(ids) do
   local key = ARGV[1] .. id
-  local known = call('HMGET', key, 'fence', 'group', 'priority')
+  local known = call('HMGET', key, 'fence', 'group', 'priority', 'rules')
   if ARGV[5] == '1' and known[1] and call('HEXISTS', key, 'msg') == 1 then
     own[#own + 1] = id
   else
@@ -28,8 +30,7 @@ for _, id in ipairs(ids) do
     if call('HEXISTS', key, 'msg') == 1 then
       moved = moved + 1
       if known[2] and known[2] ~= '' then
-        call('ZADD', ARGV[2] .. known[2], time[1], id)
-        call('SADD', KEYS[4], known[2])
+        join_group(groups, ARGV[2], known[2], id, known[4] or '', time)
         call('HSET', key, 'state', 'aggregating')
       else
         call('HSET', key, 'state', 'pending', 'pending_since', now_ns)

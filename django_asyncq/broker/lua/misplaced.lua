@@ -1,9 +1,10 @@
 -- Find hashes that may be in no list, without searching a list.
--- KEYS: 1 pending, 2 priority, 3 lease, 4 scheduled, 5 retry, 6 archived, 7 completed, 8 suspects
--- ARGV: 1 task key prefix, then task ids
+-- KEYS: 1 pending, 2 priority, 3 lease, 4 scheduled, 5 retry, 6 archived, 7 completed, 8 suspects,
+--       9 aggregation sets
+-- ARGV: 1 task key prefix, 2 group key prefix, then task ids
 -- Returns {id, "leaseless" or "orphan", …}. A pending task is reported only when it is older than the next in pending:
 --       that list is first in, first out, so before then it is not late. `repair_orphans` searches the list.
---       A task of ours is never in a group: one that is has a `group` that another program wrote.
+--       A task that another program has put into a group has no `rules` there.
 -- Invariant: nothing changes.
 local zsets = {scheduled = KEYS[4], retry = KEYS[5], archived = KEYS[6], completed = KEYS[7]}
 local oldest
@@ -16,9 +17,9 @@ local function report(id, word)
   reply[#reply + 1] = id
   reply[#reply + 1] = word
 end
-for i = 2, #ARGV do
+for i = 3, #ARGV do
   local id = ARGV[i]
-  local known = call('HMGET', ARGV[1] .. id, 'state', 'fence', 'pending_since')
+  local known = call('HMGET', ARGV[1] .. id, 'state', 'fence', 'pending_since', 'group', 'rules')
   local state = known[1]
   if state == 'active' and known[2] and not call('ZSCORE', KEYS[3], id) then
     report(id, 'leaseless')
@@ -26,7 +27,9 @@ for i = 2, #ARGV do
     local since = whole(known[3], 1e19)
     local is_late = is_empty or not since or (oldest and since < oldest)
     if is_late then report(id, 'orphan') end
-  elseif not is_state(state) or state == 'aggregating' then
+  elseif not is_state(state) then
+    report(id, 'orphan')
+  elseif state == 'aggregating' and not (known[5] and is_in_group(KEYS[9], ARGV[2], known[4], id)) then
     report(id, 'orphan')
   elseif state == 'active' and not known[2] and not call('ZSCORE', KEYS[3], id) then
     report(id, 'orphan')

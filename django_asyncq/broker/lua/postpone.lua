@@ -1,11 +1,12 @@
 -- Postpone tasks that cannot run here now: move them from active to scheduled.
 -- KEYS: 1 active, 2 lease, 3 held, 4 scheduled, 5 due (ms)
--- ARGV: 1 task key prefix, 2 delay in seconds, 3 due channel, then for each task: id, fence
+-- ARGV: 1 task key prefix, 2 delay in seconds, 3 due channel, 4 "1" to count the time from the first postponement, then
+--       for each task: id, fence
 -- Returns for each the seconds since it was first postponed; -1 when it is stale (nothing changed) or missing.
 -- Invariant: an id is in one list. Forwarders are notified when one of these tasks is now the nearest.
 local now = tonumber(call('TIME')[1])
 local ages, nearer = {}, false
-for i = 4, #ARGV, 2 do
+for i = 5, #ARGV, 2 do
   local id, fence = ARGV[i], ARGV[i + 1]
   local key = ARGV[1] .. id
   local known = call('HMGET', key, 'fence', 'state', 'parked_at')
@@ -21,7 +22,7 @@ for i = 4, #ARGV, 2 do
     if known[2] then
       call('HDEL', key, 'worker')
       call('HSET', key, 'state', 'scheduled')
-      if not since then call('HSET', key, 'parked_at', now) end
+      if not since and ARGV[4] == '1' then call('HSET', key, 'parked_at', now) end
       call('ZREM', KEYS[5], id)
       call('ZADD', KEYS[4], now + ARGV[2], id)
       nearer = nearer or call('ZRANGE', KEYS[4], 0, 0)[1] == id

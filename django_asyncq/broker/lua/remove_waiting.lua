@@ -7,13 +7,14 @@ local waits = {pending = true, scheduled = true, retry = true}
 local removed = 0
 for i = 2, #ARGV, 2 do
   local id, key = ARGV[i], ARGV[1] .. ARGV[i]
-  local known = call('HMGET', key, 'state', 'fence', 'unique_key')
+  local known = call('HMGET', key, 'state', 'fence', 'unique_key', 'waited')
   if waits[known[1]] and (known[2] or '') == ARGV[i + 1] then
     local waited = 0
     for zset = 2, 5 do waited = waited + call('ZREM', KEYS[zset], id) end
-    if waited == 0 then call('LREM', KEYS[1], 0, id) end
+    if waited == 0 then call('LREM', KEYS[1], -1, id) end
     call('ZREM', KEYS[6], id)
     release_lock(known[3], id)
+    announce_over(known[4], id)
     removed = removed + call('DEL', key)
   end
 end

@@ -1,7 +1,7 @@
 -- Repair hashes that are in no list, at most 50 a call. A pending task becomes the next to run. Any other is deleted:
 -- only its row knows the time, and the row is pushed again as if Redis had never known it.
 -- KEYS: 1 pending, 2 active, 3 priority, 4 lease, 5 scheduled, 6 retry, 7 archived, 8 completed, 9 suspects,
---       10 due (ms)
+--       10 due (ms), 11 aggregation sets
 -- ARGV: 1 task key prefix, 2 wake channel, 3 group key prefix, then ids of tasks that have a row
 -- Returns how many were repaired.
 -- Invariant: a task that is in any list stays as it is; so does an active one
@@ -11,10 +11,11 @@ local repaired = 0
 for i = 4, #ARGV do
   local id = ARGV[i]
   local key = ARGV[1] .. id
-  local known = call('HMGET', key, 'state', 'priority', 'unique_key', 'fence', 'group', 'suspect')
+  local known = call('HMGET', key, 'state', 'priority', 'unique_key', 'fence', 'group', 'suspect', 'rules')
   local stays = not (waits[known[1]] or not is_state(known[1]) or known[1] == 'active' and not known[4])
   for _, zset in ipairs({3, 4, 9}) do stays = stays or call('ZSCORE', KEYS[zset], id) end
   for zset = 5, 8 do stays = stays or dated(call('ZSCORE', KEYS[zset], id)) end
+  stays = stays or known[1] == 'aggregating' and known[7] and is_in_group(KEYS[11], ARGV[3], known[5], id)
   for list = 1, 2 do stays = stays or call('LPOS', KEYS[list], id, 'RANK', -1) end
   if not stays and call('EXISTS', key) == 1 then
     repaired = repaired + 1

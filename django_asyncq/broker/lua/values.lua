@@ -2,7 +2,7 @@
 -- KEYS and ARGV: those of the script that follows.
 -- Returns nothing. Each function answers nil to what it cannot read.
 -- Invariant: no function raises an error.
--- Fences are microseconds since 1970: this is the year 2255. A larger one was not made here, and Lua would round it.
+-- A larger fence, after the year 2255, was not made here, and Lua would round it.
 local LARGEST = 9e15
 local STATES = ' pending active scheduled retry archived completed aggregating '
 
@@ -12,24 +12,22 @@ local function whole(text, largest)
   return found and math.abs(found) <= (largest or LARGEST) and found or nil
 end
 
--- Return a time that is over, or nil. now: in the same unit.
+-- Return a time that is over, or nil. now: in the same unit. Below: seconds, with fractions.
 local function past(text, now)
   local found = whole(text, 1e19)
   return found and found >= 0 and found <= now and found or nil
 end
 
--- Return seconds, with fractions, or nil.
 local function seconds_of(text)
   local found = tonumber(text or '')
   return found and found >= 0 and found <= 1e9 and found or nil
 end
-
 local function fence_of(text)
   local found = whole(text)
   return found and found >= 0 and found or nil
 end
 
--- Return a score that is a time, or nil: none of ours is beyond the year 9999, and nobody waits for such a one.
+-- Return a score that is a time, or nil: nobody waits beyond the year 9999.
 local function dated(score)
   return score and tonumber(score) <= 253402300799 and score or nil
 end
@@ -46,4 +44,11 @@ end
 -- The name of a lock comes from a hash, so the key may be any program's: it is never set aside.
 local function release_lock(lock, id)
   if lock and redis.pcall('GET', lock) == id then redis.call('DEL', lock) end
+end
+
+-- What `settled` says now: "" when another program has written a retry since, which then has another time.
+local function settled_of(settled, state, score)
+  local due = settled and string.match(settled, '^retry (.*)$')
+  local is_others = due and state == 'retry' and tonumber(due) ~= tonumber(score or '')
+  return is_others and '' or due and 'retry' or settled or ''
 end

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from ...worker import inherited_settings
 from ...worker.options import WorkerOptions
 from ..banner import banner
 from ..choosing import check_queues, chosen_backend
+from ..reading import whole_number
 
 
 def queue_weights(text: str) -> dict[str, int]:
@@ -51,21 +51,6 @@ def queue_weights(text: str) -> dict[str, int]:
         if weights[name] < 1:
             raise ArgumentTypeError(f"{part!r}: a weight is a whole number of at least 1.")
     return weights
-
-
-def whole_number(least: int) -> Callable[[str], int]:
-    """Return a function that reads whole numbers of at least `least`."""
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise ArgumentTypeError(f"{text!r}: give a whole number of at least {least}.")
-        return value
-
-    return read
 
 
 def worker_name(text: str) -> str:
@@ -105,7 +90,7 @@ class Command(BaseCommand):
             type=queue_weights,
             default={},
             metavar="NAME=WEIGHT,…",
-            help="queues and their weights (default: the QUEUES of the alias, or all queues)",
+            help="queues and their weights (default: the QUEUES of the alias, or all that its tasks and rows name)",
         )
         parser.add_argument(
             "--strict", action="store_true", help="always take tasks from the queue with the highest weight first"

@@ -18,9 +18,10 @@ from typing import Any
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.db import connections
 
-from ...exceptions import TaskNotRunnable
+from ...exceptions import SoftTimeout, TaskNotRunnable
 from ..forks import exit_if_forked
 from .asgiref_internals import has_thread
+from .interrupting import InterruptedBySoftTimeout, WithSoftTimeout, interruptible
 from .job import Job
 
 # What most tasks return; it needs no closer look.
@@ -60,6 +61,22 @@ def call_here(job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return value
 
 
+def call_in_main_thread(job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Call the function of an isolated task, `def` or `async def`, in an event loop of its own where it needs one.
+
+    Raises: as `call`.
+    """
+    value = _called(job, args, kwargs)
+    if type(value) in FINISHED:
+        return value
+    if not _is_awaitable(value):
+        return _finished(value)
+    value, exception = asyncio.run(_await_in_loop(job, value))
+    if exception is not None:
+        raise exception
+    return value
+
+
 def call_in_transaction(job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Call the function of a task that is atomic. Its transaction belongs to this thread, so nothing can be awaited.
 
@@ -78,9 +95,9 @@ def call_in_transaction(job: Job, args: list[Any], kwargs: dict[str, Any]) -> An
 async def acall(job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Await the function of an `async def` task.
 
-    Raises: TaskTimeout, TaskNotRunnable when a part of the body did not run; what the function raises.
+    Raises: TaskTimeout, TaskCancelled, TaskNotRunnable when a part of the body did not run; what the function raises.
     """
-    return await _await(job, job.task.func(*args, **kwargs), job.timeout_seconds)
+    return await _await(job, job.task.func(*args, **kwargs))
 
 
 def _called(job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -113,30 +130,37 @@ async def _await_here(job: Job, awaitable: Any) -> tuple[Any, BaseException | No
     try:
         if isinstance(awaitable, concurrent.futures.Future):
             awaitable = asyncio.wrap_future(awaitable)
-        return await _await(job, awaitable, _seconds_left(job)), None
+        return await _await(job, awaitable), None
     except BaseException as error:  # noqa: BLE001 - raised again in the thread of the caller
         return None, error
 
 
-async def _await(job: Job, awaitable: Any, seconds: float | None) -> Any:
-    """Await, and cancel at the timeout; the value must not be something that is still to be run."""
+async def _await(job: Job, awaitable: Any) -> Any:
+    """Await, and interrupt as the job says; the value must not be something that is still to be run."""
+    is_awaited = False
     try:
-        async with asyncio.timeout(seconds) as scope:
-            try:
-                value = await awaitable
-            finally:
-                exit_if_forked()
+        async with asyncio.timeout(job.seconds_left) as scope:
+            with interruptible(job):
+                is_awaited = True
+                try:
+                    value = await (awaitable if job.soft_seconds_left is None else WithSoftTimeout(job, awaitable))
+                finally:
+                    exit_if_forked()
     except TimeoutError as error:
         if not scope.expired():
             raise
-        raise job.timed_out() from error
+        raise job.stopped() from error
+    except InterruptedBySoftTimeout as error:
+        # An error of asyncio's own kind would be taken for a cancellation by whoever handles it.
+        raise SoftTimeout(*error.args).with_traceback(error.__traceback__) from error.__cause__
+    except asyncio.CancelledError as error:
+        if not job.is_cancelled:
+            raise
+        raise job.cancelled() from error
+    finally:
+        if not is_awaited:
+            _discard(awaitable)
     return value if type(value) in FINISHED else _finished(value)
-
-
-def _seconds_left(job: Job) -> float | None:
-    if job.timeout_seconds is None or job.begun_at is None:
-        return job.timeout_seconds
-    return job.begun_at + job.timeout_seconds - job.clock()
 
 
 def _finished(value: Any) -> Any:

@@ -7,8 +7,10 @@ write that row meanwhile; it gets the outcome after the commit, acknowledges it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import datetime
+from functools import partial
 from typing import Any, NoReturn
 
 from django.db import Error as DatabaseError
@@ -17,7 +19,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ... import failpoints, lifecycle
 from ...context import Ending
-from ...definitions.payload import storable_result
 from ...exceptions import InvalidOption, InvalidResult, LeaseLost
 from ...guard import get_logger, is_a
 from ...logs import log_extra
@@ -25,6 +26,7 @@ from ...models import TaskRecord
 from ...storage import database_clock
 from ...storage.errors import ErrorKind, is_connection_limit, kind_of
 from ...storage.routing import is_in_transaction, transaction_of, writing_database
+from .batch_calls import settle_members, storable
 from .cuts import causes_of, is_cut
 from .job import Job, JobPhase, Outcome
 
@@ -61,7 +63,8 @@ class Completion:
     def block(self, result: object = None) -> Iterator[Ending]:
         """Commit what is written in the block, and the run's success, or neither.
 
-        Raises: InvalidOption for a second use; LeaseLost, TaskTimeout: nothing is committed; what the commit raises.
+        Raises: InvalidOption for a second use; LeaseLost, TaskTimeout, and TaskCancelled in a run that was reported
+        before: nothing is committed; what the commit raises.
         """
         if self._is_used:
             raise InvalidOption("complete_on_commit() was used in this run before, or is being used")
@@ -113,19 +116,31 @@ class Completion:
         if job.is_overdue(job.clock()):
             raise job.timed_out()
         try:
-            ending.result = storable_result(ending.result)
+            ending.result = storable(job, ending.result)
         except InvalidResult as error:
             raise InvalidResult(f"{error}; nothing that it wrote in the transaction was committed") from error.__cause__
-        completed = lifecycle.complete(job.run, ending.result, database_clock.estimate())
+        now = database_clock.estimate()
+        if job.run.record.is_batch:
+            settle = partial(self._settle_members, ending.result, now)
+            completed = lifecycle.complete(job.run, None, now, settle_members=settle)
+            ending.result = None
+        else:
+            completed = lifecycle.complete(job.run, ending.result, now)
         if completed is None:
             raise LeaseLost(f"task {job.run.record.id}: another run has taken its place; its effects are rolled back")
         failpoints.reach("complete.row_written")
         return completed
 
+    def _settle_members(self, results: Mapping[str, Any], now: datetime, run: lifecycle.Run) -> None:
+        settle_members(self.job, run, results, now)
+
     def _refuse_if_reported(self) -> None:
-        """Raise TaskTimeout if the run was reported: the event loop cancelled it; its block is in another thread."""
+        """Raise if the run was reported: the event loop cancelled it, and its block is in another thread.
+
+        Raises: TaskTimeout, TaskCancelled.
+        """
         if self.job.phase is JobPhase.REPORTED:
-            raise self.job.timed_out()
+            raise self.job.stopped()
 
     def _note_cut(self, error: BaseException, connection: BaseDatabaseWrapper, used: Any) -> None:
         """Note that the connection was cut; close it, so that the thread makes a new one."""

@@ -143,8 +143,8 @@ class Executors:
 
     def put(self, jobs: Sequence[Job]) -> None:
         """Queue jobs for the slots."""
-        coroutines = [job for job in jobs if job.is_async]
-        functions = [job for job in jobs if not job.is_async] if coroutines else jobs
+        coroutines = [job for job in jobs if job.runs_in_loop]
+        functions = [job for job in jobs if not job.runs_in_loop] if coroutines else jobs
         if functions:
             self.threads.put(functions)
         if coroutines:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Any
 
 from django.db import close_old_connections
@@ -14,13 +15,16 @@ from django.db import close_old_connections
 from ... import conf
 from ...guard import get_logger
 from ...logs import log_extra
+from ...run_log import RunLog
 from ..fetch.capacity import Capacity
 from ..reporter import Reporter
 from ..slot_table import SlotTable
 from .calling import acall, call, own_thread
 from .completion import Completion
 from .connections import tidy_connections
+from .isolated import IsolatedRun
 from .job import Job, Outcome
+from .marking import await_until_marked, is_marked_first, wait_until_marked
 from .steps import RunSteps
 
 logger = get_logger("django_asyncq.worker")
@@ -46,10 +50,13 @@ class JobRunner(RunSteps):
         self.timeout_grace_seconds = conf.current().timeout_grace_seconds
 
     def run(self, job: Job, *, refresh: bool) -> None:
-        """Run a `def` task.
+        """Run a `def` task, or an isolated task of either kind.
 
         refresh: the thread has waited, so its database connections may be too old (CONN_MAX_AGE, CONN_HEALTH_CHECKS).
         """
+        if job.task.isolated:
+            IsolatedRun(self, job).run()
+            return
         value, exception = None, None
         try:
             if refresh:
@@ -68,6 +75,8 @@ class JobRunner(RunSteps):
         try:
             async with own_thread():
                 args, kwargs = self.begin(job)
+                if is_marked_first(job):
+                    await await_until_marked(job, self.reporter.mark)
                 value = await acall(job, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - as in `run`
             exception = error
@@ -77,8 +86,23 @@ class JobRunner(RunSteps):
     def enter(self, job: Job) -> None:
         """Show the run in the slot table, where the supervisor looks when this process dies."""
         assert job.begun_at is not None  # noqa: S101 - set by `begin`
-        deadline = job.begun_at + job.timeout_seconds + self.timeout_grace_seconds if job.timeout_seconds else 0.0
+        seconds = job.timeout_seconds
+        grace = self.timeout_grace_seconds + job.margin_seconds
+        deadline = 0.0 if seconds is None else job.begun_at + seconds + grace
         self.slot_table.enter(job.slot, job.run.record.id, deadline)
+
+    def open_log(self, job: Job, most: int) -> RunLog:
+        """Return what keeps the lines that a run logs, in the memory of the supervisor too if there is any for them."""
+        table = self.slot_table.logs
+        if table is None:
+            return RunLog(job.run.record.attempt, most)
+        slot, record, fence = job.slot, job.run.record, job.run.lease.fence
+        table.begin(slot, record.id, fence, record.attempt)
+        return RunLog(record.attempt, most, partial(table.add, slot), partial(table.note_recorded, slot, fence))
+
+    def report_log(self, job: Job) -> None:
+        """Have the reporter write the lines of a run that has completed itself."""
+        self.reporter.report_log(job)
 
     def leave(self, job: Job) -> None:
         """Remove the run from the slot table."""
@@ -93,6 +117,10 @@ class JobRunner(RunSteps):
     def completion(self, job: Job) -> Completion:
         """Return the transaction that completes a run; the reporter leaves the row to it."""
         return Completion(job, self.reporter.leave_row, self.report)
+
+    def mark_first(self, job: Job) -> None:
+        """Have the reporter write RUNNING, and wait for that."""
+        wait_until_marked(job, self.reporter.mark)
 
     def call_plainly(self, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function; the event loop awaits what it may return."""

@@ -6,7 +6,7 @@ The main thread does all of it. It sleeps as long as is said here, and on the so
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from django.db import connections
@@ -29,11 +29,14 @@ from ..reporter import Reporter
 from ..wakeup import Notice, Reason, Wakeup
 from .capacity import Capacity
 from .pacing import SHORTEST_PAUSE_SECONDS, Pacing
+from .paused_tasks import PausedTasks
 from .queue_order import QueueOrder
 
 logger = get_logger("django_asyncq.worker")
 
 IDLE_LOOK_SECONDS = 5.0
+# A paused queue wakes nobody when a tool resumes it; our own resume does.
+PAUSED_LOOK_SECONDS = 1.0
 # How many outcomes may wait to be written, each with a result of up to a megabyte: two batches. Beyond that nothing is
 # fetched, because what a killed process had not written runs again.
 MOST_UNWRITTEN = 1_000
@@ -54,9 +57,12 @@ class Fetcher:
         reporter: Reporter,
         wakeup: Wakeup,
         pulse: Pulse,
+        on_cancel: Callable[[Collection[str]], object] | None = None,
         on_death: Callable[[str], object] | None = None,
     ) -> None:
-        """on_death: called when a thread of the fetcher dies (`ThreadDeath`)."""
+        """on_cancel: called by the listener, with the ids of cancelled tasks. on_death: called when a thread of the
+        fetcher dies (`ThreadDeath`).
+        """
         self.broker = broker
         self.worker_id = worker_id
         self.options = options
@@ -65,9 +71,13 @@ class Fetcher:
         self.reporter = reporter
         self.wakeup = wakeup
         self.pulse = pulse
+        self.on_cancel = on_cancel
         self.on_death = on_death
         self.order = QueueOrder(broker, options.queues, strict=options.strict)
         self.pacing = Pacing()
+        self.paused_tasks = PausedTasks(worker_id)
+        # Whether a queue was found paused at the last fetch.
+        self.has_paused_queue = False
         self.faults = Faults(logger, "worker %s cannot fetch", worker_id)
         self.handoff = Handoff(broker, worker_id, conf.current().lease_seconds)
         self.listener: QueueListener | None = None
@@ -77,6 +87,8 @@ class Fetcher:
         self.uncertain: set[str] = set()
         # Whether this process will never fetch again, though nobody has stopped it.
         self.is_finished = False
+        # Whether it takes no tasks for now.
+        self.is_paused = False
 
     # --- what the main thread sleeps on
 
@@ -107,6 +119,8 @@ class Fetcher:
 
     def sleep_seconds(self, shortest: float) -> float:
         """Return how long there is nothing to do here, if nothing is notified and no socket is readable."""
+        if self.is_paused and not self.uncertain:
+            return IDLE_LOOK_SECONDS  # the supervisor wakes this thread
         found = [self.pacing.sleep_seconds(shortest)]
         if self.could_be_ready and (pause := self.pacing.pause_left()):
             found.append(pause)
@@ -131,6 +145,8 @@ class Fetcher:
     def _fetch(self) -> bool:
         wanted = self.to_fetch() if self.pacing.is_due() else 0
         if wanted <= 0:
+            if self.is_paused and self.pacing.is_due():
+                self._start_lost()
             return False
         self.pacing.begin()
         self.capacity.expect_outcomes()
@@ -145,7 +161,8 @@ class Fetcher:
         self.faults.clear()
         if got:
             self.handoff.note_dequeue()
-        look_seconds = min(IDLE_LOOK_SECONDS, self.order.refresh_seconds)
+        longest = PAUSED_LOOK_SECONDS if self.has_paused_queue else IDLE_LOOK_SECONDS
+        look_seconds = min(longest, self.order.refresh_seconds)
         if self.pacing.finish(got, is_more_left=is_more_left or bool(self.uncertain), look_seconds=look_seconds):
             # Later if tasks have come: the slots that begin them need the interpreter.
             self._wait_for(empty, after_seconds=SHORTEST_PAUSE_SECONDS if got else 0.0)
@@ -156,6 +173,7 @@ class Fetcher:
         got, empty, is_more_left = 0, [], False
         names = self.order.next()
         self._listen()
+        self.has_paused_queue = False
         for queue in names:
             asked_at = time.monotonic()
             claimed = self.faults.attempt(
@@ -164,6 +182,7 @@ class Fetcher:
             if claimed is None:
                 continue
             got += len(claimed.runs)
+            self.has_paused_queue |= claimed.paused
             self._start(claimed.runs, asked_at)
             if claimed.is_drained:
                 empty.append(queue)
@@ -192,12 +211,30 @@ class Fetcher:
             self.handoff.stop_waiting(queue)  # it was removed
         elif result.handed is None or not result.handed.paused:
             self._wait_for([queue], after_seconds=0.0)
+        else:
+            self.pacing.note_push()  # the next fetch finds it paused, and looks again soon
+
+    def pause(self) -> None:
+        """Fetch nothing until `resume`. The listener goes on: what runs may be cancelled."""
+        self.is_paused = True
+        self.capacity.expects_more = False
+        self.to_wait_for.clear()
+        self._end_waits()
+
+    def resume(self) -> None:
+        """Fetch again."""
+        self.is_paused = False
+        self.pacing.note_push()
 
     def stop(self) -> None:
         """Fetch nothing any more, and requeue what was handed at the last moment."""
         self.capacity.expects_more = False
         if self.listener is not None:
             self.listener.stop()
+        self._end_waits()
+
+    def _end_waits(self) -> None:
+        """Wait for no pushes, and requeue what was handed at the last moment."""
         for queue, result in self.handoff.close().items():
             if result.handed is not None and result.handed.leases:
                 try:
@@ -209,6 +246,9 @@ class Fetcher:
 
     def to_fetch(self) -> int:
         """Return how many tasks may be fetched; after 0, CAPACITY_FREED or REPORTED notifies when it is more."""
+        if self.is_paused:
+            self.pulse.note_look()
+            return 0
         # Before the look: what the reporter writes in between is seen, or notified.
         self.wakeup.expect(Reason.REPORTED)
         is_unreachable = self.reporter.is_database_unreachable
@@ -268,13 +308,23 @@ class Fetcher:
         Returns False if it is too early to know.
         """
         self.broker.requeue_moved(queue, self.worker_id)
-        known = {str(job.run.record.id) for job in self.capacity.jobs.all}
+        known = {job.run.lease.id for job in self.capacity.jobs.all}
         if self.reporter.unwritten:
             return False  # Redis still holds what has just finished; look again later
         asked_at = time.monotonic()
         leases = [lease for lease in self.broker.held(queue, self.worker_id) if lease.id not in known]
         self._start(lifecycle.classify(self.broker, queue, self.worker_id, leases, self.options.backend), asked_at)
         return True
+
+    def _start_lost(self) -> None:
+        """Start what this process had been given before it was paused, in replies that were lost."""
+        for queue in self.uncertain.copy():
+            try:
+                if self.adopt(queue):
+                    self.uncertain.discard(queue)
+            except STORE_ERRORS as error:
+                self._fetch_failed(error)
+                return
 
     def _look_for_lost(self, queue: str) -> None:
         """Look at the next fetch for what may have been in a lost reply."""
@@ -304,20 +354,27 @@ class Fetcher:
             )
 
     def _listen(self) -> None:
-        """Listen to the channels of the queues known now: pushes with a priority, and new queues."""
+        """Listen to the channels of the queues known now: pushes with a priority, new queues, and cancelled tasks."""
         if self.listener is not None:
             if self.listener.queues == self.order.names:
                 return
             self.listener.stop()
         notice = Notice(self.wakeup, Reason.PUSH)
         alias = self.broker.alias
-        self.listener = QueueListener(self.order.names, notice, alias=alias, on_death=self.on_death)
+        self.listener = QueueListener(
+            self.order.names, notice, alias=alias, on_cancel=self.on_cancel, on_death=self.on_death
+        )
         self.listener.start()
 
     # --- what was fetched
 
     def _start(self, runs: Sequence[lifecycle.Run], taken_at: float) -> None:
-        """Find each task's code and give it to the slots; postpone tasks that are not registered here."""
+        """Find each task's code and give it to the slots; postpone those that are paused or not registered here."""
+        if self.listener is not None and self.listener.take_new_pauses():
+            self.paused_tasks.expire()
+        runs, paused = self.paused_tasks.split(runs)
+        if paused:
+            lifecycle.postpone(self.broker, self.worker_id, paused, POSTPONE_SECONDS, timed=False)
         jobs: list[Job] = []
         unknown: list[tuple[lifecycle.Run, TaskNotRegistered]] = []
         for run in runs:

@@ -26,6 +26,10 @@ class SuspectFetcher(Fetcher):
     def begin_waits(self) -> None:
         """Wait for no pushes: the process ends when no suspect is left."""
 
+    def pause(self) -> None:
+        """End after the current task: the remaining suspects are for another host."""
+        self.is_finished = True
+
     def _fetch(self) -> bool:
         # Before the look: what the reporter writes in between is seen, or notified.
         self.wakeup.expect(Reason.REPORTED)

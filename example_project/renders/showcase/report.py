@@ -21,8 +21,16 @@ from ..presentation import STATES, state_counts, state_of
 from .observation import Observer
 from .traffic import MAX_SENDS, Tally
 from .verdict import Finding, Outcome
+from .visitor import Visit
 
-COLOURS = {"queued": "white", "running": "blue", "retrying": "yellow", "succeeded": "green", "failed": "red"}
+COLOURS = {
+    "queued": "white",
+    "running": "blue",
+    "retrying": "yellow",
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "magenta",
+}
 SECONDS_BETWEEN_LINES = 2.0
 
 
@@ -71,7 +79,7 @@ class Progress:
         return table
 
 
-def figures(tally: Tally, observer: Observer, outcome: Outcome) -> Table:
+def figures(tally: Tally, observer: Observer, outcome: Outcome, visit: Visit) -> Table:
     """Return a table of what happened, in numbers."""
     table = Table(title="What happened", title_justify="left", show_header=False, box=SIMPLE_HEAD)
     failed = sum(len(record.errors) for record in outcome.retried)
@@ -81,6 +89,8 @@ def figures(tally: Tally, observer: Observer, outcome: Outcome) -> Table:
         ("given up", tally.given_up, f"orders still refused after up to {MAX_SENDS} sends"),
         ("retried", len(outcome.retried), _retried_text(failed)),
         ("recovered", len(outcome.recovered), "tasks whose worker was killed; another worker ran them"),
+        ("cancelled", 1, f"render that was running; it stopped {visit.stop_seconds:.2f} s after it was asked to"),
+        ("ordered twice", 1, f"picture; the second order got {visit.second_answer[0]} while the first was queued"),
         ("samples", observer.samples, "times the demo read the rows and the gate slots"),
         ("seconds", round(observer.seconds), "in total"),
     ]

@@ -14,6 +14,7 @@ from ..presentation import error_of, lost_workers, renders, state_of
 from ..tasks import MAX_ATTEMPTS, glitches, image_path
 from .observation import Observer
 from .traffic import Tally
+from .visitor import CANCELLED_SEED, TWICE_SEED, Visit
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,14 @@ def outcome(tally: Tally) -> Outcome:
     return Outcome(ours, tuple(row for row in others if row.kwargs.get("seed") in tally.seeds))
 
 
-def check_all(tally: Tally, observer: Observer, outcome: Outcome) -> list[Finding]:
+def check_all(tally: Tally, observer: Observer, outcome: Outcome, visit: Visit) -> list[Finding]:
     """Run every check."""
-    return [*_about_tasks(tally, outcome), *_about_gates(tally, observer), *_about_the_kill(observer, outcome)]
+    return [
+        *_about_tasks(tally, outcome),
+        *_about_gates(tally, observer, visit),
+        *_about_the_kill(observer, outcome),
+        *_about_the_visit(visit),
+    ]
 
 
 def _about_tasks(tally: Tally, outcome: Outcome) -> list[Finding]:
@@ -74,10 +80,10 @@ def _about_tasks(tally: Tally, outcome: Outcome) -> list[Finding]:
     ]
 
 
-def _about_gates(tally: Tally, observer: Observer) -> list[Finding]:
+def _about_gates(tally: Tally, observer: Observer, visit: Visit) -> list[Finding]:
     limits = dict(Gate.objects.values_list("name", "limit"))
     without_header, unavailable = tally.retry_after_missing, tally.unavailable
-    held = observer.slots_still_held(tally.accepted)
+    held = observer.slots_still_held({*tally.accepted, visit.twice, visit.cancelled})
     return [
         Finding("no gate had more tasks queued or running than its limit", _over(observer.max_rows, limits)),
         Finding("no gate held more slots in Redis than its limit", _over(observer.max_slots, limits)),
@@ -103,6 +109,32 @@ def _about_the_kill(observer: Observer, outcome: Outcome) -> list[Finding]:
             tuple(f"{id} has no lost worker in its row" for id in kill.task_ids if id not in recovered),
         ),
     ]
+
+
+def _about_the_visit(visit: Visit) -> list[Finding]:
+    status, answer = visit.second_answer
+    once, cancelled = (list(renders().filter(kwargs__seed=seed)) for seed in (TWICE_SEED, CANCELLED_SEED))
+    named = status == 409 and answer.get("id") == visit.twice
+    return [
+        Finding(
+            "the second order of a picture got 409 and the first one's id", () if named else (f"{status} {answer}",)
+        ),
+        Finding("a picture that was ordered twice was rendered once", _each(once, _not_painted) + _count(once)),
+        Finding(
+            "a render that was cancelled stopped and left no picture",
+            _each(cancelled, _not_cancelled) + _count(cancelled),
+        ),
+    ]
+
+
+def _count(records: list[TaskRecord]) -> tuple[str, ...]:
+    return () if len(records) == 1 else (f"{len(records)} renders",)
+
+
+def _not_cancelled(record: TaskRecord) -> str:
+    if state_of(record) != "cancelled" or record.attempt != 1:
+        return f"{state_of(record)}, {record.attempt} attempts"
+    return "it left a picture" if image_path(record.id).exists() else ""
 
 
 def _each(records: list[TaskRecord], look: Callable[[TaskRecord], str]) -> tuple[str, ...]:

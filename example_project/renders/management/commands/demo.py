@@ -1,8 +1,8 @@
 """`manage.py demo`: run all of Render Studio on a machine that has only Python.
 
 The demo starts a Valkey server (or uses `--redis-url`), a new SQLite file, the site and the workers. It orders more
-renders than the gates admit, kills a worker during a render, and checks that every task finished as it should. It stops
-everything it started, however it exits.
+renders than the gates admit, kills a worker during a render, cancels another render, orders one picture twice, and
+checks that every task finished as it should. It stops everything it started, however it exits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ INTERRUPTED = 130
 class Command(BaseCommand):
     """Run the demo. Exit with 0 only if every accepted task finished as it should."""
 
-    help = "Order more renders than the gates admit, kill a worker during a render, and check the results."
+    help = "Order more renders than the gates admit, kill a worker, cancel a render, and check the results."
     # System checks import the tasks. If a package is missing, `_require` gives a better message.
     requires_system_checks = []
 
@@ -177,12 +177,13 @@ class Demo:
         return address, supervisor_pid
 
     def _perform(self, address: str, redis_url: str, supervisor_pid: int) -> bool:
-        """Send orders, kill a worker, wait, check; return whether every check passed."""
+        """Visit the site, send orders, kill a worker, wait, check; return whether every check passed."""
         from ...showcase import report, verdict
         from ...showcase.observation import Observer
         from ...showcase.sheet import contact_sheet
         from ...showcase.traffic import Traffic, plan
 
+        visit = self._visit(address)
         requests = plan(self.options["count"], self.options["seed"])
         with (
             Observer(redis_url, supervisor_pid) as observer,
@@ -191,14 +192,14 @@ class Demo:
             is_finished = self._wait(traffic, observer)
             tally = traffic.snapshot()
             outcome = verdict.outcome(tally)
-            found = verdict.check_all(tally, observer, outcome)
+            found = verdict.check_all(tally, observer, outcome, visit)
             if not is_finished:
                 seconds = f"{self.options['deadline']:.0f}"
                 late = verdict.Finding(f"all tasks finished within {seconds} s", ("they did not",))
                 found.insert(0, late)
         sheet = contact_sheet(outcome.records, self.folder.parent / "contact-sheet.png")
         tables = (
-            report.figures(tally, observer, outcome),
+            report.figures(tally, observer, outcome, visit),
             report.gates(observer, outcome),
             report.findings(found),
         )
@@ -206,6 +207,18 @@ class Demo:
             self.console.print(part)
         self.console.print(f"Contact sheet: {sheet}", soft_wrap=True)
         return all(finding.passed for finding in found)
+
+    def _visit(self, address: str) -> Any:
+        """Order one picture twice and cancel a render; return the visit, and say what came of it."""
+        from ...showcase.visitor import Visitor
+
+        visit = Visitor(address).visit()
+        status, answer = visit.second_answer
+        self.console.print(f"Ordered one picture twice: the second order got {status}, {answer.get('error')}")
+        self.console.print(
+            f"Cancelled a render at {visit.progress:.0%} of it: it stopped {visit.stop_seconds:.2f} s later"
+        )
+        return visit
 
     def _wait(self, traffic: Any, observer: Any) -> bool:
         """Observe until every accepted task is final; return whether that was before the deadline."""

@@ -38,6 +38,15 @@ function fillCard(card, render) {
     field("link").href = render.image_url;
   }
   image.hidden = !render.image_url;
+  const progress = field("progress");
+  progress.hidden = render.progress === null;
+  if (!progress.hidden) progress.value = render.progress;
+  const cancel = field("cancel");
+  cancel.hidden = !render.cancel_url;
+  cancel.action = render.cancel_url || "";
+  cancel.dataset.status = render.status_url;
+  cancel.dataset.title = render.title;
+  cancel.querySelector("button").setAttribute("aria-label", `Cancel ${render.title}`);
 }
 
 function showRenders(renders) {
@@ -113,6 +122,7 @@ function update() {
 async function order(form, copies) {
   const title = form.querySelector("h3").textContent;
   const data = { model: form.dataset.model, palette: form.elements.palette.value };
+  if (form.elements.seed.value) data.seed = Number(form.elements.seed.value);
   let accepted = 0;
   for (let copy = 0; copy < copies; copy += 1) {
     const response = await fetch(api, {
@@ -123,7 +133,7 @@ async function order(form, copies) {
     if (response.status !== 202) {
       const answer = await response.json();
       const advice = answer.retry_after ? ` Try again in about ${answer.retry_after} s.` : "";
-      showMessage(`${title}: ${accepted} accepted. ${answer.error}${advice}`, response.status === 429 ? "warning" : "error");
+      showMessage(`${title}: ${accepted} accepted. ${answer.error}${advice}`, [409, 429].includes(response.status) ? "warning" : "error");
       return;
     }
     accepted += 1;
@@ -140,6 +150,22 @@ for (const form of document.querySelectorAll("form[data-model]")) {
       .finally(refresh);
   });
 }
+
+/* ---- the cancel button of a card */
+
+async function cancel(form) {
+  const response = await fetch(form.dataset.status, { method: "DELETE", headers: { Accept: "application/json" } });
+  const answer = await response.json();
+  showMessage(`${form.dataset.title}: ${answer.text || answer.error}`, response.ok ? "info" : "error");
+}
+
+cards.addEventListener("submit", (event) => {
+  if (!event.target.dataset.status) return;
+  event.preventDefault();
+  cancel(event.target)
+    .catch((error) => showMessage(`The request was not sent: ${error.message}.`, "error"))
+    .finally(refresh);
+});
 
 pauseButton.hidden = false;
 pauseButton.addEventListener("click", () => {

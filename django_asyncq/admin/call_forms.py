@@ -1,0 +1,182 @@
+"""Forms that enqueue: a task with new arguments after one that failed, and a call that a person makes.
+
+Both go through the task's own `enqueue`, so gates, unique keys and the check of arguments hold as they do for code.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin import ModelAdmin
+from django.contrib.admin.utils import quote, unquote
+from django.core.exceptions import ValidationError
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern
+from django.utils.html import format_html
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ..definitions.calls import check_call
+from ..exceptions import AsyncqError, InvalidArguments, InvalidOption
+from ..faults import one_line
+from ..models import TaskRecord, TaskState
+from ..storage.routing import rows_of, transaction_of
+from . import history
+from .code import known_task, schedulable_names, signature_text
+from .pages import paths, render_page, url_of
+from .permissions import requires
+from .schedule_form import ArgumentsField
+
+LONGEST_DELAY_SECONDS = 366 * 86_400
+
+
+class CallForm(forms.Form):
+    """The arguments of a call. task: the declared task; None while it is not known."""
+
+    args = ArgumentsField(list, label=gettext_lazy("Positional arguments"))
+    kwargs = ArgumentsField(dict, label=gettext_lazy("Keyword arguments"))
+
+    def __init__(self, *arguments: Any, task: Any = None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.task = task
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse arguments that the function does not take."""
+        found: dict[str, Any] = super().clean() or self.cleaned_data
+        if self.task is not None and "args" in found and "kwargs" in found:
+            try:
+                check_call(self.task, found["args"], found["kwargs"])
+            except InvalidArguments as error:
+                raise ValidationError(str(error)) from error
+        return found
+
+
+class EnqueueForm(CallForm):
+    """A task that people may enqueue, its arguments, and where and when it runs."""
+
+    name = forms.ChoiceField(label=gettext_lazy("Task"))
+    queue_name = forms.CharField(
+        label=gettext_lazy("Queue"),
+        required=False,
+        max_length=64,
+        help_text=gettext_lazy("Empty for the queue that the task declares."),
+    )
+    priority = forms.IntegerField(
+        label=gettext_lazy("Priority"),
+        required=False,
+        validators=[MinValueValidator(-100), MaxValueValidator(100)],
+        help_text=gettext_lazy("From -100 to 100; empty for that of the task."),
+    )
+    delay_seconds = forms.IntegerField(
+        label=gettext_lazy("Delay in seconds"),
+        required=False,
+        validators=[MinValueValidator(0), MaxValueValidator(LONGEST_DELAY_SECONDS)],
+        help_text=gettext_lazy("Empty to run it as soon as a worker is free."),
+    )
+    field_order = ("name", "args", "kwargs", "queue_name", "priority", "delay_seconds")
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        choices: Any = self.fields["name"]
+        choices.choices = [(name, f"{name}{signature_text(known_task(name))}") for name in schedulable_names()]
+
+    def clean(self) -> dict[str, Any]:
+        """Check the arguments with the chosen task, and its options."""
+        name = self.cleaned_data.get("name")
+        self.task = self.task or (known_task(name) if name else None)
+        found = super().clean()
+        if self.task is not None and not self.errors:
+            try:
+                self.task = self.task.using(**self.options())
+            except InvalidOption as error:
+                raise ValidationError(str(error)) from error
+        return found
+
+    def options(self) -> dict[str, Any]:
+        """Return what differs from the declaration, for `using`."""
+        found = {name: self.cleaned_data.get(name) for name in ("queue_name", "priority")}
+        options: dict[str, Any] = {name: value for name, value in found.items() if value not in (None, "")}
+        if self.cleaned_data.get("delay_seconds"):
+            options["run_after"] = timedelta(seconds=self.cleaned_data["delay_seconds"])
+        return options
+
+
+def urls(model_admin: ModelAdmin[Any]) -> list[URLPattern]:
+    """Return the addresses of both forms."""
+    return [*paths(model_admin, {"enqueue": enqueue_view}), *paths(model_admin, {"again": again_view}, of_object=True)]
+
+
+def can_be_changed(record: TaskRecord) -> bool:
+    """Whether a task can be enqueued anew with other arguments: it has failed, its code is here, and it is no batch."""
+    return record.state == TaskState.FAILED and not record.is_batch and not record.is_remote and record.wire_id is None
+
+
+@requires("view_taskrecord", "enqueue_task")
+def enqueue_view(model_admin: ModelAdmin[Any], request: HttpRequest) -> HttpResponse:
+    """Show the form, and enqueue a task that people may enqueue: one with `@task(schedulable=True)`."""
+    form = EnqueueForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        record = _enqueue(form)
+        if record is not None:
+            history.note_tasks(request, [record], "Enqueued.")
+            return _done(model_admin, request, record)
+    return _show(model_admin, request, form, _("Enqueue a task"), url_of(model_admin, "changelist"))
+
+
+@requires("view_taskrecord", "retry_task", "view_payload")
+def again_view(model_admin: ModelAdmin[Any], request: HttpRequest, object_id: str) -> HttpResponse:
+    """Show the arguments of a failed task, and enqueue a new one with those that a person has entered."""
+    old: TaskRecord | None = model_admin.get_object(request, unquote(object_id))
+    if old is None:
+        messages.warning(request, _("This task no longer exists."))
+        return HttpResponseRedirect(url_of(model_admin, "changelist"))
+    back = url_of(model_admin, "change", quote(old.pk))
+    task = known_task(old.name)
+    if task is None or not can_be_changed(old):
+        messages.warning(request, _("This task cannot be enqueued with new arguments."))
+        return HttpResponseRedirect(back)
+    initial = {"args": old.args, "kwargs": old.kwargs}
+    form = CallForm(request.POST or None, initial=initial, task=task)
+    if request.method == "POST" and form.is_valid():
+        try:
+            form.task = task.using(queue_name=old.queue_name, priority=old.priority, backend=old.backend)
+            record = _enqueue(form, retried_from=old)
+        except InvalidOption as error:
+            form.add_error(None, str(error))
+            record = None
+        if record is not None:
+            history.note_tasks(request, [old], f"Enqueued with new arguments as {record.pk}.")
+            history.note_tasks(request, [record], f"Enqueued with new arguments, after {old.pk}.")
+            return _done(model_admin, request, record)
+    title = _("Retry %(task)s with new arguments") % {"task": old}
+    return _show(model_admin, request, form, title, back)
+
+
+def _enqueue(form: CallForm, retried_from: TaskRecord | None = None) -> TaskRecord | None:
+    """Enqueue what the form says; note a refusal in the form, and return None then."""
+    data = form.cleaned_data
+    try:
+        with transaction_of(TaskRecord):
+            result = form.task.enqueue(*data["args"], **data["kwargs"])
+            rows = rows_of(TaskRecord).filter(pk=result.id)
+            if retried_from is not None:
+                rows.update(retried_from=retried_from.pk)
+    except AsyncqError as error:
+        form.add_error(None, one_line(error))
+    else:
+        return rows.first()
+    return None
+
+
+def _done(model_admin: ModelAdmin[Any], request: HttpRequest, record: TaskRecord) -> HttpResponse:
+    url = url_of(model_admin, "change", quote(record.pk))
+    messages.success(request, format_html(_("Enqueued: {}."), format_html('<a href="{}">{}</a>', url, str(record))))
+    return HttpResponseRedirect(url)
+
+
+def _show(model_admin: ModelAdmin[Any], request: HttpRequest, form: CallForm, title: str, back: str) -> HttpResponse:
+    return render_page(model_admin, request, "call_form.html", title, {"form": form, "back": back})

@@ -1,0 +1,87 @@
+"""The schedules, for an `Inspector`."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Max, Q
+
+from ..definitions.timing import describe
+from ..exceptions import AsyncqError, InvalidOption
+from ..models import Occurrence, OccurrenceOutcome, Schedule
+from ..registry import load_task_modules
+from ..scheduling import scheduler
+from ..scheduling.switching import switch
+from ..storage.routing import rows_of
+from .values import OccurrenceInfo, ScheduleInfo
+
+
+class Schedules:
+    """List, run, enable and disable schedules, by name."""
+
+    def all(self) -> list[ScheduleInfo]:
+        """Return all schedules, by name; those that were removed from the code are retired."""
+        queued = Q(occurrences__outcome=OccurrenceOutcome.QUEUED)
+        rows: Any = rows_of(Schedule).annotate(latest=Max("occurrences__occurs_at", filter=queued)).order_by("name")
+        return [
+            ScheduleInfo(
+                id=row.id,
+                name=row.name,
+                task=row.task,
+                timing=_timing(row),
+                zone=row.zone,
+                enabled=row.enabled,
+                is_declared=row.is_declared,
+                is_retired=row.retired_at is not None,
+                next_occurrence_at=row.next_occurrence_at,
+                latest=row.latest,
+            )
+            for row in rows
+        ]
+
+    def history(self, name: str, *, most: int = 20) -> list[OccurrenceInfo]:
+        """Return the latest occurrences of a schedule, the newest first. Raises: InvalidOption for an unknown name."""
+        rows = rows_of(Occurrence).filter(schedule=_row(name)).order_by("-occurs_at", "-id")
+        return [OccurrenceInfo(row.occurs_at, str(row.outcome), row.by_person, row.task_id) for row in rows[:most]]
+
+    def run(self, name: str) -> UUID:
+        """Queue the schedule's task now; return its id. Raises: InvalidOption, and what `enqueue` raises."""
+        load_task_modules()
+        occurrence = scheduler.run_now(_row(name))
+        if occurrence.task_id is None:
+            raise AsyncqError(f"schedule {name} queued no task")
+        return occurrence.task_id
+
+    def enable(self, name: str) -> bool:
+        """Let a schedule fire again from its next occurrence on; return whether it was disabled.
+
+        Raises: InvalidOption for an unknown name, or when its timing is not valid.
+        """
+        return self._switch(name, enabled=True)
+
+    def disable(self, name: str) -> bool:
+        """Let a schedule fire no more; return whether it was enabled. Raises: InvalidOption for an unknown name."""
+        return self._switch(name, enabled=False)
+
+    def _switch(self, name: str, *, enabled: bool) -> bool:
+        switched = switch([_row(name).id], enabled=enabled)
+        if switched.broken:
+            raise InvalidOption(f"schedule {name} cannot be enabled: {switched.broken[0][1]}")
+        return bool(switched.changed)
+
+
+def _row(name: str) -> Schedule:
+    row = rows_of(Schedule).filter(name=name).first()
+    if row is None:
+        raise InvalidOption(f"no schedule is called {name!r}; `asyncq schedules list` shows their names")
+    return row
+
+
+def _timing(row: Schedule) -> str:
+    if row.cron:
+        return row.cron
+    try:
+        return describe(row.timing)
+    except InvalidOption as error:
+        return f"not valid: {error}"

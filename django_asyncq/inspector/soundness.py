@@ -1,0 +1,91 @@
+"""Whether tasks are being run: what a monitor asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django.db.models import Count, Min, Q
+from django.db.models.functions import Coalesce
+
+from ..broker import prefix_owner, redis_clock
+from ..broker.key_check import MESSAGE, PURPOSE, read_key_check
+from ..broker.prefix_owner import ALIVE_MS
+from ..clock_difference import clock_difference_seconds
+from ..faults import STORE_ERRORS, one_line
+from ..lifecycle import signatures
+from ..models import TaskRecord, TaskState
+from ..prefixes import owned_prefixes
+from ..storage import database_clock, identity
+from ..storage.routing import rows_of
+from .values import Health
+
+# A retry or a delayed task starts that much too late or too early.
+MOST_CLOCK_DIFFERENCE_SECONDS = 5.0
+
+
+def check(
+    *,
+    only: str | None,
+    max_age_seconds: float | None,
+    max_waiting: int | None,
+    max_silence_seconds: float | None,
+) -> Health:
+    """Return what `Inspector.health` says. only: the alias whose tasks count; None for all."""
+    problems: list[str] = []
+    waiting = oldest = supervisors = silence = difference = None
+    try:
+        waiting, oldest = _waiting(only)
+        supervisors, silence = read_silence()
+        difference = clock_difference_seconds()
+        problems += [*_of_clocks(difference), *_of_owner(), *_of_key()]
+    except STORE_ERRORS as error:
+        problems.append(f"a store is unreachable: {one_line(error)}")
+    if waiting is not None and max_waiting is not None and waiting > max_waiting:
+        problems.append(f"{waiting:,} tasks are waiting, more than {max_waiting:,}")
+    if oldest is not None and max_age_seconds is not None and oldest > max_age_seconds:
+        problems.append(f"a task has been waiting for {oldest:.0f} s, longer than {max_age_seconds:g} s")
+    if supervisors is not None and max_silence_seconds is not None:
+        if silence is None:
+            problems.append("no supervisor is known: no workers run")
+        elif silence > max_silence_seconds:
+            problems.append(f"no supervisor has reported for {silence:.0f} s, longer than {max_silence_seconds:g} s")
+    return Health(not problems, problems, waiting, oldest, supervisors, silence, difference)
+
+
+def _waiting(only: str | None) -> tuple[int, float | None]:
+    """Return how many tasks are due, and how long the oldest has been. Reads QUEUED rows only."""
+    now = database_clock.now()
+    rows = rows_of(TaskRecord).order_by().filter(state=TaskState.QUEUED, after_id=None, batch_id=None, is_remote=False)
+    rows = rows.filter(Q(run_after=None) | Q(run_after__lte=now))
+    if only is not None:
+        rows = rows.filter(backend=only)
+    found = rows.aggregate(count=Count("id"), oldest=Min(Coalesce("run_after", "enqueued_at")))
+    oldest = found["oldest"]
+    return found["count"], None if oldest is None else max((now - oldest).total_seconds(), 0.0)
+
+
+def read_silence() -> tuple[int, float | None]:
+    """Return how many supervisors are alive, and the seconds since one last reported; None when none is known."""
+    now, reports = redis_clock.seconds(), [prefix_owner.last_report(prefix) for prefix in owned_prefixes()]
+    until = [end for _, end in reports if end is not None]
+    silence = max(now - (max(until) - ALIVE_MS / 1000), 0.0) if until else None
+    return max(count for count, _ in reports), silence
+
+
+def _of_clocks(difference: float) -> Iterator[str]:
+    if abs(difference) > MOST_CLOCK_DIFFERENCE_SECONDS:
+        yield f"the clocks of the database and of Redis differ by {abs(difference):.1f} s: synchronize both servers"
+
+
+def _of_owner() -> Iterator[str]:
+    database = identity.read()
+    for prefix in owned_prefixes():
+        owner = prefix_owner.read_owner(prefix)
+        if owner is not None and database is not None and owner != database:
+            yield f"the Redis prefix {prefix!r} belongs to another database ({owner}): see asyncq adopt"
+
+
+def _of_key() -> Iterator[str]:
+    found = read_key_check(signatures.SIGNATURE_BYTES)
+    if found and not signatures.is_genuine(PURPOSE, MESSAGE, found):
+        yield "what the leader has signed cannot be verified here: SECRET_KEY differs between hosts"

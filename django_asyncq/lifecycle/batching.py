@@ -1,0 +1,138 @@
+"""Make batches of the members of ripe groups.
+
+Taking a group and writing rows are two stores, so a taken set stays in Redis until the rows are committed. If the
+process dies in between, `reclaim` returns the members to their group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from django.db import connections
+
+from .. import failpoints
+from ..broker import Broker
+from ..broker.groups import Groups, Taken
+from ..definitions.names import uuid7
+from ..models import TaskRecord, TaskState
+from ..storage import database_clock
+from ..storage.inserting import insert
+from ..storage.routing import rows_of, transaction_of, writing_database
+from .adopting import adopt_members, batched_by, may_adopt_members
+from .dispatching import dispatch
+from .events import announce
+from .group_places import rules_of_groups
+from .ownership import rows_of_entries, sort_entries
+
+# In one call; the caller calls again at once when there may be more.
+MOST_AT_ONCE = 100
+# When a group is taken again that has members whose rows are locked, or that nobody here can run.
+POSTPONE_SECONDS = 2
+# What the batch has of its first member: whoever began the group has the say.
+FROM_FIRST = ("name", "backend", "queue_name", "group", "timeout_seconds", "soft_timeout_seconds", "keep_logs")
+
+
+def form_batches(broker: Broker, queue: str) -> tuple[int, float | None]:
+    """Make batches of every group of a queue that is ripe; return how many, and the seconds until the next is ripe.
+
+    | check    | a member is QUEUED and in no batch; rows that another transaction has locked go back |
+    | row      | INSERT of other programs' members; then of the batch as QUEUED, and `batch_id` of    |
+    |          | its members, in one transaction                                                      |
+    | Redis    | the members are taken before, and dropped after the commit; the batch is pending     |
+    | announce | `task_state_changed` of the batch                                                    |
+
+    If we die before the commit, the members go back after TAKEN_SECONDS. If we die after it, they are dropped when they
+    are taken again, and the reconciler pushes the batch.
+    Any number of processes may do this at once. Raises: BrokerUnavailable, django.db.Error.
+    """
+    groups = Groups(broker.role, broker.alias)
+    groups.reclaim(queue)
+    _look(broker, groups, queue)
+    formed = 0
+    for _ in range(MOST_AT_ONCE):
+        taken = groups.take(queue)
+        if not taken.group:
+            return formed, taken.next_seconds
+        failpoints.reach("batch.taken")
+        formed += _form(broker, groups, queue, taken)
+    return formed, 0.0
+
+
+def _look(broker: Broker, groups: Groups, queue: str) -> None:
+    """Have groups of other programs taken by the rules of the task that runs one of their members with others."""
+    if not may_adopt_members(broker):
+        return
+    found = groups.look(queue)
+    sampled = sort_entries(broker, queue, [id for ids in found.values() for id in ids], broker.alias).rowless
+    tasks = {each.id: batched_by(broker, each) for each in sampled}
+    rules: dict[str, str] = {}
+    for name, ids in found.items():
+        if first := next(filter(None, map(tasks.get, ids)), None):
+            rules[name] = first[1].batch.rules
+    if rules:
+        groups.ensure(queue, rules)
+
+
+def _form(broker: Broker, groups: Groups, queue: str, taken: Taken) -> int:
+    found = sort_entries(broker, queue, taken.ids, broker.alias)
+    rows = found.rows
+    if found.rowless:
+        adopt_members(broker, queue, taken, found.rowless)
+        rows |= rows_of_entries(broker, queue, [each.id for each in found.rowless])
+    waiting = [row for row in rows.values() if _is_free(row)]
+    batches = make_batches(waiting)
+    failpoints.reach("batch.rows_written")
+    left = set()
+    if waiting:
+        free = rows_of(TaskRecord).filter(id__in=[row.id for row in waiting], state=TaskState.QUEUED, batch_id=None)
+        # They were locked by a transaction that is still open.
+        left = set(free.values_list("id", flat=True))
+    groups.drop(queue, taken, [id for id, row in rows.items() if row.id not in left])
+    if left:
+        groups.ensure(queue, rules_of_groups([row for row in waiting if row.id in left]))
+    if left or len(rows) < len(taken.ids):
+        # Else they would be taken again and again, and those that joined later never.
+        groups.postpone(queue, taken.group, POSTPONE_SECONDS, [id for id in taken.ids if id not in rows])
+    failpoints.reach("batch.dropped")
+    dispatch(batches)
+    announce(batches, None, TaskState.QUEUED)
+    return len(batches)
+
+
+def _is_free(row: TaskRecord) -> bool:
+    return row.state == TaskState.QUEUED and row.batch_id is None and row.after_id is None and not row.is_batch
+
+
+def make_batches(records: Sequence[TaskRecord]) -> list[TaskRecord]:
+    """Write a batch of waiting tasks, one for each name among them; return the rows of the batches.
+
+    Members that do not wait any more, or whose rows another transaction has locked, are in none.
+    """
+    by_name: dict[str, list[TaskRecord]] = {}
+    for record in records:
+        by_name.setdefault(record.name, []).append(record)
+    made = [_make_batch(of_name) for of_name in by_name.values()]
+    return [batch for batch in made if batch is not None]
+
+
+def _make_batch(records: Sequence[TaskRecord]) -> TaskRecord | None:
+    connection = connections[writing_database(TaskRecord)]
+    batch_id, rows = uuid7(), rows_of(TaskRecord)
+    free = rows.filter(id__in=[record.id for record in records], state=TaskState.QUEUED, batch_id=None)
+    with transaction_of(TaskRecord):
+        if connection.features.has_select_for_update_skip_locked:
+            locked = free.select_for_update(skip_locked=True).order_by("id").values_list("id", flat=True)
+            free = rows.filter(id__in=list(locked), state=TaskState.QUEUED, batch_id=None)
+        # On SQLite the first statement is a write, so that it takes its lock before anything is read.
+        count = free.update(batch_id=batch_id)
+        if not count:
+            return None
+        batch = _row_of(batch_id, rows.filter(batch_id=batch_id).order_by("id")[0], count)
+        insert([batch], connection)
+    return batch
+
+
+def _row_of(id: UUID, first: TaskRecord, count: int) -> TaskRecord:
+    own = {name: getattr(first, name) for name in FROM_FIRST}
+    return TaskRecord(id=id, waits_for=count, enqueued_at=database_clock.now(), **own)

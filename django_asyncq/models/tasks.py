@@ -1,0 +1,331 @@
+"""Tasks, their states, and their log lines."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.apps import apps
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from ..definitions.database_now import DatabaseNow
+from ..definitions.exact_text import ExactCharField
+from ..definitions.names import lowest_uuid7_at, uuid7
+from ..definitions.partial_indexes import PartialIndex, UniqueUnlessNull
+from ..definitions.stored_json import StoredJSONEncoder
+
+
+class TaskState(models.IntegerChoices):
+    """The four states of a task.
+
+    | state     | number | finished_at | retry_at | meaning |
+    |-----------|--------|-------------|----------|---------|
+    | QUEUED    | 0      | null        | any      | waits for a worker, or until `run_after` |
+    | RUNNING   | 1      | null        | any      | a worker runs it |
+    | SUCCEEDED | 2      | set         | any      | final |
+    | FAILED    | 3      | set         | null     | final: it is not queued again by itself |
+    | RETRYING  | 3      | null        | set      | the name of FAILED with `retry_at`: queued again at `retry_at` |
+
+    The constraint `asyncq_final_has_finished_at` enforces the table.
+    """
+
+    QUEUED = 0, _("Queued")
+    RUNNING = 1, _("Running")
+    SUCCEEDED = 2, _("Succeeded")
+    FAILED = 3, _("Failed")
+
+
+class FailureReason(models.IntegerChoices):
+    """Why a task is FAILED or RETRYING; NONE in every other state.
+
+    The constraint `asyncq_reason_of_failure` enforces that.
+    """
+
+    NONE = 0, _("None")
+    EXCEPTION = 1, _("The function raised an error")
+    TIMEOUT = 2, _("It took longer than its timeout")
+    WORKER_LOST = 3, _("Its worker was lost")
+    CANCELLED = 4, _("It was cancelled")
+    EXPIRED = 5, _("It had not begun in time")
+    PARENT_FAILED = 6, _("A task that it waited for failed")
+    NOT_REGISTERED = 7, _("The code has no such task")
+    GATE_FULL = 9, _("Its gate was full")
+
+
+class TaskRecordQuerySet(models.QuerySet["TaskRecord"]):
+    """Filters that name the states, and filters that an index serves."""
+
+    def queued(self) -> TaskRecordQuerySet:
+        """Return the tasks that wait for a worker or until `run_after`."""
+        return self.filter(state=TaskState.QUEUED)
+
+    def running(self) -> TaskRecordQuerySet:
+        """Return the tasks that a worker has claimed."""
+        return self.filter(state=TaskState.RUNNING)
+
+    def succeeded(self) -> TaskRecordQuerySet:
+        """Return the tasks that succeeded."""
+        return self.filter(state=TaskState.SUCCEEDED)
+
+    def failed(self) -> TaskRecordQuerySet:
+        """Return the tasks that failed and are not queued again by themselves."""
+        return self.filter(state=TaskState.FAILED, retry_at=None)
+
+    def retrying(self) -> TaskRecordQuerySet:
+        """Return the FAILED tasks that are queued again at `retry_at`."""
+        return self.filter(state=TaskState.FAILED, retry_at__isnull=False)
+
+    def at_gate(self, name: str = "") -> TaskRecordQuerySet:
+        """Return the tasks of a gate, without a name those of all gates.
+
+        The index holds no row without a gate. A database uses it only for a query that repeats this condition.
+        """
+        rows = self.exclude(gate="")
+        return rows.filter(gate=name) if name else rows
+
+    def waiting_at_gate(self, name: str = "") -> TaskRecordQuerySet:
+        """Return the tasks that are retried when a gate has a free slot for them; without a name those of all gates."""
+        return self.at_gate(name).retrying().filter(reason=FailureReason.GATE_FULL)
+
+    def enqueued_since(self, moment: datetime) -> TaskRecordQuerySet:
+        """Return the tasks enqueued at a time or later, by the millisecond in their ids: no index is on times."""
+        return self.filter(id__gte=lowest_uuid7_at(moment))
+
+    def cancel(self, *, by: Any = "", reason: str = "") -> Any:
+        """Cancel these tasks: those that wait fail as cancelled, those that run are asked to stop.
+
+        Works in the caller's transaction, 500 rows at a time, and locks them in the order of their ids. After a
+        rollback it never happened.
+        by: a user, or a text, for the row. reason: for the task's error.
+        Returns: how many were `cancelled`, how many run and were `asked` to stop, how many were `over` already.
+        """
+        # What changes a state is `lifecycle`, which imports this module.
+        return apps.get_app_config("django_asyncq").cancel_tasks(self, by=by, reason=reason)  # type: ignore[attr-defined]
+
+
+class TaskRecord(models.Model):
+    """One task: what to run, its state, and its outcome.
+
+    attempt: number of counted runs so far; a run that a worker crash cut short is counted in `crash_count` instead.
+    fence: rises with each claim; a worker may write only with the fence of its own claim.
+    errors: one entry per failed attempt, oldest first. worker_ids: the workers that claimed it, oldest first.
+    expires_at: when it can no longer begin. deadline: when a run must have finished; a time after which none begins.
+    unique_key: digest of what it is unique by, "" for none. unique_slot: the digest while this row holds it, or that of
+    the place of its follower; null after. unique_until: when a throttled task's slot is freed; null: when it finishes,
+    or with unique_until_start when a worker begins it. after_id: the task that this one follows; it waits until then.
+    cancel_requested_at, cancelled_by: when and by whom it was cancelled, or asked to stop.
+    reason, last_exception: why it is FAILED, and the class path of the last error; for filters, which never read JSON.
+    is_suspect: it was running when its worker process died together with others; it runs alone next.
+    wire_id: what another program calls the task in Redis; null for a task that was enqueued here. wire_message: the
+    message as that program wrote it, or as it is sent to one; null for a task of our own. is_remote: only another
+    program runs it. group: the calls with which it may run together; "" for a task that runs by itself. batch_id: the
+    row of the batch in which it runs, or ran last; while it is set and the task is QUEUED or RUNNING, the task has no
+    entry in Redis. waits_for: in the row of a batch, how many members it began with; null in every other row.
+    Times are those of the database's clock (`storage.database_clock`).
+
+    Every column has a default of the database, so that the INSERT of a plain task names only those with another value.
+    """
+
+    id = models.UUIDField(_("id"), primary_key=True, default=uuid7, editable=False)
+    name = ExactCharField(_("task"), max_length=200)
+    backend = ExactCharField(_("backend"), max_length=64, default="default", db_default="default")
+    queue_name = ExactCharField(_("queue"), max_length=64, default="default", db_default="default")
+    state = models.SmallIntegerField(
+        _("state"), choices=TaskState, default=TaskState.QUEUED, db_default=TaskState.QUEUED.value
+    )
+    reason = models.SmallIntegerField(
+        _("reason"), choices=FailureReason, default=FailureReason.NONE, db_default=FailureReason.NONE.value
+    )
+    args = models.JSONField(
+        _("positional arguments"), encoder=StoredJSONEncoder, default=list, db_default=[], blank=True
+    )
+    kwargs = models.JSONField(
+        _("keyword arguments"), encoder=StoredJSONEncoder, default=dict, db_default={}, blank=True
+    )
+    headers = models.JSONField(_("headers"), encoder=StoredJSONEncoder, null=True, blank=True, default=None)
+    priority = models.SmallIntegerField(_("priority"), default=0, db_default=0)
+    run_after = models.DateTimeField(_("run after"), null=True, blank=True)
+    expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
+    deadline = models.DateTimeField(_("deadline"), null=True, blank=True)
+    retry_at = models.DateTimeField(_("retry at"), null=True, blank=True)
+    attempt = models.PositiveIntegerField(_("attempt"), default=0, db_default=0)
+    max_attempts = models.PositiveIntegerField(_("maximum attempts"), default=1, db_default=1)
+    crash_count = models.PositiveIntegerField(_("worker crashes"), default=0, db_default=0)
+    is_suspect = models.BooleanField(_("runs alone next"), default=False, db_default=False)
+    fence = models.BigIntegerField(_("fence"), default=0, db_default=0)
+    timeout_seconds = models.FloatField(_("timeout in seconds"), null=True, blank=True)
+    soft_timeout_seconds = models.FloatField(_("soft timeout in seconds"), null=True, blank=True)
+    keep_logs = models.PositiveSmallIntegerField(_("log lines kept"), null=True, blank=True)
+    gate = ExactCharField(_("gate"), max_length=200, blank=True, default="", db_default="")
+    queue_limit = models.IntegerField(_("gate limit set by the task"), null=True, blank=True)
+    expected_seconds = models.FloatField(_("expected seconds"), null=True, blank=True)
+    # Digests, because MySQL ignores case in unique columns.
+    unique_key = models.CharField(_("unique key"), max_length=64, blank=True, default="", db_default="")
+    unique_slot = models.CharField(_("unique slot"), max_length=64, null=True, blank=True)  # noqa: DJ001 - see its index
+    unique_until = models.DateTimeField(_("unique until"), null=True, blank=True)
+    unique_until_start = models.BooleanField(_("unique until it starts"), default=False, db_default=False)
+    group = ExactCharField(_("group"), max_length=200, blank=True, default="", db_default="")
+    # No foreign keys between tasks: a row may be pruned before those that name it.
+    parent_id = models.UUIDField(_("enqueued by"), null=True, blank=True)
+    after_id = models.UUIDField(_("runs after the task"), null=True, blank=True)
+    retried_from = models.UUIDField(_("copy of the task"), null=True, blank=True)
+    flow_id = models.UUIDField(_("flow"), null=True, blank=True)
+    waits_for = models.PositiveIntegerField(_("tasks it waits for"), null=True, blank=True)
+    # Chosen by a foreign program: any text, unique per queue at most, so it is not the key. MySQL gives no TextField a
+    # default.
+    wire_id = models.TextField(_("id of the foreign message"), null=True, blank=True)  # noqa: DJ001
+    wire_message = models.BinaryField(_("foreign message"), null=True, blank=True)
+    is_remote = models.BooleanField(_("run by another program"), default=False, db_default=False)
+    batch_id = models.UUIDField(_("runs in the batch"), null=True, blank=True)
+    cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True, blank=True)
+    cancelled_by = models.CharField(_("cancelled by"), max_length=150, blank=True, default="", db_default="")
+    return_value = models.JSONField(_("return value"), encoder=StoredJSONEncoder, null=True, blank=True, default=None)
+    progress = models.JSONField(_("progress"), encoder=StoredJSONEncoder, null=True, blank=True, default=None)
+    errors = models.JSONField(_("errors"), default=list, db_default=[], blank=True)
+    last_exception = ExactCharField(_("last error"), max_length=200, blank=True, default="", db_default="")
+    worker_ids = models.JSONField(_("workers"), default=list, db_default=[], blank=True)
+    enqueued_at = models.DateTimeField(_("enqueued at"), default=timezone.now, db_default=DatabaseNow())
+    started_at = models.DateTimeField(_("started at"), null=True, blank=True)
+    last_attempted_at = models.DateTimeField(_("last attempted at"), null=True, blank=True)
+    finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
+
+    objects = TaskRecordQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("task")
+        verbose_name_plural = _("tasks")
+        ordering = ["-id"]
+        # A worker process has no model, so the right to drain one is here too.
+        permissions = [
+            ("retry_task", _("Can retry a task")),
+            ("cancel_task", _("Can cancel a task")),
+            ("enqueue_task", _("Can enqueue a task")),
+            ("view_payload", _("Can see the arguments and the result of a task")),
+            ("drain_worker", _("Can drain a worker")),
+        ]
+        indexes = [
+            # An update of state makes PostgreSQL write each index, so plain tasks are in as few as the queries allow.
+            models.Index(fields=["state", "id"], name="asyncq_state_id"),
+            PartialIndex(fields=["gate", "state", "reason"], where=~Q(gate=""), name="asyncq_gate_state"),
+            models.Index(fields=["name", "id"], name="asyncq_name_id"),
+            PartialIndex(
+                fields=["name", "last_exception"], where=Q(state=TaskState.FAILED.value), name="asyncq_name_exception"
+            ),
+            # What the reconciler looks for in each pass; hardly any row is in them.
+            PartialIndex(
+                fields=["expires_at"],
+                where=Q(expires_at__isnull=False, finished_at__isnull=True),
+                name="asyncq_expires_at",
+            ),
+            PartialIndex(
+                fields=["cancel_requested_at"],
+                where=Q(cancel_requested_at__isnull=False, finished_at__isnull=True),
+                name="asyncq_cancel_requested",
+            ),
+            PartialIndex(
+                fields=["retry_at"],
+                where=Q(state=TaskState.FAILED.value, retry_at__isnull=False),
+                name="asyncq_retry_at",
+            ),
+            PartialIndex(fields=["after_id"], where=Q(after_id__isnull=False), name="asyncq_after_id"),
+            PartialIndex(fields=["batch_id"], where=Q(batch_id__isnull=False), name="asyncq_batch_id"),
+            PartialIndex(
+                fields=["is_remote", "id"],
+                where=Q(is_remote=True, finished_at__isnull=True),
+                name="asyncq_remote",
+            ),
+        ]
+        constraints = [
+            UniqueUnlessNull(field="unique_slot", name="asyncq_unique_slot"),
+            models.CheckConstraint(name="asyncq_state_known", condition=Q(state__gte=0, state__lte=3)),
+            models.CheckConstraint(name="asyncq_priority_range", condition=Q(priority__gte=-100, priority__lte=100)),
+            models.CheckConstraint(
+                name="asyncq_reason_of_failure",
+                condition=Q(state__lte=2, reason=0) | Q(state=3, reason__gt=0),
+            ),
+            models.CheckConstraint(
+                name="asyncq_final_has_finished_at",
+                condition=(
+                    Q(state__lte=1, finished_at__isnull=True)
+                    | Q(state=2, finished_at__isnull=False)
+                    | Q(state=3, retry_at__isnull=True, finished_at__isnull=False)
+                    | Q(state=3, retry_at__isnull=False, finished_at__isnull=True)
+                ),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.short_name} {self.short_id}"
+
+    @property
+    def short_name(self) -> str:
+        """The function's name without its module."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def short_id(self) -> str:
+        """The last eight characters of the id; the first ones encode the time and are alike for tasks of one minute."""
+        return f"…{str(self.id)[-8:]}"
+
+    @property
+    def redis_id(self) -> str:
+        """The id of the task's entry in Redis: that of the row, or what another program calls the task."""
+        return str(self.id) if self.wire_id is None else self.wire_id
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the row is that of a batch: its members are the rows with its id as their `batch_id`."""
+        return self.waits_for is not None
+
+    @property
+    def is_in_batch(self) -> bool:
+        """Whether the task waits or runs as a member of a batch, so that it has no entry in Redis."""
+        return self.batch_id is not None and self.state in (TaskState.QUEUED, TaskState.RUNNING)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the task has succeeded, or has failed and no attempt follows."""
+        return self.state == TaskState.SUCCEEDED or (self.state == TaskState.FAILED and self.retry_at is None)
+
+    @property
+    def frees_slot(self) -> bool:
+        """Whether a unique task in this state holds its slot no longer; the write of the state frees it.
+
+        A throttled task keeps it until `unique_until`.
+        """
+        if not self.unique_key or self.unique_until is not None:
+            return False
+        return self.is_final or (self.unique_until_start and self.state == TaskState.RUNNING)
+
+
+class TaskLogLine(models.Model):
+    """A line that a task logged while it ran; kept for tasks with `keep_logs`, and deleted with the task's row.
+
+    task_id: no foreign key, as between tasks. fence: of the run: after a lost one, the next is of the same attempt.
+    number: of the line within its run, from 1; those before the first one kept were dropped.
+    """
+
+    task_id = models.UUIDField(_("task"))
+    fence = models.BigIntegerField(_("fence"))
+    attempt = models.PositiveIntegerField(_("attempt"))
+    number = models.PositiveIntegerField(_("number"))
+    logged_at = models.DateTimeField(_("logged at"))
+    level = models.PositiveSmallIntegerField(_("level"))
+    logger = models.CharField(_("logger"), max_length=200)
+    text = models.TextField(_("text"))
+
+    class Meta:
+        verbose_name = _("log line")
+        verbose_name_plural = _("log lines")
+        ordering = ["task_id", "fence", "number"]
+        # Nobody adds or changes one.
+        default_permissions = ("view",)
+        constraints = [
+            models.UniqueConstraint(fields=["task_id", "fence", "number"], name="asyncq_one_log_line"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.task_id} {self.attempt}.{self.number}"

@@ -1,0 +1,192 @@
+"""Every page of the admin in a real browser: it fits the window, reads well for screen readers, and asks no other site.
+
+With ASYNCQ_TEST_AXE, the path of `axe.min.js`, each page is also checked for violations of WCAG A and AA. With
+ASYNCQ_TEST_PICTURES, the path of a folder, a picture of each page is saved there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import django
+import pytest
+from django.utils import timezone
+
+from django_asyncq import pausing
+from django_asyncq.bulk_actions import pause_bulk, start_bulk
+from django_asyncq.inspector import Inspector
+from django_asyncq.models import BulkAction, Gate, PauseKind, Schedule, StartupRun, TaskRecord, TaskState
+
+from . import tasks
+from .admin_cases import error, make
+from .browsing import DESKTOP, PHONE, Person, in_browser
+from .workers import wait_until, workers
+
+pytestmark = in_browser
+
+AXE = os.environ.get("ASYNCQ_TEST_AXE", "")
+TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+# Django 5.2 breaks rules in its own templates, which 6.1 has mended: links told by colour alone, fields without labels.
+OF_DJANGO = [[".breadcrumbs"], [".vDateField"], [".vTimeField"]] if django.VERSION < (6, 1) else []
+RUN_AXE = """
+const done = arguments[arguments.length - 1];
+axe.run({exclude: arguments[1]}, {runOnly: arguments[0], resultTypes: ["violations"]}).then(
+    (found) => done(found.violations.map((each) => [each.id, each.nodes.map((node) => node.html).slice(0, 3)])),
+    (error) => done([["axe failed", [String(error)]]])
+);
+"""
+LONG = "a very long message that does not fit into the width of any column of the list " * 3
+
+
+@pytest.fixture
+def site(tmp_path: Path, person: Person) -> Iterator[Person]:
+    """A site with tasks in all states, gates, pauses, schedules and a worker."""
+    now = timezone.now()
+    Gate.objects.create(name="narrow", limit=2)
+    Gate.objects.create(name="a-gate-with-a-long-name-for-a-customer-in-germany", limit=20)
+    for number in range(12):
+        at = now - timedelta(minutes=7 * number)
+        make(TaskState.SUCCEEDED, name="shop.tasks.send_receipt", finished_at=at, last_attempted_at=at, started_at=at)
+    for number in range(5):
+        make(last_exception="shop.errors.CardDeclined", finished_at=now - timedelta(hours=number), errors=[error(LONG)])
+    make(last_exception="builtins.KeyError", retry_at=now + timedelta(minutes=4), max_attempts=3)
+    make(TaskState.QUEUED, run_after=now + timedelta(hours=3), queue_name="reports")
+    make(TaskState.RUNNING, timeout_seconds=10, last_attempted_at=now - timedelta(hours=1), worker_ids=["lost:1:2:3"])
+    for _ in range(3):
+        tasks.stamp.using(queue_name="mail").enqueue()
+    pausing.pause(PauseKind.QUEUE, "mail", by="bob", note="the provider is down")
+    pausing.pause(PauseKind.TASK, "tests.tasks.add", by="bob")
+    pause_bulk(start_bulk("retry", {"last_exception": "shop.errors.CardDeclined"}, by="ann"))
+    Schedule.objects.create(name="tidy", task="tests.tasks.tidy", cron="0 4 * * *", zone="UTC")
+    StartupRun.objects.create(name="warm", holder="host:1", term=3, begun_at=now, finished_at=now)
+    with workers(tmp_path, "--processes", "2", "--queues", "default,mail"):
+        wait_until(lambda: len(Inspector().workers.all()) == 2, "the heartbeats")
+        task = tasks.nap.enqueue(60)
+        wait_until(lambda: TaskRecord.objects.get(pk=task.id).state == TaskState.RUNNING, "a run")
+        yield person
+
+
+def addresses() -> dict[str, str]:
+    """The pages, by the names of their pictures."""
+    failed = TaskRecord.objects.filter(last_exception="shop.errors.CardDeclined").first()
+    bulk, gate, schedule, startup = (
+        f"{model._meta.model_name}/{model._default_manager.get_queryset()[0].pk}/change/"
+        for model in (BulkAction, Gate, Schedule, StartupRun)
+    )
+    assert failed is not None
+    return {
+        "overview": "",
+        "tasks": "taskrecord/",
+        "tasks-failed": "taskrecord/?state=failed",
+        "tasks-stuck": "taskrecord/?state=stuck",
+        "task": f"taskrecord/{failed.pk}/change/",
+        "failures": "taskrecord/failures/?span=7d",
+        "queues": "taskrecord/queues/",
+        "workers": "taskrecord/workers/",
+        "bulk-question": "taskrecord/bulk/?kind=delete&state=failed",
+        "bulk-list": "bulkaction/",
+        "bulk": bulk,
+        "gates": "gate/",
+        "gate": gate,
+        "pauses": "pause/",
+        "schedules": "schedule/",
+        "schedule": schedule,
+        "startup-runs": "startuprun/",
+        "startup-run": startup,
+    }
+
+
+def faults(person: Person) -> list[Any]:
+    """What is wrong with the page that is shown."""
+    found: list[Any] = []
+    wide = person.browser.execute_script(
+        "return document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"
+    )
+    if wide:
+        found.append("scrolls sideways")
+    if not person.browser.execute_script("return document.querySelectorAll('h1').length"):
+        found.append("has no heading")
+    found += [
+        entry["message"]
+        for entry in person.browser.get_log("browser")
+        if entry["level"] == "SEVERE" and "favicon" not in entry["message"]
+    ]
+    hosts = person.browser.execute_script(
+        "return [...new Set(performance.getEntriesByType('resource').map((each) => new URL(each.name).host))]"
+    )
+    found += [f"asks {host}" for host in hosts if host and host not in person.site]
+    if AXE:
+        person.browser.execute_script(Path(AXE).read_text())
+        found += person.browser.execute_async_script(RUN_AXE, TAGS, OF_DJANGO)
+    return found
+
+
+def test_every_page_is_sound_in_light_and_dark_and_on_a_phone(site: Person) -> None:
+    """No sideways scroll, no error of the browser, no request to another site, and no violation that axe finds."""
+    wrong = {}
+    for theme, width in (("light", DESKTOP), ("dark", DESKTOP), ("light", PHONE)):
+        site.width(width)
+        for name, address in addresses().items():
+            site.open(address)
+            if name == "overview":
+                site.theme(theme)
+            site.picture(f"{name}-{theme}-{width}")
+            if found := faults(site):
+                wrong[f"{name}-{theme}-{width}"] = found
+    assert not wrong, "\n".join(f"{name}: {each}" for name, each in wrong.items())
+
+
+NUMBER = "#asyncq-queues tbody td.asyncq-number a"
+# Have the page ask now, and not after five seconds.
+EXPECT_SOON = "const now = Date.now; Date.now = () => now() + 6000;"
+
+
+def test_numbers_stay_alive_until_they_are_paused(person: Person) -> None:
+    """The page is not loaded again, what has the focus keeps it, and it says when it was updated."""
+    tasks.stamp.using(queue_name="mail").enqueue()
+    person.open("taskrecord/queues/")
+    assert person.one(NUMBER).text == "1"
+    person.browser.execute_script("window.isTheSame = true; document.querySelector('.asyncq-navigation a').focus()")
+    tasks.stamp.using(queue_name="mail").enqueue()
+    person.browser.execute_script(EXPECT_SOON)
+    person.wait.until(lambda browser: person.one(NUMBER).text == "2")
+    assert person.browser.execute_script("return window.isTheSame && document.activeElement.closest('nav') !== null")
+    assert "Updated" in person.one(".asyncq-live-text").text
+    button = person.one(".asyncq-live button")
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+    person.wait.until(lambda browser: person.one(".asyncq-live-text").text == "Paused")
+    tasks.stamp.using(queue_name="mail").enqueue()
+    # The page counts what it has asked for; two rounds of its clock pass without another request.
+    asked = "return performance.getEntriesByType('resource').filter((each) => each.initiatorType === 'fetch').length"
+    before = person.browser.execute_script(asked)
+    person.browser.execute_script(EXPECT_SOON)
+    person.browser.execute_async_script("setTimeout(arguments[0], 2500)")
+    assert person.browser.execute_script(asked) == before and person.one(NUMBER).text == "2"
+    button.click()
+    person.wait.until(lambda browser: person.one(NUMBER).text == "3")
+
+
+def test_an_operator_stops_the_bleeding_without_javascript(site: Person) -> None:
+    """Pause a queue with a note, see it on each page, cancel what waits, retry a group, and resume."""
+    site.browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    site.open("")
+    assert "Who is working?" in site.one("#content").text
+    site.open("taskrecord/queues/")
+    row = "#asyncq-queues tbody tr:first-child"
+    site.one(f"{row} button").click()
+    site.one("#asyncq-reason").send_keys("looking into it")
+    site.one("form.asyncq-section button").click()
+    assert "looking into it" in site.one("#asyncq-queues").text
+    site.open("taskrecord/failures/?span=7d")
+    site.one("#asyncq-failures form button").click()
+    assert "Retry 5 failed tasks?" in site.one("h1").text
+    site.one("form.asyncq-section button").click()
+    assert "Retry of many tasks" in site.one("h1").text
+    site.open("taskrecord/queues/")
+    site.one(f"{row} button").click()
+    assert "Resumed" in site.messages()[0]

@@ -1,0 +1,115 @@
+"""Real worker processes are shown to asynq's tools, and take no more tasks while they are asked not to."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_asyncq.broker import Broker, servers
+from django_asyncq.broker.servers import WorkerInfo
+from django_asyncq.models import TaskRecord, TaskState
+
+from . import tasks
+from .workers import Workers, wait_until, workers
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def fleet(own_keys: None, tmp_path: Path) -> Iterator[Workers]:
+    """Two worker processes with two slots each, and a beat of half a second."""
+    options = ("--concurrency", "2", "--processes", "2", "--queues", "default=3,mail", "--worker-id", "host-a")
+    with workers(tmp_path, *options, ASYNCQ_TEST_SHUTDOWN_GRACE="2") as found:
+        wait_until(lambda: len(servers.workers()) == 2, "two workers that are shown")
+        yield found
+
+
+def shown(**wanted: Any) -> list[WorkerInfo]:
+    """Return the workers whose details have these values."""
+    return [
+        worker
+        for worker in servers.workers()
+        if worker.details is not None and all(getattr(worker.details, name) == each for name, each in wanted.items())
+    ]
+
+
+def state_of(result: Any) -> int:
+    """The state of a task's row."""
+    return TaskRecord.objects.get(pk=result.id).state
+
+
+def test_each_worker_process_is_a_server(fleet: Workers) -> None:
+    """With what it runs, and what asynq has no word for; a dead one goes at once, all at a clean stop."""
+    long, other = tasks.nap.enqueue(30), tasks.add.enqueue(1)
+    wait_until(lambda: state_of(other) == TaskState.SUCCEEDED, "the short task")
+    busy = wait_until(lambda: [worker for worker in servers.workers() if worker.running], "a worker that is busy")
+    (worker,) = busy
+    (running,) = worker.running
+    assert (running.id, running.type, running.queue) == (str(long.id), tasks.nap.module_path, "default")
+    assert running.payload == b'{"args":[30],"kwargs":{}}'
+    record = TaskRecord.objects.get(pk=long.id)
+    assert record.started_at is not None and abs((running.started_at - record.started_at).total_seconds()) < 1
+    assert (worker.host, worker.concurrency, dict(worker.queues), worker.status) == (
+        "host-a",
+        2,
+        {"default": 3, "mail": 1},
+        "active",
+    )
+    assert sorted(each.pid for each in servers.workers()) == sorted(fleet.children())
+    details = worker.details
+    assert details is not None
+    assert details.worker_id == record.worker_ids[-1]
+    assert details.supervisor_pid == fleet.process.pid
+    assert details.rss_bytes > 10_000_000
+    assert tasks.add.module_path in details.tasks
+    wait_until(lambda: len(shown(is_leader=True)) == 2, "a supervisor that leads")
+    os.kill(worker.pid, signal.SIGKILL)
+    wait_until(lambda: worker.id not in [each.id for each in servers.workers()], "the dead worker to go", 2)
+    wait_until(lambda: len(shown(is_quarantined=False)) == 2, "its replacement")
+    (alone,) = wait_until(lambda: shown(is_quarantined=True), "the quarantine process of its task")
+    assert (alone.concurrency, alone.details is not None) == (1, True)
+    fleet.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: {worker.status for worker in servers.workers()} <= {"stopped"}, "workers that take no more")
+    fleet.stop()
+    client, prefix = Broker().client, Broker().prefix
+    assert [
+        key for kind in ("servers", "workers", "worker-info") for key in client.scan_iter(f"{prefix}:{kind}*")
+    ] == []
+
+
+def test_a_drained_host_finishes_what_it_runs_and_takes_no_more(fleet: Workers) -> None:
+    """Also a process that starts later; after `resume` it takes what has waited."""
+    running = tasks.nap.enqueue(1.2)
+    wait_until(lambda: [worker for worker in servers.workers() if worker.running], "a worker that is busy")
+    assert len(servers.drain("host-a")) == 2
+    wait_until(lambda: len(shown(is_draining=True)) == 2, "two workers that drain")
+    assert {worker.status for worker in servers.workers()} == {"stopped"}
+    waiting = [tasks.add.enqueue(number) for number in range(5)]
+    wait_until(lambda: state_of(running) == TaskState.SUCCEEDED, "what ran")
+    idle = shown(is_draining=True)[0]
+    os.kill(idle.pid, signal.SIGKILL)
+    wait_until(
+        lambda: len(shown(is_draining=True)) == 2 and idle.id not in [worker.id for worker in servers.workers()],
+        "a replacement that drains",
+    )
+    assert {state_of(result) for result in waiting} == {TaskState.QUEUED}
+    assert servers.resume("host-a")
+    wait_until(lambda: {state_of(result) for result in waiting} == {TaskState.SUCCEEDED}, "what has waited")
+    wait_until(lambda: len(shown(is_draining=False)) == 2, "two workers that take tasks")
+
+
+def test_one_drained_process_leaves_the_work_to_the_other(fleet: Workers) -> None:
+    """Whichever of them has the free slots."""
+    first, second = servers.workers()
+    assert first.details is not None and second.details is not None
+    servers.drain(first.details.worker_id)
+    wait_until(lambda: [worker.id for worker in shown(is_draining=True)] == [first.id], "one worker that drains")
+    results = [tasks.add.enqueue(number) for number in range(20)]
+    wait_until(lambda: all(state_of(result) == TaskState.SUCCEEDED for result in results), "all tasks")
+    ran = {worker for record in TaskRecord.objects.all() for worker in record.worker_ids}
+    assert ran == {second.details.worker_id}
