@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -53,9 +53,12 @@ class AsyncqResult(_FrameworkResult[P, R]):  # type: ignore[misc]
 
     progress: what the task reported last with `context.progress`, as {"done", "total", "message", "data"}; None if
     nothing. A retry begins with None.
+    is_new: of what `enqueue` returned: whether the call has made this task; False when an existing one stands for it,
+    as with `on_duplicate="return"`. None of a result that was read.
     """
 
     progress: dict[str, Any] | None = None
+    is_new: bool | None = field(default=None, compare=False)
 
     def refresh(self) -> None:
         """Read the row again; the progress of a running task from Redis, where it is newer."""

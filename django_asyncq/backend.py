@@ -94,7 +94,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
         records = self.new_rows(task, calls)
         own_task = task if task.backend == self.alias else None
-        results = {record.id: result_of(record, own_task) for record in records}
+        results = {record.id: result_of(record, own_task, is_new=True) for record in records}
 
         def announce_enqueued(committed: list[TaskRecord]) -> None:
             for record in committed:
@@ -108,7 +108,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
                 partial=partial,
                 on_committed=announce_enqueued,
             )
-            return [row and (results.get(row.id) or result_of(row)) for row in found]
+            return [row and (results.get(row.id) or result_of(row, is_new=False)) for row in found]
         admitted = {record.id for record in lifecycle.enqueue(records, partial=partial, on_committed=announce_enqueued)}
         return [result if id in admitted else None for id, result in results.items()]
 

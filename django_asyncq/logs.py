@@ -1,4 +1,4 @@
-"""What a log line about a task says of it, and where lines go when the project has configured no logging.
+"""What a log line about a task says of it.
 
 Needs no Django, so LOGGING may name the filter before any app is loaded.
 """
@@ -6,9 +6,10 @@ Needs no Django, so LOGGING may name the filter before any app is loaded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, NamedTuple
 
 from .trace_ids import trace_headers_of, trace_id_of
 
@@ -21,11 +22,11 @@ PACKAGE_LOGGER = "django_asyncq"
 RUN_LOGGER = "django_asyncq.runs"
 # A line about several tasks names this many: an outage may concern thousands.
 IDS_IN_A_LINE = 100
-# By `-v`: nothing but errors; what matters; the runs of tasks too (see `log_to_stderr`); everything.
-LEVELS = {0: logging.ERROR, 1: logging.INFO, 2: logging.INFO, 3: logging.DEBUG}
 
 # The row of the run that a thread or coroutine works for; asgiref and asyncio take it along to other threads.
 _running: ContextVar[TaskRecord | None] = ContextVar("django_asyncq_running", default=None)
+# The row that lines are about which are logged after the body, such as that of its failure.
+_about: ContextVar[TaskRecord | None] = ContextVar("django_asyncq_about", default=None)
 
 
 class CurrentTask(NamedTuple):
@@ -66,6 +67,21 @@ def enter_run(record: TaskRecord) -> None:
 def leave_run() -> None:
     """Note that the body has returned, or raised."""
     _running.set(None)
+
+
+@contextmanager
+def about(record: TaskRecord) -> Iterator[None]:
+    """Let the secrets of a task be masked in lines that are logged in the block, as in those of its body."""
+    token = _about.set(record)
+    try:
+        yield
+    finally:
+        _about.reset(token)
+
+
+def record_in_question() -> TaskRecord | None:
+    """Return the row of the task that the caller logs about, or whose body it is part of; None for others."""
+    return _about.get() or _running.get()
 
 
 def log_extra(*records: TaskRecord) -> dict[str, object]:
@@ -111,38 +127,3 @@ class TaskLogFilter(logging.Filter):
             if not hasattr(record, key):
                 setattr(record, key, self.default if current is None else getattr(current, key))
         return True
-
-
-class StderrHandler(logging.StreamHandler[TextIO]):
-    """Write the lines of this package to standard error. process: "supervisor", "worker" or "start-up task"."""
-
-    def __init__(self, process: str, verbosity: int) -> None:
-        super().__init__()
-        self.verbosity = verbosity
-        self.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-8s {process} %(process)d: %(message)s"))
-
-
-def log_to_stderr(process: str, verbosity: int) -> None:
-    """Write the lines of this package to standard error, if they would reach no handler; else change nothing.
-
-    process: of which kind this one is, for the lines. verbosity: 0 to 3, as `-v` of Django's commands.
-    """
-    logger = logging.getLogger(PACKAGE_LOGGER)
-    if logger.hasHandlers():
-        return
-    logger.addHandler(StderrHandler(process, verbosity))
-    _set_level(logger, LEVELS[verbosity])
-    if verbosity > 1:
-        _set_level(logging.getLogger(RUN_LOGGER), logging.DEBUG)
-
-
-def stderr_verbosity() -> int | None:
-    """Return the verbosity with which this process logs to standard error; None when the project's logging does it."""
-    handlers: Sequence[logging.Handler] = logging.getLogger(PACKAGE_LOGGER).handlers
-    return next((each.verbosity for each in handlers if isinstance(each, StderrHandler)), None)
-
-
-def _set_level(logger: logging.Logger, level: int) -> None:
-    """Set a level, unless the project has set one."""
-    if logger.level == logging.NOTSET:
-        logger.setLevel(level)

@@ -46,11 +46,12 @@ def sender_of(alias: str) -> type:
 
 
 def result_of(
-    record: TaskRecord, task: Any = None, *, progress: dict[str, Any] | None = None
+    record: TaskRecord, task: Any = None, *, progress: dict[str, Any] | None = None, is_new: bool | None = None
 ) -> AsyncqResult[Any, Any]:
     """Return the row as a result of Django's framework.
 
     task: as it was enqueued; default read from the row. progress: a newer one than the row has, if there is one.
+    is_new: for a result of `enqueue`.
     """
     result: AsyncqResult[Any, Any] = AsyncqResult(
         task=task or _task_of(record),
@@ -69,6 +70,7 @@ def result_of(
         ],
         worker_ids=list(record.worker_ids),
         progress=progress or shown_progress(record.progress),
+        is_new=is_new,
     )
     compat.set_return_value(result, record.return_value)
     return result

@@ -71,6 +71,8 @@ class RunLog:
     ) -> None:
         self.attempt = attempt
         self.recorded = recorded
+        # Masks the secrets of a text; set where the task has others than those of the setting.
+        self.mask: Callable[[str], str] | None = None
         self._lines: deque[Line] = deque(maxlen=most)
         self._share = share
         self._count = 0
@@ -79,7 +81,7 @@ class RunLog:
 
     def add(self, record: logging.LogRecord) -> None:
         """Keep a line, unless the run has finished: a thread that it has left behind may still log."""
-        text = line_text(record)
+        text = line_text(record, self.mask)
         level = min(max(record.levelno, 0), MOST_LEVEL)
         with self._lock:
             if self._is_closed:
@@ -169,10 +171,11 @@ def _is_only_handler(record: logging.LogRecord) -> bool:
 # --- the text
 
 
-def line_text(record: logging.LogRecord) -> str:
+def line_text(record: logging.LogRecord, mask: Callable[[str], str] | None = None) -> str:
     """Return the text of a line with its traceback, cut to MAX_LOG_LINE_BYTES.
 
-    Of a long message the beginning is kept, of a long traceback the end. What is cut has its secrets masked before.
+    mask: masks the secrets of the task. Of a long message the beginning is kept, of a long traceback the end. What is
+    cut has its secrets masked before.
     """
     limit = conf.current().max_log_line_bytes
     # Not `Formatter.format`, which leaves its traceback in the record, for the handlers that come later.
@@ -183,6 +186,8 @@ def line_text(record: logging.LogRecord) -> str:
         parts.append(record.exc_text)
     if record.stack_info:
         parts.append(record.stack_info)
+    if mask is not None:
+        parts = [mask(part) for part in parts]
     if sum(map(len, parts)) * 4 + len(parts) <= limit:
         return clean("\n".join(parts))
     if len(parts) == 1:

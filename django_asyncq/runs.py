@@ -10,7 +10,7 @@ import logging
 
 from .definitions.exception_text import text_of
 from .guard import class_name, get_logger
-from .logs import RUN_LOGGER, log_extra
+from .logs import RUN_LOGGER, about, log_extra
 from .models import FailureReason, TaskRecord
 
 logger = get_logger(RUN_LOGGER)
@@ -44,7 +44,8 @@ def log_failed(record: TaskRecord, exception: BaseException | None = None, *, ha
     """
     if record.reason == FailureReason.CANCELLED:
         text = "task %s %s: cancelled: %s"
-        logger.info(text, record.id, record.name, _last_error(record), extra=log_extra(record))
+        with about(record):
+            logger.info(text, record.id, record.name, _last_error(record), extra=log_extra(record))
         return
     is_final = record.retry_at is None
     with_traceback = is_final or logger.isEnabledFor(logging.DEBUG)
@@ -55,17 +56,18 @@ def log_failed(record: TaskRecord, exception: BaseException | None = None, *, ha
         then = "; it is not retried"
     else:
         then = f"; next attempt at {record.retry_at:%Y-%m-%dT%H:%M:%SZ}"
-    logger.log(
-        logging.ERROR if is_final else logging.WARNING,
-        "task %s %s: %sfailed%s: %s",
-        record.id,
-        record.name,
-        attempt,
-        then,
-        _last_error(record),
-        exc_info=exception if with_traceback else None,
-        extra=log_extra(record),
-    )
+    with about(record):
+        logger.log(
+            logging.ERROR if is_final else logging.WARNING,
+            "task %s %s: %sfailed%s: %s",
+            record.id,
+            record.name,
+            attempt,
+            then,
+            _last_error(record),
+            exc_info=exception if with_traceback else None,
+            extra=log_extra(record),
+        )
 
 
 def log_uncounted(record: TaskRecord, reason: str) -> None:
@@ -92,15 +94,16 @@ def log_crashed(record: TaskRecord, reason: str) -> None:
 def log_cut(record: TaskRecord, error: BaseException) -> None:
     """Log that the database connection of a run was cut: ERROR when the task has failed, else WARNING."""
     then = "it has failed" if record.is_final else "it is queued again, without using an attempt"
-    logger.log(
-        logging.ERROR if record.is_final else logging.WARNING,
-        "task %s %s: its database connection was cut, and nothing was committed; %s: %s",
-        record.id,
-        record.name,
-        then,
-        _one_line(f"{class_name(error)}: {text_of(error)}"),
-        extra=log_extra(record),
-    )
+    with about(record):
+        logger.log(
+            logging.ERROR if record.is_final else logging.WARNING,
+            "task %s %s: its database connection was cut, and nothing was committed; %s: %s",
+            record.id,
+            record.name,
+            then,
+            _one_line(f"{class_name(error)}: {text_of(error)}"),
+            extra=log_extra(record),
+        )
 
 
 def _last_error(record: TaskRecord) -> str:

@@ -11,7 +11,7 @@ from django.test import Client
 
 from django_asyncq.models import Gate, TaskRecord, TaskState
 
-from . import tasks
+from . import tasks, unique_tasks
 from .admin_cases import LIST, client_with, make, said
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -51,6 +51,28 @@ def test_a_failed_task_is_enqueued_with_new_arguments(operator: Client) -> None:
     assert record.retried_from == old.pk and TaskRecord.objects.get(pk=old.pk).state == TaskState.FAILED
     assert str(old.pk) in operator.get(response.url).content.decode()
     assert LogEntry.objects.count() == 2
+
+
+def test_an_existing_task_with_the_key_is_not_called_new(operator: Client) -> None:
+    """It keeps its arguments and its history; the message says that it was there."""
+    standing = unique_tasks.shared.enqueue(2)
+    old = make(name="tests.unique_tasks.shared", args=[1])
+    response = operator.post(again_of(old), {"args": "[2]", "kwargs": ""})
+    record = TaskRecord.objects.get(pk=standing.id)
+    assert response.url == f"{LIST}{record.pk}/change/" and record.retried_from is None
+    assert said(response) == [("warning", f"No new task: {record} has the same key, and stays as it is.")]
+    assert TaskRecord.objects.count() == 2 and not LogEntry.objects.exists()
+
+
+def test_a_waiting_task_that_got_the_arguments_says_so(operator: Client) -> None:
+    """No new task is claimed; the history of the one that was changed has who did it."""
+    standing = unique_tasks.newest.enqueue(1, "old")
+    old = make(name="tests.unique_tasks.newest", args=[1, "lost"])
+    response = operator.post(again_of(old), {"args": '[1, "new"]', "kwargs": ""})
+    record = TaskRecord.objects.get(pk=standing.id)
+    assert record.args == [1, "new"] and record.retried_from is None
+    assert said(response) == [("success", f"No new task: {record} was waiting, and got these arguments.")]
+    assert LogEntry.objects.get().object_id == str(record.pk)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
+from django.core.management import call_command
 from django.utils import timezone
 
-from django_asyncq import task
+from django_asyncq import logs, run_log, task
 from django_asyncq.exceptions import InvalidOption
-from django_asyncq.models import TaskLogLine, TaskState
+from django_asyncq.masking import MaskingFormatter, masker_of
+from django_asyncq.models import Occurrence, OccurrenceOutcome, Schedule, TaskLogLine, TaskState
 from django_asyncq.redaction import MASK, Masker
+from django_asyncq.runs import log_failed
 
 from .admin_cases import LIST, client_with, error, make
 from .tasks import takes_anything
@@ -44,6 +50,96 @@ def test_a_sensitive_argument_is_masked_wherever_it_occurs() -> None:
             page = client.get(address).content.decode()
             assert IBAN not in page, address
         assert MASK in client.get(f"{LIST}{record.pk}/change/").content.decode()
+
+
+def test_the_command_masks_them_too() -> None:
+    """`asyncq tasks show`, as text and as JSON; with --unmasked they are there."""
+    text = f"no account {IBAN}"
+    record = make(name=NAME, args=[IBAN, 5], errors=[error(text, traceback=text)])
+    for more in ((), ("--json",)):
+        out = StringIO()
+        call_command("asyncq", "tasks", "show", str(record.pk), *more, stdout=out)
+        assert IBAN not in out.getvalue() and MASK in out.getvalue()
+    out = StringIO()
+    call_command("asyncq", "tasks", "show", str(record.pk), "--unmasked", stdout=out)
+    assert IBAN in out.getvalue()
+
+
+def test_schedules_mask_what_their_task_declares() -> None:
+    """In the list and on the page: the arguments, and why an occurrence was refused."""
+    row = Schedule.objects.create(
+        name="pay", task=NAME, args=[IBAN, 5], kwargs={"account": {"k": 1}}, cron="0 1 * * *", is_declared=True
+    )
+    Occurrence.objects.create(
+        schedule=row, occurs_at=timezone.now(), outcome=OccurrenceOutcome.REFUSED, note=f"no {IBAN}"
+    )
+    client = client_with("view_schedule")
+    for address in ("", f"{row.pk}/change/"):
+        page = client.get(f"/admin/django_asyncq/schedule/{address}").content.decode()
+        assert IBAN not in page and MASK in page
+
+
+def test_lines_of_a_run_are_masked_before_they_are_cut(settings: Any) -> None:
+    """Half a secret at the end of a stored line would be one too."""
+    settings.ASYNCQ = {**settings.ASYNCQ, "MAX_LOG_LINE_BYTES": 1_000}
+    log = run_log.RunLog(1, 5)
+    log.mask = masker_of(make(name=NAME, args=[IBAN, 5])).text
+    log.add(logging.LogRecord("x", logging.INFO, "x", 1, "." * 985 + IBAN + "." * 2_000, (), None))
+    (line,) = log.lines
+    assert IBAN[:8] not in line.text and "\N{BULLET}" in line.text
+
+
+def test_a_formatter_masks_the_lines_about_a_task() -> None:
+    """Those of its body and of its failure, with the traceback; of others the secrets of the setting."""
+    record = make(name=NAME, args=[IBAN, 5], errors=[error(f"no {IBAN}")])
+    out = StringIO()
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(MaskingFormatter("%(message)s"))
+    loggers = [logging.getLogger(name) for name in ("django_asyncq.runs", "own")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        try:
+            raise ValueError(f"no {IBAN}")
+        except ValueError as raised:
+            log_failed(record, raised)
+        logs.enter_run(record)
+        loggers[1].error("pays to %s", IBAN)
+        logs.leave_run()
+        loggers[1].error("password=hunter22 and %s", "others")
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+    text = out.getvalue()
+    assert IBAN not in text and "hunter22" not in text and text.count(MASK) >= 4
+    assert "ValueError" in text and "Traceback" in text and "others" in text
+
+
+def test_a_person_with_the_permission_sees_them_by_a_post_that_is_noted() -> None:
+    """Never by a link, never kept by the browser; the page of the task offers it to nobody else."""
+    record = make(name=NAME, args=[IBAN, 5], errors=[error(f"no {IBAN}")], kwargs={"account": {"password": "hunter22"}})
+    page, secrets = f"{LIST}{record.pk}/change/", f"{LIST}{record.pk}/secrets/"
+    other = client_with("view_taskrecord", name="other")
+    assert other.post(secrets).status_code == 403 and "Show secret values" not in other.get(page).content.decode()
+    client = client_with("view_taskrecord", "view_payload")
+    assert "Show secret values" in client.get(page).content.decode()
+    assert client.get(secrets).status_code == 405 and not LogEntry.objects.exists()
+    response = client.post(secrets)
+    shown = response.content.decode()
+    assert "no-store" in response["Cache-Control"] and IBAN in shown and "hunter22" in shown and f"no {IBAN}" in shown
+    assert LogEntry.objects.get().change_message == "Secret values shown."
+    assert IBAN not in client.get(page).content.decode()
+
+
+def test_the_form_of_new_arguments_asks_before_it_shows_them() -> None:
+    """A look is noted; what the form shows is not kept by the browser."""
+    record = make(name=NAME, args=[IBAN, 5])
+    client = client_with("view_taskrecord", "retry_task", "view_payload")
+    again = f"{LIST}{record.pk}/again/"
+    assert IBAN not in client.get(again).content.decode() and not LogEntry.objects.exists()
+    response = client.post(again, {"confirmed": "yes"})
+    assert IBAN in response.content.decode() and "no-store" in response["Cache-Control"]
+    assert LogEntry.objects.get().change_message == "Secret values shown."
 
 
 def test_a_sensitive_result_is_masked_whole() -> None:

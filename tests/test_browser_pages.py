@@ -178,15 +178,15 @@ def test_an_operator_stops_the_bleeding_without_javascript(site: Person) -> None
     assert "Who is working?" in site.one("#content").text
     site.open("taskrecord/queues/")
     row = "#asyncq-queues tbody tr:first-child"
-    site.one(f"{row} button").click()
+    site.press(f"{row} button")
     site.one("#asyncq-reason").send_keys("looking into it")
-    site.one("form.asyncq-section button").click()
+    site.press("form.asyncq-section button")
     assert "looking into it" in site.one("#asyncq-queues").text
     site.open("taskrecord/failures/?span=7d")
-    site.one("#asyncq-failures form button").click()
+    site.press("#asyncq-failures form button")
     assert "Retry 5 failed tasks?" in site.one("h1").text
-    site.one("form.asyncq-section button").click()
+    site.press("form.asyncq-section button")
     assert "Retry of many tasks" in site.one("h1").text
     site.open("taskrecord/queues/")
-    site.one(f"{row} button").click()
+    site.press(f"{row} button")
     assert "Resumed" in site.messages()[0]

@@ -940,7 +940,7 @@ def test_without_a_usable_folder_locks_are_in_redis_only(
     folder = tmp_path / "file" / "locks"
     if why == "platform":
         folder = tmp_path
-        monkeypatch.setattr(lock_files, "fcntl", None)
+        monkeypatch.setattr(lock_files, "HAS_FLOCK", False)
         # Such a platform has no locks of coordinators that were garbage-collected, but tests before may have left some.
         monkeypatch.setattr(hold, "_orphans", [])
     holder = StartupTaskCoordinator(None, folder, single_instance=True)
@@ -1727,6 +1727,6 @@ def test_a_platform_without_flock_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On Windows there is no flock, and the error says so."""
-    monkeypatch.setattr(lock_files, "fcntl", None)
+    monkeypatch.setattr(lock_files, "HAS_FLOCK", False)
     with pytest.raises(BrokerUnavailable, match="does not support file locks"):
         StartupTaskCoordinator(connect(no_redis), tmp_path).acquire(name, TTL)

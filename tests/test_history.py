@@ -83,6 +83,48 @@ def test_what_redis_has_forgotten_is_a_gap(broker: Broker, client: redis.Redis, 
     assert [each[1:] for each in History().minutes(QUEUE, since)] == [(None, None)] * 4
 
 
+@pytest.mark.parametrize("minutes", [1, 15, 60])
+def test_parts_of_an_hour_are_the_sums_of_its_minutes(
+    broker: Broker, client: redis.Redis, at: list[datetime], minutes: int
+) -> None:
+    """Across hours, with what is not known, and with the odd values of another program."""
+    client.set(alive_key(), int(at[0].timestamp()) - 45 * 60)
+    for ago in range(0, 130, 7):
+        moment = at[0] - ago * MINUTE
+        odd = {"x1": "5", "p61": "5", "p1x": "5", f"f{ago % 60}": "x"}
+        client.hset(QueueKeys(QUEUE).minutes(f"{moment:%Y-%m-%dT%H}"), mapping={f"p{moment.minute}": ago + 1, **odd})
+    since = at[0].replace(minute=0) - 2 * 60 * MINUTE
+    found = History().parts(QUEUE, since, at[0], minutes)
+    sums: dict[datetime, list[int]] = {}
+    for each in History().minutes(QUEUE, since):
+        part = sums.setdefault(each.at - each.at.minute % minutes * MINUTE, [])
+        part += [] if each.processed is None else [each.processed]
+    assert {each.at: each.processed for each in found} == {
+        start: sum(counts) if counts else None for start, counts in sums.items()
+    }
+    assert all((each.failed is None) == (each.processed is None) for each in found)
+    client.delete(QueueKeys(QUEUE).minutes(f"{at[0]:%Y-%m-%dT%H}"))
+    client.set(QueueKeys(QUEUE).minutes(f"{at[0]:%Y-%m-%dT%H}"), "a text")
+    assert History().parts(QUEUE, at[0], at[0], minutes)[-1].processed == 0
+
+
+def test_hours_that_are_over_are_read_once(broker: Broker, client: redis.Redis, at: list[datetime]) -> None:
+    """The one that is not over, one that ended a moment ago, and one without counts are read each time."""
+    hours = [at[0].replace(minute=0, second=0) - ago * timedelta(hours=1) for ago in (0, 1, 2)]
+    at[0] = hours[0] + timedelta(seconds=90)
+    names = [QueueKeys(QUEUE).minutes(f"{hour:%Y-%m-%dT%H}") for hour in hours]
+
+    def counted() -> list[int | None]:
+        return [each.processed for each in History().parts(QUEUE, hours[-1], at[0], 60)][::-1]
+
+    client.set(alive_key(), 1)
+    assert counted() == [0, 0, 0]
+    for round in (1, 2):
+        for name in names:
+            client.hset(name, "p0", round)
+        assert counted() == [round, round, 1]
+
+
 def test_odd_values_are_skipped(broker: Broker, client: redis.Redis, at: list[datetime]) -> None:
     """What another program has written is no count; a new count sets it aside."""
     key = QueueKeys(QUEUE).minutes(f"{at[0]:%Y-%m-%dT%H}")

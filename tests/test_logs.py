@@ -31,12 +31,11 @@ from django_asyncq.logs import (
     enter_run,
     leave_run,
     log_extra,
-    log_to_stderr,
-    stderr_verbosity,
 )
 from django_asyncq.management.commands.runworkers import Command
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.runs import log_failed
+from django_asyncq.stderr_log import log_to_stderr, stderr_verbosity
 
 from . import tasks
 from .runs import claimed

@@ -358,6 +358,7 @@ def test_return_gives_the_existing_task() -> None:
     run = taken_by("w")
     again = unique_tasks.shared.enqueue(1)
     assert (again.id, again.status.name) == (first.id, "RUNNING")
+    assert (first.is_new, again.is_new, unique_tasks.shared.get_result(first.id).is_new) == (True, False, None)
     finish(run)
     assert unique_tasks.shared.enqueue(1).id != first.id
 
@@ -366,6 +367,9 @@ def test_using_changes_what_becomes_of_a_duplicate() -> None:
     """For one call."""
     first = unique_tasks.report.enqueue(1)
     assert unique_tasks.report.using(on_duplicate="return").enqueue(1).id == first.id
+    replaced = unique_tasks.report.using(on_duplicate="replace").enqueue(1, "tomorrow")
+    assert (replaced.id, replaced.is_new) == (first.id, False)
+    assert tasks.add.enqueue(1, 2).is_new is True
 
 
 # --- many calls

@@ -69,6 +69,12 @@ def shared(user_id: int) -> int:
     return user_id
 
 
+@task(unique="{user_id}", on_duplicate="replace")
+def newest(user_id: int, what: str = "") -> str:
+    """A second call gives its arguments to the one that waits."""
+    return what
+
+
 @task(unique="{user_id}", max_attempts=2, backoff=60)
 def fails(user_id: int) -> None:
     """Fails at once, and is retried a minute later."""

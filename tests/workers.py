@@ -151,5 +151,6 @@ def workers(
 
 
 def history(path: Path) -> list[dict[str, Any]]:
-    """Read a history file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """Read a history file. A line that is being written is not there yet."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]

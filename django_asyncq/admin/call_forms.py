@@ -6,7 +6,7 @@ Both go through the task's own `enqueue`, so gates, unique keys and the check of
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django import forms
 from django.contrib import messages
@@ -27,9 +27,10 @@ from ..models import TaskRecord, TaskState
 from ..storage.routing import rows_of, transaction_of
 from . import history
 from .code import known_task, schedulable_names, signature_text
-from .pages import paths, render_page, url_of
+from .pages import Question, ask, is_confirmed, paths, render_page, url_of
 from .permissions import requires
 from .schedule_form import ArgumentsField
+from .secret_page import NOTED, has_secret_arguments
 
 LONGEST_DELAY_SECONDS = 366 * 86_400
 
@@ -120,10 +121,12 @@ def enqueue_view(model_admin: ModelAdmin[Any], request: HttpRequest) -> HttpResp
     """Show the form, and enqueue a task that people may enqueue: one with `@task(schedulable=True)`."""
     form = EnqueueForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        record = _enqueue(form)
-        if record is not None:
-            history.note_tasks(request, [record], "Enqueued.")
-            return _done(model_admin, request, record)
+        enqueued = _enqueue(form)
+        if enqueued is not None:
+            if enqueued.is_new or enqueued.is_changed:
+                word = "Enqueued." if enqueued.is_new else "Got the arguments of a newer call."
+                history.note_tasks(request, [enqueued.record], word)
+            return _done(model_admin, request, enqueued)
     return _show(model_admin, request, form, _("Enqueue a task"), url_of(model_admin, "changelist"))
 
 
@@ -139,42 +142,82 @@ def again_view(model_admin: ModelAdmin[Any], request: HttpRequest, object_id: st
     if task is None or not can_be_changed(old):
         messages.warning(request, _("This task cannot be enqueued with new arguments."))
         return HttpResponseRedirect(back)
-    initial = {"args": old.args, "kwargs": old.kwargs}
-    form = CallForm(request.POST or None, initial=initial, task=task)
-    if request.method == "POST" and form.is_valid():
-        try:
-            form.task = task.using(queue_name=old.queue_name, priority=old.priority, backend=old.backend)
-            record = _enqueue(form, retried_from=old)
-        except InvalidOption as error:
-            form.add_error(None, str(error))
-            record = None
-        if record is not None:
-            history.note_tasks(request, [old], f"Enqueued with new arguments as {record.pk}.")
-            history.note_tasks(request, [record], f"Enqueued with new arguments, after {old.pk}.")
-            return _done(model_admin, request, record)
     title = _("Retry %(task)s with new arguments") % {"task": old}
+    is_submitted = request.method == "POST" and "args" in request.POST
+    if has_secret_arguments(old) and not is_submitted:
+        question = Question(
+            title=title,
+            lines=[_("Some of its arguments are secret. The form shows them, and the history of the task notes that.")],
+            button=_("Show the form"),
+            back=back,
+        )
+        if not is_confirmed(request, question):
+            return ask(model_admin, request, question)
+        history.note_tasks(request, [old], NOTED)
+    initial = {"args": old.args, "kwargs": old.kwargs}
+    form = CallForm(request.POST if is_submitted else None, initial=initial, task=task)
+    if is_submitted and form.is_valid() and (enqueued := _enqueue_again(request, form, old)) is not None:
+        return _done(model_admin, request, enqueued)
     return _show(model_admin, request, form, title, back)
 
 
-def _enqueue(form: CallForm, retried_from: TaskRecord | None = None) -> TaskRecord | None:
+class Enqueued(NamedTuple):
+    """The row that stands for a call.
+
+    is_new: False for a unique task's existing one; the call has made none then. is_changed: whether that has got the
+    arguments of the call.
+    """
+
+    record: TaskRecord
+    is_new: bool
+    is_changed: bool
+
+
+def _enqueue_again(request: HttpRequest, form: CallForm, old: TaskRecord) -> Enqueued | None:
+    """Enqueue what the form says instead of a task that has failed, and note it; None after a refusal."""
+    try:
+        form.task = form.task.using(queue_name=old.queue_name, priority=old.priority, backend=old.backend)
+    except InvalidOption as error:
+        form.add_error(None, str(error))
+        return None
+    enqueued = _enqueue(form, retried_from=old)
+    if enqueued is not None and enqueued.is_new:
+        history.note_tasks(request, [old], f"Enqueued with new arguments as {enqueued.record.pk}.")
+        history.note_tasks(request, [enqueued.record], f"Enqueued with new arguments, after {old.pk}.")
+    elif enqueued is not None and enqueued.is_changed:
+        history.note_tasks(request, [enqueued.record], f"Got the new arguments of {old.pk}.")
+    return enqueued
+
+
+def _enqueue(form: CallForm, retried_from: TaskRecord | None = None) -> Enqueued | None:
     """Enqueue what the form says; note a refusal in the form, and return None then."""
     data = form.cleaned_data
     try:
         with transaction_of(TaskRecord):
             result = form.task.enqueue(*data["args"], **data["kwargs"])
             rows = rows_of(TaskRecord).filter(pk=result.id)
-            if retried_from is not None:
+            if retried_from is not None and result.is_new:
                 rows.update(retried_from=retried_from.pk)
+            record = rows.first()
     except AsyncqError as error:
         form.add_error(None, one_line(error))
+        return None
+    if record is None:
+        form.add_error(None, _("The task that stands for this call was deleted at this moment. Enqueue again."))
+        return None
+    is_new = bool(result.is_new)
+    return Enqueued(record, is_new, is_changed=not is_new and form.task.on_duplicate != "return")
+
+
+def _done(model_admin: ModelAdmin[Any], request: HttpRequest, enqueued: Enqueued) -> HttpResponse:
+    url = url_of(model_admin, "change", quote(enqueued.record.pk))
+    link = format_html('<a href="{}">{}</a>', url, str(enqueued.record))
+    if enqueued.is_new:
+        messages.success(request, format_html(_("Enqueued: {}."), link))
+    elif enqueued.is_changed:
+        messages.success(request, format_html(_("No new task: {} was waiting, and got these arguments."), link))
     else:
-        return rows.first()
-    return None
-
-
-def _done(model_admin: ModelAdmin[Any], request: HttpRequest, record: TaskRecord) -> HttpResponse:
-    url = url_of(model_admin, "change", quote(record.pk))
-    messages.success(request, format_html(_("Enqueued: {}."), format_html('<a href="{}">{}</a>', url, str(record))))
+        messages.warning(request, format_html(_("No new task: {} has the same key, and stays as it is."), link))
     return HttpResponseRedirect(url)
 
 

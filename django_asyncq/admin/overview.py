@@ -18,12 +18,13 @@ from django.utils.translation import ngettext
 from ..exceptions import BrokerUnavailable
 from ..faults import one_line
 from ..inspector import Inspector, MinuteInfo, QueueInfo
+from ..inspector.counts import processed
 from ..models import BulkAction, BulkState, Gate
 from ..redaction import mask_text
 from ..storage.bounded_reads import counts_by_state
 from ..storage.routing import rows_of, writing_database
 from . import display
-from .charts import DEFAULT_SPAN, SPANS, Chart, as_rate, buckets_of
+from .charts import DEFAULT_SPAN, SPANS, Chart, Span, as_rate, buckets_of
 from .failure_page import read_groups
 from .fleet import Fleet, fleet_of
 from .gate_admin import read_occupancy
@@ -36,7 +37,6 @@ MOST_QUEUES = 50
 MOST_GATES = 50
 SHOWN = 5
 ENTRIES_SHOWN = 10
-DAY = 1_440
 RATE_MINUTES = 5
 
 
@@ -72,22 +72,20 @@ def overview_of(request: HttpRequest, app: str) -> dict[str, Any]:
     fleet = fleet_of(request)
     chosen = request.GET.get("span", DEFAULT_SPAN)
     chosen = chosen if chosen in SPANS else DEFAULT_SPAN
-    queues, minutes, error = _read(fleet, max(SPANS[chosen].minutes, DAY + RATE_MINUTES + 1))
+    span = SPANS[chosen]
+    queues, parts, rates, error = _read(fleet, span)
     links = _Links(app)
     panels = [
-        _moving(fleet, queues, minutes, links),
+        _moving(queues, rates, links),
         _working(fleet, links),
         _failing(fleet, links),
         _bleeding(fleet, links),
         _mending(links),
     ]
-    span = SPANS[chosen]
-    since = fleet.now - timedelta(minutes=span.minutes)
-    shown = [each for each in minutes if each.at >= _like(since, each.at)]
     return {
         "panels": [panel._replace(facts=[_visible(fact) for fact in panel.facts]) for panel in panels],
         "entries": _entries(fleet.now),
-        "chart": None if error or not fleet.needs_redis else Chart(span, buckets_of(shown, span.per_bar)),
+        "chart": None if error or not fleet.needs_redis else Chart(span, buckets_of(parts, span.per_bar)),
         "spans": [(f"?span={name}", each.label, name == chosen) for name, each in SPANS.items()],
         "failed_url": f"{links.to('taskrecord_changelist')}?state=failed&within={chosen}",
         "error": error,
@@ -97,13 +95,6 @@ def overview_of(request: HttpRequest, app: str) -> dict[str, Any]:
 def _visible(fact: Fact) -> Fact:
     # Django renders this page, so its hidden characters are shown here.
     return fact if isinstance(fact.text, SafeString) else fact._replace(text=visible_text(fact.text))
-
-
-def _like(moment: datetime, other: datetime) -> datetime:
-    """Return a time in the form of another: the project's rows may have times without a zone."""
-    if moment.tzinfo is None and other.tzinfo is not None:
-        return display.aware(moment)
-    return moment
 
 
 class _Links:
@@ -119,31 +110,43 @@ class _Links:
             return ""
 
 
-def _read(fleet: Fleet, minutes: int) -> tuple[list[QueueInfo], list[MinuteInfo], str]:
-    """Return the queues, the minutes of all of them, and why Redis gave no answer."""
+class Rates(NamedTuple):
+    """Tasks per minute in the last full minutes, and in those of a day before; None where nothing is known."""
+
+    now: float | None = None
+    yesterday: float | None = None
+
+
+def _read(fleet: Fleet, span: Span) -> tuple[list[QueueInfo], list[MinuteInfo], Rates, str]:
+    """Return the queues, what all of them did in parts of the span, the rates, and why Redis gave no answer."""
     if fleet.error or not fleet.needs_redis:
-        return [], [], fleet.error
-    inspector = Inspector()
+        return [], [], Rates(), fleet.error
     try:
-        queues = inspector.queues.all()[:MOST_QUEUES]
-        found = [
-            minute
-            for each in queues
-            for minute in inspector.queues.minutes(each.queue, minutes=minutes, backend=each.backend)
-        ]
+        queues = Inspector().queues.all()[:MOST_QUEUES]
+        names = [(each.backend, each.queue) for each in queues]
+        now = display.aware(fleet.now)
+        since = now - timedelta(minutes=span.minutes - 1)
+        parts = processed(names, since, now, min(span.per_bar, 60))
+        rates = Rates(*(_rate(names, now - ago) for ago in (timedelta(), timedelta(days=1))))
     except BrokerUnavailable as error:
-        return [], [], one_line(error)
-    return queues, found, ""
+        return [], [], Rates(), one_line(error)
+    return queues, parts, rates, ""
+
+
+def _rate(names: list[tuple[str, str]], moment: datetime) -> float | None:
+    """Return the mean per minute of the last full minutes before a time; None when nothing is known of them."""
+    end = moment.replace(second=0, microsecond=0)
+    found = processed(names, end - timedelta(minutes=RATE_MINUTES), end - timedelta(minutes=1), 1)
+    known = [each.processed for each in found if each.processed is not None]
+    return sum(known) / RATE_MINUTES if known else None
 
 
 # --- the six questions
 
 
-def _moving(fleet: Fleet, queues: list[QueueInfo], minutes: list[MinuteInfo], links: _Links) -> Panel:
-    now = _rate(minutes, fleet.now, timedelta())
-    before = _rate(minutes, fleet.now, timedelta(days=1))
-    facts = [Fact(_("%(rate)s tasks per minute now") % {"rate": as_rate(now)})]
-    facts.append(Fact(_("%(rate)s per minute at this time yesterday") % {"rate": as_rate(before)}))
+def _moving(queues: list[QueueInfo], rates: Rates, links: _Links) -> Panel:
+    facts = [Fact(_("%(rate)s tasks per minute now") % {"rate": as_rate(rates.now)})]
+    facts.append(Fact(_("%(rate)s per minute at this time yesterday") % {"rate": as_rate(rates.yesterday)}))
     ages = [(each.oldest_waiting_seconds, each.queue) for each in queues if each.oldest_waiting_seconds is not None]
     if ages:
         age, queue = max(ages)
@@ -152,14 +155,6 @@ def _moving(fleet: Fleet, queues: list[QueueInfo], minutes: list[MinuteInfo], li
     else:
         facts.append(Fact(_("No task waits."), links.to("taskrecord_queues")))
     return Panel("moving", _("Is it moving?"), facts)
-
-
-def _rate(minutes: list[MinuteInfo], now: datetime, ago: timedelta) -> float | None:
-    """Return the mean per minute of the last full minutes before a time; None when nothing is known of them."""
-    end = (display.aware(now) - ago).replace(second=0, microsecond=0)
-    start = end - timedelta(minutes=RATE_MINUTES)
-    known = [each.processed for each in minutes if start <= each.at < end and each.processed is not None]
-    return sum(known) / RATE_MINUTES if known else None
 
 
 def _working(fleet: Fleet, links: _Links) -> Panel:

@@ -87,7 +87,9 @@ class ScheduleAdmin(RoutedAdmin, ScheduleAdminBase):
         filters = urlencode({"_changelist_filters": request.GET.urlencode()})
         now, may_switch = database_clock.now(), self.has_change_permission(request)
         for row in rows:
-            row.latest_run = schedule_page.run_summary(runs.get(row.pk), now, links)
+            row.latest_run = schedule_page.run_summary(
+                runs.get(row.pk), now, links, schedule_page.masker_of_schedule(row)
+            )
             row.page_url = f"{self._url('change', row)}?{filters}" if request.GET else self._url("change", row)
             row.switch_url = f"{self._url('switch', row)}?list=1&{filters}" if may_switch else ""
         return changelist

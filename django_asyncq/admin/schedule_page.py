@@ -19,11 +19,12 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..definitions.calls import check_call, parameter_names
+from ..definitions.calls import check_call
 from ..definitions.timing import DstKind, DstNote, Upcoming, describe, fires_on_either_day, preview
 from ..exceptions import InvalidOption
+from ..masking import masker_of_call
 from ..models import Occurrence, OccurrenceOutcome, Schedule, TaskRecord
-from ..redaction import mask_positional, mask_text
+from ..redaction import Masker
 from ..storage.routing import rows_of
 from . import display
 from .code import declared_schedule_names, known_task
@@ -261,7 +262,7 @@ def with_records(occurrences: Iterable[Occurrence]) -> list[Run]:
     ]
 
 
-def run_row(run: Run, now: datetime, links: TaskLinks) -> RunRow:
+def run_row(run: Run, now: datetime, links: TaskLinks, masker: Masker) -> RunRow:
     """Return a row of the table of past occurrences."""
     occurrence = run.occurrence
     kind, word, explanation = OUTCOMES[OccurrenceOutcome(occurrence.outcome)]
@@ -276,15 +277,15 @@ def run_row(run: Run, now: datetime, links: TaskLinks) -> RunRow:
             TaskRecord(pk=occurrence.task_id).short_id,
             _("pruned"),
         )
-    note = display.excerpt(mask_text(occurrence.note) or str(explanation))
+    note = display.excerpt(masker.text(occurrence.note) or str(explanation))
     return RunRow(display.time_element(occurrence.occurs_at, now), occurrence.by_person, badge, note, task)
 
 
-def run_summary(run: Run | None, now: datetime, links: TaskLinks) -> SafeString | str:
+def run_summary(run: Run | None, now: datetime, links: TaskLinks, masker: Masker) -> SafeString | str:
     """Summarise the latest occurrence for the list: its time, then its task or its outcome."""
     if run is None:
         return "–"
-    shown = run_row(run, now, links)
+    shown = run_row(run, now, links, masker)
     if run.record is not None:
         return format_html('{} <span class="asyncq-second">{}</span>', shown.when, shown.task)
     note = shown.note.text if run.occurrence.task_id is None else _("task pruned")
@@ -346,7 +347,8 @@ class SchedulePage:
 
     def runs(self) -> list[RunRow]:
         """Return the latest occurrences and their tasks, newest first."""
-        return [run_row(run, self.now, self._links) for run in self._runs]
+        masker = masker_of_schedule(self.row)
+        return [run_row(run, self.now, self._links, masker) for run in self._runs]
 
     def _jitter(self) -> str:
         seconds = self.row.jitter_seconds
@@ -366,11 +368,17 @@ def origin(row: Schedule) -> str:
     return _("code") if row.is_declared else _("admin")
 
 
+def masker_of_schedule(row: Schedule) -> Masker:
+    """Return what masks the secrets of the tasks that a schedule enqueues."""
+    known_task(row.task)  # loads what the code declares
+    return masker_of_call(row.task, row.args, row.kwargs)
+
+
 def masked_args(row: Schedule) -> str:
     """Return the positional arguments as JSON, with secrets masked."""
-    return display.json_text(mask_positional(row.args, parameter_names(known_task(row.task))))
+    return display.json_text(masker_of_schedule(row).positional(row.args))
 
 
 def masked_kwargs(row: Schedule) -> str:
     """Return the keyword arguments as JSON, with secrets masked."""
-    return display.json_text(row.kwargs)
+    return display.json_text(masker_of_schedule(row).keyword(row.kwargs))

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..models import TaskRecord, TaskState
 from ..storage import database_clock
-from . import bulk_page, call_forms, failure_page, queue_pages, task_actions, worker_pages
+from . import bulk_page, call_forms, failure_page, queue_pages, secret_page, task_actions, worker_pages
 from .filters import (
     EnqueuedFilter,
     GateFilter,
@@ -152,7 +152,7 @@ class TaskRecordAdmin(TaskColumns, RoutedAdmin, TaskAdminBase):
 
     def get_urls(self) -> list[URLPattern]:
         """Add the pages that are not those of a model, and the addresses that buttons post to."""
-        own = (queue_pages, worker_pages, failure_page, bulk_page, call_forms, task_actions)
+        own = (queue_pages, worker_pages, failure_page, bulk_page, call_forms, secret_page, task_actions)
         return [*(each for module in own for each in module.urls(self)), *super().get_urls()]
 
     def render_change_form(
@@ -172,6 +172,8 @@ class TaskRecordAdmin(TaskColumns, RoutedAdmin, TaskAdminBase):
             may_change = has_right(request, "retry_task") and has_right(request, "view_payload")
             if may_change and call_forms.can_be_changed(obj) and not context["page"].is_removed:
                 context["again_url"] = self._url("again", obj)
+            if has_right(request, "view_payload"):
+                context["buttons"].append(Button(_("Show secret values"), self._url("secrets", obj), is_quiet=True))
             context["action_form"] = self._without_own(context.get("action_form"))
         return super().render_change_form(request, context, add, change, form_url, obj)
 

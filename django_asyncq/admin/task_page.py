@@ -14,12 +14,11 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from .. import registry
-from ..definitions.calls import parameter_names
 from ..definitions.exception_text import class_path
 from ..definitions.progress import shown_progress
 from ..exceptions import TaskCancelled, TaskExpired
+from ..masking import masker_of
 from ..models import FailureReason, TaskLogLine, TaskRecord, TaskState
-from ..redaction import Masker
 from ..storage.routing import rows_of
 from . import display
 from .code import known_task
@@ -73,9 +72,7 @@ class TaskPage:
         self.now = now
         self.whole = whole
         self.task = known_task(record.name)
-        self.masker = Masker(
-            getattr(self.task, "sensitive", ()), parameter_names(self.task), record.args, record.kwargs
-        )
+        self.masker = masker_of(record)
         self.has_failed = record.state == TaskState.FAILED
         self.is_removed = self.has_failed and self.task is None
         is_waiting = record.state == TaskState.QUEUED and self.task is None

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from . import commands, redis_clock, replies, scripts
 from .access import Access
+from .clients import Client
 from .keys import alive_key
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -19,10 +21,19 @@ MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 LONGEST = timedelta(days=8)
 MOST_DAYS = 90
 HOURS_PER_CALL = 24
+# From its begin on: no worker counts in an hour any more that was over two minutes ago.
+SETTLED_SECONDS = 3_600 + 120
+# Of 50 queues a week in two sizes of parts.
+MOST_HOURS_KEPT = 20_000
+# A chart of a week is asked for again and again; adding up the counters of 50 queues takes Redis a second.
+_of_hours_over: WeakKeyDictionary[Client, dict[tuple[str, int], list[int]]] = WeakKeyDictionary()
 
 
 class Minute(NamedTuple):
-    """What a queue did in one minute, failed attempts included in both numbers; None for both: it is not known."""
+    """What a queue did in one minute, or in a longer part of an hour, failed attempts included in both numbers.
+
+    None for both: it is not known.
+    """
 
     at: datetime
     processed: int | None
@@ -58,6 +69,44 @@ class History(Access):
             first += MINUTE
         return found
 
+    def parts(self, queue: str, since: datetime, until: datetime, minutes: int) -> list[Minute]:
+        """Return the sums of equal parts of an hour, the oldest first; Redis adds them up.
+
+        since, until: aware, at most 8 days ago; the parts in which they lie are whole. minutes: of a part; they divide
+        60. A part in which nothing was counted is a gap when Redis has lost its memory since.
+        """
+        remembered = replies.whole(commands.send(self.client, "get", alive_key()), 0)
+        size, found = minutes * MINUTE, []
+        first, last = since.astimezone(UTC), until.astimezone(UTC)
+        for hours in _hours(first, last):
+            for hour, sums in zip(hours, self._sums(queue, hours, minutes), strict=True):
+                for index in range(0, len(sums), 2):
+                    at = hour + index // 2 * size
+                    if at + size <= first or at > last:
+                        continue
+                    processed, failed = (replies.whole(each, 0) for each in sums[index : index + 2])
+                    is_known = processed is not None or (
+                        remembered is not None and (at + size).timestamp() > remembered
+                    )
+                    found.append(Minute(at, processed or 0, failed or 0) if is_known else Minute(at, None, None))
+        return found
+
+    def _sums(self, queue: str, hours: list[datetime], minutes: int) -> list[Any]:
+        """Return the sums of hours, each as the script gives it. Those of hours that are over are read once."""
+        over = _of_hours_over.setdefault(self.client, {})
+        keys = [(self.keys(queue).minutes(f"{hour:%Y-%m-%dT%H}"), minutes) for hour in hours]
+        found = {key: over[key] for key in keys if key in over}
+        if missing := [key for key in keys if key not in found]:
+            now = redis_clock.seconds()
+            read = scripts.run("hour_parts", self.client, [name for name, _ in missing], [minutes])
+            found |= zip(missing, read, strict=True)
+            if len(over) > MOST_HOURS_KEPT:
+                over.clear()
+            # An empty hour is read again: Redis may get it back, and it costs nothing.
+            ends = dict(zip(keys, (hour.timestamp() + SETTLED_SECONDS for hour in hours), strict=True))
+            over.update({key: found[key] for key in missing if ends[key] < now and max(found[key]) >= 0})
+        return [found[key] for key in keys]
+
     def _counts(self, queue: str, first: datetime, last: datetime) -> dict[tuple[datetime, str], int]:
         """Return the counters of some hours by minute and letter; skip what was not written here."""
         found = {}
@@ -82,7 +131,7 @@ class History(Access):
 
 def _hours(first: datetime, last: datetime) -> Iterator[list[datetime]]:
     """Yield the hours from one time to another, some at a time."""
-    hour, hours = first.replace(minute=0), []
+    hour, hours = first.replace(minute=0, second=0, microsecond=0), []
     while hour <= last:
         hours.append(hour)
         hour += HOUR

@@ -1,8 +1,8 @@
-"""Numbers of queues and gates from both stores, for `manage.py asyncq stats`. Changes nothing."""
+"""Numbers of queues and gates from both stores, for `manage.py asyncq stats` and the overview. Changes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -11,11 +11,13 @@ from django.db.models.functions import Coalesce
 
 from .. import gates
 from ..broker import Broker
+from ..broker.history import History
 from ..broker.inspection import Inspection
 from ..models import Gate, TaskRecord, TaskState
 from ..prefixes import one_alias_per_prefix, prefix_of
 from ..storage import database_clock
 from ..storage.routing import rows_of
+from .values import MinuteInfo
 
 
 class QueueStats(NamedTuple):
@@ -109,3 +111,16 @@ def gate_stats() -> list[GateStats]:
         waiting = rows_of(TaskRecord).waiting_at_gate(name).count()
         stats.append(GateStats(name, limits.get(name, queue_limit), len(gates.slots(name)), count, waiting))
     return stats
+
+
+def processed(queues: Iterable[tuple[str, str]], since: datetime, until: datetime, minutes: int) -> list[MinuteInfo]:
+    """Return what queues did in equal parts of an hour, each queue apart, the oldest part first.
+
+    queues: aliases and names. since, until: aware; the parts in which they lie are whole. minutes: of a part; they
+    divide 60. Raises: BrokerUnavailable.
+    """
+    return [
+        MinuteInfo(*part)
+        for alias, queue in queues
+        for part in History("worker", alias).parts(queue, since, until, minutes)
+    ]

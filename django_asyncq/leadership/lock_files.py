@@ -25,6 +25,7 @@ try:
     import fcntl
 except ImportError:  # pragma: no cover - Windows
     fcntl = None  # type: ignore[assignment]
+HAS_FLOCK = fcntl is not None
 
 logger = get_logger("django_asyncq.leadership.coordinator")
 
@@ -132,7 +133,7 @@ class LockFolder:
         If another program has replaced the file meanwhile, lock the new one instead.
         Raises: BlockingIOError when another process has locked it; OSError when it cannot be used.
         """
-        if fcntl is None:
+        if not HAS_FLOCK:
             raise OSError("this platform does not support file locks (it has no fcntl)")
         path = self._file(name)
         _make_folder(path.parent)

@@ -20,8 +20,8 @@ from ..exceptions import LockLost
 from ..guard import get_logger
 from ..leadership.coordinator import StartupTaskCoordinator
 from ..lifecycle import describe_exit
-from ..logs import stderr_verbosity
 from ..models import StartupRun
+from ..stderr_log import stderr_verbosity
 from ..storage import database_clock
 from ..storage.routing import rows_of
 from ..worker import inherited_settings

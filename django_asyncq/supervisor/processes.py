@@ -14,8 +14,9 @@ from .. import conf, failpoints, lifecycle
 from ..definitions.names import runs_alone
 from ..exceptions import DatabaseNotSetUp
 from ..guard import get_logger
-from ..logs import log_extra_of_ids, stderr_verbosity
+from ..logs import log_extra_of_ids
 from ..registry import every_task
+from ..stderr_log import stderr_verbosity
 from ..worker import inherited_settings
 from ..worker.bootstrap import start
 from ..worker.crash_stack import CrashStack

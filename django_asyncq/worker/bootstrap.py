@@ -11,7 +11,7 @@ import os
 import traceback
 from typing import Any
 
-from ..logs import log_to_stderr
+from ..stderr_log import log_to_stderr
 from ..threads import EX_SOFTWARE, LongLivedThread
 from .crash_stack import write_crash_stack
 from .forks import isolate_forks

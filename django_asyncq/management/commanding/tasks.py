@@ -14,11 +14,10 @@ from uuid import UUID
 from django.core.management.base import CommandError
 
 from ...compat import InvalidTask
-from ...definitions.calls import parameter_names
 from ...exceptions import TaskNotRegistered
 from ...inspector import Inspector, Outcome, TaskDetails
-from ...redaction import mask, mask_positional, mask_text
-from ...registry import find, load_task_modules
+from ...masking import masker_of_call
+from ...registry import load_task_modules
 from ..reading import duration, header, json_of, moment, whole_number
 from ..wording import counted
 from .printing import Printer, add_verb, add_yes, verbs_of
@@ -147,11 +146,14 @@ def _masked(task: TaskDetails) -> dict[str, Any]:
     """Return the task with its secrets masked, as the admin shows them."""
     load_task_modules()
     shown = asdict(task)
-    shown["args"] = mask_positional(shown["args"], parameter_names(find(task.name)))
-    for name in ("kwargs", "headers", "return_value", "progress"):
-        shown[name] = mask(shown[name])
+    masker = masker_of_call(task.name, shown["args"], shown["kwargs"], task.backend)
+    shown["args"] = masker.positional(shown["args"])
+    shown["kwargs"] = masker.keyword(shown["kwargs"])
+    shown["return_value"] = masker.result(shown["return_value"])
+    for name in ("headers", "progress"):
+        shown[name] = masker.data(shown[name])
     shown["errors"] = [
-        {name: mask_text(value) if isinstance(value, str) else value for name, value in error.items()}
+        {name: masker.text(value) if isinstance(value, str) else value for name, value in error.items()}
         for error in shown["errors"]
     ]
     return shown

@@ -20,9 +20,9 @@ from ...broker.tls_probe import tls_mismatch
 from ...definitions.names import QUEUE_NAME, check_queue_name
 from ...exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, InvalidOption, PrefixTaken
 from ...faults import STORE_ERRORS, as_not_set_up, one_line
-from ...logs import log_to_stderr
 from ...models import TaskRecord
 from ...registry import load_task_modules, registered_names
+from ...stderr_log import log_to_stderr
 from ...storage.pooling import small_pools
 from ...storage.routing import writing_database
 from ...storage.tables import check_tables

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 from ... import lifecycle
 from ...exceptions import LeaseLost, TaskFailed
 from ...guard import get_logger
-from ...logs import log_extra, stderr_verbosity
+from ...logs import log_extra
 from ...run_log import Line
+from ...stderr_log import stderr_verbosity
 from ...storage import database_clock
 from .. import bootstrap, inherited_settings
 from ..crash_stack import STACKS_SIGNAL, CrashStack

@@ -12,7 +12,7 @@ from ...definitions.exception_text import traceback_of
 from ...exceptions import LeaseLost
 from ...faults import STORE_ERRORS, concerns_one_row
 from ...guard import attempt, get_logger, is_a
-from ...logs import log_extra
+from ...logs import about, log_extra
 from ...models import TaskRecord, TaskState
 from ...results import judge_failure, result_of, sender_of
 from ...run_log import KeptLog
@@ -131,7 +131,9 @@ def send_finished(outcome: Outcome) -> None:
     if not record.is_final:
         return
     try:
-        _send_to_receivers(outcome, record)
+        # Django itself logs the failure in a receiver.
+        with about(record):
+            _send_to_receivers(outcome, record)
     except BaseException:  # `send_robust` outlives an Exception only
         logger.exception("task %s: a receiver of task_finished failed", record.id, extra=log_extra(record))
 

@@ -14,7 +14,8 @@ from ... import compat, conf, failpoints, lifecycle
 from ...context import Ending, TaskContext
 from ...exceptions import TaskCancelled, TaskTimeout
 from ...guard import attempt, get_logger, is_a
-from ...logs import enter_run, leave_run, log_extra
+from ...logs import about, enter_run, leave_run, log_extra
+from ...masking import masker_of
 from ...results import result_of, sender_of
 from ...run_log import RunLog, keep_in
 from ...runs import log_returned, log_started
@@ -114,6 +115,8 @@ class RunSteps(ABC):
         # Last: what is logged before, such as the framework's line about the start, is not the body's.
         if most := lines_to_keep(job):
             job.log = self.open_log(job, most)
+            if job.task.sensitive:
+                job.log.mask = masker_of(record).text
             keep_in(job.log)
         return arguments, keywords
 
@@ -148,12 +151,13 @@ class RunSteps(ABC):
                 self.report_log(job)
             if exception is not None:
                 record = job.run.record
-                logger.error(
-                    "task %s: failed after its completion; it has succeeded",
-                    record.id,
-                    exc_info=exception,
-                    extra=log_extra(record),
-                )
+                with about(record):
+                    logger.error(
+                        "task %s: failed after its completion; it has succeeded",
+                        record.id,
+                        exc_info=exception,
+                        extra=log_extra(record),
+                    )
             return None
         job.phase = JobPhase.REPORTED
         if exception is None:
