@@ -38,7 +38,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 MODELS = [TaskRecord, Gate, Pause, Schedule, StartupRun, BulkAction]
 # What answers a POST only; nobody is sent there by a link.
 ACTING = re.compile(
-    r"_(retry|run|cancel|pause|resume|stop|drain|undrain|release|repair|retry-group|switch|secrets)$|schedule_run$|_run$"
+    r"_(retry|run|cancel|pause|resume|stop|drain|undrain|release|repair|retry-group|switch|secrets|forget)$|schedule_run$|_run$"
 )
 HOSTILE = [
     "</script><img src=x onerror=alert(1)>",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 from uuid import uuid4
 
 import pytest
@@ -17,6 +19,9 @@ from django.utils import timezone
 from django_asyncq import pausing
 from django_asyncq.admin import fleet as fleet_module
 from django_asyncq.admin.queue_pages import rate_of
+from django_asyncq.broker import Broker
+from django_asyncq.broker.keys import QueueKeys
+from django_asyncq.broker.rejected import rejected_document
 from django_asyncq.inspector import Inspector, MinuteInfo
 from django_asyncq.models import Pause, PauseKind, TaskRecord, TaskState
 from django_asyncq.testing import EmbeddedRedis
@@ -90,6 +95,41 @@ def test_the_rate_is_the_mean_of_the_minutes_that_are_known(counts: list[int | N
     assert rate_of(minutes) == rate
 
 
+def test_rejected_messages_are_shown_with_the_reason_and_forgotten_after_a_question() -> None:
+    """With secrets masked; to forget them needs the permission to delete."""
+    tasks.stamp.using(queue_name="mail").enqueue()
+    broker = Broker()
+    for number in range(103):
+        data = f'{{"password": "hunter22", "number": {number}}}'.encode()
+        document = rejected_document("inbox", f"id-{number}", data, f"it has no task <b>{number}</b>", time.time())
+        broker.client.lpush(QueueKeys("mail").rejected, document)
+    client = client_with("view_taskrecord")
+    page = client.get(QUEUES).content.decode()
+    address = f"{LIST}rejected/?backend=default&amp;queue=mail"
+    assert "103 messages rejected" in page and address in page
+    shown = client.get(address.replace("&amp;", "&")).content.decode()
+    assert "it has no task &lt;b&gt;102&lt;/b&gt;" in shown and "hunter22" not in shown and "inbox" in shown
+    assert "The latest 100 are shown." in shown and "Forget them" not in shown
+    values = {"backend": "default", "queue": "mail", "confirmed": "yes"}
+    assert client.post(f"{LIST}forget/", values).status_code == 403
+    boss = client_with("view_taskrecord", "delete_taskrecord", name="bob")
+    asked = boss.post(f"{LIST}forget/", {**values, "confirmed": ""}).content.decode()
+    assert "Forget the rejected messages of queue mail?" in asked and Inspector().queues.get("mail").rejected == 103
+    assert said(boss.post(f"{LIST}forget/", values)) == [("success", "103 messages were forgotten.")]
+    assert Inspector().queues.get("mail").rejected == 0
+    assert LogEntry.objects.get().change_message == "Forgot 103 rejected messages."
+    assert "Nothing was rejected." in boss.get(address.replace("&amp;", "&")).content.decode()
+
+
+@pytest.mark.parametrize("query", ["", "?queue=a b", "?queue=x&backend=nothing", "?queue=%00", "?queue={}&backend="])
+def test_a_queue_that_cannot_be_has_no_rejected_messages(query: str) -> None:
+    """The page says so, or why it cannot look; it never fails."""
+    client = client_with("view_taskrecord", "delete_taskrecord")
+    assert client.get(f"{LIST}rejected/{query}").status_code == 200
+    values = {**parse_qs(query.removeprefix("?")), "confirmed": "yes"}
+    assert client.post(f"{LIST}forget/", values).status_code == 302
+
+
 # --- 23: pause
 
 
@@ -151,6 +191,7 @@ def test_a_killed_worker_is_shown_as_lost_with_what_it_ran(tmp_path: Path) -> No
         (worker,) = shown.context["workers"]
         wait_until(lambda: Inspector().workers.all()[0].running, "what it runs")
         assert worker.info.version and not shown.context["lost"]
+        assert abs(time.time() - worker.info.beat_at.timestamp()) < 30 and "<time" in worker.beat
         pids = [fleet.process.pid, *fleet.children()]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)

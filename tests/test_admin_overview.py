@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from django.utils import timezone
 from django_asyncq import pausing
 from django_asyncq.admin import history
 from django_asyncq.admin.charts import SPANS, Chart, as_rate, buckets_of, nice_maximum
+from django_asyncq.broker import Broker
 from django_asyncq.broker.history import History
 from django_asyncq.bulk_actions import start_bulk
 from django_asyncq.inspector import MinuteInfo
@@ -136,7 +139,24 @@ def test_bars_are_means_and_unknown_times_are_gaps() -> None:
     assert [(each.processed, each.failed) for each in found] == [(4.0, 0.0), (None, None)]
     chart = Chart(SPANS["1h"], found)
     assert len(chart.bars) == 1 and len(chart.gaps) == 1
-    assert chart.rows[0][1:] == ("–", "–") and chart.rows[1][1] == "4"
+    assert chart.rows[0][1:3] == ("–", "–") and chart.rows[1][1] == "4"
+
+
+def test_a_bar_leads_to_the_tasks_of_its_time() -> None:
+    """And not to newer ones; the failed part of it to the failed ones."""
+    now = timezone.now().replace(second=0, microsecond=0)
+    old, new = (make(enqueued_at=now - timedelta(minutes=ago)) for ago in (10, 2))
+    key = History("worker").keys("default").minutes(f"{now - timedelta(minutes=10):%Y-%m-%dT%H}")
+    minute = (now - timedelta(minutes=10)).minute
+    Broker().register_queue("default")
+    History("worker").client.hset(key, mapping={f"p{minute}": 1, f"f{minute}": 1})
+    client = client_with("view_taskrecord")
+    page = client.get(INDEX).content.decode()
+    links = {unescape(each) for each in re.findall(rf'<a href="({LIST}[^"]*before=[^"]*)" tabindex="-1"', page)}
+    assert len(links) == 2 and any("state=failed" in link for link in links)
+    for link in links:
+        listed = client.get(link).content.decode()
+        assert str(old.pk) in listed and str(new.pk) not in listed
 
 
 def test_a_chart_of_nothing_has_axes() -> None:

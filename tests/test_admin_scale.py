@@ -25,7 +25,7 @@ from django_asyncq.storage.routing import writing_database
 
 from .admin_cases import LIST, client_with, error
 
-pytestmark = [pytest.mark.long, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.long, pytest.mark.django_db(transaction=True), pytest.mark.timeout(3_000)]
 
 ROWS = int(os.environ.get("ASYNCQ_TEST_ROWS", 1_000_000))
 QUEUES = [f"queue-{number:02}" for number in range(50)]
@@ -33,6 +33,7 @@ NAMES = [f"shop.tasks.task_{number:02}" for number in range(40)]
 GATES = [f"gate-{number}" for number in range(10)]
 BASE = 2_000
 MOST_QUERIES = 15
+SLOW_SECONDS = 0.5
 APP = "/admin/django_asyncq/"
 
 
@@ -127,12 +128,13 @@ def fill_redis() -> None:
 
 
 class Looked(NamedTuple):
-    """A page that was looked at twice. queries: of the second time."""
+    """A page that was looked at twice. queries: of the second time; slow: those that took over half a second."""
 
     title: str
     first: float
     second: float
     queries: list[str]
+    slow: list[str]
 
 
 def look(client: Client, title: str, address: str) -> Looked:
@@ -144,7 +146,9 @@ def look(client: Client, title: str, address: str) -> Looked:
             response = client.get(address)
             seconds.append(time.perf_counter() - began)
         assert response.status_code == 200, (title, response.status_code)
-    return Looked(title, seconds[0], seconds[1], [each["sql"] for each in queries.captured_queries])
+    found = [(each["sql"], float(each["time"])) for each in queries.captured_queries]
+    slow = [f"{taken:.3f} s {sql}" for sql, taken in found if taken > SLOW_SECONDS]
+    return Looked(title, seconds[0], seconds[1], [sql for sql, _ in found], slow)
 
 
 def reads_all(sql: str) -> bool:
@@ -214,6 +218,7 @@ def test_every_page_reads_little() -> None:
         address = page if isinstance(page, str) else f"{LIST}?{urlencode(page)}"
         looked = look(client, title, address)
         print(f"{looked.first:8.3f} {looked.second:8.3f} s {len(looked.queries):3} queries  {title}", flush=True)
+        print("\n".join(looked.slow))
         found.append(looked)
     assert {each.title: each.queries for each in found if len(each.queries) > MOST_QUERIES} == {}
     assert [sql for each in found for sql in each.queries if reads_all(sql)] == []

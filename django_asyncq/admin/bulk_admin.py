@@ -79,6 +79,10 @@ class BulkActionAdmin(RoutedAdmin, BulkActionAdminBase):
         views = {"pause": pause_view, "resume": resume_view, "stop": stop_view}
         return [*paths(self, views, of_object=True), *super().get_urls()]
 
+    def title_of(self, obj: BulkAction) -> str:
+        """Return what is done to which tasks."""
+        return _title(obj)
+
     def render_change_form(
         self,
         request: HttpRequest,
@@ -93,8 +97,6 @@ class BulkActionAdmin(RoutedAdmin, BulkActionAdminBase):
             now = database_clock.now()
             context |= {
                 "action": obj,
-                "title": _title(obj),
-                "subtitle": None,
                 "badge": self.shown_state(obj),
                 "numbers": self.progress(obj),
                 "words": in_words(obj.matching) if isinstance(obj.matching, dict) else [],

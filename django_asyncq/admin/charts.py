@@ -15,6 +15,7 @@ from django.utils.formats import date_format, number_format
 from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
+from ..definitions.names import lowest_uuid7_at
 from ..inspector import MinuteInfo
 from .display import Text
 
@@ -51,7 +52,10 @@ class Bucket(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A bar in the units of the SVG. failed_y, failed_height: of its lower part, which failed."""
+    """A bar in the units of the SVG. failed_y, failed_height: of its lower part, which failed.
+
+    before: the lowest id of a task that is enqueued after the time of the bar.
+    """
 
     x: float
     width: float
@@ -60,6 +64,7 @@ class Bar(NamedTuple):
     failed_y: float
     failed_height: float
     title: str
+    before: str
 
 
 class Label(NamedTuple):
@@ -130,6 +135,7 @@ class Chart:
                     round(failed_top, 1),
                     round(self.bottom - failed_top, 1),
                     self.text_of(each),
+                    self.end_of(each),
                 )
             )
         return found
@@ -171,10 +177,17 @@ class Chart:
             "failed": as_rate(bucket.failed),
         }
 
+    def end_of(self, bucket: Bucket) -> str:
+        """Return the lowest id of a task that is enqueued after a bar: before it the list shows what the bar counts."""
+        return str(lowest_uuid7_at(bucket.at + timedelta(minutes=self.span.per_bar)))
+
     @cached_property
-    def rows(self) -> list[tuple[datetime, str, str]]:
-        """The same numbers for a table, the newest first."""
-        return [(each.at, as_rate(each.processed), as_rate(each.failed)) for each in reversed(self.buckets)]
+    def rows(self) -> list[tuple[datetime, str, str, str]]:
+        """The same numbers for a table, the newest first, with the end of each."""
+        return [
+            (each.at, as_rate(each.processed), as_rate(each.failed), self.end_of(each))
+            for each in reversed(self.buckets)
+        ]
 
     def _y(self, value: float) -> float:
         return self.bottom - (self.bottom - TOP) * value / self.maximum

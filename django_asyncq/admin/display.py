@@ -107,8 +107,8 @@ def relative(value: datetime, now: datetime) -> str:
     return template % {"span": whole_duration(abs(seconds))}
 
 
-def time_element(value: datetime | None, now: datetime) -> SafeString | str:
-    """Return a time element with relative text and the absolute time as its title; "" for None."""
+def time_element(value: datetime | None, now: datetime, *, text: str = "") -> SafeString | str:
+    """Return a time element with relative text and the absolute time as its title; "" for None. text: instead of it."""
     if value is None:
         return ""
     local = timezone.localtime(aware(value))
@@ -116,7 +116,7 @@ def time_element(value: datetime | None, now: datetime) -> SafeString | str:
         '<time class="asyncq-time" dir="auto" datetime="{}" title="{}">{}</time>',
         local.isoformat(),
         f"{local:%Y-%m-%d %H:%M:%S %Z}",
-        relative(value, now),
+        text or relative(value, now),
     )
 
 

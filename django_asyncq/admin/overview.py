@@ -87,7 +87,7 @@ def overview_of(request: HttpRequest, app: str) -> dict[str, Any]:
         "entries": _entries(fleet.now),
         "chart": None if error or not fleet.needs_redis else Chart(span, buckets_of(parts, span.per_bar)),
         "spans": [(f"?span={name}", each.label, name == chosen) for name, each in SPANS.items()],
-        "failed_url": f"{links.to('taskrecord_changelist')}?state=failed&within={chosen}",
+        "tasks_url": links.to("taskrecord_changelist"),
         "error": error,
     }
 

@@ -66,6 +66,24 @@ class RoutedAdmin(AnyModelAdmin):
         """Return the change list that is called by the name of its rows."""
         return NamedChangeList
 
+    def title_of(self, obj: Any) -> str:
+        """Return the title of the page of a row."""
+        return str(obj)
+
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Any = None,
+    ) -> HttpResponse:
+        """Show the page of a row, under its own name."""
+        if obj is not None:
+            context |= {"title": self.title_of(obj), "subtitle": None}
+        return super().render_change_form(request, context, add, change, form_url, obj)
+
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show the list, or the question of an action."""
         return visible(super().changelist_view(request, extra_context))
@@ -194,13 +212,13 @@ def in_order(rows: QuerySet[TaskRecord], request: HttpRequest, *, rising: bool =
     A database that expects many of them would walk the primary key instead, and pass over a million rows of other
     states where the ones it looks for are old. Only the index of states has both columns in order.
     """
-    has_state = request.GET.get("state") in ONE_STATE
+    has_state = request.GET.get("state") in READ_BY_STATE
     columns = ("state", "id") if has_state else ("id",)
     return rows.order_by(*(column if rising else f"-{column}" for column in columns))
 
 
-# The choices of the filter by state that name one number.
-ONE_STATE = {"queued", "running", "succeeded", "failed", "retrying"}
+# The choices of the filter by state that are a range of one number. RETRYING has an index of its own.
+READ_BY_STATE = {"queued", "running", "succeeded", "failed"}
 
 
 def _id_of(text: str | None) -> UUID | None:

@@ -31,6 +31,7 @@ from .code import known_names
 from .fleet import Fleet, fleet_of
 from .pages import Question, ask, is_confirmed, next_url, paths, reason_of, render_page, url_of
 from .permissions import has_right, only_post, requires
+from .rejected_page import address_of
 
 MINUTES_OF_RATE = 5
 MINUTES_OF_FAILURES = 60
@@ -40,7 +41,7 @@ class ShownQueue(NamedTuple):
     """A row of the table. rate: tasks per minute; None when Redis does not know it. failed: attempts in the last hour.
 
     oldest: when the task that has waited longest was due. pause: None when the queue is not paused by a row.
-    links: of the numbers, by the word in the address of the list.
+    links: of the numbers, by the word in the address of the list; of "rejected" to its page.
     """
 
     info: QueueInfo
@@ -102,7 +103,10 @@ def _shown(model_admin: ModelAdmin[Any], inspector: Inspector, fleet: Fleet, inf
         oldest,
         pause,
         pause_note(pause, fleet.now) if pause else "",
-        {state: f"{tasks}?{urlencode({'queue': info.queue, 'state': state})}" for state in states},
+        {
+            **{state: f"{tasks}?{urlencode({'queue': info.queue, 'state': state})}" for state in states},
+            "rejected": address_of(model_admin, info.backend, info.queue),
+        },
     )
 
 

@@ -183,11 +183,8 @@ class ScheduleAdmin(RoutedAdmin, ScheduleAdminBase):
         ]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Schedule | None = None) -> Any:
-        """Make every field of a declared schedule read-only except the switch."""
-        if not self._is_read_only(request, obj):
-            return ()
-        fields = flatten_fieldsets(self.get_fieldsets(request, obj))
-        return [name for name in fields if name != "enabled"]
+        """Make every field of a declared schedule read-only: its switch is a button."""
+        return flatten_fieldsets(self.get_fieldsets(request, obj)) if self._is_read_only(request, obj) else ()
 
     def get_form(
         self, request: HttpRequest, obj: Schedule | None = None, change: bool = False, **options: Any
@@ -233,7 +230,10 @@ class ScheduleAdmin(RoutedAdmin, ScheduleAdminBase):
             )
             context["run_url"], context["switch_url"] = self._url("run", obj), self._url("switch", obj)
             context["show_delete"] = not self._is_still_declared(obj)
-            context["show_save_and_add_another"] = not obj.is_declared
+            if obj.is_declared:
+                # There is nothing to save, only to press.
+                names = ("show_save", "show_save_and_continue", "show_save_and_add_another")
+                context |= dict.fromkeys(names, False)
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     # --- saving

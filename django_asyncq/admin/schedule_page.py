@@ -17,7 +17,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
 from ..definitions.calls import check_call
 from ..definitions.timing import DstKind, DstNote, Upcoming, describe, fires_on_either_day, preview
@@ -39,7 +39,7 @@ WALLS_LISTED = 3
 MARK_CHARACTERS = 60
 RECORD_FIELDS = ("id", "name", "state", "run_after", "retry_at", "attempt", "max_attempts")
 OUTCOMES = {
-    OccurrenceOutcome.QUEUED: ("queued", gettext_lazy("Queued"), ""),
+    OccurrenceOutcome.QUEUED: ("succeeded", pgettext_lazy("occurrence", "Fired"), ""),
     OccurrenceOutcome.SKIPPED: ("skipped", gettext_lazy("Skipped"), gettext_lazy("an earlier task had not finished")),
     OccurrenceOutcome.MISSED: ("running", gettext_lazy("Missed"), gettext_lazy("no worker was running")),
     OccurrenceOutcome.REFUSED: ("failed", gettext_lazy("Refused"), ""),
@@ -311,7 +311,8 @@ class SchedulePage:
 
     def problems(self) -> list[str]:
         """Return why it does not fire, and what else is wrong."""
-        found = list(problems(self.row, self.now))
+        # That it was removed from the code is said in a sentence of its own.
+        found = [] if self.row.retired_at is not None else list(problems(self.row, self.now))
         if not self.row.is_declared and self.row.name in declared_schedule_names():
             found.append(
                 _("The code declares a schedule with this name, which does not fire until this one is renamed")
@@ -376,9 +377,13 @@ def masker_of_schedule(row: Schedule) -> Masker:
 
 def masked_args(row: Schedule) -> str:
     """Return the positional arguments as JSON, with secrets masked."""
+    if not row.args:
+        return _("none")
     return display.json_text(masker_of_schedule(row).positional(row.args))
 
 
 def masked_kwargs(row: Schedule) -> str:
     """Return the keyword arguments as JSON, with secrets masked."""
+    if not row.kwargs:
+        return _("none")
     return display.json_text(masker_of_schedule(row).keyword(row.kwargs))

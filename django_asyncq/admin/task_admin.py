@@ -20,7 +20,16 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..models import TaskRecord, TaskState
 from ..storage import database_clock
-from . import bulk_page, call_forms, failure_page, queue_pages, secret_page, task_actions, worker_pages
+from . import (
+    bulk_page,
+    call_forms,
+    failure_page,
+    queue_pages,
+    rejected_page,
+    secret_page,
+    task_actions,
+    worker_pages,
+)
 from .filters import (
     EnqueuedFilter,
     GateFilter,
@@ -51,6 +60,17 @@ PERMISSION_OF_ACTION = {
     "delete_selected": "delete_taskrecord",
 }
 
+
+MODULES_OF_PAGES = (
+    queue_pages,
+    rejected_page,
+    worker_pages,
+    failure_page,
+    bulk_page,
+    call_forms,
+    secret_page,
+    task_actions,
+)
 
 # From Django 6.1 an action may also be on the page of one object. Older decorators know no `location`.
 if django.VERSION >= (6, 1):
@@ -152,8 +172,8 @@ class TaskRecordAdmin(TaskColumns, RoutedAdmin, TaskAdminBase):
 
     def get_urls(self) -> list[URLPattern]:
         """Add the pages that are not those of a model, and the addresses that buttons post to."""
-        own = (queue_pages, worker_pages, failure_page, bulk_page, call_forms, secret_page, task_actions)
-        return [*(each for module in own for each in module.urls(self)), *super().get_urls()]
+        own = [each for module in MODULES_OF_PAGES for each in module.urls(self)]
+        return [*own, *super().get_urls()]
 
     def render_change_form(
         self,
@@ -167,7 +187,6 @@ class TaskRecordAdmin(TaskColumns, RoutedAdmin, TaskAdminBase):
         """Show the task instead of a form."""
         if obj is not None:
             context["page"] = TaskPage(obj, database_clock.now(), whole="full" in request.GET)
-            context |= {"title": str(obj), "subtitle": None}
             context["buttons"] = self._buttons(request, obj, context["page"])
             may_change = has_right(request, "retry_task") and has_right(request, "view_payload")
             if may_change and call_forms.can_be_changed(obj) and not context["page"].is_removed:

@@ -56,7 +56,9 @@ class TaskColumns:
         """Show how long the attempt has run, or took; below, when a finished one finished."""
         started, finished = record.last_attempted_at, record.finished_at
         if record.state == TaskState.RUNNING and started is not None:
-            return display.time_element(started, database_clock.now())
+            now = database_clock.now()
+            span = display.duration(max(0.0, (display.aware(now) - display.aware(started)).total_seconds()))
+            return display.time_element(started, now, text=_("for %(span)s") % {"span": span})
         if finished is None or started is None:
             return "–" if finished is None else display.time_element(finished, database_clock.now())
         took = display.duration(max(0.0, (display.aware(finished) - display.aware(started)).total_seconds()))
@@ -69,4 +71,5 @@ class TaskColumns:
         name = format_html('<bdi dir="ltr" title="{}">{}</bdi>', record.queue_name, record.queue_name)
         if getattr(record, "queue_pause", None) is None:
             return name
-        return format_html('{} <span class="asyncq-mark">{}</span>', name, _("Paused"))
+        mark = format_html('<span class="asyncq-mark">{}</span>', _("Paused"))
+        return format_html('{} <span class="asyncq-second">{}</span>', name, mark)

@@ -47,6 +47,7 @@ class ShownWorker(NamedTuple):
     queues: str
     memory: str
     started: SafeString | str
+    beat: SafeString | str
     tasks: list[ShownTask]
     more: int
 
@@ -101,6 +102,7 @@ def _shown(
         ", ".join(name if weight == 1 else f"{name}={weight}" for name, weight in sorted(worker.queues.items())),
         filesizeformat(worker.rss_bytes) if worker.rss_bytes else "",
         display.time_element(worker.started_at, fleet.now),
+        display.time_element(worker.beat_at, fleet.now),
         [_task(model_admin, fleet, each, rows) for each in worker.running[:MOST_RUNNING]],
         max(0, len(worker.running) - MOST_RUNNING),
     )

@@ -35,8 +35,9 @@ class Details:
     """What a worker process of ours says of itself beyond asynq's words.
 
     worker_id: as in `TaskRecord.worker_ids`. alias: in TASKS. processes: how many its supervisor keeps, those in
-    quarantine aside. rss_bytes: its memory; 0 when not known. tasks: names of the tasks that its code has. is_leader:
-    whether its supervisor leads the fleet. is_quarantined: whether it runs suspects only.
+    quarantine aside. rss_bytes: its memory; 0 when not known. beat_at: when this was written, by Redis's time in Unix
+    seconds. tasks: names of the tasks that its code has. is_leader: whether its supervisor leads the fleet.
+    is_quarantined: whether it runs suspects only.
     """
 
     worker_id: str = ""
@@ -45,6 +46,7 @@ class Details:
     processes: int = 0
     supervisor_pid: int = 0
     rss_bytes: int = 0
+    beat_at: float = 0.0
     tasks: tuple[str, ...] = ()
     is_draining: bool = False
     is_leader: bool = False

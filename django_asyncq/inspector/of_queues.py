@@ -120,7 +120,8 @@ class Queues:
         return [_entry(each, rows.get(each.id)) for each in found]
 
     def rejected(self, queue: str, *, most: int = MOST_KEPT, backend: str | None = None) -> list[RejectedInfo]:
-        """Return the messages and documents that can be no task, the newest first."""
+        """Return the messages and documents that can be no task, the newest first. Raises: InvalidOption."""
+        check_queue_name(queue)
         found = read_rejected(Broker("worker", self._alias(backend)), queue, most)
         return [
             RejectedInfo(datetime.fromtimestamp(each.at, UTC), each.source, each.id, each.reason, each.data)
@@ -128,7 +129,8 @@ class Queues:
         ]
 
     def forget_rejected(self, queue: str, *, backend: str | None = None) -> int:
-        """Remove what was rejected; return how many there were."""
+        """Remove what was rejected; return how many there were. Raises: InvalidOption."""
+        check_queue_name(queue)
         return forget_rejected(Broker("worker", self._alias(backend)), queue)
 
     def groups(self) -> list[GroupInfo]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from ..broker import servers
 from ..prefixes import one_alias_per_prefix
 from .values import RunningTask, WorkerInfo
@@ -50,8 +52,17 @@ def _info(each: servers.WorkerInfo, alias: str) -> WorkerInfo:
         is_ours=details is not None,
         version=details.version if details else "",
         rss_bytes=details.rss_bytes if details else 0,
+        beat_at=_moment(details.beat_at) if details else None,
         is_draining=bool(details and details.is_draining),
         is_leader=bool(details and details.is_leader),
         is_quarantined=bool(details and details.is_quarantined),
         tasks=list(details.tasks) if details else [],
     )
+
+
+def _moment(seconds: float) -> datetime | None:
+    """Return a time that a process has written; None for what is none."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC) if seconds > 0 else None
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -263,7 +263,8 @@ class RunningTask:
 class WorkerInfo:
     """A process that runs tasks. queues: name → weight. status: "active", or "stopped" when it takes no more.
 
-    is_ours: False for a server of another program, which has no values for what follows. tasks: the names of those that
+    is_ours: False for a server of another program, which has no values for what follows. beat_at: when it last showed
+    itself; None when it does not say. tasks: the names of those that
     its code has. is_quarantined: it runs suspects only.
     """
 
@@ -280,6 +281,7 @@ class WorkerInfo:
     is_ours: bool
     version: str
     rss_bytes: int
+    beat_at: datetime | None
     is_draining: bool
     is_leader: bool
     is_quarantined: bool

@@ -147,6 +147,7 @@ class HeartbeatWriter:
             processes=self.processes.count,
             supervisor_pid=os.getpid(),
             rss_bytes=resident_bytes(child.process.pid),
+            beat_at=redis_clock.seconds(),
             tasks=self._tasks,
             is_draining=child.is_draining,
             is_leader=self.is_leader(),
