@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, Q, QuerySet, Window
 from django.urls import reverse
 from django.utils import timezone
 
@@ -40,20 +40,29 @@ def state_of(record: TaskRecord) -> str:
     return TaskState(record.state).name.lower()
 
 
-def state_counts() -> dict[str, int]:
-    """Count the renders by state.
+def gallery(most: int) -> tuple[list[TaskRecord], dict[str, int]]:
+    """Return the newest renders, and how many there are in each state.
 
-    One statement sees one moment. Two statements could count a task that changes state twice or not at all.
+    One statement sees one moment: each of its rows has the counts of all renders. With two statements the cards and
+    the counts above them would contradict each other while renders run.
     """
     failed, cancelled = Q(state=TaskState.FAILED), Q(reason=FailureReason.CANCELLED, retry_at=None)
-    return renders().aggregate(
-        queued=Count("id", filter=Q(state=TaskState.QUEUED)),
-        running=Count("id", filter=Q(state=TaskState.RUNNING)),
-        succeeded=Count("id", filter=Q(state=TaskState.SUCCEEDED)),
-        retrying=Count("id", filter=failed & Q(retry_at__isnull=False)),
-        failed=Count("id", filter=failed & Q(retry_at=None) & ~cancelled),
-        cancelled=Count("id", filter=failed & cancelled),
-    )
+    conditions = {
+        "queued": Q(state=TaskState.QUEUED),
+        "running": Q(state=TaskState.RUNNING),
+        "succeeded": Q(state=TaskState.SUCCEEDED),
+        "retrying": failed & Q(retry_at__isnull=False),
+        "failed": failed & Q(retry_at=None) & ~cancelled,
+        "cancelled": failed & cancelled,
+    }
+    counts = {f"count_{state}": Window(Count("id", filter=condition)) for state, condition in conditions.items()}
+    found = list(renders().annotate(**counts)[:most])
+    return found, {state: getattr(found[0], f"count_{state}") if found else 0 for state in conditions}
+
+
+def state_counts() -> dict[str, int]:
+    """Return how many renders there are in each state."""
+    return gallery(1)[1]
 
 
 def describe(record: TaskRecord) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from .catalogue import MODELS
 from .gates import ensure_gates, meters
 from .orders import BadOrder, read_order
 from .palettes import PALETTES
-from .presentation import state_counts
+from .presentation import gallery
 from .showcase.processes import Stage, StageError
 from .showcase.traffic import FEWEST, plan
 from .tasks import MAX_ATTEMPTS, RenderGlitch, glitches, image_path, render, save
@@ -177,6 +177,15 @@ class ApiTests(StudioTestCase):
         self.assertEqual((gates["julia"], gates["fern"]), ("3 of 4 slots", "0 of 3 slots"))
         self.assertEqual(len(self.client.get("/api/models").json()["models"]), len(MODELS))
 
+    def test_cards_and_counts_are_of_one_moment(self) -> None:
+        """They are read by one statement, so they add up while renders run; without a render all counts are 0."""
+        self.assertEqual(set(gallery(60)[1].values()), {0})
+        for _ in range(6):
+            self.order({"model": "mandelbrot"})
+        with self.assertNumQueries(1):
+            found, counts = gallery(4)
+        self.assertEqual((len(found), sum(counts.values())), (4, TaskRecord.objects.count()))
+
     def test_the_same_picture_is_rendered_once_at_a_time(self) -> None:
         """A second order of it is refused with the first one's URL; another seed, or a later order, is accepted."""
         order = {"model": "fern", "seed": 5, "size": 64}
@@ -200,7 +209,7 @@ class ApiTests(StudioTestCase):
             self.assertEqual(self.client.delete(url).json()["cancel"], "cancelled")
         self.assertEqual(run_tasks(), [])
         found = self.client.get(url).json()
-        self.assertEqual((found["state"], found["cancel_url"], state_counts()["cancelled"]), ("cancelled", None, 1))
+        self.assertEqual((found["state"], found["cancel_url"], gallery(1)[1]["cancelled"]), ("cancelled", None, 1))
         self.assertEqual(self.client.delete(url).json()["cancel"], "over")
         self.assertEqual(self.order({"model": "fern", "seed": 5}).status_code, 202)
         self.assertEqual(self.client.delete(f"/api/renders/{uuid.uuid4()}").status_code, 404)
@@ -229,7 +238,7 @@ class ApiTests(StudioTestCase):
         retrying.reason = FailureReason.EXCEPTION
         retrying.errors = [{"exception": "renders.tasks.RenderGlitch", "message": "lost\nmore"}]
         retrying.save()
-        self.assertEqual(state_counts()["retrying"], 1)
+        self.assertEqual(gallery(1)[1]["retrying"], 1)
         answer = self.client.get(f"/api/renders/{retrying.id}").json()
         self.assertEqual((answer["state"], answer["error"]), ("retrying", "RenderGlitch: lost"))
         self.assertIn("attempt 2 of 4", answer["note"])
@@ -277,7 +286,9 @@ class PageTests(StudioTestCase):
         token = strict.cookies["csrftoken"].value
         data = {"model": "fern", "copies": "5", "csrfmiddlewaretoken": token}
         response = strict.post("/submit", data, follow=True)
-        self.assertContains(response, "3 accepted. The gate is full; try again in 1 s.")
+        self.assertContains(response, "3 accepted. The gate is full; try again in 1 s.", count=1)
+        pressed = response.content.decode().partition('data-model="fern"')[2].partition("</form>")[0]
+        self.assertIn("The gate is full", pressed)
         self.assertEqual(TaskRecord.objects.count(), 3)
 
     def test_a_picture_ordered_twice_with_the_form_is_rendered_once(self) -> None:

@@ -30,7 +30,7 @@ from .catalogue import MODELS
 from .gates import meters
 from .orders import BadOrder, Order, read_order
 from .palettes import PALETTES
-from .presentation import describe, describe_meter, renders, state_counts
+from .presentation import describe, describe_meter, gallery, renders
 from .tasks import image_path, render
 
 SHOWN = 60
@@ -101,11 +101,18 @@ def answers_in_json(view: View) -> View:
 @require_GET
 def index(request: HttpRequest) -> HttpResponse:
     """Show the models with their gates and the gallery."""
+    found, counts = gallery(SHOWN)
+    said = list(messages.get_messages(request))
     context = {
-        "meters": [describe_meter(meter) for meter in meters()],
+        # An answer to an order is beside the button that was pressed; the tag of its message names the model.
+        "meters": [
+            {**describe_meter(meter), "said": [each for each in said if each.extra_tags == meter.model.name]}
+            for meter in meters()
+        ],
+        "said": [each for each in said if each.extra_tags not in MODELS],
         "palettes": list(PALETTES),
-        "cards": [describe(record) for record in renders()[:SHOWN]],
-        "counts": state_counts(),
+        "cards": [describe(record) for record in found],
+        "counts": counts,
         "copies": MAX_COPIES,
     }
     response = render_template(request, "renders/index.html", context)
@@ -117,22 +124,24 @@ def index(request: HttpRequest) -> HttpResponse:
 def submit(request: HttpRequest) -> HttpResponse:
     """Accept an order from the form of the page when JavaScript is off, and show a message."""
     copies = {"1": 1, str(MAX_COPIES): MAX_COPIES}.get(request.POST.get("copies", "1"), 1)
-    accepted = 0
+    accepted, model = 0, request.POST.get("model", "")
     try:
         for _ in range(copies):
             # Without a seed each copy gets another one, and so is another picture.
             queue_render(read_order(form_data(request)))
             accepted += 1
     except BadOrder as error:
-        messages.error(request, str(error))
+        messages.error(request, str(error), model)
     except DuplicateTask:
-        messages.warning(request, f"{accepted} accepted. {DUPLICATE}")
+        messages.warning(request, f"{accepted} accepted. {DUPLICATE}", model)
     except QueueFull as error:
-        messages.warning(request, f"{accepted} accepted. The gate is full; try again in {error.retry_after} s.")
+        text = f"{accepted} accepted. The gate is full; try again in {error.retry_after} s."
+        messages.warning(request, text, model)
     except GateUnavailable:
-        messages.error(request, f"{accepted} accepted. The gate cannot be checked, because Redis is unreachable.")
+        text = f"{accepted} accepted. The gate cannot be checked, because Redis is unreachable."
+        messages.error(request, text, model)
     else:
-        messages.success(request, f"{accepted} accepted.")
+        messages.success(request, f"{accepted} accepted.", model)
     return redirect("index")
 
 
@@ -173,11 +182,12 @@ def render_list(request: HttpRequest) -> HttpResponseBase:
     """
     if request.method == "POST":
         return take_order(request)
+    found, counts = gallery(SHOWN)
     return JsonResponse(
         {
-            "renders": [describe(record) for record in renders()[:SHOWN]],
+            "renders": [describe(record) for record in found],
             "models": [describe_meter(meter) for meter in meters()],
-            "counts": state_counts(),
+            "counts": counts,
         }
     )
 

@@ -13,12 +13,14 @@ const REFRESH_MS = 1000;
 let timer = 0;
 let paused = false;
 let fetching = false;
+let again = false;
 
-function showMessage(text, kind) {
+function showMessage(text, kind, place = messages) {
   const line = document.createElement("p");
   line.className = kind;
   line.textContent = text;
-  messages.replaceChildren(line);
+  place.replaceChildren(line);
+  line.scrollIntoView({ block: "nearest" });
 }
 
 /* ---- the gallery */
@@ -89,6 +91,8 @@ function showCounts(counts) {
 }
 
 async function refresh() {
+  // What was asked for before an order was sent does not show it yet.
+  again = fetching;
   if (fetching) return;
   fetching = true;
   try {
@@ -105,6 +109,7 @@ async function refresh() {
   } finally {
     fetching = false;
   }
+  if (again) await refresh();
 }
 
 /* Refresh on a timer that stops while the page is hidden or updates are paused. */
@@ -119,11 +124,30 @@ function update() {
 
 /* ---- orders */
 
+// What became of the orders of each form that were sent one upon the other: several quick presses have one answer.
+const answers = new Map();
+const QUICK_MS = 2000;
+
 async function order(form, copies) {
-  const title = form.querySelector("h3").textContent;
+  let found = answers.get(form);
+  if (!found || (!found.pending && Date.now() - found.at > QUICK_MS)) {
+    found = { pending: 0, accepted: 0, refusal: "", kind: "success", at: 0 };
+    answers.set(form, found);
+  }
+  found.pending += 1;
+  try {
+    await send(form, copies, found);
+  } catch (error) {
+    [found.refusal, found.kind] = [`The order was not sent: ${error.message}.`, "error"];
+  }
+  found.pending -= 1;
+  found.at = Date.now();
+  showMessage([`${found.accepted} accepted.`, found.refusal].join(" "), found.kind, form.querySelector(".answer"));
+}
+
+async function send(form, copies, found) {
   const data = { model: form.dataset.model, palette: form.elements.palette.value };
   if (form.elements.seed.value) data.seed = Number(form.elements.seed.value);
-  let accepted = 0;
   for (let copy = 0; copy < copies; copy += 1) {
     const response = await fetch(api, {
       method: "POST",
@@ -133,21 +157,17 @@ async function order(form, copies) {
     if (response.status !== 202) {
       const answer = await response.json();
       const advice = answer.retry_after ? ` Try again in about ${answer.retry_after} s.` : "";
-      showMessage(`${title}: ${accepted} accepted. ${answer.error}${advice}`, [409, 429].includes(response.status) ? "warning" : "error");
+      [found.refusal, found.kind] = [answer.error + advice, [409, 429].includes(response.status) ? "warning" : "error"];
       return;
     }
-    accepted += 1;
+    found.accepted += 1;
   }
-  showMessage(`${title}: ${accepted} accepted.`, "success");
 }
 
 for (const form of document.querySelectorAll("form[data-model]")) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    const copies = Number(event.submitter?.value || 1);
-    order(form, copies)
-      .catch((error) => showMessage(`The order was not sent: ${error.message}.`, "error"))
-      .finally(refresh);
+    order(form, Number(event.submitter?.value || 1)).finally(refresh);
   });
 }
 
