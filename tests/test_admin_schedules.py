@@ -150,6 +150,11 @@ def text_of(response: Any) -> str:
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", content)).split())
 
 
+def form_of_new(client: Client) -> str:
+    """The page of the form for a new schedule, without the marks of what is read from left to right."""
+    return re.sub(r"</?bdi[^>]*>", "", unescape(client.get(LIST + "add/").content.decode()))
+
+
 def token_of(client: Client, row: Schedule) -> str:
     """The value of the hidden field `seen` of the "Run now" form."""
     found = re.search(r'name="seen" value="(\d+)"', client.get(page_of(row)).content.decode())
@@ -372,7 +377,7 @@ def test_schedule_without_arguments_at_an_interval_is_saved(boss: Client) -> Non
 
 def test_choices_are_the_schedulable_tasks_with_their_parameters(boss: Client) -> None:
     """No other task is a choice; a default value that may be a secret is masked."""
-    page = unescape(boss.get(LIST + "add/").content.decode())
+    page = form_of_new(boss)
     select = page.partition('<select name="task"')[2].partition("</select>")[0]
     assert "tests.tasks.statement (region, /, days=7, *pages, to, password=••••••, **more)</option>" in select
     assert "tests.tasks.add" not in select
@@ -384,8 +389,15 @@ def test_form_without_schedulable_tasks_explains_how_to_declare_one(
 ) -> None:
     """The hint is shown at the field."""
     monkeypatch.setattr(code.registry, "schedulable_names", list)
-    page = unescape(boss.get(LIST + "add/").content.decode())
+    page = form_of_new(boss)
     assert "No task can be scheduled here yet. Declare one with @task(schedulable=True) in a tasks.py" in page
+
+
+def test_examples_are_read_from_left_to_right(boss: Client) -> None:
+    """In Arabic too: the brackets of JSON and the fields of a cron expression keep their order."""
+    page = unescape(boss.get(LIST + "add/", headers={"accept-language": "ar"}).content.decode())
+    for example in ("@task(schedulable=True)", '[1, "two"]', '{"days": 7}', "30 2 * * 1-5", "0 0 13 * 5"):
+        assert f'<bdi dir="ltr">{example}</bdi>' in page, example
 
 
 def test_two_fields_for_days_are_explained_on_the_page_of_the_schedule(boss: Client) -> None:
@@ -402,7 +414,7 @@ def test_two_fields_for_days_are_explained_on_the_page_of_the_schedule(boss: Cli
 
 def test_each_policy_is_explained(boss: Client) -> None:
     """Each field has a help text."""
-    page = unescape(boss.get(LIST + "add/").content.decode())
+    page = form_of_new(boss)
     for text in schedule_form.HELP.values():
         assert str(text) in page
 

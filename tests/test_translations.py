@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import django
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
@@ -22,6 +23,9 @@ FORMS = {"de": 2, "ar": 6}
 # What a translation must not change.
 KEPT = re.compile(r"%\(\w+\)[sd]|\{\w*\}|<[^>]+>|@task\([^)]*\)|manage\.py \w+")
 TOOLS = all(shutil.which(name) for name in ("xgettext", "msgfmt", "msguniq", "msgmerge"))
+
+# Their catalogues are merged with ours, and ours may come first.
+OF_DJANGO = ("conf", "contrib/admin", "contrib/admindocs", "contrib/auth", "contrib/contenttypes", "contrib/humanize")
 
 Entry = tuple[str, str]
 
@@ -47,6 +51,18 @@ def entries_of(path: Path) -> dict[Entry, list[str]]:
 
 def catalogue(language: str) -> Path:
     return PACKAGE / "locale" / language / "LC_MESSAGES" / "django.po"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_word_of_django_is_translated_otherwise(language: str) -> None:
+    """It would replace the word on Django's own pages. One with another meaning needs a context."""
+    django_path = Path(django.__path__[0])
+    wrong = {}
+    ours = entries_of(catalogue(language))
+    for app in OF_DJANGO:
+        theirs = entries_of(django_path / app / "locale" / language / "LC_MESSAGES" / "django.po")
+        wrong |= {key: (ours[key], theirs[key]) for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]}
+    assert wrong == {}
 
 
 @pytest.mark.skipif(not TOOLS, reason="gettext's tools are not installed")

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from django.utils import timezone
 from django.utils.functional import Promise
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -38,6 +39,21 @@ REASONS_WITH_ERROR = {
     FailureReason.WORKER_LOST,
     FailureReason.NOT_REGISTERED,
 }
+
+
+# What keeps its order in a text of a language that is read from right to left: a declaration, JSON, a cron expression.
+CODE = re.compile(r"@task\([^)]*\)|\[[^\]]*\]|\{[^}]*\}|(?<!\S)(?:[\d*/,-]+ ){4}[\d*/,-]+")
+
+
+def with_code(text: Text) -> SafeString:
+    """Return a sentence whose examples of code are read from left to right in every language."""
+    parts, position = [], 0
+    for found in CODE.finditer(str(text)):
+        parts += [(str(text)[position : found.start()], ""), ("", found[0])]
+        position = found.end()
+    parts.append((str(text)[position:], ""))
+    written = [format_html('<bdi dir="ltr">{}</bdi>', code) if code else plain for plain, code in parts]
+    return format_html_join("", "{}", ((each,) for each in written))
 
 
 class Excerpt(NamedTuple):

@@ -228,6 +228,8 @@ class ScheduleForm(ScheduleFormBase):
         )
         self.fields["args"].help_text = _('A JSON list, such as [1, "two"]. Empty for none.')
         self.fields["kwargs"].help_text = _('A JSON object, such as {"days": 7}. Empty for none.')
+        for name in ("task", "args", "kwargs", "cron"):
+            self.fields[name].help_text = display.with_code(self.fields[name].help_text)
 
     def clean_name(self) -> str:
         """Refuse the name of a schedule that the code declares."""

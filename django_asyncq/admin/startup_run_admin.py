@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, pgettext
 
 from ..models import StartupRun
 from ..redaction import mask_text
@@ -100,8 +100,8 @@ class StartupRunAdmin(RoutedAdmin, StartupRunAdminBase):
             context["facts"] = [
                 Fact(_("Name"), obj.name, is_code=True),
                 Fact(_("Started"), display.time_element(obj.begun_at, now)),
-                Fact(_("Finished"), display.time_element(obj.finished_at, now) or "–"),
-                Fact(_("Duration"), self.duration(obj)),
+                Fact(pgettext("run", "Finished"), display.time_element(obj.finished_at, now) or "–"),
+                Fact(pgettext("run", "Duration"), self.duration(obj)),
                 Fact(_("Supervisor"), obj.holder, is_code=True),
                 Fact(_("Fencing token"), str(obj.term)),
             ]
@@ -113,7 +113,7 @@ def outcome_badge(run: StartupRun) -> SafeString:
     if run.finished_at is None:
         kind, word, title = "running", _("Not finished"), _("It is still running, or its process died.")
     elif run.error:
-        kind, word, title = "failed", _("Failed"), ""
+        kind, word, title = "failed", pgettext("run", "Failed"), ""
     else:
-        kind, word, title = "succeeded", _("Succeeded"), ""
+        kind, word, title = "succeeded", pgettext("run", "Succeeded"), ""
     return format_html('<span class="asyncq-state asyncq-state-{}" title="{}">{}</span>', kind, title, word)

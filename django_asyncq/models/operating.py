@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from ..definitions.database_now import DatabaseNow
 from ..definitions.exact_text import ExactCharField
@@ -49,16 +50,17 @@ class BulkKind(models.TextChoices):
 
     RETRY = "retry", _("Retry")
     CANCEL = "cancel", _("Cancel")
-    DELETE = "delete", _("Delete")
+    # Without the context it would replace the word on the buttons of Django's own pages.
+    DELETE = "delete", pgettext_lazy("action on many tasks", "Delete")
 
 
 class BulkState(models.TextChoices):
     """The states of an action on many tasks. RUNNING is worked off by the leader; the last two are final."""
 
-    RUNNING = "running", _("Running")
-    PAUSED = "paused", _("Paused")
-    STOPPED = "stopped", _("Stopped")
-    FINISHED = "finished", _("Finished")
+    RUNNING = "running", pgettext_lazy("action on many tasks", "Running")
+    PAUSED = "paused", pgettext_lazy("action on many tasks", "Paused")
+    STOPPED = "stopped", pgettext_lazy("action on many tasks", "Stopped")
+    FINISHED = "finished", pgettext_lazy("action on many tasks", "Finished")
 
 
 class BulkAction(models.Model):

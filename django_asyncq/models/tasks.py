@@ -10,6 +10,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from ..definitions.database_now import DatabaseNow
 from ..definitions.exact_text import ExactCharField
@@ -44,7 +45,7 @@ class FailureReason(models.IntegerChoices):
     The constraint `asyncq_reason_of_failure` enforces that.
     """
 
-    NONE = 0, _("None")
+    NONE = 0, pgettext_lazy("reason of failure", "None")
     EXCEPTION = 1, _("The function raised an error")
     TIMEOUT = 2, _("It took longer than its timeout")
     WORKER_LOST = 3, _("Its worker was lost")
