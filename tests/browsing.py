@@ -102,8 +102,18 @@ class Person:
 
     def press(self, selector: str) -> None:
         """Click, and wait until the next page has loaded: a complete document without the mark of this one."""
+        self._press(By.CSS_SELECTOR, selector)
+
+    def press_button(self, text: str, within: str = "body") -> None:
+        """Click the first button of this text, or with this name for screen readers, and wait for the next page."""
+        buttons = f"(self::button or self::a) and (normalize-space()={text!r} or @aria-label={text!r})"
+        self._press(By.XPATH, f"//{within}//*[{buttons} or (self::input and @value={text!r})]")
+
+    def _press(self, by: str, selector: str) -> None:
         self.browser.execute_script("window.isPressed = true")
-        self.one(selector).click()
+        # Live numbers may replace an element between the two looks at it.
+        wait = WebDriverWait(self.browser, PAGE_SECONDS, ignored_exceptions=[WebDriverException])
+        wait.until(lambda browser: browser.find_element(by, selector).click() or True)
         # Between two documents the driver has errors of many kinds for whatever it is asked; later it answers.
         wait = WebDriverWait(self.browser, PAGE_SECONDS, ignored_exceptions=[WebDriverException])
         wait.until(lambda browser: browser.execute_script(NEXT_PAGE_HAS_LOADED))

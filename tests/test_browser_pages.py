@@ -65,9 +65,11 @@ def site(tmp_path: Path, person: Person) -> Iterator[Person]:
     StartupRun.objects.create(name="warm", holder="host:1", term=3, begun_at=now, finished_at=now)
     with workers(tmp_path, "--processes", "2", "--queues", "default,mail"):
         wait_until(lambda: len(Inspector().workers.all()) == 2, "the heartbeats")
-        task = tasks.nap.enqueue(60)
+        task = tasks.nap_async.enqueue(60)
         wait_until(lambda: TaskRecord.objects.get(pk=task.id).state == TaskState.RUNNING, "a run")
         yield person
+        # The workers would wait for it.
+        task.cancel()
 
 
 def addresses() -> dict[str, str]:
