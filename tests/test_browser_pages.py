@@ -6,9 +6,12 @@ ASYNCQ_TEST_PICTURES, the path of a folder, a picture of each page is saved ther
 
 from __future__ import annotations
 
+import math
 import os
+import signal
+import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,24 @@ import pytest
 from django.utils import timezone
 
 from django_asyncq import pausing
+from django_asyncq.admin.fleet import read_fleet
+from django_asyncq.broker import Broker
+from django_asyncq.broker.keys import QueueKeys, alive_key
+from django_asyncq.broker.rejected import rejected_document
 from django_asyncq.bulk_actions import pause_bulk, start_bulk
 from django_asyncq.inspector import Inspector
-from django_asyncq.models import BulkAction, Gate, PauseKind, Schedule, StartupRun, TaskRecord, TaskState
+from django_asyncq.models import (
+    BulkAction,
+    FailureReason,
+    Gate,
+    Occurrence,
+    OccurrenceOutcome,
+    PauseKind,
+    Schedule,
+    StartupRun,
+    TaskRecord,
+    TaskState,
+)
 
 from . import tasks
 from .admin_cases import error, make
@@ -46,11 +64,19 @@ LONG = "a very long message that does not fit into the width of any column of th
 def site(tmp_path: Path, person: Person) -> Iterator[Person]:
     """A site with tasks in all states, gates, pauses, schedules and a worker."""
     now = timezone.now()
+    fill_history(now)
     Gate.objects.create(name="narrow", limit=2)
+    for _ in range(2):
+        tasks.gated.using(gate="narrow", queue_name="reports").enqueue("narrow")
+    full = {"reason": FailureReason.GATE_FULL, "gate": "narrow", "retry_at": now + timedelta(seconds=20)}
+    make(name="tests.tasks.gated", args=["narrow"], attempt=0, last_exception="", errors=[], **full)
     Gate.objects.create(name="a-gate-with-a-long-name-for-a-customer-in-germany", limit=20)
     for number in range(12):
         at = now - timedelta(minutes=7 * number)
         make(TaskState.SUCCEEDED, name="shop.tasks.send_receipt", finished_at=at, last_attempted_at=at, started_at=at)
+    for number in range(3):
+        last = now - timedelta(minutes=50 * number)
+        make(name="shop.tasks.sync_stock", last_exception="builtins.TimeoutError", finished_at=last)
     for number in range(5):
         make(last_exception="shop.errors.CardDeclined", finished_at=now - timedelta(hours=number), errors=[error(LONG)])
     make(last_exception="builtins.KeyError", retry_at=now + timedelta(minutes=4), max_attempts=3)
@@ -61,7 +87,15 @@ def site(tmp_path: Path, person: Person) -> Iterator[Person]:
     pausing.pause(PauseKind.QUEUE, "mail", by="bob", note="the provider is down")
     pausing.pause(PauseKind.TASK, "tests.tasks.add", by="bob")
     pause_bulk(start_bulk("retry", {"last_exception": "shop.errors.CardDeclined"}, by="ann"))
-    Schedule.objects.create(name="tidy", task="tests.tasks.tidy", cron="0 4 * * *", zone="UTC")
+    document = rejected_document("inbox", "order-17", b'{"name": "shop.tasks.unknown"}', "no such task", time.time())
+    Broker().client.lpush(QueueKeys("mail").rejected, document)
+    schedule = Schedule(name="tidy", task="tests.tasks.tidy", cron="0 4 * * *", zone="Europe/Berlin")
+    schedule.plan_next(now)
+    schedule.save()
+    done = make(TaskState.SUCCEEDED, name="tests.tasks.tidy", last_attempted_at=now - timedelta(seconds=90))
+    Occurrence.objects.create(
+        schedule=schedule, occurs_at=now - timedelta(hours=6), outcome=OccurrenceOutcome.QUEUED, task_id=done.pk
+    )
     StartupRun.objects.create(name="warm", holder="host:1", term=3, begun_at=now, finished_at=now)
     with workers(tmp_path, "--processes", "2", "--queues", "default,mail"):
         wait_until(lambda: len(Inspector().workers.all()) == 2, "the heartbeats")
@@ -72,13 +106,26 @@ def site(tmp_path: Path, person: Person) -> Iterator[Person]:
         task.cancel()
 
 
+def fill_history(now: datetime) -> None:
+    """Let Redis have counted for two hours."""
+    broker = Broker()
+    broker.register_queue("default")
+    broker.client.set(alive_key(), int(now.timestamp()) - 90_000)
+    for ago in range(120):
+        moment = now - timedelta(minutes=ago)
+        processed = 40 + round(25 * math.sin(ago / 9)) + ago % 7
+        counted = {f"p{moment.minute}": processed, f"f{moment.minute}": processed // 6 if 30 < ago < 55 else ago % 3}
+        broker.client.hset(QueueKeys("default").minutes(f"{moment.astimezone(UTC):%Y-%m-%dT%H}"), mapping=counted)
+
+
 def addresses() -> dict[str, str]:
     """The pages, by the names of their pictures."""
     failed = TaskRecord.objects.filter(last_exception="shop.errors.CardDeclined").first()
-    bulk, gate, schedule, startup = (
+    bulk, schedule, startup = (
         f"{model._meta.model_name}/{model._default_manager.get_queryset()[0].pk}/change/"
-        for model in (BulkAction, Gate, Schedule, StartupRun)
+        for model in (BulkAction, Schedule, StartupRun)
     )
+    gate = f"gate/{Gate.objects.get(name='narrow').pk}/change/"
     assert failed is not None
     return {
         "overview": "",
@@ -88,7 +135,9 @@ def addresses() -> dict[str, str]:
         "task": f"taskrecord/{failed.pk}/change/",
         "failures": "taskrecord/failures/?span=7d",
         "queues": "taskrecord/queues/",
+        "rejected": "taskrecord/rejected/?queue=mail",
         "workers": "taskrecord/workers/",
+        "enqueue": "taskrecord/enqueue/",
         "bulk-question": "taskrecord/bulk/?kind=delete&state=failed",
         "bulk-list": "bulkaction/",
         "bulk": bulk,
@@ -140,6 +189,26 @@ def test_every_page_is_sound_in_light_and_dark_and_on_a_phone(site: Person) -> N
             if found := faults(site):
                 wrong[f"{name}-{theme}-{width}"] = found
     assert not wrong, "\n".join(f"{name}: {each}" for name, each in wrong.items())
+
+
+def test_a_killed_fleet_is_seen(person: Person, tmp_path: Path) -> None:
+    """Its processes are listed as lost with what they ran; the banner says that no worker reports."""
+    with workers(tmp_path, "--processes", "1") as fleet:
+        wait_until(lambda: Inspector().workers.all(), "the heartbeat")
+        tasks.nap_async.enqueue(120)
+        wait_until(lambda: Inspector().workers.all()[0].running, "what it runs")
+        for pid in (fleet.process.pid, *fleet.children()):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not Inspector().workers.all(), "the end of the heartbeat")
+    wait_until(lambda: read_fleet().stuck(), "the mark", 30)
+    for theme, width in (("light", DESKTOP), ("dark", DESKTOP), ("light", PHONE)):
+        person.width(width)
+        person.open("taskrecord/workers/")
+        person.theme(theme)
+        assert "nap_async" in person.one("section[aria-labelledby=asyncq-lost]").text
+        assert "No worker" in person.one(".asyncq-banner").text
+        person.picture(f"workers-lost-{theme}-{width}")
+        assert faults(person) == []
 
 
 NUMBER = "#asyncq-queues tbody td.asyncq-number a"

@@ -19,7 +19,7 @@ from ..exceptions import BrokerUnavailable
 from ..faults import one_line
 from ..inspector import Inspector, MinuteInfo, QueueInfo
 from ..inspector.counts import processed
-from ..models import BulkAction, BulkState, Gate
+from ..models import BulkAction, BulkState, FailureReason, Gate
 from ..redaction import mask_text
 from ..storage.bounded_reads import counts_by_state
 from ..storage.routing import rows_of, writing_database
@@ -190,7 +190,7 @@ def _failing(fleet: Fleet, links: _Links) -> Panel:
     for group in groups[:SHOWN]:
         number = group.count + group.retrying
         text = ngettext("%(count)d time %(error)s in %(task)s", "%(count)d times %(error)s in %(task)s", number)
-        kind = group.error.rpartition(".")[2] or _("no error")
+        kind = group.error.rpartition(".")[2] or str(FailureReason(group.reason).label)
         facts.append(Fact(text % {"count": number, "error": kind, "task": group.name.rpartition(".")[2]}, url))
     if (more := len(groups) - SHOWN) > 0:
         facts.append(

@@ -8,7 +8,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..models import TaskRecord, TaskState
+from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
 from . import display
 from .code import known_task
@@ -32,10 +32,13 @@ class TaskColumns:
     def state_and_error(self, record: TaskRecord) -> SafeString:
         """Show the state as a badge, and the error of a failed task, or its reason where that is no error."""
         state = display.state_element(record, database_clock.now(), why_stuck=getattr(record, "why_stuck", ""))
-        if record.state != TaskState.FAILED:
+        state = format_html('<span class="asyncq-first">{}</span>', state)
+        # The state says it too when a gate is full.
+        if record.state != TaskState.FAILED or (record.reason == FailureReason.GATE_FULL and record.retry_at):
             return state
         if record.reason not in display.REASONS_WITH_ERROR or not record.last_exception:
-            return format_html('{} <span class="asyncq-note" dir="auto">{}</span>', state, record.get_reason_display())
+            reason = record.get_reason_display()
+            return format_html('{} <span class="asyncq-note asyncq-second" dir="auto">{}</span>', state, reason)
         # The list reads no arguments, so a sensitive value in a message would not be found: the page shows it masked.
         is_open = not getattr(known_task(record.name), "sensitive", ())
         message = str(getattr(record, "last_message", None) or "") if is_open else ""
