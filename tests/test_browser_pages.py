@@ -47,6 +47,8 @@ from .workers import wait_until, workers
 pytestmark = in_browser
 
 AXE = os.environ.get("ASYNCQ_TEST_AXE", "")
+# Of the list of tasks, in pixels.
+HIGHEST_ROW = 48
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 # Django 5.2 breaks rules in its own templates, which 6.1 has mended: links told by colour alone, fields without labels.
 OF_DJANGO = [[".breadcrumbs"], [".vDateField"], [".vTimeField"]] if django.VERSION < (6, 1) else []
@@ -176,6 +178,18 @@ def faults(person: Person) -> list[Any]:
     return found
 
 
+def of_list(person: Person, width: int) -> list[Any]:
+    """What is wrong with a list of tasks, or with the buttons of a table, in a window of this width."""
+    found: list[Any] = []
+    heights = [row.size["height"] for row in person.all(".model-taskrecord #result_list tbody tr")]
+    if width == DESKTOP and heights and max(heights) > HIGHEST_ROW:
+        found.append(f"a row of {max(heights)} px")
+    for button in person.all(".asyncq-numbers button"):
+        if button.is_displayed() and (button.rect["x"] + button.rect["width"] > width or button.rect["height"] < 24):
+            found.append(f"a button out of reach: {button.text} {button.rect}")
+    return found
+
+
 def test_every_page_is_sound_in_light_and_dark_and_on_a_phone(site: Person) -> None:
     """No sideways scroll, no error of the browser, no request to another site, and no violation that axe finds."""
     wrong = {}
@@ -186,7 +200,8 @@ def test_every_page_is_sound_in_light_and_dark_and_on_a_phone(site: Person) -> N
             if name == "overview":
                 site.theme(theme)
             site.picture(f"{name}-{theme}-{width}")
-            if found := faults(site):
+            found = [*faults(site), *of_list(site, width)]
+            if found:
                 wrong[f"{name}-{theme}-{width}"] = found
     assert not wrong, "\n".join(f"{name}: {each}" for name, each in wrong.items())
 

@@ -349,3 +349,11 @@ def test_architecture_can_be_read_in_one_sitting() -> None:
     assert len(page.splitlines()) <= 250
     assert page.count("```") == 2
     assert len(read("explanation/performance.md").splitlines()) <= 110
+
+
+def test_the_tests_that_the_admin_guide_names_exist() -> None:
+    """Each of the forty things has one."""
+    named = re.findall(r"^\| (\d+) \|.*?`(test_\w+)`", read("guides/admin.md"), re.MULTILINE)
+    assert [int(number) for number, _ in named] == list(range(1, 41))
+    source = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert [name for _, name in named if f"def {name}(" not in source] == []
