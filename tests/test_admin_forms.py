@@ -123,6 +123,7 @@ def test_a_person_enqueues_a_task_that_allows_it(operator: Client) -> None:
     """With a queue, a priority and a delay of its own."""
     assert "Enqueue a task" in operator.get(LIST).content.decode()
     form = operator.get(ENQUEUE).content.decode()
+    assert "null" not in form.partition("<form")[2]
     assert "tests.tasks.tidy(days=30)" in form and "tests.tasks.add" not in form
     values = {"name": "tests.tasks.tidy", "args": "", "kwargs": '{"days": 3}', "queue_name": "mail", "priority": "5"}
     response = operator.post(ENQUEUE, {**values, "delay_seconds": "60"})

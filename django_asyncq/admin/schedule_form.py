@@ -128,7 +128,9 @@ class ArgumentsField(forms.JSONField):
             return InvalidJSONInput(data)
 
     def prepare_value(self, value: Any) -> Any:
-        """Return the text to edit."""
+        """Return the text to edit; an empty one for nothing, where JSON would say "null"."""
+        if value is None:
+            return ""
         if isinstance(value, InvalidJSONInput):
             return value
         return json.dumps(value, ensure_ascii=False)
