@@ -210,7 +210,9 @@ def test_a_killed_fleet_is_seen(person: Person, tmp_path: Path) -> None:
     """Its processes are listed as lost with what they ran; the banner says that no worker reports."""
     with workers(tmp_path, "--processes", "1") as fleet:
         wait_until(lambda: Inspector().workers.all(), "the heartbeat")
-        tasks.nap_async.enqueue(120)
+        task = tasks.nap_async.enqueue(120)
+        # The row says so a moment after the worker does.
+        wait_until(lambda: TaskRecord.objects.get(pk=task.id).state == TaskState.RUNNING, "the run")
         wait_until(lambda: Inspector().workers.all()[0].running, "what it runs")
         for pid in (fleet.process.pid, *fleet.children()):
             os.kill(pid, signal.SIGKILL)
