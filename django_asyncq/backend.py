@@ -27,6 +27,7 @@ from .definitions.task_options import MOST_ATTEMPTS, is_attempt_count
 from .definitions.time_limits import limits_of
 from .definitions.unique_keys import unique_digest
 from .durations import MORE_THAN_ZERO, Duration, is_duration
+from .header_sources import sourced_headers
 from .logs import inherited_headers
 from .prefixes import PREFIX_HINT, is_prefix
 from .registry import find
@@ -162,7 +163,9 @@ class AsyncqBackend(compat.BaseTaskBackend):
             "expected_seconds": task.expected_seconds,
             "soft_timeout_seconds": task.soft_timeout,
             "keep_logs": task.keep_logs,
-            "headers": with_inherited(checked_headers(task.headers) if task.headers else None, inherited_headers()),
+            "headers": with_inherited(
+                checked_headers(task.headers) if task.headers else None, inherited_headers(), sourced_headers(task)
+            ),
             "enqueued_at": database_clock.of_host(),
             **_unique_until(task),
         }

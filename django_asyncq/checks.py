@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from django.conf import settings as django_settings
 from django.core import checks
+from django.utils.module_loading import import_string
 
 from . import aliases, compat, conf, registry
 from .broker import clients
@@ -67,6 +68,20 @@ def _is_pattern(value: Any) -> bool:
     except (re.error, TypeError):
         return False
     return True
+
+
+def _are_callables(value: Any) -> bool:
+    if not isinstance(value, list | tuple) or not all(isinstance(path, str) for path in value):
+        return False
+    try:
+        return all(callable(import_string(path)) for path in value)
+    except ImportError:
+        return False
+
+
+def _is_monitor_token(value: Any) -> bool:
+    """A short one could be guessed. The characters are those that a header `Bearer` allows."""
+    return value == "" or (isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9._~+/=-]{16,}", value) is not None)
 
 
 # The kinds of `configuration.Fault`.
@@ -155,6 +170,8 @@ RULES: dict[str, Rule] = {
         "asyncq.E125", _is_whole(3), "Give whole seconds or a timedelta of whole seconds, at least 3."
     ),
     "SENSITIVE_KEYS": Rule("asyncq.E126", _is_pattern, "Give a regular expression."),
+    "HEADER_SOURCES": Rule("asyncq.E172", _are_callables, "Give a list of dotted paths of functions that take a task."),
+    "MONITOR_TOKEN": Rule("asyncq.E171", _is_monitor_token, "Give at least 16 letters, digits or '-._~+/=', or ''."),
     "SUCCEEDED_RETENTION_SECONDS": Rule("asyncq.E127", _is_keep_seconds, KEEP_SECONDS),
     "FAILED_RETENTION_SECONDS": Rule("asyncq.E128", _is_keep_seconds, KEEP_SECONDS),
     "RETENTION": Rule(

@@ -115,6 +115,10 @@ class Settings:
         r"passw(or)?d|secret|token(?!s)|(?<![a-z])card|credit_?card|authorization|api[_-]?key|credential"
     )
     """Regular expression; arguments whose key matches it are masked wherever they are shown."""
+    header_sources: tuple[str, ...] = ()
+    """Dotted paths of functions that are called with a task as it is enqueued, and return headers for it."""
+    monitor_token: str = ""
+    """What a monitor sends as `Authorization: Bearer …` to read metrics and the rest; empty: staff only."""
 
     @property
     def beat_retry_seconds(self) -> float:

@@ -77,6 +77,17 @@ INSTALLED_APPS = [
 ]
 if django.VERSION < (6, 0):
     INSTALLED_APPS.insert(0, "django_tasks")
+if otlp := os.environ.get("ASYNCQ_TEST_OTLP"):
+    # A worker process that exports its spans, as a project's settings would have it.
+    from opentelemetry import trace
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(otlp)))
+    trace.set_tracer_provider(provider)
+    INSTALLED_APPS.append("django_asyncq.contrib.otel")
 
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",

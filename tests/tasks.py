@@ -39,6 +39,9 @@ from . import (  # noqa: F401 - their tasks are registered
     unique_tasks,
 )
 
+if os.environ.get("ASYNCQ_TEST_OTLP"):
+    from . import traced_tasks  # noqa: F401 - only for the tests of traces, because it imports OpenTelemetry
+
 if os.environ.get("ASYNCQ_TEST_BREAK_WORKERS") and multiprocessing.parent_process() is not None:
     raise ImportError("broken on purpose, in worker processes only")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import NamedTuple
 
-from . import commands, replies
+from . import commands, redis_clock, replies, scripts
 from .access import Access
 from .decoding import UndecodableMessage, decode_message
-from .history import History
-from .inspection import PLACES, Inspection
+from .inspection import PLACES
 from .message import TaskMessage
 from .rejected import MOST_BYTES
 from .row_fields import MESSAGES_PER_CALL, StoredMessage, read_messages
@@ -17,7 +17,8 @@ from .row_fields import MESSAGES_PER_CALL, StoredMessage, read_messages
 class QueueContents(NamedTuple):
     """What Redis holds of a queue: numbers, and since when it is paused, in Unix seconds; None when it is not.
 
-    pending: with priority and suspects. processed_today, failed_today: asynq's counters of the UTC day.
+    pending: with priority and suspects. processed: asynq's counter since Redis remembers, failed attempts included.
+    processed_today, failed_today: its counters of the UTC day.
     """
 
     pending: int
@@ -31,6 +32,7 @@ class QueueContents(NamedTuple):
     groups: int
     inbox: int
     rejected: int
+    processed: int
     processed_today: int
     failed_today: int
     paused_since: float | None
@@ -48,6 +50,20 @@ class StoredEntry(NamedTuple):
     message: TaskMessage | None
 
 
+# What the script counts, in the order of its keys.
+NUMBERED = (
+    "pending",
+    "active",
+    "inbox",
+    "rejected",
+    "priority",
+    "suspects",
+    "scheduled",
+    "retry",
+    "archived",
+    "completed",
+    "groups",
+)
 # Where an entry can be, and the type of that key: asynq's states, with what waits elsewhere here.
 STATES = {**PLACES, "archived": "zset", "completed": "zset"}
 
@@ -56,20 +72,20 @@ class QueueReading(Access):
     """Read one queue at a time. Every method raises BrokerUnavailable when Redis is unreachable."""
 
     def contents(self, queue: str) -> QueueContents:
-        """Return what Redis holds of a queue."""
+        """Return what Redis holds of a queue; one script."""
         keys = self.keys(queue)
-        (today,) = History(self.role, self.alias).days(queue, 1)
-        paused = commands.send(self.client, "get", keys.paused)
+        today = f"{datetime.fromtimestamp(redis_clock.seconds(self.role), UTC):%Y-%m-%d}"
+        names = [getattr(keys, name) for name in (*NUMBERED, "paused", "processed")]
+        found = scripts.run("queue_numbers", self.client, [*names, keys.processed_on(today), keys.failed_on(today)])
+        sizes = dict(zip(NUMBERED, map(replies.count, found), strict=False))
+        paused, *counters = found[len(NUMBERED) :]
+        processed, processed_today, failed_today = map(replies.count, counters)
+        sizes["pending"] += sizes["priority"] + sizes["suspects"]
         return QueueContents(
-            **Inspection(self.role, self.alias).sizes(queue),
-            priority=self._size("zcard", keys.priority),
-            suspects=self._size("zcard", keys.suspects),
-            completed=self._size("zcard", keys.completed),
-            groups=len(self.groups(queue)),
-            inbox=self._size("llen", keys.inbox),
-            rejected=self._size("llen", keys.rejected),
-            processed_today=today.processed,
-            failed_today=today.failed,
+            **sizes,
+            processed=processed,
+            processed_today=processed_today,
+            failed_today=failed_today,
             # The key pauses the queue, whatever it holds.
             paused_since=None if paused is None else replies.number(paused) or 0.0,
         )

@@ -34,16 +34,24 @@ def checked_headers(headers: object) -> dict[str, str]:
     return found
 
 
-def with_inherited(own: dict[str, str] | None, inherited: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the headers of a call together with those that it inherits from the task that makes it.
+def with_inherited(
+    own: dict[str, str] | None, inherited: Mapping[str, str], sourced: Mapping[str, str] | None = None
+) -> dict[str, str] | None:
+    """Return the headers of a call together with those of its trace, and those that the project adds.
 
-    own: of `checked_headers`, None for none. A call that names its trace inherits none; nor does one without space for
-    them.
+    own: of `checked_headers`, None for none. inherited: that say to which trace the task belongs that makes the call.
+    sourced: of `header_sources`. The trace is the one that the call names, or else a source, or else the inherited one.
+    A call without space for them gets none.
     """
-    if not inherited or (own and any(map(is_trace_header, own))):
+    if not inherited and not sourced:
         return own
-    found = {**inherited, **(own or {})}
-    return found if len(found) <= MOST_HEADERS and _size_of(found) <= LARGEST_BYTES else own
+    more = dict(sourced or {})
+    if own and any(map(is_trace_header, own)):
+        more = {name: value for name, value in more.items() if not is_trace_header(name)}
+    elif not any(map(is_trace_header, more)):
+        more = {**inherited, **more}
+    found = {**more, **(own or {})}
+    return found if found and len(found) <= MOST_HEADERS and _size_of(found) <= LARGEST_BYTES else own
 
 
 def _size_of(headers: Mapping[str, str]) -> int:

@@ -69,7 +69,7 @@ def read_silence() -> tuple[int, float | None]:
     now, reports = redis_clock.seconds(), [prefix_owner.last_report(prefix) for prefix in owned_prefixes()]
     until = [end for _, end in reports if end is not None]
     silence = max(now - (max(until) - ALIVE_MS / 1000), 0.0) if until else None
-    return max(count for count, _ in reports), silence
+    return max((count for count, _ in reports), default=0), silence
 
 
 def _of_clocks(difference: float) -> Iterator[str]:

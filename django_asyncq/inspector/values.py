@@ -104,9 +104,10 @@ class QueueInfo:
     """A queue of an alias. `queued` and `running` count rows; the numbers after them count what Redis holds.
 
     pending: with priority and suspects, which are also given apart. completed: tasks that another program finished.
-    rejected: messages and documents that can be no task. processed_today, failed_today: asynq's counters of the UTC
-    day. oldest_waiting_seconds: how long the oldest task has been due; None when none is. paused_at, paused_by: of the
-    row that pauses it; is_paused: whether workers take nothing from it.
+    rejected: messages and documents that can be no task. processed: asynq's counter since Redis remembers, failed
+    attempts included. processed_today, failed_today: its counters of the UTC day. oldest_waiting_seconds: how long the
+    oldest task has been due; None when none is. paused_at, paused_by: of the row that pauses it; is_paused: whether
+    workers take nothing from it.
     """
 
     backend: str
@@ -124,6 +125,7 @@ class QueueInfo:
     groups: int
     inbox: int
     rejected: int
+    processed: int
     processed_today: int
     failed_today: int
     oldest_waiting_seconds: float | None

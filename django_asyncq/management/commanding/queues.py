@@ -1,4 +1,4 @@
-"""`asyncq queues`: list, show, pause, resume and purge queues."""
+"""`asyncq queues`: list, show, scale, pause, resume and purge queues."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ...broker.queue_reading import STATES as ENTRY_STATES
 from ...definitions.names import check_queue_name
 from ...inspector import EntryInfo, Inspector, RejectedInfo, TaskFilter
 from ...inspector.of_queues import MOST_MINUTES
+from ...monitoring.scale import TARGET_SECONDS, read_scale
 from ...prefixes import DEFAULT_ALIAS
 from ...redaction import mask_text
-from ..reading import whole_number
+from ..reading import duration, whole_number
 from ..wording import counted
 from .printing import Printer, add_verb, add_yes, usage_error, verbs_of
 from .switching import add_switch, switch
@@ -36,6 +37,7 @@ def add(parser: ArgumentParser) -> None:
     for name, text in (
         ("show", "show all that is known of a queue"),
         ("history", "show how many tasks were processed and failed on each day"),
+        ("scale", "show how long until a queue is empty, what holds it back, and how many slots it wants"),
         ("purge", "delete the waiting or failed tasks of a queue, or forget what was rejected"),
     ):
         verb = add_verb(verbs, name, text)
@@ -52,6 +54,13 @@ def add(parser: ArgumentParser) -> None:
             verb.add_argument("--days", type=whole_number(1, 90), default=7, metavar="N", help="how many (default: 7)")
             verb.add_argument(
                 "--minutes", type=whole_number(1, MOST_MINUTES), metavar="N", help="minutes instead, of 8 days at most"
+            )
+        elif name == "scale":
+            verb.add_argument(
+                "--target", type=duration, default=TARGET_SECONDS, metavar="TIME", help="be empty within (default: 1m)"
+            )
+            verb.add_argument(
+                "--max-seconds", type=duration, metavar="TIME", help="exit with 1 if it takes longer, or does not end"
             )
         else:
             verb.add_argument("--state", choices=list(PURGED), default="waiting", help="what (default: waiting)")
@@ -121,6 +130,18 @@ def _history(printer: Printer, inspector: Inspector, options: dict[str, Any]) ->
         printer.rows(days, ("day", "processed", "failed"), none="no days")
 
 
+def _scale(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
+    found = read_scale(options["name"], options["backend"] or DEFAULT_ALIAS, target_seconds=options["target"])
+    if printer.as_json:
+        printer.document(found)
+    else:
+        printer.fields(asdict(found))
+    most, seconds = options["max_seconds"], found.seconds_to_empty
+    if most is not None and (seconds is None or seconds > most):
+        until = "does not get shorter" if seconds is None else f"is empty in {seconds:g} s, not within {most:g} s"
+        raise CommandError(f"queue {found.queue} {until}; limited by: {found.limited_by}")
+
+
 def _purge(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
     name, state = options["name"], options["state"]
     check_queue_name(name)
@@ -156,6 +177,7 @@ VERBS: dict[str, Callable[[Printer, Inspector, dict[str, Any]], None]] = {
     "list": _list,
     "show": _show,
     "history": _history,
+    "scale": _scale,
     "purge": _purge,
     "pause": _switch,
     "resume": _switch,
