@@ -29,7 +29,7 @@ from ..models import Gate, Pause, TaskRecord
 from ..storage.routing import rows_of
 from . import display, history
 from .fleet import Fleet, fleet_of
-from .pages import Question, ask, is_confirmed, paths, url_of
+from .pages import Question, ask, is_confirmed, paths, unreachable_text, url_of
 from .permissions import has_right, only_post, require
 from .queue_pages import pause_note
 
@@ -156,9 +156,7 @@ def release_view(model_admin: ModelAdmin[Any], request: HttpRequest, object_id: 
     try:
         held = any(slot.id == id for slot in gates.slots(gate.name))
     except BrokerUnavailable as error:
-        messages.error(
-            request, _("Redis is unreachable: %(reason)s. Nothing was changed.") % {"reason": one_line(error)}
-        )
+        messages.error(request, unreachable_text(error))
         return HttpResponseRedirect(back)
     row = _rows_of([id]).get(id)
     if not held or (row is not None and not _why(fleet, row)):
@@ -209,9 +207,7 @@ def repair_view(model_admin: ModelAdmin[Any], request: HttpRequest, object_id: s
     try:
         drift = Inspector().gates.audit(gate.name)
     except BrokerUnavailable as error:
-        messages.error(
-            request, _("Redis is unreachable: %(reason)s. Nothing was changed.") % {"reason": one_line(error)}
-        )
+        messages.error(request, unreachable_text(error))
         return HttpResponseRedirect(back)
     added = ngettext("%(count)d slot was added", "%(count)d slots were added", drift.added) % {"count": drift.added}
     removed = ngettext("%(count)d was removed", "%(count)d were removed", drift.removed) % {"count": drift.removed}

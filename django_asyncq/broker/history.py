@@ -58,16 +58,7 @@ class History(Access):
         """
         now = datetime.fromtimestamp(redis_clock.seconds(), UTC)
         first = max(since.astimezone(UTC), now - LONGEST).replace(second=0, microsecond=0)
-        remembered = replies.whole(commands.send(self.client, "get", alive_key()), 0)
-        counts = self._counts(queue, first, now)
-        found = []
-        while first <= now:
-            processed, failed = (counts.get((first, letter)) for letter in "pf")
-            # Redis was marked as alive within this minute or before: what it does not know was not there.
-            is_known = processed is not None or (remembered is not None and (first + MINUTE).timestamp() > remembered)
-            found.append(Minute(first, processed or 0, failed or 0) if is_known else Minute(first, None, None))
-            first += MINUTE
-        return found
+        return self.parts(queue, first, now, 1)
 
     def parts(self, queue: str, since: datetime, until: datetime, minutes: int) -> list[Minute]:
         """Return the sums of equal parts of an hour, the oldest first; Redis adds them up.
@@ -106,18 +97,6 @@ class History(Access):
             ends = dict(zip(keys, (hour.timestamp() + SETTLED_SECONDS for hour in hours), strict=True))
             over.update({key: found[key] for key in missing if ends[key] < now and max(found[key]) >= 0})
         return [found[key] for key in keys]
-
-    def _counts(self, queue: str, first: datetime, last: datetime) -> dict[tuple[datetime, str], int]:
-        """Return the counters of some hours by minute and letter; skip what was not written here."""
-        found = {}
-        for hours in _hours(first, last):
-            keys = [self.keys(queue).minutes(f"{hour:%Y-%m-%dT%H}") for hour in hours]
-            for hour, flat in zip(hours, scripts.run("minutes", self.client, keys), strict=True):
-                for field, value in zip(replies.texts(flat[::2]), flat[1::2], strict=False):
-                    count, minute = replies.whole(value, 0), field[1:]
-                    if count is not None and field[:1] in ("p", "f") and minute.isdecimal() and int(minute) < 60:
-                        found[hour + int(minute) * MINUTE, field[0]] = count
-        return found
 
     def days(self, queue: str, count: int) -> list[Day]:
         """Return the latest days, the oldest first; today is not over yet. count: at most 90."""

@@ -12,7 +12,7 @@ from django.db.models.functions import Coalesce
 from .. import gates
 from ..broker import Broker
 from ..broker.history import History
-from ..broker.inspection import Inspection
+from ..broker.queue_reading import QueueContents, QueueReading
 from ..models import Gate, TaskRecord, TaskState
 from ..prefixes import one_alias_per_prefix, prefix_of
 from ..storage import database_clock
@@ -72,7 +72,7 @@ def queue_stats(broker: Broker) -> list[QueueStats]:
         if (prefix_of(alias), queue) not in known
     }
     return [
-        _of_queue(alias, queue, rows.get((alias, queue), {}), Inspection(broker.role, alias).sizes(queue), now)
+        _of_queue(alias, queue, rows.get((alias, queue), {}), QueueReading(broker.role, alias).contents(queue), now)
         for alias, queue in sorted({*rows, *listed})
     ]
 
@@ -89,7 +89,8 @@ def _counts(now: datetime) -> dict[str, Count | Min]:
     }
 
 
-def _of_queue(alias: str, queue: str, row: Mapping[str, object], sizes: dict[str, int], now: datetime) -> QueueStats:
+def _of_queue(alias: str, queue: str, row: Mapping[str, object], contents: QueueContents, now: datetime) -> QueueStats:
+    sizes = {name: getattr(contents, name) for name in ("pending", "active", "scheduled", "retry", "archived")}
     rows = {name: int(str(row.get(name, 0))) for name in ("queued", "running", "succeeded", "failed", "retrying")}
     oldest = row.get("oldest")
     waiting = max((now - oldest).total_seconds(), 0.0) if isinstance(oldest, datetime) else None
