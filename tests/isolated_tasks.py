@@ -261,11 +261,21 @@ def dies_of_sigterm(context: TaskContext) -> None:
 
 
 @body
-def closes_descriptors(context: TaskContext, path: str) -> str:
-    """Close all files, as a program does that makes itself a daemon, and open another in place of the pipe."""
+def closes_descriptors(context: TaskContext) -> str:
+    """Close all files, as a program does that makes itself a daemon."""
     os.closerange(3, 256)
-    handles = [os.open(path, os.O_RDWR | os.O_CREAT) for _ in range(60)]
-    return str(len(handles))
+    return "done"
+
+
+@body
+def replaces_descriptors(context: TaskContext, path: str) -> str:
+    """Put a file in place of all others, the pipe among them; it stays open as long as the listener may look at it."""
+    handle = os.open(path, os.O_RDWR)
+    for number in range(3, 256):
+        if number != handle:
+            os.dup2(handle, number)
+    time.sleep(1)
+    return "done"
 
 
 @body

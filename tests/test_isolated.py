@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
+import struct
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -154,13 +156,33 @@ def test_crash_is_that_of_the_task_alone(tmp_path: Path) -> None:
     assert "exited unexpectedly" not in done.stderr and not pid.exists()
 
 
-def test_function_that_closes_all_files(tmp_path: Path) -> None:
-    """It can report nothing, so it counts as a crash, and no byte goes into the files that it has opened instead."""
-    path = tmp_path / "own"
-    result = own.plain.enqueue("closes_descriptors", str(path))
+class Touch:
+    """What makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self.path),))
+
+
+def test_function_that_closes_all_files() -> None:
+    """It can report nothing, so it counts as a crash."""
+    result = own.plain.enqueue("closes_descriptors")
     run_workers()
     assert outcome_of(result)[:2] == (FAILED, "WorkerLost")
-    assert path.read_bytes() == b""
+
+
+def test_file_in_place_of_the_pipe(tmp_path: Path) -> None:
+    """No byte is written into it, and what it holds is not taken for a message of the worker."""
+    message = pickle.dumps(Touch(tmp_path / "unpickled"))
+    content = struct.pack("!i", len(message)) + message
+    path = tmp_path / "own"
+    path.write_bytes(content)
+    result = own.plain.enqueue("replaces_descriptors", str(path))
+    run_workers()
+    assert outcome_of(result)[:2] == (FAILED, "WorkerLost")
+    assert path.read_bytes() == content and not (tmp_path / "unpickled").exists()
 
 
 def test_function_that_forks(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final
 
 from ... import lifecycle
+from ...definitions.payload import json_bytes
 from ...exceptions import LeaseLost, TaskFailed
 from ...guard import get_logger
 from ...logs import log_extra
@@ -36,7 +37,6 @@ from .isolated_messages import (
     PROGRESS,
     READY,
     UNCONNECTED,
-    Stop,
     Work,
 )
 from .job import Crash, Cut, Job, JobPhase, NotStarted, Outcome, StopReason, Unconnected
@@ -152,7 +152,7 @@ class IsolatedRun:
         if kind == READY:
             return self._begin()
         if kind == LEAVE_ROW:
-            self.pipe.send(self._leave_row())
+            self.pipe.send_bytes(json_bytes(self._leave_row()))
         elif kind == PROGRESS:
             self.job.run.record.progress = message["value"]
         elif kind == LOG_LINE:
@@ -244,7 +244,7 @@ class IsolatedRun:
 
     def _ask(self, reason: StopReason, now: float) -> None:
         with suppress(OSError):
-            self.pipe.send(Stop(reason))
+            self.pipe.send_bytes(json_bytes(reason.name))
         if reason in (StopReason.TIMEOUT, StopReason.CANCELLED) and self._kill_at == math.inf:
             self._kill_at = now + self.runner.timeout_grace_seconds
             self._killed_for = reason

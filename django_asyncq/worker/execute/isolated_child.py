@@ -7,6 +7,7 @@ Nothing that it sends is unpickled: the worker reads plain JSON.
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -43,7 +44,6 @@ from .isolated_messages import (
     PROGRESS,
     READY,
     UNCONNECTED,
-    Stop,
     Work,
 )
 from .job import Cut, Job, JobPhase, Outcome, StopReason, Unconnected
@@ -120,7 +120,7 @@ class Interruption:
             raise job.soft_timed_out()
 
 
-class ToWorker:
+class WorkerPipe:
     """The pipe to the worker process. A body may have closed its descriptor, and opened another file in its place."""
 
     def __init__(self, pipe: Connection[Any, Any]) -> None:
@@ -140,6 +140,18 @@ class ToWorker:
                 text = "an isolated task cannot report its outcome, since its pipe to the worker is closed: %s"
                 logger.error(text, error)
                 os._exit(EX_NO_PIPE)
+
+    def receive(self, seconds: float) -> StopReason | bool | None:
+        """Return what the worker has sent, or None after so many seconds.
+
+        Raises: EOFError or OSError when nothing can follow; ValueError or KeyError when another file has been read.
+        """
+        if not self.pipe.poll(seconds):
+            return None
+        if self._identify() != self._identity:
+            raise EOFError
+        message = json.loads(self.pipe.recv_bytes())
+        return message if isinstance(message, bool) else StopReason[message]
 
     def _identify(self) -> tuple[int, int]:
         found = os.fstat(self.pipe.fileno())
@@ -174,7 +186,7 @@ class IsolatedChild(RunSteps):
         super().__init__(worker_id)
         self.task = registered(name)
         self.pipe = pipe
-        self.worker = ToWorker(pipe)
+        self.worker = WorkerPipe(pipe)
         self.worker_pid = os.getppid()
         self.answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
@@ -279,18 +291,16 @@ class IsolatedChild(RunSteps):
         progress = record.progress
         while True:
             try:
-                has_message = self.pipe.poll(LOOK_SECONDS)
+                message = self.worker.receive(LOOK_SECONDS)
                 if record.progress is not progress and record.state == TaskState.RUNNING:
                     progress = record.progress
                     self.worker.send(PROGRESS, value=progress)
-                if not has_message:
-                    self.interruption.ask_again()
-                    continue
-                message = self.pipe.recv()
-            except (EOFError, OSError):
+            except (EOFError, OSError, ValueError, LookupError, TypeError):
                 self._exit_with_worker()
-            if isinstance(message, Stop):
-                self.interruption.ask(message.why)
+            if message is None:
+                self.interruption.ask_again()
+            elif isinstance(message, StopReason):
+                self.interruption.ask(message)
             else:
                 self.answers.put(message)
 

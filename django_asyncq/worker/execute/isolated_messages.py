@@ -1,7 +1,9 @@
 """What a worker and the process of an isolated run send to each other.
 
-The worker sends objects: `Work` once, then `Stop` and answers to LEAVE_ROW (whether it may). The process sends JSON
-objects, whose `kind` is one of the first six constants.
+The worker sends `Work`, which is pickled, before the function is called. Everything after it is JSON, in both
+directions, since the function may have put another file in place of the pipe. The worker sends the name of a
+`StopReason`, or whether the process may write the row (the answer to LEAVE_ROW). The process sends objects whose
+`kind` is one of the first six constants.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from typing import NamedTuple
 
 from ...broker import Lease
 from ...models import TaskRecord
-from .job import StopReason
 
 READY = "ready"  # its code is loaded, and it waits for `Work`
 LEAVE_ROW = "leave row"  # it is about to write the row in its own transaction
@@ -37,9 +38,3 @@ class Work(NamedTuple):
     written: bool
     begun_at: float
     seconds_to_deadline: float | None
-
-
-class Stop(NamedTuple):
-    """The function must stop."""
-
-    why: StopReason
