@@ -1,23 +1,38 @@
-"""The log lines about runs: one for each failure, and on request one for each start and success.
+"""What is said about runs: a log line for each failure, on request one for each start and success, and signals.
 
-They have a logger of their own, `django_asyncq.runs`, so that a project can have them without all else that is logged
-at DEBUG. A final failure is one ERROR with its traceback, wherever it is noticed: an error monitor counts those lines.
+The lines have a logger of their own, `django_asyncq.runs`, so that a project can have them without all else that is
+logged at DEBUG. A final failure is one ERROR with its traceback, wherever it is noticed: an error monitor counts those
+lines.
 """
 
 from __future__ import annotations
 
 import logging
+from typing import Any
+
+from django.dispatch import Signal
 
 from .definitions.exception_text import text_of
 from .guard import class_name, get_logger
 from .logs import RUN_LOGGER, about, log_extra
 from .models import FailureReason, TaskRecord
+from .signals import task_failed
 
 logger = get_logger(RUN_LOGGER)
 
 LONGEST_TEXT = 500
 # Such a failure was no attempt of its own: the attempt did not count, or there was none.
 NO_ATTEMPT = (FailureReason.WORKER_LOST, FailureReason.NOT_REGISTERED, FailureReason.EXPIRED)
+
+
+def announce(signal: Signal, record: TaskRecord, **more: Any) -> None:
+    """Send a signal about a run, if anybody listens."""
+    if not signal.receivers:
+        return
+    try:
+        signal.send_robust(TaskRecord, record=record, **more)
+    except BaseException:  # `send_robust` outlives an Exception only
+        logger.exception("task %s: a receiver of a signal about its run failed", record.id, extra=log_extra(record))
 
 
 def log_started(record: TaskRecord) -> None:
@@ -68,6 +83,8 @@ def log_failed(record: TaskRecord, exception: BaseException | None = None, *, ha
             exc_info=exception if with_traceback else None,
             extra=log_extra(record),
         )
+    if is_final:
+        announce(task_failed, record, exception=exception)
 
 
 def log_uncounted(record: TaskRecord, reason: str) -> None:
@@ -89,6 +106,8 @@ def log_crashed(record: TaskRecord, reason: str) -> None:
         then,
         extra=log_extra(record),
     )
+    if record.is_final:
+        announce(task_failed, record, exception=None)
 
 
 def log_cut(record: TaskRecord, error: BaseException) -> None:
@@ -104,6 +123,8 @@ def log_cut(record: TaskRecord, error: BaseException) -> None:
             _one_line(f"{class_name(error)}: {text_of(error)}"),
             extra=log_extra(record),
         )
+    if record.is_final:
+        announce(task_failed, record, exception=error)
 
 
 def _last_error(record: TaskRecord) -> str:

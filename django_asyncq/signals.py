@@ -1,4 +1,4 @@
-"""The two signals of a task's state, and the two of a run. `tasks` also sends Django's own three.
+"""The signals of a task's state, of a run, and of a failure. `tasks` also sends Django's own three.
 
 task_state_changing: sent before a task becomes QUEUED, new or again; nothing has been written yet. A receiver may raise
     to veto: the caller gets the error, and no task of the call is queued. When `partial` is true it may instead return
@@ -16,6 +16,11 @@ run_ended: sent in the same place when the body has returned or raised, before i
 
 Both carry `sender` (TaskRecord) and `record`, the second `exception` (None when the body has returned). An error of a
 receiver is logged and changes nothing.
+
+task_failed: sent with the ERROR line about a failure that is final, so for each task once: in the worker, in its
+    process if it is isolated, in a supervisor, or in the leader. It carries `sender`, `record`, which holds the error
+    and is about to be written or has just been, and `exception`, None where nothing was raised in this process. Not
+    sent for a task that was cancelled. An error of a receiver is logged and changes nothing.
 """
 
 from __future__ import annotations
@@ -27,3 +32,4 @@ task_state_changing = Signal(use_caching=True)
 task_state_changed = Signal(use_caching=True)
 run_started = Signal(use_caching=True)
 run_ended = Signal(use_caching=True)
+task_failed = Signal(use_caching=True)

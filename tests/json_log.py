@@ -14,6 +14,11 @@ def block_with(text: str) -> str:
     return next(block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if text in block)
 
 
-_found: dict[str, Any] = {}
-exec(block_with("class JsonFormatter"), _found)
-JsonFormatter = _found["JsonFormatter"]
+def found_in(text: str) -> dict[str, Any]:
+    """Return what the first example with a text defines."""
+    found: dict[str, Any] = {}
+    exec(block_with(text), found)
+    return found
+
+
+JsonFormatter = found_in("class JsonFormatter")["JsonFormatter"]

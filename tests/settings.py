@@ -88,6 +88,12 @@ if otlp := os.environ.get("ASYNCQ_TEST_OTLP"):
     provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(otlp)))
     trace.set_tracer_provider(provider)
     INSTALLED_APPS.append("django_asyncq.contrib.otel")
+if sentry := os.environ.get("ASYNCQ_TEST_SENTRY"):
+    import sentry_sdk
+
+    from django_asyncq.contrib.sentry import AsyncqIntegration
+
+    sentry_sdk.init(sentry, integrations=[AsyncqIntegration(monitor_schedules=True)], traces_sample_rate=1.0)
 
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",

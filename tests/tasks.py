@@ -42,6 +42,9 @@ from . import (  # noqa: F401 - their tasks are registered
 if os.environ.get("ASYNCQ_TEST_OTLP"):
     from . import traced_tasks  # noqa: F401 - only for the tests of traces, because it imports OpenTelemetry
 
+if os.environ.get("ASYNCQ_TEST_SENTRY"):
+    from . import reported_tasks  # noqa: F401 - likewise, because it imports Sentry's SDK
+
 if os.environ.get("ASYNCQ_TEST_BREAK_WORKERS") and multiprocessing.parent_process() is not None:
     raise ImportError("broken on purpose, in worker processes only")
 

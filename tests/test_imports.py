@@ -47,6 +47,7 @@ MAY_DEFER = {
     "apps": "Django loads it before the models",
     "backend": "Django loads it while user code declares tasks, before the models",
     "contrib.otel.apps": "Django loads it before the models",
+    "contrib.sentry.crons": "settings import it, before the models are ready",
     "leadership.coordinator": "it must work without the ORM; only its fencing tokens need the models",
     "worker.bootstrap": "a new process sets Django up before it imports anything that needs the settings",
     "testing.backend": "as `backend`; its runner needs the models",

@@ -63,6 +63,7 @@ def test_page_lists_the_public_modules() -> None:
         "monitoring",
         "contrib.otel",
         "contrib.prometheus",
+        "contrib.sentry",
         "pausing",
         "signals",
         "exceptions",

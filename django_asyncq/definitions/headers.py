@@ -9,6 +9,8 @@ from ..trace_ids import is_trace_header
 
 MOST_HEADERS = 32
 LARGEST_BYTES = 8_192
+# Names the schedule that has enqueued the task.
+SCHEDULE_HEADER = "asyncq-schedule"
 
 
 def checked_headers(headers: object) -> dict[str, str]:
@@ -52,6 +54,12 @@ def with_inherited(
         more = {**inherited, **more}
     found = {**more, **(own or {})}
     return found if found and len(found) <= MOST_HEADERS and _size_of(found) <= LARGEST_BYTES else own
+
+
+def with_schedule(headers: Mapping[str, str] | None, name: str) -> dict[str, str]:
+    """Return the headers of a task that a schedule enqueues; without its name where they leave no space for it."""
+    named = {**(headers or {}), SCHEDULE_HEADER: name}
+    return named if len(named) <= MOST_HEADERS and _size_of(named) <= LARGEST_BYTES else dict(headers or {})
 
 
 def _size_of(headers: Mapping[str, str]) -> int:

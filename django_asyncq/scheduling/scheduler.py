@@ -24,6 +24,7 @@ from .. import compat, conf, failpoints
 from ..definitions import payload
 from ..definitions.calls import check_call
 from ..definitions.exception_text import text_of
+from ..definitions.headers import with_schedule
 from ..definitions.schedules import Declaration
 from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, LockLost, RunAborted
 from ..guard import class_name, get_logger, is_a, passes
@@ -377,6 +378,7 @@ def enqueue(row: Schedule, occurs_at: datetime | None = None) -> UUID:
     check_call(task, row.args, row.kwargs)
     if not hasattr(task.get_backend(), "enqueue_many"):
         raise InvalidOption(f"task {row.task} uses the backend {task.backend!r}, which has no rows")
+    task = task.using(headers=with_schedule(task.headers, row.name))
     if row.jitter_seconds and occurs_at is not None:
         task = task.using(run_after=occurs_at + _jitter(row, occurs_at))
     return UUID(task.enqueue(*row.args, **row.kwargs).id)

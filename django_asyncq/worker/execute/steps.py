@@ -10,18 +10,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from django.dispatch import Signal
-
 from ... import compat, conf, failpoints, lifecycle
 from ...context import Ending, TaskContext
 from ...exceptions import TaskCancelled, TaskTimeout
 from ...guard import attempt, get_logger, is_a
 from ...logs import about, enter_run, leave_run, log_extra
 from ...masking import masker_of
-from ...models import TaskRecord
 from ...results import result_of, sender_of
 from ...run_log import RunLog, keep_in
-from ...runs import log_returned, log_started
+from ...runs import announce, log_returned, log_started
 from ...signals import run_ended, run_started
 from ...storage import database_clock
 from ...storage.errors import is_connection_limit
@@ -95,7 +92,7 @@ class RunSteps(ABC):
         """Announce a run that has begun, in the process of its function; return the function's arguments."""
         record = job.run.record
         enter_run(record)
-        _announce(run_started, record)
+        announce(run_started, record)
         log_started(record)
         failpoints.reach("begin.counted")
         check_may_begin(job)
@@ -145,7 +142,7 @@ class RunSteps(ABC):
         A run that finished after its timeout has failed, unless it was cancelled or has spent that time waiting for a
         connection. A cancelled run that failed is final, whatever its error is (`outcomes.apply`).
         """
-        _announce(run_ended, job.run.record, exception=exception)
+        announce(run_ended, job.run.record, exception=exception)
         leave_run()
         if exception is None:
             log_returned(job.run.record, job.clock() - (job.begun_at or job.arrived_at))
@@ -183,16 +180,6 @@ class RunSteps(ABC):
         if was_cut and any(each is job.cut for each in causes_of(exception)):
             return Cut(job, database_clock.estimate(), None, exception)
         return Outcome(job, database_clock.estimate(), value, exception)
-
-
-def _announce(signal: Signal, record: TaskRecord, **more: Any) -> None:
-    """Send a signal about a run, if anybody listens."""
-    if not signal.receivers:
-        return
-    try:
-        signal.send_robust(TaskRecord, record=record, **more)
-    except BaseException:  # `send_robust` outlives an Exception only
-        logger.exception("task %s: a receiver of a signal about its run failed", record.id, extra=log_extra(record))
 
 
 def lines_to_keep(job: Job) -> int:
