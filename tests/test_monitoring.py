@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import connection, connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -24,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from django_asyncq import checks, conf, pausing
 from django_asyncq.contrib.prometheus import AsyncqCollector
-from django_asyncq.inspector import MinuteInfo
+from django_asyncq.inspector import Inspector, MinuteInfo
 from django_asyncq.models import FailureReason, Gate, PauseKind, Schedule, TaskRecord, TaskState
 from django_asyncq.monitoring import health, numbers, scale
 from django_asyncq.testing import EmbeddedRedis
@@ -521,3 +522,71 @@ def test_seconds_to_empty_come_true(kind: str, tmp_path: Path) -> None:
             print(f"{kind} {share:.2f}: {found.seconds_to_empty} s estimated, {left:.1f} s left, by {found.limited_by}")
     print(f"{kind}: {end - began:.0f} s; error: median {sorted(errors)[len(errors) // 2]:.0%}, most {max(errors):.0%}")
     assert sorted(errors)[len(errors) // 2] < 0.25
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [2_000, 20_000])
+def test_a_scrape_of_many_queues_and_names(count: int, settings: Any) -> None:
+    """Of 200 queues and 1,000 names of tasks, with so many live rows; prints how long each of 21 took. By hand."""
+    settings.ASYNCQ = {**settings.ASYNCQ, "MONITOR_TOKEN": TOKEN}
+    rows = [
+        TaskRecord(name=f"shop.tasks.t{number % 1_000}", queue_name=f"q{number % 200}", errors=[], backend="default")
+        for number in range(count)
+    ]
+    TaskRecord.objects.bulk_create(rows, batch_size=2_000)
+    for number in range(200):
+        tasks.stamp.using(queue_name=f"q{number}").enqueue()
+    took = []
+    for _ in range(21):
+        began = time.perf_counter()
+        answer = Client().get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+        took.append((time.perf_counter() - began) * 1_000)
+        assert answer.status_code == 200
+    text = answer.content.decode()
+    assert text.count("\nasyncq_queue_paused{") == 200 and text.count("\nasyncq_task_rows{") >= 1_000
+    took.sort()
+    size = f"{len(text):,} bytes"
+    print(f"scrape of {count:,} rows: median {took[10]:.0f} ms, least {took[0]:.0f}, most {took[-1]:.0f}; {size}")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_drain_beside_scrapes(settings: Any, tmp_path: Path) -> None:
+    """Nine pairs of drains of 20,000 tasks, one of each pair with a scrape a second; prints the ratios. By hand."""
+    settings.ASYNCQ = {**settings.ASYNCQ, "MONITOR_TOKEN": TOKEN}
+    inspector = Inspector()
+
+    def drain(*, scraped: bool) -> float:
+        """Return how many tasks a second were run."""
+        inspector.queues.pause("default")
+        tasks.stamp.enqueue_many([tasks.stamp.arguments() for _ in range(20_000)])
+        wait_until(lambda: inspector.queues.get("default").pending == 20_000, "the backlog")
+        done = threading.Event()
+
+        def scrape() -> None:
+            while not done.wait(1.0):
+                assert Client().get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+            connections.close_all()
+
+        scraper = threading.Thread(target=scrape)
+        if scraped:
+            scraper.start()
+        began = time.monotonic()
+        inspector.queues.resume("default")
+        wait_until(lambda: not inspector.queues.get("default").active + inspector.queues.get("default").pending, "end")
+        seconds = time.monotonic() - began
+        done.set()
+        if scraped:
+            scraper.join()
+        wait_until(lambda: not TaskRecord.objects.filter(state__lte=TaskState.RUNNING).exists(), "the outcomes")
+        return 20_000 / seconds
+
+    with workers(tmp_path, "--processes", "2"):
+        drain(scraped=False)
+        ratios = []
+        for number in range(9):
+            found = {scraped: drain(scraped=scraped) for scraped in ((True, False) if number % 2 else (False, True))}
+            ratios.append(found[True] / found[False])
+            print(f"with {found[True]:,.0f} a second, without {found[False]:,.0f}: {ratios[-1]:.3f}")
+    ratios.sort()
+    print(f"with scrapes against without: median {ratios[4]:.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from . import commands, redis_clock, replies, scripts
 from .access import Access
+from .clients import Role, is_cluster
 from .decoding import UndecodableMessage, decode_message
 from .inspection import PLACES
 from .message import TaskMessage
@@ -68,27 +72,42 @@ NUMBERED = (
 STATES = {**PLACES, "archived": "zset", "completed": "zset"}
 
 
-class QueueReading(Access):
-    """Read one queue at a time. Every method raises BrokerUnavailable when Redis is unreachable."""
+# A script is a round trip, and holds all others up while it runs: 20 queues take it 0.2 ms.
+QUEUES_PER_CALL = 20
 
-    def contents(self, queue: str) -> QueueContents:
-        """Return what Redis holds of a queue; one script."""
-        keys = self.keys(queue)
+
+def read_contents(role: Role, queues: Iterable[tuple[str, str]]) -> dict[tuple[str, str], QueueContents]:
+    """Return what Redis holds of queues. queues: alias and name of each. Raises: BrokerUnavailable."""
+    found: dict[tuple[str, str], QueueContents] = {}
+    for alias, pairs in groupby(sorted(queues), itemgetter(0)):
+        names = [name for _, name in pairs]
+        contents = QueueReading(role, alias).contents(names)
+        found |= {(alias, name): each for name, each in zip(names, contents, strict=True)}
+    return found
+
+
+class QueueReading(Access):
+    """Read queues. Every method raises BrokerUnavailable when Redis is unreachable."""
+
+    def contents(self, queues: Sequence[str]) -> list[QueueContents]:
+        """Return what Redis holds of each of these queues; one script for some at a time."""
         today = f"{datetime.fromtimestamp(redis_clock.seconds(self.role), UTC):%Y-%m-%d}"
-        names = [getattr(keys, name) for name in (*NUMBERED, "paused", "processed")]
-        found = scripts.run("queue_numbers", self.client, [*names, keys.processed_on(today), keys.failed_on(today)])
-        sizes = dict(zip(NUMBERED, map(replies.count, found), strict=False))
-        paused, *counters = found[len(NUMBERED) :]
-        processed, processed_today, failed_today = map(replies.count, counters)
-        sizes["pending"] += sizes["priority"] + sizes["suspects"]
-        return QueueContents(
-            **sizes,
-            processed=processed,
-            processed_today=processed_today,
-            failed_today=failed_today,
-            # The key pauses the queue, whatever it holds.
-            paused_since=None if paused is None else replies.number(paused) or 0.0,
-        )
+        # In a cluster each queue has its own slot.
+        at_once = 1 if is_cluster(self.client) else QUEUES_PER_CALL
+        return [
+            _contents(found)
+            for start in range(0, len(queues), at_once)
+            for found in self._numbers(queues[start : start + at_once], today)
+        ]
+
+    def _numbers(self, queues: Sequence[str], today: str) -> list[list[Any]]:
+        names: list[str] = []
+        for queue in queues:
+            keys = self.keys(queue)
+            names += [getattr(keys, name) for name in (*NUMBERED, "paused", "processed")]
+            names += [keys.processed_on(today), keys.failed_on(today)]
+        found: list[list[Any]] = scripts.run("queue_numbers", self.client, names)
+        return found
 
     def entries(self, queue: str, state: str, most: int) -> list[StoredEntry]:
         """Return entries of one state, those that come first in it. state: a name in STATES."""
@@ -118,6 +137,21 @@ class QueueReading(Access):
 
     def _size(self, command: str, key: str) -> int:
         return replies.count(commands.send(self.client, command, key))
+
+
+def _contents(found: Sequence[Any]) -> QueueContents:
+    sizes = dict(zip(NUMBERED, map(replies.count, found), strict=False))
+    paused, *counters = found[len(NUMBERED) :]
+    processed, processed_today, failed_today = map(replies.count, counters)
+    sizes["pending"] += sizes["priority"] + sizes["suspects"]
+    return QueueContents(
+        **sizes,
+        processed=processed,
+        processed_today=processed_today,
+        failed_today=failed_today,
+        # The key pauses the queue, whatever it holds.
+        paused_since=None if paused is None else replies.number(paused) or 0.0,
+    )
 
 
 def _decoded(stored: StoredMessage | None) -> TaskMessage | None:

@@ -12,7 +12,7 @@ from django.db.models.functions import Coalesce
 from .. import gates
 from ..broker import Broker
 from ..broker.history import History
-from ..broker.queue_reading import QueueContents, QueueReading
+from ..broker.queue_reading import QueueContents, read_contents
 from ..models import Gate, TaskRecord, TaskState
 from ..prefixes import one_alias_per_prefix, prefix_of
 from ..storage import database_clock
@@ -71,10 +71,8 @@ def queue_stats(broker: Broker) -> list[QueueStats]:
         for queue in broker.of_alias(alias).queues()
         if (prefix_of(alias), queue) not in known
     }
-    return [
-        _of_queue(alias, queue, rows.get((alias, queue), {}), QueueReading(broker.role, alias).contents(queue), now)
-        for alias, queue in sorted({*rows, *listed})
-    ]
+    contents = read_contents(broker.role, {*rows, *listed})
+    return [_of_queue(*each, rows.get(each, {}), contents[each], now) for each in sorted(contents)]
 
 
 def _counts(now: datetime) -> dict[str, Count | Min]:

@@ -13,7 +13,7 @@ from .. import lifecycle, pausing
 from ..aliases import uses_redis
 from ..broker import Broker, redis_clock
 from ..broker.history import LONGEST, MINUTE, MOST_DAYS, History
-from ..broker.queue_reading import STATES, QueueReading, StoredEntry
+from ..broker.queue_reading import STATES, QueueContents, QueueReading, StoredEntry, read_contents
 from ..broker.rejected import MOST_KEPT, forget_rejected, read_rejected
 from ..definitions.names import check_queue_name
 from ..exceptions import InvalidOption
@@ -50,11 +50,8 @@ class Queues:
             for queue in Broker("worker", alias).queues()
             if (prefix_of(alias), queue) not in known
         }
-        return [
-            _info(alias, queue, live.get((alias, queue), {}), paused.get((alias, queue)), now)
-            for alias, queue in sorted({*live, *listed})
-            if uses_redis(alias)
-        ]
+        contents = read_contents("worker", (each for each in {*live, *listed} if uses_redis(each[0])))
+        return [_info(*each, live.get(each, {}), paused.get(each), contents[each], now) for each in sorted(contents)]
 
     def get(self, queue: str, *, backend: str | None = None) -> QueueInfo:
         """Return one queue; one that nobody has used is empty. Raises: InvalidOption for a name that none can have."""
@@ -62,7 +59,8 @@ class Queues:
         alias = self._alias(backend)
         live = self._live(queue).get((alias, queue), {})
         paused = rows_of(Pause).filter(kind=PauseKind.QUEUE, backend=alias, name=queue).first()
-        return _info(alias, queue, live, paused, database_clock.now())
+        (contents,) = QueueReading("worker", alias).contents([queue])
+        return _info(alias, queue, live, paused, contents, database_clock.now())
 
     def pause(self, queue: str, *, by: str = "", note: str = "", backend: str | None = None) -> bool:
         """Let no worker take tasks from a queue; return whether it was running. by: who; note: why.
@@ -182,8 +180,9 @@ def _moment(seconds: float | None) -> datetime | None:
     return None if seconds is None or not 0 <= seconds <= LATEST else datetime.fromtimestamp(seconds, UTC)
 
 
-def _info(alias: str, queue: str, live: dict[str, Any], paused: Pause | None, now: datetime) -> QueueInfo:
-    contents = QueueReading("worker", alias).contents(queue)
+def _info(
+    alias: str, queue: str, live: dict[str, Any], paused: Pause | None, contents: QueueContents, now: datetime
+) -> QueueInfo:
     numbers = contents._asdict()
     since = numbers.pop("paused_since")
     oldest = live.get("oldest")
