@@ -11,7 +11,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import transaction
 
-from django_asyncq import gates
+from django_asyncq import gates, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.broker.inspection import Inspection
 from django_asyncq.broker.rejected import rejected_document
@@ -175,7 +175,8 @@ def test_run_lets_delayed_and_failed_tasks_run_now() -> None:
     (over,) = failed(state=TaskState.SUCCEEDED, reason=FailureReason.NONE)
     answer = found("tasks", "run", delayed, due, str(row.id), str(over.id))
     assert answer == {"chosen": 4, "done": 2, "refused": {"it is due already": 1, "it has succeeded": 1}}
-    assert TaskRecord.objects.get(id=delayed).run_after is None
+    run_after = TaskRecord.objects.get(id=delayed).run_after
+    assert run_after is not None and run_after <= database_clock.now()
     assert Inspection().sizes("default") == {"pending": 3, "active": 0, "scheduled": 0, "retry": 0, "archived": 0}
     with pytest.raises(CommandError, match="No task was queued to run now"):
         run("tasks", "run", due)
@@ -268,6 +269,36 @@ def test_queues_are_listed_with_what_both_stores_hold() -> None:
     assert default["oldest_waiting_seconds"] is not None
     assert not default["is_paused"]
     assert run("queues", "list").splitlines()[1].split()[:2] == ["default", "2"]
+
+
+@pytest.mark.parametrize("again", ["retried by its time", "let in by its gate", "retried by a person", "run now"])
+def test_a_task_that_is_queued_again_has_waited_since_then(again: str) -> None:
+    """Not since it was enqueued, which would page somebody."""
+    long_ago = database_clock.now() - timedelta(hours=3)
+    if again == "run now":
+        task = tasks.add.using(run_after=HOUR).enqueue(1)
+        TaskRecord.objects.filter(id=task.id).update(enqueued_at=long_ago)
+        lifecycle.hurry([task.id])
+    else:
+        retry_at = {"retried by its time": timedelta(), "let in by its gate": HOUR}.get(again)
+        (row,) = failed(
+            enqueued_at=long_ago,
+            last_attempted_at=None if again == "let in by its gate" else long_ago,
+            retry_at=None if retry_at is None else database_clock.now() + retry_at,
+            finished_at=database_clock.now() if retry_at is None else None,
+        )
+        assert lifecycle.retry([row.id], by_person=retry_at is None).retried
+    assert Inspector().queues.get("default").oldest_waiting_seconds == pytest.approx(0, abs=30)
+    assert Inspector().health(max_age_seconds=60).is_healthy
+    assert found("stats")["queues"][0]["oldest_waiting_seconds"] == pytest.approx(0, abs=30)
+
+
+def test_a_task_whose_run_was_lost_has_waited_since_its_attempt() -> None:
+    """That is the latest time that is known."""
+    tasks.add.enqueue(1)
+    now = database_clock.now()
+    TaskRecord.objects.update(enqueued_at=now - timedelta(hours=3), last_attempted_at=now - timedelta(seconds=40))
+    assert Inspector().queues.get("default").oldest_waiting_seconds == pytest.approx(40, abs=20)
 
 
 def test_a_queue_is_shown_with_what_was_rejected(redis_client: Any) -> None:

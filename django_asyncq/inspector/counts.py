@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import NamedTuple
 
 from django.db.models import Count, Max, Min, Q
-from django.db.models.functions import Coalesce
 
 from .. import gates
 from ..broker import Broker
@@ -17,6 +16,7 @@ from ..models import Gate, TaskRecord, TaskState
 from ..prefixes import one_alias_per_prefix, prefix_of
 from ..storage import database_clock
 from ..storage.routing import rows_of
+from .due import DUE_SINCE, is_due
 from .values import MinuteInfo
 
 
@@ -76,14 +76,14 @@ def queue_stats(broker: Broker) -> list[QueueStats]:
 
 
 def _counts(now: datetime) -> dict[str, Count | Min]:
-    due = Q(state=TaskState.QUEUED, after_id=None) & (Q(run_after=None) | Q(run_after__lte=now))
+    due = Q(state=TaskState.QUEUED, after_id=None) & is_due(now)
     return {
         "queued": Count("id", filter=Q(state=TaskState.QUEUED)),
         "running": Count("id", filter=Q(state=TaskState.RUNNING)),
         "succeeded": Count("id", filter=Q(state=TaskState.SUCCEEDED)),
         "failed": Count("id", filter=Q(state=TaskState.FAILED, retry_at=None)),
         "retrying": Count("id", filter=Q(state=TaskState.FAILED, retry_at__isnull=False)),
-        "oldest": Min(Coalesce("run_after", "enqueued_at"), filter=due),
+        "oldest": Min(DUE_SINCE, filter=due),
     }
 
 

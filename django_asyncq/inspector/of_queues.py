@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db.models import Count, Min, Q
-from django.db.models.functions import Coalesce
 
 from .. import lifecycle, pausing
 from ..aliases import uses_redis
@@ -21,6 +20,7 @@ from ..models import Pause, PauseKind, TaskRecord, TaskState
 from ..prefixes import DEFAULT_ALIAS, one_alias_per_prefix, prefix_of
 from ..storage import database_clock
 from ..storage.routing import rows_of
+from .due import DUE_SINCE, is_due
 from .selecting import MOST_PER_PAGE
 from .values import DayInfo, EntryInfo, GroupInfo, MinuteInfo, QueueInfo, RejectedInfo
 
@@ -146,7 +146,7 @@ class Queues:
     def _live(self, queue: str = "") -> dict[tuple[str, str], dict[str, Any]]:
         """Count the live rows by alias and queue. No finished row is read."""
         now = database_clock.now()
-        due = Q(state=TaskState.QUEUED, after_id=None) & (Q(run_after=None) | Q(run_after__lte=now))
+        due = Q(state=TaskState.QUEUED, after_id=None) & is_due(now)
         rows = rows_of(TaskRecord).filter(state__in=LIVE).order_by()
         if self._backend is not None:
             rows = rows.filter(backend=self._backend)
@@ -156,7 +156,7 @@ class Queues:
             .annotate(
                 queued=Count("id", filter=Q(state=TaskState.QUEUED)),
                 running=Count("id", filter=Q(state=TaskState.RUNNING)),
-                oldest=Min(Coalesce("run_after", "enqueued_at"), filter=due),
+                oldest=Min(DUE_SINCE, filter=due),
             )
         )
         return {(row["backend"], row["queue_name"]): dict(row) for row in counted}

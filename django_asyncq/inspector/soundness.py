@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from django.db.models import Count, Min, Q
-from django.db.models.functions import Coalesce
+from django.db.models import Count, Min
 
 from ..broker import prefix_owner, redis_clock
 from ..broker.key_check import MESSAGE, PURPOSE, read_key_check
@@ -17,6 +16,7 @@ from ..models import TaskRecord, TaskState
 from ..prefixes import owned_prefixes
 from ..storage import database_clock, identity
 from ..storage.routing import rows_of
+from .due import DUE_SINCE, is_due
 from .values import Health
 
 # A retry or a delayed task starts that much too late or too early.
@@ -56,10 +56,10 @@ def _waiting(only: str | None) -> tuple[int, float | None]:
     """Return how many tasks are due, and how long the oldest has been. Reads QUEUED rows only."""
     now = database_clock.now()
     rows = rows_of(TaskRecord).order_by().filter(state=TaskState.QUEUED, after_id=None, batch_id=None, is_remote=False)
-    rows = rows.filter(Q(run_after=None) | Q(run_after__lte=now))
+    rows = rows.filter(is_due(now))
     if only is not None:
         rows = rows.filter(backend=only)
-    found = rows.aggregate(count=Count("id"), oldest=Min(Coalesce("run_after", "enqueued_at")))
+    found = rows.aggregate(count=Count("id"), oldest=Min(DUE_SINCE))
     oldest = found["oldest"]
     return found["count"], None if oldest is None else max((now - oldest).total_seconds(), 0.0)
 

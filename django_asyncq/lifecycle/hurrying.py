@@ -27,20 +27,21 @@ def hurry(ids: Collection[UUID]) -> list[UUID]:
     """Let delayed tasks run now; return the ids of those that were delayed.
 
     | check    | QUEUED with a `run_after` that has not come; the rows are locked, in the order of their ids |
-    | row      | `run_after` is removed; the state stays                                                     |
+    | row      | `run_after` is now; the state stays                                                         |
     | Redis    | after the commit: out of scheduled, into pending                                            |
     | announce | nothing: the state is the same                                                              |
 
     If we die after the commit, the entry becomes due at its former time, as if nothing had been asked for.
     """
     with transaction_of(TaskRecord):
-        rows = rows_of(TaskRecord).filter(id__in=ids, state=TaskState.QUEUED, run_after__gt=database_clock.now())
+        now = database_clock.now()
+        rows = rows_of(TaskRecord).filter(id__in=ids, state=TaskState.QUEUED, run_after__gt=now)
         records = list(rows.select_for_update().order_by("id"))
         if not records:
             return []
-        rows_of(TaskRecord).filter(id__in=[record.id for record in records]).update(run_after=None)
+        rows_of(TaskRecord).filter(id__in=[record.id for record in records]).update(run_after=now)
         for record in records:
-            record.run_after = None
+            record.run_after = now
         connection = connections[writing_database(TaskRecord)]
         hook = Hurry.of_transaction(connection)
         hook.records.extend(records)

@@ -116,7 +116,6 @@ def _write_retries(rows: QuerySet[TaskRecord], records: Sequence[TaskRecord], *,
         "reason": FailureReason.NONE,
         "retry_at": None,
         "finished_at": None,
-        "run_after": None,
         # One that failed in a batch waits for another one.
         "batch_id": None,
     }
@@ -124,9 +123,11 @@ def _write_retries(rows: QuerySet[TaskRecord], records: Sequence[TaskRecord], *,
         # A cancel is forgotten, and so is a time to begin that is over: the person wants it to run all the same.
         changes |= {"crash_count": 0, "cancel_requested_at": None, "cancelled_by": ""}
         _forget_late(rows, records)
-    # Not `bulk_update`: it writes a CASE for each value, though all rows get the same.
-    rows.filter(id__in=[record.id for record in records]).update(**changes)
+    # Not `bulk_update`: it writes a CASE for each value, though all rows get the same. They are due from now on.
+    rows.filter(id__in=[record.id for record in records]).update(**changes, run_after=database_clock.now())
     for record in records:
+        # Nobody has to ask whether that has come.
+        record.run_after = None
         for name, value in changes.items():
             setattr(record, name, value)
 

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 
-from django.db.models import Count, Q
+from django.db.models import Count
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseNotFound, JsonResponse
 
 from ..broker import redis_clock
 from ..exceptions import BrokerUnavailable, InvalidOption
 from ..faults import one_line
 from ..inspector import Inspector, MinuteInfo, WorkerInfo
+from ..inspector.due import is_due
 from ..models import FailureReason, TaskRecord, TaskState
 from ..prefixes import DEFAULT_ALIAS
 from ..storage import database_clock
@@ -62,7 +63,7 @@ def read_scale(queue: str, backend: str = DEFAULT_ALIAS, *, target_seconds: floa
     info = inspector.queues.get(queue)
     now = database_clock.now()
     rows = rows_of(TaskRecord).order_by().filter(backend=backend, queue_name=queue)
-    due = rows.filter(Q(run_after=None) | Q(run_after__lte=now), state=TaskState.QUEUED, after_id=None, batch_id=None)
+    due = rows.filter(is_due(now), state=TaskState.QUEUED, after_id=None, batch_id=None)
     at_gates = rows.filter(state=TaskState.FAILED, retry_at__isnull=False, reason=FailureReason.GATE_FULL)
     by_gate = dict(at_gates.values_list("gate").annotate(count=Count("id")).order_by("-count"))
     queued, held = due.count(), sum(by_gate.values())

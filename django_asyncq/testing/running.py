@@ -171,6 +171,8 @@ class Runner(RunSteps):
             self._looked_at = database_clock.now()
             self._close_overdue()
             self._retry_due()
+            # What was retried is due since then.
+            self._looked_at = database_clock.now()
             self._move_up()
             self._form_batches()
             record = self._next()
