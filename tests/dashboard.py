@@ -62,7 +62,7 @@ def _stat(series: list[Series], unit: str) -> str:
 def _lines(series: list[Series], unit: str, width: int, height: int) -> str:
     points = [point for each in series for point in each.points]
     first, last = min(at for at, _ in points), max(at for at, _ in points)
-    top = max(max(value for _, value in points) * 1.08, 1e-9)
+    top = max(value for _, value in points) * 1.08 or 1.0
 
     def x(at: float) -> float:
         return AXIS + (width - AXIS - 12) * (at - first) / max(last - first, 1)

@@ -116,6 +116,8 @@ def end_scopes(sender: type[TaskRecord], *, record: TaskRecord, exception: BaseE
         # A copy, since the transaction leaves its scope when it ends.
         current = sentry_sdk.get_current_scope().fork()
         current.span = found.transaction
+        # An earlier attempt's row is equal to this one, and as the key it would end with that.
+        _raised.pop(record, None)
         _raised[record] = _Scopes(found.isolation, current)
     found.stack.close()
 
