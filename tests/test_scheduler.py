@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -446,10 +447,10 @@ def test_no_error_of_one_schedule_stops_another(
     clock.step(minutes=5)
     real = scheduling.due_occurrences
 
-    def due(row: Schedule, now: datetime) -> Any:
+    def due(row: Schedule, now: datetime, in_time_since: datetime) -> Any:
         if row.name == "a":
             raise error
-        return real(row, now)
+        return real(row, now, in_time_since)
 
     with monkeypatch.context() as patch:
         patch.setattr(scheduling, "due_occurrences", due)
@@ -490,11 +491,11 @@ def test_more_failing_schedules_than_a_page_holds_stop_no_other(
     clock.step(minutes=5)
     real, tried = scheduling.due_occurrences, []
 
-    def due(row: Schedule, now: datetime) -> Any:
+    def due(row: Schedule, now: datetime, in_time_since: datetime) -> Any:
         tried.append(row.name)
         if row.name.startswith("bad"):
             raise RuntimeError(row.name)
-        return real(row, now)
+        return real(row, now, in_time_since)
 
     monkeypatch.setattr(scheduling, "due_occurrences", due)
     assert [each.schedule.name for each in scheduler.fire_due().fired] == ["well"]
@@ -522,7 +523,7 @@ def test_an_outage_of_the_database_ends_the_round(
     clock.step(minutes=5)
     tried = []
 
-    def due(row: Schedule, now: datetime) -> Any:
+    def due(row: Schedule, now: datetime, in_time_since: datetime) -> Any:
         tried.append(row.name)
         monkeypatch.setattr(scheduling, "rows_of", lost)
         raise DatabaseError("the connection is lost")
@@ -574,6 +575,44 @@ def test_a_clock_that_jumps_forward_follows_the_policy(clock: Clock, scheduler: 
     scheduler.fire_due()
     assert occurrences() == ["12:01", "12:06"]
     assert occurrences(OccurrenceOutcome.MISSED) == ["12:05"]
+
+
+def test_a_round_that_takes_long_misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was due when it began is on time, however many come first."""
+
+    class Passing(Clock):
+        def __call__(self) -> datetime:
+            return self.step(seconds=50)
+
+    monkeypatch.setattr(scheduling, "SCHEDULES_PER_PAGE", 2)
+    for number in range(8):
+        schedule(name=f"report {number}")
+    fired = Scheduler(clock=Passing(NOON + timedelta(minutes=4, seconds=10))).fire_due().fired
+    assert len(fired) == 8 and occurrences() == ["12:05"] * 8
+    assert occurrences(OccurrenceOutcome.MISSED) == []
+
+
+def test_what_becomes_due_in_a_long_round_is_on_time(
+    clock: Clock, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler was at work all the time, so nothing of that was missed; after a pause it is."""
+    schedule(name="first", cron="5 * * * *")
+    schedule(name="second", cron="6 * * * *")
+    clock.step(minutes=5)
+
+    def takes_long(row: Schedule, occurs_at: datetime) -> UUID:
+        clock.step(minutes=3)
+        return enqueue(row, occurs_at)
+
+    monkeypatch.setattr("django_asyncq.scheduling.scheduler.enqueue", takes_long)
+    assert len(scheduler.fire_due().fired) == 1
+    assert len(scheduler.fire_due().fired) == 1
+    assert occurrences() == ["12:05", "12:06"] and occurrences(OccurrenceOutcome.MISSED) == []
+    clock.now = NOON + timedelta(hours=1, minutes=5)
+    scheduler.fire_due()
+    clock.step(minutes=5)
+    assert scheduler.fire_due().fired == []
+    assert occurrences(OccurrenceOutcome.MISSED) == ["13:06"]
 
 
 @pytest.mark.parametrize("at", ["before", "after"])

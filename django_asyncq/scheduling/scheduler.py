@@ -20,7 +20,7 @@ from django.db import Error as DatabaseError
 from django.db import IntegrityError, connections
 from django.db.models import QuerySet
 
-from .. import compat, conf, failpoints
+from .. import compat, failpoints
 from ..definitions import payload
 from ..definitions.calls import check_call
 from ..definitions.exception_text import text_of
@@ -28,13 +28,14 @@ from ..definitions.headers import with_schedule
 from ..definitions.schedules import Declaration
 from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, LockLost, RunAborted
 from ..guard import class_name, get_logger, is_a, passes
-from ..models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskRecord, TaskState
+from ..models import Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskRecord, TaskState
 from ..registry import every_task, registered
 from ..storage import database_clock
 from ..storage.errors import ErrorKind, kind_of
 from ..storage.isolation import ROW_ERRORS, each_alone, page_of, set_aside, table_of
 from ..storage.routing import rows_of, transaction_of, writing_database
 from ..tasks import Task
+from .due import Round, due_occurrences, earliest_in_time
 from .refusals import in_words, refused
 
 logger = get_logger("django_asyncq.scheduling.scheduler")
@@ -42,8 +43,6 @@ logger = get_logger("django_asyncq.scheduling.scheduler")
 SCHEDULES_PER_PAGE = 100
 # Where one schedule cannot be read, all are listed by id.
 MOST_SCHEDULES = 10_000
-# An occurrence this late may be fired by the successor of a dead leader; one that is later counts as missed.
-ON_TIME_SECONDS = 60
 # How many of the latest occurrences are checked for an unfinished task. An older unfinished task cannot exist.
 OCCURRENCES_CHECKED = 100
 # How soon a schedule is tried again that could not be fired.
@@ -90,13 +89,6 @@ class RowLocked(Exception):
     """Another transaction has locked the row of a schedule."""
 
 
-class DueOccurrences(NamedTuple):
-    """The occurrences of a schedule to fire now. last_missed: the latest of those not to fire, or None."""
-
-    to_fire: list[datetime]
-    last_missed: datetime | None
-
-
 class Scheduler:
     """Fire the schedules that are due.
 
@@ -114,30 +106,34 @@ class Scheduler:
         self._taken: set[str] = set()
         # Whether the last `sync` has written every declared schedule.
         self.is_synced = False
+        self._last_round: Round | None = None
 
     def fire_due(self) -> FireResult:
         """Fire every occurrence that is due. A schedule that fails stops no other; it is tried again in a second.
 
+        What is due is decided when the round begins. Nothing is missed because the others took long.
         Raises: django.db.Error when the database answers nobody, LockLost; what was fired before the error stays fired.
         """
         fired: list[Fired] = []
         # Each is tried once in a round, so a round comes to its end.
         postponed: set[UUID] = set()
+        now = self._clock()
+        in_time_since = earliest_in_time(now, self._last_round)
         while True:
             rows = _soonest(postponed)
-            if not rows:
-                return FireResult(fired, RETRY_SECONDS if postponed else None)
-            now = self._clock()
             due = [row for row in rows if row.next_occurrence_at <= now]
             for row in due:
-                found = self._attempt(row.name, partial(self._fire_alone, row, now))
+                found = self._attempt(row.name, partial(self._fire_alone, row, now, in_time_since))
                 if found:
                     fired += found[0]
                 else:
                     postponed.add(row.pk)
             if not due:
-                seconds = (rows[0].next_occurrence_at - now).total_seconds()
-                return FireResult(fired, min(seconds, RETRY_SECONDS) if postponed else seconds)
+                break
+        self._last_round = Round(now, self._clock())
+        waits = [RETRY_SECONDS] if postponed else []
+        waits += [(row.next_occurrence_at - self._last_round.ended_at).total_seconds() for row in rows[:1]]
+        return FireResult(fired, min(waits, default=None))
 
     def _attempt(self, name: str, act: Callable[[], Found]) -> Found | None:
         """Do something for one schedule; after an error of its own, log that once and return None.
@@ -170,23 +166,26 @@ class Scheduler:
 
     # --- one schedule
 
-    def _fire_alone(self, row: Schedule, now: datetime) -> list[list[Fired]]:
+    def _fire_alone(self, row: Schedule, now: datetime, in_time_since: datetime) -> list[list[Fired]]:
         """Fire what is due of one schedule; return [what was fired], or [] when it must be looked at again.
 
         That is when it was changed since it was read, or when the values of its row set it aside. Raises: RowLocked.
         """
         return each_alone(
-            table_of(Schedule), [row.pk], lambda _: self._fire(row, now), database=writing_database(Schedule)
+            table_of(Schedule),
+            [row.pk],
+            lambda _: self._fire(row, now, in_time_since),
+            database=writing_database(Schedule),
         )
 
-    def _fire(self, seen: Schedule, now: datetime) -> list[list[Fired]]:
+    def _fire(self, seen: Schedule, now: datetime, in_time_since: datetime) -> list[list[Fired]]:
         """Do what `_fire_alone` does, in one transaction."""
         with self._fenced():
             row = _locked(rows_of(Schedule).firing().filter(pk=seen.pk))
             if row is None or row.next_occurrence_at != seen.next_occurrence_at:
                 return []
             try:
-                due = due_occurrences(row, now)
+                due = due_occurrences(row, now, in_time_since)
                 next_occurrence_at = row.timing.after(now)
             except InvalidOption as error:
                 self._write(row, row.next_occurrence_at or now, OccurrenceOutcome.REFUSED, str(error))
@@ -337,24 +336,6 @@ def _checked(row: Schedule, *, is_planned: bool) -> Schedule:
         if getattr(row, name) is None and (name == "created_at" or is_planned):
             raise TypeError(f"{name} is no date")
     return row
-
-
-def due_occurrences(row: Schedule, now: datetime) -> DueOccurrences:
-    """Decide which occurrences of a schedule to fire now. Raises: InvalidOption.
-
-    The latest fires if it is on time. The schedule's `missed` policy decides about the others, and about a late one.
-    """
-    first = row.next_occurrence_at
-    if first is None:
-        return DueOccurrences([], None)
-    wanted = row.missed_cap if row.missed == Missed.ALL else 1
-    found = row.timing.latest(first - timedelta(microseconds=1), now, wanted + 1)
-    to_fire = found[-wanted:]
-    on_time = max(ON_TIME_SECONDS, 2 * conf.current().lock_ttl_seconds)
-    if row.missed == Missed.SKIP and to_fire and (now - to_fire[-1]).total_seconds() > on_time:
-        to_fire = []
-    missed = found[: len(found) - len(to_fire)]
-    return DueOccurrences(to_fire, missed[-1] if missed else None)
 
 
 def has_unfinished_task(row: Schedule) -> bool:
