@@ -11,11 +11,11 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from ...definitions.printable import visible
 from ...exceptions import AsyncqError, BrokerUnavailable, GateUnavailable
 from ...faults import STORE_ERRORS, as_not_set_up, concerns_one_row, one_line
 from ...storage.tables import check_tables
 from ..commanding.printing import Printer, usage_error
-from ..wording import visible
 
 # The module of each has the same name. The help stands here, so that `--help` imports none of them.
 NOUNS = {
