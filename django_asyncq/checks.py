@@ -14,7 +14,7 @@ from django.utils.module_loading import import_string
 from . import aliases, compat, conf, registry
 from .broker import clients
 from .bulk_actions import MOST_PER_SECOND
-from .definitions import retention_policy
+from .definitions import alert_settings, retention_policy
 from .definitions.task_options import MOST_ATTEMPTS, MOST_LOG_LINES, is_attempt_count
 from .definitions.timing import Cron, describe, fires_on_either_day
 from .durations import AT_LEAST_ZERO, MORE_THAN_ZERO, is_duration
@@ -92,6 +92,8 @@ REDIS_IDS = {
     "OPTIONS": "asyncq.E051",
     "CLIENT_FACTORY": "asyncq.E052",
 }
+# The kinds of `alert_settings.Fault`.
+ALERT_IDS = {"ALERTS": "asyncq.E173", "mail": "asyncq.E174", "webhook": "asyncq.E175"}
 FRAMEWORK_BACKENDS = {
     f"{package}.backends.{name}"
     for package in ("django.tasks", "django_tasks")
@@ -172,6 +174,8 @@ RULES: dict[str, Rule] = {
     "SENSITIVE_KEYS": Rule("asyncq.E126", _is_pattern, "Give a regular expression."),
     "HEADER_SOURCES": Rule("asyncq.E172", _are_callables, "Give a list of dotted paths of functions that take a task."),
     "MONITOR_TOKEN": Rule("asyncq.E171", _is_monitor_token, "Give at least 16 letters, digits or '-._~+/=', or ''."),
+    # `check_alerts` looks at it.
+    "ALERTS": Rule("asyncq.E173", lambda value: True, ""),
     "SUCCEEDED_RETENTION_SECONDS": Rule("asyncq.E127", _is_keep_seconds, KEEP_SECONDS),
     "FAILED_RETENTION_SECONDS": Rule("asyncq.E128", _is_keep_seconds, KEEP_SECONDS),
     "RETENTION": Rule(
@@ -269,6 +273,13 @@ def _check_times(written: dict[str, Any]) -> Iterator[Message]:
             hint="Raise PROVISIONAL_SECONDS, or lower RECONCILE_SECONDS.",
             id="asyncq.E004",
         )
+
+
+@checks.register
+def check_alerts(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Check ALERTS. No address of a webhook is repeated: it has a secret in it."""
+    for fault in alert_settings.setting_faults(conf.raw().get("ALERTS", {})):
+        yield checks.Error(f"{conf.NAME}['ALERTS']{fault.text}.", hint=fault.hint, id=ALERT_IDS[fault.kind])
 
 
 @checks.register

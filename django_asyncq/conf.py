@@ -119,6 +119,9 @@ class Settings:
     """Dotted paths of functions that are called with a task as it is enqueued, and return headers for it."""
     monitor_token: str = ""
     """What a monitor sends as `Authorization: Bearer …` to read metrics and the rest; empty: staff only."""
+    alerts: dict[str, Any] = field(default_factory=dict)
+    """Where to write when tasks fail, wait or are run by nobody, and from which limits on; see the guide to monitoring.
+    Empty: nothing looks."""
 
     @property
     def beat_retry_seconds(self) -> float:

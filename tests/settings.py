@@ -137,8 +137,14 @@ ASYNCQ = {
     "LOCK_TTL_SECONDS": int(os.environ.get("ASYNCQ_TEST_LOCK_TTL", "30")),
     "RECONCILE_SECONDS": 1,
     "SWEEP_SECONDS": 5,
+    "ALERTS": json.loads(os.environ.get("ASYNCQ_TEST_ALERTS", "{}")),
     "TASK_LOCK_DIR": os.environ.get("ASYNCQ_TEST_LOCK_DIR", f"{tempfile.gettempdir()}/asyncq-test-locks"),
 }
+
+if folder := os.environ.get("ASYNCQ_TEST_MAIL_FOLDER"):
+    # Mail of processes that a test starts; pytest-django keeps that of the test itself.
+    EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
+    EMAIL_FILE_PATH = folder
 
 if log := os.environ.get("ASYNCQ_TEST_LOG"):
     # As docs/guides/logging.md has it, into a file.

@@ -18,7 +18,7 @@ from django_asyncq import lifecycle
 from django_asyncq.exceptions import BrokerUnavailable, DatabaseNotSetUp, LockLost
 from django_asyncq.faults import LONGEST_AGAIN_SECONDS, MOST_AGAIN, NOT_SET_UP_LOOKS, PAUSE_SECONDS, Faults, Outages
 from django_asyncq.guard import get_logger
-from django_asyncq.maintenance.service import Loop
+from django_asyncq.maintenance.loop import Loop
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.storage.isolation import set_aside
 from django_asyncq.worker.execute.job import Job, Outcome

@@ -317,7 +317,7 @@ def test_each_process_logs_once_who_leads_and_when_that_changes(
 
 def test_a_loop_logs_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
     """While it is disabled it uses no store, so it does not say that the stores are reachable again."""
-    caplog.set_level(logging.INFO, logger="django_asyncq.maintenance.service")
+    caplog.set_level(logging.INFO, logger="django_asyncq.maintenance.loop")
     # Leads and fails three times, does not lead for three rounds, leads again: fails once, then succeeds.
     leads = iter([True, True, True, False, False, False, True, True, True])
     answers: Iterator[Exception | None] = iter([*[BrokerUnavailable("unreachable")] * 4, None, None])

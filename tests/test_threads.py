@@ -197,6 +197,7 @@ def test_supervisor_whose_thread_dies_stops_in_order_and_exits() -> None:
 OTHER_THREADS = {
     ("threads", "Timer"): "the last seconds of a process",
     ("storage.database_clock", "Thread"): "one statement for an event loop, which goes on without it",
+    ("alerts.bounded_call", "Thread"): "one message, for a loop that waits for it and says that it was not sent",
     ("awaiting.reader", "ThreadPoolExecutor"): "raises into the request that asked, and goes on",
 }
 THREAD_CLASSES = {"Thread", "Timer", "ThreadPoolExecutor", "start_new_thread", "ThreadPool", "to_thread"}

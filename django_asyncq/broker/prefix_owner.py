@@ -5,8 +5,9 @@ Only supervisors and `asyncq adopt` write it; producers read it. Where a prefix 
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from . import clients, commands, redis_clock, replies, scripts
 from .keys import owner_key, supervisors_key
@@ -17,6 +18,8 @@ Replaces = Literal["never", "unused", "always"]
 ALIVE_MS = 15_000
 # A score may be infinite.
 LATEST_MS = 2.0**53
+# Seconds of Redis's clock, the process id, what makes it unique, the host; see `token_of`.
+TOKEN = re.compile(r"([0-9]{1,12}):([0-9]{1,10}):[0-9a-f]{32}:(.{1,200})", re.DOTALL)
 
 
 class Ownership(NamedTuple):
@@ -25,6 +28,20 @@ class Ownership(NamedTuple):
     owner: UUID | None
     former: UUID | None
     supervisors: int
+
+
+class Supervisor(NamedTuple):
+    """A supervisor that is noted. started_at, reported_at: Unix seconds of Redis's clock. is_alive: as far as noted."""
+
+    host: str
+    pid: int
+    started_at: float
+    reported_at: float
+    is_alive: bool
+
+    def is_replaced_by(self, other: Supervisor) -> bool:
+        """Whether it has died, and the other one has begun on its host since then."""
+        return not self.is_alive and other.host == self.host and other.started_at >= self.reported_at
 
 
 def read_owner(prefix: str = "") -> UUID | None:
@@ -49,9 +66,35 @@ def last_report(prefix: str = "") -> tuple[int, float | None]:
     None when none is known: they stopped cleanly, or Redis lost its memory. Raises: BrokerUnavailable.
     """
     now_ms = redis_clock.seconds("producer") * 1000
-    found = commands.send(clients.client("producer"), "zrange", supervisors_key(prefix), 0, -1, withscores=True)
-    until = [score for _, score in found if score < LATEST_MS]
+    until = [score for _, score in _noted(prefix)]
     return sum(score > now_ms for score in until), max(until) / 1000 if until else None
+
+
+def supervisors(prefix: str = "") -> list[Supervisor]:
+    """Return the supervisors of the owner: those that live, and those that died in the last hour without a word.
+
+    Raises: BrokerUnavailable.
+    """
+    return [each for token, until in _noted(prefix) if (each := _supervisor(token, until))]
+
+
+def _noted(prefix: str) -> list[tuple[bytes, float]]:
+    found = commands.send(clients.client("producer"), "zrange", supervisors_key(prefix), 0, -1, withscores=True)
+    return [(token, score) for token, score in found if 0 < score < LATEST_MS]
+
+
+def _supervisor(token: bytes, until_ms: float) -> Supervisor | None:
+    match = TOKEN.fullmatch(replies.text(token))
+    if match is None:
+        return None
+    started_at, pid, host = match.groups()
+    is_alive = until_ms > redis_clock.seconds("producer") * 1000
+    return Supervisor(host, int(pid), float(started_at), (until_ms - ALIVE_MS) / 1000, is_alive)
+
+
+def token_of(host: str, pid: int, started_at: float) -> str:
+    """Return the token by which a supervisor is noted. started_at: Unix seconds of Redis's clock."""
+    return f"{started_at:.0f}:{pid}:{uuid4().hex}:{host[:200]}"
 
 
 def note_supervisor(
@@ -75,8 +118,17 @@ def note_supervisor(
 
 
 def forget_supervisor(token: str, prefix: str = "") -> None:
-    """Note that a supervisor has stopped. Raises: BrokerUnavailable."""
-    commands.send(clients.client("worker"), "zrem", supervisors_key(prefix), token)
+    """Note that a supervisor has stopped, and forget those that had died on its host before it began.
+
+    It had taken their place, so nobody is to miss them now. Raises: BrokerUnavailable.
+    """
+    own = _supervisor(token.encode(), 0.0)
+    replaced = [
+        noted
+        for noted, until in _noted(prefix)
+        if own and (each := _supervisor(noted, until)) and each.is_replaced_by(own)
+    ]
+    commands.send(clients.client("worker"), "zrem", supervisors_key(prefix), token, *replaced)
 
 
 def _identity(reply: Any) -> UUID | None:

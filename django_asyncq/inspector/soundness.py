@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from django.db.models import Count, Min
 
@@ -12,15 +13,21 @@ from ..broker.prefix_owner import ALIVE_MS
 from ..clock_difference import clock_difference_seconds
 from ..faults import STORE_ERRORS, one_line
 from ..lifecycle import signatures
-from ..models import TaskRecord, TaskState
 from ..prefixes import owned_prefixes
 from ..storage import database_clock, identity
-from ..storage.routing import rows_of
-from .due import DUE_SINCE, is_due
+from .due import DUE_SINCE, due_rows
 from .values import Health
 
 # A retry or a delayed task starts that much too late or too early.
 MOST_CLOCK_DIFFERENCE_SECONDS = 5.0
+
+
+class Mismatch(NamedTuple):
+    """What does not match between stores or hosts. subject: in a word. title: without numbers. text: a sentence."""
+
+    subject: str
+    title: str
+    text: str
 
 
 def check(
@@ -37,7 +44,7 @@ def check(
         waiting, oldest = _waiting(only)
         supervisors, silence = read_silence()
         difference = clock_difference_seconds()
-        problems += [*_of_clocks(difference), *_of_owner(), *_of_key()]
+        problems += [each.text for each in mismatches(difference)]
     except STORE_ERRORS as error:
         problems.append(f"a store is unreachable: {one_line(error)}")
     if waiting is not None and max_waiting is not None and waiting > max_waiting:
@@ -55,13 +62,17 @@ def check(
 def _waiting(only: str | None) -> tuple[int, float | None]:
     """Return how many tasks are due, and how long the oldest has been. Reads QUEUED rows only."""
     now = database_clock.now()
-    rows = rows_of(TaskRecord).order_by().filter(state=TaskState.QUEUED, after_id=None, batch_id=None, is_remote=False)
-    rows = rows.filter(is_due(now))
+    rows = due_rows(now)
     if only is not None:
         rows = rows.filter(backend=only)
     found = rows.aggregate(count=Count("id"), oldest=Min(DUE_SINCE))
     oldest = found["oldest"]
     return found["count"], None if oldest is None else max((now - oldest).total_seconds(), 0.0)
+
+
+def mismatches(difference: float) -> list[Mismatch]:
+    """Return what is always a problem. difference: of the clocks. Raises: BrokerUnavailable, django.db.Error."""
+    return [*_of_clocks(difference), *_of_owner(), *_of_key()]
 
 
 def read_silence() -> tuple[int, float | None]:
@@ -72,20 +83,23 @@ def read_silence() -> tuple[int, float | None]:
     return max((count for count, _ in reports), default=0), silence
 
 
-def _of_clocks(difference: float) -> Iterator[str]:
+def _of_clocks(difference: float) -> Iterator[Mismatch]:
     if abs(difference) > MOST_CLOCK_DIFFERENCE_SECONDS:
-        yield f"the clocks of the database and of Redis differ by {abs(difference):.1f} s: synchronize both servers"
+        title = "the clocks of the database and of Redis differ"
+        yield Mismatch("clocks", title, f"{title} by {abs(difference):.1f} s: synchronize both servers")
 
 
-def _of_owner() -> Iterator[str]:
+def _of_owner() -> Iterator[Mismatch]:
     database = identity.read()
     for prefix in owned_prefixes():
         owner = prefix_owner.read_owner(prefix)
         if owner is not None and database is not None and owner != database:
-            yield f"the Redis prefix {prefix!r} belongs to another database ({owner}): see asyncq adopt"
+            title = f"the Redis prefix {prefix!r} belongs to another database"
+            yield Mismatch(f"prefix {prefix}", title, f"{title} ({owner}): see asyncq adopt")
 
 
-def _of_key() -> Iterator[str]:
+def _of_key() -> Iterator[Mismatch]:
     found = read_key_check(signatures.SIGNATURE_BYTES)
     if found and not signatures.is_genuine(PURPOSE, MESSAGE, found):
-        yield "what the leader has signed cannot be verified here: SECRET_KEY differs between hosts"
+        title = "SECRET_KEY differs between hosts"
+        yield Mismatch("SECRET_KEY", title, f"what the leader has signed cannot be verified here: {title}")

@@ -136,7 +136,7 @@ class LockFolder:
         if not HAS_FLOCK:
             raise OSError("this platform does not support file locks (it has no fcntl)")
         path = self._file(name)
-        _make_folder(path.parent)
+        make_folder(path.parent)
         for _ in range(OPEN_ATTEMPTS):
             file = LockFile(path)
             try:
@@ -219,7 +219,7 @@ def file_name(name: str, scope: str) -> str:
     return f"{safe}-{hashlib.sha256(both).hexdigest()[:16]}.lock"
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Make the folder; keep a new one out of version control."""
     try:
         folder.mkdir(parents=True)

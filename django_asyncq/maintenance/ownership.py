@@ -11,12 +11,14 @@ prefix, the first takes it and the supervisors of the other stop. A burst takes 
 
 from __future__ import annotations
 
+import os
+import socket
 import uuid
 from contextlib import suppress
 
 from django.db import connections
 
-from ..broker import prefix_owner
+from ..broker import prefix_owner, redis_clock
 from ..exceptions import BrokerUnavailable, PrefixTaken
 from ..faults import STORE_ERRORS, one_line
 from ..guard import get_logger
@@ -32,12 +34,14 @@ CHECK_SECONDS = 5.0
 class PrefixOwnership:
     """Compare the owners of all prefixes with this supervisor's database.
 
-    may_take: whether it takes a prefix without owner.
+    may_take: whether it takes a prefix without owner. host: the name by which alerts know this supervisor's host.
     """
 
-    def __init__(self, *, may_take: bool = True) -> None:
+    def __init__(self, *, may_take: bool = True, host: str = "") -> None:
         self._may_take = may_take
-        self._token = uuid.uuid4().hex
+        self._host = host or socket.gethostname()
+        # Made when Redis can be asked for the time.
+        self._token = ""
         # Prefixes that this database owned at some check.
         self._owned = set[str]()
         # Whether the last check has found this database at every prefix.
@@ -74,6 +78,7 @@ class PrefixOwnership:
 
     def _check(self, prefix: str, database: uuid.UUID, *, may_take: bool) -> uuid.UUID | None:
         """Check one prefix; return its owner. Raises: BrokerUnavailable."""
+        self._token = self._token or prefix_owner.token_of(self._host, os.getpid(), redis_clock.seconds())
         found = prefix_owner.note_supervisor(
             database,
             self._token,
@@ -99,6 +104,8 @@ class PrefixOwnership:
 
     def release(self) -> None:
         """Note that this supervisor has stopped."""
+        if not self._token:
+            return
         with suppress(BrokerUnavailable):
             for prefix in owned_prefixes():
                 prefix_owner.forget_supervisor(self._token, prefix)

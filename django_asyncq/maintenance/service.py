@@ -1,29 +1,29 @@
-"""The supervisor's maintenance threads: due tasks, schedules, repairs, pruning and start-up tasks.
+"""The supervisor's maintenance threads: due tasks, schedules, repairs, pruning, start-up tasks and alerts.
 
 They are apart from the supervisor's main thread, which renews the leases and must never wait for them. They are apart
-from each other so that a schedule never waits for a sweep. Each loop sleeps until it has work or is woken.
-Schedules, repairs, pruning and actions on many tasks run only in the leader, which is the process that holds the
-maintenance lock.
+from each other so that a schedule never waits for a sweep, and no repair for a mail server. Each loop sleeps until it
+has work or is woken. Schedules, repairs, pruning, alerts and actions on many tasks run only in the leader, which is the
+process that holds the maintenance lock.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from functools import partial
 
 from django.conf import settings
-from django.db import close_old_connections, connections
+from django.db import connections
 from django.db.models import Q
 
 from .. import conf, lifecycle
+from ..alerts.alerter import Alerter
 from ..broker import Broker
 from ..broker.notifications import SupervisorListener
 from ..definitions import batches
-from ..exceptions import BrokerUnavailable, DatabaseNotSetUp, LockLost
+from ..exceptions import BrokerUnavailable, DatabaseNotSetUp
 from ..faults import STORE_ERRORS, Faults, Outages, in_turn
 from ..guard import get_logger
 from ..leadership.coordinator import StartupTaskCoordinator
@@ -36,12 +36,12 @@ from ..scheduling.scheduler import Fired, Scheduler
 from ..storage import database_clock
 from ..storage.pooling import return_connections
 from ..storage.routing import rows_of
-from ..threads import LongLivedThread
 from .bulk import BulkRunner
 from .clock_check import ClockCheck
 from .forwarder import forward_due
 from .inbox import InboxService
 from .key_check import KeyCheck
+from .loop import DISABLED_POLL_SECONDS, Loop, LoopWaker
 from .ownership import PrefixOwnership
 from .pruner import Pruner
 from .reconciler import Reconciler
@@ -58,9 +58,6 @@ LEADER_CHECKS_PER_TTL = 10
 REPAIR_SECONDS = 1.0
 # The longest time until the scheduler notices a schedule that was changed without a signal (`QuerySet.update`).
 SCHEDULE_POLL_SECONDS = 5.0
-# How often a loop that is disabled in this process asks whether it is enabled now.
-DISABLED_POLL_SECONDS = 5.0
-ERROR_PAUSE_SECONDS = 1.0
 STOP_SECONDS = 10.0
 # Between SIGTERM and SIGKILL of a start-up task at shutdown; the tasks have had their own grace period before.
 STARTUP_GRACE_SECONDS = 2.0
@@ -68,101 +65,11 @@ STARTUP_GRACE_SECONDS = 2.0
 BATCHES_ELSEWHERE_SECONDS = 60.0
 
 
-class Loop(LongLivedThread):
-    """Repeat a step until stopped.
-
-    step: returns the seconds until its next call; None ends the loop. is_enabled: whether this process may do the step
-    now; while it may not, the loop uses neither store and says nothing about them. outages: those of all its loops.
-    A step may raise anything, SystemExit of the project's code included: nothing is kept from one step to the next, so
-    it is called again.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        step: Callable[[], float | None],
-        is_enabled: Callable[[], bool] = lambda: True,
-        *,
-        outages: Outages | None = None,
-    ) -> None:
-        super().__init__(name, self.repeat)
-        self._step = step
-        self._is_enabled = is_enabled
-        self._wakeup = threading.Event()
-        self._is_stopping = False
-        self._faults = Faults(
-            logger,
-            "the %s loop cannot reach a store and tries again",
-            name,
-            failed="the %s loop failed and tries again",
-            outages=outages,
-        )
-        # Why this process cannot go on, if it cannot.
-        self.not_set_up: DatabaseNotSetUp | None = None
-
-    def repeat(self) -> None:
-        """Step and sleep in turn until stopped."""
-        try:
-            while not self._is_stopping:
-                pause = self.tick()
-                if pause is None:
-                    return
-                self._wakeup.wait(pause)
-                self._wakeup.clear()
-        finally:
-            connections.close_all()
-
-    def wake(self) -> None:
-        """Cut the current or the next sleep short."""
-        self._wakeup.set()
-
-    def stop(self) -> None:
-        """Begin no further step."""
-        self._is_stopping = True
-        self._wakeup.set()
-
-    def tick(self) -> float | None:
-        """Do one step if it is enabled; log an outage once when it begins and once when it is over."""
-        try:
-            if not self._is_enabled():
-                return DISABLED_POLL_SECONDS
-            close_old_connections()
-            pause = self._step()
-        except LockLost as error:
-            logger.info("%s: %s", self.name, error)
-            return ERROR_PAUSE_SECONDS
-        except Exception as error:  # noqa: BLE001 - it is logged there
-            connections.close_all()
-            pause = self._faults.note(error)
-            self.not_set_up = self._faults.not_set_up
-            return pause
-        except BaseException:
-            logger.exception("the %s loop failed and tries again", self.name)
-            return ERROR_PAUSE_SECONDS
-        finally:
-            return_connections()
-        if self._faults.clear():
-            logger.info("the %s loop can reach both stores again", self.name)
-        return pause
-
-
-class LoopWaker:
-    """Stand in for the event that a `Listener` sets: wake loops instead."""
-
-    def __init__(self, *loops: Loop) -> None:
-        self._loops = loops
-
-    def set(self) -> None:
-        """Wake every loop."""
-        for loop in self._loops:
-            loop.wake()
-
-
 class MaintenanceService:
     """Run everything that a supervisor does besides its worker processes.
 
     queues: those of the alias to forward while another process leads; empty for all. The leader serves all aliases.
-    may_take_prefix: whether it takes a Redis prefix that has no owner.
+    may_take_prefix: whether it takes a Redis prefix that has no owner. host: of this supervisor, as alerts name it.
     """
 
     def __init__(
@@ -172,6 +79,7 @@ class MaintenanceService:
         alias: str = DEFAULT_ALIAS,
         single_instance: bool | None,
         may_take_prefix: bool = True,
+        host: str = "",
     ) -> None:
         self.queues = list(queues)
         self._look_faults = Faults(logger, "it is not known whether work is left")
@@ -188,7 +96,7 @@ class MaintenanceService:
         self.scheduler_entries = SchedulerEntries()
         self.startup_runner = StartupRunner(single_instance=single_instance)
         self.key_check = KeyCheck()
-        self.ownership = PrefixOwnership(may_take=may_take_prefix)
+        self.ownership = PrefixOwnership(may_take=may_take_prefix, host=host)
         self.clock_check = ClockCheck()
         self.pause_keeper = PauseKeeper()
         self._synced_term = 0
@@ -196,7 +104,13 @@ class MaintenanceService:
         self._leader_token = self.leader = ""
         self._entries_due_at = 0.0
         self._batches_due_at = 0.0
-        loop = partial(Loop, outages=Outages())
+        self._make_loops()
+
+    def _make_loops(self) -> None:
+        """Make the threads, of which one says for all of them that a store is unreachable."""
+        outages = Outages()
+        self.alerter = Alerter(outages=outages)
+        loop = partial(Loop, outages=outages)
         self._leadership_loop = loop("leadership", self.seek_leadership)
         self._forwarder_loop = loop("forwarder", self.forward, self._may_use_prefix)
         self._batch_loop = loop("batches", self.form_batches, self._may_use_prefix)
@@ -209,6 +123,8 @@ class MaintenanceService:
         self._startup_loop = loop("startup", self.run_startup_tasks)
         self._key_check_loop = loop("key check", self.check_key)
         self._ownership_loop = loop("ownership", self.check_ownership)
+        if self.alerter.channels:
+            self._alert_loop = loop("alerts", self.alerter.tick, self._may_alert)
         self._loops = [each for each in vars(self).values() if isinstance(each, Loop)]
         waker = LoopWaker(self._forwarder_loop, self._scheduler_loop, self._batch_loop)
         self._listener = SupervisorListener(waker, free_slot=LoopWaker(self._waiter_loop))
@@ -226,6 +142,7 @@ class MaintenanceService:
         for loop in self._loops:
             loop.stop()
         self._listener.stop()
+        self.alerter.stop()
         deadline = time.monotonic() + STOP_SECONDS
         for loop in self._loops:
             if loop.is_alive():
@@ -303,6 +220,10 @@ class MaintenanceService:
         # Without time zones a time of day is no moment; a check reports it.
         return self._is_leader() and settings.USE_TZ
 
+    def _may_alert(self) -> bool:
+        # While Redis is unreachable nobody leads; the process that led last says so.
+        return self._may_use_prefix() and self._leader_token == self.coordinator.owner.token
+
     # --- one step of each loop
 
     def seek_leadership(self) -> float:
@@ -318,15 +239,8 @@ class MaintenanceService:
             self._leader_token = self.coordinator.owner.token
             self.leader = "this process"
             logger.info("leadership acquired: this process leads, and runs schedules, repairs and pruning")
-            self._forwarder_loop.wake()
-            self._batch_loop.wake()
-            self._waiter_loop.wake()
-            self._inbox_loop.wake()
-            self._scheduler_loop.wake()
-            self._repair_loop.wake()
-            self._pause_loop.wake()
-            self._bulk_loop.wake()
-            self._key_check_loop.wake()
+            for loop in self._loops:
+                loop.wake()
         else:
             self._log_other_leader()
         return conf.current().lock_ttl_seconds / LEADER_CHECKS_PER_TTL

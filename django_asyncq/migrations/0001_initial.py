@@ -22,6 +22,29 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
+            name='Alert',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('channel', models.CharField(choices=[('mail', 'Mail'), ('webhook', 'Webhook')], max_length=8, verbose_name='channel')),
+                ('kind', models.CharField(choices=[('failure_ratio', 'Attempts fail'), ('oldest_waiting', 'Tasks wait'), ('silent_workers', 'Workers are silent'), ('overdue_schedules', 'Schedules are overdue'), ('store', 'A store is unreachable'), ('mismatch', 'Hosts or stores do not match')], max_length=20, verbose_name='kind')),
+                ('backend', django_asyncq.definitions.exact_text.ExactCharField(blank=True, default='', max_length=64, verbose_name='backend')),
+                ('subject', django_asyncq.definitions.exact_text.ExactCharField(blank=True, default='', max_length=200, verbose_name='subject')),
+                ('title', models.TextField(blank=True, default='', verbose_name='title')),
+                ('first_seen_at', models.DateTimeField(verbose_name='first seen at')),
+                ('seen_at', models.DateTimeField(verbose_name='last seen at')),
+                ('sent_at', models.DateTimeField(blank=True, null=True, verbose_name='last sent at')),
+                ('reserved_by', django_asyncq.definitions.exact_text.ExactCharField(blank=True, default='', max_length=32, verbose_name='reserved by')),
+                ('reserved_until', models.DateTimeField(blank=True, null=True, verbose_name='reserved until')),
+            ],
+            options={
+                'verbose_name': 'alert',
+                'verbose_name_plural': 'alerts',
+                'ordering': ['id'],
+                'default_permissions': (),
+                'constraints': [models.UniqueConstraint(fields=('channel', 'kind', 'backend', 'subject'), name='asyncq_one_alert')],
+            },
+        ),
+        migrations.CreateModel(
             name='DatabaseIdentity',
             fields=[
                 ('id', models.PositiveSmallIntegerField(default=1, editable=False, primary_key=True, serialize=False, verbose_name='id')),

@@ -1,4 +1,4 @@
-"""The models: tasks and their log lines, gates, schedules, pauses, actions on many tasks, what a fleet shares.
+"""The models: tasks and their log lines, gates, schedules, pauses, actions on many tasks, alerts, what a fleet shares.
 
 The database is the source of truth; Redis only dispatches. Only `lifecycle` changes a task's state, so no method here
 does.
@@ -6,6 +6,7 @@ does.
 
 from __future__ import annotations
 
+from .alerts import Alert, AlertChannel, AlertKind
 from .fleet import DatabaseIdentity, LockTerm, StartupRun
 from .gates import Gate
 from .operating import BulkAction, BulkKind, BulkState, Pause, PauseKind
@@ -13,6 +14,9 @@ from .schedules import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule,
 from .tasks import FailureReason, TaskLogLine, TaskRecord, TaskRecordQuerySet, TaskState
 
 __all__ = [
+    "Alert",
+    "AlertChannel",
+    "AlertKind",
     "BulkAction",
     "BulkKind",
     "BulkState",

@@ -99,6 +99,7 @@ class Supervisor:
             alias=options.backend,
             single_instance=single_instance,
             may_take_prefix=not burst,
+            host=options.name,
         )
         self.memory = MemorySampler()
         self.recovery = Recovery(self.broker, options, self.memory)

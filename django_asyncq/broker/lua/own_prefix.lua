@@ -4,14 +4,16 @@
 --       alive, 4 "1" if it may take a prefix without an owner, 5 when it may take that of another: "never", "unused"
 --       (no supervisor of the other is alive) or "always"
 -- Returns {owner now ("": none), owner before, how many supervisors of the owner before were alive}.
--- Invariant: at any time one database owns the prefix, and only its supervisors are noted.
+-- Invariant: at any time one database owns the prefix, and only its supervisors are noted: those that live, and for an
+-- hour those that died without a word, so that an alert can name them.
+local KEPT_MS = 3600000
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local before = call('GET', KEYS[1]) or ''
 -- What is no identity is as good as none.
 if #before ~= 36 or not string.match(before, '^[0-9a-f-]+$') then before = '' end
-call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
-local alive = call('ZCARD', KEYS[2])
+call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - KEPT_MS)
+local alive = #call('ZRANGE', KEYS[2], string.format('(%.0f', now), '+inf', 'BYSCORE')
 local owner, takes = before, false
 if before == '' then
   takes = ARGV[4] == '1'

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 from django.core.management.base import OutputWrapper
 
+from ...definitions.printable import visible_line
 from ...exceptions import AsyncqError
 from ...faults import STORE_ERRORS, one_line
 from ...inspector import Inspector
 from ..reading import duration
-from ..wording import visible_line
 from .printing import Printer, add_backend, add_json, cell, columns_of, head_of_column
 
 LEAST_SECONDS = 1.0

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from django.core.management.base import CommandError, OutputWrapper
 
+from ...definitions.printable import visible, visible_line
 from ...prefixes import DEFAULT_ALIAS
-from ..wording import visible, visible_line
 
 # In a log, a line for each page would be too much.
 SECONDS_PER_LINE = 5.0
