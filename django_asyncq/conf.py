@@ -120,7 +120,7 @@ class Settings:
     monitor_token: str = ""
     """What a monitor sends as `Authorization: Bearer …` to read metrics and the rest; empty: staff only."""
     alerts: dict[str, Any] = field(default_factory=dict)
-    """Where to write when tasks fail, wait or are run by nobody, and from which limits on; see the guide to monitoring.
+    """Where to write when tasks fail, wait or are run by nobody, and from which limits on; see the guide to alerts.
     Empty: nothing looks."""
 
     @property
