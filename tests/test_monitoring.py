@@ -482,7 +482,7 @@ def test_the_command_exits_with_1_when_it_takes_too_long() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["steady", "ramp", "gate"])
+@pytest.mark.parametrize("kind", ["steady", "ramp", "gate", "paused"])
 def test_seconds_to_empty_come_true(kind: str, tmp_path: Path) -> None:
     """Between a fifth and four fifths of a drain of minutes; prints each estimate beside what was left. By hand."""
     Gate.objects.create(name="drained", limit=4)
@@ -508,6 +508,18 @@ def test_seconds_to_empty_come_true(kind: str, tmp_path: Path) -> None:
             looks.append((time.monotonic(), found))
             if not found.waiting and not TaskRecord.objects.filter(state__lte=TaskState.RUNNING).exists():
                 break
+            if kind == "paused" and 60 <= time.monotonic() - began < 80:
+                # It says so as long as that lasts, and afterwards how long it takes from then on.
+                if found.limited_by != "paused":
+                    Inspector().queues.pause("default")
+                    found = scale.read_scale("default")
+                assert (found.seconds_to_empty, found.limited_by) == (None, "paused")
+                looks.pop()
+            elif found.limited_by == "paused":
+                Inspector().queues.resume("default")
+                looks.pop()
+                # The rate of this minute has the pause in it.
+                time.sleep(60)
             if kind == "ramp":
                 for _ in range(5):
                     slow.enqueue(*arguments) if time.monotonic() - began < 60 else None
