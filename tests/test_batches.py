@@ -20,6 +20,7 @@ from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.definitions import batches
 from django_asyncq.definitions.batches import batch_of, group_of
 from django_asyncq.exceptions import DuplicateTask, InvalidArguments, InvalidOption, QueueFull
+from django_asyncq.lifecycle import members
 from django_asyncq.maintenance.group_repairs import repair_groups
 from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.maintenance.service import MaintenanceService
@@ -344,6 +345,20 @@ def test_members_of_a_deleted_batch_join_their_group_again(keys: QueueKeys) -> N
     assert repair_groups(Broker()) == 3
     assert Broker().client.zcard(keys.group(GROUP)) == 3
     assert {record.batch_id for record in TaskRecord.objects.filter(id__in=[each.id for each in records])} == {None}
+
+
+def test_members_of_a_deleted_batch_are_found_behind_many_of_others(
+    keys: QueueKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One look takes so many batches that are over, not so many members, the newest first."""
+    enqueued(3)
+    (batch,) = formed()
+    TaskRecord.objects.filter(id=batch.id).delete()
+    enqueued(6)
+    assert len(formed()) >= 1
+    monkeypatch.setattr(members, "MOST_BATCHES", 1)
+    assert repair_groups(Broker()) == 3
+    assert repair_groups(Broker()) == 0
 
 
 def test_a_plain_task_pays_nothing(django_assert_num_queries: Any) -> None:

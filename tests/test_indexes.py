@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from django.core import checks
@@ -13,6 +14,7 @@ from django.utils import timezone
 from django_asyncq import gates
 from django_asyncq.definitions.names import uuid7
 from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.storage import batches
 
 pytestmark = pytest.mark.django_db
 
@@ -83,3 +85,29 @@ def plan_of(rows: QuerySet[TaskRecord]) -> str:
         if connection.vendor != "mysql":
             cursor.execute("ANALYZE django_asyncq_taskrecord")
     return rows.explain()
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="only PostgreSQL plans by statistics that may be old")
+def test_outcomes_find_their_rows_by_id_whatever_the_statistics_say() -> None:
+    """They say that hardly any row is queued, as they do of a backlog that has come since the last ANALYZE."""
+    over = {"state": TaskState.SUCCEEDED, "finished_at": timezone.now()}
+    TaskRecord.objects.bulk_create(TaskRecord(name="tests.tasks.add", **over) for _ in range(20_000))
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE django_asyncq_taskrecord")
+    queued = TaskRecord.objects.bulk_create(TaskRecord(name="tests.tasks.add") for _ in range(1_000))
+    sent: list[tuple[str, Any]] = []
+
+    def keep(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        sent.append((sql, params))
+        return execute(sql, params, many, context)
+
+    for record in queued[:100]:
+        record.state, record.finished_at = TaskState.SUCCEEDED, timezone.now()
+    with connection.execute_wrapper(keep):
+        written = batches.write_fenced([batches.FencedWrite(record, 1) for record in queued[:100]], "default")
+    assert len(written) == 100
+    (update,) = (each for each in sent if "UPDATE" in each[0])
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN {update[0]}", update[1])
+        plan = "\n".join(row[0] for row in cursor.fetchall())
+    assert "taskrecord_pkey" in plan and "asyncq_state_id" not in plan, plan

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 from django.db import connections
-from django.db.models import Case, F, IntegerField, Q, Value, When
+from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Value, When
 from django.db.models.functions import Greatest
 
 from .. import failpoints
@@ -147,9 +147,8 @@ def release_orphans() -> int:
     """
     rows = rows_of(TaskRecord)
     members = rows.filter(LIVE, batch_id__isnull=False)
-    named = {id for id in members.values_list("batch_id", flat=True).distinct()[:MOST_BATCHES] if id is not None}
-    if not named:
-        return 0
-    live = set(rows.filter(id__in=named, finished_at__isnull=True).values_list("id", flat=True))
-    over = named - live
-    return release(members.filter(batch_id__in=over), keeps_group=True) if over else 0
+    live = rows.filter(id=OuterRef("batch_id"), finished_at__isnull=True)
+    # Without an order, of which DISTINCT would be one; and not of the first batches only, which may all be live.
+    over = members.filter(~Exists(live)).order_by().values_list("batch_id", flat=True).distinct()[:MOST_BATCHES]
+    found = list(over)
+    return release(members.filter(batch_id__in=found), keeps_group=True) if found else 0

@@ -411,7 +411,9 @@ class Reconciler:
         Waiters that Redis has forgotten, at a gate without all of these, are retried at their `retry_at`.
         """
         live = rows_of(TaskRecord).at_gate().filter(state__in=gates.LIVE_STATES)
-        named = {*live.values_list("gate", flat=True).distinct(), *rows_of(Gate).values_list("name", flat=True)}
+        # Ordered, the DISTINCT would return every row.
+        names = live.order_by().values_list("gate", flat=True).distinct()
+        named = {*names, *rows_of(Gate).values_list("name", flat=True)}
         return sorted(named | gates.occupied() | gates.waiting_gates())
 
     def audit_gates(self, names: Iterable[str]) -> gates.Drift:

@@ -174,16 +174,17 @@ class MaintenanceService:
         soon = database_clock.now() + timedelta(seconds=DUE_WITHIN_SECONDS)
         # One that follows another waits for that one, which counts, or for the end of a throttle.
         queued = Q(state=TaskState.QUEUED, after_id=None, is_remote=False) & ~is_paused()
-        due = (
-            Q(state=TaskState.RUNNING, is_remote=False)
-            | queued & (Q(run_after=None) | Q(run_after__lte=soon))
-            | Q(state=TaskState.FAILED, retry_at__lte=soon)
+        # One question for each: of all together, old statistics would make each a walk over all that is queued.
+        looks = (
+            Q(state=TaskState.RUNNING, is_remote=False),
+            Q(state=TaskState.FAILED, retry_at__lte=soon),
+            queued & (Q(run_after=None) | Q(run_after__lte=soon)),
         )
-        rows = rows_of(TaskRecord).filter(due, backend=backend)
+        rows = rows_of(TaskRecord).filter(backend=backend)
         if self.queues:
             rows = rows.filter(queue_name__in=self.queues)
         try:
-            found = rows.exists()
+            found = any(rows.filter(look).exists() for look in looks)
         except STORE_ERRORS as error:
             connections.close_all()
             self._look_faults.note(error)

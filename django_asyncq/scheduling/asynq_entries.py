@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 
-from django.db.models import Max, Q
+from django.db.models import OuterRef, Subquery
 
 from ..broker import redis_clock
 from ..broker.message import SchedulerEnqueueEvent, SchedulerEntry
@@ -22,7 +22,7 @@ from ..definitions.timing import Cron, Timing
 from ..exceptions import InvalidOption
 from ..faults import Faults
 from ..guard import get_logger
-from ..models import OccurrenceOutcome, Schedule
+from ..models import Occurrence, OccurrenceOutcome, Schedule
 from ..prefixes import DEFAULT_ALIAS, one_alias_per_prefix, prefix_of
 from ..registry import find
 from ..storage import database_clock
@@ -45,8 +45,10 @@ class SchedulerEntries:
 
     def beat(self) -> None:
         """Write an entry for every schedule that fires. Raises: BrokerUnavailable, django.db.Error."""
-        queued = Q(occurrences__outcome=OccurrenceOutcome.QUEUED, occurrences__by_person=False)
-        rows = rows_of(Schedule).firing().annotate(previous=Max("occurrences__occurs_at", filter=queued))
+        queued = rows_of(Occurrence).filter(schedule=OuterRef("pk"), outcome=OccurrenceOutcome.QUEUED, by_person=False)
+        # The latest one by the index, not the maximum of all that are kept.
+        latest = queued.order_by("-occurs_at").values("occurs_at")[:1]
+        rows = rows_of(Schedule).firing().annotate(previous=Subquery(latest))
         # Also where there is none: it may have been the last one.
         by_prefix = {prefix_of(alias): (alias, list[bytes]()) for alias in one_alias_per_prefix()}
         for row in usable_schedules(rows):

@@ -76,8 +76,10 @@ DOCUMENTS = [index for index, field in enumerate(FIELDS) if isinstance(field, JS
 _json = StoredJSONEncoder(default=str, check_circular=False)
 EMPTY: dict[str, Callable[[], Any]] = {"[]": list, "{}": dict}
 
-# The run that holds a RUNNING row, or a run that was claimed while the row still says QUEUED.
-GUARD = "(t.state = 1 AND t.fence = v.held_fence) OR (t.state = 0 AND t.fence < v.held_fence)"
+# The run that holds a RUNNING row, or a run that was claimed while the row still says QUEUED. As a CASE, since the rows
+# are found by their ids: with old statistics, PostgreSQL takes conditions on `state` for the way to few rows, and reads
+# every queued row for each batch of outcomes.
+GUARD = "CASE t.state WHEN 1 THEN t.fence = v.held_fence WHEN 0 THEN t.fence < v.held_fence ELSE false END"
 
 
 class FencedWrite(NamedTuple):
