@@ -24,9 +24,9 @@ from django_asyncq.tasks import Task
 
 ROOT = Path(__file__).parent.parent
 INDEX = ROOT / "docs" / "README.md"
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 READ_BY_DEVELOPERS = ROOT / "tests" / "benchmarks" / "README.md"
-GUIDES = [page for page in PAGES if page.parent.name == "guides"]
+GUIDES = [page for page in PAGES if page.parent == ROOT / "docs" / "guides"]
 # What has the form of a setting in the docs and is another's: of Django's databases and caches, or of the environment.
 OTHERS_SETTINGS = {
     "ASYNCQ_CRASH",

@@ -25,7 +25,7 @@ MODULES = sorted(
 )
 SCRIPTS = sorted(PACKAGE.rglob("*.lua"))
 TEMPLATES = sorted([*PACKAGE.rglob("*.html"), *EXAMPLE.rglob("*.html")])
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 class OldWord(NamedTuple):
