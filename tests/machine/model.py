@@ -361,7 +361,7 @@ class Model(Entries):
         for name in names:
             if name not in full:
                 row = self.rows[name]
-                row.state, row.retry_at, row.run_after, row.waits = QUEUED, "", "", False
+                row.state, row.retry_at, row.run_after, row.waits = QUEUED, "", "past", False
                 row.closed = ""
                 if by_person:
                     row.crashes, row.asked, row.late = 0, False, False
