@@ -19,7 +19,7 @@ ALIVE_MS = 15_000
 # A score may be infinite.
 LATEST_MS = 2.0**53
 # Seconds of Redis's clock, the process id, what makes it unique, the host; see `token_of`.
-TOKEN = re.compile(r"([0-9]{1,12}):([0-9]{1,10}):[0-9a-f]{32}:(.{1,200})", re.DOTALL)
+TOKEN = re.compile(r"([0-9]{1,12}\.[0-9]{3}):([0-9]{1,10}):[0-9a-f]{32}:(.{1,200})", re.DOTALL)
 
 
 class Ownership(NamedTuple):
@@ -41,7 +41,9 @@ class Supervisor(NamedTuple):
 
     def is_replaced_by(self, other: Supervisor) -> bool:
         """Whether it has died, and the other one has begun on its host since then."""
-        return not self.is_alive and other.host == self.host and other.started_at >= self.reported_at
+        is_later = other.started_at >= self.reported_at
+        # Itself is not: it may have died in the moment in which it began.
+        return not self.is_alive and is_later and other.host == self.host and other != self
 
 
 def read_owner(prefix: str = "") -> UUID | None:
@@ -94,7 +96,7 @@ def _supervisor(token: bytes, until_ms: float) -> Supervisor | None:
 
 def token_of(host: str, pid: int, started_at: float) -> str:
     """Return the token by which a supervisor is noted. started_at: Unix seconds of Redis's clock."""
-    return f"{started_at:.0f}:{pid}:{uuid4().hex}:{host[:200]}"
+    return f"{started_at:.3f}:{pid}:{uuid4().hex}:{host[:200]}"
 
 
 def note_supervisor(
