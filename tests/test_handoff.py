@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_asyncq.broker import Broker, Entry, Lease, clients, handoff, scripts
+from django_asyncq.broker import Broker, Entry, Lease, blocking, clients, scripts
 from django_asyncq.broker.handoff import Handoff, WaitResult
 from django_asyncq.broker.keys import QueueKeys, handoff_key
 from django_asyncq.exceptions import BrokerUnavailable
@@ -234,7 +234,7 @@ class TestBothVariants:
         (socket,) = worker.sockets
         wait_ready(worker, "a")
         assert list(worker.sockets) == [socket]
-        monkeypatch.setattr(handoff, "PATIENCE_SECONDS", -worker.block_seconds)
+        monkeypatch.setattr(blocking, "PATIENCE_SECONDS", -worker.block_seconds)
         with pytest.raises(BrokerUnavailable):
             worker.wait_for("a")
         assert not worker.sockets

@@ -77,7 +77,8 @@ def handed() -> list[str]:
 
 def waits() -> int:
     """How many queues are waited for, by all workers of the server."""
-    return int(Broker().client.info("clients")["blocked_clients"])
+    # The leader blocks in another command, on the names of drained queues.
+    return sum("b" in each["flags"] and each["cmd"] != "blpop" for each in Broker().client.client_list())
 
 
 def served(queues: int) -> int:

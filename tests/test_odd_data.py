@@ -155,7 +155,12 @@ def other_key(kind: str) -> str:
         return members.keys("g")[["members", "meta", "retaken", "waiters", "ours"].index(kind.removeprefix("gate "))]
     if kind == "lock":
         return lock_key(f"{conf.current().key_prefix}.maintenance")
-    arguments = {"handoff_key": (WORKER,), "scheduler_key": ("s",), "scheduler_history_key": ("1",)}
+    arguments = {
+        "handoff_key": (WORKER,),
+        "wake_list_key": ("x",),
+        "scheduler_key": ("s",),
+        "scheduler_history_key": ("1",),
+    }
     arguments |= dict.fromkeys(("server_key", "server_running_key", "worker_info_key"), ("h:1:s",))
     return getattr(keys, kind)(*arguments.get(kind, ()))
 

@@ -41,23 +41,19 @@ Bounds, since the worker gets the task whatever it does by then (it may be froze
 
 from __future__ import annotations
 
-import socket
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..exceptions import BrokerUnavailable
 from . import clients, redis_py, replies, scripts
+from .blocking import BlockingWait, Commands, descriptors
 from .entries import Dequeued
 from .keys import QueueKeys, handoff_key
-from .redis_internals import socket_of
 
 if TYPE_CHECKING:
     from . import Broker
 
-# A wait that lasts longer than BLOCK_SECONDS by this much has lost its connection without notice.
-PATIENCE_SECONDS = 5.0
 # How long a reply that Redis has sent may take to arrive.
 LAST_REPLY_SECONDS = 0.1
 
@@ -120,47 +116,6 @@ class WaitResult(NamedTuple):
     since: float
 
 
-class Wait(NamedTuple):
-    """A wait in progress. socket: what to sleep on. since: monotonic seconds."""
-
-    socket: Any
-    since: float
-
-
-class QueueConnection:
-    """The connection on which one queue is waited for, kept from wait to wait."""
-
-    def __init__(self, pool: Any) -> None:
-        self.connection: Any = pool.get_connection()
-        self._pool = pool
-        # Whether its server has the script.
-        self._has_script = False
-
-    def send(self, commands: list[tuple[Any, ...]]) -> None:
-        """Send commands in one write."""
-        self.connection.send_packed_command(self.connection.pack_commands(commands))
-
-    def command_of(self, call: DequeueCall) -> tuple[Any, ...]:
-        """Return the command that runs `dequeue.lua`; the first one sends its text, since the server may be new."""
-        text, digest = scripts.script("dequeue")
-        command = ("EVALSHA", digest) if self._has_script else ("EVAL", text)
-        self._has_script = True
-        return (*command, len(call.keys), *call.keys, *call.arguments)
-
-    def reopen_if_closed(self) -> None:
-        """Disconnect if the server has closed the connection while nothing was expected on it."""
-        is_closed = True
-        with suppress(redis_py.RedisError):
-            is_closed = self.connection.can_read()  # no reply is due: what can be read is the end of the stream
-        if is_closed:
-            self.connection.disconnect()
-
-    def close(self) -> None:
-        """Disconnect, and return the connection to its pool."""
-        self.connection.disconnect()
-        self._pool.release(self.connection)
-
-
 class Handoff:
     """The waits of one idle worker process, with handoff or in the plain variant. Used by its main thread only."""
 
@@ -170,8 +125,7 @@ class Handoff:
         self.lease_seconds = lease_seconds
         # Short beside a lease: all a worker knows of the age of a handed lease is how long it has waited.
         self.block_seconds = min(clients.BLOCK_SECONDS, lease_seconds / 4)
-        self._connections: dict[str, QueueConnection] = {}
-        self._waits: dict[str, Wait] = {}
+        self._waits: dict[str, BlockingWait] = {}
         # The queue of a task that was read, which Redis still lists as unread.
         self._unread: str | None = None
         # Whether Redis has been told that this worker is ready, and it has dequeued nothing since.
@@ -187,17 +141,17 @@ class Handoff:
     @property
     def queues(self) -> list[str]:
         """The queues that have a connection."""
-        return list(self._connections)
+        return list(self._waits)
 
     @property
     def sockets(self) -> dict[int, str]:
         """What to sleep on: file descriptor → queue."""
-        return {wait.socket.fileno(): queue for queue, wait in self._waits.items() if wait.socket.fileno() >= 0}
+        return descriptors({queue: wait.socket for queue, wait in self._waits.items()})
 
     @property
     def could_be_ready(self) -> bool:
         """Whether a task would be handed to this worker if it reported that it is ready."""
-        return bool(self._waits) and not self._is_ready and self.is_on
+        return self.is_on and not self._is_ready and any(each.since is not None for each in self._waits.values())
 
     def note_dequeue(self) -> None:
         """Note that this worker has dequeued tasks itself: it is no longer ready until it reports so again."""
@@ -220,14 +174,15 @@ class Handoff:
     def wait_for(self, queue: str) -> None:
         """Start to wait for a push, unless this is already waiting. Raises: BrokerUnavailable; nothing waits then."""
         wait = self._waits.get(queue)
-        if wait is not None and time.monotonic() - wait.since < self.block_seconds + PATIENCE_SECONDS:
-            return
+        if wait is None:
+            wait = BlockingWait(self.broker.keys(queue).pending, f"queue {queue}", self.block_seconds)
+            self._waits[queue] = wait
         try:
-            if wait is not None:
-                raise TimeoutError("no reply")
-            self._waits[queue] = self._start(queue)
-        except Exception as error:
-            raise self._give_up(queue, error) from error
+            wait.begin(lambda is_first: self._commands(queue, is_first=is_first))
+        except BaseException:
+            self.stop_waiting(queue)
+            self._has_lost_reply = True
+            raise
 
     def read(self, queue: str) -> WaitResult | None:
         """Read what ended a wait; return None if it goes on.
@@ -235,24 +190,24 @@ class Handoff:
         Raises: BrokerUnavailable; the wait is over then, and what came is lost.
         """
         wait = self._waits[queue]
-        connection, is_on = self._connections[queue].connection, self.is_on
+        since = wait.since or 0.0
         try:
-            # TLS has things to read that are no reply.
-            if type(wait.socket) is not socket.socket and not connection.can_read():
-                return None
-            moved = connection.read_response()
-            reply: Any = connection.read_response() if is_on else None
-        except Exception as error:
-            raise self._give_up(queue, error) from error
-        del self._waits[queue]
-        handed = read_handed(reply) if is_on else None
+            replies_of_wait = wait.read(2 if self.is_on else 1)
+        except BaseException:
+            self.stop_waiting(queue)
+            self._has_lost_reply = True
+            raise
+        if replies_of_wait is None:
+            return None
+        moved, *reply = replies_of_wait
+        handed = read_handed(reply[0]) if reply else None
         if handed is None or handed.leases:
             self._is_ready = False
         if handed is None:
-            return WaitResult(moved is not None, None, wait.since)
+            return WaitResult(moved is not None, None, since)
         if handed.leases:
             self._unread = queue
-        return WaitResult(not (handed.is_drained or handed.paused), handed, wait.since)
+        return WaitResult(not (handed.is_drained or handed.paused), handed, since)
 
     def close(self) -> dict[str, WaitResult]:
         """End every wait; return the tasks that were handed at the last moment, by queue."""
@@ -261,7 +216,7 @@ class Handoff:
         with suppress(BrokerUnavailable, redis_py.RedisError, OSError):
             if self.is_on and not self.broker.stop_handoff(self.worker_id) and was_ready:
                 for queue in list(self._waits):
-                    if self._connections[queue].connection.can_read(LAST_REPLY_SECONDS) and (found := self.read(queue)):
+                    if self._is_answered(queue) and (found := self.read(queue)):
                         handed[queue] = found
         for queue in self.queues:
             self.stop_waiting(queue)
@@ -269,44 +224,22 @@ class Handoff:
 
     def stop_waiting(self, queue: str) -> None:
         """Close the connection of a queue, and with it its wait."""
-        self._waits.pop(queue, None)
-        if connection := self._connections.pop(queue, None):
-            connection.close()
+        if wait := self._waits.pop(queue, None):
+            wait.close()
 
-    def _start(self, queue: str) -> Wait:
-        """Send the commands of a wait."""
-        connection = self._connect(queue)
+    def _is_answered(self, queue: str) -> bool:
+        wait = self._waits[queue]
+        return wait.since is not None and wait.can_read(LAST_REPLY_SECONDS)
+
+    def _commands(self, queue: str, *, is_first: bool) -> Commands:
+        """Return the commands of a wait. is_first: send the script's text, since the server may be new."""
         keys = self.broker.keys(queue)
-        since = time.monotonic()
-        if self.is_on:
-            move = ("BLMOVE", keys.pending, keys.handed(self.worker_id), "RIGHT", "LEFT", self.block_seconds)
-            call = handed_call(keys, self.worker_id, self.lease_seconds)
-            connection.send([move, connection.command_of(call)])
-        else:
-            connection.send([("BLMOVE", keys.pending, keys.pending, "RIGHT", "RIGHT", self.block_seconds)])
-        return Wait(socket_of(connection.connection), since)
-
-    def _connect(self, queue: str) -> QueueConnection:
-        client = clients.client("blocking")
-        if connection := self._connections.get(queue):
-            connection.reopen_if_closed()
-            if socket_of(connection.connection) is not None:
-                return connection
-            self.stop_waiting(queue)
-        connection = QueueConnection(clients.pool_for(client, self.broker.keys(queue).pending))
-        self._connections[queue] = connection
-        return connection
-
-    def _give_up(self, queue: str, error: Exception) -> Exception:
-        """Close the connection of a queue, which may hold more replies; return the error to raise."""
-        self.stop_waiting(queue)
-        self._has_lost_reply = True
-        if not isinstance(error, redis_py.RedisError | OSError):
-            return error
-        try:
-            with clients.broker_errors(clients.client("blocking")):
-                raise error
-        except BrokerUnavailable as unavailable:
-            return unavailable
-        except (redis_py.RedisError, OSError):
-            return BrokerUnavailable(f"cannot wait for queue {queue} in Redis: {str(error)[:200]}")
+        if not self.is_on:
+            return [("BLMOVE", keys.pending, keys.pending, "RIGHT", "RIGHT", self.block_seconds)]
+        call = handed_call(keys, self.worker_id, self.lease_seconds)
+        text, digest = scripts.script("dequeue")
+        begin = ("EVAL", text) if is_first else ("EVALSHA", digest)
+        return [
+            ("BLMOVE", keys.pending, keys.handed(self.worker_id), "RIGHT", "LEFT", self.block_seconds),
+            (*begin, len(call.keys), *call.keys, *call.arguments),
+        ]

@@ -57,6 +57,9 @@ OTHER_TYPES = {
     "owner_key": "string",
     "supervisors_key": "zset",
     "handoff_key": "hash",
+    "wake_lists_key": "zset",
+    "wake_list_key": "list",
+    "drained_key": "list",
     "waiting_gates_key": "set",
     "paused_tasks_key": "set",
     "servers_key": "zset",
@@ -141,6 +144,21 @@ def supervisors_key(of: str = "") -> str:
 def handoff_key(worker_id: str, alias: str = DEFAULT_ALIAS) -> str:
     """Own: the hash of a worker's handoff: "" while it is ready for a task; queue → id of one it has not read."""
     return f"{prefix_of(alias)}:handoff:{worker_id}"
+
+
+def wake_lists_key(alias: str = DEFAULT_ALIAS) -> str:
+    """Own: the zset of the wake lists at which workers wait; score = Unix milliseconds until which each counts."""
+    return f"{prefix_of(alias)}:wake-lists"
+
+
+def wake_list_key(name: str, alias: str = DEFAULT_ALIAS) -> str:
+    """Own: the list of the queues for which a worker is to be woken. name: see `wake_lists`."""
+    return f"{prefix_of(alias)}:wake-list:{name}"
+
+
+def drained_key(alias: str = DEFAULT_ALIAS) -> str:
+    """Own: the list of the queues that workers have found empty, for the leader to wait for their next push."""
+    return f"{prefix_of(alias)}:drained"
 
 
 def waiting_gates_key() -> str:

@@ -6,12 +6,14 @@ that another program has resumed the queue. Knows no rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from . import clients, commands, replies, scripts
 from .access import Access
 from .clients import broker_errors
 from .keys import paused_tasks_key, pauses_channel
+from .many_queues import queues_with
 
 
 class PauseState(NamedTuple):
@@ -25,6 +27,12 @@ def read_state(access: Access, queue: str) -> PauseState:
     """Return whether a queue is paused, and by which row. Raises: BrokerUnavailable."""
     word, mark = scripts.run("pause_state", access.client, _places(access, queue))
     return PauseState(word == b"paused", replies.text(mark))
+
+
+def read_states(access: Access, queues: Sequence[str]) -> dict[str, PauseState]:
+    """Return the same of many queues. Raises: BrokerUnavailable."""
+    paused = queues_with(access, queues, lambda keys: (keys.paused, keys.pause_mark))
+    return dict.fromkeys(queues, PauseState(False, "")) | {queue: read_state(access, queue) for queue in paused}
 
 
 def pause_queue(access: Access, queue: str, *, since: int, mark: str) -> None:

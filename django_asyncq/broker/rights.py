@@ -8,7 +8,7 @@ from __future__ import annotations
 from .. import conf
 from . import Broker, clients, commands, scripts
 from .clients import broker_errors
-from .keys import due_channel, names_channel, odd_channel
+from .keys import due_channel, names_channel, odd_channel, wake_list_key
 
 # Long enough for any server to accept; 0 would wait forever.
 BLOCK_SECONDS = 0.01
@@ -17,7 +17,7 @@ NAME = "check-rights"
 
 
 def check_rights(alias: str) -> None:
-    """Call what every worker needs, once: a plain command, a script, locks, gates, the blocking move and the channels.
+    """Call what every worker needs, once: a plain command, a script, locks, gates, what blocks, and the channels.
 
     alias: whose tasks the worker runs.
     Raises: BrokerPermissionDenied when Redis refuses one of them to its user; BrokerUnavailable.
@@ -34,6 +34,7 @@ def check_rights(alias: str) -> None:
     blocking = clients.client("blocking")
     with broker_errors(blocking):
         blocking.blmove(keys.pending, keys.pending, BLOCK_SECONDS, "RIGHT", "RIGHT")
+        blocking.blpop([wake_list_key(NAME, alias)], BLOCK_SECONDS)
         subscription = blocking.pubsub()
         try:
             subscription.subscribe(due_channel(), names_channel(alias), odd_channel(), keys.wake)

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
 from .. import conf
 from ..broker import Broker, Lease, replies
-from ..broker.inspection import EntryState, Inspection, Page
+from ..broker.inspection import PLACES, EntryState, Inspection, Page
+from ..broker.many_queues import queues_with
 from ..faults import Faults
 from ..lifecycle import rows_of_entries
 from ..models import TaskRecord
@@ -32,7 +34,7 @@ class EntryRepairs:
 
     def lists(self) -> Iterator[Repairs]:
         """Walk the lists of waiting and active tasks: ids without a hash, finished rows, missing leases."""
-        for queue in sorted(self.broker.queues()):
+        for queue in queues_with(self.broker, sorted(self.broker.queues()), attrgetter(*PLACES)):
             for page in self.inspection.pages(queue):
                 what = f"repair of {page.place} tasks in queue {self.broker.name_of(queue)}"
                 yield self._faults.attempt(what, partial(self._repair_page, queue, page), Repairs())

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Literal, NamedTuple
 from uuid import UUID
 
 from .. import conf, lifecycle
 from ..broker import Broker, redis_clock
 from ..broker.evidence import changed_retries, new_members
+from ..broker.many_queues import queues_with
 from ..faults import Faults
 from ..models import TaskRecord
 from ..storage.isolation import each_alone
@@ -46,7 +48,7 @@ class EvidenceRepairs:
         """
         settled = 0
         for broker in brokers:
-            for queue in broker.known_queues():
+            for queue in queues_with(broker, broker.known_queues(), attrgetter(*PLACES, "retry")):
                 what = f"settling of what other programs did in queue {broker.name_of(queue)}"
                 settled += self._faults.attempt(what, partial(self._settle_queue, broker, queue), 0)
         return settled

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from .. import failpoints, lifecycle
 from ..broker import Broker
+from ..broker.many_queues import queues_with
 from ..faults import in_turn
 from ..models import TaskRecord
 from ..storage.isolation import each_alone, set_aside
@@ -35,7 +36,8 @@ def forward_due(broker: Broker, queues: Iterable[str]) -> Forwarded:
     raised after the others are done.
     """
     found: list[Forwarded] = []
-    sources = [(queue, source) for queue in queues for source in SOURCES]
+    waiting = queues_with(broker, list(queues), lambda keys: (keys.scheduled, keys.due, keys.retry))
+    sources = [(queue, source) for queue in waiting for source in SOURCES]
     in_turn(sources, lambda each: found.append(_forward(broker, *each)))
     waiting_seconds = [each.next_seconds for each in found if each.next_seconds is not None]
     return Forwarded(

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
@@ -29,6 +30,7 @@ from .. import compat, conf, failpoints, lifecycle
 from ..aliases import uses_redis
 from ..broker import Broker
 from ..broker.inbox import Inbox
+from ..broker.many_queues import queues_with
 from ..definitions.calls import check_call
 from ..definitions.inbox_documents import Document, read_document
 from ..definitions.names import ROW_ID, uuid7
@@ -109,9 +111,13 @@ class InboxService:
             for alias in {prefix: alias for (prefix, _), alias in places.items()}.values():
                 for queue in self.broker.of_alias(alias).known_queues():
                     places.setdefault((prefix_of(alias), queue), alias)
-        for (_, queue), alias in sorted(places.items()):
-            name = self.broker.of_alias(alias).name_of(queue)
-            self._faults.attempt(f"reading the inbox of queue {name}", partial(self.read, alias, queue), None)
+        keys_of = attrgetter("inbox", "inbox_taken", "inbox_due")
+        for alias in sorted(set(places.values())):
+            broker = self.broker.of_alias(alias)
+            queues = [queue for (_, queue), of in sorted(places.items()) if of == alias]
+            for queue in queues_with(broker, queues, keys_of):
+                what = f"reading the inbox of queue {broker.name_of(queue)}"
+                self._faults.attempt(what, partial(self.read, alias, queue), None)
         return LOOK_SECONDS
 
     def read(self, alias: str, queue: str) -> None:

@@ -18,6 +18,7 @@ from django.db.models import BooleanField, Case, Exists, ExpressionWrapper, Oute
 
 from .. import conf, lifecycle, registry
 from ..broker import Broker
+from ..broker.many_queues import queues_with
 from ..definitions.names import lowest_uuid7_at
 from ..definitions.retention_policy import Outcome, Retention, Rules, current_rules
 from ..faults import Faults
@@ -200,7 +201,7 @@ class Pruner:
     def prune_completed(self) -> Iterator[int]:
         """Delete tasks that Go workers completed and whose retention is over, in every queue of every alias."""
         for broker in map(self.broker.of_alias, one_alias_per_prefix()):
-            for queue in sorted(broker.queues()):
+            for queue in queues_with(broker, sorted(broker.queues()), lambda keys: (keys.completed,)):
                 part = f"pruning of completed tasks in queue {broker.name_of(queue)}"
                 prune = partial(broker.prune_completed, queue, COMPLETED_PER_CALL)
                 while count := self._faults.attempt(part, prune, 0):

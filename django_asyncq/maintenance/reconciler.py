@@ -44,6 +44,7 @@ from .. import conf, failpoints, gates, lifecycle
 from ..aliases import uses_redis
 from ..broker import Broker, Expired, Lease, Reachability, redis_clock
 from ..broker.inspection import Inspection
+from ..broker.many_queues import queues_with
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..faults import Faults
 from ..guard import get_logger, is_a
@@ -257,7 +258,7 @@ class Reconciler:
         attempt = self._faults.attempt
         recovered = 0
         for broker in self.brokers:
-            for queue in broker.known_queues():
+            for queue in queues_with(broker, broker.known_queues(), lambda keys: (keys.lease,)):
                 what = f"recovery of expired leases in queue {broker.name_of(queue)}"
                 recovered += attempt(what, partial(self._recover_queue, broker, queue), 0)
         failpoints.reach("reconcile.leases_recovered")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from functools import partial
+from operator import attrgetter
 
 from django.conf import settings
 from django.db import connections
@@ -21,6 +22,7 @@ from django.db.models import Q
 from .. import conf, lifecycle
 from ..alerts.alerter import Alerter
 from ..broker import Broker
+from ..broker.many_queues import queues_with
 from ..broker.notifications import SupervisorListener
 from ..definitions import batches
 from ..exceptions import BrokerUnavailable, DatabaseNotSetUp
@@ -47,6 +49,7 @@ from .pruner import Pruner
 from .reconciler import Reconciler
 from .startup_tasks import StartupRunner
 from .waiters import WaiterService
+from .waker import WakerService
 
 logger = get_logger("django_asyncq.maintenance.service")
 
@@ -91,6 +94,7 @@ class MaintenanceService:
         self.pruner = Pruner(self.broker, fenced=self._fenced)
         self.bulk_runner = BulkRunner(self._fenced)
         self.waiters = WaiterService(self.broker)
+        self.waker = WakerService(self.broker)
         self.inbox = InboxService(self.broker, self._fenced)
         self.scheduler = Scheduler(self._fenced)
         self.scheduler_entries = SchedulerEntries()
@@ -115,6 +119,7 @@ class MaintenanceService:
         self._forwarder_loop = loop("forwarder", self.forward, self._may_use_prefix)
         self._batch_loop = loop("batches", self.form_batches, self._may_use_prefix)
         self._inbox_loop = loop("inbox", self.read_inboxes, self._is_leader)
+        self._waker_loop = loop("waker", self.wake_workers, self._may_use_prefix)
         self._waiter_loop = loop("waiters", self.admit_waiters, self._is_leader)
         self._scheduler_loop = loop("scheduler", self.fire_schedules, self._may_fire_schedules)
         self._pause_loop = loop("pauses", self.keep_pauses, self._is_leader)
@@ -143,6 +148,7 @@ class MaintenanceService:
             loop.stop()
         self._listener.stop()
         self.alerter.stop()
+        self.waker.stop()
         deadline = time.monotonic() + STOP_SECONDS
         for loop in self._loops:
             if loop.is_alive():
@@ -281,7 +287,9 @@ class MaintenanceService:
             _, seconds = lifecycle.form_batches(*each)
             found.extend([] if seconds is None else [max(seconds, 0.0)])
 
-        in_turn([(broker, queue) for broker in self._brokers() for queue in self._queues_of(broker)], form_of)
+        grouped = attrgetter("groups", "group_due", "group_rules", "aggregation_sets")
+        found_in = [(each, queues_with(each, self._queues_of(each), grouped)) for each in self._brokers()]
+        in_turn([(broker, queue) for broker, queues in found_in for queue in queues], form_of)
         self._batches_due_at = time.monotonic() + min([BATCHES_ELSEWHERE_SECONDS, *found])
         return min([conf.current().forward_seconds, *found])
 
@@ -300,6 +308,14 @@ class MaintenanceService:
     def admit_waiters(self) -> float:
         """Retry tasks that wait at a gate with a free slot."""
         return self.waiters.tick(self._listener.take_gates(), time.monotonic())
+
+    def wake_workers(self) -> float:
+        """As the leader, wait for pushes to queues that have a wake list, and wake workers."""
+        if not self._is_leader():
+            self.waker.close()
+            return DISABLED_POLL_SECONDS
+        self.waker.tick()
+        return 0.0
 
     def read_inboxes(self) -> float:
         """Enqueue what other programs have pushed to inboxes."""

@@ -62,7 +62,7 @@ class PauseKeeper:
 
     def _keep_queues(self, broker: Broker, rows: list[Pause]) -> None:
         known = {row.name: row for row in rows if broker.holds(row.backend)}
-        states = {queue: in_redis.read_state(broker, queue) for queue in {*broker.known_queues(), *known}}
+        states = in_redis.read_states(broker, sorted({*broker.known_queues(), *known}))
         differing = {queue: state for queue, state in states.items() if state != _expected(known.get(queue))}
         if not differing:
             return

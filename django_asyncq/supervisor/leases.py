@@ -11,6 +11,7 @@ from django.db import connections
 
 from .. import conf, failpoints, lifecycle
 from ..broker import Broker
+from ..broker.many_queues import queues_with
 from ..faults import Faults, in_turn
 from ..guard import get_logger
 from ..worker.options import WorkerOptions
@@ -80,7 +81,8 @@ class LeaseKeeper:
                     self.processes.cancel(worker_id, extended.cancelled)
             failpoints.reach("beat.leases_renewed")
 
-        in_turn((self.options.queues or self.broker.known_queues()) if workers else (), extend)
+        queues = list(self.options.queues or self.broker.known_queues()) if workers else []
+        in_turn(queues_with(self.broker, queues, lambda keys: map(keys.held, workers)), extend)
         # The first mark is not a loss: Redis still has what began before it.
         has_lost_memory = self._alive_since is not None and alive_since != self._alive_since
         forgotten = [id for id, ids in running.items() if ids and (has_lost_memory or kept[id] < len(ids))]

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from .. import conf
 from ..broker import Broker
+from ..broker.many_queues import queues_with
 from ..broker.suspects import dequeue_suspect
 from ..exceptions import BrokerUnavailable
 from ..faults import Faults
@@ -87,7 +88,9 @@ class Quarantine:
     def _claim(self, *, waited_seconds: float) -> str | None:
         """Claim a suspect for the next process; return its queue. Raises: BrokerUnavailable."""
         worker_id, seconds = self.options.alone_id(self._number), conf.current().lease_seconds
-        for queue in self.options.queues or self.broker.known_queues():
+        queues = list(self.options.queues or self.broker.known_queues())
+        # What it holds may be a suspect whose reply was lost.
+        for queue in queues_with(self.broker, queues, lambda keys: (keys.suspects, keys.held(worker_id))):
             lease = dequeue_suspect(self.broker, queue, worker_id, seconds, waited_seconds=waited_seconds)
             if lease is not None:
                 text = "task %s of queue %s runs in quarantine: it was lost with its worker"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from .. import conf
 from ..broker import Broker
+from ..broker.many_queues import queues_with
 from ..exceptions import BrokerUnavailable
 from ..guard import get_logger
 from ..worker.crash_stack import STACKS_SIGNAL
@@ -103,7 +104,8 @@ class Standstill:
 
     def _is_task_due(self) -> bool:
         try:
-            queues = self.options.queues or self.broker.known_queues()
-            return any(self.broker.has_pending(queue) for queue in queues)
+            queues = list(self.options.queues or self.broker.known_queues())
+            waiting = queues_with(self.broker, queues, lambda keys: (keys.pending, keys.priority))
+            return any(self.broker.has_pending(queue) for queue in waiting)
         except BrokerUnavailable:
             return False  # then nobody can take anything

@@ -25,6 +25,7 @@ class Reason(enum.StrEnum):
     CAPACITY_FREED = "enough slots are free to dequeue more"
     IDLE = "no task is left in this process"
     REPORTED = "the reporter has written a batch"
+    STOPPED = "the owner is to stop"
     USED_UP = "this process has run as many tasks, or used as much memory, as it may"
 
 

@@ -13,7 +13,7 @@ from django.db import connections
 
 from ... import conf, lifecycle
 from ...broker import Broker, Dequeued
-from ...broker.handoff import Handoff
+from ...broker.many_queues import queues_with
 from ...broker.notifications import QueueListener
 from ...exceptions import BrokerUnavailable, TaskNotRegistered
 from ...faults import STORE_ERRORS, Faults
@@ -31,6 +31,7 @@ from .capacity import Capacity
 from .pacing import SHORTEST_PAUSE_SECONDS, Pacing
 from .paused_tasks import PausedTasks
 from .queue_order import QueueOrder
+from .waits import WAKE_LIST, Waits
 
 logger = get_logger("django_asyncq.worker")
 
@@ -76,10 +77,11 @@ class Fetcher:
         self.order = QueueOrder(broker, options.queues, strict=options.strict)
         self.pacing = Pacing()
         self.paused_tasks = PausedTasks(worker_id)
-        # Whether a queue was found paused at the last fetch.
-        self.has_paused_queue = False
+        # The queues that were found paused at the last fetch.
+        self.paused_queues: set[str] = set()
         self.faults = Faults(logger, "worker %s cannot fetch", worker_id)
-        self.handoff = Handoff(broker, worker_id, conf.current().lease_seconds)
+        self.waits = Waits(broker, worker_id, conf.current().lease_seconds, options.queues)
+        self.handoff = self.waits.handoff
         self.listener: QueueListener | None = None
         # Queues that were found empty (and not paused), whose pushes are to be waited for.
         self.to_wait_for: set[str] = set()
@@ -94,13 +96,14 @@ class Fetcher:
 
     def begin_waits(self) -> None:
         """Begin to wait for pushes where that is due, and report whether a task may be handed to this process."""
-        if self.pacing.until_wait() or not (self.to_wait_for or self.handoff.could_be_ready):
+        if self.pacing.until_wait() or not (self.to_wait_for or self.could_be_ready):
             return
         queue = None
         try:
-            self.handoff.report_ready(ready=self.is_ready())
+            self.waits.report_ready(ready=self.is_ready(), served=self.order.weights)
+            self.to_wait_for = self.waits.to_begin(self.to_wait_for, self.order.weights)
             for queue in self.to_wait_for.copy():
-                self.handoff.wait_for(queue)
+                self.waits.begin(queue, self.order.weights)
                 self.to_wait_for.discard(queue)
         except BrokerUnavailable as error:
             self._wait_failed(error)
@@ -110,12 +113,12 @@ class Fetcher:
     @property
     def could_be_ready(self) -> bool:
         """Whether a task could be handed to this process if it ran nothing."""
-        return self.handoff.could_be_ready
+        return self.waits.could_be_ready
 
     @property
     def sockets(self) -> dict[int, str]:
-        """File descriptor → queue; when it is readable, the wait for that queue has ended."""
-        return self.handoff.sockets
+        """File descriptor → queue, or WAKE_LIST; when it is readable, the wait for that queue has ended."""
+        return self.waits.sockets
 
     def sleep_seconds(self, shortest: float) -> float:
         """Return how long there is nothing to do here, if nothing is notified and no socket is readable."""
@@ -161,7 +164,8 @@ class Fetcher:
         self.faults.clear()
         if got:
             self.handoff.note_dequeue()
-        longest = PAUSED_LOOK_SECONDS if self.has_paused_queue else IDLE_LOOK_SECONDS
+        self.waits.of_many.settle(empty, self.paused_queues, is_full=got > 0)
+        longest = PAUSED_LOOK_SECONDS if self.paused_queues else IDLE_LOOK_SECONDS
         look_seconds = min(longest, self.order.refresh_seconds)
         if self.pacing.finish(got, is_more_left=is_more_left or bool(self.uncertain), look_seconds=look_seconds):
             # Later if tasks have come: the slots that begin them need the interpreter.
@@ -173,8 +177,12 @@ class Fetcher:
         got, empty, is_more_left = 0, [], False
         names = self.order.next()
         self._listen()
-        self.has_paused_queue = False
+        self.paused_queues.clear()
+        waiting = set(queues_with(self.broker, names, lambda keys: (keys.pending, keys.priority))) | self.uncertain
         for queue in names:
+            if queue not in waiting:
+                empty.append(queue)
+                continue
             asked_at = time.monotonic()
             claimed = self.faults.attempt(
                 f"the fetch from queue {queue}", partial(self._claim, queue, wanted - got), None
@@ -182,7 +190,8 @@ class Fetcher:
             if claimed is None:
                 continue
             got += len(claimed.runs)
-            self.has_paused_queue |= claimed.paused
+            if claimed.paused:
+                self.paused_queues.add(queue)
             self._start(claimed.runs, asked_at)
             if claimed.is_drained:
                 empty.append(queue)
@@ -194,7 +203,7 @@ class Fetcher:
     def read_wait(self, queue: str) -> None:
         """Read what ended a wait: start the task that was handed to this process, or note that there may be work."""
         try:
-            result = self.handoff.read(queue)
+            result = self.waits.read(queue)
         except BrokerUnavailable as error:
             self._wait_failed(error)
             self._look_for_lost(queue)
@@ -207,7 +216,7 @@ class Fetcher:
             self.receive(queue, result.handed, result.since)
         elif result.may_have_work:
             self.pacing.note_push()
-        elif queue not in self.order.weights:
+        elif queue != WAKE_LIST and queue not in self.order.weights:
             self.handoff.stop_waiting(queue)  # it was removed
         elif result.handed is None or not result.handed.paused:
             self._wait_for([queue], after_seconds=0.0)
@@ -235,7 +244,7 @@ class Fetcher:
 
     def _end_waits(self) -> None:
         """Wait for no pushes, and requeue what was handed at the last moment."""
-        for queue, result in self.handoff.close().items():
+        for queue, result in self.waits.close().items():
             if result.handed is not None and result.handed.leases:
                 try:
                     self.broker.requeue(queue, self.worker_id, result.handed.leases)
@@ -327,8 +336,9 @@ class Fetcher:
                 return
 
     def _look_for_lost(self, queue: str) -> None:
-        """Look at the next fetch for what may have been in a lost reply."""
-        self.uncertain.add(queue)
+        """Look at the next fetch for what may have been in a lost reply. In a wake list that was no task."""
+        if queue != WAKE_LIST:
+            self.uncertain.add(queue)
         self.pacing.note_push()
 
     def _fetch_failed(self, error: Exception) -> None:
@@ -359,6 +369,8 @@ class Fetcher:
             if self.listener.queues == self.order.names:
                 return
             self.listener.stop()
+        if self.waits.has_outgrown(self.order.weights):
+            self._end_waits()
         notice = Notice(self.wakeup, Reason.PUSH)
         alias = self.broker.alias
         self.listener = QueueListener(
