@@ -112,7 +112,8 @@ def project(tmp_path: Path) -> Iterator[Project]:
 @pytest.mark.timeout(300)
 def test_guide_can_be_followed(project: Project) -> None:
     """Every file is used, every command succeeds, and every test passes, under Django's runner and under pytest."""
-    project.follow(GUIDES / "testing.md")
+    for page in ("testing.md", "testing-time-and-faults.md", "testing-with-workers.md"):
+        project.follow(GUIDES / page)
     assert project.never_imported() == set()
     in_classes, functions = project.names_of_tests()
     *_, by_django, by_pytest = project.printed.values()

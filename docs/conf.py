@@ -1,0 +1,75 @@
+"""The site of the documentation. `sphinx-build -n -W --keep-going docs site` builds it, `.ci/run` does so too.
+
+Sphinx with furo and MyST: the pages stay plain Markdown, which a repository's site shows as well, and Sphinx is kept up
+while MkDocs has had no release since August 2024.
+
+ASYNCQ_DOCS_VERSIONS: the versions that lie beside this one, the newest first, with blanks between them. Build each
+into a folder of its name; the side bar then links them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+import django
+from django.conf import settings
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+# What a project sets at least; nothing here connects to anything.
+settings.configure(
+    SECRET_KEY="for the documentation",  # noqa: S106
+    USE_TZ=True,
+    INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_asyncq"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    TASKS={"default": {"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES": []}},
+    CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:6379/1"}},
+)
+django.setup()
+
+project = "django_asyncq"
+copyright = "the django_asyncq authors"  # noqa: A001
+release = installed_version("django_asyncq")
+version = ".".join(release.split(".")[:2])
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+# The index for readers of the repository; `index.md` includes it.
+exclude_patterns = ["README.md"]
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+suppress_warnings = ["misc.highlighting_failure"]
+# Names of other packages and of the standard library in signatures are no links.
+nitpick_ignore_regex = [(r"py:.*", r".*")]
+
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autoclass_content = "class"
+
+html_theme = "furo"
+html_title = f"django_asyncq {version}"
+html_show_sphinx = False
+html_copy_source = False
+templates_path = ["_templates"]
+versions = os.environ.get("ASYNCQ_DOCS_VERSIONS", "").split()
+html_context = {"versions": versions, "current_version": version}
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/versions.html",
+        "sidebar/scroll-end.html",
+    ]
+}
+
+
+def setup(app: object) -> None:
+    """Have links to the changelog, which lies beside this folder, lead to its page of the site."""
+
+    def link_changelog(app: object, page: str, source: list[str]) -> None:
+        source[0] = source[0].replace("](../../CHANGELOG.md", "](../changelog.md")
+
+    app.connect("source-read", link_changelog)  # type: ignore[attr-defined]
