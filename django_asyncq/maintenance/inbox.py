@@ -34,7 +34,7 @@ from ..definitions.inbox_documents import Document, read_document
 from ..definitions.names import ROW_ID, uuid7
 from ..definitions.wire_names import task_of
 from ..exceptions import AsyncqError, DuplicateTask, EnqueueRefused, InvalidOption
-from ..faults import Faults, concerns_one_row, one_line
+from ..faults import Parts, concerns_one_row, one_line
 from ..guard import class_name, get_logger, is_a
 from ..models import TaskRecord
 from ..prefixes import prefix_of, redis_aliases
@@ -90,7 +90,7 @@ class InboxService:
     def __init__(self, broker: Broker, fenced: Callable[[], AbstractContextManager[int]]) -> None:
         self.broker = broker
         self._fenced = fenced
-        self._faults = Faults(logger, "inboxes cannot be read")
+        self._parts = Parts(logger)
         self._look_elsewhere_at = 0.0
         self._is_failing = False
         # Key of a list of rejected documents → monotonic seconds before which no other line is logged about it.
@@ -111,7 +111,7 @@ class InboxService:
                     places.setdefault((prefix_of(alias), queue), alias)
         for (_, queue), alias in sorted(places.items()):
             name = self.broker.of_alias(alias).name_of(queue)
-            self._faults.attempt(f"reading the inbox of queue {name}", partial(self.read, alias, queue), None)
+            self._parts.attempt(f"reading the inbox of queue {name}", partial(self.read, alias, queue), None)
         return LOOK_SECONDS
 
     def read(self, alias: str, queue: str) -> None:

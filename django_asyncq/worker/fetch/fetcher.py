@@ -78,7 +78,7 @@ class Fetcher:
         self.paused_tasks = PausedTasks(worker_id)
         # Whether a queue was found paused at the last fetch.
         self.has_paused_queue = False
-        self.faults = Faults(logger, "worker %s cannot fetch", worker_id)
+        self.faults = Faults(logger, "worker %s cannot fetch", worker_id, over="worker %s fetches again")
         self.handoff = Handoff(broker, worker_id, conf.current().lease_seconds)
         self.listener: QueueListener | None = None
         # Queues that were found empty (and not paused), whose pushes are to be waited for.
