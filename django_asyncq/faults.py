@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -47,28 +48,63 @@ class Outages:
             del self._speakers[store]
 
 
-class Faults:
+class Parts:
+    """The parts of the rounds of one loop, each of which fails alone. Used by one thread."""
+
+    def __init__(self, logger: GuardedLogger) -> None:
+        self._logger = logger
+        self._apart: set[str] = set()
+
+    def attempt(self, what: str, act: Callable[[], Value], default: Value) -> Value:
+        """Do one part of a round; after an error that is its own, log it once and return the default.
+
+        Raises: BrokerUnavailable, LockLost, and errors of the database of other kinds than ROW: they concern all parts.
+        """
+        try:
+            value = act()
+        except (BrokerUnavailable, LockLost):
+            raise
+        except Exception as error:
+            if is_a(error, DatabaseError) and kind_of(error) is not ErrorKind.ROW:
+                raise
+            if what not in self._apart:
+                self._apart.add(what)
+                self._logger.exception("%s failed and is tried again: %s", what, one_line(error))
+            return default
+        self._apart.discard(what)
+        return value
+
+
+class Faults(Parts):
     """The errors of one loop. Used by one thread.
 
     text: of the log line while a store is unreachable, such as "leases cannot be renewed"; the error follows it.
+    over: of the line when the loop works again, such as "leases are renewed again"; how long it took follows it.
     values: for the placeholders of the texts. failed: the text for all other errors. outages: of the loops that share
     one line about an unreachable store; without it, this loop says it in any case.
     """
 
     def __init__(
-        self, logger: GuardedLogger, text: str, *values: object, failed: str = "", outages: Outages | None = None
+        self,
+        logger: GuardedLogger,
+        text: str,
+        *values: object,
+        over: str,
+        failed: str = "",
+        outages: Outages | None = None,
     ) -> None:
+        super().__init__(logger)
         self._outages = Outages() if outages is None else outages
-        self._logger = logger
         self._text = text
+        self._over = over
         self._failed = failed or text
         self._values = values
         self._error: Exception | None = None
         self._in_a_row = 0
+        self._since = 0.0
         self._again = 0
         self._looks = 0
         self._logged: set[str] = set()
-        self._apart: set[str] = set()
 
     @property
     def is_failing(self) -> bool:
@@ -85,6 +121,8 @@ class Faults:
 
         quiet_first: say nothing of a first failure, which may be that of a connection that had died.
         """
+        if not self._in_a_row:
+            self._since = time.monotonic()
         self._in_a_row += 1
         self._error = error
         kind = kind_of(error) if is_a(error, DatabaseError) else None
@@ -105,33 +143,15 @@ class Faults:
             self._once("unreachable", logging.WARNING, self._text + ": %s", one_line(error))
         return PAUSE_SECONDS
 
-    def clear(self) -> bool:
-        """Note that a round succeeded; return whether a failure of it had been logged."""
-        had_failed = bool(self._logged)
-        if self._in_a_row:
-            self._outages.note_end(self)
-            self._in_a_row = self._again = self._looks = 0
+    def clear(self) -> None:
+        """Note that a round succeeded; log it if a failure had been logged."""
+        if not self._in_a_row:
+            return
+        self._outages.note_end(self)
+        self._in_a_row = self._again = self._looks = 0
+        if self._logged:
             self._logged.clear()
-        return had_failed
-
-    def attempt(self, what: str, act: Callable[[], Value], default: Value) -> Value:
-        """Do one part of a round; after an error that is its own, log it once and return the default.
-
-        Raises: BrokerUnavailable, LockLost, and errors of the database of other kinds than ROW: they concern all parts.
-        """
-        try:
-            value = act()
-        except (BrokerUnavailable, LockLost):
-            raise
-        except Exception as error:
-            if is_a(error, DatabaseError) and kind_of(error) is not ErrorKind.ROW:
-                raise
-            if what not in self._apart:
-                self._apart.add(what)
-                self._logger.exception("%s failed and is tried again: %s", what, one_line(error))
-            return default
-        self._apart.discard(what)
-        return value
+            self._logger.info(self._over + ", after %.1f s", *self._values, time.monotonic() - self._since)
 
     def _once(self, key: str, level: int, text: str, *values: object, error: Exception | None = None) -> None:
         if key not in self._logged:

@@ -240,7 +240,9 @@ def test_an_outage_of_the_database_is_an_error(monkeypatch: pytest.MonkeyPatch) 
         raise OperationalError("no connection")
 
     monkeypatch.setattr(stats, "gate_stats", fail)
-    with pytest.raises(CommandError, match=r"database is unreachable: no connection"):
+    with pytest.raises(
+        CommandError, match=r"^The database is unreachable \(\w+ 'default': .+\): no connection\. Start it"
+    ):
         run("stats")
 
 

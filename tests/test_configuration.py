@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import ssl
@@ -258,7 +259,7 @@ def test_password_that_changes_while_a_worker_runs_is_an_outage_with_its_reason(
     """The loop logs one line for the outage before, one with the reason, and one when it is over; it never exits."""
     with EmbeddedRedis() as server:
         use(settings, cache(address(server)), {})
-        broker, faults = Broker("worker"), Faults(get_logger("tests"), "the loop waits")
+        broker, faults = Broker("worker"), Faults(get_logger("tests"), "the loop waits", over="it goes on")
         admin = redis.Redis(port=server.port)
         broker.eviction_policy()
         admin.config_set("requirepass", SECRET)
@@ -269,9 +270,11 @@ def test_password_that_changes_while_a_worker_runs_is_an_outage_with_its_reason(
                 broker.eviction_policy()
             assert faults.note(raised.value) > 0 and faults.not_set_up is None
         admin.config_set("requirepass", "")
-        assert broker.eviction_policy() == "noeviction" and faults.clear()
+        assert broker.eviction_policy() == "noeviction"
+        caplog.set_level(logging.INFO, "tests")
+        faults.clear()
     lines = [record.getMessage() for record in caplog.records if record.name == "tests"]
-    assert len(lines) == 2 and "Authentication required" in lines[1]
+    assert len(lines) == 3 and "Authentication required" in lines[1] and lines[2].startswith("it goes on, after ")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +40,7 @@ LOGGER = "django_asyncq.tests"
 @pytest.fixture
 def faults() -> Faults:
     """The errors of a loop called x."""
-    return Faults(get_logger(LOGGER), "loop %s waits", "x", failed="loop %s failed")
+    return Faults(get_logger(LOGGER), "loop %s waits", "x", over="loop %s goes on", failed="loop %s failed")
 
 
 def of_driver(error: Exception, **attributes: object) -> OperationalError:
@@ -65,13 +66,16 @@ def no_table() -> OperationalError:
 def test_an_outage_is_logged_once_and_may_be_logged_again_after_it(
     faults: Faults, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a pause each time."""
+    """With a pause each time, and one line with how long it took when it is over."""
+    caplog.set_level(logging.INFO, LOGGER)
     for _ in range(2):
         assert [faults.note(error) for _ in range(3)] == [PAUSE_SECONDS] * 3
         assert faults.is_failing
-        assert faults.clear()
-        assert not faults.clear()
-    assert caplog.messages == [f"loop x waits: {error}"] * 2
+        faults.clear()
+        faults.clear()
+    assert caplog.messages[::2] == [f"loop x waits: {error}"] * 2
+    assert all(re.fullmatch(r"loop x goes on, after 0\.\d s", message) for message in caplog.messages[1::2])
+    assert len(caplog.messages) == 4
     assert faults.not_set_up is None
 
 
@@ -79,13 +83,17 @@ def test_one_loop_says_for_all_that_a_store_is_unreachable(caplog: pytest.LogCap
     """And another one when that loop reaches it again and they do not; the other store is another outage."""
     caplog.set_level(logging.INFO, LOGGER)
     outages = Outages()
-    first, second, third = (Faults(get_logger(LOGGER), f"loop {name} waits", outages=outages) for name in "abc")
+    first, second, third = (
+        Faults(get_logger(LOGGER), f"loop {name} waits", over=f"loop {name} goes on", outages=outages) for name in "abc"
+    )
     for _ in range(2):
         for loop in (first, second):
             loop.note(BrokerUnavailable("down"))
         third.note(of_driver(sqlite3.OperationalError("disk I/O error"), sqlite_errorcode=sqlite3.SQLITE_IOERR))
     assert [record.message.split(":")[0] for record in caplog.records] == ["loop a waits", "loop c waits"]
-    assert (first.clear(), second.clear()) == (True, False)
+    first.clear()
+    second.clear()
+    assert [record.message.split(",")[0] for record in caplog.records[2:]] == ["loop a goes on"]
     second.note(BrokerUnavailable("down"))
     assert caplog.records[-1].message.startswith("loop b waits")
 

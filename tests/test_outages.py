@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.utils import timezone
 
 from django_asyncq import lifecycle
@@ -140,6 +141,46 @@ def test_reporter_leaves_outcomes_it_never_looked_at(caplog: pytest.LogCaptureFi
     reporter.spill_outcomes()
     assert list(stored(kept.job.run.lease.id, dropped.job.run.lease.id)) == [kept.job.run.lease.id]
     assert "outcomes spilled to Redis: 1 of 1" in caplog.text
+
+
+def test_end_of_an_outage_is_said_by_the_reporter(caplog: pytest.LogCaptureFixture) -> None:
+    """With how long it took: whoever saw the warning need not ask whether it is over."""
+    caplog.set_level(logging.INFO, "django_asyncq.worker")
+    reporter = Reporter(Broker(), "w", Wakeup(), threading.Event())
+    errors = [OperationalError("away"), OperationalError("away")]
+
+    def write() -> str:
+        if errors:
+            raise errors.pop()
+        return "written"
+
+    assert reporter._write_until_done(write) == reporter._write_until_done(write) == "written"
+    begun, over = caplog.messages
+    assert begun == "outcomes wait for the database: away"
+    assert re.fullmatch(r"outcomes are recorded again, after \d+\.\d s", over)
+
+
+def test_end_of_an_outage_is_said_by_the_fetcher(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, by a fetch that succeeds; a single failure was not said, and neither is its end."""
+    caplog.set_level(logging.INFO, "django_asyncq.worker")
+    with worker_process() as process:
+        fetcher = process.fetcher
+        for failures in (1, 2):
+            errors: list[Exception] = [BrokerUnavailable("away")] * failures
+
+            def dequeue(wanted: int, errors: list[Exception] = errors) -> tuple[int, list[str], bool]:
+                if errors:
+                    raise errors.pop()
+                return 0, [], False
+
+            monkeypatch.setattr(fetcher, "_dequeue", dequeue)
+            while fetcher.faults.is_failing or errors:
+                fetcher.pacing.note_push()
+                fetcher._fetch()
+    found = [message for message in caplog.messages if "fetch" in message]
+    assert [re.sub(r"^worker \S+ |[:,].*", "", message) for message in found] == ["cannot fetch", "fetches again"]
 
 
 def test_redis_away_too_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -404,6 +404,34 @@ def test_pages_speak_plainly(path: Path) -> None:
     refuse(old_words(place_of(path), prose_of_page(path.read_text())))
 
 
+MOST_WORDS = 22
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+
+
+def sentence_lengths(page: str) -> list[int]:
+    """Return the words of each sentence; code, tables and headings are none, and a span of code is one word."""
+    page = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+    page = re.sub(r"^(?:\||#).*$", "", page, flags=re.MULTILINE)
+    page = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", page))
+    paragraphs = re.split(r"\n\s*\n|^\s*(?:-|\d+\.) ", page, flags=re.MULTILINE)
+    sentences = [each for part in paragraphs for each in re.split(r"(?<=[.!?])\s", " ".join(part.split()))]
+    return [count for each in sentences if (count := len(re.findall(r"[\w'’-]+", each)))]
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=place_of)
+def test_guides_have_short_sentences(path: Path) -> None:
+    """At most MOST_WORDS words in the mean."""
+    lengths = sentence_lengths(path.read_text())
+    assert sum(lengths) / len(lengths) <= MOST_WORDS, lengths
+
+
+def test_a_long_sentence_is_found() -> None:
+    """Across lines, in lists and with links; what is no sentence does not make the mean smaller."""
+    long = "word " * 30 + "end."
+    page = f"# A heading\n\n{long[:50]}\n{long[50:]} Short one.\n\n- {long}\n\n| a | b |\n\n```sh\nls\n```\n"
+    assert sentence_lengths(page + "[Two words](x.md) `a b c`.\n") == [31, 2, 31, 3]
+
+
 # --- the search can fail
 
 PLANTED_IN_MODULES = {

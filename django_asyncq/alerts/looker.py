@@ -56,7 +56,12 @@ class Looker:
 
     def __init__(self, settings: AlertSettings, outages: Outages | None = None) -> None:
         self._settings = settings
-        self._faults = Faults(logger, "a look for alerts found a store unreachable", outages=outages)
+        self._faults = Faults(
+            logger,
+            "a look for alerts found a store unreachable",
+            over="a look for alerts reached both stores again",
+            outages=outages,
+        )
 
     def look(self) -> Findings:
         """Return what is wrong. Raises nothing for a store that is unreachable: that is a finding."""

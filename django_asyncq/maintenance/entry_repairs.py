@@ -16,7 +16,7 @@ from .. import conf
 from ..broker import Broker, Lease, replies
 from ..broker.inspection import PLACES, EntryState, Inspection, Page
 from ..broker.many_queues import queues_with
-from ..faults import Faults
+from ..faults import Parts
 from ..lifecycle import rows_of_entries
 from ..models import TaskRecord
 from ..storage import database_clock
@@ -27,17 +27,17 @@ from .sweep import GRACE_SECONDS, Repairs
 class EntryRepairs:
     """The repairs of a sweep that begin with what Redis has of one alias."""
 
-    def __init__(self, broker: Broker, faults: Faults) -> None:
+    def __init__(self, broker: Broker, parts: Parts) -> None:
         self.broker = broker
         self.inspection = Inspection(broker.role, broker.alias)
-        self._faults = faults
+        self._parts = parts
 
     def lists(self) -> Iterator[Repairs]:
         """Walk the lists of waiting and active tasks: ids without a hash, finished rows, missing leases."""
         for queue in queues_with(self.broker, sorted(self.broker.queues()), attrgetter(*PLACES)):
             for page in self.inspection.pages(queue):
                 what = f"repair of {page.place} tasks in queue {self.broker.name_of(queue)}"
-                yield self._faults.attempt(what, partial(self._repair_page, queue, page), Repairs())
+                yield self._parts.attempt(what, partial(self._repair_page, queue, page), Repairs())
 
     def _repair_page(self, queue: str, page: Page) -> Repairs:
         strays = [task.id for task in page.tasks if not task.state]
@@ -103,13 +103,13 @@ class EntryRepairs:
                 if queue not in ours:
                     continue
                 what = f"repair of what workers hold in queue {self.broker.name_of(queue)}"
-                yield self._faults.attempt(what, partial(self._release, queue, workers), Repairs())
+                yield self._parts.attempt(what, partial(self._release, queue, workers), Repairs())
             for queue, ids in found.tasks.items():
                 # Those of a queue that only other programs know are theirs alone.
                 if queue not in ours:
                     continue
                 what = f"repair of hashes in queue {self.broker.name_of(queue)}"
-                yield self._faults.attempt(what, partial(self._repair_hashes, queue, ids), Repairs())
+                yield self._parts.attempt(what, partial(self._repair_hashes, queue, ids), Repairs())
 
     def _release(self, queue: str, workers: Sequence[str]) -> Repairs:
         return Repairs(released=sum(self.inspection.prune_held(queue, worker) for worker in workers))

@@ -16,7 +16,7 @@ from .. import conf, lifecycle
 from ..broker import Broker, redis_clock
 from ..broker.evidence import changed_retries, new_members
 from ..broker.many_queues import queues_with
-from ..faults import Faults
+from ..faults import Parts
 from ..models import TaskRecord
 from ..storage.isolation import each_alone
 from ..storage.routing import writing_database
@@ -35,9 +35,9 @@ class RowAndEntry(NamedTuple):
 class EvidenceRepairs:
     """Settle rows by their entries."""
 
-    def __init__(self, broker: Broker, faults: Faults) -> None:
+    def __init__(self, broker: Broker, parts: Parts) -> None:
         self.broker = broker
-        self._faults = faults
+        self._parts = parts
         # (prefix, queue, zset) → Unix seconds until which its members have been looked at.
         self._since: dict[tuple[str, str, str], int] = {}
 
@@ -50,7 +50,7 @@ class EvidenceRepairs:
         for broker in brokers:
             for queue in queues_with(broker, broker.known_queues(), attrgetter(*PLACES, "retry")):
                 what = f"settling of what other programs did in queue {broker.name_of(queue)}"
-                settled += self._faults.attempt(what, partial(self._settle_queue, broker, queue), 0)
+                settled += self._parts.attempt(what, partial(self._settle_queue, broker, queue), 0)
         return settled
 
     def _settle_queue(self, broker: Broker, queue: str) -> int:

@@ -36,7 +36,7 @@ from ..definitions.inbox_documents import Document, read_document
 from ..definitions.names import ROW_ID, uuid7
 from ..definitions.wire_names import task_of
 from ..exceptions import AsyncqError, DuplicateTask, EnqueueRefused, InvalidOption
-from ..faults import Faults, concerns_one_row, one_line
+from ..faults import Parts, concerns_one_row, one_line
 from ..guard import class_name, get_logger, is_a
 from ..models import TaskRecord
 from ..prefixes import prefix_of, redis_aliases
@@ -92,7 +92,7 @@ class InboxService:
     def __init__(self, broker: Broker, fenced: Callable[[], AbstractContextManager[int]]) -> None:
         self.broker = broker
         self._fenced = fenced
-        self._faults = Faults(logger, "inboxes cannot be read")
+        self._parts = Parts(logger)
         self._look_elsewhere_at = 0.0
         self._is_failing = False
         # Key of a list of rejected documents → monotonic seconds before which no other line is logged about it.
@@ -117,7 +117,7 @@ class InboxService:
             queues = [queue for (_, queue), of in sorted(places.items()) if of == alias]
             for queue in queues_with(broker, queues, keys_of):
                 what = f"reading the inbox of queue {broker.name_of(queue)}"
-                self._faults.attempt(what, partial(self.read, alias, queue), None)
+                self._parts.attempt(what, partial(self.read, alias, queue), None)
         return LOOK_SECONDS
 
     def read(self, alias: str, queue: str) -> None:

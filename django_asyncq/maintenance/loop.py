@@ -46,6 +46,7 @@ class Loop(LongLivedThread):
             logger,
             "the %s loop cannot reach a store and tries again",
             name,
+            over="the %s loop can reach both stores again",
             failed="the %s loop failed and tries again",
             outages=outages,
         )
@@ -93,8 +94,7 @@ class Loop(LongLivedThread):
             return ERROR_PAUSE_SECONDS
         finally:
             return_connections()
-        if self._faults.clear():
-            logger.info("the %s loop can reach both stores again", self.name)
+        self._faults.clear()
         return pause
 
 

@@ -21,7 +21,7 @@ from ..broker import Broker
 from ..broker.many_queues import queues_with
 from ..definitions.names import lowest_uuid7_at
 from ..definitions.retention_policy import Outcome, Retention, Rules, current_rules
-from ..faults import Faults
+from ..faults import Parts
 from ..guard import get_logger
 from ..models import Occurrence, StartupRun, TaskLogLine, TaskRecord, TaskState
 from ..prefixes import one_alias_per_prefix
@@ -74,7 +74,7 @@ class Pruner:
         self._pruned = Pruned()
         self._worked_seconds = 0.0
         self._last_line = 0
-        self._faults = Faults(logger, "pruning failed")
+        self._parts = Parts(logger)
 
     def tick(self, now: float) -> Pruned:
         """Continue the current pass, or begin one that is due; return after at most about 0.2 s.
@@ -112,7 +112,7 @@ class Pruner:
 
     def _apart(self, part: str, batches: Iterator[Pruned]) -> Iterator[Pruned]:
         """Yield the batches of one part; if one fails for odd data the part is over, and the next one follows."""
-        while (batch := self._faults.attempt(part, lambda: next(batches, None), None)) is not None:
+        while (batch := self._parts.attempt(part, lambda: next(batches, None), None)) is not None:
             yield batch
 
     def prune_tasks(self) -> Iterator[int]:
@@ -204,7 +204,7 @@ class Pruner:
             for queue in queues_with(broker, sorted(broker.queues()), lambda keys: (keys.completed,)):
                 part = f"pruning of completed tasks in queue {broker.name_of(queue)}"
                 prune = partial(broker.prune_completed, queue, COMPLETED_PER_CALL)
-                while count := self._faults.attempt(part, prune, 0):
+                while count := self._parts.attempt(part, prune, 0):
                     yield count
 
 

@@ -46,7 +46,7 @@ from ..broker import Broker, Expired, Lease, Reachability, redis_clock
 from ..broker.inspection import Inspection
 from ..broker.many_queues import queues_with
 from ..exceptions import BrokerUnavailable, GateUnavailable
-from ..faults import Faults
+from ..faults import Parts
 from ..guard import get_logger, is_a
 from ..lifecycle.dispatching import by_queue
 from ..lifecycle.messages import entry_of, later_fence
@@ -84,7 +84,7 @@ class Reconciler:
     def __init__(self, broker: Broker, *, on_page: Callable[[int], None] = ignore_progress) -> None:
         """on_page: called after each page of rows with the number of rows in it."""
         self.broker = broker
-        self._faults = Faults(logger, "a round of repairs failed")
+        self._parts = Parts(logger)
         # Aliases of unfinished rows: the settings may not name them any more.
         self._aliases_of_rows: set[str] = set()
         self.on_page = on_page
@@ -99,8 +99,8 @@ class Reconciler:
         self._reachability: Reachability | None = None
         self._quick_at = 0.0
         self._sweep_at = 0.0
-        self._evidence = EvidenceRepairs(broker, self._faults)
-        self._remote = RemoteTasks(broker, self._faults)
+        self._evidence = EvidenceRepairs(broker, self._parts)
+        self._remote = RemoteTasks(broker)
         # The sweep that the last round left unfinished.
         self.current_sweep: Sweep | None = None
         # When Redis began to remember, as of the last round, and whether a sweep has checked everything since then.
@@ -172,7 +172,7 @@ class Reconciler:
     def quick_repairs(self) -> Repairs:
         """Repair expired leases, young rows that were never pushed, and gate slots without a row at the last audit."""
         drift = self.audit_gates(sorted(self._unmatched_slots)) if self._unmatched_slots else gates.Drift(0, 0)
-        alone = self._faults.attempt
+        alone = self._parts.attempt
         alone("followers of nobody", lifecycle.move_up_waiting, 0)
         return Repairs(
             # Before the push: what another program has finished is not missing.
@@ -182,7 +182,7 @@ class Reconciler:
             pushed=alone("push of young tasks", lambda: self.push_missing(young=True), 0),
             slots_added=drift.added,
             slots_removed=drift.removed,
-            closed=StopRepairs(self._faults).tick(),
+            closed=StopRepairs(self._parts).tick(),
         )
 
     def sweep(self) -> Repairs:
@@ -195,10 +195,10 @@ class Reconciler:
         is_rebuild: Redis has only just come back, so rows of the last seconds are missing like all others.
         """
         # Half-deleted entries must go before the rows that Redis lacks are looked for.
-        yield Repairs(recovered=self._faults.attempt("recovery of expired leases", self.recover_expired, 0))
+        yield Repairs(recovered=self._parts.attempt("recovery of expired leases", self.recover_expired, 0))
         yield from self.repair_lists()
         yield from self.repair_hashes()
-        yield Repairs(pushed=self._faults.attempt("groups", partial(repair_groups, self.broker), 0))
+        yield Repairs(pushed=self._parts.attempt("groups", partial(repair_groups, self.broker), 0))
         pushes = self._push_pages(young=False, is_rebuild=is_rebuild)
         yield from self._apart("push of missing tasks", (Repairs(pushed=count) for count in pushes))
         yield from self._apart("parking of missing tasks", (Repairs(parked=count) for count in self.park_missing()))
@@ -211,7 +211,7 @@ class Reconciler:
 
     def _apart(self, repair: str, steps: Iterator[Repairs]) -> Iterator[Repairs]:
         """Yield the steps of one repair; if one fails for odd data the repair is over, and the next one follows."""
-        while (step := self._faults.attempt(repair, lambda: next(steps, None), None)) is not None:
+        while (step := self._parts.attempt(repair, lambda: next(steps, None), None)) is not None:
             yield step
 
     def rebuild(self, *, dry_run: bool = False) -> Rebuilt:
@@ -255,7 +255,7 @@ class Reconciler:
         reachability, self._reachability = self._reachability or self.broker.reachability(settings.outage_seconds), None
         if reachability.reachable_seconds < settings.quiet_seconds:
             return 0
-        attempt = self._faults.attempt
+        attempt = self._parts.attempt
         recovered = 0
         for broker in self.brokers:
             for queue in queues_with(broker, broker.known_queues(), lambda keys: (keys.lease,)):
@@ -278,7 +278,7 @@ class Reconciler:
             by_worker.setdefault(expired.worker, []).append(Lease(expired.id, expired.fence))
         recover = partial(lifecycle.recover, broker, queue, reason=lifecycle.LEASE_EXPIRED)
         return sum(
-            self._faults.attempt(f"recovery of worker {worker_id}", partial(recover, worker_id, leases), 0)
+            self._parts.attempt(f"recovery of worker {worker_id}", partial(recover, worker_id, leases), 0)
             for worker_id, leases in by_worker.items()
         )
 
@@ -287,12 +287,12 @@ class Reconciler:
     def repair_lists(self) -> Iterator[Repairs]:
         """Walk the lists of waiting and active tasks: ids without a hash, finished rows, missing leases."""
         for broker in self.brokers:
-            yield from self._apart("repair of lists", EntryRepairs(broker, self._faults).lists())
+            yield from self._apart("repair of lists", EntryRepairs(broker, self._parts).lists())
 
     def repair_hashes(self) -> Iterator[Repairs]:
         """Walk the keys of Redis: hashes in no list, active tasks without a lease, claims of dead workers."""
         for broker in self.brokers:
-            yield from self._apart("repair of hashes", EntryRepairs(broker, self._faults).hashes())
+            yield from self._apart("repair of hashes", EntryRepairs(broker, self._parts).hashes())
 
     # --- rows that Redis lacks
 
@@ -433,7 +433,7 @@ class Reconciler:
 
     def _audit(self, gate: str, **options: Any) -> gates.Drift:
         """Audit one gate; an odd row of it, or odd data in Redis, concerns no other gate."""
-        attempt, nothing = self._faults.attempt, gates.Drift(0, 0)
+        attempt, nothing = self._parts.attempt, gates.Drift(0, 0)
         if not options.get("dry_run"):
             seen = self._unmatched_waiters.pop(gate, set())
             look = partial(gates.audit_waiters, gate, seen=seen)

@@ -10,7 +10,6 @@ from uuid import UUID
 from .. import conf, lifecycle
 from ..aliases import through_redis
 from ..broker import Broker, redis_clock
-from ..faults import Faults
 from ..models import TaskRecord
 from ..storage import database_clock
 from ..storage.isolation import each_alone
@@ -25,9 +24,8 @@ PAGES_PER_PASS = 50
 class RemoteTasks:
     """Have the rows of tasks that other programs run show what Redis says of them."""
 
-    def __init__(self, broker: Broker, faults: Faults) -> None:
+    def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self._faults = faults
         # The last row that the last pass looked at, when it could not look at all of them.
         self._last: UUID | None = None
 

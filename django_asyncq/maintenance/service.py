@@ -85,7 +85,9 @@ class MaintenanceService:
         host: str = "",
     ) -> None:
         self.queues = list(queues)
-        self._look_faults = Faults(logger, "it is not known whether work is left")
+        self._look_faults = Faults(
+            logger, "it is not known whether work is left", over="it is known again whether work is left"
+        )
         self.broker = Broker("worker", alias)
         # Projects that share a Redis under prefixes of their own each have a leader of their own.
         self.lock_name = f"{conf.current().key_prefix}.maintenance"

@@ -8,18 +8,18 @@ statement reads an index that holds hardly any row.
 from __future__ import annotations
 
 from .. import lifecycle
-from ..faults import Faults
+from ..faults import Parts
 
 
 class StopRepairs:
     """The repairs of tasks that must not go on."""
 
-    def __init__(self, faults: Faults) -> None:
-        self._faults = faults
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     def tick(self) -> int:
         """Do each of them; return how many tasks were closed. Raises: BrokerUnavailable, django.db.Error."""
-        attempt = self._faults.attempt
+        attempt = self._parts.attempt
         cancelled = attempt("closing of cancelled tasks", lifecycle.close_cancelled, 0)
         expired = attempt("closing of expired tasks", lifecycle.expire, 0)
         attempt("requests to stop", lifecycle.ask_again, 0)

@@ -12,7 +12,7 @@ from functools import partial
 
 from .. import gates, lifecycle
 from ..broker import Broker
-from ..faults import Faults
+from ..faults import Parts
 from ..guard import get_logger
 from ..models import TaskRecord
 from ..storage.isolation import each_alone
@@ -29,7 +29,7 @@ class WaiterService:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self._faults = Faults(logger, "tasks that wait at gates cannot be retried")
+        self._parts = Parts(logger)
         self._look_at = 0.0
 
     def tick(self, announced: Iterable[str], now: float) -> float:
@@ -42,7 +42,7 @@ class WaiterService:
             names |= gates.waiting_gates()
             self._look_at = now + LOOK_SECONDS
         for name in sorted(names):
-            self._faults.attempt(f"retry of tasks at the gate {name}", partial(self.admit, name), None)
+            self._parts.attempt(f"retry of tasks at the gate {name}", partial(self.admit, name), None)
         return self._look_at - now
 
     def admit(self, gate: str) -> None:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from django.db import connections
 
 from .. import __version__, conf
 from ..broker.clients import server_identity
-from ..models import TaskRecord
 from ..prefixes import prefix_of
-from ..storage.routing import writing_database
 from ..worker.options import WorkerOptions
-from .wording import counted
+from .wording import counted, name_of_database
 
 
 def banner(
@@ -27,7 +22,7 @@ def banner(
     parts = {
         "queues": _queues(options),
         "redis": f"{server_identity()}, keys begin with {prefix_of(options.backend)}:",
-        "database": _database(),
+        "database": name_of_database(),
         "workers": slots,
         "tasks": f"{counted(len(names), 'task')} registered",
         "mode": "single instance (one host)" if is_single else "multi instance (one host or several)",
@@ -44,13 +39,3 @@ def _queues(options: WorkerOptions) -> str:
         return "all that there are"
     weights = ", ".join(f"{name}={weight}" for name, weight in options.queues.items())
     return f"{weights} (strict: the highest weight first)" if options.strict else weights
-
-
-def _database() -> str:
-    """Return the kind, the alias, the name and the host of the database that has the rows. Connects to nothing."""
-    alias = writing_database(TaskRecord)
-    connection: Any = connections[alias]
-    written = connection.settings_dict
-    place = ":".join(str(written[key]) for key in ("HOST", "PORT") if written.get(key))
-    name = f"{alias!r}: {written.get('NAME') or '(the default of its server)'}"
-    return f"{connection.vendor} {name}" + (f" at {place}" if place else "")

@@ -31,7 +31,7 @@ from functools import partial
 from ..broker import Broker
 from ..broker import pauses as in_redis
 from ..broker.pauses import PauseState
-from ..faults import Faults
+from ..faults import Parts
 from ..guard import get_logger
 from ..models import Pause, PauseKind
 from ..prefixes import one_alias_per_prefix
@@ -50,7 +50,7 @@ class PauseKeeper:
     """Compares rows and Redis, and repairs the differences. Safe when two processes do it at once."""
 
     def __init__(self) -> None:
-        self._faults = Faults(logger, "the pauses could not be compared with Redis")
+        self._parts = Parts(logger)
 
     def tick(self) -> float:
         """Compare once; return the seconds until the next time. Raises: BrokerUnavailable, django.db.Error."""
@@ -71,7 +71,7 @@ class PauseKeeper:
         decisive: Mapping[str, Pause] = {row.name: row for row in found if broker.holds(row.backend)}
         for queue, state in differing.items():
             repair = partial(_repair, broker, queue, state, decisive.get(queue))
-            self._faults.attempt(f"the pause of queue {broker.name_of(queue)}", repair, None)
+            self._parts.attempt(f"the pause of queue {broker.name_of(queue)}", repair, None)
 
     def _keep_tasks(self) -> None:
         known = in_redis.paused_tasks("worker")

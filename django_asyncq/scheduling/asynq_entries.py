@@ -20,7 +20,7 @@ from ..compat import task_backends
 from ..definitions.payload import json_bytes
 from ..definitions.timing import Cron, Timing
 from ..exceptions import InvalidOption
-from ..faults import Faults
+from ..faults import Parts
 from ..guard import get_logger
 from ..models import Occurrence, OccurrenceOutcome, Schedule
 from ..prefixes import DEFAULT_ALIAS, one_alias_per_prefix, prefix_of
@@ -41,7 +41,7 @@ class SchedulerEntries:
 
     def __init__(self) -> None:
         self.entry_list = SchedulerEntryList()
-        self._faults = Faults(logger, "schedules are not shown to asynq's tools")
+        self._parts = Parts(logger)
 
     def beat(self) -> None:
         """Write an entry for every schedule that fires. Raises: BrokerUnavailable, django.db.Error."""
@@ -52,7 +52,7 @@ class SchedulerEntries:
         # Also where there is none: it may have been the last one.
         by_prefix = {prefix_of(alias): (alias, list[bytes]()) for alias in one_alias_per_prefix()}
         for row in usable_schedules(rows):
-            entry = self._faults.attempt(f"the entry of schedule {row.name}", partial(_encoded, row), None)
+            entry = self._parts.attempt(f"the entry of schedule {row.name}", partial(_encoded, row), None)
             if entry is not None:
                 alias = _alias_of(row)
                 by_prefix.setdefault(prefix_of(alias), (alias, []))[1].append(entry)

@@ -45,7 +45,7 @@ class HeartbeatWriter:
         self.is_leader = is_leader
         # Whether all processes of this supervisor are asked to take no more.
         self.is_draining = False
-        self._faults = Faults(logger, "workers cannot be shown")
+        self._faults = Faults(logger, "workers cannot be shown", over="workers are shown again")
         self._messages: dict[RunKey, tuple[str, TaskMessage]] = {}
         self._tasks: tuple[str, ...] | None = None
 
@@ -76,8 +76,7 @@ class HeartbeatWriter:
         except Exception as error:  # noqa: BLE001 - it is logged there; whatever it is, the supervisor must live
             self._faults.note(error)
         else:
-            if self._faults.clear():
-                logger.info("workers are shown again")
+            self._faults.clear()
 
     def clear(self, children: Iterable[Child]) -> None:
         """Show processes that have stopped no longer. While Redis is unreachable, their entries expire."""

@@ -36,7 +36,7 @@ class LeaseKeeper:
         self.heartbeat = heartbeat
         self._beat_at = 0.0
         self._alive_since: int | None = None
-        self._faults = Faults(logger, "leases cannot be renewed")
+        self._faults = Faults(logger, "leases cannot be renewed", over="leases are renewed again")
 
     @property
     def is_failing(self) -> bool:
@@ -56,8 +56,7 @@ class LeaseKeeper:
             self._faults.note(error)
         else:
             self._beat_at = now + conf.current().beat_seconds
-            if self._faults.clear():
-                logger.info("leases are renewed again")
+            self._faults.clear()
         return True
 
     def renew(self) -> None:

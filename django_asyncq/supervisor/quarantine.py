@@ -38,7 +38,7 @@ class Quarantine:
         self.broker = broker
         self.options = options
         self.processes = processes
-        self._faults = Faults(logger, "suspects cannot be claimed")
+        self._faults = Faults(logger, "suspects cannot be claimed", over="suspects are claimed again")
         self._number = 1
         self._look_at = 0.0
         self._not_before = 0.0

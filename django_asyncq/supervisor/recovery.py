@@ -35,7 +35,11 @@ class Recovery:
         self.memory = memory
         self.dead: list[Child] = []
         self._recover_at = 0.0
-        self._faults = Faults(logger, "the tasks of dead workers cannot be recovered yet")
+        self._faults = Faults(
+            logger,
+            "the tasks of dead workers cannot be recovered yet",
+            over="the tasks of dead workers have been recovered",
+        )
 
     def add(self, child: Child) -> None:
         """Have the tasks of a dead process recovered in the next round."""

@@ -64,7 +64,11 @@ class ProgressWriter:
         self.broker = broker
         self._marking = marking
         self._redis_from = 0.0
-        self._faults = Faults(logger, "the progress of running tasks is not in their rows yet")
+        self._faults = Faults(
+            logger,
+            "the progress of running tasks is not in their rows yet",
+            over="the progress of running tasks is in their rows again",
+        )
 
     def write(self, jobs: Sequence[Job], *, is_abandoned: Callable[[Job], bool]) -> None:
         """Write the progress of those jobs that still run. Raises: nothing of the stores."""

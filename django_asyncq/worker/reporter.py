@@ -89,7 +89,7 @@ class Reporter(LongLivedThread):
         self.is_database_unreachable = False
         # Why nothing can be written until a person has acted; read by the main thread.
         self.not_set_up: DatabaseNotSetUp | None = None
-        self._faults = Faults(logger, "outcomes wait for the database")
+        self._faults = Faults(logger, "outcomes wait for the database", over="outcomes are recorded again")
         self._wait_seconds = 0.0
         self._unconnected_log = UnconnectedLog()
         self._unrecorded: dict[Job, Outcome] = {}

@@ -10,12 +10,14 @@ from importlib import import_module
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db import Error as DatabaseError
 
 from ...definitions.printable import visible
 from ...exceptions import AsyncqError, BrokerUnavailable, GateUnavailable
 from ...faults import STORE_ERRORS, as_not_set_up, concerns_one_row, one_line
 from ...storage.tables import check_tables
 from ..commanding.printing import Printer, usage_error
+from ..wording import name_of_database
 
 # The module of each has the same name. The help stands here, so that `--help` imports none of them.
 NOUNS = {
@@ -66,6 +68,13 @@ class Command(BaseCommand):
             if noun in self.wanted:
                 _module(noun).add(of_noun)
 
+    def check(self, *args: Any, **options: Any) -> None:
+        """Run the system checks; Django's own of JSON fields ask the database. Raises: CommandError."""
+        try:
+            super().check(*args, **options)
+        except DatabaseError as error:
+            raise _refusal(error) from error
+
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the noun's verb. Raises: CommandError when a store is unreachable, or when the verb is refused."""
         try:
@@ -90,10 +99,20 @@ class Command(BaseCommand):
         except AsyncqError as error:
             raise CommandError(str(error)) from error
         except STORE_ERRORS as error:
-            if not_set_up := as_not_set_up(error):
-                raise CommandError(str(not_set_up)) from error
-            what = "A row cannot be used" if concerns_one_row(error) else "The database is unreachable"
-            raise CommandError(f"{what}: {one_line(error)}") from error
+            raise _refusal(error) from error
+
+
+def _refusal(error: Exception) -> CommandError:
+    """Return what to say of an error of the database: one line, with the database and the remedy."""
+    if not_set_up := as_not_set_up(error):
+        return CommandError(str(not_set_up))
+    if concerns_one_row(error):
+        return CommandError(f"A row cannot be used: {one_line(error)}")
+    text = one_line(error).removesuffix(".")
+    return CommandError(
+        f"The database is unreachable ({name_of_database()}): {text}. Start it, or correct DATABASES; then run the "
+        "command again."
+    )
 
 
 def _check_texts(options: dict[str, Any]) -> None:

@@ -79,7 +79,7 @@ class Fetcher:
         self.paused_tasks = PausedTasks(worker_id)
         # The queues that were found paused at the last fetch.
         self.paused_queues: set[str] = set()
-        self.faults = Faults(logger, "worker %s cannot fetch", worker_id)
+        self.faults = Faults(logger, "worker %s cannot fetch", worker_id, over="worker %s fetches again")
         self.waits = Waits(broker, worker_id, conf.current().lease_seconds, options.queues)
         self.handoff = self.waits.handoff
         self.listener: QueueListener | None = None

@@ -1,0 +1,179 @@
+"""The log lines of the package, read from its source: for the tests that compare them with the docs.
+
+A template is written as the docs do: "…" stands for a value, and what `pluralize` adds is an "s".
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGE = Path(__file__).parent.parent / "django_asyncq"
+METHODS = {
+    "debug": "DEBUG",
+    "info": "INFO",
+    "warning": "WARNING",
+    "error": "ERROR",
+    "exception": "ERROR",
+    "critical": "CRITICAL",
+}
+# What these log is given by those that call them; each call is read instead.
+PASS_TEXTS_ON = {("guard.py", "outlives"), ("guard.py", "log"), ("faults.py", "clear"), ("faults.py", "_once")}
+ANY_LOGGER = "any"
+
+
+class LogLine(NamedTuple):
+    """A line that the package may log. text: with "…" for values. logger: `ANY_LOGGER` where a helper logs."""
+
+    text: str
+    level: str
+    logger: str
+    place: str
+
+
+class Unreadable(Exception):
+    """A text or a level that is not found in the source; write it where it is logged, or in a name beside it."""
+
+
+def read_lines(package: Path = PACKAGE) -> list[LogLine]:
+    """Return all lines of the package. Raises: Unreadable."""
+    return [
+        line
+        for path in sorted(package.rglob("*.py"))
+        for line in lines_of(path.relative_to(package).as_posix(), path.read_text())
+    ]
+
+
+def lines_of(name: str, source: str) -> Iterator[LogLine]:
+    """Yield the lines of one module. Raises: Unreadable."""
+    tree = ast.parse(source)
+    logger = logger_of(tree)
+    for scope in scopes_of(tree):
+        if (name, getattr(scope, "name", "")) in PASS_TEXTS_ON:
+            continue
+        for call in calls_in(scope):
+            place = f"{name}:{call.lineno}"
+            for text, level, owner in logged_by(call, scope, tree, place):
+                yield LogLine(as_written(text), level, owner or logger, place)
+
+
+def logged_by(call: ast.Call, scope: ast.AST, tree: ast.Module, place: str) -> Iterator[tuple[str, str, str]]:
+    """Yield text, level and logger ("" for that of the module) of what a call logs."""
+    called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    owner = named(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    if owner in ("logger", "_logger") and called in {*METHODS, "log"}:
+        logger = ANY_LOGGER if owner == "_logger" else ""
+        is_log = called == "log"
+        levels = levels_of(call.args[0], scope, place) if is_log else {METHODS[called]}
+        for text in texts_of(call.args[1 if is_log else 0], scope, tree, place):
+            yield from ((text, level, logger) for level in sorted(levels))
+    elif called == "outlives":
+        yield from ((text, "ERROR", "") for text in texts_of(call.args[1], scope, tree, place))
+    elif called == "Faults":
+        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        (unreachable,) = texts_of(call.args[1], scope, tree, place)
+        (failed,) = texts_of(given.get("failed", call.args[1]), scope, tree, place)
+        (over,) = texts_of(given["over"], scope, tree, place)
+        yield f"{unreachable}: %s", "WARNING", ""
+        # A misconfigured Redis is no outage that passes by itself; a missing table has its remedy in the text.
+        yield f"{unreachable}: %s", "ERROR", ""
+        if failed != unreachable:
+            yield f"{failed}: %s", "ERROR", ""
+        yield f"{over}, after %.1f s", "INFO", ""
+
+
+def texts_of(found: ast.expr, scope: ast.AST, tree: ast.Module, place: str) -> list[str]:
+    """Return the texts that an argument may be: a literal, a name that is assigned one, or a parameter."""
+    if isinstance(found, ast.Constant) and isinstance(found.value, str):
+        return [found.value]
+    if isinstance(found, ast.Name):
+        assigned = [value for value in assigned_to(found.id, scope) if isinstance(value, ast.Constant)]
+        texts = [value.value for value in assigned if isinstance(value.value, str)]
+        texts += texts_given(found.id, scope, tree)
+        if texts:
+            return texts
+    raise Unreadable(f"{place}: the text of a log line")
+
+
+def texts_given(parameter: str, scope: ast.AST, tree: ast.Module) -> list[str]:
+    """Return the texts that the module passes to a function for one of its parameters."""
+    if not isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return []
+    names = [each.arg for each in scope.args.args]
+    if parameter not in names:
+        return []
+    return [
+        text
+        for caller in scopes_of(tree)
+        for call in calls_in(caller)
+        if named(call.func) == scope.name and len(call.args) > names.index(parameter)
+        for text in texts_of(call.args[names.index(parameter)], caller, tree, f"line {call.lineno}")
+    ]
+
+
+def levels_of(found: ast.expr, scope: ast.AST, place: str) -> set[str]:
+    """Return the names of the levels that an argument may be."""
+    values = assigned_to(found.id, scope) if isinstance(found, ast.Name) else [found]
+    levels = {
+        node.attr
+        for value in values
+        for node in ast.walk(value)
+        if isinstance(node, ast.Attribute) and named(node.value) == "logging"
+    }
+    if not levels:
+        raise Unreadable(f"{place}: the level of a log line")
+    return levels
+
+
+def assigned_to(name: str, scope: ast.AST) -> list[ast.expr]:
+    """Return what a scope assigns to a name, alone or in a tuple."""
+    found: list[ast.expr] = []
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            if named(target) == name:
+                found.append(node.value)
+            elif isinstance(target, ast.Tuple) and name in (names := [named(each) for each in target.elts]):
+                is_pair = isinstance(node.value, ast.Tuple) and len(node.value.elts) == len(names)
+                found.append(node.value.elts[names.index(name)] if is_pair else node.value)
+    return found
+
+
+def scopes_of(tree: ast.Module) -> list[ast.AST]:
+    """Return the module and each of its functions."""
+    return [tree, *(node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))]
+
+
+def calls_in(scope: ast.AST) -> Iterator[ast.Call]:
+    """Yield the calls of one scope, those of the functions in it excluded."""
+    for child in ast.iter_child_nodes(scope):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if isinstance(child, ast.Call):
+            yield child
+        yield from calls_in(child)
+
+
+def logger_of(tree: ast.Module) -> str:
+    """Return the name of the logger of a module: the argument of `get_logger`; a constant is named by its value."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and named(node.value.func) == "get_logger":
+            (argument,) = node.value.args
+            return str(argument.value) if isinstance(argument, ast.Constant) else "django_asyncq.runs"
+    return ANY_LOGGER
+
+
+def named(node: ast.expr) -> str:
+    """Return the last part of a name such as `self._logger`."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def as_written(text: str) -> str:
+    """Return a template as the docs write it."""
+    text = re.sub(r"(%d (?:[\w-]+ )*\w+)%s", r"\1s", text)
+    text = re.sub(r"(?:%(?:\.\d+)?[sdgfar])+", "…", text).replace("%%", "%")
+    return text.split("\n")[0].rstrip(":")
