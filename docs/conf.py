@@ -13,6 +13,7 @@ import os
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
+from typing import Any
 
 import django
 from django.conf import settings
@@ -30,7 +31,7 @@ settings.configure(
 django.setup()
 
 project = "django_asyncq"
-copyright = "the django_asyncq authors"  # noqa: A001
+copyright = "the django_asyncq authors"
 release = installed_version("django_asyncq")
 version = ".".join(release.split(".")[:2])
 
@@ -40,9 +41,11 @@ exclude_patterns = ["README.md"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 suppress_warnings = ["misc.highlighting_failure"]
+default_role = "literal"
 # Names of other packages and of the standard library in signatures are no links.
 nitpick_ignore_regex = [(r"py:.*", r".*")]
 
+autodoc_default_options = {"members": True}
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autoclass_content = "class"
@@ -51,6 +54,8 @@ html_theme = "furo"
 html_title = f"django_asyncq {version}"
 html_show_sphinx = False
 html_copy_source = False
+html_static_path = ["_static"]
+html_js_files = ["accessible.js"]
 templates_path = ["_templates"]
 versions = os.environ.get("ASYNCQ_DOCS_VERSIONS", "").split()
 html_context = {"versions": versions, "current_version": version}
@@ -66,10 +71,25 @@ html_sidebars = {
 }
 
 
-def setup(app: object) -> None:
+def setup(app: Any) -> None:
+    """Have what is written for readers of the files shown right on the site too."""
+    app.connect("source-read", link_changelog)
+    app.connect("autodoc-process-docstring", mark_up)
+
+
+def link_changelog(app: Any, page: str, source: list[str]) -> None:
     """Have links to the changelog, which lies beside this folder, lead to its page of the site."""
+    source[0] = source[0].replace("](../../CHANGELOG.md", "](../changelog.md")
 
-    def link_changelog(app: object, page: str, source: list[str]) -> None:
-        source[0] = source[0].replace("](../../CHANGELOG.md", "](../changelog.md")
 
-    app.connect("source-read", link_changelog)  # type: ignore[attr-defined]
+def mark_up(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Make indented lines of a docstring a block of code; a star in the others is a star."""
+    found: list[str] = []
+    for line in lines:
+        is_code, was_code = line.startswith("    "), bool(found) and found[-1].startswith("    ")
+        if is_code and not was_code:
+            found += ["", "::", ""]
+        elif not is_code and was_code:
+            found.append("")
+        found.append(line if is_code else line.replace("*", "\\*"))
+    lines[:] = found
