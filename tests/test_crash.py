@@ -522,7 +522,7 @@ SUPERVISORS: dict[str, tuple[Callable[..., None], int, int]] = {
     "replay.row_written": (outcome_spilled_by_a_lost_host, 1, 0),
     "wait_for_key.row_written": (outcome_signed_with_another_key, 1, 0),
     "abandon.row_written": (unknown_run, 1, 0),
-    "fire.occurrence_written": (overdue_schedule, 1, 0),
+    "fire.occurrences_written": (overdue_schedule, 1, 0),
     "fire.committed": (overdue_schedule, 1, 0),
     "start_up.row_written": (lambda: None, 1, 0),
     "inbox.taken": (lambda: pushed_documents(), 1, 0),
@@ -556,7 +556,7 @@ def test_supervisor_killed_at_a_step(
     assert crash.pid() == fleet.process.pid
     if point == "start_up.row_written":
         assert not [line for line in history(history_path) if line["event"] == "once"]
-    if point == "fire.occurrence_written":
+    if point == "fire.occurrences_written":
         assert not Occurrence.objects.exists()
     recover(tmp_path)
     checked(parked=parked, most=2 if point == "wait_for_key.row_written" else 1)
