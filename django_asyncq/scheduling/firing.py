@@ -6,7 +6,7 @@ fire its schedules one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
@@ -73,7 +73,7 @@ def fire(seen: Sequence[Schedule], now: datetime, in_time_since: datetime, fence
     with fenced():
         found = {row.pk: row for row in locked(rows_of(Schedule).firing().filter(pk__in=[row.pk for row in seen]))}
         rows = [found[row.pk] for row in seen if _is_unchanged(found.get(row.pk), row)]
-        plans = list(_within_limit(_planned(row, now, in_time_since) for row in rows))
+        plans = _within_limit([_planned(row, now, in_time_since) for row in rows])
         lines = [line for plan in plans for line in plan.lines]
         fired: dict[UUID, list[Fired]] = {plan.row.pk: [] for plan in plans}
         # An occurrence of each schedule, then the next one of each: whether it fires depends on the one before.
@@ -126,13 +126,16 @@ def _new(row: Schedule, occurs_at: datetime, outcome: OccurrenceOutcome, note: s
     return Occurrence(schedule=row, occurs_at=occurs_at, outcome=outcome, note=note, created_at=database_clock.now())
 
 
-def _within_limit(plans: Iterable[_Plan]) -> Iterator[_Plan]:
-    """Yield the plans that one transaction carries out: the first, and others up to MOST_OCCURRENCES."""
-    count = 0
+def _within_limit(plans: Sequence[_Plan]) -> list[_Plan]:
+    """Return the plans for one transaction: at most MOST_OCCURRENCES in all, or a single plan of any length."""
+    if len(plans) == 1:
+        return list(plans)
+    kept, count = [], 0
     for plan in plans:
-        if not count or count + len(plan.occurrences) <= MOST_OCCURRENCES:
+        if count + len(plan.occurrences) <= MOST_OCCURRENCES:
             count += len(plan.occurrences)
-            yield plan
+            kept.append(plan)
+    return kept
 
 
 def _write(occurrences: Sequence[Occurrence], lines: list[Line]) -> list[Fired]:
