@@ -18,6 +18,7 @@ from ..exceptions import InvalidOption
 from ..guard import attempt
 from ..models import Occurrence, Schedule, TaskRecord, TaskState
 from ..registry import find, registered
+from ..signals import task_state_changing
 from ..storage import database_clock
 from ..storage.routing import rows_of, transaction_of
 from ..tasks import Arguments, Task
@@ -44,7 +45,7 @@ def enqueue_together(occurrences: Sequence[Occurrence]) -> None:
     In the caller's transaction, which an error spoils. `task_id` stays None where a task cannot be enqueued together
     with others, or is refused: the caller tries it with `enqueue`, which says why.
     """
-    if has_receivers(TaskRecord):
+    if has_receivers(TaskRecord) or _asks_project():
         return
     made: dict[str, list[tuple[Occurrence, TaskRecord, Task[Any, Any]]]] = {}
     for occurrence in occurrences:
@@ -64,6 +65,14 @@ def enqueue_together(occurrences: Sequence[Occurrence]) -> None:
 def has_receivers(model: type[Model]) -> bool:
     """Return whether the project listens to the INSERT of single rows of a model; one for many sends no signal."""
     return pre_save.has_listeners(model) or post_save.has_listeners(model)
+
+
+def _asks_project() -> bool:
+    """Return whether receivers of the project decide which tasks are queued: they get each task by itself.
+
+    One receiver is that of the gates.
+    """
+    return len(task_state_changing.receivers) > 1
 
 
 def may_share(row: Schedule) -> bool:

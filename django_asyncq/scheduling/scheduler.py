@@ -21,7 +21,7 @@ from ..definitions import payload
 from ..definitions.exception_text import text_of
 from ..definitions.schedules import Declaration
 from ..exceptions import BrokerUnavailable, GateUnavailable, LockLost
-from ..guard import class_name, get_logger, is_a, passes
+from ..guard import class_name, get_logger, is_a
 from ..models import Schedule
 from ..registry import every_task
 from ..storage import database_clock
@@ -185,10 +185,7 @@ class Scheduler:
             return fire(rows, now, in_time_since, self._fenced)
         except LockLost:
             raise
-        except BaseException as error:
-            # Whatever it is, the schedule that it concerns meets it again, and then it is logged.
-            if passes(error):
-                raise
+        except Exception as error:  # noqa: BLE001 - the schedule that it concerns meets it again, and then it is logged
             _raise_if_of_all(error)
             return None
 
@@ -253,7 +250,7 @@ class Scheduler:
         return written
 
 
-def _raise_if_of_all(error: BaseException) -> None:
+def _raise_if_of_all(error: Exception) -> None:
     """Raise when an error concerns every schedule: the database is not set up, or answers nobody."""
     if is_a(error, DatabaseError):
         if kind_of(error) is ErrorKind.NOT_SET_UP:
