@@ -94,24 +94,53 @@ class AsyncqBackend(compat.BaseTaskBackend):
         from . import lifecycle
 
         records = self.new_rows(task, calls)
-        own_task = task if task.backend == self.alias else None
-        results = {record.id: result_of(record, own_task, is_new=True) for record in records}
-
-        def announce_enqueued(committed: list[TaskRecord]) -> None:
-            for record in committed:
-                compat.task_enqueued.send_robust(type(self), task_result=results[record.id])
-
+        results = self._results_of(records, [task] * len(records))
+        on_committed = self._announcer_of(results)
         if task.unique:
             found = lifecycle.enqueue_unique(
                 records,
                 on_duplicate=task.on_duplicate,
                 by_arguments=task.unique is True,
                 partial=partial,
-                on_committed=announce_enqueued,
+                on_committed=on_committed,
             )
             return [row and (results.get(row.id) or result_of(row, is_new=False)) for row in found]
-        admitted = {record.id for record in lifecycle.enqueue(records, partial=partial, on_committed=announce_enqueued)}
+        admitted = {record.id for record in lifecycle.enqueue(records, partial=partial, on_committed=on_committed)}
         return [result if id in admitted else None for id, result in results.items()]
+
+    # The next two are called by the scheduler.
+
+    @property
+    def enqueues_rows(self) -> bool:
+        """Whether `enqueue_rows` does what `enqueue` does: a class of the project's may do more there."""
+        kind = type(self)
+        return kind.enqueue is AsyncqBackend.enqueue and kind.enqueue_many is AsyncqBackend.enqueue_many
+
+    def enqueue_rows(self, records: list[TaskRecord], tasks: Sequence[Any]) -> set[UUID]:
+        """Enqueue rows of `new_rows`, as many as the gates admit; return the ids of those.
+
+        tasks: of each row its own; none of them unique. Raises: as `enqueue`, for the first that cannot be enqueued.
+        """
+        from . import lifecycle
+
+        on_committed = self._announcer_of(self._results_of(records, tasks))
+        return {record.id for record in lifecycle.enqueue(records, partial=True, on_committed=on_committed)}
+
+    def _results_of(self, records: Sequence[TaskRecord], tasks: Sequence[Any]) -> dict[UUID, Any]:
+        """Return the result of each new row, by its id."""
+        return {
+            record.id: result_of(record, task if task.backend == self.alias else None, is_new=True)
+            for record, task in zip(records, tasks, strict=True)
+        }
+
+    def _announcer_of(self, results: Mapping[UUID, Any]) -> Callable[[list[TaskRecord]], None]:
+        """Return what sends the framework's signal for committed rows."""
+
+        def announce_enqueued(committed: list[TaskRecord]) -> None:
+            for record in committed:
+                compat.task_enqueued.send_robust(type(self), task_result=results[record.id])
+
+        return announce_enqueued
 
     def new_rows(self, task: Any, calls: Sequence[Arguments], ids: Sequence[UUID] = ()) -> list[TaskRecord]:
         """Return an unsaved row for each call. ids: of the rows; new ones by default.

@@ -539,6 +539,11 @@ def gated_tally() -> None:
     """The same, at a gate."""
 
 
+@task(schedulable=True, gate="regions", queue_limit=1000)
+def gated_many(region: str, pages: int = 1) -> None:
+    """The same, at a gate with room for many."""
+
+
 @task(takes_context=True, schedulable=True)
 def statement(
     context: TaskContext, region: str, /, days: int = 7, *pages: int, to: str, password: str = "", **more: Any

@@ -16,7 +16,8 @@ from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.models import Occurrence, Schedule
 from django_asyncq.scheduling import asynq_entries
 from django_asyncq.scheduling.asynq_entries import SchedulerEntries, entry_of, go_duration
-from django_asyncq.scheduling.scheduler import Fired, Scheduler
+from django_asyncq.scheduling.firing import Fired
+from django_asyncq.scheduling.scheduler import Scheduler
 from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks  # noqa: F401 - registers them

@@ -478,11 +478,18 @@ def unknown_run(redis_client: Any) -> None:
     )
 
 
-def overdue_schedule() -> None:
-    """An occurrence that has been due for five seconds; the next one is due tomorrow."""
+def overdue_schedule(count: int = 1) -> None:
+    """Occurrences that have been due for five seconds, each of its own schedule; the next ones are due tomorrow."""
     at = (timezone.now() - timedelta(seconds=5)).replace(microsecond=0)
-    Schedule.objects.create(
-        name="crash", task="tests.tasks.stamp", interval_seconds=86_400, starts_at=at, next_occurrence_at=at
+    Schedule.objects.bulk_create(
+        Schedule(
+            name=f"crash {number}",
+            task="tests.tasks.stamp",
+            interval_seconds=86_400,
+            starts_at=at,
+            next_occurrence_at=at,
+        )
+        for number in range(count)
     )
 
 
@@ -522,7 +529,7 @@ SUPERVISORS: dict[str, tuple[Callable[..., None], int, int]] = {
     "replay.row_written": (outcome_spilled_by_a_lost_host, 1, 0),
     "wait_for_key.row_written": (outcome_signed_with_another_key, 1, 0),
     "abandon.row_written": (unknown_run, 1, 0),
-    "fire.occurrence_written": (overdue_schedule, 1, 0),
+    "fire.occurrences_written": (overdue_schedule, 1, 0),
     "fire.committed": (overdue_schedule, 1, 0),
     "start_up.row_written": (lambda: None, 1, 0),
     "inbox.taken": (lambda: pushed_documents(), 1, 0),
@@ -556,7 +563,7 @@ def test_supervisor_killed_at_a_step(
     assert crash.pid() == fleet.process.pid
     if point == "start_up.row_written":
         assert not [line for line in history(history_path) if line["event"] == "once"]
-    if point == "fire.occurrence_written":
+    if point == "fire.occurrences_written":
         assert not Occurrence.objects.exists()
     recover(tmp_path)
     checked(parked=parked, most=2 if point == "wait_for_key.row_written" else 1)
@@ -568,6 +575,37 @@ def test_supervisor_killed_at_a_step(
         assert Counter(line["event"] for line in history(history_path))["once"] == 1
         finished = [run.finished_at is not None for run in StartupRun.objects.filter(name="once").order_by("id")]
         assert finished == [False, True]
+
+
+# point: how many of thirty schedules that are due together have fired when the leader dies there
+FIRING = {
+    "enqueue.slot_acquired": 0,
+    "enqueue.row_inserted": 0,
+    "fire.occurrences_written": 0,
+    "enqueue.committed": 30,
+    "dispatch.queue_pushed": 30,
+    "enqueue.pushed": 30,
+    "fire.committed": 30,
+}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("point", FIRING)
+def test_leader_killed_while_it_fires_many_schedules(
+    turn: int, point: str, tmp_path: Path, history_path: Path, checked: Callable[..., None]
+) -> None:
+    """Before the commit none has fired, after it all have; the next leader does the rest, and nothing twice."""
+    overdue_schedule(30)
+    crash = Crash(point, tmp_path)
+    with workers(tmp_path, **crash.variables) as fleet:
+        assert fleet.process.wait(40) == -signal.SIGKILL, fleet.output()
+    assert crash.pid() == fleet.process.pid
+    assert Occurrence.objects.count() == TaskRecord.objects.count() == FIRING[point]
+    recover(tmp_path)
+    checked()
+    occurrences = Occurrence.objects.filter(task__isnull=False)
+    assert len(set(occurrences.values_list("task_id", "schedule_id"))) == Occurrence.objects.count() == 30
+    assert TaskRecord.objects.filter(name="tests.tasks.stamp").count() == 30
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ JUDGES = {"faults", "storage.errors", "storage.isolation"}
 EXPECTS = {
     "lifecycle.following": {"IntegrityError"},
     "lifecycle.unique": {"IntegrityError"},
-    "scheduling.scheduler": {"IntegrityError"},
+    "scheduling.firing": {"IntegrityError"},
     # `marking` has made it: the database did not accept in time that the task is RUNNING.
     "worker.execute.isolated": {"OperationalError"},
     # Whatever it is, the test case's transaction is broken.

@@ -15,7 +15,7 @@ from django.utils.translation import ngettext
 from .. import compat
 from ..exceptions import AsyncqError
 from ..models import Occurrence, Schedule
-from ..scheduling import scheduler
+from ..scheduling.enqueueing import run_now
 from ..scheduling.switching import switch
 from ..storage import database_clock
 from ..storage.routing import rows_of, transaction_of, writing_database
@@ -37,12 +37,12 @@ def run_once(pk: UUID, seen: int) -> RunResult:
 
     seen: primary key of the latest run by a person when the page was rendered. The schedule's row is locked, so the
     second of two simultaneous clicks sees the occurrence of the first.
-    Raises: Schedule.DoesNotExist, and what `scheduler.run_now` raises.
+    Raises: Schedule.DoesNotExist, and what `run_now` raises.
     """
     with transaction_of(Schedule):
         row = rows_of(Schedule).select_for_update().get(pk=pk)
         newer = rows_of(Occurrence).filter(schedule=row, by_person=True, pk__gt=seen).order_by("-pk").first()
-        return RunResult(newer, is_new=False) if newer else RunResult(scheduler.run_now(row), is_new=True)
+        return RunResult(newer, is_new=False) if newer else RunResult(run_now(row), is_new=True)
 
 
 def run(request: HttpRequest, row: Schedule, links: TaskLinks) -> None:

@@ -11,7 +11,7 @@ from ..definitions.timing import describe
 from ..exceptions import AsyncqError, InvalidOption
 from ..models import Occurrence, OccurrenceOutcome, Schedule
 from ..registry import load_task_modules
-from ..scheduling import scheduler
+from ..scheduling.enqueueing import run_now
 from ..scheduling.switching import switch
 from ..storage.routing import rows_of
 from .values import OccurrenceInfo, ScheduleInfo
@@ -48,7 +48,7 @@ class Schedules:
     def run(self, name: str) -> UUID:
         """Queue the schedule's task now; return its id. Raises: InvalidOption, and what `enqueue` raises."""
         load_task_modules()
-        occurrence = scheduler.run_now(_row(name))
+        occurrence = run_now(_row(name))
         if occurrence.task_id is None:
             raise AsyncqError(f"schedule {name} queued no task")
         return occurrence.task_id

@@ -34,7 +34,8 @@ from ..pausing.keeper import PauseKeeper
 from ..pausing.rows import is_paused
 from ..prefixes import DEFAULT_ALIAS, one_alias_per_prefix
 from ..scheduling.asynq_entries import BEAT_SECONDS, SchedulerEntries
-from ..scheduling.scheduler import Fired, Scheduler
+from ..scheduling.firing import Fired
+from ..scheduling.scheduler import Scheduler
 from ..storage import database_clock
 from ..storage.pooling import return_connections
 from ..storage.routing import rows_of

@@ -28,7 +28,8 @@ from ..registry import find
 from ..storage import database_clock
 from ..storage.routing import rows_of
 from ..tasks import default_of
-from .scheduler import Fired, usable_schedules
+from .firing import Fired
+from .scheduler import usable_schedules
 
 logger = get_logger("django_asyncq.scheduling.asynq_entries")
 

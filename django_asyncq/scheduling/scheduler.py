@@ -7,44 +7,40 @@ come from the database's clock. Schedules declared in code have rows too, which 
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager
-from datetime import datetime, timedelta
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from django.db import Error as DatabaseError
-from django.db import IntegrityError, connections
 from django.db.models import QuerySet
 
-from .. import compat, failpoints
 from ..definitions import payload
-from ..definitions.calls import check_call
 from ..definitions.exception_text import text_of
-from ..definitions.headers import with_schedule
 from ..definitions.schedules import Declaration
-from ..exceptions import BrokerUnavailable, EnqueueRefused, GateUnavailable, InvalidOption, LockLost, RunAborted
-from ..guard import class_name, get_logger, is_a, passes
-from ..models import Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskRecord, TaskState
-from ..registry import every_task, registered
+from ..exceptions import BrokerUnavailable, GateUnavailable, LockLost
+from ..guard import class_name, get_logger, is_a
+from ..models import Schedule
+from ..registry import every_task
 from ..storage import database_clock
 from ..storage.errors import ErrorKind, kind_of
 from ..storage.isolation import ROW_ERRORS, each_alone, page_of, set_aside, table_of
 from ..storage.routing import rows_of, transaction_of, writing_database
 from ..tasks import Task
-from .due import Round, due_occurrences, earliest_in_time
-from .refusals import in_words, refused
+from .due import Round, earliest_in_time
+from .enqueueing import may_share
+from .firing import Fenced, Fired, RowLocked, fire, locked
 
 logger = get_logger("django_asyncq.scheduling.scheduler")
 
 SCHEDULES_PER_PAGE = 100
 # Where one schedule cannot be read, all are listed by id.
 MOST_SCHEDULES = 10_000
-# How many of the latest occurrences are checked for an unfinished task. An older unfinished task cannot exist.
-OCCURRENCES_CHECKED = 100
+# How many schedules are fired in one transaction; after an error how many of those, until each is fired alone. So one
+# that fails costs the others little, and where all of them fail, that costs little more than firing each alone.
+SIZES = (100, 10, 1)
 # How soon a schedule is tried again that could not be fired.
 RETRY_SECONDS = 1.0
 DECLARED_FIELDS = (
@@ -67,15 +63,8 @@ _declared_twice: set[tuple[str, str]] = set()
 
 Found = TypeVar("Found")
 Clock = Callable[[], datetime]
-Fenced = Callable[[], AbstractContextManager[Any]]
-
-
-class Fired(NamedTuple):
-    """An occurrence that became a task. task_id: of the row."""
-
-    schedule: Schedule
-    occurs_at: datetime
-    task_id: UUID
+# A schedule with what was fired; None when it is postponed.
+Attempted = tuple[Schedule, list[Fired] | None]
 
 
 class FireResult(NamedTuple):
@@ -83,10 +72,6 @@ class FireResult(NamedTuple):
 
     fired: list[Fired]
     next_seconds: float | None
-
-
-class RowLocked(Exception):
-    """Another transaction has locked the row of a schedule."""
 
 
 class Scheduler:
@@ -122,12 +107,11 @@ class Scheduler:
         while True:
             rows = _soonest(postponed)
             due = [row for row in rows if row.next_occurrence_at <= now]
-            for row in due:
-                found = self._attempt(row.name, partial(self._fire_alone, row, now, in_time_since))
-                if found:
-                    fired += found[0]
-                else:
+            for row, found in self._fire_page(due, now, in_time_since):
+                if found is None:
                     postponed.add(row.pk)
+                else:
+                    fired += found
             if not due:
                 break
         self._last_round = Round(now, self._clock())
@@ -145,11 +129,7 @@ class Scheduler:
         except LockLost:
             raise
         except Exception as error:
-            if is_a(error, DatabaseError):
-                if kind_of(error) is ErrorKind.NOT_SET_UP:
-                    raise
-                # Raises too, unless the database answers everybody else.
-                rows_of(Schedule).exists()
+            _raise_if_of_all(error)
             if name not in self._failing:
                 self._failing.add(name)
                 is_expected = is_a(error, (DatabaseError, GateUnavailable, BrokerUnavailable, RowLocked))
@@ -164,83 +144,64 @@ class Scheduler:
         self._failing.discard(name)
         return found
 
-    # --- one schedule
+    # --- some schedules together, or one
 
-    def _fire_alone(self, row: Schedule, now: datetime, in_time_since: datetime) -> list[list[Fired]]:
-        """Fire what is due of one schedule; return [what was fired], or [] when it must be looked at again.
+    def _fire_page(self, due: Sequence[Schedule], now: datetime, in_time_since: datetime) -> Iterator[Attempted]:
+        """Fire schedules, together where that is possible; yield each with what was fired.
 
-        That is when it was changed since it was read, or when the values of its row set it aside. Raises: RowLocked.
+        A schedule whose error was logged last is fired alone: it would only spoil the transaction of the others.
         """
-        return each_alone(
-            table_of(Schedule),
-            [row.pk],
-            lambda _: self._fire(row, now, in_time_since),
-            database=writing_database(Schedule),
-        )
+        together = [row for row in due if row.name not in self._failing and may_share(row)]
+        ids = {row.pk for row in together}
+        yield from self._fire_parts(together, SIZES, now, in_time_since)
+        yield from self._fire_parts([row for row in due if row.pk not in ids], SIZES[-1:], now, in_time_since)
 
-    def _fire(self, seen: Schedule, now: datetime, in_time_since: datetime) -> list[list[Fired]]:
-        """Do what `_fire_alone` does, in one transaction."""
-        with self._fenced():
-            row = _locked(rows_of(Schedule).firing().filter(pk=seen.pk))
-            if row is None or row.next_occurrence_at != seen.next_occurrence_at:
-                return []
-            try:
-                due = due_occurrences(row, now, in_time_since)
-                next_occurrence_at = row.timing.after(now)
-            except InvalidOption as error:
-                self._write(row, row.next_occurrence_at or now, OccurrenceOutcome.REFUSED, str(error))
-                rows_of(Schedule).filter(pk=row.pk).update(next_occurrence_at=None)
-                logger.error("schedule %s is not valid and will not fire again: %s", row.name, error)
-                return [[]]
-            if due.last_missed is not None:
-                note = f"this occurrence and those before it, back to {in_words(row.next_occurrence_at)}"
-                self._write(row, due.last_missed, OccurrenceOutcome.MISSED, note)
-                logger.warning("schedule %s: missed occurrences are skipped: %s", row.name, note)
-            fired = [found for occurs_at in due.to_fire if (found := self._fire_occurrence(row, occurs_at)) is not None]
-            rows_of(Schedule).filter(pk=row.pk).update(next_occurrence_at=next_occurrence_at)
-        failpoints.reach("fire.committed")
-        return [fired]
+    def _fire_parts(
+        self, rows: Sequence[Schedule], sizes: Sequence[int], now: datetime, in_time_since: datetime
+    ) -> Iterator[Attempted]:
+        """Fire parts of as many schedules as the first of `sizes` says; a part that fails is divided by the next ones.
 
-    def _fire_occurrence(self, row: Schedule, occurs_at: datetime) -> Fired | None:
-        """Write one occurrence and its task; None when it exists already, is skipped, or is refused."""
-        if row.overlap == Overlap.SKIP and has_unfinished_task(row):
-            self._write(row, occurs_at, OccurrenceOutcome.SKIPPED)
-            return None
-        occurrence = self._write(row, occurs_at, OccurrenceOutcome.QUEUED)
-        if occurrence is None:
-            return None
-        failpoints.reach("fire.occurrence_written")
+        The last of `sizes` is 1.
+        """
+        for start in range(0, len(rows), sizes[0]):
+            part = rows[start : start + sizes[0]]
+            fired = self._fire_together(part, now, in_time_since) if len(part) > 1 else {}
+            if fired is None:
+                smaller = [size for size in sizes if size < len(part)]
+                yield from self._fire_parts(part, smaller, now, in_time_since)
+                continue
+            for row in part:
+                found = fired.get(row.pk)
+                yield row, self._fire_alone(row, now, in_time_since) if found is None else found
+
+    def _fire_together(
+        self, rows: Sequence[Schedule], now: datetime, in_time_since: datetime
+    ) -> dict[UUID, list[Fired]] | None:
+        """Fire schedules in one transaction, as `fire` does; None when that fails, so that nothing was written.
+
+        Raises: what concerns every schedule, as `_attempt` does.
+        """
         try:
-            # A nested transaction: a failed query of the project's code must not spoil that of the occurrence.
-            with transaction_of(TaskRecord):
-                occurrence.task_id = enqueue(row, occurs_at)
-        except (GateUnavailable, BrokerUnavailable):
+            return fire(rows, now, in_time_since, self._fenced)
+        except LockLost:
             raise
-        except (EnqueueRefused, InvalidOption, RunAborted, compat.InvalidTask) as error:
-            occurrence.outcome, occurrence.note = refused(row, occurs_at, error)
-        except BaseException as error:
-            if is_a(error, DatabaseError) and kind_of(error) is not ErrorKind.ROW:
-                raise
-            # The project's code: a gate's callable, or a receiver that vetoes. It must not stop other schedules.
-            if passes(error):
-                raise
-            note = f"{class_name(error)}: {text_of(error)}"
-            occurrence.outcome, occurrence.note = OccurrenceOutcome.REFUSED, note
-            text = "schedule %s: its occurrence of %s could not be queued"
-            logger.exception(text, row.name, in_words(occurs_at), extra={"task": row.task})
-        occurrence.save(update_fields=["task", "outcome", "note"])
-        return Fired(row, occurs_at, occurrence.task_id) if occurrence.task_id else None
-
-    @staticmethod
-    def _write(row: Schedule, occurs_at: datetime, outcome: OccurrenceOutcome, note: str = "") -> Occurrence | None:
-        """Insert an occurrence; None when the schedule has one at this time."""
-        try:
-            with transaction_of(Occurrence):
-                return rows_of(Occurrence).create(
-                    schedule=row, occurs_at=occurs_at, outcome=outcome, note=note, created_at=database_clock.now()
-                )
-        except IntegrityError:
+        except Exception as error:  # noqa: BLE001 - the schedule that it concerns meets it again, and then it is logged
+            _raise_if_of_all(error)
             return None
+
+    def _fire_alone(self, row: Schedule, now: datetime, in_time_since: datetime) -> list[Fired] | None:
+        """Fire what is due of one schedule; None when it must be looked at again.
+
+        That is after an error of its own, when it was changed since it was read, and when the values of its row set it
+        aside.
+        """
+
+        def act(ids: Sequence[UUID]) -> list[list[Fired]]:
+            return list(fire([row], now, in_time_since, self._fenced).values())
+
+        attempt = partial(each_alone, table_of(Schedule), [row.pk], act, database=writing_database(Schedule))
+        found = self._attempt(row.name, attempt)
+        return found[0] if found else None
 
     # --- what code declares
 
@@ -275,7 +236,8 @@ class Scheduler:
         if seen is not None and seen.retired_at is None and not _changes(seen, task, declaration):
             return 0
         with self._fenced():
-            row = _locked(rows_of(Schedule).filter(name=name)) or Schedule(name=name, is_declared=True, created_at=now)
+            found = locked(rows_of(Schedule).filter(name=name))
+            row = found[0] if found else Schedule(name=name, is_declared=True, created_at=now)
             _update_row(row, _changes(row, task, declaration), now)
         return 1
 
@@ -283,18 +245,18 @@ class Scheduler:
         """Note that a schedule was removed from the code; return how many rows were written. Raises: RowLocked."""
         with self._fenced():
             rows = rows_of(Schedule).filter(pk=row.pk)
-            written = rows.update(retired_at=now) if _locked(rows) else 0
+            written = rows.update(retired_at=now) if locked(rows) else 0
         logger.warning("schedule %s was removed from the code and does not fire any more", row.name)
         return written
 
 
-def _locked(rows: QuerySet[Schedule]) -> Schedule | None:
-    """Lock and return the one row, or None. Raises: RowLocked, without waiting, when another transaction has it."""
-    skip_locked = connections[rows.db].features.has_select_for_update_skip_locked
-    row = rows.select_for_update(skip_locked=skip_locked).first()
-    if row is None and skip_locked and rows.exists():
-        raise RowLocked("another transaction has locked its row")
-    return row
+def _raise_if_of_all(error: Exception) -> None:
+    """Raise when an error concerns every schedule: the database is not set up, or answers nobody."""
+    if is_a(error, DatabaseError):
+        if kind_of(error) is ErrorKind.NOT_SET_UP:
+            raise error
+        # Raises too, unless the database answers everybody else.
+        rows_of(Schedule).exists()
 
 
 def _soonest(postponed: Collection[UUID]) -> list[Any]:
@@ -338,46 +300,6 @@ def _checked(row: Schedule, *, is_planned: bool) -> Schedule:
     return row
 
 
-def has_unfinished_task(row: Schedule) -> bool:
-    """Return whether a task of a recent occurrence is QUEUED, RUNNING or RETRYING."""
-    occurrences = rows_of(Occurrence).filter(schedule=row, task_id__isnull=False).order_by("-occurs_at")
-    return any(
-        state in (TaskState.QUEUED, TaskState.RUNNING) or (state == TaskState.FAILED and retry_at is not None)
-        for state, retry_at in occurrences[:OCCURRENCES_CHECKED].values_list("task__state", "task__retry_at")
-    )
-
-
-def enqueue(row: Schedule, occurs_at: datetime | None = None) -> UUID:
-    """Enqueue the schedule's task in the caller's transaction; return its id.
-
-    occurs_at: the time of the occurrence; None means now, without jitter.
-    Raises: TaskNotRegistered, InvalidOption (not schedulable, wrong arguments), EnqueueRefused, InvalidTask.
-    """
-    task = registered(row.task)
-    if not row.is_declared and not task.schedulable:
-        raise InvalidOption(f"task {row.task} may not be scheduled by people: declare it with schedulable=True")
-    check_call(task, row.args, row.kwargs)
-    if not hasattr(task.get_backend(), "enqueue_many"):
-        raise InvalidOption(f"task {row.task} uses the backend {task.backend!r}, which has no rows")
-    task = task.using(headers=with_schedule(task.headers, row.name))
-    if row.jitter_seconds and occurs_at is not None:
-        task = task.using(run_after=occurs_at + _jitter(row, occurs_at))
-    return UUID(task.enqueue(*row.args, **row.kwargs).id)
-
-
-def run_now(row: Schedule) -> Occurrence:
-    """Enqueue the schedule's task at once because a person asked, whether or not another of its tasks is running.
-
-    Raises: what `enqueue` raises; then nothing has been written.
-    """
-    with transaction_of(Occurrence):
-        now = database_clock.now()
-        occurrence = rows_of(Occurrence).create(schedule=row, occurs_at=now, by_person=True, created_at=now)
-        occurrence.task_id = enqueue(row)
-        occurrence.save(update_fields=["task"])
-    return occurrence
-
-
 def declared_schedules() -> Iterator[tuple[str, tuple[Task[Any, Any], Declaration]]]:
     """Yield the schedules of all registered tasks by name; if two have the same name, the first."""
     seen: set[str] = set()
@@ -414,9 +336,3 @@ def _update_row(row: Schedule, changes: dict[str, Any], now: datetime) -> None:
         row.retired_at = None
         row.plan_next(now)
     row.save()
-
-
-def _jitter(row: Schedule, occurs_at: datetime) -> timedelta:
-    """Return the delay of an occurrence, the same in every process."""
-    digest = hashlib.sha256(f"{row.pk} {occurs_at.timestamp()}".encode()).digest()
-    return timedelta(seconds=row.jitter_seconds) * (int.from_bytes(digest[:4]) / 2**32)
