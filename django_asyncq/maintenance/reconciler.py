@@ -53,7 +53,7 @@ from ..lifecycle.messages import entry_of, later_fence
 from ..models import Gate, TaskRecord, TaskState
 from ..prefixes import one_alias_per_prefix
 from ..storage import database_clock
-from ..storage.isolation import each_alone, page_of, usable_rows
+from ..storage.isolation import each_alone, pages_of, usable_rows
 from ..storage.routing import rows_of, writing_database
 from ..storage.row_conditions import as_check
 from .emptied_redis import prepare
@@ -348,7 +348,7 @@ class Reconciler:
     def rows_to_park(self) -> Iterator[list[TaskRecord]]:
         """Yield, page by page, the RETRYING rows that Redis does not know."""
         retrying = Q(state=TaskState.FAILED, retry_at__isnull=False, is_remote=False)
-        for page in self._rows_by_entry_state(retrying, FINISHED_ENTRY_STATES | UNKNOWN):
+        for page in self._rows_by_entry_state(retrying, FINISHED_ENTRY_STATES | UNKNOWN, by="retry_at"):
             rest = page if self._is_dry_run else self._evidence.unsettled(page)
             yield [found.row for found in rest if not found.entry_state]
 
@@ -375,19 +375,20 @@ class Reconciler:
             page = self._evidence.unsettled(found_page)
             yield sum(sum(self._each_alone("requeue of tasks", [found.row], _abandon)) for found in page)
 
-    def _rows_by_entry_state(self, wanted: Q, states: Collection[str] = UNKNOWN) -> Iterator[list[RowAndEntry]]:
-        """Yield, page by page, the rows whose entry is in one of the states, read again after Redis has answered."""
-        rows, last = rows_of(TaskRecord).order_by("id"), None
-        still = rows.filter(as_check(wanted))
-        while True:
-            page = rows.filter(wanted) if last is None else rows.filter(wanted, id__gt=last)
-            checked = page_of(page, "backend", "queue_name", "wire_id", size=ROWS_PER_PAGE)
-            if not checked:
-                return
-            last = checked[-1][0]
+    def _rows_by_entry_state(
+        self, wanted: Q, states: Collection[str] = UNKNOWN, *, by: str = ""
+    ) -> Iterator[list[RowAndEntry]]:
+        """Yield, page by page, the rows whose entry is in one of the states, read again after Redis has answered.
+
+        by: as for `pages_of`.
+        """
+        rows = rows_of(TaskRecord)
+        still = rows.filter(as_check(wanted)).order_by("id")
+        columns = ("backend", "queue_name", "wire_id")
+        for checked in pages_of(rows.filter(wanted), *columns, size=ROWS_PER_PAGE, by=by):
             found: dict[str, str] = {}
             ids: dict[tuple[str, str], dict[str, str]] = {}
-            for id, alias, queue, wire_id in checked:
+            for id, alias, queue, wire_id, *_ in checked:
                 if uses_redis(alias):
                     ids.setdefault((alias, queue), {})[str(id) if wire_id is None else wire_id] = str(id)
             for (alias, queue), of_queue in ids.items():
