@@ -27,6 +27,7 @@ from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.signals import task_state_changing
 from django_asyncq.storage import batches
+from django_asyncq.storage.isolation import pages_of
 from django_asyncq.storage.matching import checked, rows_matching
 from django_asyncq.storage.row_conditions import as_check
 
@@ -218,6 +219,31 @@ def test_statement_with_ids_finds_its_rows_by_them(act: str, backlog: None) -> N
     for sql, params in statements:
         scans, plan = scans_of(sql, params)
         assert scans and scans <= BY_ID, f"{sql[:1000]}\n{plan[:2000]}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "by", "index"), [("delayed", "", "asyncq_state_id"), ("retrying", "retry_at", "asyncq_retry_at")]
+)
+def test_a_page_of_a_walk_is_read_in_the_order_of_its_index(kind: str, by: str, index: str) -> None:
+    """Beside rows that are kept, and with statistics of those alone. A page that is sorted reads all that is left."""
+    insert(KINDS["over"]._replace(count=20_000))
+    insert(Kind(9, {"state": "3", "reason": "1", "finished_at": "now()"}, 2_000))
+    with connection.cursor() as cursor:
+        cursor.execute(f"ANALYZE {TABLE}")
+    insert(KINDS[kind])
+    walked = TaskRecord.objects.queued() if kind == "delayed" else TaskRecord.objects.retrying()
+    sent: list[tuple[str, Any]] = []
+
+    def keep(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        sent.append((sql, params))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(keep):
+        pages = [len(page) for _, page in zip(range(2), pages_of(walked, size=1000, by=by), strict=False)]
+    assert pages == [1000, 1000]
+    for sql, params in sent:
+        scans, plan = scans_of(sql, params)
+        assert scans == {index} and "Sort" not in plan, plan
 
 
 def test_these_statistics_mislead(backlog: None) -> None:
