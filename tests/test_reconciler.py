@@ -24,6 +24,7 @@ from django_asyncq.exceptions import BrokerUnavailable, GateUnavailable
 from django_asyncq.maintenance.reconciler import PAUSE_FACTOR, Reconciler
 from django_asyncq.maintenance.sweep import Repairs
 from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
+from django_asyncq.storage.isolation import pages_of
 
 from . import tasks
 from .clock import uuid7_at
@@ -587,3 +588,17 @@ def test_a_fleet_finishes_every_task_after_redis_was_killed_and_emptied(
     assert len(begun) == len(set(begun)) == 24
     assert not TaskRecord.objects.filter(crash_count__gt=0).exists()
     assert {record.attempt for record in TaskRecord.objects.filter(id__in=[result.id for result in running])} == {1}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize("by", ["", "retry_at"])
+def test_pages_have_each_row_once(by: str, size: int) -> None:
+    """Also rows with the same time, as those that one statement has postponed, on both sides of the end of a page."""
+    now = timezone.now()
+    for seconds in (3, 1, 2, 2, 2, 2, 1):
+        retry_at = now + timedelta(seconds=seconds)
+        TaskRecord.objects.create(name="a", state=TaskState.FAILED, reason=1, retry_at=retry_at)
+    found = [row for page in pages_of(TaskRecord.objects.retrying(), "name", size=size, by=by) for row in page]
+    wanted = TaskRecord.objects.order_by(*filter(None, [by, "id"])).values_list("id", flat=True)
+    assert [row[0] for row in found] == list(wanted)
+    assert {row[1] for row in found} == {"a"}

@@ -19,6 +19,7 @@ from ..definitions.names import ROW_ID
 from ..models import Gate, TaskRecord, TaskState
 from ..storage.isolation import page_of
 from ..storage.routing import rows_of
+from ..storage.row_conditions import as_check
 from .members import (
     IDS_PER_CALL,
     client,
@@ -139,7 +140,7 @@ def _claimed(gate: str, ids: Collection[str]) -> set[str]:
     with_row = [UUID(id) for id in ids if ROW_ID.fullmatch(id)]
     queues: dict[tuple[str, str], list[str]] = {}
     for start in range(0, len(with_row), IDS_PER_CALL):
-        rows = rows_of(TaskRecord).at_gate(gate).filter(id__in=with_row[start : start + IDS_PER_CALL])
+        rows = rows_of(TaskRecord).filter(as_check(gate=gate), id__in=with_row[start : start + IDS_PER_CALL])
         for id, alias, queue in page_of(rows, "backend", "queue_name", size=None):
             if uses_redis(alias):
                 queues.setdefault((alias, queue), []).append(str(id))

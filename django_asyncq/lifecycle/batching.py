@@ -19,6 +19,7 @@ from ..models import TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.inserting import insert
 from ..storage.routing import rows_of, transaction_of, writing_database
+from ..storage.row_conditions import as_check
 from .adopting import adopt_members, batched_by, may_adopt_members
 from .dispatching import dispatch
 from .events import announce
@@ -29,6 +30,8 @@ from .ownership import rows_of_entries, sort_entries
 MOST_AT_ONCE = 100
 # When a group is taken again that has members whose rows are locked, or that nobody here can run.
 POSTPONE_SECONDS = 2
+# Whether a row still waits in no batch.
+FREE = as_check(state=TaskState.QUEUED, batch_id=None)
 # What the batch has of its first member: whoever began the group has the say.
 FROM_FIRST = ("name", "backend", "queue_name", "group", "timeout_seconds", "soft_timeout_seconds", "keep_logs")
 
@@ -85,7 +88,7 @@ def _form(broker: Broker, groups: Groups, queue: str, taken: Taken) -> int:
     failpoints.reach("batch.rows_written")
     left = set()
     if waiting:
-        free = rows_of(TaskRecord).filter(id__in=[row.id for row in waiting], state=TaskState.QUEUED, batch_id=None)
+        free = rows_of(TaskRecord).filter(FREE, id__in=[row.id for row in waiting])
         # They were locked by a transaction that is still open.
         left = set(free.values_list("id", flat=True))
     groups.drop(queue, taken, [id for id, row in rows.items() if row.id not in left])
@@ -119,11 +122,11 @@ def make_batches(records: Sequence[TaskRecord]) -> list[TaskRecord]:
 def _make_batch(records: Sequence[TaskRecord]) -> TaskRecord | None:
     connection = connections[writing_database(TaskRecord)]
     batch_id, rows = uuid7(), rows_of(TaskRecord)
-    free = rows.filter(id__in=[record.id for record in records], state=TaskState.QUEUED, batch_id=None)
+    free = rows.filter(FREE, id__in=[record.id for record in records])
     with transaction_of(TaskRecord):
         if connection.features.has_select_for_update_skip_locked:
             locked = free.select_for_update(skip_locked=True).order_by("id").values_list("id", flat=True)
-            free = rows.filter(id__in=list(locked), state=TaskState.QUEUED, batch_id=None)
+            free = rows.filter(FREE, id__in=list(locked))
         # On SQLite the first statement is a write, so that it takes its lock before anything is read.
         count = free.update(batch_id=batch_id)
         if not count:

@@ -14,6 +14,7 @@ from ..exceptions import InvalidOption, TaskCancelled
 from ..models import TaskRecord, TaskRecordQuerySet, TaskState
 from ..storage import database_clock
 from ..storage.routing import rows_of, transaction_of, writing_database
+from ..storage.row_conditions import as_check
 from .closing import ROWS_PER_PAGE, Stop, close
 
 BY_CHARACTERS = 150
@@ -88,7 +89,7 @@ def cancel(ids: Collection[UUID], *, by: str = "", reason: str = "", backend: st
         if running:
             # The row keeps the name of the first person. A repeated cancel asks the worker again.
             new = [record.id for record in running if record.cancel_requested_at is None]
-            rows.filter(id__in=new, state=TaskState.RUNNING).update(**changes)
+            rows.filter(as_check(state=TaskState.RUNNING), id__in=new).update(**changes)
             connection = connections[writing_database(TaskRecord)]
             hook = Stop.of_transaction(connection)
             hook.running.extend([*running, *_batches_to_stop(running, changes)])
@@ -100,11 +101,11 @@ def cancel(ids: Collection[UUID], *, by: str = "", reason: str = "", backend: st
 def with_members(ids: Collection[UUID]) -> set[UUID]:
     """Return the ids of tasks, and of the members of those that are batches."""
     rows = rows_of(TaskRecord)
-    of_batches = rows.filter(id__in=ids, waits_for__isnull=False, finished_at__isnull=True)
+    of_batches = rows.filter(as_check(waits_for__isnull=False, finished_at__isnull=True), id__in=ids)
     found = list(of_batches.values_list("id", flat=True))
     if not found:
         return set(ids)
-    members = rows.filter(batch_id__in=found, finished_at__isnull=True, retry_at__isnull=True)
+    members = rows.filter(as_check(finished_at__isnull=True, retry_at__isnull=True), batch_id__in=found)
     return {*ids, *members.values_list("id", flat=True)}
 
 
@@ -114,8 +115,8 @@ def _batches_to_stop(running: Sequence[TaskRecord], changes: Mapping[str, Any]) 
     if not ids:
         return []
     rows = rows_of(TaskRecord)
-    live = rows.filter(batch_id__in=ids, state__in=(TaskState.QUEUED, TaskState.RUNNING))
-    ids -= set(live.filter(cancel_requested_at__isnull=True).values_list("batch_id", flat=True))
-    found = rows.filter(id__in=ids, state=TaskState.RUNNING)
-    found.filter(cancel_requested_at__isnull=True).update(**changes)
+    live = as_check(state__in=(TaskState.QUEUED, TaskState.RUNNING), cancel_requested_at__isnull=True)
+    ids -= set(rows.filter(live, batch_id__in=ids).values_list("batch_id", flat=True))
+    found = rows.filter(as_check(state=TaskState.RUNNING), id__in=ids)
+    found.filter(as_check(cancel_requested_at__isnull=True)).update(**changes)
     return list(found)

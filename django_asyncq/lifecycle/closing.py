@@ -29,6 +29,7 @@ from ..runs import log_failed
 from ..storage import database_clock
 from ..storage.batches import FencedWrite
 from ..storage.routing import rows_of, transaction_of, writing_database
+from ..storage.row_conditions import as_check
 from . import push_batcher
 from .claimed_runs import Run
 from .dispatching import by_queue, dispatch
@@ -106,7 +107,8 @@ def close(records: Sequence[TaskRecord], exception: BaseException, now: datetime
     for group in groups.values():
         first = group[0]
         names = ("state", "reason", "fence", "retry_at", "finished_at", "errors", "last_exception", *changes)
-        waiting = rows_of(TaskRecord).filter(WAITING | RUN_ELSEWHERE, id__in=[record.id for record in group])
+        ids = [record.id for record in group]
+        waiting = rows_of(TaskRecord).filter(as_check(WAITING | RUN_ELSEWHERE), id__in=ids)
         waiting.update(**{name: getattr(first, name) for name in names})
     free_slots(records)
     failpoints.reach("close.rows_written")
@@ -150,16 +152,17 @@ def _close_where(
 ) -> int:
     """Close the waiting rows with a condition, page by page. column: the first of the index that finds them."""
     # The index holds no finished row. A database uses it only for a query that repeats this condition.
-    rows = rows_of(TaskRecord).filter(WAITING, condition, finished_at__isnull=True)
+    look = Q(WAITING, condition, finished_at__isnull=True)
+    rows, still = rows_of(TaskRecord), as_check(look)
     skip_locked = connections[rows.db].features.has_select_for_update_skip_locked
-    wanted = rows if ids is None else rows.filter(id__in=ids)
+    wanted = rows.filter(look) if ids is None else rows.filter(still, id__in=ids)
     wanted = wanted.only("id", "backend", "queue_name", "wire_id", "batch_id", column).order_by(column, "id")
     closed, rest = 0, wanted
     # Without a lock, because MySQL would also lock the rows that it only looks at.
     while page := list(rest[:ROWS_PER_PAGE]):
         claimed = _claimed(page) if are_claimed_left else set()
         with transaction_of(TaskRecord):
-            of_page = rows.filter(id__in=[record.id for record in page if record.id not in claimed])
+            of_page = rows.filter(still, id__in=[record.id for record in page if record.id not in claimed])
             records = list(of_page.order_by("id").select_for_update(skip_locked=skip_locked))
             now = database_clock.now()
             groups: dict[str, list[TaskRecord]] = {}

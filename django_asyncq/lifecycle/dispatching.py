@@ -19,6 +19,7 @@ from ..logs import log_extra
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.routing import rows_of
+from ..storage.row_conditions import as_check
 from . import prefix_check
 from .events import announce
 from .group_places import NO_GROUP, GroupPlace, by_group
@@ -228,7 +229,7 @@ def park(records: Sequence[TaskRecord], delay: timedelta) -> None:
     if not records:
         return
     retry_at = database_clock.now() + delay
-    changed = rows_of(TaskRecord).filter(id__in=[record.id for record in records], state=TaskState.QUEUED)
+    changed = rows_of(TaskRecord).filter(as_check(state=TaskState.QUEUED), id__in=[record.id for record in records])
     changed.update(state=TaskState.FAILED, reason=FailureReason.GATE_FULL, retry_at=retry_at)
     failpoints.reach("park.row_written")
     for record in records:

@@ -24,6 +24,7 @@ from ..runs import log_failed
 from ..storage import database_clock
 from ..storage.batches import COLUMNS, FencedWrite
 from ..storage.routing import rows_of, transaction_of, writing_database
+from ..storage.row_conditions import as_check
 from .dispatching import by_queue, dispatch
 from .events import announce
 from .following import free_slots, write_usable
@@ -144,9 +145,8 @@ def _write_rows(changes: Sequence[_Change]) -> set[UUID]:
     for each in changes:
         if each.old.state != TaskState.FAILED:
             continue
-        retrying = rows_of(TaskRecord).filter(
-            id=each.old.id, state=TaskState.FAILED, retry_at__isnull=False, fence=each.old.fence
-        )
+        still = as_check(state=TaskState.FAILED, retry_at__isnull=False, fence=each.old.fence)
+        retrying = rows_of(TaskRecord).filter(still, id=each.old.id)
         with transaction_of(TaskRecord):
             if retrying.update(**{name: getattr(each.new, name) for name in COLUMNS}):
                 written.add(each.new.id)

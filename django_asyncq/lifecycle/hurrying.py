@@ -11,6 +11,7 @@ from .. import failpoints
 from ..models import TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.routing import rows_of, transaction_of, writing_database
+from ..storage.row_conditions import as_check
 from .dispatching import dispatch
 from .on_commit import CommitHook
 
@@ -35,7 +36,7 @@ def hurry(ids: Collection[UUID]) -> list[UUID]:
     """
     with transaction_of(TaskRecord):
         now = database_clock.now()
-        rows = rows_of(TaskRecord).filter(id__in=ids, state=TaskState.QUEUED, run_after__gt=now)
+        rows = rows_of(TaskRecord).filter(as_check(state=TaskState.QUEUED, run_after__gt=now), id__in=ids)
         records = list(rows.select_for_update().order_by("id"))
         if not records:
             return []

@@ -26,6 +26,7 @@ from ..models import TaskRecord, TaskState
 from ..storage import batches, database_clock
 from ..storage.batches import FencedWrite
 from ..storage.routing import rows_of, transaction_of, writing_database
+from ..storage.row_conditions import as_check
 from .claimed_runs import Run
 from .dispatching import dispatch
 from .on_commit import CommitHook
@@ -33,6 +34,8 @@ from .on_commit import CommitHook
 # How many batches one look compares with their members; the next sweep looks again.
 MOST_BATCHES = 1000
 LIVE = Q(state__in=(TaskState.QUEUED, TaskState.RUNNING))
+# In the rows of some batches, or of some ids.
+IS_LIVE = as_check(LIVE)
 # An attempt that was counted when the member was written as RUNNING, and that a lost batch does not use.
 UNCOUNTED = Case(
     When(state=TaskState.RUNNING, then=Greatest(F("attempt") - 1, Value(0))),
@@ -59,7 +62,7 @@ def load_members(runs: Sequence[Run]) -> None:
         return
     for run in by_id.values():
         run.members = []
-    for record in rows_of(TaskRecord).filter(LIVE, batch_id__in=by_id).order_by("id"):
+    for record in rows_of(TaskRecord).filter(IS_LIVE, batch_id__in=by_id).order_by("id"):
         # One that a lost run has marked keeps its fence; any other gets the next one.
         fence = record.fence + (record.state == TaskState.QUEUED)
         assert record.batch_id is not None  # noqa: S101 - as filtered
@@ -103,10 +106,10 @@ def follow(writes: Iterable[FencedWrite], database: str, *, patient: bool) -> Ma
             left.append(write.record.id)
     rows = rows_of(TaskRecord)
     if waiting:
-        running = rows.filter(batch_id__in=waiting, state=TaskState.RUNNING)
+        running = rows.filter(as_check(state=TaskState.RUNNING), batch_id__in=waiting)
         running.update(attempt=UNCOUNTED, state=TaskState.QUEUED)
     if left:
-        release(rows.filter(LIVE, batch_id__in=left))
+        release(rows.filter(IS_LIVE, batch_id__in=left))
     accepted = batches.write_fenced(outcomes, database, patient=patient) if outcomes else set()
     return {
         each.record.id: each.record.unique_key if each.record.frees_slot else ""
@@ -131,11 +134,11 @@ def release(rows: object, *, keeps_group: bool = False) -> int:
         if not ids:
             return 0
         changes = {} if keeps_group else {"group": ""}
-        found = rows_of(TaskRecord).filter(LIVE, id__in=ids)
+        found = rows_of(TaskRecord).filter(IS_LIVE, id__in=ids)
         found.update(attempt=UNCOUNTED, state=TaskState.QUEUED, batch_id=None, **changes)
         connection = connections[database]
         hook = Release.of_transaction(connection)
-        hook.records.extend(rows_of(TaskRecord).filter(id__in=ids, state=TaskState.QUEUED, batch_id=None))
+        hook.records.extend(rows_of(TaskRecord).filter(as_check(state=TaskState.QUEUED, batch_id=None), id__in=ids))
         hook.register(connection)
     return len(ids)
 
@@ -151,4 +154,4 @@ def release_orphans() -> int:
     # Without an order, of which DISTINCT would be one; and not of the first batches only, which may all be live.
     over = members.filter(~Exists(live)).order_by().values_list("batch_id", flat=True).distinct()[:MOST_BATCHES]
     found = list(over)
-    return release(members.filter(batch_id__in=found), keeps_group=True) if found else 0
+    return release(rows.filter(IS_LIVE, batch_id__in=found), keeps_group=True) if found else 0

@@ -15,6 +15,7 @@ from ..broker.evidence import settle_entries
 from ..exceptions import WorkerLost
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage.routing import rows_of
+from ..storage.row_conditions import as_check
 from .dispatching import by_queue, dispatch
 from .events import announce
 from .evidence import Seen, fail_rows, push_unhandled, see, write_outcomes
@@ -80,7 +81,8 @@ def _push_again(missing: Sequence[Seen]) -> int:
         rows = [each.row for each in missing if each.row.state == old]
         if not rows:
             continue
-        unchanged = rows_of(TaskRecord).filter(id__in=[row.id for row in rows], state=old, finished_at__isnull=True)
+        still = as_check(state=old, finished_at__isnull=True)
+        unchanged = rows_of(TaskRecord).filter(still, id__in=[row.id for row in rows])
         unchanged.update(state=TaskState.QUEUED, reason=FailureReason.NONE, retry_at=None, fence=0)
         rows = _still_queued(rows)
         for row in rows:
@@ -93,7 +95,7 @@ def _push_again(missing: Sequence[Seen]) -> int:
 
 def _still_queued(rows: Sequence[TaskRecord]) -> list[TaskRecord]:
     """Return the rows that are QUEUED. Another program would run one that somebody has cancelled meanwhile."""
-    queued = rows_of(TaskRecord).filter(id__in=[row.id for row in rows], state=TaskState.QUEUED)
+    queued = rows_of(TaskRecord).filter(as_check(state=TaskState.QUEUED), id__in=[row.id for row in rows])
     ids = set(queued.values_list("id", flat=True))
     return [row for row in rows if row.id in ids]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..broker import redis_clock
 from ..models import TaskRecord
 from ..storage.routing import rows_of
+from ..storage.row_conditions import as_check
 
 
 def note_seen(rows: Sequence[TaskRecord]) -> None:
@@ -14,7 +15,7 @@ def note_seen(rows: Sequence[TaskRecord]) -> None:
     if not rows:
         return
     since = int(redis_clock.seconds())
-    unseen = rows_of(TaskRecord).filter(id__in=[row.id for row in rows], finished_at__isnull=True)
+    unseen = rows_of(TaskRecord).filter(as_check(finished_at__isnull=True), id__in=[row.id for row in rows])
     unseen.update(fence=since)
     for row in rows:
         row.fence = since

@@ -22,6 +22,7 @@ from ..logs import log_extra
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.routing import rows_of, transaction_of, writing_database
+from ..storage.row_conditions import as_check
 from .adopting import restore_at_once
 from .closing import close_cancelled, expire, is_expired, settle_final
 from .dispatching import GATE_RETRY_SECONDS, by_queue, dispatch
@@ -75,10 +76,10 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
     """
     database = writing_database(TaskRecord)
     with transaction_of(TaskRecord):
-        rows = rows_of(TaskRecord).select_for_update().filter(id__in=ids, state=TaskState.FAILED)
+        rows = rows_of(TaskRecord).select_for_update().filter(as_check(state=TaskState.FAILED), id__in=ids)
         # In one order, so that two retries of the same tasks wait for each other instead of deadlocking. The oldest is
         # the first to ask its gate.
-        records = list((rows if by_person else rows.filter(retry_at__isnull=False)).order_by("id"))
+        records = list((rows if by_person else rows.filter(as_check(retry_at__isnull=False))).order_by("id"))
         found = {record.id for record in records}
         # An automatic retry holds its slot already.
         taken = already_taken(records) if by_person else []
@@ -252,7 +253,7 @@ def _retry_rows(broker: Broker | None, rows: Iterable[TaskRecord], *, must_ask: 
     waiting = _without_closed([row for row in rows if row.state == TaskState.FAILED and row.retry_at is not None])
     attempted = _attempt(waiting, must_ask=must_ask)
     if attempted.vetoed:
-        retrying = rows_of(TaskRecord).filter(state=TaskState.FAILED, retry_at__isnull=False)
+        retrying = rows_of(TaskRecord).filter(as_check(state=TaskState.FAILED, retry_at__isnull=False))
         _postpone(retrying, attempted.vetoed, VETO_RETRY_SECONDS)
     if broker is None:
         return attempted

@@ -28,6 +28,7 @@ from ..prefixes import one_alias_per_prefix
 from ..storage import database_clock
 from ..storage.isolation import MOST_AT_ONCE, each_alone, page_of, table_of
 from ..storage.routing import rows_of, writing_database
+from ..storage.row_conditions import as_check
 
 logger = get_logger("django_asyncq.maintenance.pruner")
 
@@ -150,7 +151,7 @@ class Pruner:
     def prune_occurrences(self) -> Iterator[int]:
         """Delete old occurrences, except the latest of each schedule and those whose task has not finished."""
         later = rows_of(Occurrence).filter(schedule=OuterRef("schedule"), occurs_at__gt=OuterRef("occurs_at"))
-        live = rows_of(TaskRecord).filter(id=OuterRef("task_id"), finished_at=None)
+        live = rows_of(TaskRecord).filter(as_check(finished_at=None), id=OuterRef("task_id"))
         prunable = rows_of(Occurrence).filter(Exists(later), ~Exists(live))
         return self._prune_history(rows_of(Occurrence), prunable, "created_at")
 

@@ -38,13 +38,14 @@ from functools import partial, reduce
 from typing import Any
 from uuid import UUID
 
-from django.db.models import QuerySet
+from django.db.models import Q
 
 from .. import conf, failpoints, gates, lifecycle
 from ..aliases import uses_redis
 from ..broker import Broker, Expired, Lease, Reachability, redis_clock
 from ..broker.inspection import Inspection
 from ..broker.many_queues import queues_with
+from ..definitions.names import lowest_uuid7_at
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..faults import Parts
 from ..guard import get_logger, is_a
@@ -53,8 +54,9 @@ from ..lifecycle.messages import entry_of, later_fence
 from ..models import Gate, TaskRecord, TaskState
 from ..prefixes import one_alias_per_prefix
 from ..storage import database_clock
-from ..storage.isolation import each_alone, page_of, usable_rows
+from ..storage.isolation import each_alone, pages_of, usable_rows
 from ..storage.routing import rows_of, writing_database
+from ..storage.row_conditions import as_check
 from .emptied_redis import prepare
 from .entry_repairs import EntryRepairs
 from .evidence import EvidenceRepairs, RowAndEntry
@@ -325,16 +327,16 @@ class Reconciler:
         before the entry. is_rebuild: as for `sweep_steps`.
         """
         now = database_clock.now()
-        rows = rows_of(TaskRecord).filter(state=TaskState.QUEUED, after_id=None, batch_id=None, is_remote=False)
+        waiting = Q(state=TaskState.QUEUED, after_id=None, batch_id=None, is_remote=False)
         if not is_rebuild:
-            rows = rows.filter(enqueued_at__lt=now - timedelta(seconds=GRACE_SECONDS))
+            waiting &= Q(enqueued_at__lt=now - timedelta(seconds=GRACE_SECONDS))
         if young:
-            young_rows = rows.enqueued_since(now - timedelta(seconds=YOUNG_SECONDS))
-            for page in self._rows_by_entry_state(young_rows):
+            waiting &= Q(id__gte=lowest_uuid7_at(now - timedelta(seconds=YOUNG_SECONDS)))
+            for page in self._rows_by_entry_state(waiting):
                 yield [found.row for found in page]
             return
         seen, self._stranded = self._stranded, set()
-        for found_page in self._rows_by_entry_state(rows, FAILED_ENTRY_STATES | UNKNOWN):
+        for found_page in self._rows_by_entry_state(waiting, FAILED_ENTRY_STATES | UNKNOWN):
             page = found_page if self._is_dry_run else self._evidence.unsettled(found_page)
             self._stranded |= {found.row.id for found in page if found.entry_state} - seen
             yield [found.row for found in page if found.row.id not in self._stranded]
@@ -346,8 +348,8 @@ class Reconciler:
 
     def rows_to_park(self) -> Iterator[list[TaskRecord]]:
         """Yield, page by page, the RETRYING rows that Redis does not know."""
-        retrying = rows_of(TaskRecord).filter(state=TaskState.FAILED, retry_at__isnull=False, is_remote=False)
-        for page in self._rows_by_entry_state(retrying, FINISHED_ENTRY_STATES | UNKNOWN):
+        retrying = Q(state=TaskState.FAILED, retry_at__isnull=False, is_remote=False)
+        for page in self._rows_by_entry_state(retrying, FINISHED_ENTRY_STATES | UNKNOWN, by="retry_at"):
             rest = page if self._is_dry_run else self._evidence.unsettled(page)
             yield [found.row for found in rest if not found.entry_state]
 
@@ -369,26 +371,25 @@ class Reconciler:
         if alive_since is None or redis_clock.seconds() - alive_since < quiet:
             return
         before = database_clock.now() - timedelta(seconds=quiet)
-        running = rows_of(TaskRecord).filter(state=TaskState.RUNNING, is_remote=False, batch_id=None)
-        rows = running.filter(last_attempted_at__lt=before)
-        for found_page in self._rows_by_entry_state(rows, IDLE_ENTRY_STATES):
+        running = Q(state=TaskState.RUNNING, is_remote=False, batch_id=None, last_attempted_at__lt=before)
+        for found_page in self._rows_by_entry_state(running, IDLE_ENTRY_STATES):
             page = self._evidence.unsettled(found_page)
             yield sum(sum(self._each_alone("requeue of tasks", [found.row], _abandon)) for found in page)
 
     def _rows_by_entry_state(
-        self, rows: QuerySet[TaskRecord], states: Collection[str] = UNKNOWN
+        self, wanted: Q, states: Collection[str] = UNKNOWN, *, by: str = ""
     ) -> Iterator[list[RowAndEntry]]:
-        """Yield, page by page, the rows whose entry is in one of the states, read again after Redis has answered."""
-        last = None
-        while True:
-            page = rows.order_by("id") if last is None else rows.order_by("id").filter(id__gt=last)
-            checked = page_of(page, "backend", "queue_name", "wire_id", size=ROWS_PER_PAGE)
-            if not checked:
-                return
-            last = checked[-1][0]
+        """Yield, page by page, the rows whose entry is in one of the states, read again after Redis has answered.
+
+        by: as for `pages_of`.
+        """
+        rows = rows_of(TaskRecord)
+        still = rows.filter(as_check(wanted)).order_by("id")
+        columns = ("backend", "queue_name", "wire_id")
+        for checked in pages_of(rows.filter(wanted), *columns, size=ROWS_PER_PAGE, by=by):
             found: dict[str, str] = {}
             ids: dict[tuple[str, str], dict[str, str]] = {}
-            for id, alias, queue, wire_id in checked:
+            for id, alias, queue, wire_id, *_ in checked:
                 if uses_redis(alias):
                     ids.setdefault((alias, queue), {})[str(id) if wire_id is None else wire_id] = str(id)
             for (alias, queue), of_queue in ids.items():
@@ -398,7 +399,7 @@ class Reconciler:
                     self.broker.of_alias(alias).register_queue(queue)
                 entry_states = Inspection(self.broker.role, alias).entry_states(queue, list(of_queue))
                 found |= {of_queue[task.id]: task.state for task in entry_states if task.state in states}
-            matching = usable_rows(list(found), lambda part: rows.filter(id__in=part).order_by("id"), database=rows.db)
+            matching = usable_rows(list(found), lambda part: still.filter(id__in=part), database=rows.db)
             yield [RowAndEntry(row, found[str(row.id)]) for row in matching]
             if matching:
                 failpoints.reach("reconcile.page_repaired")

@@ -126,7 +126,10 @@ class Occurrence(models.Model):
     by_person: whether a person pressed "Run now".
     """
 
-    schedule = models.ForeignKey(Schedule, models.CASCADE, verbose_name=_("schedule"), related_name="occurrences")
+    # The index of `asyncq_one_occurrence` begins with it.
+    schedule = models.ForeignKey(
+        Schedule, models.CASCADE, verbose_name=_("schedule"), related_name="occurrences", db_index=False
+    )
     occurs_at = models.DateTimeField(_("occurs at"))
     outcome = models.CharField(_("outcome"), max_length=8, choices=OccurrenceOutcome, default=OccurrenceOutcome.QUEUED)
     # No database constraint, so that deleting tasks costs nothing here.

@@ -227,7 +227,7 @@ class TaskRecord(models.Model):
                 name="asyncq_cancel_requested",
             ),
             PartialIndex(
-                fields=["retry_at"],
+                fields=["retry_at", "id"],
                 where=Q(state=TaskState.FAILED.value, retry_at__isnull=False),
                 name="asyncq_retry_at",
             ),

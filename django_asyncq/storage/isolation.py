@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from django.db import Error as DatabaseError
 from django.db import OperationalError, connections, transaction
-from django.db.models import CharField, Model, QuerySet
+from django.db.models import CharField, Model, Q, QuerySet
 from django.db.models.functions import Cast
 from django.template.defaultfilters import pluralize
 
@@ -238,6 +238,25 @@ def page_of(rows: QuerySet[Any], *columns: str, size: int | None) -> list[tuple[
         lambda part: list(rows.filter(pk__in=part).values_list("pk", *columns)),
         database=rows.db,
     )
+
+
+def pages_of(rows: QuerySet[Any], *columns: str, size: int, by: str = "") -> Iterator[list[tuple[Any, ...]]]:
+    """Yield what `page_of` returns, page by page; none of them is empty.
+
+    by: a column without NULL in these rows, whose index also has the primary key: they are read in the order of both.
+    "": in that of the primary key alone.
+    """
+    rows = rows.order_by(by, "pk") if by else rows.order_by("pk")
+    rest = rows
+    while page := page_of(rest, *columns, *([by] if by else []), size=size):
+        yield page
+        last = page[-1][0]
+        if by:
+            # The first condition is the way; the second passes over those that were read with the same value.
+            value = page[-1][-1]
+            rest = rows.filter(~Q(**{by: value, "pk__lte": last}), **{f"{by}__gte": value})
+        else:
+            rest = rows.filter(pk__gt=last)
 
 
 # --- rows whose values no database refuses and no code can use

@@ -22,6 +22,7 @@ from ..definitions.names import lowest_uuid7_at
 from ..exceptions import InvalidOption
 from ..models import BulkKind, FailureReason, TaskRecord, TaskRecordQuerySet, TaskState
 from .routing import rows_of
+from .row_conditions import as_check
 
 MOST_IDS = 1000
 MOST_VALUES = 100
@@ -75,7 +76,8 @@ def rows_matching(found: Mapping[str, Any]) -> TaskRecordQuerySet:
     """
     rows: TaskRecordQuerySet = rows_of(TaskRecord)
     try:
-        rows = rows.filter(reduce(or_, (STATES[word] for word in found["state"])))
+        states = reduce(or_, (STATES[word] for word in found["state"]))
+        rows = rows.filter(as_check(states) if "ids" in found else states)
         for key in TEXTS:
             if key in found:
                 rows = rows.filter(**{f"{key}__in": found[key]})
