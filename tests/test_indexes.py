@@ -50,6 +50,10 @@ def test_query_can_use_an_index(look: str) -> None:
     """On every database, for every common query."""
     rows, index = LOOKS[look]
     now = timezone.now()
+    if connection.vendor == "postgresql":
+        # Other tests leave pages of rows behind that are no longer there, which each index is charged for.
+        with connection.cursor() as cursor:
+            cursor.execute(f"TRUNCATE {TaskRecord._meta.db_table} CASCADE")
     fill = {"state": TaskState.SUCCEEDED, "finished_at": now}
     TaskRecord.objects.bulk_create(TaskRecord(name=f"task-{number % 100}", **fill) for number in range(FINISHED))
     fail = {"state": TaskState.FAILED, "finished_at": now, "reason": 1, "last_exception": "b.C"}
