@@ -4,6 +4,7 @@ A block that the other queue needs says so in its first line, after the file: "w
 when both run. The other queues are not installed in CI. With ASYNCQ_TEST_PEERS, the Python of an environment that has
 them, their blocks are imported as a project, and the versions that the pages name are compared with what is there:
 `ASYNCQ_TEST_PEERS=…/bin/python python runtests.py -n 0 -m long tests/test_coming_from.py`.
+`pip install` what the heads of the pages name, with Django 6 or later for django-tasks-db (choose with `-k`).
 """
 
 from __future__ import annotations
