@@ -232,7 +232,7 @@ def test_commands_in_the_docs_exist(page: Path) -> None:
 
 def test_the_commands_of_a_process_manager_can_be_read() -> None:
     """Commands in lists, as of containers, have options that exist."""
-    for page in PAGES:
+    for page in [*PAGES, *(ROOT / "docs" / "deployment").iterdir()]:
         for words in re.findall(r'\["python", "manage.py", "runworkers", (.*?)\]', page.read_text()):
             options = {word for word in shlex.split(words.replace(",", " ")) if word.startswith("--")}
             assert options <= RUNWORKERS[""], words
