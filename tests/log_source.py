@@ -61,7 +61,7 @@ def lines_of(name: str, source: str) -> Iterator[LogLine]:
 
 
 def logged_by(call: ast.Call, scope: ast.AST, tree: ast.Module, place: str) -> Iterator[tuple[str, str, str]]:
-    """Yield text, level and logger ("" for that of the module) of what a call logs, also of one that `partial` makes."""
+    """Yield text, level and logger ("" for that of the module) of what a call, or one of `partial`, logs."""
     if named(call.func) == "partial" and isinstance(call.args[0], ast.Attribute):
         call = ast.Call(call.args[0], call.args[1:], call.keywords)
     called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")

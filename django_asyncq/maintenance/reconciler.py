@@ -257,12 +257,11 @@ class Reconciler:
         reachability, self._reachability = self._reachability or self.broker.reachability(settings.outage_seconds), None
         if reachability.reachable_seconds < settings.quiet_seconds:
             return 0
-        attempt = self._parts.attempt
         recovered = 0
         for broker in self.brokers:
             for queue in queues_with(broker, broker.known_queues(), lambda keys: (keys.lease,)):
                 what = f"recovery of expired leases in queue {broker.name_of(queue)}"
-                recovered += attempt(what, partial(self._recover_queue, broker, queue), 0)
+                recovered += self._parts.attempt(what, partial(self._recover_queue, broker, queue), 0)
         failpoints.reach("reconcile.leases_recovered")
         return recovered
 
