@@ -1,0 +1,54 @@
+"""What the package says of itself to a package index is what was run, and what its archives have."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+import django_asyncq
+
+from .test_docs import ROOT, read
+
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT: dict[str, Any] = PYPROJECT["project"]
+
+
+def versions_in(prefix: str) -> set[str]:
+    """Return the versions of the classifiers that begin so."""
+    names = (each.removeprefix(f"{prefix} :: ") for each in PROJECT["classifiers"] if each.startswith(f"{prefix} :: "))
+    return {name for name in names if re.fullmatch(r"\d+\.\d+", name)}
+
+
+def test_classifiers_are_the_versions_that_were_run() -> None:
+    """Those of the page, without the ones that it says nobody has tried."""
+    page = read("reference/supported.md")
+    untried = set(re.findall(r"Python (\d\.\d+)", page.partition("## Not tried yet")[2]))
+    for name, prefix in (("Python", "Programming Language :: Python"), ("Django", "Framework :: Django")):
+        row = next(line for line in page.splitlines() if line.startswith(f"| {name} |"))
+        supported = set(re.findall(r"\b\d\.\d+\b", row.split("|")[2]))
+        assert versions_in(prefix) == supported - (untried if name == "Python" else set())
+
+
+def test_extras_for_users_have_their_names() -> None:
+    """The words by which a project asks for them; a renamed one would be ignored by pip with a warning."""
+    own = PROJECT["optional-dependencies"].keys() - {"test", "dev", "demo"}
+    assert own == {"backport", "postgres", "mysql", "hiredis", "otel", "prometheus", "sentry"}
+
+
+def test_every_extra_that_a_text_names_exists() -> None:
+    """In docs, errors and docstrings."""
+    named: set[str] = set()
+    for path in [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "django_asyncq").rglob("*.py")]:
+        for words in re.findall(r"django[_-]asyncq\[([\w,]+)\]", path.read_text()):
+            named |= set(words.split(","))
+    assert {"backport", "mysql", "otel", "postgres", "test"} <= named <= PROJECT["optional-dependencies"].keys()
+
+
+def test_versions_agree() -> None:
+    """Of the package, its metadata and the changelog, whose first section has at most 60 lines."""
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    newest = re.split(r"^## ", changelog, flags=re.MULTILINE)[1]
+    assert newest.split()[0] == PROJECT["version"]
+    assert len(newest.splitlines()) <= 60
+    assert django_asyncq.__version__ == PROJECT["version"]
