@@ -30,7 +30,7 @@ pytestmark = [
 ]
 MODEL = "django_asyncq/models/tasks.py"
 FIELD = "    created_by_newer = models.CharField(max_length=20, blank=True, default='', db_default='new')\n"
-MIGRATION = '''from django.db import migrations, models
+MIGRATION = """from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
@@ -42,7 +42,7 @@ class Migration(migrations.Migration):
             models.CharField(blank=True, max_length=20, default="", db_default="new"),
         )
     ]
-'''
+"""
 ROUNDS, PER_ROUND = 30, 10
 
 
@@ -122,7 +122,7 @@ def trees(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
 def test_old_and_new_workers_share_the_work_while_the_schema_changes(
     trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the order of the guide, under load: migrate, new workers beside old ones, then new ones alone. Each task once."""
+    """In the order of the guide, under load: migrate, add new workers, stop the old ones. Each task runs once."""
     old, new = trees
     path = tmp_path / "history.jsonl"
     monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(path))

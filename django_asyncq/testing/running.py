@@ -168,11 +168,7 @@ class Runner(RunSteps):
     def run_due(self) -> None:
         """Run what is due until nothing is. Raises: TooManyRuns; with `raise_failures` the error of a task."""
         while row_slots.are_reachable():
-            self._looked_at = database_clock.now()
-            self._close_overdue()
-            self._retry_due()
-            # What was retried is due since then.
-            self._looked_at = database_clock.now()
+            self._look()
             self._move_up()
             self._form_batches()
             record = self._next()
@@ -216,6 +212,14 @@ class Runner(RunSteps):
     def _unfinished(self) -> TaskRecordQuerySet:
         return self.rows.filter(finished_at__isnull=True)
 
+    def _look(self) -> None:
+        """Close and retry what is due; look again after a retry, since what was retried is due since then."""
+        while True:
+            self._looked_at = database_clock.now()
+            self._close_overdue()
+            if not self._retry_due():
+                return
+
     def _close_overdue(self) -> None:
         """Close what was cancelled while it ran, or has not begun in time, as the leader's reconciler does."""
         late = Q(cancel_requested_at__isnull=False) | Q(expires_at__lte=self._looked_at)
@@ -228,14 +232,16 @@ class Runner(RunSteps):
         for record in self.rows.filter(id__in=ids):
             self._note(record, None)
 
-    def _retry_due(self) -> None:
+    def _retry_due(self) -> int:
+        """Retry what is due; return how many tasks are queued now."""
         due = Q(retry_at__lte=self._looked_at)
         if self._may_ask_gates:
             due |= Q(reason=FailureReason.GATE_FULL)
             self._may_ask_gates = False
         if ids := list(self.rows.retrying().filter(due).values_list("id", flat=True)):
             with as_in_autocommit():
-                lifecycle.retry_without_redis(ids)
+                return lifecycle.retry_without_redis(ids)
+        return 0
 
     def _move_up(self) -> None:
         """Let followers move up whose holder is over by the clock of the test, or gone by what the test did to rows."""

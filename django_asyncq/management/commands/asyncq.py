@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error as DatabaseError
 
 from ...definitions.printable import visible
-from ...exceptions import AsyncqError, BrokerUnavailable, GateUnavailable
+from ...exceptions import AsyncqError, BrokerUnavailable, DatabaseNotSetUp, GateUnavailable
 from ...faults import STORE_ERRORS, as_not_set_up, concerns_one_row, one_line
 from ...storage.tables import check_tables
 from ..commanding.printing import Printer, usage_error
@@ -73,7 +73,7 @@ class Command(BaseCommand):
         try:
             super().check(*args, **options)
         except DatabaseError as error:
-            raise _refusal(error) from error
+            raise _refusal(error, as_not_set_up(error)) from error
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the noun's verb. Raises: CommandError when a store is unreachable, or when the verb is refused."""
@@ -99,12 +99,12 @@ class Command(BaseCommand):
         except AsyncqError as error:
             raise CommandError(str(error)) from error
         except STORE_ERRORS as error:
-            raise _refusal(error) from error
+            raise _refusal(error, as_not_set_up(error)) from error
 
 
-def _refusal(error: Exception) -> CommandError:
+def _refusal(error: Exception, not_set_up: DatabaseNotSetUp | None) -> CommandError:
     """Return what to say of an error of the database: one line, with the database and the remedy."""
-    if not_set_up := as_not_set_up(error):
+    if not_set_up:
         return CommandError(str(not_set_up))
     if concerns_one_row(error):
         return CommandError(f"A row cannot be used: {one_line(error)}")
