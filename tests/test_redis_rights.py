@@ -158,7 +158,7 @@ def test_every_key_and_channel_is_under_a_prefix(
     admin.execute_command("ACL", "SETUSER", "fleet", *rules)
     settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": acl.url_as("fleet", own_redis.url)}}
     do_a_bit_of_everything(admin, tmp_path)
-    assert [entry for entry in admin.acl_log() if entry["object"] != acl.IGNORED] == []
+    assert [entry for entry in admin.acl_log() if entry["object"] not in acl.IGNORED] == []
     current = conf.current()
     known = tuple(f"{brace}{start}" for brace in ("", "{") for start in (f"{prefix}:", current.gate_prefix))
     keys = list(admin.scan_iter(count=1000))

@@ -15,11 +15,13 @@ from django.utils import autoreload
 
 from ... import conf, stop_requests
 from ...broker import Broker, clients
+from ...broker.compact_hashes import ADVISED_BYTES, too_low_limit
 from ...broker.rights import check_rights
 from ...broker.tls_probe import tls_mismatch
 from ...definitions.names import QUEUE_NAME, check_queue_name
 from ...exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, InvalidOption, PrefixTaken
 from ...faults import STORE_ERRORS, as_not_set_up, one_line
+from ...guard import get_logger
 from ...models import TaskRecord
 from ...registry import load_task_modules, registered_names
 from ...stderr_log import log_to_stderr
@@ -34,6 +36,8 @@ from ...worker.options import WorkerOptions
 from ..banner import banner
 from ..choosing import check_queues, chosen_backend
 from ..reading import whole_number
+
+logger = get_logger("django_asyncq.supervisor")
 
 
 def queue_weights(text: str) -> dict[str, int]:
@@ -273,6 +277,7 @@ class Command(BaseCommand):
         try:
             check_rights(alias)
             policy = Broker("worker", alias).eviction_policy()
+            limit = too_low_limit()
         except BrokerMisconfigured as error:
             raise CommandError(str(error)) from error
         except BrokerUnavailable as error:
@@ -287,6 +292,9 @@ class Command(BaseCommand):
                 f"Redis may evict keys (maxmemory-policy {policy}). No task is lost, because Redis is rebuilt from "
                 f"the database, but tasks start late: set the policy to noeviction."
             )
+        if limit is not None:
+            text = "Redis would hold waiting tasks in less memory after: redis-cli CONFIG SET %s %d (it is %d)"
+            logger.info(text, limit.name, ADVISED_BYTES, limit.bytes)
 
 
 class CodeChanges:
