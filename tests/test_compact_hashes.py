@@ -1,64 +1,102 @@
-"""Whether Redis holds waiting tasks in their compact form, and the line of advice about it."""
+"""The limit of the server below which the hash of a task is compact, and the one line about it."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import logging
+from io import StringIO
 from typing import Any
 
 import pytest
+import redis
 
 from django_asyncq.broker import Broker
-from django_asyncq.broker.compact_hashes import ADVISED_BYTES, Limit, too_low_limit
-from django_asyncq.broker.keys import keys_of
+from django_asyncq.broker.compact_hashes import ADVISED_BYTES, NAMES, Limit, too_low_limit
+from django_asyncq.exceptions import BrokerUnavailable
+from django_asyncq.management.commands.runworkers import Command
 from django_asyncq.testing import EmbeddedRedis
 
 from . import acl, tasks
-from .workers import wait_until, workers
-
-pytestmark = pytest.mark.django_db(transaction=True)
-NAME = "hash-max-listpack-value"
 
 
-def encoding(id: str) -> bytes:
-    """How Redis holds the hash of a task."""
-    found: bytes = acl.unrestricted(Broker().client).object("ENCODING", keys_of("default").task(id))
-    return found
+@pytest.fixture
+def admin(own_redis: EmbeddedRedis, own_keys: None) -> Any:
+    """A client with all rights of a server of this test's own."""
+    with redis.Redis.from_url(own_redis.url, protocol=2) as client:
+        yield client
 
 
-def test_the_advised_limit_makes_the_hash_of_a_task_compact(own_redis: EmbeddedRedis) -> None:
-    """The standard one does not; what is in Redis already stays as it is."""
-    admin = acl.unrestricted(Broker().client)
-    before = tasks.add.enqueue(1, 2)
-    assert encoding(before.id) == b"hashtable"
-    admin.config_set(NAME, ADVISED_BYTES)
-    after = tasks.add.enqueue(1, 2)
-    assert (encoding(before.id), encoding(after.id)) == (b"hashtable", b"listpack")
+def allow_config(admin: redis.Redis) -> None:
+    """Let the user under which the suite runs ask for the limit."""
+    if acl.user():
+        admin.execute_command("ACL", "SETUSER", acl.user(), "+config|get")
 
 
-@pytest.mark.skipif(bool(acl.user()), reason="the guide's users may not ask for it")
-def test_a_limit_that_is_too_low_is_found(own_redis: EmbeddedRedis) -> None:
-    """And one that is enough is not."""
-    assert too_low_limit() == Limit(NAME, 64)
-    Broker().client.config_set(NAME, ADVISED_BYTES)
-    assert too_low_limit() is None
+def lines_of_start(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what the check of Redis logs when `runworkers` starts; it prints nothing."""
+    caplog.set_level(logging.INFO, logger="django_asyncq")
+    stderr = StringIO()
+    command = Command(stderr=stderr)
+    command._verbosity = 1
+    command._check_redis("default")
+    assert stderr.getvalue() == ""
+    return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
 
 
-def test_a_server_that_does_not_say_it_is_not_asked_again(own_redis: EmbeddedRedis, settings: Any) -> None:
-    """Managed servers refuse CONFIG, and so do rights; nothing is logged about that."""
-    admin = acl.unrestricted(Broker().client)
-    admin.execute_command("ACL", "SETUSER", "fleet", "on", f">{acl.PASSWORD}", "~*", "&*", "+@all", "-config")
-    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": acl.url_as("fleet", own_redis.url)}}
-    assert too_low_limit() is None
+def test_the_default_is_too_low_and_the_line_says_what_to_run(
+    admin: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line, at INFO; none after its command was run."""
+    allow_config(admin)
+    (line,) = lines_of_start(caplog)
+    command = f"CONFIG SET {NAMES[0]} {ADVISED_BYTES}"
+    assert line.startswith("INFO ") and f"redis-cli {command} (it is 64)" in line
+    admin.execute_command(*command.split())
+    caplog.clear()
+    assert lines_of_start(caplog) == []
 
 
-@pytest.mark.skipif(bool(acl.user()), reason="the guide's users may not ask for it")
-def test_runworkers_says_it_once_when_it_starts(own_redis: EmbeddedRedis, tmp_path: Path) -> None:
-    """With the command that helps, as information: nothing is wrong."""
-    line = f"INFO     supervisor: Redis would hold waiting tasks in less memory after: redis-cli CONFIG SET {NAME} 512"
-    with workers(tmp_path) as fleet:
-        wait_until(lambda: "started:" in fleet.output(), "a worker")
-        assert fleet.output().count(line.partition(": ")[2]) == 1
-    Broker().client.config_set(NAME, ADVISED_BYTES)
-    with workers(tmp_path) as again:
-        wait_until(lambda: again.output().count("started:") == 2, "a worker")
-        assert again.output().count("in less memory") == 1
+@pytest.mark.parametrize(("value", "found"), [(64, Limit(NAMES[0], 64)), (511, Limit(NAMES[0], 511)), (512, None)])
+def test_the_limit_is_returned_when_it_is_below_the_advised_one(
+    admin: redis.Redis, value: int, found: Limit | None
+) -> None:
+    """The present name of the setting, not the old one that means the same."""
+    allow_config(admin)
+    admin.config_set(NAMES[0], value)
+    assert too_low_limit() == found
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_plain_task_is_compact_with_the_advised_limit(admin: redis.Redis) -> None:
+    """And not with the server's default, so the advice has an effect."""
+    found = []
+    for value in (64, ADVISED_BYTES):
+        admin.config_set(NAMES[0], value)
+        id = tasks.add.enqueue(1, 2).id
+        found.append(admin.object("encoding", Broker("worker").keys("default").task(id)))
+    assert found == [b"hashtable", b"listpack"]
+
+
+def test_a_user_that_may_not_ask_is_told_nothing(
+    admin: redis.Redis, own_redis: EmbeddedRedis, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The guide's user may not, since the right shows passwords; its `runworkers` starts as with all rights."""
+    admin.execute_command("ACL", "SETUSER", "worker", *acl.rules("worker"))
+    location = acl.url_as("worker", own_redis.url)
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": location}}
+    settings.ASYNCQ = {**settings.ASYNCQ, "KEY_PREFIX": "asynq"}
+    assert lines_of_start(caplog) == []
+    assert "config|get" in {entry["object"] for entry in admin.acl_log()}
+
+
+def test_a_server_without_the_command_is_told_nothing(settings: Any, own_keys: None) -> None:
+    """As managed servers are: CONFIG is no command of theirs."""
+    with EmbeddedRedis("--rename-command", "CONFIG", "") as server:
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": server.url}}
+        assert too_low_limit() is None
+
+
+def test_an_unreachable_server_is_unavailable(own_redis: EmbeddedRedis, own_keys: None) -> None:
+    """So `runworkers` says that it waits, as for any other call of the start."""
+    own_redis.stop()
+    with pytest.raises(BrokerUnavailable):
+        too_low_limit()
