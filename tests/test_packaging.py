@@ -45,6 +45,20 @@ def test_every_extra_that_a_text_names_exists() -> None:
     assert {"backport", "mysql", "otel", "postgres", "test"} <= named <= PROJECT["optional-dependencies"].keys()
 
 
+def test_the_page_on_dependencies_has_each_of_them_with_its_range() -> None:
+    """Those of the package and of its extras, by the first requirement that names each."""
+    wanted: dict[str, str] = {}
+    for requirement in [
+        *PROJECT["dependencies"],
+        *(each for some in PROJECT["optional-dependencies"].values() for each in some),
+    ]:
+        name, bounds = re.match(r"([\w.-]+)(?:\[[^]]*\])?([^;]*)", requirement).groups()  # type: ignore[union-attr]
+        if name != "django_asyncq":
+            wanted.setdefault(name, bounds.strip())
+    rows = re.findall(r"^\| ([\w.-]+) \| `([^`]+)` \|", read("reference/dependencies.md"), re.MULTILINE)
+    assert dict(rows) == wanted and len(rows) == len(wanted)
+
+
 def test_versions_agree() -> None:
     """Of the package, its metadata and the changelog, whose first section has at most 60 lines."""
     changelog = (ROOT / "CHANGELOG.md").read_text()

@@ -102,6 +102,9 @@ def _about_the_kill(observer: Observer, outcome: Outcome) -> list[Finding]:
     if kill is None:
         return [Finding("a worker was killed during a render", ("no slow render was seen running",))]
     recovered = {str(record.id) for record in outcome.recovered}
+    # A body that had just ended leaves no error: its outcome died unwritten with the process, and it ran once more.
+    records = [record for record in outcome.records if str(record.id) in kill.task_ids]
+    recovered.update(str(each.id) for each in records if each.worker_ids and each.worker_ids[-1] != kill.worker_id)
     return [
         Finding("a worker was killed during a render"),
         Finding(
