@@ -13,7 +13,7 @@ from django.contrib.auth.models import Group
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_asyncq import Batch, gates, lifecycle, task
+from django_asyncq import Batch, gates, lifecycle, remote, task
 from django_asyncq.broker import Broker, Lease
 from django_asyncq.broker.groups import Groups
 from django_asyncq.broker.keys import QueueKeys
@@ -690,6 +690,16 @@ def test_the_test_kit_runs_batches(settings: Any) -> None:
         result.refresh()
     assert {str(result.status) for result in results} == {"SUCCESSFUL"}
     assert results[1].return_value == 5
+
+
+def test_the_test_kit_leaves_the_groups_of_other_programs_alone(settings: Any) -> None:
+    """A remote task waits there for its program."""
+    settings.TASKS = KIT
+    deliver = remote("email:deliver-later", queue_name="go")
+    result = deliver.using(group="newsletter").enqueue(to="a@example.com")
+    assert run_tasks(until=timedelta(minutes=10)) == []
+    result.refresh()
+    assert str(result.status) == "READY"
 
 
 def test_a_full_group_runs_at_once_in_the_mode_immediate(settings: Any) -> None:

@@ -251,7 +251,8 @@ class Runner(RunSteps):
     def _grouped(self) -> list[TaskRecord]:
         """Return the tasks that wait in a group, in the order in which they joined it."""
         is_due = Q(run_after=None) | Q(run_after__lte=self._looked_at)
-        rows = self.rows.queued().filter(is_due, after_id=None, batch_id=None, waits_for=None)
+        # The group of a remote task is another program's.
+        rows = self.rows.queued().filter(is_due, after_id=None, batch_id=None, waits_for=None, is_remote=False)
         return [record for record in rows.exclude(group="").order_by("id") if lifecycle.place_of(record) is not None]
 
     def _form_batches(self) -> None:
