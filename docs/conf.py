@@ -17,8 +17,11 @@ from typing import Any
 
 import django
 from django.conf import settings
+from sphinx.pycode import ModuleAnalyzer
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
+import docstrings  # noqa: E402
+
 # What a project sets at least; nothing here connects to anything.
 settings.configure(
     SECRET_KEY="for the documentation",  # noqa: S106
@@ -75,6 +78,10 @@ def setup(app: Any) -> None:
     """Have what is written for readers of the files shown right on the site too."""
     app.connect("source-read", link_changelog)
     app.connect("autodoc-process-docstring", mark_up)
+    # Its overloads return private classes, which only a type checker needs to know; the page has one plain signature.
+    declaring = ModuleAnalyzer.for_module("django_asyncq.tasks")
+    declaring.analyze()
+    declaring.overloads.pop("task")
 
 
 def link_changelog(app: Any, page: str, source: list[str]) -> None:
@@ -83,13 +90,5 @@ def link_changelog(app: Any, page: str, source: list[str]) -> None:
 
 
 def mark_up(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Make indented lines of a docstring a block of code; a star in the others is a star."""
-    found: list[str] = []
-    for line in lines:
-        is_code, was_code = line.startswith("    "), bool(found) and found[-1].startswith("    ")
-        if is_code and not was_code:
-            found += ["", "::", ""]
-        elif not is_code and was_code:
-            found.append("")
-        found.append(line if is_code else line.replace("*", "\\*"))
-    lines[:] = found
+    """Mark up a docstring in place, as Sphinx wants it."""
+    lines[:] = docstrings.mark_up(lines)

@@ -10,7 +10,9 @@ import inspect
 import os
 import re
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from selenium.webdriver import Chrome
@@ -69,7 +71,8 @@ def test_no_page_is_long(page: str) -> None:
 
 def test_the_reference_has_the_docstring_of_each_public_class_and_function() -> None:
     """Once, in the module that lists it first."""
-    written = re.findall(r"^\.\. auto(?:class|function):: ([\w.]+)$", (DOCS / "reference/api.md").read_text(), re.M)
+    page = (DOCS / "reference/api.md").read_text()
+    written = re.findall(r"^\.\. auto(?:class|function):: ([\w.]+)(?:\(.*\))?$", page, re.M)
     things: dict[int, str] = {}
     for module, names in listed().items():
         for name in names if module not in NOT_FROM_SOURCE else ():
@@ -77,6 +80,53 @@ def test_the_reference_has_the_docstring_of_each_public_class_and_function() -> 
             if inspect.isclass(thing) or inspect.isfunction(thing):
                 things.setdefault(id(thing), f"{module}.{name}")
     assert sorted(written) == sorted(things.values())
+
+
+def test_a_figure_of_the_first_page_stands_where_it_leads() -> None:
+    """A number in the text of a link, with the word behind it, is on the page to which it leads."""
+    links = re.findall(r"\[([^\]]+)\]\(([\w/.-]+\.md)", (DOCS / "index.md").read_text())
+    figures = [(figure, page) for text, page in links for figure in re.findall(r"\b\d[\d,]* \w+", text)]
+    assert figures
+    for figure, page in figures:
+        assert re.search(rf"\b{figure}\b", (DOCS / page).read_text()), (figure, page)
+
+
+def test_options_in_a_docstring_become_a_list() -> None:
+    """Each with its explanation, also where it is continued or stands behind another one; other text stays text."""
+    source = """Wait for *args.
+
+        timeout: seconds or a timedelta. queue, name: of the task: its
+            own ones.
+        It costs nothing: nobody asks.
+        Raises: WaitTimeout."""
+    assert docstrings().mark_up(inspect.cleandoc(source).splitlines()) == [
+        "Wait for \\*args.",
+        "",
+        "- **timeout**: seconds or a timedelta.",
+        "- **queue, name**: of the task: its own ones.",
+        "",
+        "It costs nothing: nobody asks.",
+        "",
+        "- **Raises**: WaitTimeout.",
+        "",
+    ]
+
+
+def docstrings() -> ModuleType:
+    """Import a module of the site's configuration, which is in no package."""
+    spec = spec_from_file_location("docstrings", DOCS / "docstrings.py")
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(not SITE, reason="ASYNCQ_TEST_SITE names no site")
+def test_the_reference_names_nothing_private() -> None:
+    """Neither in a heading nor in a signature."""
+    page = re.sub(r"<[^>]+>", "", (Path(SITE) / "reference/api.html").read_text())
+    assert "Declare a module-level function" in page
+    assert set(re.findall(r"\b_[A-Za-z]\w*", page)) == set()
 
 
 @pytest.mark.skipif(not SITE, reason="ASYNCQ_TEST_SITE names no site")

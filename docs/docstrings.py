@@ -1,0 +1,42 @@
+"""Docstrings as Sphinx reads them. The source explains options in running lines; a page has a list of them."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+
+# "timeout: …", "args, kwargs: …", "Raises: …", at the start of a paragraph or behind a sentence.
+OPTION = re.compile(r"(?:^|(?<=[.;] ))([a-z_]\w*(?:, [a-z_]\w*)*|Raises|Returns): ")
+
+
+def mark_up(lines: list[str]) -> list[str]:
+    """Return a docstring's lines as reStructuredText: options as a list, a star as a star.
+
+    An indented line continues the one before.
+    """
+    found: list[str] = []
+    for is_text, block in groupby(lines, key=lambda line: bool(line.strip())):
+        if is_text:
+            for text in paragraphs_of([line.strip() for line in block]):
+                found += [*items_of(text), ""]
+    return found
+
+
+def paragraphs_of(lines: list[str]) -> list[str]:
+    """Return lines as texts; behind options, a sentence that begins a line begins a text."""
+    found = [lines[0]]
+    for line in lines[1:]:
+        if found[-1].endswith(".") and line[0].isupper() and OPTION.search(found[-1]):
+            found.append(line)
+        else:
+            found[-1] += f" {line}"
+    return found
+
+
+def items_of(text: str) -> list[str]:
+    """Return what stands before the options of a text, and an item of a list for each of them."""
+    before, *rest = OPTION.split(text.replace("*", "\\*"))
+    items = [f"- **{name}**: {meaning.strip()}" for name, meaning in zip(rest[::2], rest[1::2], strict=True)]
+    if not before:
+        return items
+    return [before.strip(), "", *items] if items else [before]
