@@ -1,7 +1,7 @@
 """The site of the documentation. `sphinx-build -n -W --keep-going docs site` builds it, `.ci/run` does so too.
 
 Sphinx with furo and MyST: the pages stay plain Markdown, which a repository's site shows as well, and Sphinx is kept up
-while MkDocs has had no release since August 2024.
+while the latest release of MkDocs is of August 2024.
 
 ASYNCQ_DOCS_VERSIONS: the versions that lie beside this one, the newest first, with blanks between them. Build each
 into a folder of its name; the side bar then links them.
