@@ -76,8 +76,8 @@ UNREACHABLE = {
 @pytest.mark.parametrize("kind", UNREACHABLE)
 def test_each_command_names_the_database_and_the_remedy(kind: str) -> None:
     """In one line on stderr, with exit code 1, as the docs say."""
-    if kind == "MySQL":
-        pytest.importorskip("MySQLdb")
+    if driver := {"PostgreSQL": "psycopg", "MySQL": "MySQLdb"}.get(kind):
+        pytest.importorskip(driver)
     url, name = UNREACHABLE[kind]
     for line, said in run_all(url, READ).items():
         assert (said.code, said.out) == (1, ""), (line, said)
