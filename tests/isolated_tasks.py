@@ -105,11 +105,13 @@ async def coroutine_for_long(context: TaskContext, body: str, *args: Any) -> Any
 
 @task(max_attempts=1)
 def reaps_all(path: str) -> int:
-    """Reap whatever process of the worker has exited, until a file exists; return how many."""
+    """Reap what exits of the worker's processes until a file exists; return how many. The first leaves a mark."""
     count = 0
     while not Path(path).exists():
         with suppress(ChildProcessError):
             count += os.waitpid(-1, os.WNOHANG)[0] > 0
+        if count:
+            Path(f"{path}.reaped").touch()
         time.sleep(0.001)
     return count
 

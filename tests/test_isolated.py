@@ -319,12 +319,16 @@ def test_task_that_reaps_the_processes_of_others(tmp_path: Path) -> None:
         well = [own.plain.enqueue("returns", 1) for _ in range(2)]
         crashes = own.plain.enqueue("dies", "kill")
         wait_until(lambda: all(row_of(result).finished_at for result in (*well, crashes)), "their end")
+        # The worker may have been faster, each time.
+        while not Path(f"{path}.reaped").exists():
+            well.append(own.plain.enqueue("returns", 1))
+            wait_until(lambda: row_of(well[-1]).finished_at, "the end of one more")
         path.touch()
         wait_until(lambda: row_of(reaps).finished_at, "the end of the other task")
         assert fleet.children() == worker
         assert fleet.stop() == 0
     assert row_of(reaps).return_value > 0
-    assert [outcome_of(result) for result in well] == [(SUCCEEDED, "", "x")] * 2
+    assert [outcome_of(result) for result in well] == [(SUCCEEDED, "", "x")] * len(well)
     assert outcome_of(crashes)[:2] == (FAILED, "WorkerLost")
     assert "Traceback" not in fleet.output()
 
