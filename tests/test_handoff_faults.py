@@ -314,7 +314,7 @@ def test_a_process_that_has_dequeued_tasks_reports_anew_that_it_is_ready(
     process: WorkerProcess, history_path: Path
 ) -> None:
     """The script that dequeues has removed that from Redis."""
-    handoff = process.fetcher.handoff
+    handoff = process.fetcher.waits.handoff
     handoff.report_ready(ready=True)
     handoff.wait_for("other")
     assert not handoff.could_be_ready
@@ -339,8 +339,8 @@ def test_a_process_that_stops_requeues_what_was_handed_at_the_last_moment(
     exits: list[int] = []
     monkeypatch.setattr(os, "_exit", exits.append)
     process.reporter.start()
-    process.fetcher.handoff.report_ready(ready=True)
-    process.fetcher.handoff.wait_for("default")
+    process.fetcher.waits.handoff.report_ready(ready=True)
+    process.fetcher.waits.handoff.wait_for("default")
     result = tasks.stamp.enqueue()
     wait_until(lambda: handed() == [result.id], "task in its hands")
     process.shut_down(0)
@@ -352,7 +352,7 @@ def test_a_process_that_stops_requeues_what_was_handed_at_the_last_moment(
 
 def test_a_process_stops_waiting_for_a_removed_queue(process: WorkerProcess) -> None:
     """When its wait has ended; a queue that is known is waited for again."""
-    handoff = process.fetcher.handoff
+    handoff = process.fetcher.waits.handoff
     for queue in ("default", "gone"):
         handoff.wait_for(queue)
     while sockets := handoff.sockets:

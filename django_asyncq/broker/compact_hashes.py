@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from . import redis_py
+from . import redis_py, replies
 from .clients import broker_errors, client
 
 # The message of most tasks is shorter.
@@ -36,5 +36,8 @@ def too_low_limit() -> Limit | None:
             found = connection.config_get("hash-max-*-value")
         except redis_py.ResponseError:
             return None
-    limits = [Limit(name, int(found[name])) for name in NAMES if name in found]
-    return limits[0] if limits and limits[0].bytes < ADVISED_BYTES else None
+    for name in NAMES:
+        limit = replies.whole(str(found.get(name, "")).encode(), 0)
+        if limit is not None:
+            return Limit(name, limit) if limit < ADVISED_BYTES else None
+    return None

@@ -31,7 +31,7 @@ def read_state(access: Access, queue: str) -> PauseState:
 
 def read_states(access: Access, queues: Sequence[str]) -> dict[str, PauseState]:
     """Return the same of many queues. Raises: BrokerUnavailable."""
-    paused = queues_with(access, queues, lambda keys: (keys.paused, keys.pause_mark))
+    paused = queues_with(access, queues, "paused", "pause_mark")
     return dict.fromkeys(queues, PauseState(False, "")) | {queue: read_state(access, queue) for queue in paused}
 
 

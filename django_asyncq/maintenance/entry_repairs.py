@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
-from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -34,7 +33,7 @@ class EntryRepairs:
 
     def lists(self) -> Iterator[Repairs]:
         """Walk the lists of waiting and active tasks: ids without a hash, finished rows, missing leases."""
-        for queue in queues_with(self.broker, sorted(self.broker.queues()), attrgetter(*PLACES)):
+        for queue in queues_with(self.broker, sorted(self.broker.queues()), *PLACES):
             for page in self.inspection.pages(queue):
                 what = f"repair of {page.place} tasks in queue {self.broker.name_of(queue)}"
                 yield self._parts.attempt(what, partial(self._repair_page, queue, page), Repairs())

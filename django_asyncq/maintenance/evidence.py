@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Literal, NamedTuple
 from uuid import UUID
 
@@ -48,7 +47,7 @@ class EvidenceRepairs:
         """
         settled = 0
         for broker in brokers:
-            for queue in queues_with(broker, broker.known_queues(), attrgetter(*PLACES, "retry")):
+            for queue in queues_with(broker, broker.known_queues(), *PLACES, "retry"):
                 what = f"settling of what other programs did in queue {broker.name_of(queue)}"
                 settled += self._parts.attempt(what, partial(self._settle_queue, broker, queue), 0)
         return settled

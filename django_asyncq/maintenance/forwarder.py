@@ -36,7 +36,7 @@ def forward_due(broker: Broker, queues: Iterable[str]) -> Forwarded:
     raised after the others are done.
     """
     found: list[Forwarded] = []
-    waiting = queues_with(broker, list(queues), lambda keys: (keys.scheduled, keys.due, keys.retry))
+    waiting = queues_with(broker, list(queues), "scheduled", "due", "retry")
     sources = [(queue, source) for queue in waiting for source in SOURCES]
     in_turn(sources, lambda each: found.append(_forward(broker, *each)))
     waiting_seconds = [each.next_seconds for each in found if each.next_seconds is not None]

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
@@ -111,11 +110,10 @@ class InboxService:
             for alias in {prefix: alias for (prefix, _), alias in places.items()}.values():
                 for queue in self.broker.of_alias(alias).known_queues():
                     places.setdefault((prefix_of(alias), queue), alias)
-        keys_of = attrgetter("inbox", "inbox_taken", "inbox_due")
         for alias in sorted(set(places.values())):
             broker = self.broker.of_alias(alias)
             queues = [queue for (_, queue), of in sorted(places.items()) if of == alias]
-            for queue in queues_with(broker, queues, keys_of):
+            for queue in queues_with(broker, queues, "inbox", "inbox_taken", "inbox_due"):
                 what = f"reading the inbox of queue {broker.name_of(queue)}"
                 self._parts.attempt(what, partial(self.read, alias, queue), None)
         return LOOK_SECONDS

@@ -202,7 +202,7 @@ class Pruner:
     def prune_completed(self) -> Iterator[int]:
         """Delete tasks that Go workers completed and whose retention is over, in every queue of every alias."""
         for broker in map(self.broker.of_alias, one_alias_per_prefix()):
-            for queue in queues_with(broker, sorted(broker.queues()), lambda keys: (keys.completed,)):
+            for queue in queues_with(broker, sorted(broker.queues()), "completed"):
                 part = f"pruning of completed tasks in queue {broker.name_of(queue)}"
                 prune = partial(broker.prune_completed, queue, COMPLETED_PER_CALL)
                 while count := self._parts.attempt(part, prune, 0):

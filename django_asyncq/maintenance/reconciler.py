@@ -259,7 +259,7 @@ class Reconciler:
             return 0
         recovered = 0
         for broker in self.brokers:
-            for queue in queues_with(broker, broker.known_queues(), lambda keys: (keys.lease,)):
+            for queue in queues_with(broker, broker.known_queues(), "lease"):
                 what = f"recovery of expired leases in queue {broker.name_of(queue)}"
                 recovered += self._parts.attempt(what, partial(self._recover_queue, broker, queue), 0)
         failpoints.reach("reconcile.leases_recovered")

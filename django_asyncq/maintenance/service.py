@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from functools import partial
-from operator import attrgetter
 
 from django.conf import settings
 from django.db import connections
@@ -290,8 +289,8 @@ class MaintenanceService:
             _, seconds = lifecycle.form_batches(*each)
             found.extend([] if seconds is None else [max(seconds, 0.0)])
 
-        grouped = attrgetter("groups", "group_due", "group_rules", "aggregation_sets")
-        found_in = [(each, queues_with(each, self._queues_of(each), grouped)) for each in self._brokers()]
+        names = ("groups", "group_due", "group_rules", "aggregation_sets")
+        found_in = [(each, queues_with(each, self._queues_of(each), *names)) for each in self._brokers()]
         in_turn([(broker, queue) for broker, queues in found_in for queue in queues], form_of)
         self._batches_due_at = time.monotonic() + min([BATCHES_ELSEWHERE_SECONDS, *found])
         return min([conf.current().forward_seconds, *found])

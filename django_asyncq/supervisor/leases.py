@@ -81,7 +81,7 @@ class LeaseKeeper:
             failpoints.reach("beat.leases_renewed")
 
         queues = list(self.options.queues or self.broker.known_queues()) if workers else []
-        in_turn(queues_with(self.broker, queues, lambda keys: map(keys.held, workers)), extend)
+        in_turn(queues_with(self.broker, queues, held_by=workers), extend)
         # The first mark is not a loss: Redis still has what began before it.
         has_lost_memory = self._alive_since is not None and alive_since != self._alive_since
         forgotten = [id for id, ids in running.items() if ids and (has_lost_memory or kept[id] < len(ids))]

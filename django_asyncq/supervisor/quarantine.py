@@ -90,7 +90,7 @@ class Quarantine:
         worker_id, seconds = self.options.alone_id(self._number), conf.current().lease_seconds
         queues = list(self.options.queues or self.broker.known_queues())
         # What it holds may be a suspect whose reply was lost.
-        for queue in queues_with(self.broker, queues, lambda keys: (keys.suspects, keys.held(worker_id))):
+        for queue in queues_with(self.broker, queues, "suspects", held_by=[worker_id]):
             lease = dequeue_suspect(self.broker, queue, worker_id, seconds, waited_seconds=waited_seconds)
             if lease is not None:
                 text = "task %s of queue %s runs in quarantine: it was lost with its worker"

@@ -105,7 +105,7 @@ class Standstill:
     def _is_task_due(self) -> bool:
         try:
             queues = list(self.options.queues or self.broker.known_queues())
-            waiting = queues_with(self.broker, queues, lambda keys: (keys.pending, keys.priority))
+            waiting = queues_with(self.broker, queues, "pending", "priority")
             return any(self.broker.has_pending(queue) for queue in waiting)
         except BrokerUnavailable:
             return False  # then nobody can take anything

@@ -81,7 +81,6 @@ class Fetcher:
         self.paused_queues: set[str] = set()
         self.faults = Faults(logger, "worker %s cannot fetch", worker_id, over="worker %s fetches again")
         self.waits = Waits(broker, worker_id, conf.current().lease_seconds, options.queues)
-        self.handoff = self.waits.handoff
         self.listener: QueueListener | None = None
         # Queues that were found empty (and not paused), whose pushes are to be waited for.
         self.to_wait_for: set[str] = set()
@@ -162,9 +161,7 @@ class Fetcher:
             self._fetch_failed(error)
             return self.pacing.is_due()
         self.faults.clear()
-        if got:
-            self.handoff.note_dequeue()
-        self.waits.of_many.settle(empty, self.paused_queues, is_full=got > 0)
+        self.waits.note_fetch(got, empty, self.paused_queues)
         longest = PAUSED_LOOK_SECONDS if self.paused_queues else IDLE_LOOK_SECONDS
         look_seconds = min(longest, self.order.refresh_seconds)
         if self.pacing.finish(got, is_more_left=is_more_left or bool(self.uncertain), look_seconds=look_seconds):
@@ -178,7 +175,7 @@ class Fetcher:
         names = self.order.next()
         self._listen()
         self.paused_queues.clear()
-        waiting = set(queues_with(self.broker, names, lambda keys: (keys.pending, keys.priority))) | self.uncertain
+        waiting = set(queues_with(self.broker, names, "pending", "priority")) | self.uncertain
         for queue in names:
             if queue not in waiting:
                 empty.append(queue)
@@ -217,7 +214,7 @@ class Fetcher:
         elif result.may_have_work:
             self.pacing.note_push()
         elif queue != WAKE_LIST and queue not in self.order.weights:
-            self.handoff.stop_waiting(queue)  # it was removed
+            self.waits.handoff.stop_waiting(queue)  # it was removed
         elif result.handed is None or not result.handed.paused:
             self._wait_for([queue], after_seconds=0.0)
         else:

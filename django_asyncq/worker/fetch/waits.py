@@ -55,6 +55,12 @@ class Waits:
         else:
             self.handoff.wait_for(queue)
 
+    def note_fetch(self, got: int, drained: Collection[str], paused: Collection[str]) -> None:
+        """Note that this process has dequeued so many tasks itself, and in which queues it found none, or a pause."""
+        if got:
+            self.handoff.note_dequeue()
+        self.of_many.settle(drained, paused, is_full=got > 0)
+
     def read(self, queue: str) -> WaitResult | None:
         """Read what ended a wait; return None if it goes on. queue: or WAKE_LIST. Raises: BrokerUnavailable."""
         if queue != WAKE_LIST:
