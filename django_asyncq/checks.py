@@ -163,6 +163,9 @@ RULES: dict[str, Rule] = {
     ),
     "PROCESSES": Rule("asyncq.E118", _is_whole(1), "Give a whole number of at least 1."),
     "CONCURRENCY": Rule("asyncq.E119", _is_whole(1), "Give a whole number of at least 1."),
+    "START_METHOD": Rule(
+        "asyncq.E176", lambda value: value in (conf.SPAWN, conf.FORKSERVER), "Give 'spawn' or 'forkserver'."
+    ),
     "FORWARD_SECONDS": Rule("asyncq.E120", _is_positive, POSITIVE_SECONDS),
     "RECONCILE_SECONDS": Rule("asyncq.E121", _is_positive, POSITIVE_SECONDS),
     "SWEEP_SECONDS": Rule("asyncq.E122", _is_positive, POSITIVE_SECONDS),

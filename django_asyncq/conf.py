@@ -20,6 +20,8 @@ from .durations import seconds_of
 NAME = "ASYNCQ"
 # While Redis is reachable, the gate slot of a committed row is confirmed within RECONCILE_SECONDS and this time.
 CONFIRM_SECONDS = 5
+# How worker processes are started, as multiprocessing names it.
+SPAWN, FORKSERVER = "spawn", "forkserver"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,8 @@ class Settings:
     """Worker processes of one `runworkers`."""
     concurrency: int = 8
     """Tasks that one worker process runs at the same time."""
+    start_method: str = SPAWN
+    """How worker processes are started: `spawn`, or `forkserver` from a process that has loaded the project once."""
     forward_seconds: float = 5
     """Longest time between two checks for tasks that have become due."""
     reconcile_seconds: float = 5

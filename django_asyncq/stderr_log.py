@@ -14,7 +14,7 @@ LEVELS = {0: logging.ERROR, 1: logging.INFO, 2: logging.INFO, 3: logging.DEBUG}
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """Write the lines of this package to standard error. process: "supervisor", "worker" or "start-up task"."""
+    """Write the lines of this package to standard error. process: of which kind this one is, such as "supervisor"."""
 
     def __init__(self, process: str, verbosity: int) -> None:
         super().__init__()
@@ -26,8 +26,12 @@ def log_to_stderr(process: str, verbosity: int) -> None:
     """Write the lines of this package to standard error, if they would reach no handler; else change nothing.
 
     process: of which kind this one is, for the lines. verbosity: 0 to 3, as `-v` of Django's commands.
+    A second call replaces the handler of the first: a worker process has that of its fork server.
     """
     logger = logging.getLogger(PACKAGE_LOGGER)
+    for handler in logger.handlers.copy():
+        if isinstance(handler, StderrHandler):
+            logger.removeHandler(handler)
     if logger.hasHandlers():
         return
     logger.addHandler(StderrHandler(process, verbosity))

@@ -131,6 +131,7 @@ ASYNCQ = {
     "SHUTDOWN_GRACE_SECONDS": float(os.environ.get("ASYNCQ_TEST_SHUTDOWN_GRACE", "20")),
     "UNREGISTERED_PATIENCE_SECONDS": int(os.environ.get("ASYNCQ_TEST_PATIENCE", "600")),
     "PROVISIONAL_SECONDS": int(os.environ.get("ASYNCQ_TEST_PROVISIONAL", "60")),
+    "START_METHOD": os.environ.get("ASYNCQ_TEST_START_METHOD", "spawn"),
     "HANDOFF": os.environ.get("ASYNCQ_TEST_HANDOFF", "1") == "1",
     "PUSH_BATCH_SECONDS": float(os.environ.get("ASYNCQ_TEST_PUSH_BATCH", "0.01")),
     "FORWARD_SECONDS": float(os.environ.get("ASYNCQ_TEST_FORWARD", "0.2")),

@@ -9,7 +9,6 @@ import ctypes
 import functools
 import json
 import logging
-import multiprocessing
 import os
 import signal
 import sys
@@ -45,7 +44,10 @@ if os.environ.get("ASYNCQ_TEST_OTLP"):
 if os.environ.get("ASYNCQ_TEST_SENTRY"):
     from . import reported_tasks  # noqa: F401 - likewise, because it imports Sentry's SDK
 
-if os.environ.get("ASYNCQ_TEST_BREAK_WORKERS") and multiprocessing.parent_process() is not None:
+# How Python starts what multiprocessing starts: worker processes and fork servers.
+IS_CHILD = "-c" in sys.orig_argv
+
+if os.environ.get("ASYNCQ_TEST_BREAK_WORKERS") and IS_CHILD:
     raise ImportError("broken on purpose, in worker processes only")
 
 
@@ -418,7 +420,7 @@ def _hang(number: int, frame: Any) -> None:
     threading.Event().wait()
 
 
-if os.environ.get("ASYNCQ_TEST_HANG") and multiprocessing.parent_process() is not None:
+if os.environ.get("ASYNCQ_TEST_HANG") and IS_CHILD:
     # The main thread runs the handlers of signals.
     signal.signal(signal.SIGUSR2, _hang)
 

@@ -19,15 +19,9 @@ import pytest
 
 from django_asyncq.lifecycle import describe_exit
 from django_asyncq.supervisor import Supervisor
+from django_asyncq.worker.child_process import ChildProcess
 from django_asyncq.worker.options import WorkerOptions
-from django_asyncq.worker.process_groups import (
-    has_exited,
-    reap,
-    signal_group,
-    signal_process,
-    start_of_child,
-    wait_for_exit,
-)
+from django_asyncq.worker.process_groups import start_of_child
 
 from . import process_tasks
 from .workers import ROOT, environment, read_of_living, run_workers, wait_until, workers
@@ -130,10 +124,11 @@ def test_number_that_was_given_to_another_process_is_not_signalled() -> None:
     stranger = int(started.stdout)
     try:
         wait_until(lambda: os.getpgid(stranger) == stranger, "a group of its own")
-        reaped: Any = SimpleNamespace(pid=stranger, exitcode=0)
-        assert has_exited(reaped)
-        signal_group(reaped, signal.SIGKILL)
-        signal_process(reaped, signal.SIGKILL)
+        process: Any = SimpleNamespace(pid=stranger, exitcode=0)
+        reaped = ChildProcess(process)
+        assert reaped.has_exited()
+        reaped.signal_group(signal.SIGKILL)
+        reaped.signal(signal.SIGKILL)
         dies = os.pidfd_open(stranger)
         assert select.select([dies], [], [], 0.3)[0] == []
         os.close(dies)
@@ -143,16 +138,17 @@ def test_number_that_was_given_to_another_process_is_not_signalled() -> None:
 
 def test_dead_child_is_seen_before_it_is_reaped() -> None:
     """Its number stays its own until `exitcode` is read; then there is nobody to signal."""
-    child = multiprocessing.get_context("spawn").Process(target=os.getpid)
+    process = multiprocessing.get_context("spawn").Process(target=os.getpid)
     with start_of_child():
-        child.start()
-    wait_for_exit(child, 10)
-    assert has_exited(child)
+        process.start()
+    child = ChildProcess(process)
+    child.wait_for_exit(10)
+    assert child.has_exited()
     assert Path(f"/proc/{child.pid}").exists()
-    assert child.exitcode == 0
+    assert child.exit_code == 0
     assert not Path(f"/proc/{child.pid}").exists()
-    assert has_exited(child)
-    signal_group(child, signal.SIGTERM)
+    assert child.has_exited()
+    child.signal_group(signal.SIGTERM)
 
 
 def test_exit_code_that_another_thread_reads_first() -> None:
@@ -167,11 +163,12 @@ def test_exit_code_that_another_thread_reads_first() -> None:
             return next(codes)
 
     found: Any = ReapedElsewhere()
-    assert reap(found) == 3
-    child = multiprocessing.get_context("spawn").Process(target=os.getpid)
-    child.start()
-    os.waitpid(child.pid or 0, 0)
-    assert has_exited(child) and reap(child) is None
+    assert ChildProcess(found).reap() == 3
+    process = multiprocessing.get_context("spawn").Process(target=os.getpid)
+    process.start()
+    os.waitpid(process.pid or 0, 0)
+    child = ChildProcess(process)
+    assert child.has_exited() and child.reap() is None
 
 
 def test_ends_of_processes_are_described() -> None:

@@ -98,13 +98,18 @@ class Workers:
 
 
 def worker_pids(supervisor: int) -> list[int]:
-    """Return the worker processes of a supervisor; multiprocessing's resource tracker is a child too, but no worker."""
-    found = []
-    for task in Path(f"/proc/{supervisor}/task").iterdir():
-        for pid in read_of_living(task / "children").split():
-            if b"spawn_main" in read_of_living(Path(f"/proc/{pid.decode()}/cmdline")):
-                found.append(int(pid))
-    return found
+    """Return the worker processes of a supervisor: its fresh interpreters, and what its fork server has forked."""
+    children = {pid: read_of_living(Path(f"/proc/{pid}/cmdline")) for pid in child_pids(supervisor)}
+    found = [pid for pid, command in children.items() if b"spawn_main" in command]
+    servers = [pid for pid, command in children.items() if b"multiprocessing.forkserver" in command]
+    return found + [pid for server in servers for pid in child_pids(server)]
+
+
+def child_pids(parent: int) -> list[int]:
+    """Return the pids of the children of all threads of a process."""
+    tasks = Path(f"/proc/{parent}/task")
+    threads = list(tasks.iterdir()) if tasks.is_dir() else []
+    return [int(pid) for thread in threads for pid in read_of_living(thread / "children").split()]
 
 
 def read_of_living(path: Path) -> bytes:

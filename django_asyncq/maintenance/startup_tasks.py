@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
 import time
 from datetime import timedelta
@@ -26,7 +27,8 @@ from ..storage import database_clock
 from ..storage.routing import rows_of
 from ..worker import inherited_settings
 from ..worker.bootstrap import run_startup_task
-from ..worker.process_groups import has_exited, kill_group, start_of_child, wait_for_exit
+from ..worker.child_process import ChildProcess
+from ..worker.process_groups import start_of_child
 
 logger = get_logger("django_asyncq.maintenance.startup_tasks")
 
@@ -131,30 +133,32 @@ class Run:
         spawn: Any = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
         arguments = (inherited_settings.pack(), stderr_verbosity(), task.name, theirs)
-        self._process = spawn.Process(target=run_startup_task, args=arguments, name="asyncq-startup")
+        process = spawn.Process(target=run_startup_task, args=arguments, name="asyncq-startup")
         with start_of_child():
-            self._process.start()
+            process.start()
         theirs.close()
+        self._process = ChildProcess(process)
 
     def error(self) -> str | None:
         """Return "" when the task succeeded, else what went wrong; None while it runs."""
-        if not has_exited(self._process):
+        if not self._process.has_exited():
             return None
-        kill_group(self._process)
-        if self._process.exitcode is None:
+        self._process.kill_group()
+        code = self._process.exit_code
+        if code is None:
             return None  # another thread reaps it at this moment
         try:
             if self._pipe.poll():
                 return str(self._pipe.recv())
         except EOFError:
             pass
-        return describe_exit(self._process.exitcode)
+        return describe_exit(code)
 
     def stop(self, grace_seconds: float) -> None:
         """Ask the process to stop; kill it after the grace period, and what it has started."""
-        self._process.terminate()
-        wait_for_exit(self._process, grace_seconds)
-        kill_group(self._process)
+        self._process.signal(signal.SIGTERM)
+        self._process.wait_for_exit(grace_seconds)
+        self._process.kill_group()
         self.close()
 
     def close(self) -> None:

@@ -1,13 +1,14 @@
 """The supervisor starts worker processes, renews their leases, replaces dead ones and shuts all of them down in order.
 
-`supervision` has the main loop. It owns three parts: `processes` (start, watch, kill), `leases` (renew) and `recovery`
-(the tasks of dead processes).
+`supervision` has the main loop. It owns its parts, such as `processes` (start, watch, kill), `leases` (renew) and
+`recovery` (the tasks of dead processes).
 """
 
 from __future__ import annotations
 
 from .liveness import LivenessFile
 from .processes import WorkersCannotStart
+from .starting import fork_obstacle
 from .supervision import Supervisor, ThreadDied, as_guest
 
-__all__ = ["LivenessFile", "Supervisor", "ThreadDied", "WorkersCannotStart", "as_guest"]
+__all__ = ["LivenessFile", "Supervisor", "ThreadDied", "WorkersCannotStart", "as_guest", "fork_obstacle"]

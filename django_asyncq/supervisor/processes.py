@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import math
 import select
 import time
 from collections.abc import Callable, Sequence
@@ -18,11 +18,13 @@ from ..logs import log_extra_of_ids
 from ..registry import every_task
 from ..stderr_log import stderr_verbosity
 from ..worker import inherited_settings
-from ..worker.bootstrap import start
+from ..worker.bootstrap import run_worker
+from ..worker.child_process import UNKNOWN_EXIT_CODE, ChildProcess
 from ..worker.crash_stack import CrashStack
-from ..worker.options import CANCEL, DRAIN, NOT_SET_UP, READY, WorkerOptions
-from ..worker.process_groups import has_exited, kill_group, reap_group, signal_group, signal_process, start_of_child
+from ..worker.options import CANCEL, DRAIN, EXITS, NOT_SET_UP, READY, WorkerOptions
+from ..worker.process_groups import reap_group
 from ..worker.slot_table import SlotTable
+from .starting import STARTERS, Start
 from .vacancies import Vacancy
 
 logger = get_logger("django_asyncq.supervisor")
@@ -51,7 +53,7 @@ class Child:
     is_draining: whether it was asked to take no more tasks.
     """
 
-    process: Any
+    process: ChildProcess
     slot_table: SlotTable
     pipe: Any
     worker_id: str
@@ -82,11 +84,19 @@ class Processes:
     """The living worker processes, `count` and those in quarantine, and when the next one may be started.
 
     on_death: called once for each process that has exited. inherit: whether they work with the settings of this
-    process, as a test may have changed them; otherwise each reads its settings anew.
+    process, as a test may have changed them; otherwise each reads its settings anew. start_method: see `starting`.
+    on_started: called by another thread when there is something for `take_started`.
     """
 
     def __init__(
-        self, options: WorkerOptions, count: int, *, on_death: Callable[[Child], None], inherit: bool = True
+        self,
+        options: WorkerOptions,
+        count: int,
+        *,
+        on_death: Callable[[Child], None],
+        inherit: bool = True,
+        start_method: str = conf.SPAWN,
+        on_started: Callable[[], object] = lambda: None,
     ) -> None:
         self.options = options
         self.count = count
@@ -95,7 +105,10 @@ class Processes:
         self.children: list[Child] = []
         # Whether processes are expected to exit: their deaths are no errors, and nobody replaces them.
         self.is_stopping = False
-        self._spawn = multiprocessing.get_context("spawn")
+        self._starter = STARTERS[start_method](on_started)
+        self._starting: set[Start] = set()
+        # When a start has failed, in monotonic seconds.
+        self.start_failed_at = -math.inf
         self._orphaned_groups: set[int] = set()
         self._vacancies = [Vacancy()] * count
         self._failed_starts = 0
@@ -115,7 +128,7 @@ class Processes:
     @property
     def are_ready(self) -> bool:
         """Whether all processes run, and have begun to fetch."""
-        return self.are_complete and not any(each.is_starting or has_exited(each.process) for each in self.children)
+        return self.are_complete and not any(each.is_starting or each.process.has_exited() for each in self.children)
 
     @property
     def alone(self) -> list[Child]:
@@ -133,42 +146,70 @@ class Processes:
         """Start a process for each missing one, unless it is too early; nothing replaces one in quarantine."""
         for vacancy in [vacancy for vacancy in self._vacancies if vacancy.start_at <= now]:
             self._vacancies.remove(vacancy)
-            self.start(self.options, now).failed_starts = vacancy.failed_starts
+            self.start(self.options, now, vacancy.failed_starts)
+        self.take_started(now)
 
-    def start(self, options: WorkerOptions, now: float) -> Child:
-        """Start one process with options of its own."""
+    def start(self, options: WorkerOptions, now: float, failed_starts: int = 0) -> None:
+        """Have one process started with options of its own. failed_starts: see `Child`."""
         # Async tasks have slots of their own, after those of the threads.
         slot_table = SlotTable(2 * options.concurrency, keeps_logs=_keeps_logs())
-        ours, theirs = self._spawn.Pipe()
+        context = self._starter.context
+        ours, theirs = context.Pipe()
         crash_stack = CrashStack()
         inherited = inherited_settings.pack() if self.inherit else b""
         arguments = (inherited, stderr_verbosity(), options, slot_table, theirs, crash_stack.path)
-        process = self._spawn.Process(target=start, args=arguments, name="asyncq-worker")
-        with start_of_child():
-            process.start()
-        theirs.close()
-        pid = process.pid
-        assert pid is not None  # noqa: S101 - it has been started
-        child = Child(process, slot_table, ours, options.worker_id_of(pid), now, crash_stack)
+        process = context.Process(target=run_worker, args=arguments, name="asyncq-worker")
+        wanted = Start(process, options, slot_table, ours, theirs, crash_stack, now, failed_starts)
+        self._starting.add(wanted)
+        self._starter.begin(wanted)
+
+    def take_started(self, now: float) -> None:
+        """Add the processes that have been started since the last call, and try again where that failed."""
+        for start in self._starter.done():
+            if start not in self._starting:
+                continue  # it was abandoned
+            self._starting.remove(start)
+            if start.began is not None:
+                self._add(start, start.began)
+                continue
+            start.abandon()
+            self.start_failed_at = now
+            logger.error("a worker process could not be started: %r", start.error)
+            if start.options.quarantine is None:
+                self._failed_starts += 1
+                self._vacancies.append(Vacancy.after_failed_start(start.failed_starts + 1, start.at, now))
+
+    def stop_starting(self, now: float) -> None:
+        """Start no more. A process that begins after all finds its pipe closed, and exits."""
+        self.is_stopping = True
+        self.take_started(now)
+        for start in self._starting:
+            start.abandon()
+        self._starting.clear()
+
+    def _add(self, start: Start, process: ChildProcess) -> None:
+        worker_id = start.options.worker_id_of(process.pid)
+        child = Child(process, start.slot_table, start.pipe, worker_id, start.at, start.crash_stack)
+        child.failed_starts = start.failed_starts
         self.children.append(child)
-        return child
 
     # --- death
 
     def reap(self, now: float) -> None:
         """Notice dead processes: kill what they left, pass them on, and have them replaced."""
         self._orphaned_groups = {pid for pid in self._orphaned_groups if reap_group(pid)}
-        for child in [child for child in self.children if has_exited(child.process)]:
+        for child in [child for child in self.children if child.process.has_exited()]:
             # Before its process id can be given to another process.
-            kill_group(child.process)
-            if child.process.exitcode is None:
-                continue  # another thread reaps it at this moment
+            child.process.kill_group()
+            child.exit_code = child.process.exit_code
+            if child.exit_code is None:
+                continue  # whoever reaps it has not said it yet
             self.children.remove(child)
             self._orphaned_groups.add(child.process.pid)
             self._read_words(child)
             child.pipe.close()
+            child.process.close()
             child.stack = child.crash_stack.take()
-            child.exit_code = child.process.exitcode
             self.on_death(child)
             failpoints.reach("reap.death_noticed")
             if child.exit_code == 0 or self.is_stopping:
@@ -189,23 +230,27 @@ class Processes:
             self._vacancies.append(Vacancy.after_failed_start(child.failed_starts + 1, child.started_at, now))
 
     def _read_words(self, child: Child) -> None:
-        """Note whether a dead process began to fetch tasks, and whether it found the database not set up."""
+        """Note whether a dead process began to fetch tasks, whether it found the database not set up, how it exited."""
         for word in words_of(child.pipe):
             child.was_ready = child.was_ready or word == READY
-            if isinstance(word, tuple) and word[:1] == (NOT_SET_UP,):
+            if not isinstance(word, tuple):
+                continue
+            if word[0] == NOT_SET_UP:
                 self.not_set_up = DatabaseNotSetUp(*word[1:])
+            elif word[0] == EXITS and child.exit_code == UNKNOWN_EXIT_CODE:
+                child.exit_code = word[1]
 
     # --- signals
 
     def signal_all(self, number: int) -> None:
         """Send a signal to every worker process, not to what its tasks have started."""
         for child in self.children:
-            signal_process(child.process, number)
+            child.process.signal(number)
 
     def signal_groups(self, number: int) -> None:
         """Send a signal to every worker process and to all that its tasks have started."""
         for child in self.children:
-            signal_group(child.process, number)
+            child.process.signal_group(number)
 
     def kill_overdue(self, now: float) -> None:
         """Kill processes in which a task ignores its timeout or its cancellation; the next round replaces them."""
@@ -249,7 +294,7 @@ class Processes:
     def kill(self, child: Child) -> None:
         """Kill a process and all that its tasks have started; the next round replaces it."""
         child.was_killed = True
-        kill_group(child.process)
+        child.process.kill_group()
 
 
 def _keeps_logs() -> bool:

@@ -17,7 +17,6 @@ from ..exceptions import BrokerUnavailable
 from ..guard import get_logger
 from ..worker.crash_stack import STACKS_SIGNAL
 from ..worker.options import WorkerOptions
-from ..worker.process_groups import signal_process
 from .processes import EXIT_MARGIN_SECONDS, Child, Processes
 
 logger = get_logger("django_asyncq.supervisor")
@@ -72,7 +71,7 @@ class Standstill:
         if reason := self.reason(child, now):
             logger.error("worker %s stands still: %s", child.worker_id, reason)
             self._stalls[child] = Stall(reason)
-            signal_process(child.process, STACKS_SIGNAL)
+            child.process.signal(STACKS_SIGNAL)
 
     def _ask_to_stop(self, child: Child, stall: Stall, now: float) -> None:
         """Log what the threads were doing, and send SIGTERM; unless the process goes on after all."""
@@ -84,7 +83,7 @@ class Standstill:
         logger.error("worker %s is replaced, since it stands still; its threads:\n%s", child.worker_id, stacks)
         child.is_stalled = True
         stall.kill_at = now + conf.current().shutdown_grace_seconds + EXIT_MARGIN_SECONDS
-        signal_process(child.process, signal.SIGTERM)
+        child.process.signal(signal.SIGTERM)
 
     def reason(self, child: Child, now: float) -> str:
         """Return why a process stands still, "" if it does not. A process in quarantine never takes a second task."""

@@ -23,7 +23,7 @@ from ..guard import get_logger, own_process
 from ..maintenance.service import MaintenanceService
 from ..storage.pooling import return_connections
 from ..worker.options import WorkerOptions
-from ..worker.wakeup import Wakeup
+from ..worker.wakeup import Reason, Wakeup
 from .announcement import Announcement
 from .heartbeat import HeartbeatWriter
 from .leases import LeaseKeeper
@@ -74,6 +74,7 @@ class Supervisor:
     """Run `processes` worker processes until stopped or, with `burst`, until no task is queued, running or due.
 
     liveness_file: touched while all processes run. code_changed: returns whether to restart the processes.
+    start_method: of the processes, see `starting`.
     say: is given what a person at the terminal should know, see `Announcement`.
     """
 
@@ -86,13 +87,14 @@ class Supervisor:
         liveness_file: Path | None = None,
         single_instance: bool | None = None,
         code_changed: Callable[[], bool] | None = None,
+        start_method: str = conf.SPAWN,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.options = options
         self.burst = burst
         self.liveness_file = LivenessFile(liveness_file) if liveness_file else None
         self.code_changed = code_changed
-        self.wakeup = Wakeup()
+        self.wakeup = Wakeup(expected=[Reason.STARTED])
         self.broker = Broker("worker", options.backend)
         self.maintenance = MaintenanceService(
             list(options.queues),
@@ -104,7 +106,14 @@ class Supervisor:
         self.memory = MemorySampler()
         self.recovery = Recovery(self.broker, options, self.memory)
         # Processes that are restarted because code has changed read the changed settings too.
-        self.processes = Processes(options, processes, on_death=self._note_death, inherit=code_changed is None)
+        self.processes = Processes(
+            options,
+            processes,
+            on_death=self._note_death,
+            inherit=code_changed is None,
+            start_method=start_method,
+            on_started=lambda: self.wakeup.notify(Reason.STARTED),
+        )
         self.quarantine = Quarantine(self.broker, options, self.processes)
         self.standstill = Standstill(self.broker, options, self.processes)
         self.heartbeat = HeartbeatWriter(
@@ -196,6 +205,8 @@ class Supervisor:
         self.heartbeat.clear([child])
 
     def _look_after_children(self, now: float) -> None:
+        # First: a signal that has come since is for them too.
+        self.processes.take_started(now)
         self.suspension.apply()
         self.processes.kill_overdue(now)
         self.memory.sample(self.children, now)
@@ -221,7 +232,7 @@ class Supervisor:
 
     def _shut_down(self) -> None:
         """Let the processes drain until the deadline, kill those that remain, and recover their tasks."""
-        self.processes.is_stopping = True
+        self.processes.stop_starting(time.monotonic())
         if self.stop_requests == 1 and self.children:
             self.announcement.stopping(conf.current().shutdown_grace_seconds)
         self._pass_on_stop()

@@ -1,16 +1,20 @@
 """The first code of a child process: sets Django up, then runs the worker or a start-up task.
 
-Child processes are fresh interpreters, not forks: the supervisor has threads and connections that must not be shared.
+Child processes are never forks of the supervisor, which has threads and connections that must not be shared: they are
+fresh interpreters, or forks of a fork server, which is one itself.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
+import time
 import traceback
 from typing import Any
 
+from ..guard import get_logger
 from ..stderr_log import log_to_stderr
 from ..threads import EX_SOFTWARE, LongLivedThread
 from .crash_stack import write_crash_stack
@@ -19,8 +23,37 @@ from .options import WorkerOptions
 from .process_groups import ignore_signals, kill_own_group, lead_group
 from .slot_table import SlotTable
 
+logger = get_logger("django_asyncq.supervisor")
 
-def start(
+# Where a fork server finds what it is to do, as JSON; its presence says that the process is one.
+PRELOAD_VARIABLE = "DJANGO_ASYNCQ_FORK_SERVER"
+
+# Whether this process was forked, or forks others, with Django set up and the tasks imported.
+_is_loaded = False
+
+
+def load_to_fork(verbosity: int | None) -> None:
+    """In a fork server: set Django up and import what a worker process needs, before it forks any.
+
+    verbosity: as of `run_worker`. Raises: RuntimeError for a project that cannot be forked.
+    """
+    global _is_loaded
+    began = time.monotonic()
+    # Garbage that is collected leaves holes in pages, which each fork would fill with copies of its own.
+    gc.disable()
+    _set_up(b"", "fork server", verbosity)
+
+    from . import process  # noqa: F401 - each worker process needs it
+    from .unshared import require_forkable
+
+    require_forkable()
+    # The collector writes to each object that it looks at, which would copy its page.
+    gc.freeze()
+    _is_loaded = True
+    logger.info("fork server %d has loaded the project in %.1f s", os.getpid(), time.monotonic() - began)
+
+
+def run_worker(
     inherited: bytes,
     verbosity: int | None,
     options: WorkerOptions,
@@ -37,7 +70,12 @@ def start(
     lead_group()
     if stack_file:
         write_crash_stack(stack_file)
-    _set_up(inherited, "worker", verbosity)
+    if _is_loaded:
+        gc.enable()
+        if verbosity is not None:
+            log_to_stderr("worker", verbosity)
+    else:
+        _set_up(inherited, "worker", verbosity)
 
     from .process import WorkerProcess
 
@@ -51,7 +89,7 @@ def run_isolated(
 ) -> None:
     """Set Django up, import the tasks, run one task of this name for the worker process at the other end of the pipe.
 
-    inherited, verbosity, stack_file: as of `start`.
+    inherited, verbosity, stack_file: as of `run_worker`.
     """
     ignore_signals()
     if stack_file:

@@ -14,6 +14,8 @@ from ..definitions.names import ALONE
 READY = "ready"
 # With the reason and the remedy of a DatabaseNotSetUp.
 NOT_SET_UP = "not set up"
+# With its exit code, as its last word: where that of a dead process cannot be known otherwise.
+EXITS = "exits"
 # The messages of a supervisor to its worker processes: with the ids of tasks, that these are cancelled; with a bool,
 # whether to take no more tasks.
 CANCEL, DRAIN = "cancel", "drain"

@@ -36,7 +36,7 @@ from .fetch.capacity import Capacity
 from .fetch.fetcher import Fetcher
 from .fetch.suspect_fetcher import SuspectFetcher
 from .heartbeat import Heartbeat
-from .options import CANCEL, DRAIN, NOT_SET_UP, READY, WorkerOptions
+from .options import CANCEL, DRAIN, EXITS, NOT_SET_UP, READY, WorkerOptions
 from .process_groups import kill_own_group
 from .progress import ProgressLook
 from .reporter import Reporter
@@ -257,5 +257,7 @@ class WorkerProcess:
         if self._is_orphan:
             # Nobody else is left to kill what its tasks have started.
             kill_own_group()
+        with suppress(OSError):
+            self.supervisor.send((EXITS, exit_code))
         # Threads that still run a task cannot be stopped otherwise, and its fence would refuse their outcome.
         os._exit(exit_code)

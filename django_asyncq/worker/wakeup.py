@@ -18,7 +18,7 @@ FD_SETSIZE = 1024
 
 
 class Reason(enum.StrEnum):
-    """Why the main thread of a worker process is woken."""
+    """Why the main thread of a worker process, or of a supervisor, is woken."""
 
     SIGNAL = "a signal has arrived"
     PUSH = "a queue may have work, or there is a new queue"
@@ -26,6 +26,7 @@ class Reason(enum.StrEnum):
     IDLE = "no task is left in this process"
     REPORTED = "the reporter has written a batch"
     STOPPED = "the owner is to stop"
+    STARTED = "a worker process has been started"
     USED_UP = "this process has run as many tasks, or used as much memory, as it may"
 
 

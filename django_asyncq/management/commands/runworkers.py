@@ -28,7 +28,7 @@ from ...stderr_log import log_to_stderr
 from ...storage.pooling import small_pools
 from ...storage.routing import writing_database
 from ...storage.tables import check_tables
-from ...supervisor import LivenessFile, Supervisor, ThreadDied, WorkersCannotStart, as_guest
+from ...supervisor import LivenessFile, Supervisor, ThreadDied, WorkersCannotStart, as_guest, fork_obstacle
 from ...test_run import is_test_run
 from ...threads import EX_SOFTWARE
 from ...worker import inherited_settings
@@ -182,6 +182,7 @@ class Command(BaseCommand):
             liveness_file=options["liveness_file"],
             single_instance=options["single_instance"],
             code_changed=CodeChanges() if options["reload"] else None,
+            start_method=self._start_method(settings.start_method, reloads=options["reload"]),
             say=self.say,
         )
         # A process that has called this as a function, such as a test run, goes on afterwards.
@@ -200,6 +201,15 @@ class Command(BaseCommand):
             max_memory_mb=options["max_memory_mb"],
             **name,
         )
+
+    def _start_method(self, method: str, *, reloads: bool) -> str:
+        """Return how processes are started. A fork server keeps the code and the settings with which it was started."""
+        if method == conf.SPAWN or reloads or not self._is_program:
+            return conf.SPAWN
+        if reason := fork_obstacle():
+            self.warn(f"ASYNCQ['START_METHOD'] is {method!r}, but worker processes are spawned: {reason}.")
+            return conf.SPAWN
+        return method
 
     def say(self, text: str) -> None:
         """Print for the person at the terminal; see `_print`."""

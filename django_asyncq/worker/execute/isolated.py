@@ -26,8 +26,9 @@ from ...run_log import Line
 from ...stderr_log import stderr_verbosity
 from ...storage import database_clock
 from .. import bootstrap, inherited_settings
+from ..child_process import DEATH_SECONDS, ChildProcess
 from ..crash_stack import STACKS_SIGNAL, CrashStack
-from ..process_groups import has_exited, reap, signal_process, start_of_child, wait_for_exit
+from ..process_groups import start_of_child
 from .isolated_messages import (
     COMPLETED,
     CUT,
@@ -57,7 +58,6 @@ EXIT_SECONDS = 5.0
 # For the stacks of a process that is about to be killed.
 STACK_SECONDS = 0.2
 # Until a killed process is dead.
-DEATH_SECONDS = 5.0
 OUTCOMES: Final = {CUT: Cut, UNCONNECTED: Unconnected}
 
 
@@ -105,15 +105,16 @@ class IsolatedRun:
             theirs,
             self.crash_stack.path,
         )
-        self.process = spawn.Process(target=bootstrap.run_isolated, args=arguments, name="asyncq-isolated")
+        process = spawn.Process(target=bootstrap.run_isolated, args=arguments, name="asyncq-isolated")
         try:
             with start_of_child(signal.SIGTERM):
-                self.process.start()
+                process.start()
         except OSError as error:
             self.pipe.close()
             raise ProcessNotStarted(str(error)) from error
         finally:
             theirs.close()
+        self.process = ChildProcess(process)
 
     # --- what the process says
 
@@ -142,7 +143,7 @@ class IsolatedRun:
             except (EOFError, OSError, ValueError):
                 return None
             # What it has sent last is read first.
-            if has_exited(self.process) and not self.pipe.poll():
+            if self.process.has_exited() and not self.pipe.poll():
                 return None
             self._check_clock(time.monotonic())
 
@@ -186,7 +187,7 @@ class IsolatedRun:
 
     def _give_up(self, error: Exception) -> None:
         """Report a run whose function is not called: cancelled, expired, or its row cannot say RUNNING as it must."""
-        signal_process(self.process, signal.SIGKILL)
+        self.process.signal(signal.SIGKILL)
         if outcome := self.runner.finish(self.job, None, error):
             self.runner.report(outcome)
 
@@ -252,24 +253,24 @@ class IsolatedRun:
     def _kill(self) -> None:
         """Kill the process, after it has written its stacks."""
         if self.job.begun_at is not None and self.crash_stack.path:
-            signal_process(self.process, STACKS_SIGNAL)
+            self.process.signal(STACKS_SIGNAL)
             deadline = time.monotonic() + STACK_SECONDS
             while not self.crash_stack.peek() and time.monotonic() < deadline:
                 time.sleep(STACK_SECONDS / 20)
         self._kill_at = math.inf
-        signal_process(self.process, signal.SIGKILL)
+        self.process.signal(signal.SIGKILL)
 
     # --- the end of the process
 
     def _conclude_dead(self) -> None:
         """Report what becomes of a run whose process has said nothing of its end."""
-        wait_for_exit(self.process, EXIT_SECONDS)
-        if not has_exited(self.process):
+        self.process.wait_for_exit(EXIT_SECONDS)
+        if not self.process.has_exited():
             # It closed its pipe, so nothing can be known of it.
-            signal_process(self.process, signal.SIGKILL)
-            wait_for_exit(self.process, DEATH_SECONDS)
+            self.process.signal(signal.SIGKILL)
+            self.process.wait_for_exit(DEATH_SECONDS)
         job, stack = self.job, self.crash_stack.peek()
-        code = reap(self.process)
+        code = self.process.reap()
         reason = lifecycle.describe_exit(code)
         if job.begun_at is None:
             raise ProcessNotStarted(f"{reason} before it was ready")
@@ -311,14 +312,14 @@ class IsolatedRun:
 
     def _end(self) -> None:
         """Wait until the process has exited, and leave nothing of it."""
-        wait_for_exit(self.process, EXIT_SECONDS)
-        if not has_exited(self.process):
+        self.process.wait_for_exit(EXIT_SECONDS)
+        if not self.process.has_exited():
             text = "task %s: its process did not exit after its function had finished, and is killed"
             logger.warning(text, self.record.id, extra=log_extra(self.record))
-            signal_process(self.process, signal.SIGKILL)
-            wait_for_exit(self.process, DEATH_SECONDS)
+            self.process.signal(signal.SIGKILL)
+            self.process.wait_for_exit(DEATH_SECONDS)
         self.pipe.close()
-        if reap(self.process) is not None:
+        if self.process.reap() is not None:
             self.process.close()
 
 
