@@ -31,6 +31,7 @@ from . import (  # noqa: F401 - their tasks are registered
     fleet_tasks,
     inbox_tasks,
     isolated_tasks,
+    loaded_tasks,
     observed_tasks,
     process_tasks,
     settings_tasks,
@@ -44,10 +45,7 @@ if os.environ.get("ASYNCQ_TEST_OTLP"):
 if os.environ.get("ASYNCQ_TEST_SENTRY"):
     from . import reported_tasks  # noqa: F401 - likewise, because it imports Sentry's SDK
 
-# How Python starts what multiprocessing starts: worker processes and fork servers.
-IS_CHILD = "-c" in sys.orig_argv
-
-if os.environ.get("ASYNCQ_TEST_BREAK_WORKERS") and IS_CHILD:
+if os.environ.get("ASYNCQ_TEST_BREAK_WORKERS") and loaded_tasks.IS_CHILD:
     raise ImportError("broken on purpose, in worker processes only")
 
 
@@ -420,7 +418,7 @@ def _hang(number: int, frame: Any) -> None:
     threading.Event().wait()
 
 
-if os.environ.get("ASYNCQ_TEST_HANG") and IS_CHILD:
+if os.environ.get("ASYNCQ_TEST_HANG") and loaded_tasks.IS_CHILD:
     # The main thread runs the handlers of signals.
     signal.signal(signal.SIGUSR2, _hang)
 

@@ -288,8 +288,8 @@ def test_only_ctrl_c_reaches_the_program_of_a_task(number: signal.Signals, exit_
         ([], ["workers SIGTERM"]),
         ([signal.SIGTERM], ["workers SIGTERM"]),
         ([signal.SIGINT], ["groups SIGINT", "workers SIGTERM"]),
-        ([signal.SIGTERM, signal.SIGTERM], ["groups SIGTERM"]),
-        ([signal.SIGINT, signal.SIGINT], ["groups SIGINT", "workers SIGTERM"]),
+        ([signal.SIGTERM, signal.SIGTERM], ["hurry", "groups SIGTERM"]),
+        ([signal.SIGINT, signal.SIGINT], ["hurry", "groups SIGINT", "workers SIGTERM"]),
     ],
 )
 def test_a_second_request_reaches_the_programs_of_tasks_too(
@@ -301,6 +301,7 @@ def test_a_second_request_reaches_the_programs_of_tasks_too(
         monkeypatch.setattr(
             supervisor.processes, name, lambda number, to=to: passed.append(f"{to} {signal.Signals(number).name}")
         )
+    monkeypatch.setattr(supervisor.processes, "hurry_all", lambda: passed.append("hurry"))
     for number in requests:
         supervisor._on_signal(number, None)
     supervisor._pass_on_stop()

@@ -37,7 +37,7 @@ from django_asyncq.worker.wakeup import Reason, Wakeup
 from . import isolated_tasks, tasks
 from .redis_state import unknown
 from .runs import worker_process
-from .workers import history, run_workers, start_workers, wait_until, worker_pids, workers
+from .workers import child_pids, history, run_workers, start_workers, wait_until, worker_pids, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -240,6 +240,21 @@ def test_second_signal_hurries(history_path: Path, tmp_path: Path) -> None:
         assert fleet.stop() == 0
         assert time.monotonic() - began < 6
     assert record_of(slow).attempt == 0
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_signal_to_all_processes_at_once_leaves_the_grace(
+    start_method: str, history_path: Path, tmp_path: Path
+) -> None:
+    """As Heroku and systemd send it: to a worker process it comes twice, since the supervisor passes it on."""
+    slow = tasks.nap.enqueue(2)
+    with workers(tmp_path, ASYNCQ_TEST_START_METHOD=start_method) as fleet:
+        wait_until(lambda: is_running(slow), "a running task")
+        for pid in (*fleet.children(), *child_pids(fleet.process.pid), fleet.process.pid):
+            os.kill(pid, signal.SIGTERM)
+        assert fleet.process.wait(20) == 0
+    record = record_of(slow)
+    assert (record.state, record.attempt) == (TaskState.SUCCEEDED, 1)
 
 
 def test_workers_are_found_while_threads_of_the_supervisor_exit() -> None:

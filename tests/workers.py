@@ -99,10 +99,18 @@ class Workers:
 
 def worker_pids(supervisor: int) -> list[int]:
     """Return the worker processes of a supervisor: its fresh interpreters, and what its fork server has forked."""
-    children = {pid: read_of_living(Path(f"/proc/{pid}/cmdline")) for pid in child_pids(supervisor)}
-    found = [pid for pid, command in children.items() if b"spawn_main" in command]
-    servers = [pid for pid, command in children.items() if b"multiprocessing.forkserver" in command]
-    return found + [pid for server in servers for pid in child_pids(server)]
+    spawned = [pid for pid in child_pids(supervisor) if b"spawn_main" in command_of(pid)]
+    return spawned + [pid for server in fork_servers(supervisor) for pid in child_pids(server)]
+
+
+def fork_servers(supervisor: int) -> list[int]:
+    """Return the pids of the fork servers of a supervisor."""
+    return [pid for pid in child_pids(supervisor) if b"multiprocessing.forkserver" in command_of(pid)]
+
+
+def command_of(pid: int) -> bytes:
+    """Return how a process was started; nothing if it has exited."""
+    return read_of_living(Path(f"/proc/{pid}/cmdline"))
 
 
 def child_pids(parent: int) -> list[int]:

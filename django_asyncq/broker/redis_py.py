@@ -83,3 +83,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOMES.get(name, "redis.exceptions")), name)
     return value
+
+
+def import_all() -> None:
+    """Import all of them now, for processes that will be forked."""
+    for name in __all__:
+        __getattr__(name)

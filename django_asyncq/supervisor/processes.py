@@ -21,7 +21,7 @@ from ..worker import inherited_settings
 from ..worker.bootstrap import run_worker
 from ..worker.child_process import UNKNOWN_EXIT_CODE, ChildProcess
 from ..worker.crash_stack import CrashStack
-from ..worker.options import CANCEL, DRAIN, EXITS, NOT_SET_UP, READY, WorkerOptions
+from ..worker.options import CANCEL, DRAIN, EXITS, HURRY, NOT_SET_UP, READY, WorkerOptions
 from ..worker.process_groups import reap_group
 from ..worker.slot_table import SlotTable
 from .starting import STARTERS, Start
@@ -251,6 +251,13 @@ class Processes:
         """Send a signal to every worker process and to all that its tasks have started."""
         for child in self.children:
             child.process.signal_group(number)
+
+    def hurry_all(self) -> None:
+        """Ask every process that stops to requeue its tasks at once; one that does not read is killed in the end."""
+        for child in self.children:
+            if select.select([], [child.pipe], [], 0)[1]:
+                with suppress(OSError):
+                    child.pipe.send((HURRY,))
 
     def kill_overdue(self, now: float) -> None:
         """Kill processes in which a task ignores its timeout or its cancellation; the next round replaces them."""

@@ -248,6 +248,8 @@ class Supervisor:
 
         At the first SIGTERM they go on, because their tasks may finish.
         """
+        if self.stop_requests > 1:
+            self.processes.hurry_all()
         if self._last_stop_signal == signal.SIGINT:
             self.processes.signal_groups(signal.SIGINT)
         if self._last_stop_signal == signal.SIGINT or self.stop_requests < 2:

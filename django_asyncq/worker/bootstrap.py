@@ -43,8 +43,11 @@ def load_to_fork(verbosity: int | None) -> None:
     gc.disable()
     _set_up(b"", "fork server", verbosity)
 
+    from ..broker import redis_py
     from . import process  # noqa: F401 - each worker process needs it
     from .unshared import require_forkable
+
+    redis_py.import_all()
 
     require_forkable()
     # The collector writes to each object that it looks at, which would copy its page.

@@ -17,8 +17,8 @@ NOT_SET_UP = "not set up"
 # With its exit code, as its last word: where that of a dead process cannot be known otherwise.
 EXITS = "exits"
 # The messages of a supervisor to its worker processes: with the ids of tasks, that these are cancelled; with a bool,
-# whether to take no more tasks.
-CANCEL, DRAIN = "cancel", "drain"
+# whether to take no more tasks; and that a process that stops is to do so at once.
+CANCEL, DRAIN, HURRY = "cancel", "drain", "hurry"
 
 
 class QuarantineOptions(NamedTuple):

@@ -36,7 +36,7 @@ from .fetch.capacity import Capacity
 from .fetch.fetcher import Fetcher
 from .fetch.suspect_fetcher import SuspectFetcher
 from .heartbeat import Heartbeat
-from .options import CANCEL, DRAIN, EXITS, NOT_SET_UP, READY, WorkerOptions
+from .options import CANCEL, DRAIN, EXITS, HURRY, NOT_SET_UP, READY, WorkerOptions
 from .process_groups import kill_own_group
 from .progress import ProgressLook
 from .reporter import Reporter
@@ -101,7 +101,9 @@ class WorkerProcess:
         self.pulse = slot_table.pulse
         self.heartbeat = Heartbeat(self.pulse, LoopBlock(self.executors.loop), on_death)
         self.progress_look = ProgressLook()
-        self.stop_requests = 0
+        self._is_asked_to_stop = False
+        # Whether running tasks are to be requeued without a grace.
+        self._is_in_a_hurry = False
         self._is_orphan = False
 
     # --- from start to stop
@@ -146,12 +148,13 @@ class WorkerProcess:
 
     def _on_signal(self, number: int, frame: Any) -> None:
         # Only a flag: raising into redis or the database driver would leave a connection half read.
-        # SIGINT is for the programs that tasks run; the supervisor alone decides what Ctrl-C means.
+        # SIGINT is for the programs that tasks run; the supervisor alone decides what Ctrl-C means. Nor is a second
+        # SIGTERM more than one: what sends it to all processes sends it to the supervisor too, which passes it on.
         if number == signal.SIGTERM:
-            self.stop_requests += 1
+            self._is_asked_to_stop = True
 
     def _must_stop(self) -> bool:
-        if self.stop_requests:
+        if self._is_asked_to_stop:
             return True
         if self.reporter.not_set_up is not None:
             raise self.reporter.not_set_up
@@ -161,7 +164,7 @@ class WorkerProcess:
         return self._is_orphan or self.capacity.is_used_up or self.fetcher.is_finished
 
     def _read_supervisor(self) -> None:
-        """Read which tasks were cancelled, whether to take no more, or that the supervisor is dead."""
+        """Read which tasks were cancelled, whether to take no more or to hurry, or that the supervisor is dead."""
         # Not `poll()`, which makes a selector each time, and this is asked before each fetch.
         while not self._is_orphan and select.select([self._supervisor_fd], [], [], 0)[0]:
             try:
@@ -174,6 +177,8 @@ class WorkerProcess:
                 self.stopper.cancel(rest)
             elif word == DRAIN:
                 self._drain(is_draining=bool(rest[0]))
+            elif word == HURRY:
+                self._is_in_a_hurry = True
 
     def _drain(self, *, is_draining: bool) -> None:
         """Take no more tasks, and requeue what has not begun; or take tasks again."""
@@ -236,7 +241,7 @@ class WorkerProcess:
         self.requeue(self.jobs.take_waiting(time.monotonic()))
         deadline = time.monotonic() + grace_seconds
         self.wakeup.expect(Reason.IDLE)
-        while self.jobs.running and time.monotonic() < deadline and self.stop_requests < 2:
+        while self.jobs.running and time.monotonic() < deadline and not self._is_in_a_hurry:
             self.wakeup.wait(TICK_SECONDS)
             self._read_supervisor()
             self._tick()
