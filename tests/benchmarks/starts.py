@@ -79,9 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "STUDIO_VAR": name,
             "STUDIO_REDIS_URL": redis.url,
         }
+        # As in production; the first start, which is not counted, compiles.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         (folder / "timed_settings.py").write_text(SETTINGS)
         migrate = [sys.executable, "manage.py", "migrate", "-v", "0"]
         subprocess.run(migrate, env=environment, cwd=PROJECT, check=True)
+        measured(1, environment, folder / "log")
         for turn in range(options.rounds):
             for method in sorted(figures, reverse=bool(turn % 2)):
                 environment["START_METHOD"] = method
