@@ -35,7 +35,7 @@ _is_loaded = False
 def load_to_fork(verbosity: int | None) -> None:
     """In a fork server: set Django up and import what a worker process needs, before it forks any.
 
-    verbosity: as of `run_worker`. Raises: RuntimeError for a project that cannot be forked.
+    verbosity: as of `run_worker`.
     """
     global _is_loaded
     began = time.monotonic()
@@ -45,11 +45,11 @@ def load_to_fork(verbosity: int | None) -> None:
 
     from ..broker import redis_py
     from . import process  # noqa: F401 - each worker process needs it
-    from .unshared import require_forkable
+    from .unshared import close_connections, warn_of_others
 
     redis_py.import_all()
-
-    require_forkable()
+    close_connections()
+    warn_of_others()
     # The collector writes to each object that it looks at, which would copy its page.
     gc.freeze()
     _is_loaded = True

@@ -1,4 +1,4 @@
-"""What a fork server must not have when it forks: its processes would share connections, and miss threads."""
+"""What a fork server should not have when it forks: its processes would share connections, and lack threads."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ from ..guard import get_logger
 
 logger = get_logger("django_asyncq.supervisor")
 
-REMEDY = "or set ASYNCQ['START_METHOD'] = 'spawn'"
+REMEDY = "when they are first used, or set ASYNCQ['START_METHOD'] = 'spawn'"
 STANDARD_STREAMS = (0, 1, 2)
 
 
-def require_forkable() -> None:
-    """Close what Django has opened while the project was loaded; log what else is open.
-
-    Raises: RuntimeError for threads. One that a process does not have may have held a lock when it was forked.
-    """
+def close_connections() -> None:
+    """Close the connections to databases that were opened while the project was loaded."""
     for connection in connections.all(initialized_only=True):
         connection.close()
         # Of PostgreSQL, since Django 5.1: it ends the threads of a pool.
         if close_pool := getattr(connection, "close_pool", None):
             close_pool()
-    others = sorted(each.name for each in threading.enumerate() if each is not threading.current_thread())
-    if others:
-        raise RuntimeError(
-            f"the project has started threads while it was loaded ({', '.join(others)}), and forked processes would "
-            f"lack them. Start them when they are first used, {REMEDY}."
-        )
+
+
+def warn_of_others() -> None:
+    """Log what else the project has started and opened. Whether it survives a fork, only the project can know."""
+    threads = sorted(each.name for each in threading.enumerate() if each is not threading.current_thread())
+    if threads:
+        text = "worker processes lack the threads that the project has started while it was loaded: %s; start them %s"
+        logger.warning(text, ", ".join(threads), REMEDY)
     if peers := sorted(_peers()):
-        text = "worker processes share connections that the project has opened while it was loaded: %s; close them, %s"
+        text = "worker processes share connections that the project has opened while it was loaded: %s; open them %s"
         logger.warning(text, ", ".join(peers), REMEDY)
 
 
