@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 
 from django.db import connections
@@ -26,13 +27,15 @@ def is_connected() -> bool:
 
 
 def load(what: str) -> None:
-    """Start a thread; connect to an address or to the database; or kill this process if a file is not there yet."""
+    """Start a thread; connect to an address or to the database; sleep; or die unless a file is there."""
     kind, _, value = what.partition("=")
     if kind == "thread":
         threading.Thread(target=threading.Event().wait, name=value, daemon=True).start()
     elif kind == "socket":
         host, port = value.split(":")
         opened.append(socket.create_connection((host, int(port))))
+    elif kind == "sleep":
+        time.sleep(float(value))
     elif kind == "database":
         connections["default"].ensure_connection()
     elif kind == "dies" and not Path(value).exists():

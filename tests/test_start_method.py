@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -182,6 +183,20 @@ def test_fork_server_exits_with_its_supervisor(tmp_path: Path) -> None:
         (worker,), server = ready(fleet, 1), server_of(fleet)
         fleet.process.kill()
         wait_until(lambda: not runs(worker) and not runs(server), "the end of both")
+
+
+def test_stop_while_the_project_is_loaded(tmp_path: Path) -> None:
+    """It waits for nobody; a process that is forked after all finds no supervisor, and exits in order."""
+    result = tasks.add.enqueue(1)
+    with forked(tmp_path, ASYNCQ_TEST_LOADING="sleep=4") as fleet:
+        wait_until(lambda: fork_servers(fleet.process.pid), "a fork server")
+        server = server_of(fleet)
+        began = time.monotonic()
+        assert fleet.stop() == 0
+        assert time.monotonic() - began < 3
+        wait_until(lambda: not runs(server), "the end of the fork server")
+    assert "Traceback" not in fleet.output()
+    assert TaskRecord.objects.get(id=result.id).state == TaskState.QUEUED
 
 
 # --- when there is no fork server

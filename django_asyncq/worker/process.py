@@ -1,7 +1,7 @@
 """The main thread of a worker process: fetch while there is capacity, look after what runs, stop in order.
 
-The supervisor starts it in a fresh interpreter. It never renews a lease: a task that holds the interpreter for a minute
-must not look dead.
+It is started in a process without other threads. It never renews a lease: a task that holds the interpreter for a
+minute must not look dead.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class WorkerProcess:
         self.heartbeat.start()
         # From here on it must look: a main thread that hangs in its first look, as in any later one, is replaced.
         self.pulse.note_look()
-        self.supervisor.send(READY)
+        with suppress(OSError):  # the supervisor is dead, as the first look will find
+            self.supervisor.send(READY)
         slots = self.options.concurrency
         logger.info("worker %s started: %d slot%s", self.worker_id, slots, pluralize(slots))
         exit_code = EX_SOFTWARE
