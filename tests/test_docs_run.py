@@ -1,12 +1,10 @@
-"""The examples of the docs run: those of the guides that are followed as a project elsewhere, and here all others.
-
-Those in Go and PHP are only read by people: no compiler of theirs is at hand.
-"""
+"""The examples and the commands of the docs run, here unless a project elsewhere follows their page."""
 
 from __future__ import annotations
 
 import configparser
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,16 +13,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+import redis
 import yaml
 from django.db import connection, transaction
 from django.template import Context, Template
 from django.urls import include, path
 
 from django_asyncq.definitions.inbox_documents import read_document
+from django_asyncq.testing import EmbeddedRedis
 
-from . import tasks
+from . import docs_commands, tasks
+from .docs_go import ASYNQ, INBOX
 from .docs_runner import FOLLOWED, ROOT, pages
 from .test_docs import blocks_of
 
@@ -65,6 +67,40 @@ def test_pages_that_are_not_run_here_are_followed_elsewhere() -> None:
     for page in FOLLOWED:
         assert f'"{page}.md"' in source
     assert "coming-from" in source
+
+
+# --- commands
+
+
+def test_every_command_of_the_docs_runs() -> None:
+    """In a project with workers, unless a table says what runs it; so a new kind of command fails here."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.docs_commands"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=3 * SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2_000:]
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"page"')]
+    wanted = [each for each in docs_commands.commands() if not docs_commands.elsewhere(each)]
+    assert [(each["page"], each["command"]) for each in found] == wanted
+    assert len(wanted) > 40
+    failed = [f"{each['page']}: {each['command']}: {each['error']}" for each in found if each["error"]]
+    assert not failed, "\n".join(failed)
+
+
+def test_commands_that_are_run_elsewhere_are() -> None:
+    """Each row of the tables is used, and the scripts are those of `.ci/run`, or tests that name the page."""
+    every = list(docs_commands.commands())
+    assert {each.page for each in every} >= docs_commands.FOLLOWED.keys()
+    for page, script in docs_commands.FOLLOWED.items():
+        source = (ROOT / script).read_text() + (ROOT / ".ci" / "run").read_text()
+        assert page.rpartition("/")[2] in source or script in source, page
+    others = [each for each in every if each.page not in docs_commands.FOLLOWED]
+    for start in docs_commands.ELSEWHERE:
+        assert any(each.text.startswith(start) for each in others), start
 
 
 # --- other languages
@@ -113,8 +149,55 @@ def test_the_javascript_of_the_inbox_pushes_a_document_that_is_a_task(tmp_path: 
     assert done.returncode == 0, done.stderr
     address, key, document = json.loads(done.stdout)
     assert address.startswith("redis://") and key == "asynq:{mails}:inbox"
-    read = read_document(document.encode(), largest_bytes=1_000, max_depth=5)
+    check_document(document.encode())
+
+
+@pytest.mark.skipif(shutil.which("php") is None, reason="php was not found")
+def test_the_php_of_the_inbox_pushes_a_document_that_is_a_task(tmp_path: Path) -> None:
+    """With PHP's own client, to a Redis."""
+    ((_, block),) = blocks("php")
+    if "redis" not in subprocess.run(["php", "-m"], capture_output=True, text=True, check=True).stdout.split():
+        pytest.skip("php has no extension redis")
+    with EmbeddedRedis() as server:
+        address = urlsplit(server.url)
+        connect = f'$redis = new Redis(); $redis->connect("{address.hostname}", {address.port});'
+        (tmp_path / "push.php").write_text(f"<?php {connect}\n{block}")
+        subprocess.run(["php", "push.php"], cwd=tmp_path, timeout=60, check=True)
+        document: Any = redis.Redis.from_url(server.url).rpop("asynq:{mails}:inbox")
+    check_document(document)
+
+
+def test_the_go_of_the_docs_pushes_what_it_says(tmp_path: Path) -> None:
+    """With clients in the place of asynq's and of go-redis that print their calls; both have the real signatures."""
+    *of_asynq, (_, inbox) = blocks("go")
+    calls = run_go(tmp_path / "asynq", ASYNQ, "\n".join(block for _, block in of_asynq))
+    add_event, deliver = json.loads(calls)
+    assert deliver == ["email:deliver", '{"to": "a@example.org"}', "queue mails"]
+    assert add_event == ["event:add", "payload", "queue events", "group shop-7"]
+    key, document = json.loads(run_go(tmp_path / "inbox", INBOX, inbox))
+    assert key == "asynq:{mails}:inbox"
+    check_document(document.encode())
+
+
+def check_document(document: bytes) -> None:
+    """Check the document that all languages push to the inbox."""
+    read = read_document(document, largest_bytes=1_000, max_depth=5)
     assert (read.task, read.kwargs) == ("shop.tasks.send_mail", {"user_id": 7})
+
+
+def run_go(folder: Path, program: dict[str, str], block: str) -> str:
+    """Run a Go program with a block in it; return what it prints."""
+    if shutil.which("go") is None:
+        pytest.skip("go was not found")
+    for name, text in program.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text.replace("BLOCK", block))
+    environment = {**os.environ, "GOFLAGS": "-mod=mod", "GOPROXY": "off", "GOCACHE": str(folder / "cache")}
+    done = subprocess.run(
+        ["go", "run", "."], cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @ROW

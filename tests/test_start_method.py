@@ -25,6 +25,7 @@ from django_asyncq.management.commands.runworkers import Command
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.supervisor.processes import Child, Processes
 from django_asyncq.supervisor.quarantine import PATIENCE_SECONDS, Quarantine
+from django_asyncq.worker import inherited_settings
 from django_asyncq.worker.child_process import REAP_SECONDS, UNKNOWN_EXIT_CODE, ForkedProcess
 from django_asyncq.worker.options import WorkerOptions
 
@@ -211,14 +212,16 @@ def test_reload_spawns(tmp_path: Path) -> None:
         assert all(b"spawn_main" in command_of(each) for each in fleet.children())
 
 
-def test_only_a_program_has_a_fork_server() -> None:
-    """One that a test run starts would keep the settings of the first test that starts workers."""
+def test_only_a_program_has_a_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a test run, nor what it has started with its settings: a fork server has those that are written."""
     command = Command()
     assert command._start_method(FORKSERVER, reloads=False) == SPAWN
     command._is_program = True
     assert command._start_method(FORKSERVER, reloads=False) == FORKSERVER
     assert command._start_method(FORKSERVER, reloads=True) == SPAWN
     assert command._start_method(SPAWN, reloads=False) == SPAWN
+    monkeypatch.setattr(inherited_settings, "applied", lambda: b"packed")
+    assert command._start_method(FORKSERVER, reloads=False) == SPAWN
 
 
 @pytest.mark.parametrize("what", ["settings", "pidfd"])

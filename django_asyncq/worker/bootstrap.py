@@ -14,7 +14,7 @@ import time
 import traceback
 from typing import Any
 
-from ..guard import get_logger
+from ..guard import get_logger, own_process
 from ..stderr_log import log_to_stderr
 from ..threads import EX_SOFTWARE, LongLivedThread
 from .crash_stack import write_crash_stack
@@ -39,6 +39,7 @@ def load_to_fork(verbosity: int | None) -> None:
     """
     global _is_loaded
     began = time.monotonic()
+    own_process()
     # Garbage that is collected leaves holes in pages, which each fork would fill with copies of its own.
     gc.disable()
     _set_up(b"", "fork server", verbosity)

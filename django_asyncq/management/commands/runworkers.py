@@ -203,8 +203,9 @@ class Command(BaseCommand):
         )
 
     def _start_method(self, method: str, *, reloads: bool) -> str:
-        """Return how processes are started. A fork server keeps the code and the settings with which it was started."""
-        if method == conf.SPAWN or reloads or not self._is_program:
+        """Return how processes are started. A fork server has the written settings, and the code of its start."""
+        may_differ = reloads or not self._is_program or inherited_settings.applied()
+        if method == conf.SPAWN or may_differ:
             return conf.SPAWN
         if reason := fork_obstacle():
             self.warn(f"ASYNCQ['START_METHOD'] is {method!r}, but worker processes are spawned: {reason}.")
