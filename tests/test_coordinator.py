@@ -1437,6 +1437,21 @@ def test_an_outage_after_the_first_acquire_refuses_and_trust_expires(
     assert not (tmp_path / "locks").exists()
 
 
+def test_the_end_of_an_outage_is_logged_once(
+    own_redis: EmbeddedRedis, name: str, connect: Callable[[str], redis.Redis], caplog: pytest.LogCaptureFixture
+) -> None:
+    """By whatever call finds it."""
+    caplog.set_level("INFO", "django_asyncq")
+    holder = StartupTaskCoordinator(connect(own_redis.url), single_instance=False)
+    assert holder.acquire(name, TTL)
+    own_redis.kill()
+    assert holder.renew(name) is False
+    own_redis.restart()
+    holder.renew(name)
+    assert holder.acquire(f"{name}2", TTL)
+    assert [record.getMessage() for record in caplog.records].count("locks can be acquired and renewed again") == 1
+
+
 def test_never_switches_from_redis_to_files_or_back(
     own_redis: EmbeddedRedis, name: str, connect: Callable[[str], redis.Redis], tmp_path: Path
 ) -> None:

@@ -123,10 +123,10 @@ class StartupTaskCoordinator:
             try:
                 reply = scripts.run("lock_renew", self._client(), [key_of(name)], arguments)
             except BrokerUnavailable as error:
-                self._note_unreachable(error)
+                self._note_outage(error)
                 self._keep_if_trusted(name)
                 return False
-            self._is_unreachable = False
+            self._note_outage(None)
             if text_of(reply) != "renewed":
                 self._drop(name)
                 logger.error("lock %s is lost: it expired, or another process holds it", name)
@@ -144,7 +144,7 @@ class StartupTaskCoordinator:
                 if hold.value:
                     scripts.run("lock_release", self._client(), [key_of(name)], [hold.value])
             except BrokerUnavailable as error:
-                self._note_unreachable(error)
+                self._note_outage(error)
                 # The deletion may still arrive: as a new owner, the next hold cannot be what it deletes.
                 self.owner = Owner.of_this_process()
             finally:
@@ -304,9 +304,10 @@ class StartupTaskCoordinator:
             # A password that is corrected later must not leave some processes with files and others with Redis.
             if self.uses_files is None and not isinstance(error, BrokerMisconfigured):
                 return self._fall_back(name, file, error)
-            self._note_unreachable(error)
+            self._note_outage(error)
             return self._keep_if_trusted(name)
-        self.uses_files = self._is_unreachable = False
+        self.uses_files = False
+        self._note_outage(None)
         return is_acquired and self._keep_if_trusted(name)
 
     # --- Redis
@@ -368,10 +369,13 @@ class StartupTaskCoordinator:
     def _is_single_instance(self) -> bool:
         return conf.current().single_instance_mode if self._single_instance is None else self._single_instance
 
-    def _note_unreachable(self, error: BrokerUnavailable) -> None:
-        if not self._is_unreachable:
+    def _note_outage(self, error: BrokerUnavailable | None) -> None:
+        """Log once that Redis is unreachable, and once that it is not any more. error: of the last call."""
+        if error is not None and not self._is_unreachable:
             logger.warning("held locks expire in time, and no lock can be acquired: %s", error)
-        self._is_unreachable = True
+        elif error is None and self._is_unreachable:
+            logger.info("locks can be acquired and renewed again")
+        self._is_unreachable = error is not None
 
     # --- files
 
@@ -426,7 +430,7 @@ class StartupTaskCoordinator:
         try:
             before, reply = self._run_script(name, value, hold.ttl_seconds, hold.value)
         except BrokerUnavailable as error:
-            self._note_unreachable(error)
+            self._note_outage(error)
             file.unlock()
             return
         if text_of(reply[0]) == "held":
