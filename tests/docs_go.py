@@ -10,7 +10,7 @@ go 1.18
 require NAME v0.0.0
 replace NAME => ./client
 """
-# Signatures: asynq v0.24 to v0.26, client.go and asynq.go.
+# Signatures: asynq, client.go at commit 0275df8.
 ASYNQ = {
     "go.mod": GO_MODULE.replace("NAME", "github.com/hibiken/asynq"),
     "client/go.mod": "module github.com/hibiken/asynq\ngo 1.18\n",
