@@ -123,7 +123,7 @@ class Walk:
             print(f"-- {init[0]} is not installed: a small init of this script replaces it")
             init = [sys.executable, __file__, "--init"]
         print(f"$ {shlex.join([*self.entrypoint, *self.command])}", flush=True)
-        return subprocess.Popen(self.words([*init, *self.command]), cwd=self.folder, env=self.environment)
+        return subprocess.Popen([*init, *self.words(self.command)], cwd=self.folder, env=self.environment)
 
 
 def walk(context: Path, root: Path, page: str, wheels: Path, redis_url: str) -> None:
