@@ -177,7 +177,8 @@ class Processes:
             logger.error("a worker process could not be started: %r", start.error)
             if start.options.quarantine is None:
                 self._failed_starts += 1
-                self._vacancies.append(Vacancy.after_failed_start(start.failed_starts + 1, start.at, now))
+                # Not since it was asked for, which may be long ago: a fork server that dies is not gone at once.
+                self._vacancies.append(Vacancy.after_failed_start(start.failed_starts + 1, now, now))
 
     def stop_starting(self, now: float) -> None:
         """Start no more. A process that begins after all finds its pipe closed, and exits."""
