@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing.process
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +22,13 @@ from django_asyncq.broker.keys import QueueKeys, alive_key
 from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.maintenance.sweep import Repairs
 from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.supervisor import Supervisor
 from django_asyncq.supervisor.blame import blame, describe_death
 from django_asyncq.supervisor.memory import MemorySampler
 from django_asyncq.supervisor.processes import Child
+from django_asyncq.supervisor.quarantine import LOOK_SECONDS
 from django_asyncq.worker.crash_stack import crashed_thread
+from django_asyncq.worker.options import WorkerOptions
 from django_asyncq.worker.slot_table import SLOT, SlotTable
 
 from . import tasks
@@ -265,6 +271,24 @@ def test_a_host_that_dies_with_a_suspect_in_quarantine_is_counted() -> None:
         assert row_of(record).crash_count == losses
     assert row_of(record).state == TaskState.FAILED
     assert waiting_suspects() == []
+
+
+def test_a_suspect_whose_process_cannot_be_started_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it has begun. It waits as a suspect again at once, and the next look for one comes later."""
+
+    def refuse(self: Any) -> None:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    record, supervisor, now = suspect(), Supervisor(WorkerOptions(queues={"default": 1})), time.monotonic()
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", refuse)
+    supervisor.quarantine.tick(now)
+    assert waiting_suspects() == [], "it is claimed"
+    supervisor.processes.take_started(now)
+    assert supervisor.recovery.recover_dead(time.monotonic())
+    assert waiting_suspects() == [str(record.id)]
+    assert (row_of(record).state, row_of(record).crash_count) == (TaskState.QUEUED, 0)
+    supervisor.quarantine.tick(now + LOOK_SECONDS)
+    assert waiting_suspects() == [str(record.id)], "nobody claims it again so soon"
 
 
 # --- whole fleets

@@ -19,12 +19,10 @@ from typing import Any
 import pytest
 from django.conf import ENVIRONMENT_VARIABLE
 
-from django_asyncq.broker import Broker
 from django_asyncq.conf import FORKSERVER, SPAWN
 from django_asyncq.management.commands.runworkers import Command
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.supervisor.processes import Child, Processes
-from django_asyncq.supervisor.quarantine import PATIENCE_SECONDS, Quarantine
 from django_asyncq.worker import inherited_settings
 from django_asyncq.worker.child_process import REAP_SECONDS, UNKNOWN_EXIT_CODE, ForkedProcess
 from django_asyncq.worker.options import WorkerOptions
@@ -292,24 +290,18 @@ def test_exit_code_that_nobody_says_is_unknown_after_a_while() -> None:
 def test_start_that_the_system_refuses_is_tried_again(
     own_keys: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The supervisor lives on; of suspects it claims none meanwhile, since there is no process for it."""
+    """The supervisor lives on."""
 
     def refuse(self: Any) -> None:
         raise OSError(errno.EAGAIN, "no more processes")
 
     dead: list[Child] = []
-    options = WorkerOptions(queues={"default": 1})
-    processes = Processes(options, 1, on_death=dead.append)
+    processes = Processes(WorkerOptions(queues={"default": 1}), 1, on_death=dead.append)
     with monkeypatch.context() as patch:
         patch.setattr(multiprocessing.process.BaseProcess, "start", refuse)
         processes.start_missing(100.0)
     assert processes.children == dead == []
     assert "could not be started: BlockingIOError(11, 'no more processes')" in caplog.text
-    quarantine = Quarantine(Broker(), options, processes)
-    quarantine.tick(100.0 + PATIENCE_SECONDS / 2)
-    assert quarantine._look_at == 0.0
-    quarantine.tick(100.0 + PATIENCE_SECONDS * 2)
-    assert quarantine._look_at > 100.0
     processes.start_missing(101.0)
     assert len(processes.children) == 1
     processes.kill_remaining()

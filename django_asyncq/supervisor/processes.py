@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import select
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from ..registry import every_task
 from ..stderr_log import stderr_verbosity
 from ..worker import inherited_settings
 from ..worker.bootstrap import run_worker
-from ..worker.child_process import UNKNOWN_EXIT_CODE, ChildProcess
+from ..worker.child_process import UNKNOWN_EXIT_CODE, ChildProcess, NeverStarted
 from ..worker.crash_stack import CrashStack
 from ..worker.options import CANCEL, DRAIN, EXITS, HURRY, NOT_SET_UP, READY, WorkerOptions
 from ..worker.process_groups import reap_group
@@ -107,8 +106,6 @@ class Processes:
         self.is_stopping = False
         self._starter = STARTERS[start_method](on_started)
         self._starting: set[Start] = set()
-        # When a start has failed, in monotonic seconds.
-        self.start_failed_at = -math.inf
         self._orphaned_groups: set[int] = set()
         self._vacancies = [Vacancy()] * count
         self._failed_starts = 0
@@ -170,12 +167,14 @@ class Processes:
                 continue  # it was abandoned
             self._starting.remove(start)
             if start.began is not None:
-                self._add(start, start.began)
+                self.children.append(self._child_of(start, start.began))
                 continue
             start.abandon()
-            self.start_failed_at = now
             logger.error("a worker process could not be started: %r", start.error)
-            if start.options.quarantine is None:
+            if start.options.quarantine is not None:
+                # It counts as dead before it has begun: a suspect was claimed for it.
+                self.on_death(self._child_of(start, NeverStarted()))
+            else:
                 self._failed_starts += 1
                 # Not since it was asked for, which may be long ago: a fork server that dies is not gone at once.
                 self._vacancies.append(Vacancy.after_failed_start(start.failed_starts + 1, now, now))
@@ -188,11 +187,12 @@ class Processes:
             start.abandon()
         self._starting.clear()
 
-    def _add(self, start: Start, process: ChildProcess) -> None:
+    @staticmethod
+    def _child_of(start: Start, process: ChildProcess) -> Child:
         worker_id = start.options.worker_id_of(process.pid)
         child = Child(process, start.slot_table, start.pipe, worker_id, start.at, start.crash_stack)
         child.failed_starts = start.failed_starts
-        self.children.append(child)
+        return child
 
     # --- death
 

@@ -58,8 +58,7 @@ class Quarantine:
 
         is_draining: whether this supervisor takes no more tasks.
         """
-        not_before = max(self._look_at, self._not_before, self.processes.start_failed_at + PATIENCE_SECONDS)
-        if now < not_before or self.processes.is_stopping or is_draining:
+        if now < max(self._look_at, self._not_before) or self.processes.is_stopping or is_draining:
             return
         self._look_at = now + LOOK_SECONDS
         alone = len(self.processes.alone)

@@ -117,6 +117,13 @@ class ChildProcess:
         self._process.close()
 
 
+class NeverStarted(ChildProcess):
+    """A child whose start has failed: there is no process to ask or to signal."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+
+
 class ForkedProcess(ChildProcess):
     """A child of a fork server of multiprocessing, which reaps it and reports its exit code.
 
