@@ -27,7 +27,8 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^( *)```sh\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 ADDRESS = "redis://127.0.0.1:6379"
 PATIENCE_SECONDS = 30.0
-# Pages whose commands are typed elsewhere: by scripts of `.ci/run`, or by tests that make a project of the page.
+# Pages whose commands are typed elsewhere: by scripts of `.ci/run`, or by tests that make a project of the page. Docker's
+# own are typed only where it runs.
 FOLLOWED = {
     "getting-started": ".ci/fresh_project.py",
     "coming-from/celery": ".ci/moved_from_celery.py",
@@ -144,6 +145,11 @@ class Project:
 
     def run(self, text: str) -> str:
         """Run a command; return what is wrong with how it ended, "" for nothing."""
+        words = shlex.split(text)
+        while words and re.match(r"[A-Z_]+=", words[0]):
+            words = words[1:]
+        if not text.startswith("export ") and words[:2] != ["python", "manage.py"] and words[:1] != ["redis-cli"]:
+            return "a kind of command that is not run here: run it elsewhere, and say so in ELSEWHERE"
         words = shlex.split(text)
         if "runworkers" in words:
             return self.run_until_stopped(text)

@@ -23,9 +23,13 @@ from django_asyncq.conf import FORKSERVER, SPAWN
 from django_asyncq.management.commands.runworkers import Command
 from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.supervisor.processes import Child, Processes
+from django_asyncq.supervisor.starting import ForkStarter, Start
 from django_asyncq.worker import inherited_settings
-from django_asyncq.worker.child_process import REAP_SECONDS, UNKNOWN_EXIT_CODE, ForkedProcess
+from django_asyncq.worker.bootstrap import PRELOAD_VARIABLE
+from django_asyncq.worker.child_process import REAP_SECONDS, UNKNOWN_EXIT_CODE, ForkedProcess, NeverStarted
+from django_asyncq.worker.crash_stack import CrashStack
 from django_asyncq.worker.options import WorkerOptions
+from django_asyncq.worker.slot_table import SlotTable
 
 from . import isolated_tasks, loaded_tasks, process_tasks, tasks
 from .test_processes import pids_in, runs
@@ -306,6 +310,39 @@ def test_start_that_the_system_refuses_is_tried_again(
     assert len(processes.children) == 1
     processes.kill_remaining()
     assert len(dead) == 1
+
+
+def test_child_that_never_started_is_signalled_as_nobody() -> None:
+    """Its number, 0, would be the group of this very process."""
+    child = NeverStarted()
+    child.kill_group()
+    child.signal(signal.SIGKILL)
+    child.close()
+    assert (child.has_exited(), child.exit_code) == (True, None)
+
+
+def test_start_that_nobody_waits_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the workers are stopped while the project is loaded: no process is forked for nothing."""
+    monkeypatch.setenv(PRELOAD_VARIABLE, "")  # restored afterwards
+    begun: list[str] = []
+    starter = ForkStarter(lambda: None)
+
+    def wanted(name: str) -> Start:
+        def start() -> None:
+            begun.append(name)
+            raise EOFError
+
+        process: Any = SimpleNamespace(start=start)
+        pipe, other = starter.context.Pipe()
+        return Start(process, WorkerOptions(), SlotTable(1), pipe, other, CrashStack(), 0.0, 0)
+
+    abandoned, other = wanted("abandoned"), wanted("other")
+    abandoned.abandon()
+    starter.begin(abandoned)
+    starter.begin(other)
+    wait_until(lambda: list(starter.done()), "the end of the second start")
+    assert begun == ["other"]
+    other.abandon()
 
 
 def test_module_that_a_fork_server_imports_does_nothing_elsewhere() -> None:

@@ -163,9 +163,9 @@ class Processes:
     def take_started(self, now: float) -> None:
         """Add the processes that have been started since the last call, and try again where that failed."""
         for start in self._starter.done():
-            if start not in self._starting:
-                continue  # it was abandoned
-            self._starting.remove(start)
+            self._starting.discard(start)
+            if start.is_abandoned:
+                continue
             if start.began is not None:
                 self.children.append(self._child_of(start, start.began))
                 continue
@@ -175,9 +175,8 @@ class Processes:
                 # It counts as dead before it has begun: a suspect was claimed for it.
                 self.on_death(self._child_of(start, NeverStarted()))
             else:
-                self._failed_starts += 1
                 # Not since it was asked for, which may be long ago: a fork server that dies is not gone at once.
-                self._vacancies.append(Vacancy.after_failed_start(start.failed_starts + 1, now, now))
+                self._note_failed_start(start.failed_starts, now, now)
 
     def stop_starting(self, now: float) -> None:
         """Start no more. A process that begins after all finds its pipe closed, and exits."""
@@ -190,9 +189,8 @@ class Processes:
     @staticmethod
     def _child_of(start: Start, process: ChildProcess) -> Child:
         worker_id = start.options.worker_id_of(process.pid)
-        child = Child(process, start.slot_table, start.pipe, worker_id, start.at, start.crash_stack)
-        child.failed_starts = start.failed_starts
-        return child
+        place = (process, start.slot_table, start.pipe, worker_id, start.at, start.crash_stack)
+        return Child(*place, failed_starts=start.failed_starts)
 
     # --- death
 
@@ -227,8 +225,11 @@ class Processes:
             self._failed_starts = 0
             self._vacancies.append(Vacancy.after_death(child.started_at, now))
         else:
-            self._failed_starts += 1
-            self._vacancies.append(Vacancy.after_failed_start(child.failed_starts + 1, child.started_at, now))
+            self._note_failed_start(child.failed_starts, child.started_at, now)
+
+    def _note_failed_start(self, failed_before: int, started_at: float, now: float) -> None:
+        self._failed_starts += 1
+        self._vacancies.append(Vacancy.after_failed_start(failed_before + 1, started_at, now))
 
     def _read_words(self, child: Child) -> None:
         """Note whether a dead process began to fetch tasks, whether it found the database not set up, how it exited."""
@@ -256,9 +257,7 @@ class Processes:
     def hurry_all(self) -> None:
         """Ask every process that stops to requeue its tasks at once; one that does not read is killed in the end."""
         for child in self.children:
-            if select.select([], [child.pipe], [], 0)[1]:
-                with suppress(OSError):
-                    child.pipe.send((HURRY,))
+            _send(child, HURRY)
 
     def kill_overdue(self, now: float) -> None:
         """Kill processes in which a task ignores its timeout or its cancellation; the next round replaces them."""
@@ -278,17 +277,12 @@ class Processes:
     def cancel(self, worker_id: str, ids: Sequence[str]) -> None:
         """Send a process the ids of cancelled tasks, unless it does not read; the next beat sends them again."""
         for child in self.children:
-            # A pipe that is writable takes this much at once, so a process that stands still keeps nobody waiting.
-            if child.worker_id == worker_id and select.select([], [child.pipe], [], 0)[1]:
-                with suppress(OSError):
-                    child.pipe.send((CANCEL, *ids[:MOST_CANCELLED]))
+            if child.worker_id == worker_id:
+                _send(child, CANCEL, *ids[:MOST_CANCELLED])
 
     def drain(self, child: Child, *, is_draining: bool) -> None:
         """Ask a process to take no more tasks, or to take tasks again; when it does not read, the next beat asks."""
-        if child.is_draining == is_draining or not select.select([], [child.pipe], [], 0)[1]:
-            return
-        with suppress(OSError):
-            child.pipe.send((DRAIN, is_draining))
+        if child.is_draining != is_draining and _send(child, DRAIN, is_draining):
             child.is_draining = is_draining
             logger.info("worker %s %s", child.worker_id, "takes no more tasks" if is_draining else "takes tasks again")
 
@@ -303,6 +297,22 @@ class Processes:
         """Kill a process and all that its tasks have started; the next round replaces it."""
         child.was_killed = True
         child.process.kill_group()
+
+
+def _send(child: Child, *message: object) -> bool:
+    """Send a process a message, unless it does not read; return whether it was sent.
+
+    A pipe that is writable takes MOST_CANCELLED ids at once, so a process that stands still keeps nobody waiting.
+    """
+    found = select.poll()
+    found.register(child.pipe, select.POLLOUT)
+    if not found.poll(0):
+        return False
+    try:
+        child.pipe.send(message)
+    except OSError:
+        return False
+    return True
 
 
 def _keeps_logs() -> bool:

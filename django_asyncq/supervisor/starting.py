@@ -51,6 +51,11 @@ class Start:
     began: ChildProcess | None = None
     error: BaseException | None = None
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self.pipe.closed
+
     def abandon(self) -> None:
         """Release what was made for it."""
         self.pipe.close()
@@ -116,6 +121,9 @@ class ForkStarter(SpawnStarter):
     def _run(self) -> None:
         while True:
             start = self._wanted.get()
+            if start.is_abandoned:
+                start.other_end.close()
+                continue
             try:
                 # The fork server inherits what is blocked here, and so does each process that it forks.
                 with start_of_child(signal.SIGTERM):

@@ -123,6 +123,24 @@ class NeverStarted(ChildProcess):
     def __init__(self) -> None:
         self.pid = 0
 
+    @property
+    def exit_code(self) -> int | None:
+        """None: nothing has exited."""
+        return None
+
+    def has_exited(self) -> bool:
+        """Return True: it does not run."""
+        return True
+
+    def signal(self, number: int) -> None:
+        """Signal nobody."""
+
+    def signal_group(self, number: int) -> None:
+        """Signal nobody: number 0 would be the group of this process itself."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
 
 class ForkedProcess(ChildProcess):
     """A child of a fork server of multiprocessing, which reaps it and reports its exit code.
