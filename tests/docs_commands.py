@@ -27,8 +27,8 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^( *)```sh\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 ADDRESS = "redis://127.0.0.1:6379"
 PATIENCE_SECONDS = 30.0
-# Pages whose commands are typed elsewhere: by scripts of `.ci/run`, or by tests that make a project of the page. Docker's
-# own are typed only where it runs.
+# Pages whose commands are typed elsewhere: by scripts of `.ci/run`, or by tests that make a project of the page.
+# Those of Docker itself are typed only where it runs.
 FOLLOWED = {
     "getting-started": ".ci/fresh_project.py",
     "coming-from/celery": ".ci/moved_from_celery.py",
