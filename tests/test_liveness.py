@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_asyncq.supervisor.liveness import LivenessFile
+
+from .workers import environment
 
 
 @pytest.mark.parametrize("kind", ["missing folder", "folder", "below a file"])
@@ -32,6 +36,30 @@ def test_check_does_not_say_that_processes_are_up(tmp_path: Path) -> None:
     before = alive.path.stat().st_mtime_ns
     alive.check()
     assert alive.path.stat().st_mtime_ns == before
+
+
+def test_check_makes_no_file_for_an_instant(tmp_path: Path) -> None:
+    """A probe that looks then would take processes that have not begun for living ones."""
+    program = """
+import os, sys
+from pathlib import Path
+import django
+django.setup()
+from django_asyncq.supervisor.liveness import LivenessFile
+path, opened = Path(sys.argv[1]), []
+sys.addaudithook(lambda event, args: opened.append((str(args[0]), args[2])) if event == "open" else None)
+LivenessFile(path).check()
+print([flags for name, flags in opened if name == str(path) and flags & os.O_CREAT])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "alive")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stderr, done.stdout) == ("", "[]\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_touch_that_fails_is_logged_once_and_once_when_it_works_again(tmp_path: Path, caplog: Any) -> None:

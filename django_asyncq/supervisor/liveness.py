@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 from ..guard import get_logger
@@ -18,12 +20,12 @@ class LivenessFile:
 
     def check(self) -> None:
         """Make sure that the file can be touched, and leave it as it is. Raises: OSError."""
-        is_new = not self.path.exists()
-        with self.path.open("ab"):
-            pass
-        # Only `touch` says that processes are up.
-        if is_new:
-            self.path.unlink()
+        try:
+            os.close(os.open(self.path, os.O_WRONLY))
+        except FileNotFoundError:
+            # Only `touch` says that processes are up, so another file shows that the folder takes one.
+            with tempfile.TemporaryFile(dir=self.path.parent):
+                pass
 
     def touch(self) -> None:
         """Touch the file; log once when that begins to fail, and once when it works again."""

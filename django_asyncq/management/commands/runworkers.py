@@ -244,7 +244,7 @@ class Command(BaseCommand):
         try:
             LivenessFile(path).check()
         except OSError as error:
-            raise CommandError(f"--liveness-file cannot be written: {error}") from error
+            raise CommandError(f"--liveness-file {path} cannot be written: {error.strerror}") from error
 
     @staticmethod
     def _check_process() -> None:
