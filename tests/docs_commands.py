@@ -1,5 +1,7 @@
 """Run the shell commands of the docs: `python -m tests.docs_commands` prints a line of JSON for each.
 
+Those of `sh` blocks, in prose, and of `manage.py` in files of other programs, such as a crontab or a Procfile.
+
 They are run in a small project, with a fleet of workers beside them and some tasks that have failed. `manage.py` runs
 in this process, at a terminal where somebody answers yes; what goes on until it is stopped, and what sets variables, is
 given to a shell.
@@ -24,7 +26,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"^( *)```sh\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^( *)```(\S*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+# Languages of blocks that are files or output, in which `manage.py` is called.
+FILES = ("dockerfile", "ini", "text")
+MANAGE = re.compile(r"\S*manage\.py (?!asyncq$)[a-z]\w+.*")
+# With more than one word, a name in prose is a command if it begins so.
+PROGRAMS = re.compile(
+    r"(?:[A-Z_]+=\S* )*(?:bash|cd|celery|curl|django-admin|docker|git|go|kubectl|manage\.py(?! asyncq$)|mypy|npm|"
+    r"openssl|php|pip|psql|pytest|python|redis-cli|rm|ruff|sh|sudo|systemctl) "
+)
 ADDRESS = "redis://127.0.0.1:6379"
 PATIENCE_SECONDS = 30.0
 # Pages whose commands are typed elsewhere: by scripts of `.ci/run`, or by tests that make a project of the page.
@@ -43,6 +54,17 @@ ELSEWHERE = {
     "python runtests.py": "by hand where it is long, else by `.ci/run`",
     "DATABASE_URL=": "by hand: it takes long, and needs a database of its own",
     "ASYNCQ_TEST_ROWS=": "by hand: it takes hours",
+    "ruff check": "`.ci/run`",
+    "python example_project/manage.py demo": "`.ci/run`",
+    "python -W error::DeprecationWarning": "an option, shown with its program",
+    "python manage.py createsuperuser": "Django's own; it asks for a password",
+    "python manage.py runserver": "Django's own, which goes on",
+    "python manage.py test": "`test_testing_guide.py`",
+    "rm db.sqlite3": "it would empty the project",
+    "python manage.py asyncq adopt": "`test_prefix_ownership.py`; no workers may run",
+    "python manage.py flush": "`test_prefix_ownership.py`; it would empty the project",
+    "docker": "`.ci/docker_image.py`, where Docker runs",
+    "celery": "Celery's; its worker by `.ci/moved_from_celery.py`",
     "export DATABASE_URL=": "it is for the line after it",
     "python -m tests.": "by hand: it takes long",
 }
@@ -52,7 +74,10 @@ USE_TZ = True
 ALLOWED_HOSTS = ["shop.example.com"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", {framework} "django_asyncq", "shop"]
-DATABASES = {{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": {database!r}}}}}
+DATABASES = {{
+    "default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": "{folder}/db.sqlite3"}},
+    "tasks": {{"ENGINE": "django.db.backends.sqlite3", "NAME": "{folder}/tasks.sqlite3"}},
+}}
 DATABASES["default"]["OPTIONS"] = {{
     "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
     "transaction_mode": "IMMEDIATE",
@@ -62,7 +87,13 @@ TASKS = {{
     "default": {{"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES": []}},
     "reports": {{"BACKEND": "django_asyncq.backend.AsyncqBackend", "QUEUES": []}},
 }}
-ASYNCQ = {{"REDIS": {redis!r}, "TASK_LOCK_DIR": {locks!r}, "BEAT_SECONDS": 0.5}}
+ASYNCQ = {{
+    "REDIS": {redis!r},
+    "TASK_LOCK_DIR": "{folder}/locks",
+    "BEAT_SECONDS": 0.5,
+    "ALERTS": {{"mail": ["ops@example.com"]}},
+}}
+EMAIL_BACKEND = "django.core.mail.backends.dummy.EmailBackend"
 """
 # As the page on failpoints has it.
 TEST_SETTINGS = """
@@ -84,31 +115,45 @@ def charge(order_id=0):
         raise ConnectionError("the provider is down")
     if order_id == 3:
         raise TimeoutError("the provider is slow")
-@task(schedule=every(seconds=3600))
+@task(schedule=every(seconds=3600, name="nightly"))
 def report(): ...
 """
 
 
 class Command(NamedTuple):
-    """A command of a page, without its comment."""
+    """A command of a page, without its comment. is_typed: in a block of a shell, not in prose or in a file."""
 
     page: str
     text: str
+    is_typed: bool = True
 
 
 def commands() -> Iterator[Command]:
     """Yield the commands of all pages, those of a page in their order."""
-    for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]):
+    for path in PAGES:
         page = path.relative_to(ROOT).with_suffix("").as_posix().removeprefix("docs/").removeprefix("guides/")
-        for indent, block in BLOCK.findall(path.read_text()):
+        written = path.read_text()
+        for indent, language, block in BLOCK.findall(written):
             for line in block.replace("\\\n", " ").splitlines():
-                if text := re.sub(r"\s+#.*", "", line.removeprefix(indent)).strip():
+                text = re.sub(r"\s+#.*", "", line.removeprefix(indent)).strip()
+                if language == "sh" and text:
                     yield Command(page, text)
+                # What Docker runs in a container can be run without one.
+                if (found := MANAGE.search(text)) and (language in FILES or text.startswith("docker ")):
+                    yield Command(page, of_manage(found[0].partition(" >")[0]), is_typed=False)
+        for span in re.findall(r"`([^`]+)`", BLOCK.sub("", written)):
+            if PROGRAMS.match(text := " ".join(span.split())):
+                yield Command(page, of_manage(text), is_typed=False)
+
+
+def of_manage(text: str) -> str:
+    """Return a command with the Python that calls a `manage.py` which stands alone."""
+    return f"python {text}" if text.startswith("manage.py ") else text
 
 
 def elsewhere(command: Command) -> str:
     """Return what runs a command instead of this; "" if it is run here."""
-    if command.page in FOLLOWED:
+    if command.is_typed and command.page in FOLLOWED:
         return FOLLOWED[command.page]
     return next((where for start, where in ELSEWHERE.items() if command.text.startswith(start)), "")
 
@@ -122,9 +167,7 @@ class Project:
         self.address = redis_url.rpartition("/")[0]
         (folder / "shop").mkdir()
         framework = "" if django_version() >= (6, 0) else '"django_tasks",'
-        settings = SETTINGS.format(
-            framework=framework, database=f"{folder}/db.sqlite3", redis=redis_url, locks=f"{folder}/locks"
-        )
+        settings = SETTINGS.format(framework=framework, folder=folder, redis=redis_url)
         for name, text in {
             "shop/__init__.py": "",
             "shop/settings.py": settings,
@@ -151,9 +194,9 @@ class Project:
         if not text.startswith("export ") and words[:2] != ["python", "manage.py"] and words[:1] != ["redis-cli"]:
             return "a kind of command that is not run here: run it elsewhere, and say so in ELSEWHERE"
         words = shlex.split(text)
-        if "runworkers" in words:
+        if "runworkers" in words and "--burst" not in words:
             return self.run_until_stopped(text)
-        if words[:2] != ["python", "manage.py"]:
+        if words[:2] != ["python", "manage.py"] or "--burst" in words:
             return self.run_in_shell(text)
         return self.manage(words[1:])
 
@@ -230,7 +273,7 @@ def prepare(project: Project) -> dict[str, str]:
     project.manage(["manage.py", "migrate", "-v", "0"])
     from shop.tasks import charge, send_letter  # type: ignore[import-not-found]
 
-    from django_asyncq.models import Schedule, TaskRecord
+    from django_asyncq.models import TaskRecord
 
     results = [charge.enqueue(number) for number in (1, 2, 3)]
     for _ in range(2):
@@ -238,7 +281,27 @@ def prepare(project: Project) -> dict[str, str]:
     project.run_in_shell("python manage.py runworkers --burst")
     letter = TaskRecord.objects.filter(name=send_letter.module_path).first()
     TaskRecord.objects.filter(id=letter.id).update(id="0198c7a2-6f5e-7cc1-9a50-3f8a1de0c6b4")
-    return {"ID": str(results[0].id), "GATE": "gpt-large", "SCHEDULE": Schedule.objects.get().name}
+    newest = max(path.stem for path in (ROOT / "django_asyncq" / "migrations").glob("[0-9]*.py"))
+    return {"ID": str(results[0].id), "POD": "host1", "<number>": newest}
+
+
+def here(text: str, places: dict[str, str]) -> str:
+    """Return a command with what is in this project in the place of the words in capitals."""
+    nouns = {"gates": "gpt-large", "schedules": "nightly", "queues": "default"}
+    words = text.split()
+    names = {"NAME": nouns[words[words.index("NAME") - 2]]} if "NAME" in words else {}
+    for place, name in {**places, **names}.items():
+        text = re.sub(rf"(?<!\S){place}(?!\S)", name, text)
+    return text
+
+
+def run_here() -> list[Command]:
+    """Return the commands that are run here, each once."""
+    first: dict[str, Command] = {}
+    for command in commands():
+        if not elsewhere(command):
+            first.setdefault(command.text, command)
+    return list(first.values())
 
 
 def main() -> None:
@@ -249,12 +312,8 @@ def main() -> None:
         project = Project(Path(temporary), server.url)
         places = prepare(project)
         with project.fleet("python manage.py runworkers --worker-id host1"):
-            for command in commands():
-                if elsewhere(command):
-                    continue
-                text = command.text.replace(ADDRESS, project.address).replace("/tmp/", f"{temporary}/")
-                noun = "SCHEDULE" if " schedules " in text else "GATE"
-                text = re.sub(r"\bID\b", places["ID"], re.sub(r"\bNAME\b", places[noun], text))
+            for command in run_here():
+                text = here(command.text, places).replace(ADDRESS, project.address).replace("/tmp/", f"{temporary}/")
                 try:
                     error = project.run(text)
                 except BaseException:  # noqa: BLE001 - the test shows it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -84,9 +85,16 @@ def test_every_command_of_the_docs_runs() -> None:
     )
     assert done.returncode == 0, done.stderr[-2_000:]
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"page"')]
-    wanted = [each for each in docs_commands.commands() if not docs_commands.elsewhere(each)]
-    assert [(each["page"], each["command"]) for each in found] == wanted
-    assert len(wanted) > 40
+    wanted = docs_commands.run_here()
+    assert [(each["page"], each["command"]) for each in found] == [(each.page, each.text) for each in wanted]
+    # In blocks, in prose, and in a crontab, a Procfile and a unit of systemd.
+    assert {each.is_typed for each in wanted} == {True, False}
+    written = {each.text for each in docs_commands.commands()}
+    assert written >= {
+        "python manage.py asyncq alerts check --send",
+        "python manage.py runworkers --multi-instance",
+        "python manage.py runworkers --processes 4 --concurrency 8",
+    }
     failed = [f"{each['page']}: {each['command']}: {each['error']}" for each in found if each["error"]]
     assert not failed, "\n".join(failed)
 
@@ -102,9 +110,43 @@ def test_commands_that_are_run_elsewhere_are() -> None:
         given = f"python {script} docs "
         is_given = f"/{name}.md " in ci.partition(f"python {script}")[2].partition("\n")[0] or given in ci
         assert is_given or f'"{name}.md"' in (ROOT / script).read_text(), page
-    others = [each for each in every if each.page not in docs_commands.FOLLOWED]
-    for start in docs_commands.ELSEWHERE:
+    others = [each for each in every if not each.is_typed or each.page not in docs_commands.FOLLOWED]
+    for start, where in docs_commands.ELSEWHERE.items():
         assert any(each.text.startswith(start) for each in others), start
+        for name in re.findall(r"`([^`]+)`", where):
+            (file,) = [path for folder in ("", "tests") if (path := ROOT / folder / name).exists()]
+            assert start.split()[-1] in file.read_text() or start.startswith("pip install"), where
+
+
+# What reads the blocks of each language. Text is what a program prints, or a file of another program.
+LANGUAGES = {
+    "sh": "docs_commands.py",
+    "python": "docs_runner.py",
+    "dockerfile": "docker_image.py",
+    "go": "test_docs_run.py",
+    "html": "test_docs_run.py",
+    "ini": "test_docs_run.py",
+    "js": "test_docs_run.py",
+    "json": "test_docs_run.py",
+    "php": "test_docs_run.py",
+    "sql": "test_docs_run.py",
+    "toml": "test_docs_run.py",
+    "yaml": "test_docs_run.py",
+    "text": "docs_commands.py",
+    "{toctree}": "test_site.py",
+    "{eval-rst}": "test_site.py",
+}
+
+
+def test_a_block_of_each_language_is_read_by_something() -> None:
+    """So a block of another language, or of none, fails here until something runs it."""
+    written = {
+        language for page in docs_commands.PAGES for _, language, _ in docs_commands.BLOCK.findall(page.read_text())
+    }
+    assert written == LANGUAGES.keys()
+    for language, name in LANGUAGES.items():
+        (file,) = [path for folder in ("tests", ".ci") if (path := ROOT / folder / name).exists()]
+        assert language.startswith("{") or re.search(rf'["`]{language}\b', file.read_text()), language
 
 
 @pytest.mark.parametrize("text", ["systemctl restart workers", "X=1 rm -r /", "pythonx manage.py check"])
