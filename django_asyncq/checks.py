@@ -191,6 +191,7 @@ RULES: dict[str, Rule] = {
     "WIRE_RETENTION_SECONDS": Rule(
         "asyncq.E160", _is_whole(1), "Give whole seconds or a timedelta of whole seconds, at least 10 × SWEEP_SECONDS."
     ),
+    "ACCEPT_OUTCOMES": Rule("asyncq.E177", _is_bool, TRUE_OR_FALSE),
     "BULK_ROWS_PER_SECOND": Rule(
         "asyncq.E170",
         lambda value: _is_whole(1)(value) and value <= MOST_PER_SECOND,

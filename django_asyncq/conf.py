@@ -102,6 +102,8 @@ class Settings:
     """How long a task that failed without a retry is kept; None means forever. So are occurrences and start-up runs."""
     wire_retention_seconds: int = 86_400
     """How long another program that has run one of our tasks keeps its result in Redis; the row gets it from there."""
+    accept_outcomes: bool = True
+    """Whether a row takes the outcome that another program reports for a task which Django enqueued for our workers."""
     retention: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """Exceptions from the two, by name: `{"queues": {name: {"succeeded": …, "failed": …}}, "tasks": {…}}`."""
     prune_seconds: float = 60

@@ -73,6 +73,7 @@ def test_pages_that_are_not_run_here_are_followed_elsewhere() -> None:
 # --- commands
 
 
+@pytest.mark.timeout(4 * SECONDS)
 def test_every_command_of_the_docs_runs() -> None:
     """In a project with workers, unless a table says what runs it; so a new kind of command fails here."""
     done = subprocess.run(

@@ -11,6 +11,7 @@ import redis
 
 from django_asyncq import gates, lifecycle
 from django_asyncq.broker import Broker
+from django_asyncq.broker.keys import alive_key
 from django_asyncq.maintenance.forwarder import forward_due
 from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import FailureReason, TaskRecord, TaskState
@@ -208,6 +209,66 @@ def test_a_running_row_that_another_program_has_finished_succeeds(peer: GoPeer, 
     peer.succeed(taken(peer), b"7")
     reconciler.quick_repairs()
     assert (row().state, row().return_value) == (TaskState.SUCCEEDED, 7)
+
+
+@pytest.fixture
+def refusing(settings: Any) -> None:
+    """Settings that accept no outcome from another program."""
+    settings.ASYNCQ = {**settings.ASYNCQ, "ACCEPT_OUTCOMES": False}
+
+
+@pytest.mark.parametrize("outcome", ["succeeded", "failed", "retrying", "archived"])
+@pytest.mark.usefixtures("refusing")
+def test_an_outcome_that_is_not_accepted_is_none(
+    peer: GoPeer, reconciler: Reconciler, outcome: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The task is pushed again, uncounted, keeps its slot, and our worker runs it. One warning says so."""
+    tasks.gated.using(max_attempts=3).enqueue("g")
+    if outcome == "archived":
+        peer.inspector_archive(str(row().id))
+    elif outcome == "succeeded":
+        peer.succeed(taken(peer), b"7")
+    elif outcome == "failed":
+        peer.archive(taken(peer), "no")
+    else:
+        peer.retry(taken(peer), "later")
+    assert reconciler.quick_repairs().settled == 1
+    found = row()
+    assert (found.state, found.attempt, found.errors) == (TaskState.QUEUED, 0, [])
+    assert (peer.ids("pending"), slots("g")) == ([str(found.id)], 1)
+    assert sum("ACCEPT_OUTCOMES" in record.message for record in caplog.records) == 1
+    run = taken_by("w")
+    lifecycle.succeed(run, "ours", database_clock.now())
+    assert lifecycle.record_runs([run]) == []
+    assert (row().state, row().return_value, row().attempt) == (TaskState.SUCCEEDED, "ours", 1)
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_retry_is_still_due_when_an_outcome_is_not_accepted(peer: GoPeer, reconciler: Reconciler) -> None:
+    """Archiving a RETRYING task cancels it elsewhere."""
+    tasks.add.using(max_attempts=3).enqueue(1)
+    retrying_here(-1)
+    peer.inspector_archive(str(row().id))
+    reconciler.quick_repairs()
+    assert (row().state, row().is_final, peer.ids("retry")) == (TaskState.FAILED, False, [str(row().id)])
+    forward_due(Broker(), ["default"])
+    assert taken_by("w").record.attempt == 2
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_running_row_runs_again_when_an_outcome_is_not_accepted(peer: GoPeer, reconciler: Reconciler) -> None:
+    """Our worker was lost, and another program says that the task is done."""
+    tasks.add.using(max_attempts=2).enqueue(1)
+    taken_by("w")
+    peer.recover(at=peer.now() + 1000)
+    peer.forward(at=peer.now() + 1000)
+    peer.succeed(taken(peer), b"7")
+    reconciler.quick_repairs()
+    TaskRecord.objects.update(last_attempted_at=database_clock.now() - timedelta(minutes=10))
+    Broker().client.set(alive_key(), 1)
+    reconciler.sweep()
+    assert (row().state, row().return_value) == (TaskState.QUEUED, None)
+    assert (peer.ids("completed"), peer.state(str(row().id))) == ([], "pending")
 
 
 # --- W4: asynq's tools

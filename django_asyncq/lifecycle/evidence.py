@@ -34,8 +34,8 @@ from .verdicts import OUTCOMES, Verdict, apply, fail_as, unhandled_error, verdic
 logger = get_logger("django_asyncq.lifecycle")
 
 WARN_AGAIN_SECONDS = 3600.0
-# Queues for which the warning was logged lately → monotonic seconds.
-_warned: dict[tuple[str, str], float] = {}
+# Prefix, queue and verdict of the warnings that were logged lately → monotonic seconds.
+_warned: dict[tuple[str, str, Verdict], float] = {}
 
 
 class Seen(NamedTuple):
@@ -64,6 +64,7 @@ def settle_evidence(broker: Broker, rows: Sequence[TaskRecord]) -> set[UUID]:
 
     | check    | the fence: an entry that is older than its row says nothing                               |
     | row      | QUEUED, RUNNING or RETRYING → SUCCEEDED, FAILED or RETRYING, with a fence above all others |
+    |          | where the settings refuse it: none, and the task is pushed again                          |
     | Redis    | what has succeeded is removed, except tasks of another program; the others are marked      |
     | announce | `task_state_changed`, which releases the slot of a gate                                    |
 
@@ -78,6 +79,7 @@ def settle_evidence(broker: Broker, rows: Sequence[TaskRecord]) -> set[UUID]:
         handled |= {each.row.id for each in final}
         handled |= write_outcomes(of_alias, queue, [each for each in seen if each.verdict in OUTCOMES])
         handled |= push_unhandled(of_alias, queue, [each for each in seen if each.verdict is Verdict.UNHANDLED])
+        handled |= push_refused(of_alias, queue, [each.row for each in seen if each.verdict is Verdict.REFUSED])
     return handled
 
 
@@ -170,28 +172,52 @@ def push_unhandled(broker: Broker, queue: str, seen: Sequence[Seen]) -> set[UUID
     """
     if not seen:
         return set()
-    _warn(broker, queue, [each.row for each in seen])
+    if _may_warn(broker, queue, Verdict.UNHANDLED):
+        text = (
+            "queue %s: another program has taken %d task%s that it has no handler for, such as %s; pushed again. Give "
+            "each program a queue of its own; `asynq server ls` lists the servers and their queues"
+        )
+        rows = [each.row for each in seen]
+        logger.warning(text, *_named(broker, queue, rows), extra=log_extra(*rows))
     ages = note_unhandled(broker, queue, [each.row.redis_id for each in seen])
     patience = conf.current().unregistered_patience_seconds
     late = [(each, unhandled_error(each.row)) for each, age in zip(seen, ages, strict=True) if age >= patience]
     handled = fail_rows(broker, queue, late)
     waiting = [each.row for each, age in zip(seen, ages, strict=True) if 0 <= age < patience]
-    dispatch([row for row in waiting if row.state == TaskState.QUEUED], again=True)
+    return handled | _push_again(broker, queue, waiting)
+
+
+def push_refused(broker: Broker, queue: str, rows: Sequence[TaskRecord]) -> set[UUID]:
+    """Push tasks again whose outcome is not accepted from another program; return the ids that need nothing more."""
+    if not rows:
+        return set()
+    if _may_warn(broker, queue, Verdict.REFUSED):
+        text = (
+            "queue %s: another program has written the outcome of %d task%s, such as %s, which "
+            "ASYNCQ['ACCEPT_OUTCOMES'] = False refuses; pushed again"
+        )
+        logger.warning(text, *_named(broker, queue, rows), extra=log_extra(*rows))
+    return _push_again(broker, queue, rows)
+
+
+def _push_again(broker: Broker, queue: str, rows: Sequence[TaskRecord]) -> set[UUID]:
+    """Have entries be as their rows are; return the ids of those that nobody runs, so that nothing more is needed."""
+    dispatch([row for row in rows if row.state == TaskState.QUEUED], again=True)
     # The forwarder finds them due, and asks their gates.
-    retrying = [row for row in waiting if row.state == TaskState.FAILED]
+    retrying = [row for row in rows if row.state == TaskState.FAILED]
     broker.park(queue, [entry_of(row, fence=later_fence(row)) for row in retrying])
-    return handled | {row.id for row in waiting if row.state != TaskState.RUNNING}
+    return {row.id for row in rows if row.state != TaskState.RUNNING}
 
 
-def _warn(broker: Broker, queue: str, rows: Sequence[TaskRecord]) -> None:
-    """Log once an hour for each queue that another program takes tasks that it cannot run."""
-    key, now = (broker.prefix, queue), time.monotonic()
-    if now < _warned.get(key, 0.0):
-        return
-    _warned[key] = now + WARN_AGAIN_SECONDS
-    text = (
-        "queue %s: another program has taken %d task%s that it has no handler for, such as %s; pushed again. Give each "
-        "program a queue of its own; `asynq server ls` lists the servers and their queues"
-    )
-    names = (broker.name_of(queue), len(rows), pluralize(len(rows)), rows[0].name)
-    logger.warning(text, *names, extra=log_extra(*rows))
+def _may_warn(broker: Broker, queue: str, verdict: Verdict) -> bool:
+    """Return, once an hour for each queue, that a warning of what another program does to tasks is due."""
+    key, now = (broker.prefix, queue, verdict), time.monotonic()
+    is_due = now >= _warned.get(key, 0.0)
+    if is_due:
+        _warned[key] = now + WARN_AGAIN_SECONDS
+    return is_due
+
+
+def _named(broker: Broker, queue: str, rows: Sequence[TaskRecord]) -> tuple[str, int, str, str]:
+    """Return what the warnings name: the queue, how many tasks, and one of them."""
+    return broker.name_of(queue), len(rows), pluralize(len(rows)), rows[0].name

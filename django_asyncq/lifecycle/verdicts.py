@@ -43,6 +43,8 @@ class Verdict(enum.Enum):
     RETRYING = enum.auto()
     # No outcome: the program that took the task has no handler for it.
     UNHANDLED = enum.auto()
+    # An outcome that the settings do not accept.
+    REFUSED = enum.auto()
     # Of tasks that only another program runs.
     QUEUED = enum.auto()
     RUNNING = enum.auto()
@@ -54,6 +56,16 @@ OUTCOMES = frozenset({Verdict.SUCCEEDED, Verdict.FAILED, Verdict.CANCELLED, Verd
 
 def verdict_of(row: TaskRecord, found: Evidence) -> Verdict:
     """Return what the row must show because of its entry."""
+    verdict = _said(row, found)
+    # The others belong to another program, or only another program runs them.
+    is_ours = row.wire_id is None and not row.is_remote
+    if verdict in OUTCOMES and is_ours and not conf.current().accept_outcomes:
+        return Verdict.REFUSED
+    return verdict
+
+
+def _said(row: TaskRecord, found: Evidence) -> Verdict:
+    """Return what the entry says of its row."""
     if row.is_final:
         # A task of another program that ran here stays in `completed` for as long as its message says.
         is_left = found.state == "completed" and row.wire_id is None

@@ -27,7 +27,7 @@ FILTERS = {
     "reason": ("reason", f"failed for this reason: {', '.join(REASONS)}"),
     "task": ("name", "of this name, such as shop.tasks.charge"),
     "queue": ("queue_name", "of this queue"),
-    "alias": ("backend", "of this alias in TASKS"),
+    "backend": ("backend", "of this alias in TASKS"),
     "gate": ("gate", "of this gate"),
     "error": ("last_exception", "whose last error is of this class, such as builtins.ValueError"),
     "group": ("group", "of this group"),
