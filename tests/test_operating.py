@@ -42,6 +42,12 @@ def found(*arguments: str) -> Any:
     return json.loads(run(*arguments, "--json"))
 
 
+def note_supervisor() -> None:
+    """Note a supervisor that has just reported."""
+    token = prefix_owner.token_of("host", 1, redis_clock.seconds())
+    prefix_owner.note_supervisor(identity.ensure(), token, alive_ms=prefix_owner.ALIVE_MS, may_take=True)
+
+
 def failed(count: int = 1, **more: Any) -> list[TaskRecord]:
     """Tasks that failed for good; Redis knows none of them."""
     values = {
@@ -411,8 +417,7 @@ def test_health_says_by_its_code_whether_tasks_run(own_redis: EmbeddedRedis, own
     """Each limit is a problem of its own; an unreachable Redis always is one, and so are workers that do not run."""
     with pytest.raises(CommandError, match="no supervisor is known: no workers run"):
         run("health")
-    token = prefix_owner.token_of("host", 1, redis_clock.seconds())
-    prefix_owner.note_supervisor(identity.ensure(), token, alive_ms=prefix_owner.ALIVE_MS, may_take=True)
+    note_supervisor()
     assert run("health").startswith("healthy: 0 tasks waiting, 1 supervisor running")
     tasks.add.enqueue(1)
     TaskRecord.objects.update(enqueued_at=database_clock.now() - HOUR)
@@ -454,6 +459,7 @@ def test_reading_changes_nothing(redis_client: Any, key_prefix: str) -> None:
         rows = list(TaskRecord.objects.order_by("id").values())
         return rows, {key: redis_client.dump(key) for key in redis_client.scan_iter(f"*{key_prefix}*")}
 
+    note_supervisor()
     before = state()
     for arguments in (
         ["tasks", "list"], ["tasks", "failures"], ["tasks", "show", id], ["queues", "list"],

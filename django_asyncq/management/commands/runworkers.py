@@ -160,7 +160,9 @@ class Command(BaseCommand):
         self._verbosity = options["verbosity"]
         self._check_process()
         if options["reload"] and not self._is_program:
-            raise CommandError("--reload starts the program again, so it is for the command line only: leave it out.")
+            raise CommandError(
+                "--reload starts the program again, so it is for the command line only: call runworkers without it."
+            )
         # A process that has called this as a function, such as a test run, keeps its logging as it is.
         if self._is_program:
             log_to_stderr("supervisor", self._verbosity)
