@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from typing import Any
+
+import pytest
 
 import django_asyncq
 
@@ -51,12 +54,31 @@ def test_the_page_on_dependencies_has_each_of_them_with_its_range() -> None:
     for requirement in [
         *PROJECT["dependencies"],
         *(each for some in PROJECT["optional-dependencies"].values() for each in some),
+        *PYPROJECT["build-system"]["requires"],
     ]:
         name, bounds = re.match(r"([\w.-]+)(?:\[[^]]*\])?([^;]*)", requirement).groups()  # type: ignore[union-attr]
         if name != "django_asyncq":
             wanted.setdefault(name, bounds.strip())
     rows = re.findall(r"^\| ([\w.-]+) \| `([^`]+)` \|", read("reference/dependencies.md"), re.MULTILINE)
     assert dict(rows) == wanted and len(rows) == len(wanted)
+
+
+# Each is untrue once there is a release.
+BEFORE_A_RELEASE = {
+    "CHANGELOG.md": "not released yet",
+    "README.md": "there has been no release yet",
+    "SECURITY.md": "Until the first release",
+    "docs/explanation/when-not-to-use.md": "there has been no release yet",
+}
+
+
+def test_pages_say_that_there_is_no_release_until_there_is_one() -> None:
+    """A tag is a release."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("an archive of the sources has no history")
+    tags = subprocess.run(["git", "tag"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    saying = {page for page, text in BEFORE_A_RELEASE.items() if text in (ROOT / page).read_text()}
+    assert saying == (set() if tags else BEFORE_A_RELEASE.keys())
 
 
 def test_versions_agree() -> None:
