@@ -35,7 +35,7 @@ SYMPTOMS = (
     "The database was unreachable",
     "Tasks fail as unregistered after a deploy",
     "The admin shows a banner",
-    "runworkers ends at once",
+    "runworkers exits at once",
     "check reports an error",
 )
 
