@@ -118,6 +118,15 @@ def own_keys(
 
 
 @pytest.fixture
+def long_leases(own_keys: None, settings: Any) -> None:
+    """Leases that last longer than any pause of a busy machine, for tests without worker processes.
+
+    The short ones of the settings run out within a test that only means to claim.
+    """
+    settings.ASYNCQ = {**settings.ASYNCQ, "LEASE_SECONDS": 60}
+
+
+@pytest.fixture
 def own_redis(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedRedis]:
     """A server for this test alone, which it may kill or flush."""
     with EmbeddedRedis(*acl.server_settings()) as server:

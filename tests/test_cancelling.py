@@ -37,7 +37,7 @@ from . import acl, tasks
 from .redis_state import pending
 from .runs import claimed, taken_by
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("long_leases")]
 
 
 def row(result: Any) -> TaskRecord:

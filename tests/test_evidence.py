@@ -22,7 +22,7 @@ from . import tasks, wire_tasks
 from .go_peer import GoPeer, Taken
 from .runs import taken_by
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("long_leases")]
 
 
 @pytest.fixture

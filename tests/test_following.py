@@ -25,7 +25,7 @@ from .clock import uuid7_at
 from .redis_state import unknown
 from .runs import taken_by
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("long_leases")]
 
 KEY = "k" * 64
 

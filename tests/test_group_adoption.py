@@ -25,7 +25,7 @@ from django_asyncq.worker.execute.job import Job, Outcome
 
 from . import batch_tasks, go_client, tasks, wire_tasks
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("long_leases")]
 
 QUEUE = "mail"
 QUEUED, RUNNING, SUCCEEDED, FAILED = TaskState

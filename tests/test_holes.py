@@ -28,7 +28,7 @@ from .left_behind import load_own, places
 from .runs import taken_by
 from .test_fixtures import load
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("long_leases")]
 
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "asynq.md"
 Q = "default"

@@ -32,7 +32,7 @@ from . import tasks
 from .redis_state import unknown
 from .runs import worker_process
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("long_leases")]
 
 # It comes before `default` in the order of the names.
 BROKEN = "broken"

@@ -55,7 +55,7 @@ from .left_behind import (
 from .test_fixtures import database, load, raw, server
 
 __all__ = ["database", "server"]
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("long_leases")]
 
 Q = "default"
 WORKER = "w"

@@ -24,7 +24,7 @@ from django_asyncq.worker.fetch.queue_order import QueueOrder
 
 from . import go_client, script_mutants, tasks, wire_tasks  # noqa: F401 - its tasks are registered
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("long_leases")]
 
 QUEUE = "mail"
 WORKER = "w-1"

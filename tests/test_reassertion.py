@@ -19,7 +19,7 @@ from django_asyncq.models import TaskRecord
 from .redis_state import unknown
 from .runs import claimed, taken_by
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("long_leases")]
 
 # Rows, Redis, rows again, the script that reasserts, rows once more: before each of them something may happen.
 STEPS = range(1, 6)

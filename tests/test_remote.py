@@ -28,7 +28,7 @@ from django_asyncq.testing.faults import ProcessDied, fail_at
 from . import batch_tasks, tasks
 from .go_peer import GoPeer, Taken
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("long_leases")]
 
 deliver = remote("email:deliver", queue_name="go", max_attempts=3, timeout=60)
 

@@ -33,7 +33,7 @@ from django_asyncq.worker.slot_table import SlotTable
 
 from . import isolated_tasks, loaded_tasks, process_tasks, tasks
 from .test_processes import pids_in, runs
-from .workers import ROOT, Workers, child_pids, command_of, fork_servers, run_workers, wait_until, workers
+from .workers import ROOT, Workers, child_pids, fork_servers, run_workers, wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -206,25 +206,26 @@ def test_stop_while_the_project_is_loaded(tmp_path: Path) -> None:
 # --- when there is no fork server
 
 
-def test_reload_spawns(tmp_path: Path) -> None:
-    """A fork server would keep the code that it has loaded."""
+def test_reload_has_a_new_fork_server(tmp_path: Path) -> None:
+    """The old one would keep the code that it has loaded."""
     result = tasks.add.enqueue(1)
     with forked(tmp_path, "--reload") as fleet:
         assert wait_for(result).state == TaskState.SUCCEEDED
-        assert fork_servers(fleet.process.pid) == []
-        assert all(b"spawn_main" in command_of(each) for each in fleet.children())
+        before = server_of(fleet)
+        os.utime(tasks.__file__)
+        wait_until(lambda: not runs(before) and fork_servers(fleet.process.pid), "a new fork server")
+        assert wait_for(tasks.add.enqueue(2)).state == TaskState.SUCCEEDED
 
 
 def test_only_a_program_has_a_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a test run, nor what it has started with its settings: a fork server has those that are written."""
     command = Command()
-    assert command._start_method(FORKSERVER, reloads=False) == SPAWN
+    assert command._start_method(FORKSERVER) == SPAWN
     command._is_program = True
-    assert command._start_method(FORKSERVER, reloads=False) == FORKSERVER
-    assert command._start_method(FORKSERVER, reloads=True) == SPAWN
-    assert command._start_method(SPAWN, reloads=False) == SPAWN
+    assert command._start_method(FORKSERVER) == FORKSERVER
+    assert command._start_method(SPAWN) == SPAWN
     monkeypatch.setattr(inherited_settings, "applied", lambda: b"packed")
-    assert command._start_method(FORKSERVER, reloads=False) == SPAWN
+    assert command._start_method(FORKSERVER) == SPAWN
 
 
 @pytest.mark.parametrize("what", ["settings", "pidfd"])
@@ -240,7 +241,7 @@ def test_what_a_fork_server_needs_is_said(what: str, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(os, "pidfd_open", refuse)
     command = Command()
     command._is_program = True
-    assert command._start_method(FORKSERVER, reloads=False) == SPAWN
+    assert command._start_method(FORKSERVER) == SPAWN
     said = {"settings": "DJANGO_SETTINGS_MODULE, which is not set", "pidfd": "it needs Linux 5.3"}[what]
     assert said in capsys.readouterr().err
 

@@ -25,7 +25,7 @@ from django_asyncq.storage.routing import transaction_of
 
 from . import acl, tasks
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("long_leases")]
 
 
 @task(wire_name="lock:deliver", unique=True)

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from .liveness import LivenessFile
 from .processes import WorkersCannotStart
+from .reloading import Reloader, start_again
 from .starting import fork_obstacle
 from .supervision import Supervisor, ThreadDied, as_guest
 
-__all__ = ["LivenessFile", "Supervisor", "ThreadDied", "WorkersCannotStart", "as_guest", "fork_obstacle"]
+__all__ = [
+    "LivenessFile",
+    "Reloader",
+    "Supervisor",
+    "ThreadDied",
+    "WorkersCannotStart",
+    "as_guest",
+    "fork_obstacle",
+    "start_again",
+]

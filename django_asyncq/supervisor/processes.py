@@ -82,8 +82,7 @@ class Child:
 class Processes:
     """The living worker processes, `count` and those in quarantine, and when the next one may be started.
 
-    on_death: called once for each process that has exited. inherit: whether they work with the settings of this
-    process, as a test may have changed them; otherwise each reads its settings anew. start_method: see `starting`.
+    on_death: called once for each process that has exited. start_method: see `starting`.
     on_started: called by another thread when there is something for `take_started`.
     """
 
@@ -93,14 +92,12 @@ class Processes:
         count: int,
         *,
         on_death: Callable[[Child], None],
-        inherit: bool = True,
         start_method: str = conf.SPAWN,
         on_started: Callable[[], object] = lambda: None,
     ) -> None:
         self.options = options
         self.count = count
         self.on_death = on_death
-        self.inherit = inherit
         self.children: list[Child] = []
         # Whether processes are expected to exit: their deaths are no errors, and nobody replaces them.
         self.is_stopping = False
@@ -153,7 +150,7 @@ class Processes:
         context = self._starter.context
         ours, theirs = context.Pipe()
         crash_stack = CrashStack()
-        inherited = inherited_settings.pack() if self.inherit else b""
+        inherited = inherited_settings.pack()
         arguments = (inherited, stderr_verbosity(), options, slot_table, theirs, crash_stack.path)
         process = context.Process(target=run_worker, args=arguments, name="asyncq-worker")
         wanted = Start(process, options, slot_table, ours, theirs, crash_stack, now, failed_starts)

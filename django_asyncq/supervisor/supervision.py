@@ -32,6 +32,7 @@ from .memory import MemorySampler
 from .processes import EXIT_MARGIN_SECONDS, Child, Processes, WorkersCannotStart
 from .quarantine import Quarantine
 from .recovery import Recovery
+from .reloading import Reloader
 from .standstill import Standstill
 from .suspension import Suspension
 
@@ -73,8 +74,8 @@ def as_guest() -> Iterator[None]:
 class Supervisor:
     """Run `processes` worker processes until stopped or, with `burst`, until no task is queued, running or due.
 
-    liveness_file: touched while all processes run. code_changed: returns whether to restart the processes.
-    start_method: of the processes, see `starting`.
+    liveness_file: touched while all processes run. reloader: ends the run when the code that it watches has changed;
+    `starts_again` is then true. start_method: of the processes, see `starting`.
     say: is given what a person at the terminal should know, see `Announcement`.
     """
 
@@ -86,14 +87,15 @@ class Supervisor:
         burst: bool = False,
         liveness_file: Path | None = None,
         single_instance: bool | None = None,
-        code_changed: Callable[[], bool] | None = None,
+        reloader: Reloader | None = None,
         start_method: str = conf.SPAWN,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.options = options
         self.burst = burst
         self.liveness_file = LivenessFile(liveness_file) if liveness_file else None
-        self.code_changed = code_changed
+        self.reloader = reloader
+        self.starts_again = False
         self.wakeup = Wakeup(expected=[Reason.STARTED])
         self.broker = Broker("worker", options.backend)
         self.maintenance = MaintenanceService(
@@ -105,12 +107,10 @@ class Supervisor:
         )
         self.memory = MemorySampler()
         self.recovery = Recovery(self.broker, options, self.memory)
-        # Processes that are restarted because code has changed read the changed settings too.
         self.processes = Processes(
             options,
             processes,
             on_death=self._note_death,
-            inherit=code_changed is None,
             start_method=start_method,
             on_started=lambda: self.wakeup.notify(Reason.STARTED),
         )
@@ -157,7 +157,7 @@ class Supervisor:
             self.options.concurrency,
         )
         try:
-            while not self.stop_requests and not (self.burst and self._has_no_work()):
+            while not self._is_over():
                 self.tick()
                 self.wakeup.wait(TICK_SECONDS, also=self.processes.sentinels)
         finally:
@@ -188,9 +188,9 @@ class Supervisor:
             raise lost
         if dead := self.maintenance.dead_threads:
             raise ThreadDied(f"the supervisor stops, since its thread {dead[0]} has died; the log says why")
-        if self.code_changed is not None and self.code_changed():
-            logger.info("code has changed: restarting worker processes")
-            self.processes.signal_all(signal.SIGTERM)
+        if self.reloader is not None and self.reloader.is_due():
+            logger.info("code has changed: starting again when the running tasks have finished")
+            self.starts_again = True
         if self.burst and self.processes.cannot_start:
             raise WorkersCannotStart("worker processes exit before they are ready; their output above says why")
         self.processes.start_missing(now)
@@ -223,6 +223,9 @@ class Supervisor:
 
     # --- shutdown
 
+    def _is_over(self) -> bool:
+        return bool(self.stop_requests) or self.starts_again or (self.burst and self._has_no_work())
+
     def _has_no_work(self) -> bool:
         """Return whether a burst is finished: two checks in a row found no task queued, running or due."""
         if not self.children or time.monotonic() - self.children[0].started_at < TICK_SECONDS:
@@ -239,6 +242,10 @@ class Supervisor:
         self._drain()
         self.processes.kill_remaining()
         self.recovery.recover_dead(time.monotonic())
+        if self.reloader is not None:
+            self.reloader.stop()
+        # Who asks for a stop while this ends means the command.
+        self.starts_again = self.starts_again and not self.stop_requests
         self.maintenance.stop()
         connections.close_all()
         logger.info("supervisor %d stopped", os.getpid())

@@ -12,6 +12,9 @@ from ..reading import duration, whole_number
 from ..wording import counted
 from .printing import Printer, add_backend, add_json
 
+# A supervisor reports each BEAT_SECONDS (5).
+MOST_SILENCE_SECONDS = 60.0
+
 
 def add(parser: ArgumentParser) -> None:
     """Add the options."""
@@ -24,7 +27,11 @@ def add(parser: ArgumentParser) -> None:
         "--max-waiting", type=whole_number(0), metavar="N", help="a problem are more tasks that are due"
     )
     parser.add_argument(
-        "--max-silence", type=duration, metavar="TIME", help="a supervisor must have reported within this time"
+        "--max-silence",
+        type=duration,
+        default=MOST_SILENCE_SECONDS,
+        metavar="TIME",
+        help="a supervisor must have reported within this time (default: 1m)",
     )
 
 

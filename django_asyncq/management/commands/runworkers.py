@@ -11,7 +11,6 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
-from django.utils import autoreload
 
 from ... import conf, stop_requests
 from ...broker import Broker, clients
@@ -28,7 +27,16 @@ from ...stderr_log import log_to_stderr
 from ...storage.pooling import small_pools
 from ...storage.routing import writing_database
 from ...storage.tables import check_tables
-from ...supervisor import LivenessFile, Supervisor, ThreadDied, WorkersCannotStart, as_guest, fork_obstacle
+from ...supervisor import (
+    LivenessFile,
+    Reloader,
+    Supervisor,
+    ThreadDied,
+    WorkersCannotStart,
+    as_guest,
+    fork_obstacle,
+    start_again,
+)
 from ...test_run import is_test_run
 from ...threads import EX_SOFTWARE
 from ...worker import inherited_settings
@@ -127,7 +135,7 @@ class Command(BaseCommand):
             metavar="ID",
             help="first part of the worker ids (default: the host name)",
         )
-        parser.add_argument("--reload", action="store_true", help="restart the worker processes when code changes")
+        parser.add_argument("--reload", action="store_true", help="start again when code changes; for development")
         mode = parser.add_mutually_exclusive_group()
         mode.add_argument(
             "--single-instance",
@@ -151,6 +159,10 @@ class Command(BaseCommand):
         settings = conf.current()
         self._verbosity = options["verbosity"]
         self._check_process()
+        if options["reload"] and not self._is_program:
+            raise CommandError(
+                "--reload starts the program again, so it is for the command line only: call runworkers without it."
+            )
         # A process that has called this as a function, such as a test run, keeps its logging as it is.
         if self._is_program:
             log_to_stderr("supervisor", self._verbosity)
@@ -181,13 +193,15 @@ class Command(BaseCommand):
             burst=options["burst"],
             liveness_file=options["liveness_file"],
             single_instance=options["single_instance"],
-            code_changed=CodeChanges() if options["reload"] else None,
-            start_method=self._start_method(settings.start_method, reloads=options["reload"]),
+            reloader=Reloader() if options["reload"] else None,
+            start_method=self._start_method(settings.start_method),
             say=self.say,
         )
         # A process that has called this as a function, such as a test run, goes on afterwards.
         with nullcontext() if self._is_program else as_guest():
             self._supervise(supervisor)
+        if supervisor.starts_again:
+            start_again()
 
     @staticmethod
     def _worker_options(options: dict[str, Any], backend: Any, concurrency: int) -> WorkerOptions:
@@ -202,9 +216,9 @@ class Command(BaseCommand):
             **name,
         )
 
-    def _start_method(self, method: str, *, reloads: bool) -> str:
-        """Return how processes are started. A fork server has the written settings, and the code of its start."""
-        may_differ = reloads or not self._is_program or inherited_settings.applied()
+    def _start_method(self, method: str) -> str:
+        """Return how processes are started. A fork server has the settings that are written."""
+        may_differ = not self._is_program or inherited_settings.applied()
         if method == conf.SPAWN or may_differ:
             return conf.SPAWN
         if reason := fork_obstacle():
@@ -306,24 +320,3 @@ class Command(BaseCommand):
         if limit is not None:
             text = "Redis would hold waiting tasks in less memory after: redis-cli CONFIG SET %s %d (it is %d)"
             logger.info(text, limit.name, ADVISED_BYTES, limit.bytes)
-
-
-class CodeChanges:
-    """Return whether a file of the loaded code has changed since the previous call."""
-
-    def __init__(self) -> None:
-        self._seen = self._snapshot()
-
-    def __call__(self) -> bool:
-        now = self._snapshot()
-        changed = any(self._seen.get(path, time) != time for path, time in now.items())
-        self._seen = now
-        return changed
-
-    @staticmethod
-    def _snapshot() -> dict[Path, float]:
-        found = {}
-        for path in autoreload.iter_all_python_module_files():
-            with suppress(OSError):
-                found[path] = path.stat().st_mtime
-        return found
