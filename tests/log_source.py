@@ -1,6 +1,8 @@
 """The log lines of the package, read from its source: for the tests that compare them with the docs.
 
 A template is written as the docs do: "…" stands for a value, and what `pluralize` adds is an "s".
+
+Only calls of `logger` and `_logger` are read, so what logs in another way is an error here, not a line that is missed.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,9 +19,26 @@ METHODS = {
     "debug": "DEBUG",
     "info": "INFO",
     "warning": "WARNING",
+    "warn": "WARNING",
     "error": "ERROR",
     "exception": "ERROR",
     "critical": "CRITICAL",
+    "fatal": "CRITICAL",
+}
+LOGGERS = ("logger", "_logger")
+FUNCTIONS = {"*", "getLogger", "warn", "warn_explicit", "log", *METHODS}
+# Where `logging.getLogger` may be called; the others ask `guard.get_logger`. They log nothing themselves.
+MAY_ASK_LOGGING = {"guard.py", "stderr_log.py", "run_log.py"}
+# What has a method of the same name as a logger and is none: the module (or a folder), and what it is called there.
+NO_LOGGERS = {
+    ("admin/", "messages"),
+    ("broker/__init__.py", "client"),
+    ("guard.py", "super"),
+    ("maintenance/startup_tasks.py", "run"),
+    # The command prints these.
+    ("management/commands/runworkers.py", "self"),
+    ("worker/execute/executors.py", "coroutine"),
+    ("worker/forks.py", "sys"),
 }
 # What these log is given by those that call them; each call is read instead.
 PASS_TEXTS_ON = {("guard.py", "outlives"), ("guard.py", "log"), ("faults.py", "clear"), ("faults.py", "_once")}
@@ -35,9 +55,13 @@ class LogLine(NamedTuple):
 
 
 class Unreadable(Exception):
-    """A text or a level that is not found in the source; write it where it is logged, or in a name beside it."""
+    """A text, a level or a logger that is not found in the source; write it where it is logged, or in a name beside it.
+
+    Or a warning of `warnings`, which no operator sees: log it instead.
+    """
 
 
+@cache
 def read_lines(package: Path = PACKAGE) -> list[LogLine]:
     """Return all lines of the package. Raises: Unreadable."""
     return [
@@ -51,6 +75,7 @@ def lines_of(name: str, source: str) -> Iterator[LogLine]:
     """Yield the lines of one module. Raises: Unreadable."""
     tree = ast.parse(source)
     logger = logger_of(tree)
+    refuse_other_ways(name, tree)
     for scope in scopes_of(tree):
         if (name, getattr(scope, "name", "")) in PASS_TEXTS_ON:
             continue
@@ -60,13 +85,72 @@ def lines_of(name: str, source: str) -> Iterator[LogLine]:
                 yield LogLine(as_written(text), level, owner or logger, place)
 
 
+def refuse_other_ways(name: str, tree: ast.Module) -> None:
+    """Refuse what logs or warns and is not read. Raises: Unreadable."""
+    read_here = {id(use) for node in ast.walk(tree) if isinstance(node, ast.Call) for use in uses_of_methods(node)}
+    for node in ast.walk(tree):
+        found = ""
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found = import_of_function(node)
+        elif isinstance(node, ast.Attribute):
+            found = use_of_module(node, name) or ("" if id(node) in read_here else alias_of_method(node))
+        elif isinstance(node, ast.Call):
+            found = call_of_other(node, name)
+        if found:
+            raise Unreadable(f"{name}:{getattr(node, 'lineno', 0)}: {found}")
+
+
+def import_of_function(node: ast.Import | ast.ImportFrom) -> str:
+    """Return what an import takes out of `logging` or `warnings`, or "": by another name it would not be found."""
+    names = {each.name for each in node.names}
+    if isinstance(node, ast.Import):
+        renamed = {each.name for each in node.names if each.asname} & {"logging", "warnings"}
+        return f"{min(renamed)} by another name" if renamed else ""
+    taken = names & FUNCTIONS if node.module in ("logging", "warnings") else set()
+    return f"{', '.join(sorted(taken))} of {node.module}" if taken else ""
+
+
+def use_of_module(node: ast.Attribute, name: str) -> str:
+    """Return which function of `logging` or `warnings` is used where it may not be, or ""."""
+    if node.attr == "getLogger" and name not in MAY_ASK_LOGGING:
+        return "logging.getLogger, in place of get_logger"
+    if named(node.value) == "warnings" and node.attr in ("warn", "warn_explicit"):
+        return f"warnings.{node.attr}"
+    return ""
+
+
+def alias_of_method(node: ast.Attribute) -> str:
+    """Return which method of a logger is passed on or given another name, or ""."""
+    is_method = named(node.value) in LOGGERS and node.attr in {*METHODS, "log"}
+    return f"{node.attr} of a logger, by another name" if is_method else ""
+
+
+def call_of_other(call: ast.Call, name: str) -> str:
+    """Return which object other than `logger` has a method called that logs, unless it is known to be none; or ""."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in {*METHODS, "log"}:
+        return ""
+    value = call.func.value
+    if isinstance(value, ast.Call):
+        owner = named(value.func)
+    elif (owner := named(value)) in LOGGERS:
+        return ""
+    if any(name.startswith(module) and owner == known for module, known in NO_LOGGERS):
+        return ""
+    return f"{call.func.attr} of {owner or 'an expression'}, which may be a logger"
+
+
+def uses_of_methods(call: ast.Call) -> list[ast.expr]:
+    """Return the expressions of a call that `logged_by` reads as the method that logs."""
+    return [call.func, *(call.args[:1] if named(call.func) == "partial" else [])]
+
+
 def logged_by(call: ast.Call, scope: ast.AST, tree: ast.Module, place: str) -> Iterator[tuple[str, str, str]]:
     """Yield text, level and logger ("" for that of the module) of what a call, or one of `partial`, logs."""
     if named(call.func) == "partial" and isinstance(call.args[0], ast.Attribute):
         call = ast.Call(call.args[0], call.args[1:], call.keywords)
     called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     owner = named(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-    if owner in ("logger", "_logger") and called in {*METHODS, "log"}:
+    if owner in LOGGERS and called in {*METHODS, "log"}:
         logger = ANY_LOGGER if owner == "_logger" else ""
         is_log = called == "log"
         levels = levels_of(call.args[0], scope, place) if is_log else {METHODS[called]}

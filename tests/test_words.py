@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
+from .log_source import read_lines
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "django_asyncq"
 EXAMPLE = ROOT / "example_project"
@@ -24,7 +26,9 @@ MODULES = sorted(
     path for folder in (PACKAGE, EXAMPLE) for path in folder.rglob("*.py") if "migrations" not in path.parts
 )
 SCRIPTS = sorted(PACKAGE.rglob("*.lua"))
-TEMPLATES = sorted([*PACKAGE.rglob("*.html"), *EXAMPLE.rglob("*.html")])
+TEMPLATES = sorted(path for folder in (PACKAGE, EXAMPLE, ROOT / "docs") for path in folder.rglob("*.html"))
+PAGE_SCRIPTS = sorted(path for folder in (PACKAGE, EXAMPLE, ROOT / "docs") for path in folder.rglob("*.js"))
+YAML = sorted([*(ROOT / ".github").rglob("*.yml"), *(ROOT / "docs").rglob("*.yml")])
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
@@ -35,60 +39,130 @@ class OldWord(NamedTuple):
     instead: str
 
 
+IRREGULAR = {
+    "come": ("comes", "came", "coming"),
+    "give": ("gives", "gave", "given", "giving"),
+    "go": ("goes", "went", "gone", "going"),
+    "hear": ("hears", "heard", "hearing"),
+    "leave": ("leaves", "left", "leaving"),
+    "put": ("puts", "putting"),
+    "ring": ("rings", "rang", "rung", "ringing"),
+    "stand": ("stands", "stood", "standing"),
+    "take": ("takes", "took", "taken", "taking"),
+    "tell": ("tells", "told", "telling"),
+    "withdraw": ("withdraws", "withdrew", "withdrawn", "withdrawing"),
+}
+
+
+def forms(*verbs: str) -> str:
+    """Return a pattern of all forms of verbs; a regular one takes s, ed and ing."""
+    each = [form for verb in verbs for form in (verb, *IRREGULAR.get(verb, (f"{verb}s", f"{verb}ed", f"{verb}ing")))]
+    return rf"\b(?:{'|'.join(each)})\b"
+
+
+def up_to(count: int) -> str:
+    """Return a pattern of what may stand between a verb and its particle: "take the task up"."""
+    return rf"(?:[\w'-]+ ){{0,{count}}}"
+
+
 RUN = r"(?:tasks?|runs?|attempts?|jobs?|body|bodies|functions?)"
 SOME = r"(?:a|an|the|each|every|this|that|one|no|its|their|another|more|free)"
+MANY = r"(?:all|any|both|few|many|most|some|such|these|those|other|old|new|finished|two|three|\d+)"
+NTH = r"(?:first|second|third|last|next|further|new|other|single|later|earlier|failed|counted|uncounted)"
+HOLDER = r"(?:workers?|process(?:es)?|gates?|limits?)"
+# What another program or a call "from any thread" ends is something else: a pause, a sleep.
+PROGRAM = (
+    r"(?:commands?|(?<!another )programs?|process(?:es)?|workers?|supervisors?|leaders?|(?<!from any )threads?"
+    r"|servers?)"
+)
+AUXILIARY = (
+    r"(?: (?:that|which|has|have|had|is|are|was|were|not|yet|already|then|whose|itself|will|may|must|would)){0,3}"
+)
 
 IN_PROSE = [
     # The parts.
     OldWord(r"\bjobs?\b", "task (only the in-memory item of a slot is a job)"),
-    OldWord(rf"\b{SOME} records?\b", "the row"),
+    OldWord(
+        rf"\b(?:{SOME}|{MANY}) records?\b(?! (?:its|their|the|an?|what|that)\b)|\brecords (?:of|in|are|were|have)\b",
+        "the row",
+    ),
+    OldWord(
+        r"\brows? (?:is|are|was|were|becomes?) (?:(?:an?|the|no) )?(?:message|entry|record|job)s?\b"
+        r"|\bentr(?:y|ies) (?:in|of) (?:the|a) (?:database|table)\b",
+        "the row, which is in the database",
+    ),
+    OldWord(
+        r"\bentr(?:y|ies) (?:is|are|was|were|becomes?) (?:(?:an?|the|no) )?(?:message|row|record|job)s?\b"
+        r"|\b(?<!deletion of )rows? (?:in|of) redis\b",
+        "the entry, which is in Redis",
+    ),
     OldWord(r"\benvelopes?\b", "message"),
-    OldWord(rf"\b(?:{SOME}|first|last|next|of|failed|counted|uncounted|\d+|two|three) (?:try|tries)\b", "attempt"),
+    OldWord(
+        rf"\b(?:{SOME}|{NTH}|of|{MANY}) (?:try|tries)\b"
+        rf"|\b(?:an?|the|no|every|each|its) {NTH} (?:try|tries)\b",
+        "attempt",
+    ),
     OldWord(r"\bTries\b", "attempts"),
-    OldWord(r"\bfree places?\b|\bplaces? (?:in|of) (?:a|the|each) (?:worker|process|gate)\b", "slot"),
+    OldWord(
+        rf"\bfree places?\b|\bplaces? (?:in|of|at) (?:an?|the|each|every|this|its) {HOLDER}\b"
+        rf"|\b{HOLDER} (?:has|have|had|with|without|gets?|needs?|offers?) {up_to(2)}places?\b"
+        rf"|\b(?:its|their) places\b(?! in the list\b)|\b(?:gate|worker) places?\b",
+        "slot",
+    ),
     OldWord(r"\bonly one may\b|\bmay do what only\b|\bone that may\b", "the leader"),
+    OldWord(r"\bterms? (?:(?:that|which) )?(?:is|are|was|were|has been) over\b", "an earlier term, leadership lost"),
     OldWord(r"\bticks?\b(?!\()", "occurrence (of a schedule), round (of a loop)"),
     OldWord(r"\brooms?\b", "capacity; a gate has a free slot, or is full"),
     OldWord(r"\bahead\b", "prefetch"),
-    OldWord(r"\b(?:its|their|whose|his|my|the) turns?\b|\bturns (?:have|of)\b", "pacing, order"),
+    OldWord(r"\b(?:its|their|whose|his|my|the) turns?\b|\bturns (?:have|of)\b|\btakes? turns\b", "pacing, order"),
     OldWord(
         r"\b(?:rests|rested|resting)\b|\b(?:a|no|longer|shorter|its|short) rest\b|\brest (?:is over|for \d)", "pause"
     ),
     OldWord(rf"\bin line\b|\bline ahead\b|\b{SOME} line (?:of (?:jobs|tasks)|for)\b", "job queue"),
     OldWord(r"\bboards?\b", "slot table"),
-    OldWord(rf"\b{SOME} watch\b|\bhears?\b|\bheard\b|\bhearing\b", "listener, be notified"),
-    OldWord(
-        r"(?<!can )(?<!cannot )\btells?\b(?![^.]{0,40}\bapart\b)|\btold\b|\btelling\b", "notify, wake, acknowledge, say"
-    ),
-    OldWord(r"\bstand(?:s|ing)? by\b|\bstood by\b|\bstandby\b", "handoff"),
-    OldWord(r"\bgather(?:s|ed|ing)?\b", "batch, collect"),
+    OldWord(rf"\b{SOME} watch\b|{forms('hear')}", "listener, be notified"),
+    OldWord(rf"(?<!can )(?<!cannot ){forms('tell')}(?![^.]{{0,40}}\bapart\b)", "notify, wake, acknowledge, say"),
+    OldWord(rf"{forms('stand')} by\b|\bstandby\b", "handoff"),
+    OldWord(forms("gather"), "batch, collect"),
     OldWord(r"\bupkeep\b", "maintenance"),
     OldWord(rf"\b{SOME} keeping\b|\bkeeping polic", "retention policy"),
     # The verbs.
     OldWord(
-        rf"\b{RUN}(?: (?:that|which|has|have|had|is|are|was|were|not|yet|already|then|whose)){{0,3}} end(?:s|ed|ing)?\b"
-        rf"|\bend(?:ed|ing)? (?:of )?(?:a |the |its |this |each |their )?{RUN}\b",
+        rf"\bpushing\b|{forms('enter', 'leave')} (?:an?|the|its|their|this|that|each|every|which|any) queues?\b"
+        rf"|\bentering (?:an? |the |its |their )?{RUN}\b",
+        "enqueue, dispatch (push); dequeue",
+    ),
+    OldWord(
+        rf"\b{RUN}{AUXILIARY} end(?:s|ed|ing)?\b"
+        rf"|{forms('end')} (?:of )?(?:an? |the |its |this |each |their |that )?{RUN}\b(?!-)",
         "finish (succeed, fail)",
     ),
-    OldWord(r"\bcom(?:e|es|ing) to (?:an|its|their) end\b|\bcame to (?:an|its|their) end\b", "finish, stop"),
-    OldWord(r"\bhand(?:s|ed|ing)? (?:[\w'-]+ ){0,3}back\b|\bput(?:s|ting)? (?:[\w'-]+ ){0,3}back\b", "requeue"),
-    OldWord(r"\bg(?:ive|ives|ave|iven|iving) (?:[\w'-]+ ){0,3}back\b", "release (a gate slot), requeue, restore"),
-    OldWord(r"\bgiv(?:e|es|en|ing) (?:it |them |tasks? )?on(?: to| without)?\b(?! the)", "requeue"),
-    OldWord(r"\bput(?:s|ting)? (?:[\w'-]+ ){0,2}off\b", "postpone"),
-    OldWord(r"\bhand(?:s|ed|ing)? (?:[\w'-]+ ){0,2}over\b", "spill (outcomes), pass"),
-    OldWord(r"\b(?:take|takes|taking|took|taken) (?:[\w'-]+ )?up\b", "replay (outcomes), begin"),
-    OldWord(r"\b(?:take|takes|taking|took|taken) (?:[\w'-]+ ){0,2}over\b", "recover, succeed"),
     OldWord(
-        r"\bgo(?:es|ne)? for good\b|\b(?:is|are|was|were|be|been|has|have) gone\b|\bgone from\b",
+        rf"\b{PROGRAM}{AUXILIARY} end(?:s|ed|ing)?\b(?! in …)"
+        r"|\bends at once\b|… ends? (?:by itself|because|with|when)\b",
+        "exit, stop",
+    ),
+    OldWord(rf"{forms('come')} to (?:an|its|their) end\b", "finish, stop"),
+    OldWord(rf"{forms('hand', 'put')} {up_to(4)}back\b", "requeue"),
+    OldWord(rf"{forms('give')} {up_to(3)}back\b", "release (a gate slot), requeue, restore"),
+    OldWord(rf"{forms('give')} (?:it |them |tasks? )?on(?: to| without)?\b(?! the)", "requeue"),
+    OldWord(rf"{forms('put')} {up_to(3)}off\b", "postpone"),
+    OldWord(rf"{forms('hand')} {up_to(3)}over\b", "spill (outcomes), pass"),
+    OldWord(rf"{forms('take')} {up_to(3)}up\b(?! to\b)", "replay (outcomes), begin"),
+    OldWord(rf"{forms('take')} {up_to(3)}over\b", "recover, succeed"),
+    OldWord(
+        rf"{forms('go')} for good\b|\b(?:is|are|was|were|be|been|has|have|had) gone\b|\bgone from\b"
+        rf"|\brows?(?: (?:that|which|has|have))? {forms('leave')} (?:the|its|a) (?:database|table)\b",
         "deleted, pruned, missing",
     ),
-    OldWord(r"\b(?:leave|leaves|leaving|left) (?:[\w'-]+ ){0,2}out\b", "skip"),
-    OldWord(r"\brings?\b|\brang\b|\brung\b", "notify, wake"),
-    OldWord(r"\bwithdr(?:aw|aws|ew|awn|awing)\b", "release_uncommitted"),
+    OldWord(rf"{forms('leave')} {up_to(3)}out\b", "skip"),
+    OldWord(forms("ring"), "notify, wake"),
+    OldWord(rf"{forms('withdraw')}|\bwithdrawals?\b", "release_uncommitted"),
     # The states.
     OldWord(
         r"\b(?:rows?|tasks?|those|runs?|what (?:is|are)|be|is|are|stands?) in [0-3]\b|\bin [0-3] (?:and|or) [0-3]\b"
-        r"|\bstates? [0-3]\b|\b[0-3] ?(?:→|->) ?(?:[0-3]|gone)\b|→ [0-3]\b|\b(?:stays|said|to) [0-3] (?:again|with)\b"
+        r"|\bstates?(?: (?:is|are|was|were|be|becomes?|not|either|=|==)){0,2} ?\(?[0-3]\b"
+        r"|\b[0-3] ?(?:→|->) ?(?:[0-3]|gone)\b|→ [0-3]\b|\b(?:stays|said|to) [0-3] (?:again|with)\b"
         r"|\bsays? [0-3]\b|\bstate=[0-3]\b",
         "QUEUED, RUNNING, SUCCEEDED, FAILED, RETRYING",
     ),
@@ -100,7 +174,8 @@ IN_PROSE = [
     OldWord(r", for (?:it|they|there|nobody|who|else) ", "because"),
     OldWord(r"\b(?:its|their) own affair\b|\b(?:be|was|were|is) rested\b", "say it plainly"),
     OldWord(
-        r"\b(?:is|are|was|were|be|been) away\b|\b(?:Redis|database|server|stores?) away\b|\baway (?:while|at|now)\b",
+        r"\b(?:is|are|was|were|be|been) away\b|\b(?:redis|database|server|stores?) away\b|\baway (?:while|at|now)\b"
+        rf"|\b(?:redis|databases?|servers?|stores?|brokers?|hosts?|it|that|which) {forms('go', 'stay')} away\b",
         "unreachable",
     ),
 ]
@@ -110,37 +185,53 @@ IN_NAMES = {
     "job": "task",
     "jobs": "tasks",
     "envelope": "message",
+    "envelopes": "messages",
     "try": "attempt",
     "tries": "attempts",
     "tick": "occurrence",
     "ticks": "occurrences",
     "room": "capacity",
+    "rooms": "capacity",
     "ahead": "prefetch",
     "turns": "pacing",
     "rest": "pause",
     "rests": "pauses",
+    "rested": "paused",
+    "resting": "pausing",
     "board": "slot_table",
+    "boards": "slot_tables",
     "watch": "listener",
     "hear": "notify",
     "hears": "notify",
     "heard": "notified",
+    "hearing": "notified",
     "tell": "notify, acknowledge",
     "tells": "notify, acknowledge",
     "told": "notified",
+    "telling": "notify, acknowledge",
     "standby": "handoff",
     "gather": "batch",
+    "gathers": "batches",
+    "gathered": "batched",
     "gathering": "batcher",
     "upkeep": "maintenance",
     "keeping": "retention_policy",
     "entering": "enqueueing",
+    "pushing": "dispatching, push",
+    "leaving": "deletion",
     "ring": "wake",
+    "rings": "wakes",
+    "rang": "woke",
     "rung": "woken",
+    "ringing": "waking",
     "withdraw": "release_uncommitted",
+    "withdraws": "releases_uncommitted",
+    "withdrew": "released",
     "withdrawn": "released",
 }
 NAMES_TOGETHER = re.compile(
-    r"put_back|hand(?:ed|ing)?_back|take_back|give_on|put_off|take_over|hand(?:ed|ing)?_over|stands?_by|stood_by|is_gone"
-    r"|left_out|look_after"
+    r"put_back|hand(?:ed|ing)?_back|take_back|g[ai]ven?_on|put_off|t(?:ake|akes|ook)_(?:over|up)"
+    r"|hand(?:ed|ing)?_over|stands?_by|stood_by|is_gone|left_out|look_after"
 )
 MODULES_NOT_TO_BE = {"pushing", "entering", "leaving", "returning", "taking", "waiting", "keeping", "room", "line"}
 
@@ -156,6 +247,7 @@ class Allowed(NamedTuple):
 ALLOWED = [
     Allowed("django_asyncq/worker/*", r"\bjobs?\b", "the in-memory item of a slot is a Job"),
     Allowed("*", r"\bjob queues?\b", "the part that passes Jobs to slots is called so in the field"),
+    Allowed("docs/deployment/kubernetes.yml", r"\bjob\b", "a kind of object in Kubernetes"),
     Allowed("*", r"\bbackground jobs?\b", "what the field calls it, for readers who come from there"),
 ]
 NAMES_ALLOWED = {
@@ -189,6 +281,7 @@ VISIBLE_CALLS = {
     "write",
     "message_user",
     "refuse",
+    "warn",
 }
 VISIBLE_KEYWORDS = {
     "help",
@@ -296,6 +389,30 @@ def prose_of_template(source: str) -> Iterator[Text]:
         yield Text("template", number, f"{re.sub(r'<[^>]*>', ' ', text)} {shown}")
 
 
+def prose_of_page_script(source: str) -> Iterator[Text]:
+    """Yield the comments of JavaScript that begin in the first column, and its strings of several words."""
+    for found in re.finditer(r"^(?:(?://.*\n)+|/\*[\s\S]*?\*/)", source, re.MULTILINE):
+        line = source.count("\n", 0, found.start()) + 1
+        yield Text("header", line, re.sub(r"^[ *]*//|^/\*|^ ?\*", "", found[0], flags=re.MULTILINE))
+    for number, line in enumerate(source.splitlines(), 1):
+        for string in re.finditer(r"""(["'`])([^"'`]* [^"'`]*)\1""", line):
+            yield Text("visible text", number, string[2])
+
+
+def prose_of_yaml(source: str) -> Iterator[Text]:
+    """Yield each value of a file, across its lines, and the comments before it."""
+    begin, lines = 1, []  # type: int, list[str]
+    for number, line in enumerate(source.splitlines(), 1):
+        if key := re.match(r"\s*(?:- )?[\w.-]+:(?: [|>]-?)?(?= |$)|\s*- |\s*# ?", line):
+            is_comment = key[0].strip() == "#"
+            if not (is_comment and lines and lines[-1].startswith("#")):
+                yield Text("value", begin, " ".join(each.removeprefix("#") for each in lines))
+                begin, lines = number, []
+            line = f"{'#' if is_comment else ''}{line[key.end() :]}"
+        lines.append(line.strip())
+    yield Text("value", begin, " ".join(each.removeprefix("#") for each in lines))
+
+
 def prose_of_page(source: str) -> Iterator[Text]:
     """Yield the paragraphs of a page of the docs, and the comments of its code blocks; headings may ask "Who …"."""
     in_code, begin, lines = False, 1, []  # type: bool, int, list[str]
@@ -398,6 +515,24 @@ def test_templates_speak_plainly(path: Path) -> None:
     refuse(old_words(place_of(path), prose_of_template(path.read_text())))
 
 
+@pytest.mark.parametrize("path", PAGE_SCRIPTS, ids=place_of)
+def test_scripts_of_pages_speak_plainly(path: Path) -> None:
+    """What JavaScript shows and says of itself uses the field's words."""
+    refuse(old_words(place_of(path), prose_of_page_script(path.read_text())))
+
+
+@pytest.mark.parametrize("path", YAML, ids=place_of)
+def test_forms_and_configurations_speak_plainly(path: Path) -> None:
+    """The forms for issues, and the files of the docs that people copy, use the field's words."""
+    refuse(old_words(place_of(path), prose_of_yaml(path.read_text())))
+
+
+def test_log_lines_that_helpers_write_speak_plainly() -> None:
+    """Also those that a module gives to `Faults`, to `outlives` and to helpers of its own."""
+    for line in read_lines():
+        refuse(old_words(f"django_asyncq/{line.place}", iter([Text("log line", 0, line.text)])))
+
+
 @pytest.mark.parametrize("path", PAGES, ids=place_of)
 def test_pages_speak_plainly(path: Path) -> None:
     """The docs, the README and the changelog use the field's words."""
@@ -405,7 +540,7 @@ def test_pages_speak_plainly(path: Path) -> None:
 
 
 MOST_WORDS = 22
-GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+GUIDES = sorted((ROOT / "docs" / "guides").rglob("*.md"))
 
 
 def sentence_lengths(page: str) -> list[int]:
@@ -472,8 +607,61 @@ def test_an_old_word_in_other_sources_is_found() -> None:
     assert old_words("planted.lua", prose_of_script("-- Give the slot back.\nlocal x = 1"))
     assert old_words("planted.html", prose_of_template('<p title="x">{% translate "Tries" %}</p>'))
     assert old_words("planted.html", prose_of_template('<button aria-label="Leave it out">x</button>'))
+    assert old_words("planted.html", prose_of_template("<p>The worker ends.</p>"))
+    for script in (
+        "// Shows the board.\n// More.\nlet a;",
+        "/* What is\n * left out. */",
+        'x.title = "Redis is away";',
+    ):
+        assert old_words("planted.js", prose_of_page_script(script)), script
+    for yaml in (
+        "description: Tasks are handed back.",
+        "value: |\n  All tries\n  and tells",
+        "# It is\n# away.",
+        "- the upkeep",
+    ):
+        assert old_words("planted.yml", prose_of_yaml(yaml)), yaml
     for page in ("The task is handed\nback.", "| a | the board |", "```sh\nls  # Redis is away\n```", "## The upkeep"):
         assert old_words("planted.md", prose_of_page(page)), page
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The task waits before entering the queue.",
+        "Pushing the task failed.",
+        "It is counted on leaving the queue.",
+        "All records are kept.",
+        "These records go to the archive.",
+        "The row is a message.",
+        "The row in Redis is older.",
+        "The entry is a row.",
+        "An entry of the table.",
+        "It sleeps before every second try.",
+        "The server went away.",
+        "Redis goes away for a while.",
+        "Another worker takes the task up.",
+        "The leader took all of them over.",
+        "The worker has two places.",
+        "A gate with three free places.",
+        "The tasks have lost their places.",
+        "The command ends at once.",
+        "`runworkers` ends because a table is missing.",
+        "The process of the task will then end, and the worker has ended too.",
+        "The worker ends its run.",
+        "It writes in a term that is over.",
+        "Rows whose state is 1.",
+        "Where `state` is kept, the state is not 2.",
+        "Lines ring in the terminal, ringing it twice.",
+        "It puts all the tasks off.",
+        "The row leaves the database.",
+        "It puts the members of sets back.",
+        "Processes take turns.",
+    ],
+)
+def test_the_glossarys_refusals_are_found(text: str) -> None:
+    """In every form of a verb, and with words between it and its particle."""
+    assert old_words("docs/planted.md", prose_of_page(text))
 
 
 @pytest.mark.parametrize(
@@ -487,6 +675,12 @@ def test_an_old_word_in_other_sources_is_found() -> None:
         "A row is recorded before its entry is removed.",
         "The transaction ends; the lease runs out at the end of the day.",
         "Redis sends 2 commands in 3 calls, to 1 server.",
+        "Enter a cron expression; the pushed task leaves no trace in the queue.",
+        "The leader records outcomes; a worker may record its own, and each process records them once.",
+        "A wait ends when another program has ended the pause; the id of the process ends in `.q`.",
+        "The place of an id in the list, and their places in the list.",
+        "The state of 3 tasks; the state in 2 rows; a row has a message, and an entry has one too.",
+        "It takes a day up to the last one; a slot that is over its limit.",
     ],
 )
 def test_plain_english_passes(text: str) -> None:
@@ -508,6 +702,8 @@ def everything() -> Iterator[str]:
         (MODULES, prose_of_module),
         (SCRIPTS, prose_of_script),
         (TEMPLATES, prose_of_template),
+        (PAGE_SCRIPTS, prose_of_page_script),
+        (YAML, prose_of_yaml),
         (PAGES, prose_of_page),
     ]
     for paths, prose_of in readers:

@@ -119,7 +119,7 @@ def give_back(records: Sequence[TaskRecord]) -> None:
         try:
             wait(gate, [str(record.id) for record in group], group[0].queue_limit, is_next=True)
         except BrokerUnavailable as error:
-            logger.warning("gate %s: some tasks have lost their places, and are retried in time: %s", gate, error)
+            logger.warning("gate %s: some tasks are no longer the next ones, and are retried in time: %s", gate, error)
     # Afterwards: a released slot is announced, and the leader then looks at those that are next.
     release_uncommitted(records)
 

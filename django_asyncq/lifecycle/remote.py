@@ -38,7 +38,7 @@ def follow_remote(broker: Broker, rows: Sequence[TaskRecord], alive_since: int, 
 
     rows: remote ones that are not final. alive_since: Unix seconds since which Redis remembers everything,
     and was reached without an outage.
-    pushed_before: the process that has enqueued a younger row may still be pushing it.
+    pushed_before: the process that has enqueued a younger row may not have pushed it yet.
 
     | check    | the row is as it was read                                                       |
     | row      | → QUEUED, RUNNING, RETRYING, SUCCEEDED or FAILED, as Redis says                 |

@@ -1,7 +1,7 @@
 """Suspects run in quarantine: in extra worker processes, beside the others, that run one task at a time.
 
-Nobody drains and nobody waits for them. A quarantine process takes one suspect after the other and ends when none is
-left, or when one of them takes it down; that task was then alone. The process has an id that ends in `-alone`.
+Nobody drains and nobody waits for them. A quarantine process takes one suspect after the other and exits when none
+is left, or when one of them takes it down; that task was then alone. The process has an id that ends in `-alone`.
 """
 
 from __future__ import annotations

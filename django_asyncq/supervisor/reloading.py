@@ -43,7 +43,7 @@ class Reloader:
         return self._has_loaded()
 
     def stop(self) -> None:
-        """End the process that loads the changed code, if there is one."""
+        """Stop the process that loads the changed code, if there is one."""
         if self._trial is not None:
             self._trial.kill()
             self._trial.wait()

@@ -74,7 +74,7 @@ def as_guest() -> Iterator[None]:
 class Supervisor:
     """Run `processes` worker processes until stopped or, with `burst`, until no task is queued, running or due.
 
-    liveness_file: touched while all processes run. reloader: ends the run when the code that it watches has changed;
+    liveness_file: touched while all processes run. reloader: stops this when the code that it watches has changed;
     `starts_again` is then true. start_method: of the processes, see `starting`.
     say: is given what a person at the terminal should know, see `Announcement`.
     """

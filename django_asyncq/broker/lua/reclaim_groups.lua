@@ -1,4 +1,4 @@
--- Put the members of sets back into their groups that were taken, and not dropped by their deadline.
+-- Restore the members of sets to their groups that were taken, and not dropped by their deadline.
 -- KEYS: 1 aggregation sets, 2 groups, 3 group-due, 4 group-rules
 -- ARGV: 1 group key prefix
 -- Returns how many members went back.

@@ -71,7 +71,7 @@ def begin_span(sender: type[TaskRecord], *, record: TaskRecord, **kwargs: Any) -
 
 
 def end_span(sender: type[TaskRecord], *, record: TaskRecord, exception: BaseException | None, **kwargs: Any) -> None:
-    """End the span of the attempt that runs in this context, if one does: a run may end in another process."""
+    """End the span of the attempt that runs in this context, if one does: a run may finish in another process."""
     found = _open.get()
     if found is None:
         return

@@ -24,10 +24,10 @@ class SuspectFetcher(Fetcher):
         return False
 
     def begin_waits(self) -> None:
-        """Wait for no pushes: the process ends when no suspect is left."""
+        """Wait for no pushes: the process exits when no suspect is left."""
 
     def pause(self) -> None:
-        """End after the current task: the remaining suspects are for another host."""
+        """Finish after the current task: the remaining suspects are for another host."""
         self.is_finished = True
 
     def _fetch(self) -> bool:
