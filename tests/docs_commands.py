@@ -39,7 +39,7 @@ PROGRAMS = re.compile(
 ADDRESS = "redis://127.0.0.1:6379"
 PATIENCE_SECONDS = 30.0
 # Pages whose commands are typed elsewhere: by scripts of `.ci/run`, or by tests that make a project of the page.
-# Those of Docker itself are typed only where it runs.
+# Those of Docker itself are typed only where it runs; elsewhere the script reads each and fails on an unknown one.
 FOLLOWED = {
     "getting-started": ".ci/fresh_project.py",
     "coming-from/celery": ".ci/moved_from_celery.py",
@@ -64,7 +64,7 @@ ELSEWHERE = {
     "python manage.py asyncq adopt": "`test_prefix_ownership.py`; no workers may run",
     "python manage.py flush": "`test_prefix_ownership.py`; it would empty the project",
     "docker": "`.ci/docker_image.py`, where Docker runs",
-    "celery": "Celery's; its worker by `.ci/moved_from_celery.py`",
+    "celery": "Celery's; its worker and its beat by `.ci/moved_from_celery.py`",
     "export DATABASE_URL=": "it is for the line after it",
     "python -m tests.": "by hand: it takes long",
 }

@@ -1,10 +1,17 @@
-"""The Compose file, the Kubernetes manifest and the Dockerfile of the docs name commands, files and times that hold."""
+"""The files of the docs for other programs name commands, keys, files and times that hold.
+
+The Compose file, the manifests for Kubernetes, the Dockerfile, the Procfile and the unit of systemd.
+"""
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +21,7 @@ import yaml
 from django.core.management import get_commands
 
 from django_asyncq import conf
+from django_asyncq.contrib import prometheus
 
 from .test_docs import ASYNCQ, ROOT, RUNWORKERS, blocks_of, read
 
@@ -27,6 +35,8 @@ MANIFESTS = {
 POD: dict[str, Any] = MANIFESTS["Deployment", "workers"]["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 (DOCKERFILE,) = blocks_of(PAGE, "dockerfile")
+AUTOSCALER: dict[str, Any] = yaml.safe_load((DEPLOYMENT / "autoscaler.yml").read_text())
+(UNIT,) = (text for text in blocks_of(ROOT / "docs" / "guides" / "deployment.md", "ini") if ".service\n" in text)
 PROBE_SECONDS = 30
 
 
@@ -118,3 +128,116 @@ def test_selectors_find_the_pods() -> None:
     for kind in ("Deployment", "PodDisruptionBudget"):
         wanted = MANIFESTS[kind, "workers"]["spec"]["selector"]["matchLabels"]
         assert wanted and wanted.items() <= labels.items()
+
+
+def test_every_manifest_is_validated_in_ci() -> None:
+    """Against the schemas of Kubernetes: each file beside the Compose file."""
+    (validated,) = re.findall(r"kubernetes-validate --strict --quiet (.*)", (ROOT / ".ci" / "run").read_text())
+    wanted = {path.name for path in DEPLOYMENT.iterdir()} - {"compose.yml"}
+    assert wanted >= {"kubernetes.yml", "autoscaler.yml"}
+    assert {Path(name).name for name in validated.split()} == wanted
+
+
+def test_autoscalers_scale_the_deployment_of_the_manifest() -> None:
+    """That of the file, by a metric that is exported, and that of the page on monitoring, by a key of the answer."""
+    page = ROOT / "docs" / "guides" / "monitoring.md"
+    (keda,) = (each for each in map(yaml.safe_load, blocks_of(page, "yaml")) if each.get("kind") == "ScaledObject")
+    target = AUTOSCALER["spec"]["scaleTargetRef"]
+    assert keda["spec"]["scaleTargetRef"]["name"] == target["name"]
+    assert MANIFESTS[target["kind"], target["name"]]["apiVersion"] == target["apiVersion"]
+    (metric,) = (each["external"]["metric"] for each in AUTOSCALER["spec"]["metrics"])
+    labels = metric["selector"]["matchLabels"]
+    assert metric["name"] == "asyncq_queue_entries" and labels["state"] in prometheus.ENTRIES
+    row = next(line for line in page.read_text().splitlines() if line.startswith(f"| `{metric['name']}`"))
+    assert all(f"`{label}`" in row for label in labels)
+    (answer,) = map(json.loads, blocks_of(page, "json"))
+    assert all(trigger["metadata"]["valueLocation"] in answer for trigger in keda["spec"]["triggers"])
+
+
+def test_the_procfile_runs_what_the_compose_file_runs() -> None:
+    """The migration, the workers, which need `--multi-instance` there, and the web process of the project."""
+    (block,) = (text for text in blocks_of(PAGE, "text") if "requirements.txt" not in text)
+    processes = {
+        name: shlex.split(command) for name, _, command in (line.partition(": ") for line in block.splitlines())
+    }
+    assert processes == {
+        "release": SERVICES["migrate"]["command"],
+        "workers": [*SERVICES["workers"]["command"][:3], "--multi-instance"],
+        "web": SERVICES["web"]["command"][:2],
+    }
+    program, module = processes["web"]
+    (requirements,) = (text for text in blocks_of(PAGE, "text") if "requirements.txt" in text)
+    assert program in requirements.split()
+    assert f"startproject {module.removesuffix('.wsgi')} " in read("guides/getting-started.md")
+
+
+# --- systemd
+
+# What a unit of the docs may say: the keys of each section, and what a value must look like.
+TEXT, PROGRAM, SECONDS = r"\S.*", r"/\S+( \S+)*", r"\d+"
+UNIT_KEYS = {
+    "Unit": {"Description": TEXT, "After": TEXT, "Wants": TEXT, "Requires": TEXT},
+    "Service": {
+        "User": r"[a-z_][a-z0-9_-]*",
+        "WorkingDirectory": PROGRAM,
+        "EnvironmentFile": PROGRAM,
+        "ExecStart": PROGRAM,
+        "Restart": "no|always|on-success|on-failure|on-abnormal|on-abort|on-watchdog",
+        "RestartSec": SECONDS,
+        "KillMode": "control-group|mixed|process|none",
+        "TimeoutStopSec": SECONDS,
+    },
+    "Install": {"WantedBy": r"[a-z-]+\.target"},
+}
+
+
+def wrong_in_unit(unit: str) -> list[str]:
+    """Return what systemd would not understand in a unit; its programs ignore such a line with a warning."""
+    parser = configparser.ConfigParser(interpolation=None, delimiters="=", comment_prefixes=("#", ";"))
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(unit)
+    return [
+        f"[{section}] {key}={value}"
+        for section in parser.sections()
+        for key, value in parser[section].items()
+        if not re.fullmatch(UNIT_KEYS.get(section, {}).get(key, r"(?!)"), value)
+    ]
+
+
+def test_systemd_understands_the_unit() -> None:
+    """Each key and each value; it has what the page explains."""
+    assert wrong_in_unit(UNIT) == []
+    assert all(f"{key}=" in UNIT for key in ("ExecStart", "Restart", "KillMode", "TimeoutStopSec", "WantedBy"))
+    kill_mode = re.search(r"^KillMode=.*$", UNIT, re.MULTILINE)
+    assert kill_mode and f"`{kill_mode[0]}`" in read("guides/deployment.md")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("KillMode=mixed", "KilMode=mixd"),
+        ("KillMode=mixed", "killmode=mixed"),
+        ("KillMode=mixed", "KillMode=mixd"),
+        ("Restart=always", "Restart=alwayz"),
+        ("TimeoutStopSec=30", "TimeoutStopSec="),
+        ("[Service]", "[Servcie]"),
+        ("[Install]", ""),
+    ],
+)
+def test_a_unit_that_systemd_would_not_understand_is_refused(right: str, wrong: str) -> None:
+    """By the table, without systemd."""
+    assert right in UNIT
+    assert wrong_in_unit(UNIT.replace(right, wrong))
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze was not found")
+@pytest.mark.parametrize("is_right", [True, False])
+def test_systemd_itself_reads_the_unit(is_right: bool, tmp_path: Path) -> None:
+    """Without a warning, and with one for a key that it does not know. Its program is one that exists here."""
+    file = tmp_path / "workers.service"
+    unit = re.sub(r"^ExecStart=\S+", f"ExecStart={sys.executable}", UNIT, flags=re.MULTILINE)
+    file.write_text(unit if is_right else unit.replace("KillMode", "KilMode"))
+    command = ["systemd-analyze", "verify", "--man=no", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    warnings = [line for line in done.stderr.splitlines() if file.name in line]
+    assert [("KilMode" in line) for line in warnings] == ([] if is_right else [True]), done.stderr

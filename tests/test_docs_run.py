@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib
 import json
 import os
 import re
@@ -117,6 +118,57 @@ def test_commands_that_are_run_elsewhere_are() -> None:
         for name in re.findall(r"`([^`]+)`", where):
             (file,) = [path for folder in ("", "tests") if (path := ROOT / folder / name).exists()]
             assert start.split()[-1] in file.read_text() or start.startswith("pip install"), where
+
+
+@pytest.fixture
+def docker_image(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script of `.ci/run` that reads the page on containers."""
+    monkeypatch.syspath_prepend(ROOT / ".ci")
+    return importlib.import_module("docker_image")
+
+
+def test_every_line_of_the_page_on_containers_is_known_to_its_script(docker_image: ModuleType) -> None:
+    """With or without Docker."""
+    lines = docker_image.lines_of(ROOT / "docs" / "guides" / "containers.md")
+    written = [each.text for each in docs_commands.commands() if each.page == "containers" and each.is_typed]
+    assert lines == written and len(lines) >= 4
+    in_containers = [docker_image.command_in_container(line, {"workers", "web"}) for line in lines]
+    assert [words[:4] for words in in_containers if words] == [["python", "manage.py", "asyncq", "health"]]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "docker compose frobnicate --nonsense",
+        "docker compose up --nonsense",
+        "docker compose up --wait --scale workerz=3",
+        "docker compose up --wait --scale",
+        "docker compose up --wait; rm -r /",
+        "docker compose exec workerz python manage.py asyncq health",
+        "docker compose exec workers sh",
+        "docker compose",
+        "docker run shop",
+        "printf 'SECRET_KEY=%s' \"$(rm -r /)\" > .env",
+        "systemctl restart workers",
+    ],
+)
+def test_the_script_of_the_containers_refuses_a_line_that_it_does_not_know(line: str, docker_image: ModuleType) -> None:
+    """Before it runs anything."""
+    with pytest.raises(SystemExit, match="line of the page"):
+        docker_image.command_in_container(line, {"workers", "web"})
+
+
+@pytest.mark.parametrize(
+    "written", ["SECRET_KEY=a\nPOSTGRES_PASSWORD=\n", "SECRET_KEY=a\n", "SECRET_KEY=a\nPOSTGRES_PASWORD=b\n"]
+)
+def test_secrets_that_compose_would_miss_are_refused(written: str, docker_image: ModuleType, tmp_path: Path) -> None:
+    """In the file that the page's first command writes."""
+    shutil.copy(ROOT / "docs" / "deployment" / "compose.yml", tmp_path)
+    (tmp_path / ".env").write_text("SECRET_KEY=a\nPOSTGRES_PASSWORD=b\n")
+    assert docker_image.secrets_of(tmp_path) == {"SECRET_KEY": "a", "POSTGRES_PASSWORD": "b"}
+    (tmp_path / ".env").write_text(written)
+    with pytest.raises(SystemExit, match=r"requires .* in \.env"):
+        docker_image.secrets_of(tmp_path)
 
 
 # What reads the blocks of each language. Text is what a program prints, or a file of another program.

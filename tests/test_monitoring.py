@@ -32,6 +32,7 @@ from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks
 from .admin_cases import client_with, make
+from .test_docs import blocks_of
 from .workers import wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -307,6 +308,30 @@ def test_promtool_accepts_the_alerts(tmp_path: Path) -> None:
     cases.write_text(CASES.format(rules=rules))
     done = subprocess.run(["promtool", "test", "rules", str(cases)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def expressions() -> list[str]:
+    """Return the queries for Prometheus that the guides show: blocks of text that begin with a metric."""
+    blocks = [block for page in sorted((DOCS / "guides").rglob("*.md")) for block in blocks_of(page, "text")]
+    return [block.strip() for block in blocks if NAME.match(block)]
+
+
+def test_queries_in_the_guides_name_metrics_that_exist() -> None:
+    """Those of blocks; a query that names another metric would be empty for ever."""
+    assert expressions()
+    assert {name for query in expressions() for name in NAME.findall(query)} <= exported()
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.parametrize("is_right", [True, False])
+def test_promtool_accepts_the_queries_of_the_guides(is_right: bool, tmp_path: Path) -> None:
+    """As rules; and it refuses them when a parenthesis is missing."""
+    queries = expressions() if is_right else [query.replace(")", "") for query in expressions()]
+    rules = [{"record": f"docs:query{number}", "expr": query} for number, query in enumerate(queries)]
+    file = tmp_path / "rules.yml"
+    file.write_text(json.dumps({"groups": [{"name": "docs", "rules": rules}]}))
+    done = subprocess.run(["promtool", "check", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) is is_right, done.stderr
 
 
 CASES = """
