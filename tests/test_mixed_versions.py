@@ -114,9 +114,10 @@ def trees(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     old = tree_of(tag or "HEAD", tmp_path / "old")
     new = tree_of("HEAD", tmp_path / "new")
     ours = last_migration(new)
-    if not tag:
+    if tag:
+        manage(new, "migrate", "django_asyncq", last_migration(old))
+    else:
         with_a_column_more(new)
-    manage(new, "migrate", "django_asyncq", last_migration(old))
     yield old, new
     manage(new, "migrate", "django_asyncq", ours)
     shutil.rmtree(old)
