@@ -17,10 +17,14 @@ from typing import Any
 
 import django
 from django.conf import settings
+from django.db.models import Choices, Model
 from sphinx.pycode import ModuleAnalyzer
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
 import docstrings  # noqa: E402
+
+# Errors of each model.
+ADDED_BY_DJANGO = {"DoesNotExist", "MultipleObjectsReturned", "NotUpdated"}
 
 # What a project sets at least; nothing here connects to anything.
 settings.configure(
@@ -78,6 +82,8 @@ def setup(app: Any) -> None:
     """Have what is written for readers of the files shown right on the site too."""
     app.connect("source-read", link_changelog)
     app.connect("autodoc-process-docstring", mark_up)
+    app.connect("autodoc-process-signature", leave_out_signature)
+    app.connect("autodoc-skip-member", skip_what_django_adds)
     # Its overloads return private classes, which only a type checker needs to know; the page has one plain signature.
     declaring = ModuleAnalyzer.for_module("django_asyncq.tasks")
     declaring.analyze()
@@ -92,3 +98,29 @@ def link_changelog(app: Any, page: str, source: list[str]) -> None:
 def mark_up(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Mark up a docstring in place, as Sphinx wants it."""
     lines[:] = docstrings.mark_up(lines)
+    if is_of_django(thing):
+        lines += columns_or_values(thing)
+
+
+def is_of_django(thing: Any) -> bool:
+    """Return whether it is a model, or what a column of one may hold."""
+    return isinstance(thing, type) and issubclass(thing, Model | Choices)
+
+
+def columns_or_values(thing: Any) -> list[str]:
+    """Return the columns of a model, or what a column may hold: docstrings explain only what a name does not say."""
+    if issubclass(thing, Model):
+        return [f"Columns: {', '.join(f'``{field.attname}``' for field in thing._meta.concrete_fields)}.", ""]
+    return [*(f"- ``{each.name}`` = ``{each.value!r}``: {each.label}" for each in thing), ""]
+
+
+def leave_out_signature(
+    app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str, None] | None:
+    """Show no arguments of a model or of choices: they are the columns, and nobody calls the choices."""
+    return ("", None) if is_of_django(thing) else None
+
+
+def skip_what_django_adds(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+    """Skip what Django puts into every model."""
+    return True if name in ADDED_BY_DJANGO else None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from itertools import groupby
 
-# "timeout: …", "args, kwargs: …", "Raises: …", at the start of a paragraph or behind a sentence.
-OPTION = re.compile(r"(?:^|(?<=[.;] ))([a-z_]\w*(?:, [a-z_]\w*)*|Raises|Returns): ")
+# "timeout: …", "args, kwargs: …", "Raises: …", at the start of a paragraph or behind a sentence. "null: …" is what the
+# absence of a value means.
+OPTION = re.compile(r"(?:^|(?<=[.;] ))(?!null: )([a-z_]\w*(?:, [a-z_]\w*)*|Raises|Returns): ")
 
 
 def mark_up(lines: list[str]) -> list[str]:
@@ -17,7 +18,11 @@ def mark_up(lines: list[str]) -> list[str]:
     found: list[str] = []
     for is_text, block in groupby(lines, key=lambda line: bool(line.strip())):
         if is_text:
-            for text in paragraphs_of([line.strip() for line in block]):
+            stripped = [line.strip() for line in block]
+            if stripped[0].startswith("|"):
+                found += [*table_of(stripped), ""]
+                continue
+            for text in paragraphs_of(stripped):
                 found += [*items_of(text), ""]
     return found
 
@@ -40,3 +45,12 @@ def items_of(text: str) -> list[str]:
     if not before:
         return items
     return [before.strip(), "", *items] if items else [before]
+
+
+def table_of(lines: list[str]) -> list[str]:
+    """Return a table of Markdown, whose second line is a rule, as one of reStructuredText."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    found = [".. list-table::", "   :header-rows: 1", ""]
+    for row in (rows[0], *rows[2:]):
+        found += [f"   {'  ' if place else '* '}- {cell}" for place, cell in enumerate(row)]
+    return found
