@@ -25,7 +25,8 @@ from django_asyncq.awaiting import Waiting, outcomes, waiters, waits
 from django_asyncq.broker import Broker, prefix_owner
 from django_asyncq.broker.waited import OverListener
 from django_asyncq.context import TaskContext
-from django_asyncq.exceptions import InvalidOption
+from django_asyncq.exceptions import InvalidOption, WorkerLost
+from django_asyncq.lifecycle.failures import append_error
 from django_asyncq.logs import enter_run, leave_run
 from django_asyncq.models import FailureReason, TaskRecord, TaskState
 from django_asyncq.storage import database_clock, identity
@@ -144,6 +145,28 @@ def test_a_failure_without_a_traceback_says_why() -> None:
     assert lifecycle.expire() == 1
     with pytest.raises(TaskFailed, match=r"TaskExpired: it had not begun by the time at which it expires$"):
         expired.wait(0)
+
+
+def test_a_task_whose_process_died_says_how() -> None:
+    """Not the last line of its stacks, which stay in the traceback; of other errors the message, and no note."""
+    crashed, noted, silent = [tasks.add.enqueue(1) for _ in range(3)]
+    errors: list[tuple[Any, Exception, str]] = [
+        (crashed, WorkerLost("its process was killed by signal 11 (SIGSEGV)"), 'Fatal\n  File "<string>", line 1'),
+        (noted, ValueError("two\nlines"), "Traceback\nValueError: two\nlines\na note"),
+        (silent, ValueError(), "Traceback\nValueError"),
+    ]
+    for result, error, stack in errors:
+        row = TaskRecord.objects.get(pk=result.id)
+        row.state, row.finished_at = TaskState.FAILED, timezone.now()
+        append_error(row, error, stack, row.finished_at)
+        row.save()
+    with pytest.raises(TaskFailed, match=r"lost: .*WorkerLost: its process was killed by signal 11 \(SIGSEGV\)$"):
+        crashed.wait(0)
+    with pytest.raises(TaskFailed, match=r"error: ValueError: two lines$"):
+        noted.wait(0)
+    with pytest.raises(TaskFailed, match=r"error: ValueError$"):
+        silent.wait(0)
+    assert crashed.errors[0].traceback.endswith("line 1")
 
 
 def test_a_deleted_task_is_announced(only_announcements: None, pool: ThreadPoolExecutor) -> None:
