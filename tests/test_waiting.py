@@ -186,8 +186,10 @@ def test_time_that_is_over_says_whether_a_worker_is_alive() -> None:
         result.wait(0.05)
     assert caught.value.task_id == result.id and not caught.value.has_worker
     prefix_owner.note_supervisor(identity.ensure(), "token", alive_ms=60_000, may_take=True)
-    with pytest.raises(WaitTimeout, match="to wait longer, give timeout="):
+    with pytest.raises(WaitTimeout, match="to wait longer, give timeout=") as caught:
         result.wait(timedelta(milliseconds=50))
+    # A task in a queue that nobody serves is not helped by a longer wait.
+    assert f"`manage.py asyncq tasks show {result.id}` says what it waits for" in str(caught.value)
 
 
 def test_the_time_to_wait_is_a_setting(settings: Any) -> None:
