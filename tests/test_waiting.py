@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DatabaseError, connection, connections, transaction
 from django.test import TestCase, override_settings
 from django.test.utils import CaptureQueriesContext
@@ -190,6 +191,25 @@ def test_time_that_is_over_says_whether_a_worker_is_alive() -> None:
         result.wait(timedelta(milliseconds=50))
     # A task in a queue that nobody serves is not helped by a longer wait.
     assert f"`manage.py asyncq tasks show {result.id}` says what it waits for" in str(caught.value)
+
+
+def test_a_blocking_call_in_a_coroutine_says_what_to_await() -> None:
+    """Django's error, and its class, with the method that does the same."""
+    result = tasks.add.enqueue(1)
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("result.await_", lambda: result.wait(0)),
+        ("await_all", lambda: wait_all([result], 0)),
+        ("task.aenqueue", lambda: tasks.add.enqueue(1)),
+        ("task.aenqueue_many", lambda: tasks.add.enqueue_many([(1,)])),
+    ]
+
+    async def call(function: Callable[[], object]) -> None:
+        function()
+
+    for instead, function in calls:
+        with pytest.raises(SynchronousOnlyOperation, match=rf"use `await {instead}\(…\)`\. Django says: You cannot"):
+            asyncio.run(call(function))
+    assert TaskRecord.objects.count() == 1
 
 
 def test_the_time_to_wait_is_a_setting(settings: Any) -> None:
