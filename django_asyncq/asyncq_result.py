@@ -13,8 +13,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 from asgiref.sync import sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
 
 from . import compat, conf
+from .definitions.coroutine_errors import in_coroutine
 from .durations import Duration, is_duration, seconds_of
 from .exceptions import InvalidOption
 
@@ -88,7 +90,10 @@ class AsyncqResult(_FrameworkResult[P, R]):  # type: ignore[misc]
         Raises: TaskFailed when no attempt follows; WaitTimeout, and the task goes on; TaskResultDoesNotExist when the
         row was deleted; InvalidOption for a wait that could never return, as in the transaction that enqueued.
         """
-        (value,) = _backend_of(self).wait([self], timeout, allow_in_task=allow_in_task)
+        try:
+            (value,) = _backend_of(self).wait([self], timeout, allow_in_task=allow_in_task)
+        except SynchronousOnlyOperation as error:
+            raise in_coroutine(error, "wait", "result.await_") from error
         return cast("R", value)
 
     async def await_(self, timeout: Duration | None = None, *, allow_in_task: bool = False) -> R:
@@ -126,7 +131,10 @@ def wait_all(
     """
     values: dict[str, Any] = {}
     for group, left in _by_alias(results, timeout):
-        found = _backend_of(group[0]).wait(group, left, allow_in_task=allow_in_task)
+        try:
+            found = _backend_of(group[0]).wait(group, left, allow_in_task=allow_in_task)
+        except SynchronousOnlyOperation as error:
+            raise in_coroutine(error, "wait_all", "await_all") from error
         values.update(zip((result.id for result in group), found, strict=True))
     return [values[result.id] for result in results]
 

@@ -295,7 +295,7 @@ class WaitTimeout(AsyncqError, TimeoutError):
 
     def __init__(self, task_id: str, seconds: float, *, has_worker: bool = True) -> None:
         remedy = (
-            "to wait longer, give timeout="
+            f"to wait longer, give timeout=; `manage.py asyncq tasks show {task_id}` says what it waits for"
             if has_worker
             else "no worker is alive: start one with `manage.py runworkers`"
         )

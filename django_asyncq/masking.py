@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ImproperlyConfigured
 
 from .definitions.calls import parameter_names
-from .logs import record_in_question
+from .logs import PACKAGE_LOGGER, record_in_question
 from .redaction import Masker, mask_text
 from .registry import find, find_remote
 
@@ -30,7 +30,7 @@ def masker_of(record: TaskRecord) -> Masker:
 def masker_of_call(name: str, args: Any, kwargs: Any, backend: str = "") -> Masker:
     """Return what masks the secrets of a call. name, backend: of its task."""
     task: Any = find(name) or find_remote(name, backend)
-    return Masker(getattr(task, "sensitive", ()), parameter_names(task), args, kwargs)
+    return Masker(getattr(task, "sensitive", ()), parameter_names(task), args, kwargs, name)
 
 
 class MaskingFormatter(logging.Formatter):
@@ -44,8 +44,15 @@ class MaskingFormatter(logging.Formatter):
         """Return the text of the line."""
         text = super().format(record)
         row = record_in_question()
+        tasks = _tasks_of(record)
         try:
-            return mask_text(text) if row is None else masker_of(row).text(text)
+            return mask_text(text, tasks) if row is None else masker_of(row).text(text, tasks)
         except ImproperlyConfigured:
             # The line may be the one that says what is wrong with the settings. No task runs with such.
             return text
+
+
+def _tasks_of(record: logging.LogRecord) -> list[str]:
+    """Return the path of the task that a line of this package is about; another line may say `task` of anything."""
+    task = getattr(record, "task", None)
+    return [task] if isinstance(task, str) and f"{record.name}.".startswith(f"{PACKAGE_LOGGER}.") else []

@@ -1,6 +1,7 @@
 """Mask secrets in what is shown: admin pages and log lines. Never change what is stored.
 
-A key is secret when the regular expression `ASYNCQ["SENSITIVE_KEYS"]` matches any part of it, in any case.
+A key is secret when the regular expression `ASYNCQ["SENSITIVE_KEYS"]` matches any part of it, in any case. The path of
+a task, such as `shop.tasks.reset_password`, is no key: a colon follows it in log lines, and then no secret.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from . import conf
+from .registry import find
 
 MASK = "••••••"
 # A shorter value is in too many words that are none.
@@ -63,12 +65,18 @@ class Masker:
     """Mask the secrets of one task: those of the setting, and those that its declaration names.
 
     sensitive: names of parameters, and "return". names: the function's parameters in order. args, kwargs: of the call;
-    a text of them that is sensitive is masked wherever it occurs, for instance in an error.
+    a text of them that is sensitive is masked wherever it occurs, for instance in an error. task: its path.
     """
 
     def __init__(
-        self, sensitive: Collection[str] = (), names: Sequence[str] = (), args: Any = (), kwargs: Any = None
+        self,
+        sensitive: Collection[str] = (),
+        names: Sequence[str] = (),
+        args: Any = (),
+        kwargs: Any = None,
+        task: str = "",
     ) -> None:
+        self._task = task
         self._sensitive = frozenset(sensitive)
         self._names = names
         self._values: list[str] = []
@@ -105,11 +113,11 @@ class Masker:
         """Mask a JSON value, such as progress."""
         return _replaced(mask(value), self._values) if self._values else mask(value)
 
-    def text(self, text: str) -> str:
-        """Mask free text, such as a traceback."""
+    def text(self, text: str, tasks: Collection[str] = ()) -> str:
+        """Mask free text, such as a traceback. tasks: see `mask_text`."""
         for value in self._values:
             text = text.replace(value, MASK)
-        return mask_text(text)
+        return mask_text(text, {self._task, *tasks})
 
 
 def _texts_of(value: Any, depth: int = 0) -> list[str]:
@@ -135,8 +143,11 @@ def _replaced(value: Any, secrets: Sequence[str]) -> Any:
     return [_replaced(item, secrets) for item in value] if isinstance(value, list) else value
 
 
-def mask_text(text: str) -> str:
+def mask_text(text: str, tasks: Collection[str] = ()) -> str:
     """Mask secrets in free text, such as a traceback or a log line: `token=…`, `"password": "…"`, `://user:…@`.
+
+    tasks: paths of tasks that the text is about, which are no keys; those of declared tasks are known. A name without a
+    dot is a key all the same.
 
     This cannot find every secret, because a text has no structure: a secret without a key beside it is not recognised.
     """
@@ -144,12 +155,17 @@ def mask_text(text: str) -> str:
     pieces: list[str] = []
     position = 0
     for pair in _PAIR.finditer(text):
-        if pair.start() < position or not is_sensitive(pair["key"]):
+        if pair.start() < position or not is_sensitive(pair["key"]) or _is_task(pair["key"], tasks):
             continue
         if value := _VALUE.match(text, pair.end()):
             pieces += [text[position : pair.end()], MASK]
             position = value.end()
     return "".join([*pieces, text[position:]])
+
+
+def _is_task(key: str, tasks: Collection[str]) -> bool:
+    """Return whether what looks like a key is the path of a task, declared or among those given."""
+    return "." in key and (key in tasks or find(key) is not None)
 
 
 @lru_cache(maxsize=8)

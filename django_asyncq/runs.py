@@ -8,6 +8,7 @@ lines.
 from __future__ import annotations
 
 import logging
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.dispatch import Signal
@@ -67,10 +68,10 @@ def log_failed(record: TaskRecord, exception: BaseException | None = None, *, ha
     attempt = "" if record.reason in NO_ATTEMPT else f"attempt {record.attempt} of {record.max_attempts} "
     if has_backoff_failed:
         then = "; its backoff failed; it is not retried"
-    elif is_final:
+    elif record.retry_at is None:
         then = "; it is not retried"
     else:
-        then = f"; next attempt at {record.retry_at:%Y-%m-%dT%H:%M:%SZ}"
+        then = f"; next attempt at {_due_second(record.retry_at):%Y-%m-%dT%H:%M:%SZ}"
     with about(record):
         logger.log(
             logging.ERROR if is_final else logging.WARNING,
@@ -125,6 +126,11 @@ def log_cut(record: TaskRecord, error: BaseException) -> None:
         )
     if record.is_final:
         announce(task_failed, record, exception=error)
+
+
+def _due_second(retry_at: datetime) -> datetime:
+    """Return the whole second at which a retry is due in Redis, which is never earlier than the row says."""
+    return retry_at.replace(microsecond=0) + timedelta(seconds=retry_at.microsecond > 0)
 
 
 def _last_error(record: TaskRecord) -> str:

@@ -26,12 +26,14 @@ from typing import (
 )
 
 from asgiref.sync import sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
 
 from . import compat, conf, registry
 from .context import RowlessContext, TaskContext
 from .definitions.backoff import Backoff
 from .definitions.batches import Batch, BatchItem
 from .definitions.calls import called, check_call, shown_signature, without_context
+from .definitions.coroutine_errors import in_coroutine
 from .definitions.functions import why_unresolvable
 from .definitions.moments import moment_after
 from .definitions.retention_policy import Retention
@@ -198,7 +200,10 @@ class Task(_FrameworkTask[P, R]):
         """
         if not _stores_rows(self.backend):
             check_call(self, args, kwargs)
-        result: Any = self.get_backend().enqueue(self, list(args), kwargs)
+        try:
+            result: Any = self.get_backend().enqueue(self, list(args), kwargs)
+        except SynchronousOnlyOperation as error:
+            raise in_coroutine(error, "enqueue", "task.aenqueue") from error
         return result  # type: ignore[no-any-return]
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> AsyncqResult[P, R]:
@@ -238,8 +243,14 @@ class Task(_FrameworkTask[P, R]):
         partial: enqueue as many as the gates admit; the result of a refused call is None. Otherwise all or none.
         Raises: as `enqueue`.
         """
-        backend = self.get_backend()
         listed = [_as_arguments(call) for call in calls]
+        try:
+            return self._enqueue_listed(listed, partial=partial)
+        except SynchronousOnlyOperation as error:
+            raise in_coroutine(error, "enqueue_many", "task.aenqueue_many") from error
+
+    def _enqueue_listed(self, listed: list[Arguments], *, partial: bool) -> Any:
+        backend = self.get_backend()
         if not hasattr(backend, "enqueue_many"):
             for call in listed:
                 check_call(self, call.args, call.kwargs)

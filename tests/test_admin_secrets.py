@@ -115,6 +115,23 @@ def test_a_formatter_masks_the_lines_about_a_task() -> None:
     assert "ValueError" in text and "Traceback" in text and "others" in text
 
 
+def test_a_formatter_shows_lines_about_a_task_whose_path_looks_like_a_key() -> None:
+    """Even of a task that the code does not have any more; a line of the project's own is not believed."""
+    formatter, path = MaskingFormatter("%(message)s"), "gone.tasks.reset_password"
+    record = make(name=path, errors=[error("no")], max_attempts=2)
+
+    def shown(name: str, text: str, **more: Any) -> str:
+        line = logging.LogRecord(name, logging.INFO, "x", 1, text, (), None)
+        vars(line).update(more)
+        return formatter.format(line)
+
+    started = f"task 1 {path}: attempt 1 of 2 started"
+    assert shown("django_asyncq.runs", started, **logs.log_extra(record)) == started
+    assert shown("own", started, task=path) == f"task 1 {path}: {MASK} 1 of 2 started"
+    with logs.about(record):
+        assert shown("django_asyncq.runs", f"{started}, token=hunter22") == f"{started}, token={MASK}"
+
+
 def test_a_person_with_the_permission_sees_them_by_a_post_that_is_noted() -> None:
     """Never by a link, never kept by the browser; the page of the task offers it to nobody else."""
     record = make(name=NAME, args=[IBAN, 5], errors=[error(f"no {IBAN}")], kwargs={"account": {"password": "hunter22"}})

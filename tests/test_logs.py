@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ from django.utils import timezone
 
 from django_asyncq import __version__, conf, lifecycle
 from django_asyncq.broker import Broker
+from django_asyncq.broker.entries import due_of
 from django_asyncq.compat import HAS_DJANGO_TASKS
 from django_asyncq.context import current_task
 from django_asyncq.exceptions import TaskNotRegistered
@@ -271,6 +273,24 @@ def test_the_banner_says_what_runs_and_where(tmp_path: Path) -> None:
     password = connections["default"].settings_dict["PASSWORD"]
     for secret in (password, urlsplit(settings.CACHES["default"]["LOCATION"]).password):
         assert not secret or secret not in out
+
+
+@pytest.mark.parametrize(
+    ("retry_at", "shown"),
+    [
+        (datetime(2026, 11, 26, 23, 59, 59, 20_000, UTC), "2026-11-27T00:00:00Z"),
+        (datetime(2026, 11, 26, 23, 59, 59, 999_999, UTC), "2026-11-27T00:00:00Z"),
+        (datetime(2026, 11, 26, 23, 59, 59, 0, UTC), "2026-11-26T23:59:59Z"),
+    ],
+)
+def test_the_time_of_the_next_attempt_is_the_one_that_redis_has(retry_at: datetime, shown: str, caplog: Any) -> None:
+    """Rounded up, as asynq needs whole seconds: no attempt begins before the time that was announced."""
+    entry = {"exception": "builtins.ValueError", "message": "no"}
+    record = TaskRecord(name="a.b", attempt=1, max_attempts=2, state=TaskState.FAILED, retry_at=retry_at)
+    record.errors = [entry]
+    log_failed(record)
+    assert f"next attempt at {shown}: ValueError: no" in caplog.text
+    assert due_of(retry_at.timestamp())[0] == datetime.fromisoformat(shown).timestamp()
 
 
 @pytest.fixture

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from django_asyncq.redaction import MASK, is_sensitive, mask, mask_positional, mask_text
+from django_asyncq.redaction import MASK, Masker, is_sensitive, mask, mask_positional, mask_text
+from django_asyncq.tasks import task
+
+DECLARED = "tests.test_redaction.reset_password"
+
+
+@task
+def reset_password() -> None:
+    """A task whose path looks like the key of a secret."""
 
 
 @pytest.mark.parametrize(
@@ -110,6 +118,21 @@ def test_masks_secrets_in_text(text: str, shown: str) -> None:
 def test_leaves_other_text_alone(text: str) -> None:
     """A secret key without a value is not masked."""
     assert mask_text(text) == text
+
+
+def test_the_path_of_a_task_is_no_key() -> None:
+    """Log lines say `shop.tasks.reset_password: attempt 1 of 2 failed`. A key with dots that is no task stays one."""
+    assert reset_password.module_path == DECLARED
+    line = f"task 1 {DECLARED}: attempt 1 of 2 failed: password: hunter2"
+    assert mask_text(line) == line.replace("hunter2", MASK)
+    assert mask_text("user.password: hunter2") == f"user.password: {MASK}"
+    assert mask_text("tests.test_redaction.password: hunter2") == f"tests.test_redaction.password: {MASK}"
+    assert mask_text("reset_password: hunter2") == f"reset_password: {MASK}"
+    # One that this code does not have, where the line is about it. Without a dot it is a key like any other.
+    assert mask_text("gone.new_token: attempt 1", ["gone.new_token"]) == "gone.new_token: attempt 1"
+    assert mask_text("gone.new_token: attempt 1", ["gone.other_token"]) == f"gone.new_token: {MASK} 1"
+    assert mask_text("token: attempt 1", ["token"]) == f"token: {MASK} 1"
+    assert Masker(task="gone.new_token").text("gone.new_token: attempt 1") == "gone.new_token: attempt 1"
 
 
 @pytest.mark.parametrize(

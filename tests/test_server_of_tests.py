@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from io import StringIO
 from typing import Any
 
 import pytest
 import redis
 from django.conf import settings as django_settings
 from django.core import mail
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
+from django.test import RequestFactory
 
 from django_asyncq import AsyncqError, test_run
 from django_asyncq.broker import clients
 from django_asyncq.exceptions import RedisNotForTests
 from django_asyncq.models import TaskRecord
+from django_asyncq.monitoring import health
 from django_asyncq.testing import EmbeddedRedis
 
 from . import tasks
@@ -47,6 +51,33 @@ def test_push_is_refused_and_the_test_sees_it(foreign: str, redis_client: redis.
     assert raised.value.server == foreign and foreign in str(raised.value)
     assert [remedy for remedy in REMEDIES if remedy not in str(raised.value)] == []
     assert keys(redis_client, key_prefix) == []
+
+
+@pytest.mark.django_db
+def test_the_test_backend_needs_no_redis_to_be_looked_at(foreign: str, settings: Any) -> None:
+    """The health and the numbers are those of the database; no supervisor is known, and none is asked for."""
+    settings.TASKS = {"default": {"BACKEND": "django_asyncq.testing.TestBackend", "QUEUES": []}}
+    tasks.add.using(gate="g", queue_limit=3).enqueue(1)
+    health._kept.clear()
+    try:
+        answer = health.health_view(RequestFactory().get("/", {"max_silence": "60"}))
+    finally:
+        health._kept.clear()
+    assert answer.status_code == 200
+    out = StringIO()
+    call_command("asyncq", "health", stdout=out)
+    assert out.getvalue().strip() == "healthy: 1 task waiting"
+    with pytest.raises(CommandError, match="unhealthy: 1 tasks are waiting, more than 0"):
+        call_command("asyncq", "health", "--max-waiting", "0")
+    out = StringIO()
+    call_command("asyncq", "stats", "--json", stdout=out)
+    found = json.loads(out.getvalue())
+    assert [(each["queue"], each["queued"], each["pending"]) for each in found["queues"]] == [("default", 1, 0)]
+    assert [(each["gate"], each["occupancy"], each["live"]) for each in found["gates"]] == [("g", 1, 1)]
+    assert found["clock_difference_seconds"] is None
+    out = StringIO()
+    call_command("asyncq", "stats", stdout=out)
+    assert "clocks" not in out.getvalue() and "default" in out.getvalue()
 
 
 @pytest.mark.django_db(transaction=True)

@@ -106,6 +106,9 @@ def test_task_that_does_not_stop_has_its_process_replaced(fleet: Workers) -> Non
     record = row(neighbour)
     assert (record.state, record.attempt, record.crash_count, record.errors) == (TaskState.SUCCEEDED, 1, 0, [])
     assert "was cancelled and did not stop" in fleet.output()
+    # The supervisor has killed it, so its death is no accident.
+    assert "has been stopped: its process was killed by signal 9 (SIGKILL)" in fleet.output()
+    assert "exited unexpectedly" not in fleet.output()
 
 
 def test_cancel_whose_message_is_lost_costs_a_beat(fleet: Workers) -> None:

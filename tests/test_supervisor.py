@@ -16,6 +16,7 @@ from django_asyncq import conf, guard, lifecycle
 from django_asyncq.broker import Broker, Extended, servers
 from django_asyncq.broker.keys import alive_key
 from django_asyncq.supervisor import Supervisor, WorkersCannotStart
+from django_asyncq.supervisor.processes import Child, Processes
 from django_asyncq.testing import EmbeddedRedis
 from django_asyncq.worker.options import WorkerOptions
 from django_asyncq.worker.slot_table import Running
@@ -60,6 +61,44 @@ def test_a_process_stopped_while_it_starts_is_not_an_error(
     assert supervisor.children == []
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
     wait_until(lambda: not supervisor.maintenance.is_alive(), "the maintenance threads to stop")
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "asked", "killed", "level"),
+    [
+        # It ran on after a timeout; code has changed while it was starting.
+        (-signal.SIGKILL, False, True, "INFO"),
+        (-signal.SIGTERM, True, False, "INFO"),
+        (-signal.SIGTERM, True, True, "INFO"),
+        # By somebody else, or by a crash of its own in the meantime.
+        (-signal.SIGKILL, True, False, "ERROR"),
+        (-signal.SIGTERM, False, False, "ERROR"),
+        (-signal.SIGSEGV, True, True, "ERROR"),
+        (1, True, False, "ERROR"),
+    ],
+)
+def test_only_a_death_that_the_supervisor_has_not_caused_is_an_error(
+    exit_code: int, asked: bool, killed: bool, level: str, caplog: Any
+) -> None:
+    """It is replaced in either case, and its tasks are recovered."""
+    process = SimpleNamespace(pid=1, exit_code=exit_code, has_exited=lambda: True)
+    for name in ("kill_group", "close", "signal"):
+        setattr(process, name, lambda *arguments: None)
+    pipe = SimpleNamespace(poll=lambda: False, close=lambda: None)
+    child = Child(process, None, pipe, "w", 0.0, SimpleNamespace(take=str))  # type: ignore[arg-type]
+    dead: list[Child] = []
+    processes = Processes(WorkerOptions(concurrency=1), 0, on_death=dead.append)
+    processes.children.append(child)
+    if asked:
+        processes.signal_all(signal.SIGTERM)
+    if killed:
+        processes.kill(child)
+    with caplog.at_level("INFO", "django_asyncq.supervisor"):
+        processes.reap(time.monotonic())
+    assert dead == [child] and len(processes._vacancies) == 1
+    (line,) = caplog.records
+    assert line.levelname == level
+    assert ("exited unexpectedly" in line.message) == (level == "ERROR")
 
 
 def test_running_tasks_are_reasserted_only_after_redis_lost_its_memory(

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DatabaseError, connection, connections, transaction
 from django.test import TestCase, override_settings
 from django.test.utils import CaptureQueriesContext
@@ -25,7 +26,8 @@ from django_asyncq.awaiting import Waiting, outcomes, waiters, waits
 from django_asyncq.broker import Broker, prefix_owner
 from django_asyncq.broker.waited import OverListener
 from django_asyncq.context import TaskContext
-from django_asyncq.exceptions import InvalidOption
+from django_asyncq.exceptions import InvalidOption, WorkerLost
+from django_asyncq.lifecycle.failures import append_error
 from django_asyncq.logs import enter_run, leave_run
 from django_asyncq.models import FailureReason, TaskRecord, TaskState
 from django_asyncq.storage import database_clock, identity
@@ -146,6 +148,28 @@ def test_a_failure_without_a_traceback_says_why() -> None:
         expired.wait(0)
 
 
+def test_a_task_whose_process_died_says_how() -> None:
+    """Not the last line of its stacks, which stay in the traceback; of other errors the message, and no note."""
+    crashed, noted, silent = [tasks.add.enqueue(1) for _ in range(3)]
+    errors: list[tuple[Any, Exception, str]] = [
+        (crashed, WorkerLost("its process was killed by signal 11 (SIGSEGV)"), 'Fatal\n  File "<string>", line 1'),
+        (noted, ValueError("two\nlines"), "Traceback\nValueError: two\nlines\na note"),
+        (silent, ValueError(), "Traceback\nValueError"),
+    ]
+    for result, error, stack in errors:
+        row = TaskRecord.objects.get(pk=result.id)
+        row.state, row.finished_at = TaskState.FAILED, timezone.now()
+        append_error(row, error, stack, row.finished_at)
+        row.save()
+    with pytest.raises(TaskFailed, match=r"lost: .*WorkerLost: its process was killed by signal 11 \(SIGSEGV\)$"):
+        crashed.wait(0)
+    with pytest.raises(TaskFailed, match=r"error: ValueError: two lines$"):
+        noted.wait(0)
+    with pytest.raises(TaskFailed, match=r"error: ValueError$"):
+        silent.wait(0)
+    assert crashed.errors[0].traceback.endswith("line 1")
+
+
 def test_a_deleted_task_is_announced(only_announcements: None, pool: ThreadPoolExecutor) -> None:
     """The framework's error for a result that is not there."""
     result = tasks.add.enqueue(1)
@@ -163,8 +187,29 @@ def test_time_that_is_over_says_whether_a_worker_is_alive() -> None:
         result.wait(0.05)
     assert caught.value.task_id == result.id and not caught.value.has_worker
     prefix_owner.note_supervisor(identity.ensure(), "token", alive_ms=60_000, may_take=True)
-    with pytest.raises(WaitTimeout, match="to wait longer, give timeout="):
+    with pytest.raises(WaitTimeout, match="to wait longer, give timeout=") as caught:
         result.wait(timedelta(milliseconds=50))
+    # A task in a queue that nobody serves is not helped by a longer wait.
+    assert f"`manage.py asyncq tasks show {result.id}` says what it waits for" in str(caught.value)
+
+
+def test_a_blocking_call_in_a_coroutine_says_what_to_await() -> None:
+    """Django's error, and its class, with the method that does the same."""
+    result = tasks.add.enqueue(1)
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("result.await_", lambda: result.wait(0)),
+        ("await_all", lambda: wait_all([result], 0)),
+        ("task.aenqueue", lambda: tasks.add.enqueue(1)),
+        ("task.aenqueue_many", lambda: tasks.add.enqueue_many([(1,)])),
+    ]
+
+    async def call(function: Callable[[], object]) -> None:
+        function()
+
+    for instead, function in calls:
+        with pytest.raises(SynchronousOnlyOperation, match=rf"use `await {instead}\(…\)`\. Django says: You cannot"):
+            asyncio.run(call(function))
+    assert TaskRecord.objects.count() == 1
 
 
 def test_the_time_to_wait_is_a_setting(settings: Any) -> None:

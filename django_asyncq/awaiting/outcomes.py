@@ -53,8 +53,8 @@ def _failure(record: TaskRecord) -> TaskFailed:
     if record.reason == FailureReason.CANCELLED and record.cancelled_by:
         text = f"{text}: {record.cancelled_by}"
     elif record.errors:
-        # The last line of a traceback is the error itself. A task that was closed while it waited has none.
-        entry = record.errors[-1]
-        lines = str(entry["traceback"]).strip().splitlines() or [f"{record.last_exception}: {entry.get('message', '')}"]
-        text = f"{text}: {lines[-1][:LONGEST_TEXT]}"
+        # Not the last line of the traceback: of a process that died this is a line of its stacks, else perhaps a note.
+        message = " ".join(str(record.errors[-1].get("message", "")).split())
+        error = f"{record.last_exception.removeprefix('builtins.')}: {message}".removesuffix(": ")
+        text = f"{text}: {error[:LONGEST_TEXT]}"
     return TaskFailed(str(record.id), reason=record.reason, exception=record.last_exception, text=text)

@@ -105,6 +105,7 @@ class Inspector:
         another database, or this process cannot verify what the leader has signed.
         max_age_seconds: a problem is a task that has been due for longer. max_waiting: more tasks that are due.
         max_silence_seconds: no supervisor has reported for longer, or none is known.
+        Where no alias in TASKS uses Redis, as with the `TestBackend`, Redis is not asked and no supervisor expected.
         """
         return check(
             only=self.backend,

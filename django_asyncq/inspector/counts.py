@@ -9,6 +9,7 @@ from typing import NamedTuple
 from django.db.models import Count, Max, Min, Q
 
 from .. import gates
+from ..aliases import is_redis_used, uses_redis
 from ..broker import Broker
 from ..broker.history import History
 from ..broker.queue_reading import QueueContents, read_contents
@@ -18,6 +19,9 @@ from ..storage import database_clock
 from ..storage.routing import rows_of
 from .due import DUE_SINCE, is_due
 from .values import MinuteInfo
+
+# Of a queue whose tasks are in the database alone.
+NOTHING = QueueContents._make([*[0] * 14, None])
 
 
 class QueueStats(NamedTuple):
@@ -71,7 +75,8 @@ def queue_stats(broker: Broker) -> list[QueueStats]:
         for queue in broker.of_alias(alias).queues()
         if (prefix_of(alias), queue) not in known
     }
-    contents = read_contents(broker.role, {*rows, *listed})
+    in_redis = {each for each in rows if uses_redis(each[0])}
+    contents = dict.fromkeys(rows, NOTHING) | read_contents(broker.role, {*in_redis, *listed})
     return [_of_queue(*each, rows.get(each, {}), contents[each], now) for each in sorted(contents)]
 
 
@@ -98,17 +103,19 @@ def _of_queue(alias: str, queue: str, row: Mapping[str, object], contents: Queue
 def gate_stats() -> list[GateStats]:
     """Return the numbers of every gate with a row or an unfinished task. Raises: BrokerUnavailable, django.db.Error.
 
-    And of every gate at which tasks wait, as far as Redis knows.
+    And of every gate at which tasks wait, as far as Redis knows. Without Redis a live row stands for its slot.
     """
+    has_redis = is_redis_used()
     limits: dict[str, int | None] = dict(rows_of(Gate).values_list("name", "limit"))
     live = rows_of(TaskRecord).at_gate().filter(state__in=gates.LIVE_STATES).order_by()
     by_gate = live.values_list("gate").annotate(Count("id"), Max("queue_limit"))
     found = {name: (count, queue_limit) for name, count, queue_limit in by_gate}
     stats = []
-    for name in sorted({*limits, *found, *gates.waiting_gates()}):
+    for name in sorted({*limits, *found, *(gates.waiting_gates() if has_redis else ())}):
         count, queue_limit = found.get(name, (0, None))
         waiting = rows_of(TaskRecord).waiting_at_gate(name).count()
-        stats.append(GateStats(name, limits.get(name, queue_limit), len(gates.slots(name)), count, waiting))
+        occupancy = len(gates.slots(name)) if has_redis else count
+        stats.append(GateStats(name, limits.get(name, queue_limit), occupancy, count, waiting))
     return stats
 
 

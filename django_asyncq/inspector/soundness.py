@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from django.db.models import Count, Min
 
+from ..aliases import is_redis_used
 from ..broker import prefix_owner, redis_clock
 from ..broker.key_check import MESSAGE, PURPOSE, read_key_check
 from ..broker.prefix_owner import ALIVE_MS
@@ -42,9 +43,10 @@ def check(
     waiting = oldest = supervisors = silence = difference = None
     try:
         waiting, oldest = _waiting(only)
-        supervisors, silence = read_silence()
-        difference = clock_difference_seconds()
-        problems += [each.text for each in mismatches(difference)]
+        if is_redis_used():
+            supervisors, silence = read_silence()
+            difference = clock_difference_seconds()
+            problems += [each.text for each in mismatches(difference)]
     except STORE_ERRORS as error:
         problems.append(f"a store is unreachable: {one_line(error)}")
     if waiting is not None and max_waiting is not None and waiting > max_waiting:

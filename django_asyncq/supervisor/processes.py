@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -45,9 +46,9 @@ class Child:
     """One worker process, and what is known about it after its death.
 
     overdue, cancelled: ids of the tasks for which it was killed: after their timeout or deadline, or although they were
-    cancelled. was_killed: by its supervisor. was_ready: whether it began to
-    fetch; known after its death. is_stalled: whether it was asked to stop because it stood still. exit_code, stack: of
-    the dead process; stack: "" if it left none.
+    cancelled. was_killed: by its supervisor. was_asked: whether all were sent SIGTERM. was_ready: whether
+    it began to fetch; known after its death. is_stalled: whether it was asked to stop because it stood still.
+    exit_code, stack: of the dead process; stack: "" if it left none.
     failed_starts: how many processes before it, each replaced by the next, exited before they were ready.
     is_draining: whether it was asked to take no more tasks.
     """
@@ -63,6 +64,7 @@ class Child:
     overdue: set[str] = field(default_factory=set)
     cancelled: set[str] = field(default_factory=set)
     was_killed: bool = False
+    was_asked: bool = False
     was_ready: bool = False
     failed_starts: int = 0
     is_stalled: bool = False
@@ -77,6 +79,13 @@ class Child:
     def is_alone(self) -> bool:
         """Whether it is a quarantine process, which runs one task at a time."""
         return runs_alone(self.worker_id)
+
+    @property
+    def died_as_planned(self) -> bool:
+        """Whether it died of a signal that its supervisor has sent; SIGTERM kills a process that is starting."""
+        if self.exit_code == -signal.SIGKILL:
+            return self.was_killed
+        return self.exit_code == -signal.SIGTERM and (self.was_asked or self.is_stalled)
 
 
 class Processes:
@@ -212,10 +221,19 @@ class Processes:
                 if not child.is_alone:
                     self._vacancies.append(Vacancy())
                 continue
-            details = "\n".join(filter(None, [lifecycle.describe_exit(child.exit_code), child.stack]))
-            logger.error("worker %s exited unexpectedly: %s", child.worker_id, details)
+            self._log_death(child)
             if not child.is_alone:
                 self._add_vacancy(child, now)
+
+    @staticmethod
+    def _log_death(child: Child) -> None:
+        how = lifecycle.describe_exit(child.exit_code)
+        if child.died_as_planned:
+            # Why it had to stop was said before.
+            logger.info("worker %s has been stopped: %s", child.worker_id, how)
+        else:
+            details = "\n".join(filter(None, [how, child.stack]))
+            logger.error("worker %s exited unexpectedly: %s", child.worker_id, details)
 
     def _add_vacancy(self, child: Child, now: float) -> None:
         if child.was_ready:
@@ -244,6 +262,7 @@ class Processes:
     def signal_all(self, number: int) -> None:
         """Send a signal to every worker process, not to what its tasks have started."""
         for child in self.children:
+            child.was_asked = child.was_asked or number == signal.SIGTERM
             child.process.signal(number)
 
     def signal_groups(self, number: int) -> None:

@@ -45,7 +45,9 @@ def run(printer: Printer, options: dict[str, Any]) -> None:
     if printer.as_json:
         printer.document(health)
     elif health.is_healthy:
-        waiting, supervisors = counted(health.waiting or 0, "task"), counted(health.supervisors or 0, "supervisor")
-        printer.line(f"healthy: {waiting} waiting, {supervisors} running")
+        waiting = counted(health.waiting or 0, "task")
+        # Not known where no alias uses Redis.
+        running = "" if health.supervisors is None else f", {counted(health.supervisors, 'supervisor')} running"
+        printer.line(f"healthy: {waiting} waiting{running}")
     if not health.is_healthy:
         raise CommandError(f"unhealthy: {'; '.join(health.problems)}")
