@@ -19,6 +19,9 @@ class _OfAlias(Protocol):
     backend: str
 
 
+# All that the tasks framework reads of an alias: that of Django 6.0 and 6.1, and the backport of 5.2.
+KEYS = ("BACKEND", "QUEUES", "OPTIONS")
+
 Record = TypeVar("Record", bound=_OfAlias)
 
 _known: dict[str, bool] = {}

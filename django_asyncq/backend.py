@@ -15,11 +15,12 @@ from django.apps import apps
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
-from . import compat
+from . import aliases, compat
 from .asyncq_result import AsyncqResult, LogLine
 from .definitions import payload
 from .definitions.batches import group_of
 from .definitions.calls import check_binding, gate_name
+from .definitions.close_names import did_you_mean
 from .definitions.headers import checked_headers, with_inherited
 from .definitions.moments import checked_moment, moment_after
 from .definitions.names import QUEUE_NAME, uuid7
@@ -63,6 +64,8 @@ class AsyncqBackend(compat.BaseTaskBackend):
     supports_priority = True
     # Whether its tasks are dispatched through Redis; asked by `aliases`.
     uses_redis: ClassVar[bool] = True
+    # Of an alias in TASKS; a class of the project's that reads more adds them.
+    known_keys: ClassVar[tuple[str, ...]] = aliases.KEYS
     known_options: ClassVar[Mapping[str, Option]] = {
         "max_attempts": Option(is_attempt_count, f"Give a whole number from 1 to {MOST_ATTEMPTS:,}."),
         "timeout": Option(
@@ -268,11 +271,19 @@ class AsyncqBackend(compat.BaseTaskBackend):
         super().validate_task(task)
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
-        """Check the alias's QUEUES and OPTIONS."""
+        """Check the alias's keys, QUEUES and OPTIONS."""
         return list(self._problems())
 
     def _problems(self) -> Iterator[checks.CheckMessage]:
         name = f"TASKS[{self.alias!r}]"
+        # The framework ignores a misspelt one, and its default stays in force.
+        for key in aliases.written_aliases().get(self.alias, {}):
+            if key not in self.known_keys:
+                yield checks.Error(
+                    f"{name} has the unknown key {key!r}.",
+                    hint=f"{did_you_mean(str(key), self.known_keys)}Known keys: {', '.join(self.known_keys)}.",
+                    id="asyncq.E024",
+                )
         for queue in self.queues:
             if not isinstance(queue, str) or not QUEUE_NAME.fullmatch(queue):
                 yield checks.Error(

@@ -13,7 +13,9 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from django_asyncq import conf, cron, every, registry, task
+from django_asyncq.backend import AsyncqBackend
 from django_asyncq.checks import RULES, check_pools, check_tenants
+from django_asyncq.compat import HAS_DJANGO_TASKS
 
 from . import tasks
 
@@ -21,6 +23,7 @@ from . import tasks
 pytestmark = pytest.mark.django_db
 
 BACKEND = "django_asyncq.backend.AsyncqBackend"
+DUMMY = "django.tasks.backends.dummy.DummyBackend" if HAS_DJANGO_TASKS else "django_tasks.backends.dummy.DummyBackend"
 OF_P = {"BACKEND": BACKEND, "OPTIONS": {"prefix": "p"}}
 ROOT = Path(__file__).parent.parent
 
@@ -157,6 +160,35 @@ def test_wrong_settings_are_reported(
     else:
         setattr(settings, setting, value)
     assert id in ids()
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("QUEUE", "Did you mean 'QUEUES'? "),
+        ("OPTION", "Did you mean 'OPTIONS'? "),
+        ("options", "Did you mean "),
+        ("X", ""),
+    ],
+)
+def test_a_misspelt_key_of_an_alias_is_reported(key: str, hint: str, settings: Any) -> None:
+    """The framework ignores it, so the default would stay in force; another package's alias is not looked at."""
+    other = {"BACKEND": "django_asyncq.testing.TestBackend", key: []}
+    settings.TASKS = {"default": {"BACKEND": BACKEND, key: ["mail"]}, "test": other, "none": {"BACKEND": DUMMY, key: 1}}
+    found = [each for each in checks.run_checks() if each.id == "asyncq.E024"]
+    assert [each.msg for each in found] == [
+        f"TASKS[{name!r}] has the unknown key {key!r}." for name in ("default", "test")
+    ]
+    assert {str(each.hint).startswith(hint) for each in found} == {True}
+    assert {str(each.hint).endswith("Known keys: BACKEND, QUEUES, OPTIONS.") for each in found} == {True}
+
+
+def test_a_class_of_the_project_may_read_more_keys(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so by the attribute `known_keys`."""
+    settings.TASKS = {"default": {"BACKEND": BACKEND, "REGION": "eu"}}
+    assert ids() == ["asyncq.E024"]
+    monkeypatch.setattr(AsyncqBackend, "known_keys", (*AsyncqBackend.known_keys, "REGION"))
+    assert ids() == []
 
 
 def test_environment_overrides_two_settings(monkeypatch: pytest.MonkeyPatch) -> None:
