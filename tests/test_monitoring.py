@@ -102,6 +102,15 @@ def test_a_limit_that_is_none_is_named(query: str) -> None:
     assert answer.status_code == 400 and query.partition("=")[0] in answer.json()["error"]
 
 
+@pytest.mark.parametrize("name", ["max_silense", "max_", "max_Age"])
+def test_a_limit_that_there_is_not_is_refused(name: str) -> None:
+    """A monitor with a typing error would never warn. Other parameters may be there, such as against caches."""
+    answer = Client().get(f"/health?{name}=5")
+    assert answer.status_code == 400
+    assert answer.json()["error"] == f"no limit is called {name!r}: the limits are max_age, max_waiting, max_silence"
+    assert Client().get("/health?t=5").status_code == 200
+
+
 def test_an_unreachable_redis_is_503(own_redis: EmbeddedRedis, token: dict[str, str]) -> None:
     """No error page."""
     own_redis.kill()

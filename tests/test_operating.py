@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import transaction
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from django_asyncq import gates, lifecycle
 from django_asyncq.broker import Broker, prefix_owner, redis_clock
@@ -433,6 +434,28 @@ def test_health_says_by_its_code_whether_tasks_run(own_redis: EmbeddedRedis, own
     own_redis.stop()
     with pytest.raises(CommandError, match="a store is unreachable: Redis"):
         run("health")
+
+
+def test_health_says_in_which_queue_the_oldest_task_waits(own_redis: EmbeddedRedis, own_keys: None) -> None:
+    """And why, as far as that is known; nothing more is read while all is well."""
+    tasks.add.using(queue_name="mails").enqueue(1)
+    tasks.add.enqueue(1)
+    TaskRecord.objects.filter(queue_name="mails").update(enqueued_at=database_clock.now() - HOUR)
+
+    def problem() -> str:
+        (text,) = Inspector().health(max_age_seconds=60).problems
+        return text
+
+    assert problem().endswith("s, longer than 60 s, in queue mails, which no worker serves")
+    with CaptureQueriesContext(connection) as more:
+        problem()
+    with CaptureQueriesContext(connection) as fewer:
+        assert Inspector().health(max_age_seconds=7200).is_healthy
+    assert ["_pause" in str(queries.captured_queries) for queries in (more, fewer)] == [True, False]
+    Inspector().queues.pause("mails")
+    assert problem().endswith("s, in queue mails, which is paused")
+    TaskRecord.objects.filter(queue_name="mails").update(backend="other")
+    assert problem().endswith(" s, in queue mails of TASKS['other'], which no worker serves")
 
 
 def test_dash_prints_once_without_a_terminal(own_redis: EmbeddedRedis, own_keys: None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import NamedTuple
 
 from django.db.models import Count, Min
@@ -12,11 +13,14 @@ from ..broker import prefix_owner, redis_clock
 from ..broker.key_check import MESSAGE, PURPOSE, read_key_check
 from ..broker.prefix_owner import ALIVE_MS
 from ..clock_difference import clock_difference_seconds
-from ..faults import STORE_ERRORS, one_line
+from ..faults import STORE_ERRORS, as_not_set_up, one_line
 from ..lifecycle import signatures
-from ..prefixes import owned_prefixes
+from ..models import Pause, PauseKind, TaskRecordQuerySet
+from ..prefixes import DEFAULT_ALIAS, owned_prefixes
 from ..storage import database_clock, identity
+from ..storage.routing import rows_of
 from .due import DUE_SINCE, due_rows
+from .of_workers import Workers
 from .values import Health
 
 # A retry or a delayed task starts that much too late or too early.
@@ -48,11 +52,13 @@ def check(
             difference = clock_difference_seconds()
             problems += [each.text for each in mismatches(difference)]
     except STORE_ERRORS as error:
-        problems.append(f"a store is unreachable: {one_line(error)}")
+        not_set_up = as_not_set_up(error)
+        problems.append(str(not_set_up) if not_set_up else f"a store is unreachable: {one_line(error)}")
     if waiting is not None and max_waiting is not None and waiting > max_waiting:
         problems.append(f"{waiting:,} tasks are waiting, more than {max_waiting:,}")
     if oldest is not None and max_age_seconds is not None and oldest > max_age_seconds:
-        problems.append(f"a task has been waiting for {oldest:.0f} s, longer than {max_age_seconds:g} s")
+        text = f"a task has been waiting for {oldest:.0f} s, longer than {max_age_seconds:g} s"
+        problems.append(f"{text}{_where_oldest_waits(only)}")
     if supervisors is not None and max_silence_seconds is not None:
         if silence is None:
             problems.append("no supervisor is known: no workers run")
@@ -64,12 +70,36 @@ def check(
 def _waiting(only: str | None) -> tuple[int, float | None]:
     """Return how many tasks are due, and how long the oldest has been. Reads QUEUED rows only."""
     now = database_clock.now()
-    rows = due_rows(now)
-    if only is not None:
-        rows = rows.filter(backend=only)
-    found = rows.aggregate(count=Count("id"), oldest=Min(DUE_SINCE))
+    found = _due(now, only).aggregate(count=Count("id"), oldest=Min(DUE_SINCE))
     oldest = found["oldest"]
     return found["count"], None if oldest is None else max((now - oldest).total_seconds(), 0.0)
+
+
+def _due(now: datetime, only: str | None) -> TaskRecordQuerySet:
+    rows = due_rows(now)
+    return rows if only is None else rows.filter(backend=only)
+
+
+def _where_oldest_waits(only: str | None) -> str:
+    """Return in which queue the task waits that has been due longest, and why; read only when it is a problem.
+
+    "" when it has begun meanwhile, or a store cannot say.
+    """
+    try:
+        oldest = _due(database_clock.now(), only).order_by(DUE_SINCE).values_list("backend", "queue_name").first()
+        if oldest is None:
+            return ""
+        alias, queue = oldest
+        where = f", in queue {queue}" + (f" of TASKS[{alias!r}]" if alias != DEFAULT_ALIAS else "")
+        if rows_of(Pause).filter(kind=PauseKind.QUEUE, backend=alias, name=queue).exists():
+            return f"{where}, which is paused"
+        serving = (
+            queue in each.queues and not each.is_draining for each in Workers(alias).all() if each.backend == alias
+        )
+        return where if any(serving) else f"{where}, which no worker serves"
+    except STORE_ERRORS:
+        # The problem is known without it.
+        return ""
 
 
 def mismatches(difference: float) -> list[Mismatch]:

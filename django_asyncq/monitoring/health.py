@@ -26,11 +26,12 @@ def health_view(request: HttpRequest) -> HttpResponse:
 
     `max_age`, `max_silence`: seconds; `max_waiting`: a number of tasks; see `Inspector.health`. Without them only what
     is always a problem counts, such as a store that is unreachable. Those who may read the numbers get the problems
-    and the numbers too. A limit that is no number is answered with 400.
+    and the numbers too. A limit that is no number, or that there is not, is answered with 400.
     """
     if request.method not in ("GET", "HEAD"):
         return HttpResponseNotAllowed(["GET", "HEAD"])
     try:
+        _check_names(request)
         limits = tuple(_limit(request, name) for name in LIMITS)
     except ValueError as error:
         return JsonResponse({"error": str(error)}, status=400)
@@ -41,6 +42,16 @@ def health_view(request: HttpRequest) -> HttpResponse:
     answer = JsonResponse(found, status=200 if health.is_healthy else 503)
     answer["Cache-Control"] = "no-store"
     return answer
+
+
+def _check_names(request: HttpRequest) -> None:
+    """Refuse limits that there are not: without its limit a monitor would never warn. Other parameters are let through.
+
+    Raises: ValueError, with a text for people.
+    """
+    unknown = sorted(name for name in request.GET if name.startswith("max_") and name not in LIMITS)
+    if unknown:
+        raise ValueError(f"no limit is called {unknown[0][:50]!r}: the limits are {', '.join(LIMITS)}")
 
 
 def _limit(request: HttpRequest, name: str) -> float | None:
