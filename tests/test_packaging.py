@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -46,6 +48,26 @@ def test_every_extra_that_a_text_names_exists() -> None:
         for words in re.findall(r"django[_-]asyncq\[([\w,]+)\]", path.read_text()):
             named |= set(words.split(","))
     assert {"backport", "mysql", "otel", "postgres", "test"} <= named <= PROJECT["optional-dependencies"].keys()
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "extra"),
+    [
+        ("prometheus", "prometheus_client", "prometheus"),
+        ("otel.tracing", "opentelemetry", "otel"),
+        ("sentry", "sentry_sdk", "sentry"),
+    ],
+)
+def test_a_module_without_its_library_names_the_extra(
+    module: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's own error names a package that the reader may never have heard of."""
+    name = f"django_asyncq.contrib.{module}"
+    for each in [each for each in sys.modules if each == name or each.startswith((f"{name}.", f"{library}."))]:
+        monkeypatch.delitem(sys.modules, each)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError, match=rf"^django_asyncq\.contrib\.{extra} needs .*pip install .*\[{extra}\]$"):
+        import_module(name)
 
 
 def test_the_page_on_dependencies_has_each_of_them_with_its_range() -> None:

@@ -10,10 +10,16 @@ import time
 from collections.abc import Iterable, Iterator
 
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseNotFound
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
+
+try:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.exposition import choose_encoder
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "django_asyncq.contrib.prometheus needs the prometheus_client package: pip install django-asyncq[prometheus]"
+    ) from error
 
 from ..faults import STORE_ERRORS, one_line
 from ..guard import get_logger

@@ -11,10 +11,15 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple
 
-from opentelemetry import context as contexts
-from opentelemetry import propagate, trace
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
-from opentelemetry.util.types import AttributeValue
+try:
+    from opentelemetry import context as contexts
+    from opentelemetry import propagate, trace
+    from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+    from opentelemetry.util.types import AttributeValue
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "django_asyncq.contrib.otel needs the opentelemetry-api package: pip install django-asyncq[otel]"
+    ) from error
 
 from ... import __version__
 from ...definitions.exception_text import text_of, traceback_of
