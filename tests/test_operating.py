@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_asyncq import gates, lifecycle
+from django_asyncq import gates, lifecycle, registry
 from django_asyncq.broker import Broker, prefix_owner, redis_clock
 from django_asyncq.broker.inspection import Inspection
 from django_asyncq.broker.rejected import rejected_document
@@ -386,6 +386,9 @@ def test_schedules_are_listed_run_and_switched() -> None:
 def test_gates_are_listed_shown_set_and_repaired() -> None:
     """A new limit takes effect at once; a slot without a row is removed."""
     assert found("gates", "set", "own", "--limit", "1")["limit"] == 1
+    Schedule.objects.update(next_occurrence_at=database_clock.now() - HOUR)
+    head, row = run("schedules", "list").splitlines()[:2]
+    assert row[head.index("next occurrence") :].startswith("- ")
     id = tasks.gated.enqueue("own").id
     shown = found("gates", "show", "own")
     assert (shown["limit"], shown["occupancy"], shown["live"]) == (1, 1, 1)
@@ -434,6 +437,27 @@ def test_health_says_by_its_code_whether_tasks_run(own_redis: EmbeddedRedis, own
     own_redis.stop()
     with pytest.raises(CommandError, match="a store is unreachable: Redis"):
         run("health")
+def test_a_new_row_of_a_gate_expects_what_its_tasks_say(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    """With the default, Retry-After would multiply. Live tasks know best, then the task declared with the very name."""
+    settings.ASYNCQ = {**settings.ASYNCQ, "EXPECTED_SECONDS": 45}
+    declared = [tasks.add.using(gate=gate) for gate in ("exact", "{model}-slow", "{model}-{size}-slow")]
+    for task, seconds in zip(declared, (3, 8, 9), strict=True):
+        object.__setattr__(task, "expected_seconds", seconds)
+    monkeypatch.setattr(registry, "_registry", {str(number): task for number, task in enumerate(declared)})
+    for name, seconds in (("exact", 3), ("a-slow", 8), ("a-b-slow", 9), ("slow", 45), ("other", 45)):
+        assert found("gates", "set", name, "--limit", "5")["expected_seconds"] == seconds, name
+    assert found("gates", "set", "given", "--limit", "5", "--expected", "7s")["expected_seconds"] == 7
+    tasks.add.using(gate="live", queue_limit=5, expected_seconds=2).enqueue(1)
+    assert found("gates", "set", "live", "--limit", "5")["expected_seconds"] == 2
+    Gate.objects.filter(name="live").update(expected_seconds=12)
+    assert found("gates", "set", "live", "--limit", "6")["expected_seconds"] == 12
+
+
+def test_a_list_without_gates_says_what_a_gate_is_listed_for() -> None:
+    """Tasks may declare gates that have no slot taken."""
+    assert run("gates", "list") == "no gate has a row, a slot or a waiting task\n"
+
+
 
 
 def test_health_says_in_which_queue_the_oldest_task_waits(own_redis: EmbeddedRedis, own_keys: None) -> None:

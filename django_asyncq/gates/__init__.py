@@ -19,6 +19,7 @@ from .admission import (
     retry_after,
 )
 from .audit import LIVE_STATES, Drift, audit, audit_waiters, build, look, occupied
+from .expected import expected_seconds_of
 from .members import Keys, Slot, forget_built, hold_seconds, keys, keys_for, noted_ids, release_ids, slots, trim_noted
 from .pauses import is_paused
 from .row_slots import slots_taken
@@ -37,6 +38,7 @@ __all__ = [
     "build",
     "by_gate",
     "confirm",
+    "expected_seconds_of",
     "forget_built",
     "forget_gate",
     "give_back",

@@ -41,7 +41,8 @@ class Gates:
     def set(self, name: str, *, limit: int | None = None, expected_seconds: float | None = None) -> GateInfo:
         """Set the limit of a gate, or how long its tasks take; make its row when it has none. Takes effect at once.
 
-        limit: 0 or less means no limit; required for a gate without a row. Raises: InvalidOption.
+        limit: 0 or less means no limit; required for a gate without a row. expected_seconds: of a new row by default
+        what the tasks of the gate say. Raises: InvalidOption.
         """
         check_gate_name(name)
         with transaction_of(Gate):
@@ -50,6 +51,8 @@ class Gates:
                 if limit is None:
                     raise InvalidOption(f"gate {name} has no row yet: give a limit for it")
                 row = Gate(name=name)
+                if expected_seconds is None:
+                    row.expected_seconds = gates.expected_seconds_of(name)
             row.limit = row.limit if limit is None else limit
             row.expected_seconds = row.expected_seconds if expected_seconds is None else expected_seconds
             try:

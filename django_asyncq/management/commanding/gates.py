@@ -47,7 +47,7 @@ def _list(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> No
     if printer.as_json:
         printer.document({"gates": found})
     else:
-        printer.rows(found, COLUMNS, none="no gates")
+        printer.rows(found, COLUMNS, none="no gate has a row, a slot or a waiting task")
 
 
 def _show(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:

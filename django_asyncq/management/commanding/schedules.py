@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from dataclasses import replace
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -39,7 +40,9 @@ def run(printer: Printer, options: dict[str, Any]) -> None:
         if printer.as_json:
             printer.document({"schedules": found})
         else:
-            printer.rows([each for each in found if not each.is_retired], COLUMNS, none="no schedules")
+            # A disabled one keeps the time at which it would have fired next.
+            shown = [each if each.enabled else replace(each, next_occurrence_at=None) for each in found]
+            printer.rows([each for each in shown if not each.is_retired], COLUMNS, none="no schedules")
         return
     name = options["name"]
     if verb == "history":
