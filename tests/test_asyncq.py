@@ -233,6 +233,17 @@ def test_an_outage_of_redis_is_an_error(own_redis: EmbeddedRedis, own_keys: None
     assert TaskRecord.objects.count() == 1
 
 
+@pytest.mark.parametrize("line", ["queues list", "queues show default", "gates list", "rebuild --dry-run", "stats"])
+def test_a_reading_command_speaks_of_no_changes(own_redis: EmbeddedRedis, own_keys: None, line: str) -> None:
+    """It has made none; what changes something says that it may be repeated."""
+    own_redis.stop()
+    with pytest.raises(CommandError) as caught:
+        run(*line.split())
+    assert "is unreachable" in str(caught.value) and "hanges" not in str(caught.value)
+    with pytest.raises(CommandError, match="Changes made so far stay; run the command again"):
+        run("rebuild")
+
+
 def test_an_outage_of_the_database_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says what is unreachable."""
 

@@ -595,11 +595,19 @@ def test_the_command_line_shows_progress_until_the_action_is_over(monkeypatch: p
         command("show", str(action.pk), "--watch")
 
 
+@pytest.mark.parametrize(("kind", "state"), [("retry", "failed"), ("cancel", "queued"), ("delete", "succeeded")])
+def test_the_command_line_without_a_filter_names_an_option(kind: str, state: str) -> None:
+    """Not a key of a dictionary, which is Python's."""
+    with pytest.raises(CommandError, match=f"at least one filter, such as --state {state};") as caught:
+        command("start", kind, "--dry-run")
+    assert caught.value.returncode == 2
+
+
 def test_the_command_line_refuses_what_is_wrong_with_a_remedy() -> None:
     """And starts nothing unasked."""
     make()
     for arguments, error in (
-        (("start", "retry", "--yes"), "the filter is empty"),
+        (("start", "retry", "--yes"), "give at least one filter"),
         (("start", "delete", "--state", "running", "--yes"), "takes tasks that are succeeded or failed"),
         (("start", "retry", "--task", ADD), "There is no terminal to ask on: give --yes"),
         (("start", "retry", "--task", ADD, "--rate", "10001", "--yes"), "1 to 10,000"),

@@ -10,11 +10,11 @@ from django.core.management.base import CommandError
 
 from ...bulk_actions import MOST_PER_SECOND, action_of, pause_bulk, preview, resume_bulk, start_bulk, stop_bulk
 from ...models import BulkAction, BulkKind, BulkState
-from ...storage.matching import REASONS, STATES, checked
+from ...storage.matching import REASONS, STATES, STATES_OF, checked
 from ...storage.routing import rows_of
 from ..reading import whole_number
 from ..wording import counted
-from .printing import Printer, add_json, add_yes
+from .printing import Printer, add_json, add_yes, usage_error
 
 REFRESH_SECONDS = 1.0
 MOST_LISTED = 50
@@ -87,6 +87,9 @@ def run(printer: Printer, options: dict[str, Any]) -> None:
 def _start(printer: Printer, options: dict[str, Any]) -> None:
     kind = options["kind"]
     matching = {key: options[key] for key, _ in FILTERS.values() if options.get(key)}
+    if not matching:
+        example = STATES_OF[kind][0]
+        raise usage_error(f"Say which tasks: give at least one filter, such as --state {example}; --help lists them.")
     found = preview(kind, matching)
     if options["dry_run"]:
         _print_preview(printer, kind, checked(kind, matching), found)

@@ -41,6 +41,9 @@ INTERRUPTED = 130
 # Of JSON, which says itself what is wrong.
 ANY_TEXT = ("positional", "named")
 MAY_BE_EMPTY = ("reason", "note")
+READING_NOUNS = ("dash", "health", "stats")
+# Of whatever noun.
+READING_VERBS = ("failures", "history", "list", "scale", "show")
 # These find out themselves.
 SAY_WHAT_IS_WRONG = ("alerts", "health", "dash")
 
@@ -80,7 +83,8 @@ class Command(BaseCommand):
         try:
             self._run(options)
         except KeyboardInterrupt as error:
-            raise CommandError("Interrupted. Changes made so far stay.", returncode=INTERRUPTED) from error
+            stays = "" if _only_reads(options) else " Changes made so far stay."
+            raise CommandError(f"Interrupted.{stays}", returncode=INTERRUPTED) from error
         except CommandError as error:
             # The texts of errors come from other programs too.
             raise CommandError(visible(str(error)), returncode=error.returncode) from error
@@ -95,11 +99,18 @@ class Command(BaseCommand):
             _module(options["noun"]).run(printer, options)
         except (BrokerUnavailable, GateUnavailable) as error:
             text = str(error).removesuffix(".")
-            raise CommandError(f"{text}. Changes made so far stay; run the command again.") from error
+            stays = "" if _only_reads(options) else " Changes made so far stay; run the command again."
+            raise CommandError(f"{text}.{stays}") from error
         except AsyncqError as error:
             raise CommandError(str(error)) from error
         except STORE_ERRORS as error:
             raise _refusal(error, as_not_set_up(error)) from error
+
+
+def _only_reads(options: dict[str, Any]) -> bool:
+    """Return whether a command changes nothing in either store."""
+    is_read = options["noun"] in READING_NOUNS or options.get("verb") in READING_VERBS
+    return is_read or bool(options.get("dry_run"))
 
 
 def _refusal(error: Exception, not_set_up: DatabaseNotSetUp | None) -> CommandError:
