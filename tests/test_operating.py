@@ -24,7 +24,7 @@ from django_asyncq.redaction import MASK
 from django_asyncq.storage import database_clock, identity
 from django_asyncq.testing import EmbeddedRedis
 
-from . import tasks
+from . import inbox_tasks, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -161,6 +161,8 @@ def test_a_bad_call_is_an_error_before_anything_is_written() -> None:
     """It names what is wrong."""
     for arguments, text in (
         (["tests.tasks.missing"], "declares no task missing"),
+        (["tests.tasks.ad"], r"declares no task ad; .+\. Did you mean 'tests\.tasks\.add'"),
+        (["add"], r"^No task is called 'add'\. Did you mean 'tests\.tasks\.add'.*\? Give the whole path, such as shop"),
         (["os.system", "--args", '["true"]'], "no task named 'os.system'"),
         (["tests.tasks.add", "--args", "{}"], "give a JSON list"),
         (["tests.tasks.add", "--kwargs", "nonsense"], "is not JSON"),
@@ -322,6 +324,20 @@ def test_a_queue_is_shown_with_what_was_rejected(redis_client: Any) -> None:
         run("queues", "show", "a b")
 
 
+def test_a_queue_with_an_inbox_shows_where_to_push(own_redis: EmbeddedRedis, own_keys: None) -> None:
+    """A person who pushes documents compares key and server. Other queues have no such lines."""
+    key = Broker().keys("pushed").inbox
+    assert key.endswith("{pushed}:inbox") and "inbox key" not in run("queues", "show", "pushed")
+    Broker().client.lpush(key, b"{}")
+    shown = found("queues", "show", "pushed")
+    assert (shown["inbox_key"], shown["inbox"]) == (key, 1)
+    assert f"127.0.0.1:{own_redis.port}" in shown["redis"]
+    assert f"{key}\n" in run("queues", "show", "pushed")
+    # Of a task with inbox=True, before anything is pushed.
+    assert found("queues", "show", inbox_tasks.QUEUE)["inbox_key"] == Broker().keys(inbox_tasks.QUEUE).inbox
+    assert "inbox_key" not in found("queues", "show", "default")
+
+
 def test_history_shows_asynqs_counters(redis_client: Any) -> None:
     """The newest day first."""
     today = found("queues", "history", "default")["days"][0]["day"]
@@ -370,6 +386,9 @@ def test_schedules_are_listed_run_and_switched() -> None:
     Schedule.objects.create(name="nightly", task="tests.tasks.tally", args=["eu"], cron="0 3 * * *")
     assert found("schedules", "disable", "nightly") == {"schedule": "nightly", "enabled": False, "changed": True}
     assert run("schedules", "disable", "nightly") == "nightly: already disabled.\n"
+    Schedule.objects.update(next_occurrence_at=database_clock.now() - HOUR)
+    head, row = run("schedules", "list").splitlines()[:2]
+    assert row[head.index("next occurrence") :].startswith("- ")
     (shown,) = found("schedules", "list")["schedules"]
     assert (shown["name"], shown["timing"], shown["enabled"], shown["latest"]) == ("nightly", "0 3 * * *", False, None)
     assert found("schedules", "enable", "nightly")["changed"]
@@ -381,14 +400,13 @@ def test_schedules_are_listed_run_and_switched() -> None:
     assert (occurrence["outcome"], occurrence["by_person"], occurrence["task"]) == ("queued", True, id)
     with pytest.raises(CommandError, match="no schedule is called 'daily'"):
         run("schedules", "run", "daily")
+    with pytest.raises(CommandError, match="Did you mean 'nightly'"):
+        run("schedules", "run", "nightli")
 
 
 def test_gates_are_listed_shown_set_and_repaired() -> None:
     """A new limit takes effect at once; a slot without a row is removed."""
     assert found("gates", "set", "own", "--limit", "1")["limit"] == 1
-    Schedule.objects.update(next_occurrence_at=database_clock.now() - HOUR)
-    head, row = run("schedules", "list").splitlines()[:2]
-    assert row[head.index("next occurrence") :].startswith("- ")
     id = tasks.gated.enqueue("own").id
     shown = found("gates", "show", "own")
     assert (shown["limit"], shown["occupancy"], shown["live"]) == (1, 1, 1)
@@ -404,7 +422,10 @@ def test_gates_are_listed_shown_set_and_repaired() -> None:
     assert found("gates", "audit", "own")["added"] == 1
     assert [each["gate"] for each in found("gates", "list")["gates"]] == ["own"]
     for arguments, text in (
-        (["show", "nothing"], "No gate"),
+        (["show", "nothing"], "no gate is called"),
+        (["show", "owns"], "Did you mean 'own'"),
+        (["audit", "owns"], "Did you mean 'own'"),
+        (["audit", "owns", "--dry-run"], "no gate is called 'owns'"),
         (["set", "own"], "Give --limit"),
         (["set", "new", "--expected", "5s"], "has no row"),
         (["set", "a b", "--limit", "1"], "gate name"),
@@ -412,6 +433,27 @@ def test_gates_are_listed_shown_set_and_repaired() -> None:
     ):
         with pytest.raises(CommandError, match=text):
             run("gates", *arguments)
+
+
+def test_a_new_row_of_a_gate_expects_what_its_tasks_say(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    """With the default, Retry-After would multiply. Live tasks know best, then the task declared with the very name."""
+    settings.ASYNCQ = {**settings.ASYNCQ, "EXPECTED_SECONDS": 45}
+    declared = [tasks.add.using(gate=gate) for gate in ("exact", "{model}-slow", "{model}-{size}-slow")]
+    for task, seconds in zip(declared, (3, 8, 9), strict=True):
+        object.__setattr__(task, "expected_seconds", seconds)
+    monkeypatch.setattr(registry, "_registry", {str(number): task for number, task in enumerate(declared)})
+    for name, seconds in (("exact", 3), ("a-slow", 8), ("a-b-slow", 9), ("slow", 45), ("other", 45)):
+        assert found("gates", "set", name, "--limit", "5")["expected_seconds"] == seconds, name
+    assert found("gates", "set", "given", "--limit", "5", "--expected", "7s")["expected_seconds"] == 7
+    tasks.add.using(gate="live", queue_limit=5, expected_seconds=2).enqueue(1)
+    assert found("gates", "set", "live", "--limit", "5")["expected_seconds"] == 2
+    Gate.objects.filter(name="live").update(expected_seconds=12)
+    assert found("gates", "set", "live", "--limit", "6")["expected_seconds"] == 12
+
+
+def test_a_list_without_gates_says_what_a_gate_is_listed_for() -> None:
+    """Tasks may declare gates that have no slot taken."""
+    assert run("gates", "list") == "no gate has a row, a slot or a waiting task\n"
 
 
 # --- health, dash
@@ -437,27 +479,6 @@ def test_health_says_by_its_code_whether_tasks_run(own_redis: EmbeddedRedis, own
     own_redis.stop()
     with pytest.raises(CommandError, match="a store is unreachable: Redis"):
         run("health")
-def test_a_new_row_of_a_gate_expects_what_its_tasks_say(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    """With the default, Retry-After would multiply. Live tasks know best, then the task declared with the very name."""
-    settings.ASYNCQ = {**settings.ASYNCQ, "EXPECTED_SECONDS": 45}
-    declared = [tasks.add.using(gate=gate) for gate in ("exact", "{model}-slow", "{model}-{size}-slow")]
-    for task, seconds in zip(declared, (3, 8, 9), strict=True):
-        object.__setattr__(task, "expected_seconds", seconds)
-    monkeypatch.setattr(registry, "_registry", {str(number): task for number, task in enumerate(declared)})
-    for name, seconds in (("exact", 3), ("a-slow", 8), ("a-b-slow", 9), ("slow", 45), ("other", 45)):
-        assert found("gates", "set", name, "--limit", "5")["expected_seconds"] == seconds, name
-    assert found("gates", "set", "given", "--limit", "5", "--expected", "7s")["expected_seconds"] == 7
-    tasks.add.using(gate="live", queue_limit=5, expected_seconds=2).enqueue(1)
-    assert found("gates", "set", "live", "--limit", "5")["expected_seconds"] == 2
-    Gate.objects.filter(name="live").update(expected_seconds=12)
-    assert found("gates", "set", "live", "--limit", "6")["expected_seconds"] == 12
-
-
-def test_a_list_without_gates_says_what_a_gate_is_listed_for() -> None:
-    """Tasks may declare gates that have no slot taken."""
-    assert run("gates", "list") == "no gate has a row, a slot or a waiting task\n"
-
-
 
 
 def test_health_says_in_which_queue_the_oldest_task_waits(own_redis: EmbeddedRedis, own_keys: None) -> None:

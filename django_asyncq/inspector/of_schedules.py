@@ -7,6 +7,7 @@ from uuid import UUID
 
 from django.db.models import Max, Q
 
+from ..definitions.close_names import did_you_mean
 from ..definitions.timing import describe
 from ..exceptions import AsyncqError, InvalidOption
 from ..models import Occurrence, OccurrenceOutcome, Schedule
@@ -74,7 +75,8 @@ class Schedules:
 def _row(name: str) -> Schedule:
     row = rows_of(Schedule).filter(name=name).first()
     if row is None:
-        raise InvalidOption(f"no schedule is called {name!r}; `asyncq schedules list` shows their names")
+        meant = did_you_mean(name, rows_of(Schedule).values_list("name", flat=True))
+        raise InvalidOption(f"no schedule is called {name!r}. {meant}`asyncq schedules list` shows their names")
     return row
 
 

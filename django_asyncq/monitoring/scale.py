@@ -20,6 +20,7 @@ from ..exceptions import BrokerUnavailable, InvalidOption
 from ..faults import one_line
 from ..inspector import Inspector, MinuteInfo, WorkerInfo
 from ..inspector.due import is_due
+from ..inspector.known_names import check_queue
 from ..models import FailureReason, TaskRecord, TaskState
 from ..prefixes import DEFAULT_ALIAS
 from ..storage import database_clock
@@ -140,7 +141,8 @@ def _arrivals(queue: str, backend: str, now: datetime) -> float:
 def scale_view(request: HttpRequest) -> HttpResponse:
     """Answer with the `Scale` of a queue as JSON: `?queue=mail`, also `backend` and `target` in seconds.
 
-    For those who may read the numbers; 404 to others. 400 for a queue that cannot be, 503 while Redis is unreachable.
+    For those who may read the numbers; 404 to others. 400 for a queue that the alias does not have, 503 while Redis is
+    unreachable.
     """
     if not may_read(request):
         return HttpResponseNotFound()
@@ -155,6 +157,7 @@ def scale_view(request: HttpRequest) -> HttpResponse:
         return JsonResponse({"error": text}, status=400)
     queue, backend = request.GET.get("queue", ""), request.GET.get("backend") or DEFAULT_ALIAS
     try:
+        check_queue(queue, backend)
         scale = read_scale(queue, backend, target_seconds=target)
     except InvalidOption as error:
         return JsonResponse({"error": str(error)}, status=400)

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import CommandError
-
 from ...inspector import Inspector
+from ...inspector.known_names import check_gate, no_gate
 from ..reading import duration
 from ..wording import counted
 from .printing import Printer, add_verb, usage_error, verbs_of
@@ -53,7 +52,7 @@ def _list(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> No
 def _show(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
     gate = inspector.gates.get(options["name"])
     if gate is None:
-        raise CommandError(f"No gate is called {options['name']!r}; `asyncq gates list` shows their names.")
+        raise no_gate(options["name"], [each.gate for each in inspector.gates.all()])
     slots = [{"id": id, "until": until} for id, until in gate.slots]
     shown = {**asdict(gate), "slots": slots}
     if printer.as_json:
@@ -67,6 +66,7 @@ def _show(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> No
 
 
 def _audit(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
+    check_gate(options["name"])
     drift = inspector.gates.audit(options["name"], dry_run=options["dry_run"])
     if printer.as_json:
         printer.document({"gate": options["name"], "dry_run": options["dry_run"], **asdict(drift)})

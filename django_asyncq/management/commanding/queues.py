@@ -9,13 +9,18 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from ...broker import Broker
+from ...broker.clients import server_identity
 from ...broker.queue_reading import STATES as ENTRY_STATES
-from ...definitions.names import check_queue_name
-from ...inspector import EntryInfo, Inspector, RejectedInfo, TaskFilter
+from ...exceptions import BrokerUnavailable
+from ...guard import attempt
+from ...inspector import EntryInfo, Inspector, QueueInfo, RejectedInfo, TaskFilter
+from ...inspector.known_names import check_queue, used_queues
 from ...inspector.of_queues import MOST_MINUTES
 from ...monitoring.scale import TARGET_SECONDS, read_scale
-from ...prefixes import DEFAULT_ALIAS
+from ...prefixes import DEFAULT_ALIAS, prefix_of
 from ...redaction import mask_text
+from ...registry import every_task, load_task_modules
 from ..reading import duration, whole_number
 from ..wording import counted
 from .printing import Printer, add_verb, add_yes, usage_error, verbs_of
@@ -69,7 +74,9 @@ def add(parser: ArgumentParser) -> None:
 
 
 def run(printer: Printer, options: dict[str, Any]) -> None:
-    """Do what the verb says."""
+    """Do what the verb says. Raises: InvalidOption for a queue that the alias does not have."""
+    if options["verb"] != "list":
+        check_queue(options["name"], options["backend"] or DEFAULT_ALIAS)
     VERBS[options["verb"]](printer, Inspector(options["backend"]), options)
 
 
@@ -84,6 +91,8 @@ def _list(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> No
 def _show(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
     info = inspector.queues.get(options["name"])
     shown: dict[str, Any] = asdict(info)
+    if info.inbox or _takes_documents(info):
+        shown["inbox_key"], shown["redis"] = Broker("worker", info.backend).keys(info.queue).inbox, server_identity()
     if options["rejected"]:
         rejected = inspector.queues.rejected(options["name"])
         shown["rejected_items"] = rejected if options["unmasked"] else [_masked(each) for each in rejected]
@@ -104,6 +113,15 @@ def _show(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> No
     for each in items:
         printer.line(f"\n{each.at:%Y-%m-%d %H:%M:%S} from the {each.source}, id {each.id or '-'}: {each.reason}")
         printer.line(each.data.decode("utf-8", "backslashreplace"))
+
+
+def _takes_documents(info: QueueInfo) -> bool:
+    """Return whether a task is declared with the inbox of a queue, as far as the project's tasks can be imported."""
+    attempt(load_task_modules)
+    prefix = prefix_of(info.backend)
+    return any(
+        task.inbox and task.queue_name == info.queue and prefix_of(task.backend) == prefix for task in every_task()
+    )
 
 
 def _masked(each: RejectedInfo) -> RejectedInfo:
@@ -144,7 +162,6 @@ def _scale(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> N
 
 def _purge(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
     name, state = options["name"], options["state"]
-    check_queue_name(name)
     # A queue is that of an alias: other aliases have their own of the same name.
     matching = TaskFilter(queue=name, backend=options["backend"] or DEFAULT_ALIAS, states=PURGED[state])
     count = inspector.tasks.count(matching) if PURGED[state] else inspector.queues.get(name).rejected
@@ -170,7 +187,17 @@ def _purge(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> N
 
 
 def _switch(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
-    switch(printer, inspector.queues, "queue", options)
+    # Where QUEUES allows every name, a misspelt one is no error. Asked before, because a pause makes the queue known.
+    more = "" if options["verb"] == "resume" or _is_used(options) else "No task has been in this queue yet."
+    switch(printer, inspector.queues, "queue", options, more=more)
+
+
+def _is_used(options: dict[str, Any]) -> bool:
+    try:
+        return options["name"] in used_queues(options["backend"] or DEFAULT_ALIAS)
+    except BrokerUnavailable:
+        # A queue can be paused without Redis.
+        return True
 
 
 VERBS: dict[str, Callable[[Printer, Inspector, dict[str, Any]], None]] = {

@@ -12,6 +12,7 @@ from uuid import UUID
 from django.core.management.base import CommandError
 
 from ...inspector import Inspector, TaskFilter
+from ...inspector.known_names import check_queue_of_any
 from ...inspector.selecting import STATES
 from ...storage import database_clock
 from ..reading import moment_or_ago
@@ -73,6 +74,8 @@ class Selection:
         else:
             self._matching = filter_of(options, states=states)
             self.count = inspector.tasks.count(self._matching)
+            if not self.count and options["queue"]:
+                check_queue_of_any(options["queue"], options["backend"])
 
     def pages(self) -> Iterator[list[UUID]]:
         """Yield the ids, the oldest first when filters chose them."""

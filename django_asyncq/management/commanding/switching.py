@@ -20,12 +20,12 @@ def add_switch(verbs: Any, kind: str, *, backend: bool = False, does: str) -> No
         parser.add_argument("name", metavar="NAME", help=f"the {kind}")
 
 
-def switch(printer: Printer, part: Any, kind: str, options: dict[str, Any]) -> None:
-    """Pause or resume. part: of an `Inspector`, with both methods."""
+def switch(printer: Printer, part: Any, kind: str, options: dict[str, Any], *, more: str = "") -> None:
+    """Pause or resume. part: of an `Inspector`, with both methods. more: a sentence for people to print behind."""
     name, is_pause = options["name"], options["verb"] == "pause"
     changed = part.pause(name, by=BY, note=options["note"]) if is_pause else part.resume(name)
     if printer.as_json:
         printer.document({kind: name, "paused": is_pause, "changed": changed})
         return
     word = "paused" if is_pause else "running"
-    printer.line(f"{kind} {name}: {'' if changed else 'already '}{word}.")
+    printer.line(f"{kind} {name}: {'' if changed else 'already '}{word}.{f' {more}' if more else ''}")

@@ -14,10 +14,12 @@ from uuid import UUID
 from django.core.management.base import CommandError
 
 from ...compat import InvalidTask
+from ...definitions.close_names import did_you_mean_path
 from ...exceptions import TaskNotRegistered
 from ...inspector import Inspector, Outcome, TaskDetails
+from ...inspector.known_names import check_queue_of_any, check_task
 from ...masking import masker_of_call
-from ...registry import load_task_modules
+from ...registry import load_task_modules, registered_names
 from ..reading import duration, header, json_of, moment, whole_number
 from ..wording import counted
 from .printing import Printer, add_verb, add_yes, verbs_of
@@ -87,6 +89,9 @@ def run(printer: Printer, options: dict[str, Any]) -> None:
 def _list(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
     before = one_id(inspector, options["before"]) if options["before"] else None
     page = inspector.tasks.page(filter_of(options), before=before, most=options["limit"])
+    if not page.tasks and options["queue"]:
+        # Only now: rows may have a queue that the settings do not name any more.
+        check_queue_of_any(options["queue"], options["backend"])
     if printer.as_json:
         printer.document(page)
         return
@@ -175,13 +180,21 @@ def _enqueue(printer: Printer, inspector: Inspector, options: dict[str, Any]) ->
         )
         result = given.enqueue(*options["positional"], **options["named"])
     except TaskNotRegistered as error:
-        raise CommandError(f"{error}.") from error
+        raise _no_task(options["name"], error) from error
     except (InvalidTask, TypeError) as error:
         raise CommandError(str(error)) from error
     if printer.as_json:
         printer.document({"id": result.id, "task": options["name"], "queue": given.queue_name})
     else:
         printer.line(f"Enqueued: {result.id} in queue {given.queue_name}.")
+
+
+def _no_task(name: str, error: TaskNotRegistered) -> CommandError:
+    """Return what to say of a name that no task has, with those that are close."""
+    meant = did_you_mean_path(name, registered_names())
+    if "." in name:
+        return CommandError(f"{error}. {meant}".strip())
+    return CommandError(f"No task is called {name!r}. {meant}Give the whole path, such as shop.tasks.{name}.")
 
 
 def _run(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
@@ -254,6 +267,7 @@ def _report(printer: Printer, chosen: int, outcomes: list[Outcome], word: str) -
 
 
 def _switch(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
+    check_task(options["name"])
     switch(printer, inspector.tasks, "task", options)
 
 
