@@ -13,10 +13,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 from asgiref.sync import sync_to_async
-from django.core.exceptions import SynchronousOnlyOperation
 
 from . import compat, conf
-from .definitions.coroutine_errors import in_coroutine
+from .definitions.coroutine_errors import blocking
 from .durations import Duration, is_duration, seconds_of
 from .exceptions import InvalidOption
 
@@ -82,6 +81,7 @@ class AsyncqResult(_FrameworkResult[P, R]):  # type: ignore[misc]
         """Return the lines, as `logs` does."""
         return await sync_to_async(self.logs)()
 
+    @blocking("result.await_")
     def wait(self, timeout: Duration | None = None, *, allow_in_task: bool = False) -> R:
         """Sleep until the task has succeeded; return its value, and have this result show its row.
 
@@ -90,10 +90,7 @@ class AsyncqResult(_FrameworkResult[P, R]):  # type: ignore[misc]
         Raises: TaskFailed when no attempt follows; WaitTimeout, and the task goes on; TaskResultDoesNotExist when the
         row was deleted; InvalidOption for a wait that could never return, as in the transaction that enqueued.
         """
-        try:
-            (value,) = _backend_of(self).wait([self], timeout, allow_in_task=allow_in_task)
-        except SynchronousOnlyOperation as error:
-            raise in_coroutine(error, "wait", "result.await_") from error
+        (value,) = _backend_of(self).wait([self], timeout, allow_in_task=allow_in_task)
         return cast("R", value)
 
     async def await_(self, timeout: Duration | None = None, *, allow_in_task: bool = False) -> R:
@@ -121,6 +118,7 @@ class AsyncqResult(_FrameworkResult[P, R]):  # type: ignore[misc]
         return await sync_to_async(self.cancel, thread_sensitive=True)(reason)
 
 
+@blocking("await_all")
 def wait_all(
     results: Sequence[AsyncqResult[Any, R]], timeout: Duration | None = None, *, allow_in_task: bool = False
 ) -> list[R]:
@@ -131,10 +129,7 @@ def wait_all(
     """
     values: dict[str, Any] = {}
     for group, left in _by_alias(results, timeout):
-        try:
-            found = _backend_of(group[0]).wait(group, left, allow_in_task=allow_in_task)
-        except SynchronousOnlyOperation as error:
-            raise in_coroutine(error, "wait_all", "await_all") from error
+        found = _backend_of(group[0]).wait(group, left, allow_in_task=allow_in_task)
         values.update(zip((result.id for result in group), found, strict=True))
     return [values[result.id] for result in results]
 

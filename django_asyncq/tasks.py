@@ -26,14 +26,13 @@ from typing import (
 )
 
 from asgiref.sync import sync_to_async
-from django.core.exceptions import SynchronousOnlyOperation
 
 from . import compat, conf, registry
 from .context import RowlessContext, TaskContext
 from .definitions.backoff import Backoff
 from .definitions.batches import Batch, BatchItem
 from .definitions.calls import called, check_call, shown_signature, without_context
-from .definitions.coroutine_errors import in_coroutine
+from .definitions.coroutine_errors import blocking
 from .definitions.functions import why_unresolvable
 from .definitions.moments import moment_after
 from .definitions.retention_policy import Retention
@@ -193,6 +192,7 @@ class Task(_FrameworkTask[P, R]):
                 given[option] = moment_after(option, now, after)
         return replace(self, **given)
 
+    @blocking("task.aenqueue")
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> AsyncqResult[P, R]:
         """Enqueue one call.
 
@@ -200,11 +200,8 @@ class Task(_FrameworkTask[P, R]):
         """
         if not _stores_rows(self.backend):
             check_call(self, args, kwargs)
-        try:
-            result: Any = self.get_backend().enqueue(self, list(args), kwargs)
-        except SynchronousOnlyOperation as error:
-            raise in_coroutine(error, "enqueue", "task.aenqueue") from error
-        return result  # type: ignore[no-any-return]
+        backend: Any = self.get_backend()
+        return backend.enqueue(self, list(args), kwargs)  # type: ignore[no-any-return]
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> AsyncqResult[P, R]:
         """Enqueue one call, as `enqueue` does."""
@@ -236,6 +233,7 @@ class Task(_FrameworkTask[P, R]):
     @overload
     def enqueue_many(self, calls: Iterable[Call], *, partial: bool) -> list[AsyncqResult[P, R] | None]: ...
 
+    @blocking("task.aenqueue_many")
     def enqueue_many(self, calls: Iterable[Call], *, partial: bool = False) -> Any:
         """Enqueue many calls with one INSERT statement and one script call per chunk; return their results in order.
 
@@ -243,14 +241,7 @@ class Task(_FrameworkTask[P, R]):
         partial: enqueue as many as the gates admit; the result of a refused call is None. Otherwise all or none.
         Raises: as `enqueue`.
         """
-        listed = [_as_arguments(call) for call in calls]
-        try:
-            return self._enqueue_listed(listed, partial=partial)
-        except SynchronousOnlyOperation as error:
-            raise in_coroutine(error, "enqueue_many", "task.aenqueue_many") from error
-
-    def _enqueue_listed(self, listed: list[Arguments], *, partial: bool) -> Any:
-        backend = self.get_backend()
+        backend, listed = self.get_backend(), [_as_arguments(call) for call in calls]
         if not hasattr(backend, "enqueue_many"):
             for call in listed:
                 check_call(self, call.args, call.kwargs)
@@ -303,11 +294,8 @@ def _signature(task: Task[Any, Any]) -> inspect.Signature:
 
 def _default(field: Any) -> Any:
     """Return the default of an option. The framework's Task has none for some of them on Django 6.0."""
-    framework = {
-        "priority": 0,
-        "backend": compat.DEFAULT_TASK_BACKEND_ALIAS,
-        "queue_name": compat.DEFAULT_TASK_QUEUE_NAME,
-    }
+    alias, queue = compat.DEFAULT_TASK_BACKEND_ALIAS, compat.DEFAULT_TASK_QUEUE_NAME
+    framework = {"priority": 0, "backend": alias, "queue_name": queue}
     return framework.get(field.name, None if field.default is MISSING else field.default)
 
 
