@@ -21,7 +21,7 @@ from .due import DUE_SINCE, is_due
 from .values import MinuteInfo
 
 # Of a queue whose tasks are in the database alone.
-NOTHING = QueueContents._make([*[0] * 14, None])
+NOTHING = QueueContents(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, paused_since=None)
 
 
 class QueueStats(NamedTuple):
