@@ -83,7 +83,7 @@ def _due(now: datetime, only: str | None) -> TaskRecordQuerySet:
 def _where_oldest_waits(only: str | None) -> str:
     """Return in which queue the task waits that has been due longest, and why; read only when it is a problem.
 
-    "" when it has begun meanwhile, or a store cannot say.
+    "" when it has begun meanwhile.
     """
     try:
         oldest = _due(database_clock.now(), only).order_by(DUE_SINCE).values_list("backend", "queue_name").first()
@@ -97,9 +97,8 @@ def _where_oldest_waits(only: str | None) -> str:
             queue in each.queues and not each.is_draining for each in Workers(alias).all() if each.backend == alias
         )
         return where if any(serving) else f"{where}, which no worker serves"
-    except STORE_ERRORS:
-        # The problem is known without it.
-        return ""
+    except STORE_ERRORS as error:
+        return f", in a queue that cannot be read: {one_line(error)}"
 
 
 def mismatches(difference: float) -> list[Mismatch]:
