@@ -37,7 +37,7 @@ from django_asyncq.testing import EmbeddedRedis
 
 from . import script_mutants, tasks
 from .test_gate import fill, holders, most_at_once
-from .workers import history, wait_until, workers
+from .workers import Workers, history, wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -684,13 +684,31 @@ def history_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def begin_with_twenty_waiters() -> Gate:
+def begin_with_twenty_waiters() -> None:
     """Enqueue twenty tasks that fail once, then give their gate a limit of one."""
     row = Gate.objects.create(name="g", limit=20, expected_seconds=1)
     tasks.gated_and_fails_once.enqueue_many([("g",)] * 20)
     row.limit = 1
     row.save()
-    return row
+
+
+@contextmanager
+def twenty_that_wait(folder: Path, *options: str, limit: int) -> Iterator[Workers]:
+    """Run workers at a gate where twenty tasks wait that have failed once; none is admitted before.
+
+    Delayed tasks hold all its slots until then.
+    """
+    row = Gate.objects.create(name="g", limit=20 + limit, expected_seconds=1)
+    delayed = tasks.gated.using(run_after=timedelta(hours=1))
+    blocking = [delayed.enqueue("g") for _ in range(limit)]
+    tasks.gated_and_fails_once.enqueue_many([("g",)] * 20)
+    row.limit = limit
+    row.save()
+    with workers(folder, *options) as running:
+        wait_until(lambda: len(gates.waiters("g")) == 20, "waiters")
+        for each in blocking:
+            assert each.cancel() == "cancelled"
+        yield running
 
 
 def has_begun_more(path: Path, count: int) -> bool:
@@ -717,10 +735,8 @@ def test_twenty_retries_at_a_gate_of_one_follow_each_other_closely(tmp_path: Pat
 
 def test_a_producer_that_never_stops_does_not_starve_the_waiters(tmp_path: Path, history_path: Path) -> None:
     """It asks all the time, and gets in when nobody waits any more; the limit holds all the while."""
-    begin_with_twenty_waiters()
     admitted_while_waiting = refused = 0
-    with workers(tmp_path):
-        wait_until(lambda: len(gates.waiters("g")) >= 15, "waiters")
+    with twenty_that_wait(tmp_path, limit=1):
         with Watch("g") as watch:
             deadline = time.monotonic() + 30
             while not has_succeeded(20) and time.monotonic() < deadline:
@@ -742,11 +758,7 @@ def test_the_limit_holds_and_all_get_in_through_kills_and_lost_memory(
     own_redis: EmbeddedRedis, own_keys: None, tmp_path: Path, history_path: Path
 ) -> None:
     """Worker processes die in the middle of runs. Redis forgets the gate, and then everything."""
-    row = begin_with_twenty_waiters()
-    row.limit = 2
-    row.save()
-    with workers(tmp_path, "--processes", "2") as running:
-        wait_until(lambda: len(gates.waiters("g")) >= 10, "waiters")
+    with twenty_that_wait(tmp_path, "--processes", "2", limit=2) as running:
         with Watch("g") as watch:
             for forgets in ("nothing", "the gate", "everything"):
                 count = len(runs(history_path))
