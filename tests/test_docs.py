@@ -10,14 +10,11 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
+import django
 import pytest
-from django import VERSION
 from django.conf import global_settings
 from django.core.management import get_commands
-from django.db.backends.mysql import features as mysql
-from django.db.backends.sqlite3 import features as sqlite3
 from django.utils.module_loading import import_string
 
 from django_asyncq import checks, compat, conf, exceptions
@@ -185,23 +182,23 @@ PERMISSIONS = {
 OWN_MINIMA = {"MariaDB": (10, 6), "SQLite": (3, 35)}
 
 
+def minima(vendor: str) -> list[tuple[int, ...]]:
+    """Return the oldest versions that a backend of Django supports. From its source: importing it needs a driver."""
+    source = (Path(django.__file__).parent / "db" / "backends" / vendor / "features.py").read_text()
+    (text,) = re.findall(r"\bminimum_database_version(?: = .*|\(self\):\n(?: {8,}.*\n)+)", source)
+    return [tuple(map(int, found.split(", "))) for found in re.findall(r"\((\d+(?:, \d+)*),?\)", text)]
+
+
 def test_the_oldest_databases_are_those_of_django() -> None:
     """Or newer ones where the package needs more; the row of the Django that runs here."""
-    page, version = read("reference/supported.md"), f"{VERSION[0]}.{VERSION[1]}"
+    page, version = read("reference/supported.md"), f"{django.VERSION[0]}.{django.VERSION[1]}"
     (head,) = re.findall(r"^\| Django (\| PostgreSQL.+) \|$", page, re.MULTILINE)
     (row,) = re.findall(rf"^\| {version} (\|[ \d.|]+) \|$", page, re.MULTILINE)
     names, cells = (line.strip("| ").split(" | ") for line in (head, row))
     written = {name: tuple(map(int, cell.split("."))) for name, cell in zip(names, cells, strict=True)}
-    # Its module cannot be imported without a driver.
-    source = Path(mysql.__file__).parents[1] / "postgresql" / "features.py"
-    (of_postgresql,) = re.findall(r"^    minimum_database_version = \((\d+),\)$", source.read_text(), re.MULTILINE)
-    of_mysql = mysql.DatabaseFeatures.minimum_database_version.func
-    of_django = {
-        "PostgreSQL": (int(of_postgresql),),
-        "MySQL": of_mysql(SimpleNamespace(connection=SimpleNamespace(mysql_is_mariadb=False))),
-        "MariaDB": of_mysql(SimpleNamespace(connection=SimpleNamespace(mysql_is_mariadb=True))),
-        "SQLite": sqlite3.DatabaseFeatures.minimum_database_version,
-    }
+    of_mariadb, of_mysql = minima("mysql")
+    (of_postgresql,), (of_sqlite,) = minima("postgresql"), minima("sqlite3")
+    of_django = {"PostgreSQL": of_postgresql, "MySQL": of_mysql, "MariaDB": of_mariadb, "SQLite": of_sqlite}
     assert written == {name: max(oldest, OWN_MINIMA.get(name, oldest)) for name, oldest in of_django.items()}
 
 
