@@ -200,13 +200,18 @@ def test_a_handler_not_found_is_no_outcome(
     assert "no handler" in row().errors[-1]["message"]
 
 
-def test_a_running_row_that_another_program_has_finished_succeeds(peer: GoPeer, reconciler: Reconciler) -> None:
-    """Our worker was lost; the recoverer of the other program retried the task there."""
+def finished_there_after_a_loss_here(peer: GoPeer) -> None:
+    """Our worker is lost; the recoverer of the other program retries the task there, and it succeeds."""
     tasks.add.using(max_attempts=2).enqueue(1)
     taken_by("w")
     peer.recover(at=peer.now() + 1000)
     peer.forward(at=peer.now() + 1000)
     peer.succeed(taken(peer), b"7")
+
+
+def test_a_running_row_that_another_program_has_finished_succeeds(peer: GoPeer, reconciler: Reconciler) -> None:
+    """Its row has the result from there."""
+    finished_there_after_a_loss_here(peer)
     reconciler.quick_repairs()
     assert (row().state, row().return_value) == (TaskState.SUCCEEDED, 7)
 
@@ -257,12 +262,8 @@ def test_a_retry_is_still_due_when_an_outcome_is_not_accepted(peer: GoPeer, reco
 
 @pytest.mark.usefixtures("refusing")
 def test_a_running_row_runs_again_when_an_outcome_is_not_accepted(peer: GoPeer, reconciler: Reconciler) -> None:
-    """Our worker was lost, and another program says that the task is done."""
-    tasks.add.using(max_attempts=2).enqueue(1)
-    taken_by("w")
-    peer.recover(at=peer.now() + 1000)
-    peer.forward(at=peer.now() + 1000)
-    peer.succeed(taken(peer), b"7")
+    """It was lost, and nobody of ours has run it since."""
+    finished_there_after_a_loss_here(peer)
     reconciler.quick_repairs()
     TaskRecord.objects.update(last_attempted_at=database_clock.now() - timedelta(minutes=10))
     Broker().client.set(alive_key(), 1)

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from django_asyncq import conf
 from django_asyncq.broker import Broker, servers
 from django_asyncq.broker.servers import WorkerInfo
+from django_asyncq.inspector import Inspector
 from django_asyncq.models import TaskRecord, TaskState
 
 from . import tasks
@@ -81,6 +83,15 @@ def test_each_worker_process_is_a_server(fleet: Workers) -> None:
     assert [
         key for kind in ("servers", "workers", "worker-info") for key in client.scan_iter(f"{prefix}:{kind}*")
     ] == []
+
+
+def test_a_queue_of_a_shared_prefix_is_served_by_workers_of_either_alias(fleet: Workers, settings: Any) -> None:
+    """So `health` does not say of a late task of the other alias that no worker serves its queue."""
+    shared = {**settings.TASKS["default"], "OPTIONS": {"prefix": conf.current().key_prefix}}
+    settings.TASKS = {**settings.TASKS, "other": shared}
+    wait_until(lambda: len(Inspector("other").workers.serving("default")) == 2, "workers of the queue")
+    assert {each.backend for each in Inspector("other").workers.serving("default")} == {"default"}
+    assert Inspector("other").workers.serving("nobody's") == []
 
 
 def test_a_drained_host_finishes_what_it_runs_and_takes_no_more(fleet: Workers) -> None:

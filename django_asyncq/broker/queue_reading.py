@@ -13,6 +13,7 @@ from .access import Access
 from .clients import Role, is_cluster
 from .decoding import UndecodableMessage, decode_message
 from .inspection import PLACES
+from .keys import queues_key
 from .message import TaskMessage
 from .rejected import MOST_BYTES
 from .row_fields import MESSAGES_PER_CALL, StoredMessage, read_messages
@@ -88,6 +89,10 @@ def read_contents(role: Role, queues: Iterable[tuple[str, str]]) -> dict[tuple[s
 
 class QueueReading(Access):
     """Read queues. Every method raises BrokerUnavailable when Redis is unreachable."""
+
+    def of_asynq(self) -> set[str]:
+        """Return the names in asynq's own set of queues, those of other programs too."""
+        return set(replies.texts(commands.send(self.client, "smembers", queues_key(self.alias))))
 
     def contents(self, queues: Sequence[str]) -> list[QueueContents]:
         """Return what Redis holds of each of these queues; one script for some at a time."""

@@ -7,8 +7,8 @@ here first.
 from __future__ import annotations
 
 from .. import compat, gates
-from ..broker import Broker, commands, replies
-from ..broker.keys import queues_key
+from ..broker import Broker
+from ..broker.queue_reading import QueueReading
 from ..definitions.close_names import did_you_mean, did_you_mean_path
 from ..definitions.names import check_gate_name, check_queue_name
 from ..exceptions import InvalidOption
@@ -60,11 +60,10 @@ def used_queues(alias: str) -> set[str]:
 
     Raises: BrokerUnavailable, django.db.Error.
     """
-    broker = Broker("worker", alias)
-    of_asynq = replies.texts(commands.send(broker.client, "smembers", queues_key(alias)))
     live = rows_of(TaskRecord).filter(backend=alias, state__in=LIVE).order_by().values_list("queue_name").distinct()
     paused = rows_of(Pause).filter(kind=PauseKind.QUEUE, backend=alias).values_list("name")
-    return {*broker.queues(), *of_asynq, *(name for (name,) in live), *(name for (name,) in paused)}
+    in_redis = {*Broker("worker", alias).queues(), *QueueReading("worker", alias).of_asynq()}
+    return in_redis | {name for rows in (live, paused) for (name,) in rows}
 
 
 def check_task(name: str) -> None:

@@ -19,6 +19,13 @@ class Workers:
         """Return the living processes, by alias, host and process id; some seconds old at most."""
         return [_info(each, alias) for alias in self._aliases() for each in servers.workers(alias, "worker")]
 
+    def serving(self, queue: str) -> list[WorkerInfo]:
+        """Return the processes that take tasks from a queue, without those that are drained.
+
+        Aliases that share a prefix share its queues.
+        """
+        return [each for each in self.all() if queue in each.queues and not each.is_draining]
+
     def drain(self, name: str) -> list[WorkerInfo]:
         """Ask processes to take no more tasks and to finish what they run, until they are resumed; return which.
 

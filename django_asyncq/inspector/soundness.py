@@ -93,10 +93,7 @@ def _where_oldest_waits(only: str | None) -> str:
         where = f", in queue {queue}" + (f" of TASKS[{alias!r}]" if alias != DEFAULT_ALIAS else "")
         if rows_of(Pause).filter(kind=PauseKind.QUEUE, backend=alias, name=queue).exists():
             return f"{where}, which is paused"
-        serving = (
-            queue in each.queues and not each.is_draining for each in Workers(alias).all() if each.backend == alias
-        )
-        return where if any(serving) else f"{where}, which no worker serves"
+        return where if Workers(alias).serving(queue) else f"{where}, which no worker serves"
     except STORE_ERRORS as error:
         return f", in a queue that cannot be read: {one_line(error)}"
 

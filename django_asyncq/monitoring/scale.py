@@ -68,7 +68,7 @@ def read_scale(queue: str, backend: str = DEFAULT_ALIAS, *, target_seconds: floa
     at_gates = rows.filter(state=TaskState.FAILED, retry_at__isnull=False, reason=FailureReason.GATE_FULL)
     by_gate = dict(at_gates.values_list("gate").annotate(count=Count("id")).order_by("-count"))
     queued, held = due.count(), sum(by_gate.values())
-    serving = [each for each in inspector.workers.all() if queue in each.queues and not each.is_draining]
+    serving = inspector.workers.serving(queue)
     running = sum(task.queue == queue for each in serving for task in each.running)
     arrival = _arrivals(queue, backend, now)
     minutes = inspector.queues.minutes(queue, minutes=2)

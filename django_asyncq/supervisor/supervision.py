@@ -95,7 +95,7 @@ class Supervisor:
         self.burst = burst
         self.liveness_file = LivenessFile(liveness_file) if liveness_file else None
         self.reloader = reloader
-        self.starts_again = False
+        self._has_new_code = False
         self.wakeup = Wakeup(expected=[Reason.STARTED])
         self.broker = Broker("worker", options.backend)
         self.maintenance = MaintenanceService(
@@ -130,6 +130,11 @@ class Supervisor:
     def children(self) -> list[Child]:
         """The living worker processes."""
         return self.processes.children
+
+    @property
+    def starts_again(self) -> bool:
+        """Whether the command starts again with changed code: not when a stop was requested meanwhile."""
+        return self._has_new_code and not self.stop_requests
 
     # --- main loop
 
@@ -190,7 +195,7 @@ class Supervisor:
             raise ThreadDied(f"the supervisor stops, since its thread {dead[0]} has died; the log says why")
         if self.reloader is not None and self.reloader.is_due():
             logger.info("code has changed: starting again when the running tasks have finished")
-            self.starts_again = True
+            self._has_new_code = True
         if self.burst and self.processes.cannot_start:
             raise WorkersCannotStart("worker processes exit before they are ready; their output above says why")
         self.processes.start_missing(now)
@@ -224,7 +229,7 @@ class Supervisor:
     # --- shutdown
 
     def _is_over(self) -> bool:
-        return bool(self.stop_requests) or self.starts_again or (self.burst and self._has_no_work())
+        return bool(self.stop_requests) or self._has_new_code or (self.burst and self._has_no_work())
 
     def _has_no_work(self) -> bool:
         """Return whether a burst is finished: two checks in a row found no task queued, running or due."""
@@ -244,8 +249,6 @@ class Supervisor:
         self.recovery.recover_dead(time.monotonic())
         if self.reloader is not None:
             self.reloader.stop()
-        # Who asks for a stop while this ends means the command.
-        self.starts_again = self.starts_again and not self.stop_requests
         self.maintenance.stop()
         connections.close_all()
         logger.info("supervisor %d stopped", os.getpid())
