@@ -9,6 +9,7 @@ from .exceptions import (
     AsyncqError,
     BrokerMisconfigured,
     BrokerUnavailable,
+    Discard,
     DuplicateTask,
     GateUnavailable,
     InvalidArguments,
@@ -22,13 +23,14 @@ from .exceptions import (
 )
 
 if TYPE_CHECKING:
-    from .asyncq_result import AsyncqResult, LogLine, await_all, wait_all
     from .context import TaskContext
-    from .definitions.batches import Batch, BatchItem
-    from .definitions.retention_policy import Retention
-    from .definitions.schedules import cron, every, startup_task
-    from .remote_tasks import remote
-    from .tasks import Arguments, task
+    from .core.batches import Batch, BatchItem
+    from .core.logs import TaskLogFilter
+    from .core.masking import MaskingFormatter
+    from .core.policies import Retention
+    from .core.schedules import cron, every, startup_task
+    from .results import AsyncqResult, LogLine, await_all, wait_all
+    from .tasks import Arguments, remote, task
 
 __version__ = "0.1.0"
 
@@ -40,16 +42,19 @@ __all__ = [
     "BatchItem",
     "BrokerMisconfigured",
     "BrokerUnavailable",
+    "Discard",
     "DuplicateTask",
     "GateUnavailable",
     "InvalidArguments",
     "LogLine",
+    "MaskingFormatter",
     "QueueFull",
     "Retention",
     "SoftTimeout",
     "TaskCancelled",
     "TaskContext",
     "TaskFailed",
+    "TaskLogFilter",
     "TaskTimeout",
     "WaitTimeout",
     "WorkerLost",
@@ -65,19 +70,21 @@ __all__ = [
 # Imported at first use, because Django imports this package before the settings are ready.
 IMPORTED_AT_FIRST_USE = {
     "Arguments": "tasks",
-    "AsyncqResult": "asyncq_result",
-    "Batch": "definitions.batches",
-    "BatchItem": "definitions.batches",
-    "LogLine": "asyncq_result",
-    "Retention": "definitions.retention_policy",
+    "AsyncqResult": "results",
+    "Batch": "core.batches",
+    "BatchItem": "core.batches",
+    "LogLine": "results",
+    "MaskingFormatter": "core.masking",
+    "Retention": "core.policies",
     "TaskContext": "context",
-    "await_all": "asyncq_result",
-    "cron": "definitions.schedules",
-    "every": "definitions.schedules",
-    "remote": "remote_tasks",
-    "startup_task": "definitions.schedules",
+    "TaskLogFilter": "core.logs",
+    "await_all": "results",
+    "cron": "core.schedules",
+    "every": "core.schedules",
+    "remote": "tasks",
+    "startup_task": "core.schedules",
     "task": "tasks",
-    "wait_all": "asyncq_result",
+    "wait_all": "results",
 }
 
 

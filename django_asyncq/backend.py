@@ -7,6 +7,8 @@ open no connection before the first call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from uuid import UUID
@@ -15,24 +17,17 @@ from django.apps import apps
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
-from . import aliases, compat
-from .asyncq_result import AsyncqResult, LogLine
-from .definitions import payload
-from .definitions.batches import group_of
-from .definitions.calls import check_binding, gate_name
-from .definitions.close_names import did_you_mean
-from .definitions.headers import checked_headers, with_inherited
-from .definitions.moments import checked_moment, moment_after
-from .definitions.names import QUEUE_NAME, uuid7
-from .definitions.task_options import MOST_ATTEMPTS, is_attempt_count
-from .definitions.time_limits import limits_of
-from .definitions.unique_keys import unique_digest
-from .durations import MORE_THAN_ZERO, Duration, is_duration
-from .header_sources import sourced_headers
-from .logs import inherited_headers
-from .prefixes import PREFIX_HINT, is_prefix
-from .registry import find
-from .results import result_of
+from . import conf
+from .core import aliases, compat, header_sources, logs, payload
+from .core.aliases import PREFIX_HINT, is_prefix
+from .core.batches import group_of
+from .core.calls import Shape, called, check_binding, gate_name, passes_context, shape_of, takes, unique_digest
+from .core.headers import checked_headers, trace_headers_of, with_inherited
+from .core.names import QUEUE_NAME, did_you_mean, uuid7
+from .core.options import MOST_ATTEMPTS, is_attempt_count
+from .core.registry import find
+from .core.time import MORE_THAN_ZERO, PLAIN, Duration, has_times, is_duration, times_of
+from .results import AsyncqResult, LogLine, StoredTask, result_of
 from .storage import database_clock
 from .tasks import Arguments, Task, default_of
 
@@ -49,6 +44,25 @@ class Option(NamedTuple):
     hint: str
 
 
+class Plan(NamedTuple):
+    """What all calls of a task share: decided at the first one.
+
+    settings: those in force then. is_plain: it has no gate, no unique key, no group, and is not remote. has_times: a
+    time of its rows depends on when the call is made. shape: what its function takes. columns: of its rows.
+    """
+
+    task: Any
+    settings: conf.Settings
+    is_plain: bool
+    has_times: bool
+    shape: Shape | None
+    columns: dict[str, Any]
+
+
+# Of one backend in one thread.
+MOST_PLANS = 256
+
+
 class AsyncqBackend(compat.BaseTaskBackend):
     """Stores tasks as rows of the project's database and dispatches them through Redis.
 
@@ -62,8 +76,8 @@ class AsyncqBackend(compat.BaseTaskBackend):
     supports_async_task = True
     supports_get_result = True
     supports_priority = True
-    # Whether its tasks are dispatched through Redis; asked by `aliases`.
-    uses_redis: ClassVar[bool] = True
+    # Makes the Redis clients of its aliases, by their role; None: the settings name its Redis. Asked by `aliases`.
+    client_factory: ClassVar[Callable[[str], Any] | None] = None
     # Of an alias in TASKS; a class of the project's that reads more adds them.
     known_keys: ClassVar[tuple[str, ...]] = aliases.KEYS
     known_options: ClassVar[Mapping[str, Option]] = {
@@ -76,6 +90,8 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
+        # By the task's id in memory, which the plan keeps from being another's.
+        self._plans: dict[int, Plan] = {}
         # While apps are still being imported it is not known; then the first use says it.
         if apps.apps_ready:
             _require_app()
@@ -93,19 +109,17 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
         Raises: as `enqueue`.
         """
-        _require_app()
-        from . import lifecycle
+        if header_sources.tracers:
+            return header_sources.traced(self._enqueue, task, calls, partial)
+        return self._enqueue(task, calls, partial)
 
+    def _enqueue(self, task: Any, calls: Sequence[Arguments], partial: bool) -> list[Any]:
+        lifecycle = _ready().lifecycle
         records = self.new_rows(task, calls)
-        results = self._results_of(records, [task] * len(records))
-        on_committed = self._announcer_of(results)
+        results, on_committed = self._results_of(records, [task] * len(records))
         if task.unique:
             found = lifecycle.enqueue_unique(
-                records,
-                on_duplicate=task.on_duplicate,
-                by_arguments=task.unique is True,
-                partial=partial,
-                on_committed=on_committed,
+                records, on_duplicate=task.on_duplicate, partial=partial, on_committed=on_committed
             )
             return [row and (results.get(row.id) or result_of(row, is_new=False)) for row in found]
         admitted = {record.id for record in lifecycle.enqueue(records, partial=partial, on_committed=on_committed)}
@@ -124,94 +138,119 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
         tasks: of each row its own; none of them unique. Raises: as `enqueue`, for the first that cannot be enqueued.
         """
-        from . import lifecycle
+        on_committed = self._results_of(records, tasks)[1]
+        admitted = _ready().lifecycle.enqueue(records, partial=True, on_committed=on_committed)
+        return {record.id for record in admitted}
 
-        on_committed = self._announcer_of(self._results_of(records, tasks))
-        return {record.id for record in lifecycle.enqueue(records, partial=True, on_committed=on_committed)}
-
-    def _results_of(self, records: Sequence[TaskRecord], tasks: Sequence[Any]) -> dict[UUID, Any]:
-        """Return the result of each new row, by its id."""
-        return {
-            record.id: result_of(record, task if task.backend == self.alias else None, is_new=True)
-            for record, task in zip(records, tasks, strict=True)
-        }
-
-    def _announcer_of(self, results: Mapping[UUID, Any]) -> Callable[[list[TaskRecord]], None]:
-        """Return what sends the framework's signal for committed rows."""
+    def _results_of(
+        self, records: Sequence[TaskRecord], tasks: Sequence[Any]
+    ) -> tuple[dict[UUID, Any], Callable[[list[TaskRecord]], None]]:
+        """Return the result of each new row, by its id, and what sends the framework's signal for committed rows."""
+        results = {}
+        for record, task in zip(records, tasks, strict=True):
+            if isinstance(task.run_after, timedelta):
+                # As the framework knows tasks, and as far as the moment is known here.
+                task = replace(task, run_after=record.run_after)
+            results[record.id] = result_of(record, task if task.backend == self.alias else None, is_new=True)
 
         def announce_enqueued(committed: list[TaskRecord]) -> None:
             for record in committed:
                 compat.task_enqueued.send_robust(type(self), task_result=results[record.id])
 
-        return announce_enqueued
+        return results, announce_enqueued
 
     def new_rows(self, task: Any, calls: Sequence[Arguments], ids: Sequence[UUID] = ()) -> list[TaskRecord]:
         """Return an unsaved row for each call. ids: of the rows; new ones by default.
 
         Raises: InvalidTask, InvalidOption.
         """
-        from . import lifecycle
-        from .models import TaskRecord
-
-        self.validate_task(task)
-        common = self._columns_of(task)
-        records = []
+        plan = self._plan_of(task)
+        times = times_of(task, database_clock.now) if plan.has_times else PLAIN
+        shared = {**plan.columns, **times.columns}
+        if task.headers or logs.running.get() or header_sources.registered or plan.settings.header_sources:
+            shared["headers"] = self._headers_of(task)
+        shared["enqueued_at"] = database_clock.of_host()
+        names = None if plan.shape is None else plan.shape.names
+        rows = []
         for index, call in enumerate(calls):
-            check_binding(task, call.args, call.kwargs)
-            sent, given = _payload_of(task, call)
-            own: Any = {
-                "id": ids[index] if ids else uuid7(),
-                "args": given.args,
-                "kwargs": given.kwargs,
-                "gate": gate_name(task, call.args, call.kwargs),
-                "group": "" if task.batch is None and task.group is None else group_of(task, given.args, given.kwargs),
-                "errors": [],
-                "worker_ids": [],
-            }
-            if task.unique:
-                own["unique_key"] = own["unique_slot"] = unique_digest(task, self.alias, given.args, given.kwargs)
-            # In the order of the columns: with keywords the constructor takes 14 µs, not 4.
-            records.append(TaskRecord(*(common | own).values()))
-            if sent is not None:
-                records[-1].is_remote = True
-                records[-1].wire_message = lifecycle.remote_message_of(records[-1], sent)
+            args, kwargs = call
+            if not takes(plan.shape, args, kwargs):
+                check_binding(task, args, kwargs)
+            columns = {**shared, "id": ids[index] if ids else uuid7()}
+            if plan.is_plain:
+                columns["args"], columns["kwargs"] = payload.of_call(args, kwargs, names)
+            else:
+                self._add_own(columns, task, call)
+            rows.append(columns)
+        records = _ready().record.of_columns(rows)
+        if times.delays:
+            for record in records:
+                record.delays = times.delays
         return records
 
-    def _columns_of(self, task: Any) -> dict[str, Any]:
-        """Return the columns that all calls of a task share, in the order of the columns. Raises: InvalidOption."""
-        limits = limits_of(task, database_clock.now)
-        return {
-            **_column_defaults(),
+    def _plan_of(self, task: Any) -> Plan:
+        """Return what all calls of a task share. Raises: InvalidTask."""
+        plan = self._plans.get(id(task))
+        if plan is None or plan.settings is not conf.current():
+            if len(self._plans) >= MOST_PLANS:
+                # Most are of `using`, which makes another task each time.
+                self._plans.clear()
+            self.validate_task(task)
+            plan = self._plans[id(task)] = self._new_plan(task)
+        elif type(self).validate_task is not AsyncqBackend.validate_task:
+            # That of the project's may look at more than the task.
+            self.validate_task(task)
+        return plan
+
+    def _new_plan(self, task: Any) -> Plan:
+        has_more = task.unique or task.is_remote or [x for x in (task.gate, task.batch, task.group) if x is not None]
+        shape = shape_of(called(task), has_context=passes_context(task))
+        columns = {
             "name": task.module_path,
             "backend": self.alias,
             "queue_name": task.queue_name,
             "priority": int(task.priority),
-            "run_after": checked_moment("run_after", task.run_after) if task.run_after is not None else None,
-            "expires_at": limits.expires_at,
-            "deadline": limits.deadline,
             "max_attempts": default_of(task, "max_attempts", self.options),
             "timeout_seconds": default_of(task, "timeout", self.options),
             "queue_limit": task.queue_limit,
             "expected_seconds": task.expected_seconds,
             "soft_timeout_seconds": task.soft_timeout,
             "keep_logs": task.keep_logs,
-            "headers": with_inherited(
-                checked_headers(task.headers) if task.headers else None, inherited_headers(), sourced_headers(task)
-            ),
-            "enqueued_at": database_clock.of_host(),
-            **_unique_until(task),
         }
+        return Plan(task, conf.current(), not has_more, has_times(task), shape, columns)
+
+    def _headers_of(self, task: Any) -> dict[str, str] | None:
+        """Return the headers of a call that is made here. Raises: InvalidOption."""
+        own = checked_headers(task.headers) if task.headers else None
+        running = logs.running.get()
+        inherited = {} if running is None else trace_headers_of(running.headers)
+        return with_inherited(own, inherited, header_sources.sourced_headers(task))
+
+    def _add_own(self, columns: dict[str, Any], task: Any, call: Arguments) -> None:
+        """Add the columns of one call of a task that is not plain. Raises: InvalidArguments, InvalidOption."""
+        sent, given = _payload_of(task, call)
+        columns |= {
+            "args": given.args,
+            "kwargs": given.kwargs,
+            "gate": gate_name(task, call.args, call.kwargs),
+            "group": "" if task.batch is None and task.group is None else group_of(task, given.args, given.kwargs),
+        }
+        if task.unique:
+            columns["unique_key"] = unique_digest(task, self.alias, given.args, given.kwargs)
+            columns["unique_slot"] = columns["unique_key"]
+        if sent is not None:
+            columns["is_remote"] = True
+            (record,) = _ready().record.of_columns([columns])
+            columns["wire_message"] = _ready().lifecycle.remote_message_of(record, sent)
 
     def get_result(self, result_id: str) -> Any:
         """Return the result of this id, also when the code no longer has its task. Raises: TaskResultDoesNotExist."""
-        _require_app()
-        from . import lifecycle
-        from .models import TaskRecord
+        lifecycle, record_class = _ready()
         from .storage.routing import rows_of
 
         try:
-            record = rows_of(TaskRecord).get(id__in=_uuids(result_id), backend=self.alias)
-        except TaskRecord.DoesNotExist as error:
+            record = rows_of(record_class).get(id__in=_uuids(result_id), backend=self.alias)
+        except record_class.DoesNotExist as error:
             raise compat.TaskResultDoesNotExist(result_id) from error
         declared: Any = find(record.name)
         is_transaction = declared is not None and declared.takes_context and getattr(declared, "atomic", False)
@@ -234,29 +273,33 @@ class AsyncqBackend(compat.BaseTaskBackend):
         Raises: as `AsyncqResult.wait`.
         """
         _require_app()
-        from . import awaiting
+        from .observe import waits
 
-        return awaiting.wait(results, awaiting.checked_seconds(timeout), allow_in_task=allow_in_task)
+        return waits.wait(results, waits.checked_seconds(timeout), allow_in_task=allow_in_task)
 
     async def wait_async(
         self, results: Sequence[Any], timeout: Duration | None, *, allow_in_task: bool = False
     ) -> list[Any]:
         """Do the same without holding a thread."""
         _require_app()
-        from . import awaiting
+        from .observe import waits
 
-        seconds = awaiting.checked_seconds(timeout)
-        return await awaiting.wait_async(results, seconds, allow_in_task=allow_in_task)
+        seconds = waits.checked_seconds(timeout)
+        return await waits.wait_async(results, seconds, allow_in_task=allow_in_task)
 
-    def cancel(self, result: Any, reason: str = "") -> str:
+    def cancel(self, result: Any, reason: str = "", *, wait: Duration | None = None) -> str:
         """Cancel the task of a result; `AsyncqResult.cancel` says what it returns. Raises: TaskResultDoesNotExist."""
-        _require_app()
-        from . import lifecycle
+        done = _ready().lifecycle.cancel_pages([_uuids(result.id)], reason=reason, backend=self.alias, wait=wait)
+        return self._word_of(done, result)
 
-        done = lifecycle.cancel(_uuids(result.id), reason=reason, backend=self.alias)
+    def how_stopped(self, result: Any) -> str:
+        """Return "asked" while the task of a result may still run after its cancel, else what `cancel` would return."""
+        return self._word_of(_ready().lifecycle.how_stopped(_uuids(result.id)), result)
+
+    def _word_of(self, done: Any, result: Any) -> str:
         for word in done._fields:
             if getattr(done, word):
-                return word
+                return str(word)
         raise compat.TaskResultDoesNotExist(result.id)
 
     def validate_task(self, task: Any) -> None:
@@ -268,6 +311,9 @@ class AsyncqBackend(compat.BaseTaskBackend):
             )
         if isinstance(task.priority, bool) or not isinstance(task.priority, int | float):
             raise compat.InvalidTask(f"priority must be a whole number, not {task.priority!r}.")
+        if isinstance(task.run_after, timedelta):
+            # The framework knows moments only.
+            task = StoredTask(**{field.name: getattr(task, field.name) for field in fields(task)} | {"run_after": None})
         super().validate_task(task)
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
@@ -317,13 +363,21 @@ def _require_app() -> None:
         )
 
 
+class _Ready(NamedTuple):
+    """What can be imported when the models are ready."""
+
+    lifecycle: Any
+    record: type[TaskRecord]
+
+
 @cache
-def _column_defaults() -> dict[str, Any]:
-    """Return the default of each column of a row, in the order of the columns."""
+def _ready() -> _Ready:
+    """Return it. Raises: ImproperlyConfigured, where the app is not installed."""
+    _require_app()
+    from . import lifecycle
     from .models import TaskRecord
 
-    row = TaskRecord()
-    return {field.attname: getattr(row, field.attname) for field in TaskRecord._meta.concrete_fields}
+    return _Ready(lifecycle, TaskRecord)
 
 
 def _payload_of(task: Any, call: Arguments) -> tuple[bytes | None, payload.Payload]:
@@ -334,15 +388,6 @@ def _payload_of(task: Any, call: Arguments) -> tuple[bytes | None, payload.Paylo
     if task.is_remote:
         return task.wire_payload(call.args, call.kwargs)  # type: ignore[no-any-return]
     return None, payload.of_call(call.args, call.kwargs)
-
-
-def _unique_until(task: Any) -> dict[str, Any]:
-    """Return the columns that say until when a call of a unique task holds its slot."""
-    if not task.unique or task.unique_until == "end":
-        return {}
-    if task.unique_until == "start":
-        return {"unique_until_start": True}
-    return {"unique_until": moment_after("unique_until", database_clock.now(), task.unique_until)}
 
 
 def _uuids(text: Any) -> list[UUID]:

@@ -5,29 +5,56 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from django.conf import settings as django_settings
 from django.core import checks
 from django.utils.module_loading import import_string
 
-from . import aliases, compat, conf, registry
-from .broker import clients
-from .bulk_actions import MOST_PER_SECOND
-from .definitions import alert_settings, retention_policy
-from .definitions.task_options import MOST_ATTEMPTS, MOST_LOG_LINES, is_attempt_count
-from .definitions.timing import Cron, describe, fires_on_either_day
-from .durations import AT_LEAST_ZERO, MORE_THAN_ZERO, is_duration
-from .guard import attempt
-from .lifecycle import signatures
+from . import conf
+from .core import aliases, compat, policies, registry
+from .core.aliases import PREFIX_HINT, is_prefix, prefix_of
+from .core.guard import attempt
+from .core.late import Late
+from .core.needs import NEEDS_OF_RETRIES, lacking
+from .core.options import MOST_ATTEMPTS, MOST_LOG_LINES, MOST_PER_SECOND, is_attempt_count
+from .core.schedules import declared_schedules
+from .core.time import AT_LEAST_ZERO, MORE_THAN_ZERO, is_duration
+from .core.timing import Cron, describe, fires_on_either_day
 from .models import TaskRecord
-from .prefixes import PREFIX_HINT, is_prefix, prefix_of
-from .scheduling.scheduler import declared_schedules
-from .storage.pooling import small_pools
-from .storage.routing import writing_database
-from .storage.sqlite_locks import SQLITE_OPTIONS, late_write_lock
+from .storage.routing import SQLITE_OPTIONS, late_write_lock, small_pools, writing_database
+from .tasks import default_of
 
 Message = checks.CheckMessage
+Check = Callable[..., Iterator[Message]]
+CHECKS: list[Check] = []
+
+
+def check(function: Check) -> Check:
+    """Add a check; the app registers `check_project`, which makes all of them."""
+    CHECKS.append(function)
+    return function
+
+
+def check_project(app_configs: Any = None, **kwargs: Any) -> list[Message]:
+    """Make all checks of this module, in their order."""
+    return [message for each in CHECKS for message in each(app_configs, **kwargs)]
+
+
+# It imports redis-py and builds a client, which takes several times as long as all other checks.
+SETTING_FAULTS = Late("broker.clients.setting_faults")
+# Nothing can be wrong with such an address, without options, that would show without a connection.
+WRITTEN = r"(?:[\w.~!$*+-]|%[0-9A-Fa-f]{2})*"
+PLAIN_ADDRESS = re.compile(
+    rf"rediss?://(?:{WRITTEN}(?::{WRITTEN})?@)?[A-Za-z0-9._-]+(?::[1-9]\d{{0,3}}|:[1-5]\d{{4}})?(?:/\d{{0,4}})?",
+    re.ASCII,
+)
+# The backends whose addresses are asked for alone, and what of their OPTIONS concerns no connection.
+PLAIN_BACKENDS = {
+    "django_redis.cache.RedisCache": {"CLIENT_CLASS"},
+    "django.core.cache.backends.redis.RedisCache": set[str](),
+}
 
 
 class Rule(NamedTuple):
@@ -59,7 +86,7 @@ def _is_bool(value: Any) -> bool:
 
 
 def _is_keep_seconds(value: Any) -> bool:
-    return retention_policy.is_retention_time(value)
+    return policies.is_retention_time(value)
 
 
 def _is_pattern(value: Any) -> bool:
@@ -140,35 +167,21 @@ RULES: dict[str, Rule] = {
     "UNREGISTERED_PATIENCE_SECONDS": Rule(
         "asyncq.E112", _is_whole(0), "Give whole seconds or a timedelta of whole seconds, at least 0."
     ),
-    "PROVISIONAL_SECONDS": Rule(
-        "asyncq.E113", _is_whole(1), "Give whole seconds or a timedelta of whole seconds, at least 1."
-    ),
     "EXPECTED_SECONDS": Rule("asyncq.E114", _is_positive, POSITIVE_SECONDS),
     "MAX_ARGUMENTS_BYTES": Rule("asyncq.E115", _is_whole(64), "Give bytes, at least 64."),
     "MAX_RESULT_BYTES": Rule("asyncq.E116", _is_whole(64), "Give bytes, at least 64."),
-    "MAX_INBOX_BYTES": Rule("asyncq.E159", _is_whole(64), "Give bytes, at least 64."),
-    "MAX_DEPTH": Rule(
-        "asyncq.E117", lambda value: _is_whole(1)(value) and value <= 500, "Give a whole number from 1 to 500."
-    ),
     "KEEP_LOGS": Rule(
         "asyncq.E150",
         lambda value: _is_whole(0)(value) and value <= MOST_LOG_LINES,
         f"Give a whole number from 0 to {MOST_LOG_LINES}; 0 keeps none.",
     ),
-    "MAX_LOG_LINE_BYTES": Rule(
-        "asyncq.E151", lambda value: _is_whole(64)(value) and value <= 16_384, "Give bytes, from 64 to 16,384."
-    ),
-    "MAX_PROGRESS_BYTES": Rule(
-        "asyncq.E152", lambda value: _is_whole(128)(value) and value <= 65_536, "Give bytes, from 128 to 65,536."
-    ),
     "PROCESSES": Rule("asyncq.E118", _is_whole(1), "Give a whole number of at least 1."),
     "CONCURRENCY": Rule("asyncq.E119", _is_whole(1), "Give a whole number of at least 1."),
     "START_METHOD": Rule(
-        "asyncq.E176", lambda value: value in (conf.SPAWN, conf.FORKSERVER), "Give 'spawn' or 'forkserver'."
+        "asyncq.E176",
+        lambda value: value in (conf.AUTO, conf.SPAWN, conf.FORKSERVER),
+        "Give 'auto', 'spawn' or 'forkserver'.",
     ),
-    "FORWARD_SECONDS": Rule("asyncq.E120", _is_positive, POSITIVE_SECONDS),
-    "RECONCILE_SECONDS": Rule("asyncq.E121", _is_positive, POSITIVE_SECONDS),
-    "SWEEP_SECONDS": Rule("asyncq.E122", _is_positive, POSITIVE_SECONDS),
     "SINGLE_INSTANCE_MODE": Rule("asyncq.E123", _is_bool, TRUE_OR_FALSE),
     "TASK_LOCK_DIR": Rule("asyncq.E124", lambda value: isinstance(value, str) and bool(value), "Give a folder's path."),
     "LOCK_TTL_SECONDS": Rule(
@@ -176,6 +189,16 @@ RULES: dict[str, Rule] = {
     ),
     "SENSITIVE_KEYS": Rule("asyncq.E126", _is_pattern, "Give a regular expression."),
     "HEADER_SOURCES": Rule("asyncq.E172", _are_callables, "Give a list of dotted paths of functions that take a task."),
+    "AROUND": Rule(
+        "asyncq.E178",
+        _are_callables,
+        "Give a list of dotted paths of functions that take the context of a run and return a context manager.",
+    ),
+    "APP_VERSION": Rule(
+        "asyncq.E179",
+        lambda value: isinstance(value, str) and len(value) <= 100 and value.isprintable(),
+        "Give a text of at most 100 printable characters, such as a tag or a commit.",
+    ),
     "MONITOR_TOKEN": Rule("asyncq.E171", _is_monitor_token, "Give at least 16 letters, digits or '-._~+/=', or ''."),
     # `check_alerts` looks at it.
     "ALERTS": Rule("asyncq.E173", lambda value: True, ""),
@@ -183,13 +206,9 @@ RULES: dict[str, Rule] = {
     "FAILED_RETENTION_SECONDS": Rule("asyncq.E128", _is_keep_seconds, KEEP_SECONDS),
     "RETENTION": Rule(
         "asyncq.E129",
-        lambda value: not any(retention_policy.setting_errors(value)),
+        lambda value: not any(policies.setting_errors(value)),
         "Give {'queues': {name: {'succeeded': keep, 'failed': keep}}, 'tasks': {name: {…}}}; each part is optional; "
-        f"keep: {retention_policy.RETENTION_TIME_HINT}.",
-    ),
-    "PRUNE_SECONDS": Rule("asyncq.E130", _is_positive, POSITIVE_SECONDS),
-    "WIRE_RETENTION_SECONDS": Rule(
-        "asyncq.E160", _is_whole(1), "Give whole seconds or a timedelta of whole seconds, at least 10 × SWEEP_SECONDS."
+        f"keep: {policies.RETENTION_TIME_HINT}.",
     ),
     "ACCEPT_OUTCOMES": Rule("asyncq.E177", _is_bool, TRUE_OR_FALSE),
     "BULK_ROWS_PER_SECOND": Rule(
@@ -202,10 +221,6 @@ RULES: dict[str, Rule] = {
         lambda value: _is_number(value) and value >= LEAST_STALL_SECONDS,
         f"Give seconds or a timedelta, at least {LEAST_STALL_SECONDS}: an idle worker asks its queues every 5 s.",
     ),
-    "HANDOFF": Rule("asyncq.E134", _is_bool, TRUE_OR_FALSE),
-    "WAIT_SECONDS": Rule(
-        "asyncq.E153", lambda value: is_duration(value, or_zero=True), f"Give {AT_LEAST_ZERO}; 0 looks once."
-    ),
     "STATUS_LINK_SECONDS": Rule("asyncq.E154", is_duration, f"Give {MORE_THAN_ZERO}."),
     "PUSH_BATCH_SECONDS": Rule(
         "asyncq.E131",
@@ -215,7 +230,7 @@ RULES: dict[str, Rule] = {
 }
 
 
-@checks.register
+@check
 def check_settings(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     """Check the ASYNCQ dictionary, key by key."""
     written = getattr(django_settings, conf.NAME, {})
@@ -234,23 +249,18 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
                 id="asyncq.E002",
             )
         elif not RULES[key].holds(conf.in_seconds(key, value)):
-            faults = retention_policy.setting_errors(value) if key == "RETENTION" else [RULES[key].fault(value)]
+            faults = policies.setting_errors(value) if key == "RETENTION" else [RULES[key].fault(value)]
             for fault in faults:
                 yield checks.Error(f"{conf.NAME}[{key!r}]{fault}.", hint=RULES[key].hint, id=RULES[key].id)
     yield from _check_times(written)
 
 
 def _check_times(written: dict[str, Any]) -> Iterator[Message]:
-    """Check times that depend on each other.
-
-    A lease needs several renewals in its time, otherwise one late renewal loses it. A gate slot that expires before
-    the reconciler can confirm it would let the gate exceed its limit. A result of another program that is deleted
-    before it is read would leave the task queued, and it would run again.
-    """
+    """Check the two times that depend on each other: with few renewals in a lease, one late renewal loses it."""
     defaults = conf.Settings()
-    lease, beat, provisional, reconcile = (
+    lease, beat = (
         conf.in_seconds(name, written.get(name, getattr(defaults, name.lower())))
-        for name in ("LEASE_SECONDS", "BEAT_SECONDS", "PROVISIONAL_SECONDS", "RECONCILE_SECONDS")
+        for name in ("LEASE_SECONDS", "BEAT_SECONDS")
     )
     if _is_positive(lease) and _is_positive(beat) and beat * 3 > lease:
         yield checks.Error(
@@ -258,35 +268,16 @@ def _check_times(written: dict[str, Any]) -> Iterator[Message]:
             hint="Make the lease at least three times as long, so that one late renewal loses no task.",
             id="asyncq.E003",
         )
-    retention, sweep = (
-        conf.in_seconds(name, written.get(name, getattr(defaults, name.lower())))
-        for name in ("WIRE_RETENTION_SECONDS", "SWEEP_SECONDS")
-    )
-    if _is_positive(retention) and _is_positive(sweep) and retention < 10 * sweep:
-        yield checks.Error(
-            f"{conf.NAME}['WIRE_RETENTION_SECONDS'] = {retention!r} is less than ten times SWEEP_SECONDS = {sweep!r}: "
-            "the result of a task that another program has run could be deleted before it is read.",
-            hint="Raise WIRE_RETENTION_SECONDS, or lower SWEEP_SECONDS.",
-            id="asyncq.E006",
-        )
-    least = conf.CONFIRM_SECONDS + reconcile if _is_positive(reconcile) else 0
-    if _is_positive(provisional) and provisional <= least:
-        yield checks.Error(
-            f"{conf.NAME}['PROVISIONAL_SECONDS'] = {provisional!r} is not more than RECONCILE_SECONDS + "
-            f"{conf.CONFIRM_SECONDS} = {least:g}: a committed task's gate slot could expire before it is confirmed.",
-            hint="Raise PROVISIONAL_SECONDS, or lower RECONCILE_SECONDS.",
-            id="asyncq.E004",
-        )
 
 
-@checks.register
+@check
 def check_alerts(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     """Check ALERTS. No address of a webhook is repeated: it has a secret in it."""
-    for fault in alert_settings.setting_faults(conf.raw().get("ALERTS", {})):
+    for fault in policies.setting_faults(conf.raw().get("ALERTS", {})):
         yield checks.Error(f"{conf.NAME}['ALERTS']{fault.text}.", hint=fault.hint, id=ALERT_IDS[fault.kind])
 
 
-@checks.register
+@check
 def check_redis_alias(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     """Check the cache alias, its addresses and options, and the client factory. Opens no connection."""
     written = conf.raw()
@@ -294,11 +285,27 @@ def check_redis_alias(app_configs: Any = None, **kwargs: Any) -> Iterator[Messag
         return
     if not all(RULES[key].holds(written.get(key, "")) for key in ("REDIS", "CLIENT_FACTORY")):
         return  # `check_settings` has reported it.
-    for fault in clients.setting_faults():
+    if _is_plain():
+        return
+    for fault in SETTING_FAULTS():
         yield checks.Error(fault.text, hint=fault.hint, id=REDIS_IDS[fault.kind])
 
 
-@checks.register
+def _is_plain() -> bool:
+    """Return whether the settings name one address in the plainest form, by themselves or in CACHES."""
+    settings = conf.current()
+    found: Any = settings.redis
+    cache = django_settings.CACHES.get(found) if isinstance(found, str) else None
+    if cache is not None:
+        unasked = PLAIN_BACKENDS.get(str(cache.get("BACKEND")))
+        options = set(cache.get("OPTIONS") or {})
+        if unasked is None or options - unasked or hasattr(django_settings, "DJANGO_REDIS_CONNECTION_FACTORY"):
+            return False
+        found = cache.get("LOCATION")
+    return not settings.client_factory and isinstance(found, str) and PLAIN_ADDRESS.fullmatch(found) is not None
+
+
+@check
 def check_aliases(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     """Check that TASKS names this backend, and that each alias has a usable prefix and queues of its own under it."""
     if not compat.HAS_DJANGO_TASKS and "django_tasks" not in django_settings.INSTALLED_APPS:
@@ -310,7 +317,7 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     tasks = getattr(django_settings, "TASKS", None)
     named = tasks if isinstance(tasks, dict) else {}
     # A backend of the project may be a subclass of ours.
-    ours = {name: params for name, params in named.items() if hasattr(aliases.backend_class(name), "uses_redis")}
+    ours = {name: params for name, params in named.items() if hasattr(aliases.backend_class(name), "client_factory")}
     # In test settings Django's own backends are a choice. A project that forgot TASKS has the immediate one by default.
     is_chosen = django_settings.is_overridden("TASKS")  # type: ignore[misc]
     chosen = {str(params.get("BACKEND", "")) for params in named.values()} if is_chosen else set()
@@ -355,10 +362,10 @@ def _shared_queues(params: Any, others: Any) -> str:
     return f"the queues {', '.join(shared)}" if shared else ""
 
 
-@checks.register
+@check
 def check_secret_key(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     """Check that there is a SECRET_KEY, which signs the outcomes that workers leave in Redis."""
-    if not signatures.can_sign():
+    if not conf.has_secret_key():
         yield checks.Error(
             "SECRET_KEY is empty, so no worker can leave an outcome in Redis while the database is unreachable.",
             hint="Set SECRET_KEY to the same long random text on every host.",
@@ -366,7 +373,7 @@ def check_secret_key(app_configs: Any = None, **kwargs: Any) -> Iterator[Message
         )
 
 
-@checks.register
+@check
 def check_pools(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     """Check that a pool of database connections has one for each slot and thread of a worker process."""
     defaults = conf.Settings()
@@ -378,7 +385,7 @@ def check_pools(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
         yield checks.Warning(f"{pool.text}.", hint=pool.remedy, id="asyncq.W019")
 
 
-@checks.register
+@check
 def check_sqlite(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     """Check that SQLite takes the write lock when a transaction begins; a lock that is raised later is refused."""
     alias = writing_database(TaskRecord)
@@ -391,7 +398,7 @@ def check_sqlite(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
         )
 
 
-@checks.register
+@check
 def check_tenants(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     """Check that with django-tenants the tables of tasks are shared: workers know no tenant when they claim a task."""
     if "django_tenants" not in django_settings.INSTALLED_APPS:
@@ -406,7 +413,7 @@ def check_tenants(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
         )
 
 
-@checks.register
+@check
 def check_time_zones(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     """Check USE_TZ: without time zones, a schedule cannot tell apart the repeated hours of a clock change."""
     if not django_settings.USE_TZ:
@@ -417,7 +424,7 @@ def check_time_zones(app_configs: Any = None, **kwargs: Any) -> Iterator[Message
         )
 
 
-@checks.register
+@check
 def check_declared_schedules(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
     """Say which declared schedules fire on either of two days, since many read their expression as both."""
     _, error = attempt(registry.load_task_modules)
@@ -436,4 +443,36 @@ def check_declared_schedules(app_configs: Any = None, **kwargs: Any) -> Iterator
                 hint="To silence this, add 'asyncq.I030' to SILENCED_SYSTEM_CHECKS. For days that match both, give the "
                 "schedule one of the two, and look for the other in the task.",
                 id="asyncq.I030",
+            )
+
+
+@check
+def check_retries(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Check that a task which says how it is retried has more than one attempt; the settings may decide how many."""
+    for task in registry.every_task():
+        attempts = default_of(task, "max_attempts", aliases.options_of(task.backend))
+        # Django's own backends retry nothing. A number that is none is reported where it stands.
+        if not hasattr(aliases.backend_class(task.backend), "client_factory") or not is_attempt_count(attempts):
+            continue
+        retries = {name: getattr(task, name) for name in (*NEEDS_OF_RETRIES, "takes_context")}
+        for option, remedy in lacking(SimpleNamespace(attempts=attempts, **retries), NEEDS_OF_RETRIES):
+            yield checks.Warning(
+                f"Task {task.module_path} has {option}={retries[option]!r} and is never retried: it has one attempt.",
+                hint=remedy,
+                id="asyncq.W032",
+            )
+
+
+@check
+def check_inbox_lists(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Check that no task gets the values of a list of this package: they would be taken out of it."""
+    settings = conf.current()
+    own = tuple(f"{prefix_of(alias)}:" for alias in aliases.redis_aliases())
+    own += tuple(filter(is_prefix, (settings.gate_prefix, settings.lock_prefix)))
+    for task in registry.every_task():
+        if isinstance(task.inbox, str) and task.inbox.removeprefix("{").startswith(own):
+            yield checks.Error(
+                f"Task {task.module_path} has inbox={task.inbox!r}, which is a key of this package.",
+                hint="Give the list of another program; documents in the queue's own inbox need inbox=True.",
+                id="asyncq.E055",
             )

@@ -13,15 +13,25 @@ from functools import lru_cache
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from .durations import seconds_of
+from .core.time import seconds_of
 
 NAME = "ASYNCQ"
+# Between two passes of the reconciler: what a crash left is repaired about as soon as a dead worker is noticed, and a
+# pass over a healthy system costs a few commands.
+RECONCILE_SECONDS = 5.0
+# Between two sweeps of the reconciler over all unfinished rows and all gates. They find what only an eviction, a lost
+# memory or another program can leave, and read every unfinished row, so not more often.
+SWEEP_SECONDS = 60.0
 # While Redis is reachable, the gate slot of a committed row is confirmed within RECONCILE_SECONDS and this time.
 CONFIRM_SECONDS = 5
-# How worker processes are started, as multiprocessing names it.
-SPAWN, FORKSERVER = "spawn", "forkserver"
+# How long what a transaction has taken, such as the slot of a gate, waits for its commit. A rollback gives it back at
+# once, so it counts for producers that die: short enough not to block a gate for long, far longer than a request.
+PROVISIONAL_SECONDS = 60
+# How worker processes are started, as multiprocessing names it; AUTO is the second where nothing speaks against it.
+SPAWN, FORKSERVER, AUTO = "spawn", "forkserver", "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,58 +68,37 @@ class Settings:
     """A task fails when it was lost alone with its worker process this many times."""
     unregistered_patience_seconds: int = 600
     """How long a task that no worker has registered is postponed before it fails."""
-    provisional_seconds: int = 60
-    """How long a gate slot waits for the commit of the transaction that acquired it."""
     expected_seconds: float = 60
     """Expected run time of a task with a gate that sets no `expected_seconds`."""
     push_batch_seconds: float = 0.01
     """How long a task may wait to be pushed together with others; 0 pushes in every `enqueue`."""
-    handoff: bool = True
-    """Whether an idle worker is handed a pushed task at once; if not, a push wakes all idle workers."""
     max_arguments_bytes: int = 262_144
     """Largest size of a task's arguments as JSON."""
     max_result_bytes: int = 1_048_576
     """Largest size of a return value as JSON; a note replaces a larger one."""
-    max_inbox_bytes: int = 1_048_576
-    """Largest document in an inbox."""
-    max_depth: int = 64
-    """Deepest nesting of arguments and return values."""
+    app_version: str = ""
+    """Version of the project's code, such as a tag or a commit; each failure is kept with that which ran."""
     keep_logs: int = 0
     """Lines of its log that a run of a task without `keep_logs` keeps, at most 2,000."""
-    max_log_line_bytes: int = 2_048
-    """Largest size of a kept log line; a longer one is cut."""
-    max_progress_bytes: int = 4_096
-    """Largest size of a task's progress as JSON."""
-    wait_seconds: float = 30
-    """How long `result.wait()` waits without a timeout of its own."""
     status_link_seconds: float = 86_400
     """How long a signed link to a task's status is valid."""
     processes: int = 1
     """Worker processes of one `runworkers`."""
     concurrency: int = 8
     """Tasks that one worker process runs at the same time."""
-    start_method: str = SPAWN
-    """How worker processes are started: `spawn`, or `forkserver` from a process that has loaded the project once."""
-    forward_seconds: float = 5
-    """Longest time between two checks for tasks that have become due."""
-    reconcile_seconds: float = 5
-    """Time between two passes of the reconciler."""
-    sweep_seconds: float = 60
-    """Time between two sweeps of the reconciler over all unfinished rows and all gates."""
+    start_method: str = AUTO
+    """How worker processes are started: `spawn`, or `forkserver` from a process that has loaded the project once;
+    `auto` forks them where the system can, if the project has no thread and no connection when it is loaded."""
     succeeded_retention_seconds: float | None = 604_800
     """How long a task that succeeded is kept; None means forever."""
     failed_retention_seconds: float | None = 2_592_000
     """How long a task that failed without a retry is kept; None means forever. So are occurrences and start-up runs."""
-    wire_retention_seconds: int = 86_400
-    """How long another program that has run one of our tasks keeps its result in Redis; the row gets it from there."""
     accept_outcomes: bool = True
     """Whether a row takes the outcome that another program reports for a task which Django enqueued for our workers."""
     retention: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """Exceptions from the two, by name: `{"queues": {name: {"succeeded": …, "failed": …}}, "tasks": {…}}`."""
-    prune_seconds: float = 60
-    """Time between two passes of the pruner; the pause after a long pass is longer."""
     bulk_rows_per_second: int = 200
-    """How many tasks a second an action on many tasks changes that sets no pace of its own."""
+    """How many tasks a second an action on many tasks changes that sets no rate of its own."""
     single_instance_mode: bool = True
     """Whether all workers share one host and one TASK_LOCK_DIR; the lock of a holder that died is then free at once."""
     task_lock_dir: str = "./.locks"
@@ -123,6 +112,8 @@ class Settings:
     """Regular expression; arguments whose key matches it are masked wherever they are shown."""
     header_sources: tuple[str, ...] = ()
     """Dotted paths of functions that are called with a task as it is enqueued, and return headers for it."""
+    around: tuple[str, ...] = ()
+    """Dotted paths of functions that take the context of a run, and return a context manager for its body."""
     monitor_token: str = ""
     """What a monitor sends as `Authorization: Bearer …` to read metrics and the rest; empty: staff only."""
     alerts: dict[str, Any] = field(default_factory=dict)
@@ -144,17 +135,17 @@ class Settings:
         """How long after such an outage expired leases stay with the supervisors that could not renew them."""
         return 2 * self.beat_retry_seconds + 1
 
-    @property
-    def unasked_seconds(self) -> int:
-        """How long a gate that no enqueue has asked keeps a trustworthy count.
-
-        Until then, the slot of every committed row is either confirmed or still in its provisional time.
-        """
-        return max(int(self.provisional_seconds - self.reconcile_seconds - CONFIRM_SECONDS), 1)
-
 
 FIELD_NAMES = {each.name.upper(): each.name for each in fields(Settings)}
 TRUE_WORDS = {"1", "true", "yes", "on"}
+
+
+def unasked_seconds() -> int:
+    """Return how long a gate that no enqueue has asked keeps a trustworthy count.
+
+    Until then, the slot of every committed row is either confirmed or still in its provisional time.
+    """
+    return max(int(PROVISIONAL_SECONDS - RECONCILE_SECONDS - CONFIRM_SECONDS), 1)
 
 
 def raw() -> dict[str, Any]:
@@ -195,6 +186,14 @@ def _derived_prefixes(written: dict[str, Any]) -> dict[str, Any]:
     if own == default:
         return {}
     return {"gate_prefix": f"{own}:qgate:", "lock_prefix": f"{own}:task_lock:"}
+
+
+def has_secret_key() -> bool:
+    """Return whether the project has a SECRET_KEY; Django raises when it is empty."""
+    try:
+        return bool(django_settings.SECRET_KEY)
+    except ImproperlyConfigured:
+        return False
 
 
 def forget_settings(*, setting: str, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the body of a task can learn of its run, and do with it. Knows no registry and no stores."""
+"""The context of a run: what the body of a task can ask about it and do with it. Knows no registry and no stores."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from django.apps import apps
 from django.db import router, transaction
 
-from . import compat
-from .definitions.progress import progress_value
-from .durations import AT_LEAST_ZERO, Duration, is_duration, seconds_of
+from .core import compat
+from .core.foreign_words import OF_CONTEXT, OF_RETRY, no_attribute, refusing_unknown
+from .core.logs import CurrentTask, current_task
+from .core.payload import progress_value
+from .core.time import AT_LEAST_ZERO, Duration, is_duration, seconds_of
 from .exceptions import InvalidOption, RetryRequested
-from .logs import CurrentTask, current_task
 
 if TYPE_CHECKING:
     from .models import TaskRecord
@@ -43,6 +44,12 @@ class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
     stop: Any = None
     completion: Callable[[Any], AbstractContextManager[Ending]] | None = None
     wire_type: str | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise the AttributeError, which says what to write in place of `request` and the like."""
+            raise no_attribute(self, name, OF_CONTEXT)
 
     @property
     def attempt(self) -> int:
@@ -81,11 +88,12 @@ class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
         if self.stop is not None:
             self.stop.check()
 
+    @refusing_unknown("context.retry()", OF_RETRY)
     def retry(self, *, in_: Duration | None = None, counted: bool = True) -> NoReturn:
         """Stop this run and retry the task after `in_` (seconds or a timedelta; default: the task's backoff).
 
         counted: whether this run uses up an attempt. The task fails when it uses up the last one.
-        Raises: RetryRequested, always; InvalidOption when `in_` is no time to wait.
+        Raises: RetryRequested; InvalidOption when `in_` is no time to wait; TypeError for an unknown option.
         """
         if in_ is not None and not is_duration(in_, or_zero=True):
             raise InvalidOption(f"retry(in_={in_!r}) is not valid: give {AT_LEAST_ZERO}")

@@ -26,15 +26,21 @@ AsyncqError
 │   ├── InvalidResult      the function returned what JSON cannot hold
 │   ├── TaskNotRegistered  the worker's code has no task of this name
 │   └── TaskNotRunnable    the function cannot be called, or its body did not run
+├── TransactionEnded       the function ended the transaction that was to complete its task; the row stores it
 ├── WaitTimeout            a task had not finished when the time to wait was over
+├── StillRunning           workers still had tasks of what was paused or drained when the time to wait was over
 ├── TaskFailed             the task that was waited for has failed
 ├── TooManyRuns            run_tasks() met tasks that enqueue or retry each other without end
+├── Discard                raised by a task's function: there is nothing to do any more; the row stores it
 └── RetryRequested         raised by `context.retry()`; never leaves the worker
 """
 
 from __future__ import annotations
 
 import uuid
+
+# Of many ids, an error names so many.
+MOST_IDS_SHOWN = 10
 
 
 class AsyncqError(Exception):
@@ -88,27 +94,17 @@ class EnqueueRefused(AsyncqError):
 class DuplicateTask(EnqueueRefused):
     """A task with the same unique key is queued or running, or was enqueued a short time ago.
 
-    task: its name. existing_id: the id of that task; None when it finished or was deleted at this moment, when
-    `enqueue_many` was given two calls with the same key, or when another program has enqueued it. wire_holder: what
-    that program calls its task; "" when it is none of another program.
+    task: its name. existing_id: the id of that task; None when it finished or was deleted at this moment, or when
+    `enqueue_many` was given two calls with the same key.
     """
 
-    def __init__(
-        self, task: str, existing_id: uuid.UUID | None, *, in_list: bool = False, wire_holder: str = ""
-    ) -> None:
+    def __init__(self, task: str, existing_id: uuid.UUID | None, *, in_list: bool = False) -> None:
         holder = f"task {existing_id} holds its unique key" if existing_id else "another task held its unique key"
         if in_list:
             holder = "two calls of the list have the same unique key"
-        if wire_holder:
-            super().__init__(
-                f"task {task} was not enqueued: another program holds its unique lock in Redis, for its task "
-                f"{wire_holder!r}. Enqueue again when that one has finished, or with using(unique=False)"
-            )
-        else:
-            super().__init__(self._text(task, holder))
+        super().__init__(self._text(task, holder))
         self.task = task
         self.existing_id = existing_id
-        self.wire_holder = wire_holder
 
     @staticmethod
     def _text(task: str, holder: str) -> str:
@@ -250,7 +246,12 @@ class SoftTimeout(TaskTimeout):
 
 
 class TaskCancelled(RunAborted):
-    """The task was cancelled. `context.check()` raises it in the function."""
+    """The task was cancelled. `context.check()` raises it in the function.
+
+    had_begun: whether the function had been called.
+    """
+
+    had_begun = True
 
 
 class TaskExpired(RunAborted):
@@ -287,6 +288,13 @@ class TaskNotRunnable(RunAborted):
     """
 
 
+class TransactionEnded(AsyncqError):
+    """The function itself ended the transaction that was to complete its task, or closed the connection.
+
+    The task is not retried: what was written before a COMMIT of its own stays.
+    """
+
+
 class WaitTimeout(AsyncqError, TimeoutError):
     """A task had not finished when the time to wait was over; it goes on.
 
@@ -302,6 +310,23 @@ class WaitTimeout(AsyncqError, TimeoutError):
         super().__init__(f"task {task_id} had not finished after {seconds:g} s; it goes on. Remedy: {remedy}")
         self.task_id = task_id
         self.has_worker = has_worker
+
+
+class StillRunning(AsyncqError, TimeoutError):
+    """What was paused or drained is in force, but workers still had tasks of it when the time to wait was over.
+
+    ids: of these tasks, as Redis names them.
+    """
+
+    def __init__(self, what: str, seconds: float, ids: set[str]) -> None:
+        shown = ", ".join([*sorted(ids)[:MOST_IDS_SHOWN], *(["…"] if len(ids) > MOST_IDS_SHOWN else [])])
+        state = (
+            f"workers still have {len(ids)} of its tasks, which run or may begin: {shown}"
+            if ids
+            else "workers may not have noticed it"
+        )
+        super().__init__(f"{what}: {state} (after {seconds:g} s)")
+        self.ids = sorted(ids)
 
 
 class TaskFailed(AsyncqError):
@@ -329,6 +354,13 @@ class TooManyRuns(AsyncqError, AssertionError):
         shown = ", ".join(f"{name} ({count})" for name, count in runs.items())
         super().__init__(f"tasks are still due after {most} runs: {shown}; {remedy}")
         self.runs = runs
+
+
+class Discard(AsyncqError):
+    """Raised by a task's function when there is nothing to do any more, such as for an order that was deleted.
+
+    The task ends as FAILED with the reason *discarded* and this text: it is not retried, and counts as no failure.
+    """
 
 
 class RetryRequested(AsyncqError):

@@ -6,7 +6,7 @@ User code imports this before the app registry is ready, so it must not import m
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from datetime import datetime, timedelta
 from functools import partial as with_arguments
@@ -18,6 +18,7 @@ from typing import (
     Generic,
     Literal,
     NamedTuple,
+    NoReturn,
     ParamSpec,
     Protocol,
     TypeVar,
@@ -27,28 +28,40 @@ from typing import (
 
 from asgiref.sync import sync_to_async
 
-from . import compat, conf, registry
+from . import conf
 from .context import RowlessContext, TaskContext
-from .definitions.backoff import Backoff
-from .definitions.batches import Batch, BatchItem
-from .definitions.calls import called, check_call, shown_signature, without_context
-from .definitions.coroutine_errors import blocking
-from .definitions.functions import why_unresolvable
-from .definitions.moments import moment_after
-from .definitions.retention_policy import Retention
-from .definitions.schedules import Declaration
-from .definitions.task_options import check_declared, check_known, check_options, names_of, one_or_more
-from .definitions.typed_options import GateSource, OnDuplicate, TaskOptions, UniqueKey, UniqueUntil
-from .definitions.wire_names import PayloadKind
-from .durations import Duration, seconds_of
-from .exceptions import InvalidOption
+from .core import compat, registry
+from .core import payload as payloads
+from .core.batches import Batch, BatchItem
+from .core.calls import blocking, called, check_call, shown_signature, without_context
+from .core.foreign_words import OF_TASK, no_attribute, options_of, refuse_unknown, refusing_unknown
+from .core.names import PREFIX_MARK, PayloadKind, is_wire_name
+from .core.options import (
+    GateSource,
+    OnDuplicate,
+    TaskOptions,
+    UniqueKey,
+    UniqueUntil,
+    check_declared,
+    check_options,
+    names_of,
+    one_or_more,
+)
+from .core.policies import Backoff, Retention
+from .core.registry import why_unresolvable
+from .core.schedules import Declaration
+from .core.time import Duration, moment_after, seconds_of
+from .exceptions import InvalidArguments, InvalidOption, TaskNotRunnable
 from .storage import database_clock
+
+if TYPE_CHECKING:
+    from .results import AsyncqResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 if TYPE_CHECKING:
-    from .asyncq_result import AsyncqResult
+    from .results import AsyncqResult
 
     class _FrameworkTask(compat.Task[P, R]):
         pass
@@ -69,6 +82,13 @@ class Arguments(NamedTuple):
 Call = Arguments | tuple[Any, ...] | Mapping[str, Any]
 
 
+# What to write in `using` for an option of the declaration.
+OF_DECLARATION = {
+    option: f"it belongs to the task: write @task({option}=…)"
+    for option in (*TaskOptions.__annotations__, "takes_context", "batch")
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(_FrameworkTask[P, R]):
     """A task of Django's framework with the options of this backend.
@@ -76,8 +96,9 @@ class Task(_FrameworkTask[P, R]):
     A duration is given in seconds or as a timedelta; the task keeps seconds.
     max_attempts: attempts in all, the first included. timeout: how long a run may take. Where either is None, OPTIONS
     of the alias in TASKS decides, then ASYNCQ.
-    backoff: the time between attempts, or a callable (see `definitions.backoff`); None means `ExponentialBackoff()`.
+    backoff: the time between attempts, or a callable (see `core.policies`); None means `ExponentialBackoff()`.
     retry_on, give_up_on: exception classes that are retried, or never retried, one or a tuple; give_up_on wins.
+    on_missing: exception classes with which the task is discarded, as by `raise Discard(…)`, one or a tuple.
     gate: the name of an admission limit, a format over the arguments, or a callable of the arguments.
     queue_limit: the gate's limit unless the gate has a Gate row. expected_seconds: how long a run usually takes.
     schedule: when the task is enqueued automatically, made by `cron()` or `every()`; several as a tuple, each named.
@@ -85,7 +106,8 @@ class Task(_FrameworkTask[P, R]):
     retention: how long its finished rows are kept; the settings override it.
     atomic: run the function and record its success in one database transaction (`def` only).
     expires: how long the task may wait to begin, from the time from which it may run; for one call also a moment.
-    deadline: when a run must have finished; `using` sets it. soft_timeout: when the function is asked to finish.
+    deadline: when a run must have finished; `using` sets it, and `run_after`. A timedelta counts from the enqueueing.
+    soft_timeout: when the function is asked to finish.
     isolated: run each attempt in a process of its own, which can be stopped at any time.
     unique: True for one task per arguments, a format over the arguments, or a callable of them; None or False for none.
     unique_until: "end", "start", or how long after its enqueueing no other is accepted. on_duplicate: "reject",
@@ -94,7 +116,7 @@ class Task(_FrameworkTask[P, R]):
     sensitive: names of parameters whose values the admin masks, and "return" for the result; one or a tuple.
     wire_name: the type of the messages of other programs that it runs, or a prefix that ends in "*". payload: what such
     a message holds: "json", or "bytes" as one argument. headers, group: of one call; `using` sets them.
-    inbox: whether any program may enqueue it through the inbox of its queue.
+    inbox: whether any program may enqueue it through the inbox of its queue; or the Redis list whose values it gets.
     batch: run its calls together; the function gets a list of them.
     """
 
@@ -105,16 +127,18 @@ class Task(_FrameworkTask[P, R]):
     backoff: Backoff | None = None
     retry_on: tuple[type[BaseException], ...] = (Exception,)
     give_up_on: tuple[type[BaseException], ...] = ()
+    on_missing: tuple[type[BaseException], ...] = ()
     timeout: float | None = None
     gate: GateSource | None = None
     queue_limit: int | None = None
     expected_seconds: float | None = None
-    schedule: Declaration | tuple[Declaration, ...] | None = None
+    schedule: Declaration | Sequence[Declaration] | None = None
     schedulable: bool = False
     retention: Retention | None = None
     atomic: bool = False
+    run_after: datetime | timedelta | None = None  # type: ignore[assignment]
     expires: float | datetime | None = None
-    deadline: datetime | None = None
+    deadline: datetime | timedelta | None = None
     soft_timeout: float | None = None
     isolated: bool = False
     unique: UniqueKey | None = None
@@ -124,16 +148,27 @@ class Task(_FrameworkTask[P, R]):
     sensitive: tuple[str, ...] = ()
     wire_name: str | None = None
     payload: PayloadKind = "json"
-    inbox: bool = False
+    inbox: bool | str = False
     batch: Batch | None = None
     headers: Mapping[str, str] | None = None
     group: str | None = None
+
+    if not TYPE_CHECKING:  # where an attribute of any name, and any option, would be right
+
+        def __new__(cls, **options: Any) -> Any:
+            """Refuse unknown options, also of Django's own decorator. Raises: TypeError."""
+            refuse_unknown("task()", options, cls.__dataclass_fields__)
+            return super(Task, cls).__new__(cls)
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise the AttributeError, which says what to write in place of `delay` and the like."""
+            raise no_attribute(self, name, OF_TASK)
 
     def __post_init__(self) -> None:
         _check_function(self.func)
         for option in ("timeout", "expected_seconds", "expires", "soft_timeout", "unique_until"):
             object.__setattr__(self, option, seconds_of(getattr(self, option)))
-        for option in ("retry_on", "give_up_on"):
+        for option in ("retry_on", "give_up_on", "on_missing"):
             object.__setattr__(self, option, one_or_more(getattr(self, option)))
         object.__setattr__(self, "sensitive", names_of(self.sensitive))
         check_options(self)
@@ -152,6 +187,7 @@ class Task(_FrameworkTask[P, R]):
         ]
         return f"<Task {self.module_path}{inspect.Signature(parameters)}{''.join(changed)}>"
 
+    @refusing_unknown("using()", OF_DECLARATION)
     def using(
         self,
         *,
@@ -177,19 +213,25 @@ class Task(_FrameworkTask[P, R]):
         """Return a copy with other options; None keeps the present value.
 
         run_after: the earliest time of the run. deadline: when a run must have finished; no run begins after it.
-        For both, a timedelta counts from now, by the database's clock.
-        expires: how long the task may wait to begin, from `run_after` or else from now; or the moment itself.
-        unique: False for a call that need not be unique. headers: texts that travel with the task, such as a trace id.
+        For both, a timedelta counts from each call of `enqueue`, by the database's clock.
+        expires: how long the task may wait to begin, from `run_after` or else from that call; or the moment itself.
+        unique: False for a call that need not be unique, whatever the task says of duplicates. headers: texts that
+        travel with the task, such as a trace id.
         group: of a task with `batch`, or of a remote one: the call runs together with others of the same group.
         The other options are those of `task`.
-        Raises: InvalidOption, which names the option and the remedy; the framework's InvalidTask.
+        Raises: InvalidOption, which names the option and the remedy; TypeError for an unknown option; the framework's
+        InvalidTask.
         """
         given: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
         del given["self"]
+        if unique is False:
+            given = {"unique_until": "end", "on_duplicate": "reject", **given}
         for option in ("run_after", "deadline"):
-            if isinstance(after := given.get(option), timedelta):
-                now = database_clock.now() if _stores_rows(backend or self.backend) else database_clock.of_host()
-                given[option] = moment_after(option, now, after)
+            if isinstance(after := given.get(option, getattr(self, option)), timedelta):
+                moment = moment_after(option, database_clock.of_host(), after)
+                # A backend of another package knows moments only. Ours has the INSERT add the duration.
+                if not _stores_rows(backend or self.backend):
+                    given[option] = moment
         return replace(self, **given)
 
     @blocking("task.aenqueue")
@@ -198,9 +240,9 @@ class Task(_FrameworkTask[P, R]):
 
         Raises: InvalidArguments, InvalidOption, InvalidTask, EnqueueRefused; nothing is written then.
         """
-        if not _stores_rows(self.backend):
+        backend: Any = compat.task_backends[self.backend]
+        if not issubclass(backend.task_class, Task):
             check_call(self, args, kwargs)
-        backend: Any = self.get_backend()
         return backend.enqueue(self, list(args), kwargs)  # type: ignore[no-any-return]
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> AsyncqResult[P, R]:
@@ -399,9 +441,10 @@ def task(
     max_attempts: attempts in all, the first included. timeout: how long one may take.
     backoff: the time between attempts, or a callable `(exception, result)` that returns it, or None to give up.
     retry_on, give_up_on: exception classes that are retried, or never retried, one or a tuple; give_up_on wins.
+    on_missing: exception classes with which the task is discarded, as by `raise Discard(…)`, one or a tuple.
     gate: the name of an admission limit, a format over the arguments such as "{model}", or a callable of them.
     queue_limit: the gate's limit unless the gate has a Gate row. expected_seconds: how long a run usually takes.
-    schedule: when the task is enqueued automatically: `cron(…)` or `every(…)`, or a tuple of them, each named.
+    schedule: when the task is enqueued automatically: `cron(…)` or `every(…)`, or a list of them, each named.
     schedulable: whether people may create schedules of it in the admin.
     retention: how long its finished rows are kept: `Retention(succeeded=…, failed=…)`.
     atomic: run the function and record its success in one database transaction (`def` only).
@@ -418,15 +461,26 @@ def task(
     keep_logs: how many of its log lines are kept. sensitive: parameters that the admin masks, or "return".
     wire_name: the type of the messages of other programs that the task runs, such as "email:deliver", or a prefix such
     as "email:*". payload: what such a message holds, "json" or "bytes".
-    inbox: whether any program may enqueue it through the inbox of its queue.
+    inbox: whether any program may enqueue it through the inbox of its queue; or the name of a Redis list, each value
+    of which is its one argument: as JSON, or with payload="bytes" as a text.
     batch: `Batch(size=…, within=…)` runs calls together; the function gets a list of them.
     Raises: InvalidOption; TypeError for an unknown option; the framework's InvalidTask, also for a function that no
     worker finds by its name, and for a second one of the same name.
     """
-    check_known(set(options), {*TaskOptions.__annotations__, "takes_context", "batch"})
+    refuse_unknown("task()", options, {*TaskOptions.__annotations__, "takes_context", "batch"}, OF_CALL)
     check_declared(options)
+    if isinstance(options.get("schedule"), list):
+        # A task can be hashed, and its options do not change.
+        options["schedule"] = tuple(options["schedule"])
     options.update(priority=priority, backend=backend, queue_name=queue_name, takes_context=takes_context)
     return with_arguments(_declared, **options) if function is None else _declared(function, **options)
+
+
+# What to write in a declaration for an option of one call.
+OF_CALL = {
+    option: f"it belongs to one call: write task.using({option}=…).enqueue(…)"
+    for option in options_of(Task.using).difference(TaskOptions.__annotations__)
+}
 
 
 def _declared(function: Callable[..., Any], /, *, backend: str, **options: Any) -> Any:
@@ -446,3 +500,145 @@ def default_of(task: Task[Any, Any], option: Literal["max_attempts", "timeout"],
         return seconds_of(options[option])
     settings = conf.current()
     return settings.max_attempts if option == "max_attempts" else settings.timeout_seconds
+
+
+# --- Declare tasks that another program runs: `remote("email:deliver", queue_name="go")`.
+#
+# Such a task has a row like any other. Its message is written as that program expects it, no worker of ours runs
+# it, and the leader has the row show what the other program has done with it.
+
+# What a later call may do with an earlier one that another program may have begun already.
+ON_DUPLICATE = ("reject", "return")
+
+
+def runs_elsewhere(*args: Any, **kwargs: Any) -> NoReturn:
+    """Stand for the function of another program. Raises: TaskNotRunnable."""
+    raise TaskNotRunnable("only another program runs this task; `enqueue` it, and let that program consume its queue")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteTask(Task[..., Any]):
+    """A task that only another program runs; made by `remote`. `using`, `enqueue` and others are those of a `Task`."""
+
+    is_remote: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for option in ("timeout", "expected_seconds", "expires", "unique_until"):
+            object.__setattr__(self, option, seconds_of(getattr(self, option)))
+        name = self.wire_name
+        if not is_wire_name(name) or PREFIX_MARK in str(name):
+            raise InvalidOption(
+                f"remote({name!r}) is not valid: give the type that the other program handles, such as 'email:deliver'"
+            )
+        check_options(self)
+        # Priorities and followers are ours alone: the other program would never see such a task.
+        if self.priority:
+            raise InvalidOption(f"remote task {name}: priority={self.priority!r} is not valid: asynq has no priorities")
+        if self.on_duplicate not in ON_DUPLICATE:
+            raise InvalidOption(
+                f"remote task {name}: on_duplicate={self.on_duplicate!r} is not valid: another program may have begun "
+                f'the earlier call; give "reject" or "return"'
+            )
+        self.get_backend().validate_task(self)
+        registry.register_remote(self)
+
+    def __reduce__(self) -> Any:
+        """Return how to make a copy in another process; the name is no path that could be imported."""
+        return _rebuilt, ({field.name: getattr(self, field.name) for field in fields(self)},)
+
+    def __repr__(self) -> str:
+        return f"<RemoteTask {self.wire_name} queue_name={self.queue_name!r}>"
+
+    @property
+    def name(self) -> str:
+        """The type that the other program handles."""
+        return str(self.wire_name)
+
+    @property
+    def module_path(self) -> str:
+        """The same: it stands where the dotted path of a task of ours does."""
+        return str(self.wire_name)
+
+    def get_result(self, result_id: str) -> AsyncqResult[..., Any]:
+        """Return the result of this id. Raises: TaskResultDoesNotExist, also for the id of another task."""
+        result: Any = self.get_backend().get_result(result_id)
+        if result.task.module_path != self.module_path:
+            raise compat.TaskResultDoesNotExist(result_id)
+        return result  # type: ignore[no-any-return]
+
+    def wire_payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, payloads.Payload]:
+        """Return the payload of a call as it is sent, and as its row shows it.
+
+        Raises: InvalidArguments for another number of values, or a value that cannot be sent.
+        """
+        if self.payload == "bytes":
+            return self._bytes_payload(args, kwargs)
+        if len(args) > 1 or (args and kwargs):
+            raise self._refusal("give keyword arguments, which become a JSON object, or one JSON value")
+        shown = payloads.of_call(args, kwargs)
+        return payloads.json_bytes(shown.args[0] if args else shown.kwargs), shown
+
+    def _bytes_payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, payloads.Payload]:
+        if kwargs or len(args) != 1 or not isinstance(args[0], bytes):
+            raise self._refusal('its payload is "bytes": give one value of the type bytes')
+        data = bytes(args[0])
+        return data, payloads.of_call([payloads.as_base64(data)], {})
+
+    def _refusal(self, remedy: str) -> InvalidArguments:
+        return InvalidArguments(
+            f"remote task {self.wire_name} cannot be called with these arguments: {remedy}", path=""
+        )
+
+
+def _rebuilt(values: dict[str, Any]) -> RemoteTask:
+    return RemoteTask(**values)
+
+
+def remote(
+    wire_name: str,
+    /,
+    *,
+    queue_name: str,
+    backend: str = compat.DEFAULT_TASK_BACKEND_ALIAS,
+    payload: PayloadKind = "json",
+    max_attempts: int | None = None,
+    timeout: Duration | None = None,
+    **options: Any,
+) -> RemoteTask:
+    """Return a task that only another program runs, such as a Go server with asynq.
+
+    wire_name: the type that it handles, such as "email:deliver". queue_name: the queue that it serves.
+    payload: "json": `enqueue(**kwargs)` sends an object, `enqueue(value)` that value; "bytes": `enqueue(data)`.
+    max_attempts, timeout: go with the message; the other program keeps to them. Its backoff is its own.
+    options: others that `using` has, such as gate, unique, expires, headers; and group, for a server with
+    an aggregator.
+    Raises: InvalidOption; TypeError for an unknown option; the framework's InvalidTask.
+    """
+    task = RemoteTask(
+        # Django 6.0 has no default for it.
+        priority=0,
+        func=runs_elsewhere,
+        wire_name=wire_name,
+        queue_name=queue_name,
+        backend=backend,
+        payload=payload,
+        max_attempts=max_attempts,
+        timeout=seconds_of(timeout),
+        run_after=None,
+    )
+    refuse_unknown("remote()", options, OPTIONS)
+    return replace(task, **options) if options else task
+
+
+# What `using` can change for one call, except what needs a worker of ours.
+OPTIONS = (
+    "gate",
+    "queue_limit",
+    "expected_seconds",
+    "expires",
+    "unique",
+    "unique_until",
+    "on_duplicate",
+    "headers",
+    "group",
+)

@@ -1,4 +1,7 @@
-"""The status of a task as JSON, at a signed address, for the page that enqueued it; no arguments, no errors."""
+"""Views for a project's URLs: the status of one task for the page that enqueued it, and those that monitors read.
+
+The status is JSON at a signed address, without arguments and errors.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,19 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import NoReverseMatch, reverse
 from django.views.generic import View
 
-from . import compat, conf, lifecycle
-from .aliases import uses_redis
-from .awaiting import Waiting, reader, sleep_until, waker_of
-from .awaiting.reader import call_in, release_connections
+from . import conf, lifecycle
+from .core import compat
+from .core.aliases import uses_redis
 from .models import FailureReason, TaskRecord
+from .observe import reader
+from .observe.health import health_view
+from .observe.reader import call_in, release_connections
+from .observe.scale import Scale, read_scale, scale_view
+from .observe.waits import Waiting, sleep_until, waker_of
 from .results import result_of
 from .storage.routing import rows_of
 
-__all__ = ["TaskStatusView", "task_status_url"]
+__all__ = ["Scale", "TaskStatusView", "health_view", "read_scale", "scale_view", "task_status_url"]
 
 SALT = "django_asyncq.task_status"
 # Servers and proxies commonly cut a request after 30 s.

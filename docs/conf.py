@@ -62,7 +62,8 @@ html_title = f"django_asyncq {version}"
 html_show_sphinx = False
 html_copy_source = False
 html_static_path = ["_static"]
-html_js_files = ["accessible.js"]
+html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 templates_path = ["_templates"]
 versions = os.environ.get("ASYNCQ_DOCS_VERSIONS", "").split()
 html_context = {"versions": versions, "current_version": version}
@@ -80,19 +81,21 @@ html_sidebars = {
 
 def setup(app: Any) -> None:
     """Have what is written for readers of the files shown right on the site too."""
-    app.connect("source-read", link_changelog)
+    app.connect("source-read", complete)
     app.connect("autodoc-process-docstring", mark_up)
     app.connect("autodoc-process-signature", leave_out_signature)
     app.connect("autodoc-skip-member", skip_what_django_adds)
-    # Its overloads return private classes, which only a type checker needs to know; the page has one plain signature.
+    # Else the page has its overloads in the place of one plain signature.
     declaring = ModuleAnalyzer.for_module("django_asyncq.tasks")
     declaring.analyze()
     declaring.overloads.pop("task")
 
 
-def link_changelog(app: Any, page: str, source: list[str]) -> None:
-    """Have links to the changelog, which lies beside this folder, lead to its page of the site."""
+def complete(app: Any, page: str, source: list[str]) -> None:
+    """Have links to the changelog lead to its page of the site, and the page of public names show their docstrings."""
     source[0] = source[0].replace("](../../CHANGELOG.md", "](../changelog.md")
+    if page == "reference/public-api":
+        source[0] = docstrings.with_docstrings(source[0])
 
 
 def mark_up(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from importlib import import_module
 from itertools import groupby
 
 # "timeout: …", "args, kwargs: …", "Raises: …", at the start of a paragraph or behind a sentence. "null: …" is what the
@@ -54,3 +56,34 @@ def table_of(lines: list[str]) -> list[str]:
     for row in (rows[0], *rows[2:]):
         found += [f"   {'  ' if place else '* '}- {cell}" for place, cell in enumerate(row)]
     return found
+
+
+# Its overloads return private classes, which only a type checker needs to know.
+SIGNATURES = {"task": "(function=None, /, **options)"}
+# Its methods are Django's.
+WITHOUT_MEMBERS = {"AsyncqBackend": "\n   :no-members:"}
+
+
+def names_of(chapter: str) -> list[str]:
+    """Return the public names of a module, which stand in the first column of its chapter's table."""
+    return re.findall(r"`(\w+)`", ", ".join(re.findall(r"^\| (`.+?`) \| \S.* \|$", chapter, re.MULTILINE)))
+
+
+def with_docstrings(page: str) -> str:
+    """Return the page of the public names with signature and docstring of each class and function below its table.
+
+    Once, in the chapter that lists it first. A heading of a chapter is the name of a module.
+    """
+    first, *chapters = re.split(r"^(?=## )", page, flags=re.MULTILINE)
+    seen: set[int] = set()
+    for chapter in chapters:
+        module, directives = chapter.split()[1], []
+        for name in names_of(chapter):
+            thing = getattr(import_module(module), name)
+            if (inspect.isclass(thing) or inspect.isfunction(thing)) and id(thing) not in seen:
+                seen.add(id(thing))
+                kind = "class" if inspect.isclass(thing) else "function"
+                options = SIGNATURES.get(name, "") + WITHOUT_MEMBERS.get(name, "")
+                directives.append(f".. auto{kind}:: {module}.{name}{options}\n")
+        first += chapter + ("\n```{eval-rst}\n" + "".join(directives) + "```\n\n" if directives else "")
+    return first

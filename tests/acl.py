@@ -37,7 +37,8 @@ def rules(name: str) -> list[str]:
 
 def server_settings() -> list[str]:
     """Return the words of a server's command line that create the user; none without one."""
-    return ["--user", user(), *rules(user())] if user() else []
+    # The lists that tasks of the suite read, as the guide adds those of a project.
+    return ["--user", user(), *rules(user()), "~tests*"] if user() else []
 
 
 def url_as(name: str, url: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from selenium.common.exceptions import WebDriverException
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException, WebDriverException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -64,14 +64,17 @@ class Person:
     def __init__(self, browser: Chrome, site: str) -> None:
         self.browser = browser
         self.site = site
-        self.wait = WebDriverWait(browser, PAGE_SECONDS)
+        # A live page may replace an element between the finding and the look at it: then it is found again.
+        self.wait = WebDriverWait(
+            browser, PAGE_SECONDS, ignored_exceptions=[NoSuchElementException, StaleElementReferenceException]
+        )
 
     def log_in(self, name: str, password: str) -> None:
         """Log in with the form."""
         self.browser.get(f"{self.site}/admin/login/")
         self.type("username", name)
         self.type("password", password)
-        self.press("input[type=submit]")
+        self.press("[type=submit]")
 
     def width(self, pixels: int) -> None:
         """Set the width of the window in pixels."""
@@ -85,6 +88,26 @@ class Person:
     def one(self, selector: str) -> WebElement:
         """The element, as soon as it exists."""
         return self.wait.until(lambda browser: browser.find_element(By.CSS_SELECTOR, selector))
+
+    def text(self, selector: str) -> str:
+        """The text of the element as it stands when it is looked at: a live page may replace it at any time."""
+        return self.wait.until(lambda browser: [browser.find_element(By.CSS_SELECTOR, selector).text])[0]
+
+    def texts(self, selector: str) -> list[str]:
+        """The texts of all such elements, as they stand at one moment."""
+        script = "return Array.from(document.querySelectorAll(arguments[0]), (each) => each.innerText.trim())"
+        return self.browser.execute_script(script, selector)
+
+    def places(self, selector: str) -> list[dict[str, Any]]:
+        """Where all such elements that can be seen stand at one moment: text; left, right and height in pixels."""
+        script = """
+            const found = Array.from(document.querySelectorAll(arguments[0]));
+            return found.filter((each) => each.checkVisibility()).map((each) => {
+                const place = each.getBoundingClientRect();
+                return {text: each.innerText, left: place.left, right: place.right, height: place.height};
+            })
+        """
+        return self.browser.execute_script(script, selector)
 
     def all(self, selector: str) -> list[WebElement]:
         """Every such element that exists now."""
@@ -144,7 +167,7 @@ class Person:
 
     def messages(self) -> list[str]:
         """The messages that the page shows."""
-        return [each.text for each in self.all("ul.messagelist li")]
+        return self.texts("ul.messagelist li")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ def make_anew(words: list[str]) -> int:
     """Run the steps and write their captures; return pytest's exit code. words: which steps; none for all."""
     os.environ["ASYNCQ_TEST_CAPTURE"] = "1"
     chosen = ["-k", " or ".join(words)] if words else []
-    return main(["-q", "-n", "0", *chosen, "tests/test_left_behind.py"])
+    return main(["-q", "-n", "0", *chosen, "tests/broker/test_left_behind.py"])
 
 
 if __name__ == "__main__":

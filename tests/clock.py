@@ -6,7 +6,7 @@ import os
 from datetime import datetime
 from uuid import UUID
 
-from django_asyncq.definitions.names import lowest_uuid7_at
+from django_asyncq.core.names import lowest_uuid7_at
 
 
 def uuid7_at(moment: datetime) -> UUID:

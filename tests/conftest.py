@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import uuid
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from django.conf import settings as django_settings
 
 from django_asyncq.testing import EmbeddedRedis
 
-from . import acl
+from . import acl, workers
 from .browsing import browser, person  # noqa: F401 - fixtures
 from .proxy import Proxy
 
@@ -24,37 +25,100 @@ FAULTS = {
     "test_blame.py",
     "test_bulk_kills.py",
     "test_crash.py",
-    "test_handoff_faults.py",
     "test_inbox_faults.py",
     "test_isolated.py",
     "test_machine.py",
     "test_mixed_fleet.py",
-    "test_short.py",
+    "test_outage.py",
     "test_refusals.py",
+    "test_short.py",
     "test_standstill.py",
     "test_terminal.py",
-    "test_outage.py",
     "test_topologies.py",
     "test_unique_machine.py",
-    "test_wire_lock_faults.py",
+    "test_waking_faults.py",
+}
+
+# What the docs say, typed and run, and what is built of the project: `python runtests.py -m docs`.
+DOCS = {
+    "test_coming_from.py",
+    "test_dashboard.py",
+    "test_deployment_files.py",
+    "test_docs_run.py",
+    "test_first_hour.py",
+    "test_packaging.py",
+    "test_site.py",
+    "test_testing_guide.py",
+}
+# Slow besides those that start worker processes or a browser, which `starts` finds: `python runtests.py -m slow`.
+SLOW = {
+    "test_carried_values.py",
+    "test_drill.py",
+    "test_equality.py",
+    "test_example.py",
+    "test_exactly_once.py",
+    "test_mixed_versions.py",
+    "test_pytest_plugin.py",
+    "test_typing.py",
+}
+STARTERS = {workers.run_workers, workers.start_workers, workers.workers}
+# A fleet in the default run all the same.
+NOT_SLOW = {
+    "test_runs_sync_and_async_tasks_and_stores_results",
+    "test_gives_up_after_the_last_attempt_and_at_once_on_give_up_on",
+    "test_sigterm_drains_tasks_that_finish_in_time",
+    "test_frameworks_signals_are_sent_in_the_worker",
 }
 
 
 def pytest_configure() -> None:
-    """Refuse a name in FAULTS that no file has: after a rename its tests would run with the default ones."""
+    """Refuse a name above that no file has: after a rename its tests would run with the default ones."""
     names = {path.name for path in Path(__file__).parent.rglob("test_*.py")}
-    if missing := FAULTS - names:
-        raise pytest.UsageError(f"tests/conftest.py, FAULTS: no file is called {', '.join(sorted(missing))}")
+    if missing := (FAULTS | DOCS | SLOW) - names:
+        raise pytest.UsageError(f"tests/conftest.py: no file is called {', '.join(sorted(missing))}")
+
+
+def uses(function: Any) -> list[Any]:
+    """Return the functions that a function of the tests uses by a global name."""
+    codes, names = [inspect.unwrap(function).__code__], set[str]()
+    while codes:
+        code = codes.pop()
+        names |= set(code.co_names)
+        codes += [each for each in code.co_consts if inspect.iscode(each)]
+    known = inspect.unwrap(function).__globals__
+    return [known[name] for name in names if inspect.isfunction(known.get(name))]
+
+
+def starts(functions: list[Any]) -> bool:
+    """Whether functions of the tests start worker processes, themselves or by other functions."""
+    waiting, seen = list(functions), set[Any]()
+    while waiting:
+        function = waiting.pop()
+        if function in STARTERS:
+            return True
+        if inspect.isfunction(function) and function not in seen and function.__module__.startswith("tests."):
+            seen.add(function)
+            waiting += uses(function)
+    return False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the files in FAULTS, except those that are marked `long`: each test has one marker at most.
+    """Mark the tests of the files above, except those that are marked `long`.
 
     Under a router the tests use all databases.
     """
+    # First what counts calls, because the patches of Sentry's SDK stay; then the longest, which run beside others then.
+    first = {"test_budget.py": 0, "test_machine.py": 1}
+    items.sort(key=lambda item: first.get(item.path.name, len(first)))
     for item in items:
-        if item.path.name in FAULTS and item.get_closest_marker("long") is None:
-            item.add_marker("faults")
+        assert isinstance(item, pytest.Function)
+        functions = [item.function, *(each[-1].func for each in item._fixtureinfo.name2fixturedefs.values())]
+        functions = [getattr(each, "__func__", each) for each in functions]
+        if "browser" in item.fixturenames or (item.originalname not in NOT_SLOW and starts(functions)):
+            item.add_marker("slow")
+        for marker, files in (("faults", FAULTS), ("docs", DOCS), ("slow", SLOW)):
+            if item.path.name in files and item.get_closest_marker("long") is None:
+                item.add_marker(marker)
         if django_settings.DATABASE_ROUTERS and (mark := item.get_closest_marker("django_db")):
             item.add_marker(pytest.mark.django_db(*mark.args, **{**mark.kwargs, "databases": "__all__"}), append=False)
 
@@ -91,7 +155,7 @@ def own_keys(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
     """Give the test keys of its own, in this process and in the processes it starts; delete them afterwards."""
-    from django_asyncq.lifecycle import dispatching, prefix_check
+    from django_asyncq.lifecycle import dispatching
     from django_asyncq.storage import identity
 
     monkeypatch.setenv("ASYNCQ_TEST_PREFIX", key_prefix)
@@ -99,8 +163,9 @@ def own_keys(
     monkeypatch.setenv("ASYNCQ_TEST_LOCK_DIR", lock_folder)
     monkeypatch.setattr(dispatching, "_breaker_closes_at", 0.0)
     monkeypatch.setattr(dispatching, "_logged", {})
-    monkeypatch.setattr(prefix_check, "_ask_from", {})
-    monkeypatch.setattr(prefix_check, "_refused", {})
+    monkeypatch.setattr(dispatching, "_ask_from", {})
+    monkeypatch.setattr(dispatching, "settled_until", {})
+    monkeypatch.setattr(dispatching, "_refused", {})
     # Each test is a process that has read nothing yet.
     monkeypatch.setattr(identity, "_remembered", {})
     settings.ASYNCQ = {

@@ -11,8 +11,8 @@ if __name__ == "__main__":
 
     from django.core.management import call_command
 
-    from django_asyncq.maintenance.reconciler import Reconciler
-    from django_asyncq.maintenance.sweep import Repairs
+    from django_asyncq.fleet.reconciler import Reconciler
+    from django_asyncq.fleet.repairs import Repairs
 
     def repair_nothing(self: Any, now: float) -> Repairs:
         """Replace `tick`."""

@@ -15,7 +15,7 @@ from django.db import transaction  # noqa: E402
 from django.test import override_settings  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
-from django_asyncq import gates, lifecycle  # noqa: E402
+from django_asyncq import gates, interop, lifecycle  # noqa: E402
 from django_asyncq.broker import Broker  # noqa: E402
 from django_asyncq.models import TaskRecord, TaskState  # noqa: E402
 from tests import batch_tasks, tasks  # noqa: E402
@@ -78,7 +78,7 @@ def cancel(name: str) -> None:
 def claim_late(name: str) -> None:
     """Claim a task that has expired, as a worker of a lost host would."""
     TaskRecord.objects.filter(gate=name).update(expires_at=timezone.now())
-    lifecycle.claim(Broker("worker"), name, "lost", 1, "default")
+    interop.claim(Broker("worker"), name, "lost", 1, "default")
 
 
 def settle(name: str) -> None:
@@ -86,7 +86,7 @@ def settle(name: str) -> None:
     GoPeer(Broker("worker").client, name, Broker("worker").prefix).inspector_archive(
         str(TaskRecord.objects.get(gate=name).id)
     )
-    lifecycle.settle_evidence(Broker("worker"), list(TaskRecord.objects.filter(gate=name)))
+    interop.settle_evidence(Broker("worker"), list(TaskRecord.objects.filter(gate=name)))
 
 
 def replace(name: str) -> None:
@@ -97,14 +97,14 @@ def replace(name: str) -> None:
 def form_batch(name: str) -> None:
     """Make a batch of two calls, as the leader does."""
     batch_tasks.noted.using(queue_name=name, gate=name, queue_limit=5).enqueue_many([(), ()])
-    lifecycle.form_batches(Broker("worker"), name)
+    interop.form_batches(Broker("worker"), name)
 
 
 def lose_batch(name: str) -> None:
     """Give a batch up whose code no worker has, so that its members run by themselves."""
     form_batch(name)
     broker = Broker("worker")
-    (run,) = lifecycle.claim(broker, name, "lost", 1, "default").runs
+    (run,) = interop.claim(broker, name, "lost", 1, "default").runs
     lifecycle.refuse(broker, run, ValueError("no code"))
 
 
@@ -112,7 +112,7 @@ def work(name: str) -> None:
     """Run two tasks of two queues as a worker of a lost host would, and record them as one group."""
     broker = Broker("worker")
     queues = (f"{name}-1", f"{name}-2")
-    runs = [run for queue in queues for run in lifecycle.claim(broker, queue, "lost", 1, "default").runs]
+    runs = [run for queue in queues for run in interop.claim(broker, queue, "lost", 1, "default").runs]
     for run in runs:
         lifecycle.begin(run, "lost", timezone.now())
         tasks.note("begin", id=str(run.record.id))

@@ -44,8 +44,7 @@ FOLLOWED = {
     "getting-started": ".ci/fresh_project.py",
     "coming-from/celery": ".ci/moved_from_celery.py",
     "containers": ".ci/docker_image.py",
-    "testing": "tests/test_testing_guide.py",
-    "testing-with-workers": "tests/test_testing_guide.py",
+    "testing": "tests/project/test_testing_guide.py",
 }
 # Commands that are not run here: how they begin, and what runs them instead.
 ELSEWHERE = {
@@ -61,7 +60,7 @@ ELSEWHERE = {
     "python manage.py runserver": "Django's own, which goes on",
     "python manage.py test": "`test_testing_guide.py`",
     "rm db.sqlite3": "it would empty the project",
-    "python manage.py asyncq adopt": "`test_prefix_ownership.py`; no workers may run",
+    "python manage.py asyncq adopt": "`test_prefix_ownership.py` and `test_copies.py`; no workers may run",
     "python manage.py flush": "`test_prefix_ownership.py`; it would empty the project",
     "docker": "`.ci/docker_image.py`, where Docker runs",
     "celery": "Celery's; its worker and its beat by `.ci/moved_from_celery.py`",

@@ -31,7 +31,7 @@ ADDRESS = "redis://127.0.0.1:6379"
 # As the pages say it for Django 5.2.
 FRAMEWORK = "django.tasks" if django.VERSION >= (6, 0) else "django_tasks"
 # Those whose examples other tests run, as files of a project.
-FOLLOWED = {"getting-started", "testing", "testing-time-and-faults", "testing-with-workers"}
+FOLLOWED = {"getting-started", "moving-over", "testing"}
 
 # What all pages may take for granted.
 COMMON = """
@@ -92,6 +92,8 @@ read_rows = lambda path: [1, 2]
 save = lambda row: None
 """,
     "docs/guides/tasks": """
+class Order:
+    class DoesNotExist(Exception): ...
 account_is_ready = lambda id: True
 provider_is_down = lambda: False
 save_account = lambda id: None
@@ -147,11 +149,8 @@ import_rows.enqueue("a.csv")
 sync_orders.enqueue(7)
 assert all(str(each.status) == "SUCCESSFUL" for each in run_tasks())
 """,
-    "docs/guides/sharing-queues": """
-for one in (send_mail, send_invoice):
-    one.enqueue(7)
-run_tasks()
-""",
+    "docs/guides/inbox": "send_mail.enqueue(7) and take_order.enqueue({}) and keep_line.enqueue('') and run_tasks()",
+    "docs/guides/sharing-queues": "send_invoice.enqueue(7) and run_tasks()",
     "docs/guides/tasks": """
 sync_account.enqueue(7)
 assert {str(each.status) for each in run_tasks()} == {"SUCCESSFUL"}
@@ -210,7 +209,7 @@ def set_up(address: str) -> None:
 
 def run_page(name: str, blocks: list[str], address: str, folder: Path) -> None:
     """Run the blocks of a page, as files in a folder. Raises: whatever one of them raises."""
-    from django_asyncq import registry
+    from django_asyncq.core import registry
     from django_asyncq.models import TaskRecord
 
     TaskRecord.objects.all().delete()

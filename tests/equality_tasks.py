@@ -20,8 +20,9 @@ from django.contrib.auth.models import Group
 from django.db import IntegrityError, transaction
 from django.utils import translation
 
-from django_asyncq import Batch, BatchItem, compat, task
+from django_asyncq import Batch, BatchItem, task
 from django_asyncq.context import TaskContext
+from django_asyncq.core import compat
 from django_asyncq.exceptions import InvalidOption, QueueFull, SoftTimeout, TaskTimeout
 from django_asyncq.models import Gate, TaskRecord, TaskState
 from django_asyncq.signals import task_state_changed

@@ -7,9 +7,8 @@ from typing import Any
 
 import redis
 
-from django_asyncq.broker.decoding import decode_message
 from django_asyncq.broker.keys import QueueKeys, queues_key
-from django_asyncq.broker.message import TaskMessage
+from django_asyncq.broker.message import TaskMessage, decode_message
 
 
 def enqueue(client: redis.Redis, queue: str, type: str, payload: bytes = b"", *, id: str = "go-1", **more: Any) -> bool:

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import redis
 
-from django_asyncq.broker.decoding import decode_message
-from django_asyncq.broker.message import TaskMessage
+from django_asyncq.broker.message import TaskMessage, decode_message
 
 LEASE_SECONDS = 30
 RECOVERER_GRACE_SECONDS = 30

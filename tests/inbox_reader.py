@@ -9,10 +9,10 @@ import django
 
 django.setup()
 
-from django_asyncq.broker import Broker, inbox  # noqa: E402
+from django_asyncq.broker import Broker, foreign  # noqa: E402
+from django_asyncq.core.registry import load_task_modules  # noqa: E402
+from django_asyncq.interop import inbox as service  # noqa: E402
 from django_asyncq.leadership.coordinator import StartupTaskCoordinator  # noqa: E402
-from django_asyncq.maintenance import inbox as service  # noqa: E402
-from django_asyncq.registry import load_task_modules  # noqa: E402
 
 LOCK = "inbox.reader"
 
@@ -21,7 +21,7 @@ def main(per_page: int) -> None:
     """Wait for the lock, then read. per_page: few documents, so that many steps lie between two kills."""
     load_task_modules()
     service.PER_PAGE = per_page
-    inbox.TAKEN_SECONDS = 0.5
+    foreign.TAKEN_SECONDS = 0.5
     coordinator = StartupTaskCoordinator()
     while not coordinator.acquire(LOCK, 30):
         time.sleep(0.02)

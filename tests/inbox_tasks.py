@@ -45,3 +45,27 @@ def limitless_letter(number: int) -> int:
 def private_letter(number: int) -> int:
     """A task that no other program may enqueue."""
     return number
+
+
+@task(inbox="tests orders", queue_name=QUEUE)
+def order(value: Any) -> Any:
+    """Return a value of a list in JSON."""
+    return value
+
+
+@task(inbox="tests:lines", payload="bytes", queue_name=QUEUE)
+def line(value: str) -> str:
+    """Return a value of a list of texts."""
+    return value
+
+
+@task(inbox="tests:gated", queue_name=QUEUE, gate="values-{value}", queue_limit=1)
+def gated_value(value: int) -> int:
+    """Return a value of a list, one of a kind at a time."""
+    return value
+
+
+@task(inbox="tests:charges", queue_name=QUEUE, takes_context=True)
+def charge(context: TaskContext, value: dict[str, int]) -> Any:
+    """Do as `letter` with a value of a list."""
+    return letter.func(context, value["number"])

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,19 +100,6 @@ async def coroutine(context: TaskContext, body: str, *args: Any) -> Any:
 async def coroutine_for_long(context: TaskContext, body: str, *args: Any) -> Any:
     """Await a body, again after whatever it raises."""
     return await BODIES[body](context, *args)
-
-
-@task(max_attempts=1)
-def reaps_all(path: str) -> int:
-    """Reap what exits of the worker's processes until a file exists; return how many. The first leaves a mark."""
-    count = 0
-    while not Path(path).exists():
-        with suppress(ChildProcessError):
-            count += os.waitpid(-1, os.WNOHANG)[0] > 0
-        if count:
-            Path(f"{path}.reaped").touch()
-        time.sleep(0.001)
-    return count
 
 
 def body(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -248,15 +234,15 @@ def checks_and_cleans_up(context: TaskContext, path: str) -> None:
 @body
 def ignores_everything(context: TaskContext, path: str) -> None:
     """Go on whatever comes."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGURG):
+        signal.signal(number, signal.SIG_IGN)
     write(path, os.getpid())
     while True:
-        with suppress(TaskTimeout):
-            time.sleep(60)
+        time.sleep(60)
 
 
 @body
-def dies_of_sigterm(context: TaskContext) -> None:
+def removes_the_handler(context: TaskContext) -> None:
     """Remove the handler of SIGTERM, as some programs do."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(60)

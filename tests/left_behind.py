@@ -16,15 +16,15 @@ from typing import Any
 
 import redis
 
-from django_asyncq.broker.decoding import decode_message, decode_running, decode_server
+from django_asyncq.broker.message import decode_message, decode_running, decode_server
 
-from .test_fixtures import FOLDER, NEAR_SECONDS, raw
+from .interop.test_fixtures import FOLDER, NEAR_SECONDS, raw
 
 OWN_FOLDER = FOLDER.parent / "own"
 TIMES_IN_MESSAGE = ("last_failed_at", "completed_at")
 ROW_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
-# Not of the step: which queues the project has, and since when Redis remembers.
-OF_THE_PROJECT = re.compile(r"asynq:(own-queues|alive|owner)|\{asynq:\w+\}:.*")
+# Not of the step: which queues the project has, since when Redis remembers, and how long runs took.
+OF_THE_PROJECT = re.compile(r"asynq:(own-queues|alive|owner)|\{asynq:\w+\}:.*|asynq:\{\w+\}:runs\b.*")
 OF_SERVERS = re.compile(r"asynq:(servers|workers|worker-info)\b.*")
 # Texts that are others each time: ids, fences, the row that paused a queue, when a retry is due, hour and minute.
 VARYING = (
@@ -79,7 +79,7 @@ def _put_unrecorded(database: redis.Redis, fixture: dict[str, Any], is_paused: b
 
 def read(database: redis.Redis) -> list[dict[str, Any]]:
     """Return all keys of a database, in the form of `keys` in a capture."""
-    return [_item(database, key) for key in sorted(database.scan_iter("*"))]
+    return [_item(database, key) for key in sorted(database.scan_iter("*")) if not key.endswith(b"}:wake")]
 
 
 def _item(database: redis.Redis, key: bytes) -> dict[str, Any]:

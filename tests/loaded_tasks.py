@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import socket
@@ -27,10 +28,15 @@ def is_connected() -> bool:
 
 
 def load(what: str) -> None:
-    """Start a thread; connect to an address or to the database; sleep; or die unless a file is there."""
+    """Start a thread, or one of a library; connect to an address or a database; sleep; die unless a file is there."""
     kind, _, value = what.partition("=")
     if kind == "thread":
         threading.Thread(target=threading.Event().wait, name=value, daemon=True).start()
+    elif kind == "library":
+        # As a thread that no Python code has started: `threading` does not know it.
+        lock = _thread.allocate_lock()
+        lock.acquire()
+        _thread.start_new_thread(lock.acquire, ())
     elif kind == "socket":
         host, port = value.split(":")
         opened.append(socket.create_connection((host, int(port))))

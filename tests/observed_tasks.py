@@ -99,6 +99,13 @@ async def alogs(names: list[str]) -> None:
         await one(name)
 
 
+@task(keep_logs=5)
+async def logs_and_sleeps(line: str) -> None:
+    """Log a line, and go on for longer than any test."""
+    logger.info(line)
+    await asyncio.sleep(600)
+
+
 @task(keep_logs=10, takes_context=True)
 def logs_after_completion(context: TaskContext) -> None:
     """Log before, in and after the block that completes the task."""

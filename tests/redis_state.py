@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from django_asyncq.broker import Broker
 from django_asyncq.broker.inspection import Inspection
 from django_asyncq.broker.keys import QueueKeys
-from django_asyncq.broker.outcomes import SpilledOutcomes
-from django_asyncq.lifecycle import outcome_spill
+from django_asyncq.broker.task_entries import SpilledOutcomes
+from django_asyncq.lifecycle import spill
 
 from . import acl
 
@@ -18,6 +18,12 @@ def pending(queue: str = "default") -> list[str]:
     return [id.decode() for id in acl.unrestricted(Broker().client).lrange(QueueKeys(queue).pending, 0, -1)][::-1]
 
 
+def scheduled(queue: str = "default") -> dict[str, float]:
+    """The delayed tasks: id → the Unix second at which each is due."""
+    found = acl.unrestricted(Broker().client).zrange(QueueKeys(queue).scheduled, 0, -1, withscores=True)
+    return {id.decode(): due for id, due in found}
+
+
 def unknown(ids: Iterable[object], queue: str = "default") -> list[str]:
     """Return the ids that have no entry in Redis, in the order given."""
     return [task.id for task in Inspection("worker").entry_states(queue, [str(id) for id in ids]) if not task.state]
@@ -25,5 +31,5 @@ def unknown(ids: Iterable[object], queue: str = "default") -> list[str]:
 
 def stored(*ids: str, queue: str = "default") -> dict[str, bytes]:
     """Return the outcomes that are spilled with these tasks, by id."""
-    found = SpilledOutcomes().read(queue, ids, largest_bytes=outcome_spill.LARGEST_BYTES)
+    found = SpilledOutcomes().read(queue, ids, largest_bytes=spill.LARGEST_BYTES)
     return {id: spilled.outcome for id, spilled in found.items()}

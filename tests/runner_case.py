@@ -12,7 +12,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.test import TestCase, TransactionTestCase, override_settings
 
-from django_asyncq import guard
+from django_asyncq.core import guard
 from django_asyncq.models import StartupRun, TaskRecord, TaskState
 
 from . import settings_tasks, tasks

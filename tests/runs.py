@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from django_asyncq import lifecycle
 from django_asyncq.broker import Broker
-from django_asyncq.definitions.names import runs_alone
+from django_asyncq.core.names import runs_alone
 from django_asyncq.worker.options import WorkerOptions
 from django_asyncq.worker.process import WorkerProcess
 from django_asyncq.worker.slot_table import SlotTable

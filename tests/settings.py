@@ -82,10 +82,15 @@ if otlp := os.environ.get("ASYNCQ_TEST_OTLP"):
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 
     provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(otlp)))
+    # The first sends nothing before the end of a process.
+    is_late = os.environ.get("ASYNCQ_TEST_OTLP_LATE")
+    exporter = OTLPSpanExporter(otlp)
+    provider.add_span_processor(
+        BatchSpanProcessor(exporter, schedule_delay_millis=600_000) if is_late else SimpleSpanProcessor(exporter)
+    )
     trace.set_tracer_provider(provider)
     INSTALLED_APPS.append("django_asyncq.contrib.otel")
 if sentry := os.environ.get("ASYNCQ_TEST_SENTRY"):
@@ -130,36 +135,40 @@ ASYNCQ = {
     "TIMEOUT_GRACE_SECONDS": float(os.environ.get("ASYNCQ_TEST_TIMEOUT_GRACE", "5")),
     "SHUTDOWN_GRACE_SECONDS": float(os.environ.get("ASYNCQ_TEST_SHUTDOWN_GRACE", "20")),
     "UNREGISTERED_PATIENCE_SECONDS": int(os.environ.get("ASYNCQ_TEST_PATIENCE", "600")),
-    "PROVISIONAL_SECONDS": int(os.environ.get("ASYNCQ_TEST_PROVISIONAL", "60")),
-    "START_METHOD": os.environ.get("ASYNCQ_TEST_START_METHOD", "spawn"),
-    "HANDOFF": os.environ.get("ASYNCQ_TEST_HANDOFF", "1") == "1",
+    "START_METHOD": os.environ.get("ASYNCQ_TEST_START_METHOD", "auto"),
     "PUSH_BATCH_SECONDS": float(os.environ.get("ASYNCQ_TEST_PUSH_BATCH", "0.01")),
-    "FORWARD_SECONDS": float(os.environ.get("ASYNCQ_TEST_FORWARD", "0.2")),
     "LOCK_TTL_SECONDS": int(os.environ.get("ASYNCQ_TEST_LOCK_TTL", "30")),
-    "RECONCILE_SECONDS": 1,
-    "SWEEP_SECONDS": 5,
+    "AROUND": json.loads(os.environ.get("ASYNCQ_TEST_AROUND", "[]")),
     "ALERTS": json.loads(os.environ.get("ASYNCQ_TEST_ALERTS", "{}")),
     "TASK_LOCK_DIR": os.environ.get("ASYNCQ_TEST_LOCK_DIR", f"{tempfile.gettempdir()}/asyncq-test-locks"),
 }
+# Constants of the package in all processes of the suite; `tests.apps` sets them.
+TEST_CONSTANTS: dict[str, float] = {
+    "django_asyncq.conf.PROVISIONAL_SECONDS": int(os.environ.get("ASYNCQ_TEST_PROVISIONAL", "60")),
+    "django_asyncq.conf.RECONCILE_SECONDS": 1.0,
+    "django_asyncq.conf.SWEEP_SECONDS": 5.0,
+    "django_asyncq.fleet.leader.FORWARD_SECONDS": float(os.environ.get("ASYNCQ_TEST_FORWARD", "0.2")),
+    "django_asyncq.broker.clients.BLOCK_SECONDS": int(os.environ.get("ASYNCQ_TEST_BLOCK", "5")),
+    "django_asyncq.worker.fetch.IDLE_LOOK_SECONDS": float(os.environ.get("ASYNCQ_TEST_LOOK", "5")),
+}
 
-if folder := os.environ.get("ASYNCQ_TEST_MAIL_FOLDER"):
-    # Mail of processes that a test starts; pytest-django keeps that of the test itself.
-    EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
-    EMAIL_FILE_PATH = folder
+# The settings that are shorter in tests, as the constants are.
+PERIODS = ("BEAT_SECONDS", "LEASE_SECONDS")
+if os.environ.get("ASYNCQ_TEST_PERIODS") == "default":
+    # In processes whose statements are counted.
+    for key in PERIODS:
+        del ASYNCQ[key]
+    TEST_CONSTANTS = {}
 
 if log := os.environ.get("ASYNCQ_TEST_LOG"):
     # As docs/guides/logging.md has it, into a file.
     LOGGING = {
         "version": 1,
         "disable_existing_loggers": False,
-        "filters": {"task": {"()": "django_asyncq.logs.TaskLogFilter"}},
+        "filters": {"task": {"()": "django_asyncq.TaskLogFilter"}},
         "formatters": {"json": {"()": "tests.json_log.JsonFormatter"}},
         "handlers": {
             "file": {"class": "logging.FileHandler", "filename": log, "filters": ["task"], "formatter": "json"}
         },
-        "loggers": {
-            "django_asyncq": {"handlers": ["file"], "level": "INFO"},
-            # The backport's own line about a final failure.
-            "django_tasks": {"level": "CRITICAL"},
-        },
+        "root": {"handlers": ["file"], "level": "INFO"},
     }

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.db import connections
 
 from django_asyncq import conf, startup_task, task
-from django_asyncq.test_run import is_test_run
+from django_asyncq.core.test_run import is_test_run
 
 
 def database_name() -> str:

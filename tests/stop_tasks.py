@@ -40,6 +40,17 @@ def checks(context: TaskContext, then: str = "") -> str:
     return "never asked"
 
 
+@task(timeout=0.3)
+def returns_late() -> str:
+    """Return long after the timeout, from where the time was spent."""
+
+    def crunches() -> None:
+        time.sleep(2)
+
+    crunches()
+    return "late"
+
+
 @task(max_attempts=3, backoff=0)
 async def awaits() -> None:
     """Wait in the event loop."""

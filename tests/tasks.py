@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import contextvars
 import ctypes
@@ -22,17 +23,23 @@ from typing import Any
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import OperationalError, connections
 
-from django_asyncq import compat, startup_task, task
+from django_asyncq import startup_task, task
 from django_asyncq.context import TaskContext, current_task
+from django_asyncq.core import compat
+from django_asyncq.signals import worker_started, worker_stopping
 
 from . import (  # noqa: F401 - their tasks are registered
+    around_managers,
     batch_tasks,
+    context_tasks,
+    discard_tasks,
     equality_tasks,
     fleet_tasks,
     inbox_tasks,
     isolated_tasks,
     loaded_tasks,
     observed_tasks,
+    paused_tasks,
     process_tasks,
     settings_tasks,
     stop_tasks,
@@ -85,6 +92,11 @@ class Glitch(Exception):
 
 class Fatal(Glitch):
     """A failure that will not."""
+
+
+@task
+def noop(a: int, b: str) -> None:
+    """Do nothing, with two arguments."""
 
 
 @task
@@ -180,6 +192,14 @@ def nap(context: TaskContext, seconds: float) -> str:
     time.sleep(seconds)
     note("end", id=context.task_result.id)
     return "rested"
+
+
+if not os.environ.get("ASYNCQ_TEST_OLD_CODE"):
+
+    @task(takes_context=True)
+    def new_task(context: TaskContext) -> None:
+        """A task that the code of an old worker does not have."""
+        note("begin", id=context.task_result.id)
 
 
 @task
@@ -595,6 +615,26 @@ if kind := os.environ.get("ASYNCQ_TEST_STARTUP"):
         startup_task(kind)({"fails": fails, "dies": dies, "hangs": hangs}[kind])
 
 
+if life := os.environ.get("ASYNCQ_TEST_LIFE"):
+    # What a project does at the start and at the end of each worker process.
+
+    def hear_of_a_process(event: str) -> Callable[..., None]:
+        """Return a receiver; "hangs" hangs at the end, "fails" fails everywhere."""
+
+        def receiver(signal: Any, sender: Any, **named: Any) -> None:
+            note(event, **named)
+            if life == "fails":
+                raise SystemExit(event)
+            if life == "hangs" and event == "stopping":
+                time.sleep(600)
+
+        return receiver
+
+    worker_started.connect(hear_of_a_process("started"), weak=False)
+    worker_stopping.connect(hear_of_a_process("stopping"), weak=False)
+    atexit.register(note, "at exit")
+
+
 def _no_gate(region: str, pages: int) -> str:
     raise KeyError("no such model")
 
@@ -799,11 +839,57 @@ def cut_at(how: str) -> None:
         with connection.cursor() as cursor:
             cursor.execute(f"SET {setting}")
         time.sleep(seconds)
-    elif how == "closed":
-        connection.close()
-        count()
     else:
         cut_at_commit(commits=how == "answer lost")
+
+
+def end_transaction(how: str) -> None:
+    """End the open transaction from within, as a body must not."""
+    from django.db import Error, connection, transaction
+
+    if how == "swallowed":
+        with contextlib.suppress(Error):
+            end_transaction("closed and used")
+    elif how == "wrapped":
+        try:
+            end_transaction("closed and used")
+        except Error as error:
+            raise Glitch("wrapped") from error
+    elif how.startswith("closed"):
+        connection.close()
+    elif how.startswith("driver closed"):
+        connection.connection.close()
+    elif how == "driver rollback":
+        connection.connection.rollback()
+    elif how == "DDL":
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE TABLE IF NOT EXISTS ended_by_ddl (id integer)")
+            cursor.execute("DROP TABLE ended_by_ddl")
+    elif how == "within a savepoint":
+        with transaction.atomic():
+            end_transaction("ROLLBACK")
+    else:
+        with connection.cursor() as cursor:
+            cursor.execute(how.removesuffix(" and used"))
+    if how.endswith("and used"):
+        count()
+
+
+@task(atomic=True, max_attempts=3, backoff=0)
+def ends_its_transaction(how: str) -> None:
+    """Have an effect, and end the transaction."""
+    note("ends", how=how)
+    count()
+    end_transaction(how)
+
+
+@task(takes_context=True, max_attempts=3, backoff=0)
+def ends_its_block(context: TaskContext, how: str) -> None:
+    """Do so in the block that completes the run."""
+    note("ends", how=how)
+    with context.complete_on_commit():
+        count()
+        end_transaction(how)
 
 
 @task(atomic=True, takes_context=True, max_attempts=2, backoff=0, give_up_on=(Fatal,))

@@ -11,7 +11,7 @@ if __name__ == "__main__":
 
     from django.core.management import execute_from_command_line
 
-    from django_asyncq.maintenance.service import MaintenanceService
+    from django_asyncq.fleet.leader import MaintenanceService
 
     def no_pause(self: MaintenanceService) -> str:
         """Replace `forward`: return what no loop can sleep for."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import time
 from typing import Any
 
 from opentelemetry import trace
@@ -45,3 +48,21 @@ def no_source(task: Any) -> Any:
 def failing_source(task: Any) -> Any:
     """Fail."""
     raise OSError("the tracer is away")
+
+
+@task(takes_context=True)
+def dies_once(context: TaskContext) -> None:
+    """Take its process along in its first run."""
+    if len(context.task_result.worker_ids) == 1:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task(sensitive="iban", gate="account:{iban}", queue_limit=1)
+def books(iban: str) -> None:
+    """Wait at a gate whose name has its secret."""
+
+
+@task(unique=True)
+def only_once() -> None:
+    """Be unique."""

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import assert_type
 
 from django_asyncq import Retention, TaskContext, cron, every, task
-from django_asyncq.definitions.schedules import Declaration
+from django_asyncq.core.schedules import Declaration
 from django_asyncq.tasks import Arguments, Task
 
 
@@ -162,8 +162,8 @@ def options() -> None:
     task(gate=3)(function)  # type: ignore[call-overload]
     task(queue_limit=1.5)(function)  # type: ignore[call-overload]
     task(expected_seconds="3")(function)  # type: ignore[call-overload]
-    task(schedule="* * * * *")(function)  # type: ignore[call-overload]
-    task(schedule=[every(seconds=3)])(function)  # type: ignore[call-overload]
+    task(schedule="* * * * *")(function)  # type: ignore[arg-type]
+    task(schedule=[every(seconds=3)])(function)
     task(schedulable="yes")(function)  # type: ignore[call-overload]
     task(retention=7)(function)  # type: ignore[call-overload]
     task(atomic=None)(function)  # type: ignore[call-overload]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -123,3 +124,10 @@ def chained_atomic(context: TaskContext, user_id: int, left: int) -> list[Any]:
 def looks(context: TaskContext, user_id: int) -> list[Any]:
     """Look at its own row."""
     return seen(context)
+
+
+@task(unique="{key}")
+def echo(key: int, number: int) -> list[int]:
+    """Return the arguments, so that its row shows what the body got."""
+    time.sleep(0.01)
+    return [key, number]

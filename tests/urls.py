@@ -6,7 +6,7 @@ from django.contrib import admin
 from django.urls import include, path
 
 from django_asyncq.contrib.prometheus import metrics_view
-from django_asyncq.monitoring import health_view, scale_view
+from django_asyncq.views import health_view, scale_view
 
 urlpatterns = [
     path("admin/", admin.site.urls),

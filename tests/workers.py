@@ -17,7 +17,7 @@ from django.conf import settings
 from django.db import connections
 
 ROOT = Path(__file__).parent.parent
-PATIENCE_SECONDS = 40
+PATIENCE_SECONDS = 100.0
 
 
 def environment(**more: str) -> dict[str, str]:

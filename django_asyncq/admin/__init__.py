@@ -5,21 +5,38 @@ The classes name no site, so a custom admin site can register them too.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
 from django.contrib import admin
 
+from ..core.late import Late
 from ..models import BulkAction, Gate, Pause, Schedule, StartupRun, TaskRecord
-from .bulk_admin import BulkActionAdmin
-from .gate_admin import GateAdmin
-from .pause_admin import PauseAdmin
-from .schedule_admin import ScheduleAdmin
-from .startup_run_admin import StartupRunAdmin
-from .task_admin import TaskRecordAdmin
+from .addresses import LateAdmin
 
-admin.site.register(TaskRecord, TaskRecordAdmin)
-admin.site.register(Gate, GateAdmin)
-admin.site.register(Pause, PauseAdmin)
-admin.site.register(Schedule, ScheduleAdmin)
-admin.site.register(StartupRun, StartupRunAdmin)
-admin.site.register(BulkAction, BulkActionAdmin)
+if TYPE_CHECKING:
+    from .bulk import BulkActionAdmin
+    from .gates import GateAdmin
+    from .queues import PauseAdmin
+    from .schedules import ScheduleAdmin, StartupRunAdmin
+    from .tasks import TaskRecordAdmin
 
 __all__ = ["BulkActionAdmin", "GateAdmin", "PauseAdmin", "ScheduleAdmin", "StartupRunAdmin", "TaskRecordAdmin"]
+
+CLASSES = {
+    TaskRecord: Late("admin.tasks.TaskRecordAdmin"),
+    Gate: Late("admin.gates.GateAdmin"),
+    Pause: Late("admin.queues.PauseAdmin"),
+    Schedule: Late("admin.schedules.ScheduleAdmin"),
+    StartupRun: Late("admin.schedules.StartupRunAdmin"),
+    BulkAction: Late("admin.bulk.BulkActionAdmin"),
+}
+
+for model, late in CLASSES.items():
+    admin.site.register(model, partial(LateAdmin, late))  # type: ignore[arg-type]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return next(late.target for late in CLASSES.values() if late.name.endswith(f".{name}"))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,15 +6,25 @@ The answers are those of this web process; a worker may run newer code.
 from __future__ import annotations
 
 import inspect
+import json
 from functools import cache
 from typing import Any
 
-from .. import registry
-from ..definitions.calls import called, passes_context
+from django.contrib.admin import ModelAdmin
+from django.contrib.admin.utils import quote
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+
+from ..core import registry
+from ..core.calls import called, passes_context
+from ..core.guard import get_logger
+from ..core.masking import masker_of
+from ..core.redaction import mask_text
+from ..core.schedules import declared_schedules
 from ..exceptions import TaskNotRegistered
-from ..guard import get_logger
-from ..redaction import mask_text
-from ..scheduling.scheduler import declared_schedules
+from ..models import TaskRecord, TaskState
+from . import base
+from .base import render_page, url_of
 
 logger = get_logger("django_asyncq.admin")
 
@@ -75,3 +85,41 @@ def _load_once() -> None:
         logger.exception(
             "cannot import a tasks module of the project, so some tasks will appear to be removed from the code"
         )
+
+
+# --- The page that shows the values of a task which its own page masks: by POST, and noted in the history of the task.
+#
+# Browsers do not keep it: Django sends `Cache-Control: no-store` with every page of the admin.
+
+NOTED = "Secret values shown."
+
+
+def has_secret_arguments(record: TaskRecord) -> bool:
+    """Whether a value is masked among the arguments of a task."""
+    known_task(record.name)  # loads what the code declares
+    masker = masker_of(record)
+    shown: tuple[Any, Any] = (masker.positional(record.args), masker.keyword(record.kwargs))
+    return shown != (record.args, record.kwargs)
+
+
+def secrets(model_admin: ModelAdmin[Any], request: HttpRequest, record: TaskRecord) -> HttpResponse:
+    """Show what a task was called with, what it returned and how it failed, with nothing masked."""
+    base.note_tasks(request, [record], NOTED)
+    values = [(_("Positional"), record.args), (_("Keyword"), record.kwargs)]
+    if record.state == TaskState.SUCCEEDED:
+        values.append((_("Return value"), record.return_value))
+    values += [
+        (title, value) for title, value in ((_("Headers"), record.headers), (_("Progress"), record.progress)) if value
+    ]
+    parts = [(title, json.dumps(value, indent=2, ensure_ascii=False)) for title, value in values]
+    for error in reversed(record.errors if isinstance(record.errors, list) else []):
+        if isinstance(error, dict):
+            line = base.error_line(str(error.get("exception", "")), str(error.get("message", "")))
+            parts.append((_("Error"), f"{line}\n\n{error.get('traceback') or ''}".rstrip()))
+            break
+    context = {
+        "parts": [(title, base.excerpt(text, whole=True)) for title, text in parts],
+        "back": url_of(model_admin, "change", quote(record.pk)),
+    }
+    title = _("Secret values of %(task)s") % {"task": record}
+    return render_page(model_admin, request, "secrets.html", title, context)

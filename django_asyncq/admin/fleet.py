@@ -1,153 +1,57 @@
-"""Evidence of life: who is alive, what is paused, and which running tasks nobody runs. Read once for each page.
-
-While Redis is unreachable nothing is known of workers; then no task is said to be stuck because of its worker.
-"""
+"""What a page asks of Redis: the fleet, and what else it needs in the same round trips, with a short patience."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from uuid import UUID
+import time
+from typing import Any
 
 from django.http import HttpRequest
 
 from .. import conf
-from ..aliases import is_redis_used, uses_redis
+from ..broker.reading import Reader, T, read
 from ..exceptions import BrokerUnavailable
-from ..faults import one_line
-from ..inspector import Inspector, WorkerInfo
-from ..inspector.soundness import read_silence
-from ..models import Pause, PauseKind, TaskRecord, TaskState
-from ..prefixes import prefix_of
-from ..storage import database_clock
-from ..storage.routing import rows_of
+from ..observe.fleet import Fleet, read_fleet
+from ..storage.errors import one_line
+from . import base
 
-# RUNNING rows are as many as there are slots. More were left by a fleet that has died.
-MOST_RUNNING = 10_000
-# For the queues that nobody serves the oldest tasks are looked at, along the index of states.
-MOST_WAITING = 1_000
-# A run may end this much later than its timeout: it is asked to stop, then its outcome is written.
-GRACE_SECONDS = 15
 ATTRIBUTE = "_asyncq_fleet"
+# After a failure no page asks Redis for so long: a person who looks at one page after the other waits once.
+REMEMBERED_SECONDS = 5.0
 
-
-@dataclass(frozen=True)
-class Fleet:
-    """What a page knows of the workers and the pauses.
-
-    workers: the living processes, also of other programs. error: why Redis gave no answer; "" when it did.
-    silence_seconds: since a supervisor last reported; None when none is known. pauses: all of them.
-    needs_redis: whether any alias uses Redis; without, workers are not known at all.
-    """
-
-    now: datetime
-    workers: list[WorkerInfo] = field(default_factory=list)
-    error: str = ""
-    silence_seconds: float | None = None
-    pauses: list[Pause] = field(default_factory=list)
-    needs_redis: bool = True
-
-    @property
-    def is_known(self) -> bool:
-        """Whether it is known who is alive."""
-        return self.needs_redis and not self.error
-
-    @property
-    def own_workers(self) -> list[WorkerInfo]:
-        """The living processes of ours."""
-        return [each for each in self.workers if each.is_ours]
-
-    def is_alive(self, worker_id: str) -> bool:
-        """Whether a worker process is alive. worker_id: as in `TaskRecord.worker_ids`."""
-        return any(each.id == worker_id for each in self.workers)
-
-    def servers(self, alias: str, queue: str) -> int:
-        """Return how many living processes take tasks from a queue of an alias, those that are drained included.
-
-        Aliases may share a prefix, and so their queues.
-        """
-        prefix = prefix_of(alias)
-        return sum(prefix_of(each.backend) == prefix and queue in each.queues for each in self.workers)
-
-    def serves(self, alias: str, queue: str) -> bool:
-        """Whether any living process takes tasks from a queue of an alias."""
-        return self.servers(alias, queue) > 0
-
-    def queue_pause(self, alias: str, queue: str) -> Pause | None:
-        """Return the pause of a queue of an alias."""
-        return self._pause(PauseKind.QUEUE, alias, queue)
-
-    def task_pause(self, name: str) -> Pause | None:
-        """Return the pause of a task."""
-        return self._pause(PauseKind.TASK, "", name)
-
-    def gate_pause(self, name: str) -> Pause | None:
-        """Return the pause of a gate."""
-        return self._pause(PauseKind.GATE, "", name)
-
-    def _pause(self, kind: str, alias: str, name: str) -> Pause | None:
-        found = (each for each in self.pauses if (each.kind, each.backend, each.name) == (kind, alias, name))
-        return next(found, None)
-
-    def why_stuck(self, record: TaskRecord) -> str:
-        """Return why a RUNNING task is stuck: "timeout", "worker", or "" when it is not.
-
-        "timeout": it is older than its timeout. "worker": the process that ran it is not alive.
-        """
-        began_at = record.last_attempted_at
-        if record.state != TaskState.RUNNING or began_at is None:
-            return ""
-        age = self.now - began_at
-        if record.timeout_seconds is not None and age > timedelta(seconds=record.timeout_seconds + GRACE_SECONDS):
-            return "timeout"
-        # A process shows itself with its next beat, and no longer two beats after its death.
-        is_settled = age > timedelta(seconds=2 * conf.current().beat_seconds)
-        if not self.is_known or record.is_remote or not is_settled or not uses_redis(record.backend):
-            return ""
-        last = record.worker_ids[-1] if isinstance(record.worker_ids, list) and record.worker_ids else None
-        return "worker" if isinstance(last, str) and not self.is_alive(last) else ""
-
-    def unserved(self) -> list[str]:
-        """Return the queues in which due tasks wait that no living process serves.
-
-        Among the oldest and the newest `MOST_WAITING` QUEUED rows: a large backlog lies between them.
-        """
-        if not self.is_known:
-            return []
-        queued = rows_of(TaskRecord).filter(state=TaskState.QUEUED)
-        columns = ("backend", "queue_name", "run_after", "after_id", "batch_id", "is_remote")
-        found = set()
-        for order in (("state", "id"), ("-state", "-id")):
-            # Sliced before it is judged, so that what waits for other tasks is not passed over row by row.
-            for alias, queue, run_after, *others in queued.order_by(*order).values_list(*columns)[:MOST_WAITING]:
-                if not any(others) and (run_after is None or run_after <= self.now):
-                    found.add((alias, queue))
-        return sorted({queue for alias, queue in found if uses_redis(alias) and not self.serves(alias, queue)})
-
-    def stuck(self) -> Mapping[UUID, str]:
-        """Return the RUNNING tasks that are stuck, with the reason of each; at most `MOST_RUNNING` are looked at."""
-        columns = ("state", "backend", "is_remote", "worker_ids", "last_attempted_at", "timeout_seconds")
-        rows = rows_of(TaskRecord).filter(state=TaskState.RUNNING).order_by("-id").only("id", *columns)
-        found = {row.id: self.why_stuck(row) for row in rows[:MOST_RUNNING]}
-        return {id: why for id, why in found.items() if why}
+# The settings in force at the latest failure, when it was, and its text.
+_failure: tuple[conf.Settings, float, str] | None = None
 
 
 def fleet_of(request: HttpRequest) -> Fleet:
     """Return what is known of the fleet, read at the first call for a request."""
-    found: Fleet | None = getattr(request, ATTRIBUTE, None)
-    if found is None:
-        found = read_fleet()
-        setattr(request, ATTRIBUTE, found)
-    return found
+    return fleet_and(request)[0]
 
 
-def read_fleet() -> Fleet:
-    """Ask the database and Redis. Raises: django.db.Error."""
-    now, pauses = database_clock.now(), list(rows_of(Pause).order_by("kind", "backend", "name"))
-    if not is_redis_used():
-        return Fleet(now, pauses=pauses, needs_redis=False)
+def fleet_and(request: HttpRequest, *readers: Reader[Any]) -> tuple[Fleet, list[Any]]:
+    """Return the fleet, and what some readers find; None for each when the fleet's `error` says why.
+
+    Called by a page before anything else asks for the fleet, so that all is read together. Raises: django.db.Error.
+    """
+    fleet: Fleet | None = getattr(request, ATTRIBUTE, None)
+    if fleet is not None and not readers:
+        return fleet, []
+    fleet, found = read_fleet(*readers, ask=ask)
+    setattr(request, ATTRIBUTE, fleet)
+    return fleet, found
+
+
+def ask(reader: Reader[T]) -> T:
+    """Return what a reader finds, with the short patience of a producer.
+
+    Raises: BrokerUnavailable; at once when it was raised in the last seconds, with how long ago that was.
+    """
+    global _failure
+    failure, now = _failure, time.monotonic()
+    if failure is not None and failure[0] is conf.current() and now - failure[1] < REMEMBERED_SECONDS:
+        ago = base.ago(now - failure[1])
+        raise BrokerUnavailable(f"{failure[2]} ({ago})")
     try:
-        return Fleet(now, workers=Inspector().workers.all(), silence_seconds=read_silence()[1], pauses=pauses)
+        return read("producer", reader)
     except BrokerUnavailable as error:
-        return Fleet(now, error=one_line(error), pauses=pauses)
+        _failure = (conf.current(), time.monotonic(), one_line(error))
+        raise

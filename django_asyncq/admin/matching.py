@@ -1,25 +1,28 @@
-"""From the filters of the task list to an action on everything that matches, and to words that say what that is."""
+"""Which tasks a number, its link, the question of a button and the action are about: one value makes all four.
+
+Its moments are resolved when it is made, so that a second click within a second is about the same tasks, and what has
+failed since a person looked at a number is in none of the four.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
-from django.http import HttpRequest
+from django.http import HttpRequest, QueryDict
 from django.urls import reverse
-from django.utils.formats import date_format
-from django.utils.timezone import localtime
+from django.utils.http import urlencode
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, pgettext
+from django.utils.translation import pgettext
 
 from ..exceptions import InvalidOption
-from ..models import BulkKind, FailureReason
+from ..models import BulkKind
 from ..storage import database_clock
-from ..storage.matching import checked
-from .display import Text
-from .filters import EnqueuedFilter
-from .permissions import has_right
+from ..storage.matching import KEYS, checked
+from .base import Text, aware, has_right, moment_text
+from .filters import LABELS, NAMES, EnqueuedFilter, ReasonFilter, StateFilter
 
 # The permission that each kind of action needs.
 PERMISSIONS = {
@@ -27,56 +30,67 @@ PERMISSIONS = {
     BulkKind.CANCEL: "cancel_task",
     BulkKind.DELETE: "delete_taskrecord",
 }
-# Filters of the list, in its address, that an action knows under another name.
-KEYS = {
-    "state": "state",
-    "reason": "reason",
-    "error": "last_exception",
-    "queue": "queue_name",
-    "name": "name",
-    "gate": "gate",
-}
+KEY_OF = {NAMES.get(key, key): key for key in KEYS if key != "ids"}
+# Words, of which an address has several with a comma between them.
+WORDS = {"state", "reason"}
 # What is in the address, and filters nothing.
 NO_FILTERS = {"p", "o", "e", "all", "before", "after", "_changelist_filters", "kind"}
-LABELS: dict[str, Text] = {
-    "state": gettext_lazy("state"),
-    "reason": gettext_lazy("reason of failure"),
-    "name": gettext_lazy("task"),
-    "queue_name": gettext_lazy("queue"),
-    "backend": gettext_lazy("backend"),
-    "gate": gettext_lazy("gate"),
-    "last_exception": gettext_lazy("last error"),
-    "group": gettext_lazy("group"),
-    "enqueued_since": gettext_lazy("enqueued since"),
-    "enqueued_until": gettext_lazy("enqueued before"),
-    "finished_since": gettext_lazy("finished since"),
-    "finished_until": gettext_lazy("finished before"),
-    "ids": gettext_lazy("ids"),
+# The moment behind which no task is meant, by the kind of the action.
+UNTIL = {
+    BulkKind.RETRY: "finished_until",
+    BulkKind.CANCEL: "enqueued_until",
+    BulkKind.DELETE: "finished_until",
 }
+MOST_VALUES = 10
 
 
-class Link(NamedTuple):
-    """A link to the page that asks before an action is started."""
+@dataclass(frozen=True)
+class Matching:
+    """Which tasks. keys: as `storage.matching.KEYS` has them; times are aware."""
 
-    text: str
-    url: str
+    keys: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, values: QueryDict) -> Matching | None:
+        """Read an address; None when something in it is no filter of an action."""
+        found: dict[str, Any] = {}
+        for name, value in values.items():
+            if name in NO_FILTERS or not value:
+                continue
+            if (key := KEY_OF.get(name)) is not None:
+                found[key] = str(value).split(",") if key in WORDS else value
+            elif name == "within" and value in EnqueuedFilter.spans:
+                found["enqueued_since"] = aware(database_clock.now()) - EnqueuedFilter.spans[str(value)]
+            else:
+                return None
+        return None if "stuck" in found.get("state", ()) else cls(found)
+
+    def until(self, kind: BulkKind, moment: datetime) -> Matching:
+        """Leave out what comes later than a moment, unless an earlier one is in it."""
+        return replace(self, keys={UNTIL[kind]: moment, **self.keys})
+
+    @property
+    def query(self) -> str:
+        """The query of an address: of the list, which shows these tasks, and of an action on them."""
+        return f"?{urlencode({NAMES.get(key, key): _as_text(value) for key, value in self.keys.items()})}"
+
+    def url_of_action(self, site: str, kind: BulkKind) -> str:
+        """Return the address of the page that asks before an action on these tasks starts. site: its name."""
+        return f"{reverse('admin:django_asyncq_taskrecord_bulk', current_app=site)}{self.query}&kind={kind.value}"
+
+    def suits(self, kind: str) -> bool:
+        """Whether an action of this kind takes such tasks."""
+        try:
+            checked(kind, self.keys)
+        except InvalidOption:
+            return False
+        return True
 
 
-def matching_of(request: HttpRequest) -> dict[str, Any] | None:
-    """Return the filters of a list as an action's; None when the list is filtered by something that no action knows."""
-    found: dict[str, Any] = {}
-    for name, value in request.GET.items():
-        if name in NO_FILTERS or not value:
-            continue
-        if name in KEYS:
-            found[KEYS[name]] = value
-        elif name == "within" and value in EnqueuedFilter.spans:
-            found["enqueued_since"] = database_clock.now() - EnqueuedFilter.spans[value][0]
-        else:
-            return None
-    if found.get("state") == "stuck":
-        return None
-    return found
+def _as_text(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return ",".join(value) if isinstance(value, list) else str(value)
 
 
 def links_of(request: HttpRequest, changelist: Any) -> dict[str, Any]:
@@ -85,7 +99,7 @@ def links_of(request: HttpRequest, changelist: Any) -> dict[str, Any]:
         return {}
     if not changelist.has_active_filters and not changelist.query:
         return {}
-    matching = matching_of(request)
+    matching = Matching.of(request.GET)
     if matching is None:
         return {"why_not": _("To change everything that matches, filter without a search, a worker or Stuck.")}
     texts = {
@@ -93,21 +107,11 @@ def links_of(request: HttpRequest, changelist: Any) -> dict[str, Any]:
         BulkKind.CANCEL: pgettext("all tasks that match", "Cancel…"),
         BulkKind.DELETE: pgettext("all tasks that match", "Delete…"),
     }
-    base = reverse("admin:django_asyncq_taskrecord_bulk", current_app=changelist.model_admin.admin_site.name)
-    links = [
-        Link(text, f"{base}{changelist.get_query_string({'kind': kind.value})}")
-        for kind, text in texts.items()
-        if has_right(request, PERMISSIONS[kind]) and _is_possible(kind, matching)
-    ]
-    return {"links": links}
-
-
-def _is_possible(kind: str, matching: Mapping[str, Any]) -> bool:
-    try:
-        checked(kind, matching)
-    except InvalidOption:
-        return False
-    return True
+    kinds = [kind for kind in texts if has_right(request, PERMISSIONS[kind]) and matching.suits(kind)]
+    now, site = aware(database_clock.now()), changelist.model_admin.admin_site.name
+    return {
+        "links": [{"text": texts[kind], "url": matching.until(kind, now).url_of_action(site, kind)} for kind in kinds]
+    }
 
 
 def in_words(matching: Mapping[str, Any]) -> list[str]:
@@ -118,33 +122,8 @@ def in_words(matching: Mapping[str, Any]) -> list[str]:
 
 def _values(key: str, value: Any) -> str:
     if key.endswith(("_since", "_until")):
-        return _moment(str(value))
+        return moment_text(str(value))
     values = [str(each) for each in value] if isinstance(value, list) else [str(value)]
-    if key == "state":
-        words = state_words()
-        values = [words.get(each, each) for each in values]
-    if key == "reason":
-        labels = {reason.name.lower(): str(reason.label) for reason in FailureReason}
-        values = [labels.get(each, each) for each in values]
+    words: dict[str, Mapping[str, Text]] = {"state": StateFilter.choices_of, "reason": ReasonFilter.choices_of}
+    values = [str(words.get(key, {}).get(each, each)) for each in values]
     return ", ".join(values[:MOST_VALUES]) + (" …" if len(values) > MOST_VALUES else "")
-
-
-MOST_VALUES = 10
-
-
-def state_words() -> dict[str, str]:
-    """Return the states as the pages call them."""
-    return {
-        "queued": _("Queued"),
-        "running": _("Running"),
-        "retrying": _("Retrying"),
-        "failed": _("Failed (final)"),
-        "succeeded": _("Succeeded"),
-    }
-
-
-def _moment(text: str) -> str:
-    try:
-        return date_format(localtime(datetime.fromisoformat(text)), "Y-m-d H:i:s")
-    except ValueError:
-        return text

@@ -5,27 +5,183 @@ Every change goes through `lifecycle`. Each action has its permission, and says 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
 from django.contrib import messages
 from django.contrib.admin import ModelAdmin, helpers
-from django.contrib.admin.utils import quote, unquote
-from django.core.exceptions import PermissionDenied
+from django.contrib.admin.utils import quote
+from django.db import Error as DatabaseError
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
-from django.urls import URLPattern
+from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
 from .. import lifecycle
-from ..models import TaskRecord, TaskState
-from . import history, retry_action
-from .display import Text
-from .pages import Question, ask, is_confirmed, paths, reason_of, url_of
-from .permissions import has_right
+from ..core.guard import attempt, is_a
+from ..exceptions import GateUnavailable
+from ..models import Gate, TaskRecord, TaskState
+from ..storage.errors import one_line
+from ..storage.routing import rows_of
+from . import base
+from .base import Asking, Question, Text, ask, check_rights, reason_of, url_of
+from .code import known_task
+
+# --- Retry tasks for a person in the admin, and report which tasks were queued again and why the others were not.
+
+# One chunk is one transaction, and one script call per queue and gate. SQLite accepts at least 999 parameters.
+IDS_PER_RETRY = 500
+NAMES_IN_MESSAGE = 5
+
+
+@dataclass
+class Outcome:
+    """The result of a retry.
+
+    taken: tasks whose unique slot another task holds, each with that one, or None when it has finished meanwhile.
+    removed: tasks whose function was removed from the code. deleted: number of tasks that no longer exist.
+    error: why the retry stopped early. Tasks that are in no list were then not changed.
+    """
+
+    retried: list[TaskRecord] = field(default_factory=list)
+    full: list[TaskRecord] = field(default_factory=list)
+    not_failed: list[TaskRecord] = field(default_factory=list)
+    taken: list[tuple[TaskRecord, TaskRecord | None]] = field(default_factory=list)
+    removed: list[TaskRecord] = field(default_factory=list)
+    deleted: int = 0
+    error: BaseException | None = None
+
+
+def retry(rows: QuerySet[TaskRecord], ids: Collection[UUID]) -> Outcome:
+    """Queue failed tasks again, as many as their gates admit.
+
+    rows: the tasks the user may see. An id that is not among them counts as deleted.
+    """
+    outcome = Outcome()
+    remaining = iter(ids)
+    while outcome.error is None and (some := list(islice(remaining, IDS_PER_RETRY))):
+        _retry_some(rows, some, outcome)
+    return outcome
+
+
+def _retry_some(rows: QuerySet[TaskRecord], ids: Sequence[UUID], outcome: Outcome) -> None:
+    found = {record.id: record for record in _light(rows.filter(pk__in=ids))}
+    outcome.deleted += len(ids) - len(found)
+    registered = {name: known_task(name) is not None for name in {record.name for record in found.values()}}
+    removed = [r for r in found.values() if r.state == TaskState.FAILED and not registered[r.name]]
+    outcome.removed += removed
+    wanted = [id for id in found if found[id] not in removed]
+    # A receiver may refuse with any error.
+    done, error = attempt(lifecycle.retry, wanted, by_person=True)
+    if error is not None:
+        if is_a(error, DatabaseError):
+            raise error
+        outcome.error = error
+        return
+    outcome.retried += done.retried
+    outcome.full += done.full
+    # Read the rows again, because another person or a second click may have retried them first.
+    now = {record.id: record for record in _light(rows.filter(pk__in=done.not_failed))}
+    outcome.not_failed += [now.get(id, found[id]) for id in done.not_failed]
+    if done.taken:
+        holders = {
+            row.id: row for row in _light(rows_of(TaskRecord).filter(pk__in=[each.holder for each in done.taken]))
+        }
+        outcome.taken += [(each.record, holders.get(each.holder)) for each in done.taken]
+
+
+def _light(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
+    return rows.only("id", "name", "state", "gate", "queue_limit").order_by("-id")
+
+
+def _sentences(outcome: Outcome, url_of: Any) -> Iterator[tuple[int, SafeString | str]]:
+    if outcome.retried:
+        text = ngettext("Queued again: {}.", "{} tasks queued again: {}.", len(outcome.retried))
+        yield messages.SUCCESS, counted(text, outcome.retried, url_of)
+    full = _grouped(outcome.full, "gate")
+    limits = dict(rows_of(Gate).filter(name__in=full).values_list("name", "limit")) if full else {}
+    for gate, records in full.items():
+        # That of the gate's row, or else the one set by the task.
+        own = records[0].queue_limit
+        limit = limits.get(gate, "?" if own is None else own)
+        text = _("Gate {} is full (limit {}), so this failed task was not queued: {}.")
+        if len(records) > 1:
+            text = _("Gate {} is full (limit {}), so these failed tasks were not queued: {}.")
+        yield messages.WARNING, format_html(text, gate, limit, _names(records, url_of))
+    for text in unchanged(outcome.not_failed, url_of):
+        yield messages.WARNING, text
+    yield from _taken_sentences(outcome.taken, url_of)
+    if outcome.deleted:
+        count = outcome.deleted
+        text = ngettext("%(count)d task no longer exists.", "%(count)d tasks no longer exist.", count)
+        yield messages.WARNING, text % {"count": count}
+    for path, records in sorted(_grouped(outcome.removed, "name").items()):
+        text = _("The code has no task {}, so it was not retried: {}. Is the code deployed?")
+        if len(records) > 1:
+            text = _("The code has no task {}, so they were not retried: {}. Is the code deployed?")
+        yield messages.ERROR, format_html(text, path, _names(records, url_of))
+    if outcome.error is not None:
+        yield messages.ERROR, _error_sentence(outcome.error, bool(outcome.retried))
+
+
+def counted(text: str, records: Sequence[TaskRecord], url_of: Any) -> SafeString:
+    """Return a sentence with the names of tasks, and with their number where there are several. text: of `ngettext`."""
+    names = _names(records, url_of)
+    return format_html(text, names) if len(records) == 1 else format_html(text, len(records), names)
+
+
+def unchanged(records: Sequence[TaskRecord], url_of: Any) -> Iterator[SafeString]:
+    """Yield a sentence for each state whose tasks were not changed."""
+    for state, of_state in _grouped(records, "state").items():
+        text = _("Not changed, because the state is {}: {}.")
+        yield format_html(text, str(TaskState(state).label), _names(of_state, url_of))
+
+
+def _taken_sentences(
+    taken: Sequence[tuple[TaskRecord, TaskRecord | None]], url_of: Any
+) -> Iterator[tuple[int, SafeString | str]]:
+    """Yield for each task why it was not retried, and the task that holds its slot; only for the first few."""
+    for record, holder in taken[:NAMES_IN_MESSAGE]:
+        if holder is None:
+            text = _("{} was not retried, because another task held its unique key at this moment. Retry it again.")
+            yield messages.WARNING, format_html(text, _names([record], url_of))
+        else:
+            text = _("{} was not retried, because {} has the same unique key and has not finished.")
+            yield messages.WARNING, format_html(text, _names([record], url_of), _names([holder], url_of))
+    if (more := len(taken) - NAMES_IN_MESSAGE) > 0:
+        text = ngettext("The same is true of %(count)d more task.", "The same is true of %(count)d more tasks.", more)
+        yield messages.WARNING, text % {"count": more}
+
+
+def _error_sentence(error: BaseException, some_retried: bool) -> str:
+    changed = _("The other tasks were not changed.") if some_retried else _("Nothing was changed.")
+    if is_a(error, GateUnavailable):
+        reason = _("Gate %(gate)s cannot be checked: %(reason)s.") % {"gate": error.gate, "reason": error.reason}
+    else:
+        reason = _("The retry was refused: %(reason)s.") % {"reason": one_line(error).rstrip(".")}
+    return f"{reason} {changed}"
+
+
+def _names(records: Sequence[TaskRecord], url_of: Any) -> SafeString | str:
+    """Return links to the tasks; only to the first few when there are many."""
+    shown = records[:NAMES_IN_MESSAGE]
+    links = format_html_join(", ", '<a href="{}">{}</a>', ((url_of(record), str(record)) for record in shown))
+    if len(records) == len(shown):
+        return links
+    return format_html(_("{} and {} more"), links, len(records) - len(shown))
+
+
+def _grouped(records: Iterable[TaskRecord], column: str) -> dict[Any, list[TaskRecord]]:
+    groups: dict[Any, list[TaskRecord]] = {}
+    for record in records:
+        groups.setdefault(getattr(record, column), []).append(record)
+    return groups
+
 
 LISTED = 100
 IDS_PER_CALL = 500
@@ -56,9 +212,10 @@ class Act:
 
 
 def _retry(model_admin: ModelAdmin[Any], request: HttpRequest, ids: Collection[UUID]) -> None:
-    outcome = retry_action.retry(model_admin.get_queryset(request), ids)
-    history.note_tasks(request, outcome.retried, "Retried.")
-    retry_action.add_messages(request, outcome, _url_of_task(model_admin))
+    outcome = retry(model_admin.get_queryset(request), ids)
+    base.note_tasks(request, outcome.retried, "Retried.")
+    for level, text in _sentences(outcome, _url_of_task(model_admin)):
+        messages.add_message(request, level, text)
 
 
 def _run_now(model_admin: ModelAdmin[Any], request: HttpRequest, ids: Collection[UUID]) -> None:
@@ -66,61 +223,44 @@ def _run_now(model_admin: ModelAdmin[Any], request: HttpRequest, ids: Collection
     rows = {row.id: row for row in model_admin.get_queryset(request).filter(pk__in=ids).only("id", "name", "state")}
     hurried = set(lifecycle.hurry([id for id, row in rows.items() if row.state == TaskState.QUEUED]))
     done = [row for id, row in rows.items() if id in hurried]
-    history.note_tasks(request, done, "Run now.")
+    base.note_tasks(request, done, "Run now.")
     if done:
         text = ngettext("Due now: {}.", "{} tasks are due now: {}.", len(done))
-        messages.success(request, retry_action.counted(text, done, _url_of_task(model_admin)))
+        messages.success(request, counted(text, done, _url_of_task(model_admin)))
     failed = [id for id, row in rows.items() if row.state == TaskState.FAILED]
     if failed:
         _retry(model_admin, request, failed)
     rest = [row for id, row in rows.items() if row.state != TaskState.FAILED and id not in hurried]
-    for text in retry_action.unchanged(rest, _url_of_task(model_admin)):
+    for text in unchanged(rest, _url_of_task(model_admin)):
         messages.warning(request, text)
 
 
 def _cancel(model_admin: ModelAdmin[Any], request: HttpRequest, ids: Collection[UUID]) -> None:
-    """Cancel tasks that wait, and ask those that run to stop."""
+    """Cancel tasks that wait, and ask those that a worker has to stop."""
     wanted = [*model_admin.get_queryset(request).filter(pk__in=ids).order_by("id").values_list("pk", flat=True)]
-    total = lifecycle.Cancelled()
-    for start in range(0, len(wanted), IDS_PER_CALL):
-        page = wanted[start : start + IDS_PER_CALL]
-        found = lifecycle.cancel(page, by=request.user.get_username(), reason=reason_of(request))
-        total = lifecycle.Cancelled(*map(sum, zip(total, found, strict=True)))
+    pages = [wanted[start : start + IDS_PER_CALL] for start in range(0, len(wanted), IDS_PER_CALL)]
+    total = lifecycle.cancel_pages(pages, by=request.user.get_username(), reason=reason_of(request))
     rows = model_admin.get_queryset(request).filter(pk__in=wanted, cancel_requested_at__isnull=False).only("id", "name")
     if total.cancelled or total.asked:
         reason = reason_of(request)
-        history.note_tasks(request, list(rows), f"Cancelled: {reason}" if reason else "Cancelled.")
-    for level, text in _cancel_sentences(total):
-        messages.add_message(request, level, text)
-
-
-def _cancel_sentences(total: Any) -> Sequence[tuple[int, str]]:
+        base.note_tasks(request, list(rows), f"Cancelled: {reason}" if reason else "Cancelled.")
     cancelled = ngettext("%(count)d task was cancelled.", "%(count)d tasks were cancelled.", total.cancelled)
     asked = ngettext(
-        "%(count)d running task was asked to stop.", "%(count)d running tasks were asked to stop.", total.asked
+        "%(count)d task may be running, and was asked to stop.",
+        "%(count)d tasks may be running, and were asked to stop.",
+        total.asked,
     )
     over = ngettext("%(count)d task had finished already.", "%(count)d tasks had finished already.", total.over)
-    found = [
-        (messages.SUCCESS, cancelled, total.cancelled),
-        (messages.SUCCESS, asked, total.asked),
-        (messages.WARNING, over, total.over),
-    ]
-    return [(level, text % {"count": count}) for level, text, count in found if count]
+    for say, text, count in (
+        (messages.success, cancelled, total.cancelled),
+        (messages.success, asked, total.asked),
+        (messages.warning, over, total.over),
+    ):
+        if count:
+            say(request, text % {"count": count})
 
 
 # --- the table
-
-
-def _has_failed(record: TaskRecord) -> bool:
-    return record.state == TaskState.FAILED
-
-
-def _can_be_hurried(record: TaskRecord) -> bool:
-    return record.state == TaskState.FAILED or (record.state == TaskState.QUEUED and record.run_after is not None)
-
-
-def _can_be_cancelled(record: TaskRecord) -> bool:
-    return not record.is_final
 
 
 ACTS = {
@@ -131,7 +271,7 @@ ACTS = {
             "retry_task",
             gettext_lazy("Retry"),
             gettext_lazy("Retry selected tasks"),
-            _has_failed,
+            lambda record: record.state == TaskState.FAILED,
             _retry,
             gettext_lazy("None of the selected tasks has failed, so nothing was retried."),
         ),
@@ -140,7 +280,9 @@ ACTS = {
             "retry_task",
             gettext_lazy("Run now"),
             gettext_lazy("Run selected tasks now"),
-            _can_be_hurried,
+            lambda record: (
+                record.state == TaskState.FAILED or (record.state == TaskState.QUEUED and record.run_after is not None)
+            ),
             _run_now,
             gettext_lazy("None of the selected tasks is delayed or has failed, so nothing was changed."),
         ),
@@ -149,7 +291,7 @@ ACTS = {
             "cancel_task",
             pgettext_lazy("a task", "Cancel task"),
             gettext_lazy("Cancel selected tasks"),
-            _can_be_cancelled,
+            lambda record: not record.is_final,
             _cancel,
             gettext_lazy("All selected tasks have finished, so none was cancelled."),
             asks=True,
@@ -161,33 +303,23 @@ ACTS = {
 # --- one task
 
 
-def urls(model_admin: ModelAdmin[Any]) -> list[URLPattern]:
-    """Return the addresses that the buttons on a task's page post to."""
-    return paths(model_admin, {name: _view_of(act) for name, act in ACTS.items()}, of_object=True)
+def _one(name: str) -> Callable[..., Asking]:
+    """Return what the button on a task's page does."""
 
-
-def _view_of(act: Act) -> Callable[..., HttpResponse]:
-    def view(model_admin: ModelAdmin[Any], request: HttpRequest, object_id: str) -> HttpResponse:
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
-        if not (has_right(request, "view_taskrecord") and has_right(request, act.permission)):
-            raise PermissionDenied
-        record = model_admin.get_object(request, unquote(object_id))
-        if record is None:
-            messages.warning(request, _("This task no longer exists."))
-            return HttpResponseRedirect(url_of(model_admin, "changelist"))
-        back = url_of(model_admin, "change", quote(record.pk))
+    def press(model_admin: ModelAdmin[Any], request: HttpRequest, record: TaskRecord) -> Asking:
+        act = ACTS[name]
         if act.asks:
-            question = _question(act, [record], back)
-            if not is_confirmed(request, question):
-                return ask(model_admin, request, question)
+            yield _question(act, [record])
         act.do(model_admin, request, [record.pk])
-        return HttpResponseRedirect(back)
+        return None
 
-    return view
+    return press
 
 
-def _question(act: Act, wanted: Sequence[TaskRecord], back: str, *, others: int = 0) -> Question:
+retry_one, run_one, cancel_one = _one("retry"), _one("run"), _one("cancel")
+
+
+def _question(act: Act, wanted: Sequence[TaskRecord], *, others: int = 0) -> Question:
     """Return what a page asks. wanted: the tasks; others: how many ticked ones will not be changed."""
     count = len(wanted)
     titles = {
@@ -198,7 +330,7 @@ def _question(act: Act, wanted: Sequence[TaskRecord], back: str, *, others: int 
     lines = {
         "retry": _("They are queued again. A task whose gate (admission limit) is full stays failed."),
         "run": _("Delayed tasks are due now, and failed ones are queued again."),
-        "cancel": _("A task that waits fails as cancelled. A task that runs is asked to stop."),
+        "cancel": _("A task that waits fails as cancelled. A task that a worker has is asked to stop."),
     }
     said = [lines[act.name]]
     if others:
@@ -212,7 +344,6 @@ def _question(act: Act, wanted: Sequence[TaskRecord], back: str, *, others: int 
         lines=said,
         examples=[f"{record} – {record.get_state_display()}" for record in wanted[:LISTED]],
         button=title.rstrip("?؟"),
-        back=back,
         asks_reason=act.asks,
         is_destructive=act.asks,
     )
@@ -226,25 +357,25 @@ def act_on_marked(
 ) -> HttpResponse | None:
     """Ask, then do it to the ticked tasks. queryset: what the list shows."""
     act = ACTS[name]
-    if not (has_right(request, "view_taskrecord") and has_right(request, act.permission)):
-        raise PermissionDenied
-    back = request.get_full_path()
+    check_rights(model_admin, request, [act.permission])
     if request.path != url_of(model_admin, "changelist"):
         # Django 6.1 shows the actions on the page of a task too.
         act.do(model_admin, request, list(queryset.values_list("pk", flat=True)))
         return None
     # Not from `queryset`: a task that no longer matches the list's filter must appear in the messages too.
     ids = [UUID(id) for id in request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)]
-    if request.POST.get("confirmed") == "yes":
-        act.do(model_admin, request, ids)
-        return None
     columns = ("id", "name", "state", "run_after", "retry_at")
-    rows = list(model_admin.get_queryset(request).filter(pk__in=ids).only(*columns).order_by("-id"))
-    wanted = [row for row in rows if act.suits(row)]
-    if not wanted:
-        messages.warning(request, str(act.none))
-        return None
-    return ask(model_admin, request, _question(act, wanted, back, others=len(ids) - len(wanted)))
+    wanted = []
+    if request.POST.get("confirmed") != "yes":
+        rows = model_admin.get_queryset(request).filter(pk__in=ids).only(*columns).order_by("-id")
+        wanted = [row for row in rows if act.suits(row)]
+        if not wanted:
+            messages.warning(request, str(act.none))
+            return None
+    page = ask(model_admin, request, _question(act, wanted, others=len(ids) - len(wanted)), request.get_full_path())
+    if page is None:
+        act.do(model_admin, request, ids)
+    return page
 
 
 def _url_of_task(model_admin: ModelAdmin[Any]) -> Callable[[TaskRecord], str]:

@@ -5,42 +5,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from html import unescape
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.contrib import admin
 from django.db.models import QuerySet
-from django.utils.html import format_html
+from django.utils.html import format_html, strip_tags
+from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
-from .. import registry
-from ..definitions.exception_text import class_path
-from ..definitions.progress import shown_progress
+from ..core import registry
+from ..core.masking import masker_of
+from ..core.payload import class_path, shown_progress
 from ..exceptions import TaskCancelled, TaskExpired
-from ..masking import masker_of
 from ..models import FailureReason, TaskLogLine, TaskRecord, TaskState
+from ..observe.fleet import Fleet
+from ..observe.why import Keeper, why_not_running
+from ..storage import database_clock
 from ..storage.routing import rows_of
-from . import display
+from . import base
 from .code import known_task
 
 ATTEMPTS_SHOWN = 50
 # Masking takes a second for each megabyte: a task may have thousands of lines of 2 KiB for each of its attempts.
 LOG_LINES_SHOWN = 200
 CLOSED = (class_path(TaskCancelled()), class_path(TaskExpired()))
-
-
-class Attempt(NamedTuple):
-    """One attempt of a task. is_latest: its traceback is shown expanded."""
-
-    number: int
-    worker: str
-    started: SafeString | str
-    duration: str
-    state: SafeString
-    exception: str
-    message: display.Excerpt
-    traceback: display.Excerpt
-    is_latest: bool
 
 
 class Fact(NamedTuple):
@@ -51,25 +44,16 @@ class Fact(NamedTuple):
     is_code: bool = False
 
 
-class Progress(NamedTuple):
-    """The progress of a task. text: both numbers. data: None if there is none."""
-
-    done: float
-    total: float | None
-    text: str
-    message: display.Excerpt
-    data: display.Excerpt | None
-
-
 class TaskPage:
     """The content of the page of one task. The template calls the methods it needs.
 
     whole: do not shorten long texts.
     """
 
-    def __init__(self, record: TaskRecord, now: datetime, *, whole: bool) -> None:
+    def __init__(self, record: TaskRecord, fleet: Fleet, *, whole: bool) -> None:
         self.record = record
-        self.now = now
+        self.fleet = fleet
+        self.now = fleet.now
         self.whole = whole
         self.task = known_task(record.name)
         self.masker = masker_of(record)
@@ -80,8 +64,9 @@ class TaskPage:
         self.missing = registry.why_missing(record.name) if self.is_removed or is_waiting else ""
 
     def state(self) -> SafeString:
-        """Return the state, and when the task or its retry is due."""
-        return display.state_element(self.record, self.now)
+        """Return the state, and why the task does not run."""
+        why = why_not_running(self.record, self.fleet, is_declared=self.task is not None, with_place=True)
+        return base.state_element(self.record, self.now, why)
 
     def reason(self) -> str:
         """Return why the task is FAILED or RETRYING; "" in other states."""
@@ -95,30 +80,33 @@ class TaskPage:
         if record.reason == FailureReason.CANCELLED:
             template = _("Cancelled {}.")
         elif record.state == TaskState.SUCCEEDED:
-            template = _("A cancel was asked for {}. The task succeeded before it noticed.")
+            template = _("A cancel was asked for {}. The task succeeded all the same.")
         elif record.is_final:
-            template = _("A cancel was asked for {}. The task failed for another reason before it noticed.")
+            template = _("A cancel was asked for {}. The task failed for another reason.")
         else:
             template = _("A cancel was asked for {}. The task may still succeed.")
-        at = display.time_element(record.cancel_requested_at, self.now)
+        at = base.time_element(record.cancel_requested_at, self.now)
         by = self.masker.text(record.cancelled_by)
         return format_html(template, format_html("{} (<bdi>{}</bdi>)", at, by) if by else at)
 
     def attempt_count(self) -> str:
         """Return how many attempts were made, of how many."""
-        return display.attempt_count(self.record)
+        return base.attempt_count(self.record)
 
-    def error(self) -> display.Excerpt | None:
+    def error(self) -> base.Excerpt | None:
         """Return the last error of a failed task as one text."""
         entries = self._entries()
         if not self.has_failed or not entries:
             return None
         last = entries[-1]
-        line = display.error_line(str(last.get("exception", "")), self.masker.text(str(last.get("message", ""))))
-        return display.excerpt(line, whole=self.whole)
+        line = base.error_line(str(last.get("exception", "")), self.masker.text(str(last.get("message", ""))))
+        return base.excerpt(line, whole=self.whole)
 
-    def attempts(self) -> list[Attempt]:
-        """Return the latest attempts, newest first: the running or successful one, then those that failed."""
+    def attempts(self) -> list[SimpleNamespace]:
+        """Return the latest attempts, newest first: the running or successful one, then those that failed.
+
+        is_latest: its traceback is shown expanded.
+        """
         shown = [*self._current(), *self._failed()]
         return shown if self.whole else shown[:ATTEMPTS_SHOWN]
 
@@ -126,25 +114,23 @@ class TaskPage:
         """Return how many earlier attempts are not shown."""
         return 0 if self.whole else max(0, len(self._runs()) + len(list(self._current())) - ATTEMPTS_SHOWN)
 
-    def args(self) -> display.Excerpt:
+    def args(self) -> base.Excerpt:
         """Return the positional arguments as JSON. Those of parameters with a secret name are masked."""
         if not self.record.args:
-            return display.Excerpt(_("none"), 0)
+            return base.Excerpt(_("none"), 0)
         return self._json(self.masker.positional(self.record.args))
 
-    def kwargs(self) -> display.Excerpt:
+    def kwargs(self) -> base.Excerpt:
         """Return the keyword arguments as JSON."""
-        return (
-            self._json(self.masker.keyword(self.record.kwargs)) if self.record.kwargs else display.Excerpt(_("none"), 0)
-        )
+        return self._json(self.masker.keyword(self.record.kwargs)) if self.record.kwargs else base.Excerpt(_("none"), 0)
 
-    def return_value(self) -> display.Excerpt | None:
+    def return_value(self) -> base.Excerpt | None:
         """Return the return value of a successful task as JSON."""
         if self.record.state != TaskState.SUCCEEDED:
             return None
         return self._json(self.masker.result(self.record.return_value))
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> SimpleNamespace | None:
         """Return the progress the task reported last, as its row has it."""
         shown = shown_progress(self.record.progress)
         if shown is None:
@@ -152,16 +138,17 @@ class TaskPage:
         text = f"{shown['done']:,}" if shown["total"] is None else f"{shown['done']:,} / {shown['total']:,}"
         message = self.masker.text(str(shown["message"]))
         data = self._json(self.masker.data(shown["data"])) if shown["data"] else None
-        return Progress(shown["done"], shown["total"], text, display.excerpt(message, whole=self.whole), data)
+        words = base.excerpt(message, whole=self.whole)
+        return SimpleNamespace(done=shown["done"], total=shown["total"], text=text, message=words, data=data)
 
-    def log_lines(self) -> display.Excerpt | None:
+    def log_lines(self) -> base.Excerpt | None:
         """Return the latest lines that the task has logged, oldest first, as one text; their secrets are masked."""
         lines = self._log().order_by("-fence", "-number")
         texts = [
-            f"{display.plain_time(each.logged_at)} {logging.getLevelName(each.level)} {each.logger}: {each.text}"
+            f"{base.plain_time(each.logged_at)} {logging.getLevelName(each.level)} {each.logger}: {each.text}"
             for each in (lines if self.whole else lines[:LOG_LINES_SHOWN])
         ]
-        return display.excerpt(self.masker.text("\n".join(reversed(texts))), whole=self.whole) if texts else None
+        return base.excerpt(self.masker.text("\n".join(reversed(texts))), whole=self.whole) if texts else None
 
     def log_lines_not_shown(self) -> int:
         """Return how many earlier lines are not shown."""
@@ -181,17 +168,17 @@ class TaskPage:
             (_("Cancel asked for"), record.cancel_requested_at),
             (_("Finished"), record.finished_at),
         ]
-        return [Fact(label, display.time_element(value, self.now)) for label, value in listed if value]
+        return [Fact(label, base.time_element(value, self.now)) for label, value in listed if value]
 
     def facts(self) -> list[Fact]:
         """Return the other columns of the row."""
         record = self.record
-        limit = "" if record.queue_limit is None else str(record.queue_limit)
+        limit, worker = "" if record.queue_limit is None else str(record.queue_limit), self._last_worker()
         listed = [
             (_("Id"), str(record.id), True),
-            (_("Task"), record.name, True),
+            (_("Task"), _page("task", record.name, name=record.name), True),
             (_("Backend"), record.backend, True),
-            (_("Queue"), record.queue_name, True),
+            (_("Queue"), _page("queue", record.queue_name, backend=record.backend, queue=record.queue_name), True),
             (_("Priority"), str(record.priority), False),
             (_("Timeout"), _seconds(record.timeout_seconds), False),
             (_("Soft timeout"), _seconds(record.soft_timeout_seconds), False),
@@ -199,13 +186,17 @@ class TaskPage:
             (_("Gate limit set by the task"), limit, False),
             (_("Expected duration"), _seconds(record.expected_seconds), False),
             (_("Unique"), self._unique(), False),
-            (_("Runs after the task"), "" if record.after_id is None else str(record.after_id), True),
+            (_("Runs after the task"), self._link(record.after_id), True),
             (_("Copy with new arguments of"), self._link(record.retried_from), True),
             (_("Group"), record.group, True),
-            (_("Runs in the batch"), "" if record.batch_id is None else str(record.batch_id), True),
+            (_("Runs in the batch"), self._link(record.batch_id), True),
             (_("Calls in the batch"), "" if record.waits_for is None else str(record.waits_for), False),
-            (_("Last worker"), self._last_worker(), True),
-            (_("Runs alone next"), _("Yes: its worker died together with others") if record.is_suspect else "", False),
+            (_("Last worker"), worker and _page("worker", worker, id=worker), True),
+            (
+                _("Runs alone next"),
+                _("Yes: its worker died, and it may be the cause") if record.is_suspect else "",
+                False,
+            ),
             (_("Fence"), str(record.fence), False),
         ]
         return [Fact(*fact) for fact in listed if fact[1]]
@@ -235,7 +226,7 @@ class TaskPage:
             return ""
         until: SafeString | str = _("until it begins") if record.unique_until_start else _("until it has finished")
         if record.unique_until is not None:
-            until = format_html(_("for a time, which ends {}"), display.time_element(record.unique_until, self.now))
+            until = format_html(_("for a time, which ends {}"), base.time_element(record.unique_until, self.now))
         if record.unique_slot == record.unique_key:
             return format_html(_("{}; it holds its key"), until)
         return format_html(_("{}; it does not hold its key"), until)
@@ -248,51 +239,128 @@ class TaskPage:
         workers = self.record.worker_ids
         return str(workers[-1]) if isinstance(workers, list) and workers else ""
 
-    def _current(self) -> Iterator[Attempt]:
+    def _current(self) -> Iterator[SimpleNamespace]:
         """Yield the running or successful attempt, which has no error entry."""
         record = self.record
         if record.state not in (TaskState.RUNNING, TaskState.SUCCEEDED):
             return
         started = record.last_attempted_at
-        nothing = display.Excerpt("", 0)
-        yield Attempt(
+        nothing = base.Excerpt("", 0)
+        yield SimpleNamespace(
             number=record.attempt,
             worker=self._last_worker(),
-            started=display.time_element(started, self.now),
+            started=base.time_element(started, self.now),
             duration=_between(started, record.finished_at or self.now),
-            state=display.state_badge(record.state),
+            state=base.state_badge(record.state),
             exception="",
             message=nothing,
             traceback=nothing,
             is_latest=True,
         )
 
-    def _failed(self) -> Iterator[Attempt]:
+    def _failed(self) -> Iterator[SimpleNamespace]:
         """Yield the failed attempts, newest first."""
         entries = self._runs()
         for position, entry in enumerate(reversed(entries)):
-            started = display.parse_time(entry.get("started_at"))
-            yield Attempt(
+            started = base.parse_time(entry.get("started_at"))
+            yield SimpleNamespace(
                 number=entry["attempt"] if isinstance(entry.get("attempt"), int) else len(entries) - position,
-                worker=str(entry.get("worker") or ""),
-                started=display.time_element(started, self.now),
-                duration=_between(started, display.parse_time(entry.get("failed_at"))),
-                state=display.state_badge(TaskState.FAILED),
+                worker=" ".join(str(entry[name]) for name in ("worker", "app_version") if entry.get(name)),
+                started=base.time_element(started, self.now),
+                duration=_between(started, base.parse_time(entry.get("failed_at"))),
+                state=base.state_badge(TaskState.FAILED),
                 exception=str(entry.get("exception", "")),
-                message=display.excerpt(self.masker.text(str(entry.get("message") or "")), whole=self.whole),
-                traceback=display.excerpt(self.masker.text(str(entry.get("traceback") or "")), whole=self.whole),
+                message=base.excerpt(self.masker.text(str(entry.get("message") or "")), whole=self.whole),
+                traceback=base.excerpt(self.masker.text(str(entry.get("traceback") or "")), whole=self.whole),
                 is_latest=position == 0 and self.has_failed,
             )
 
-    def _json(self, value: Any) -> display.Excerpt:
-        return display.excerpt(display.json_text(value), whole=self.whole)
+    def _json(self, value: Any) -> base.Excerpt:
+        return base.excerpt(base.json_text(value), whole=self.whole)
+
+
+def _page(view: str, text: str, /, **query: str) -> SafeString:
+    """Return a link to a page of what the task has to do with."""
+    return format_html('<a href="../../{}/?{}">{}</a>', view, urlencode(query), text)
 
 
 def _seconds(seconds: float | None) -> str:
-    return "" if seconds is None else display.exact_duration(seconds)
+    return "" if seconds is None else base.exact_duration(seconds)
 
 
 def _between(start: datetime | None, end: datetime | None) -> str:
     if start is None or end is None:
         return ""
-    return display.duration((display.aware(end) - display.aware(start)).total_seconds())
+    return base.duration(base.seconds_between(start, end))
+
+
+# --- The columns of the task list.
+
+
+class TaskColumns:
+    """What the list shows of each task."""
+
+    @admin.display(description=gettext_lazy("task"))
+    def task(self, record: TaskRecord) -> SafeString:
+        """Show the function's name and the end of the id."""
+        return format_html(
+            '<span class="asyncq-name" dir="ltr" title="{}">{}</span> <span class="asyncq-id" title="{}">{}</span>',
+            record.name,
+            record.short_name,
+            record.id,
+            record.short_id,
+        )
+
+    @admin.display(description=gettext_lazy("state"))
+    def state_and_error(self, record: TaskRecord) -> SafeString:
+        """Show the state as a badge, and the error of a failed task, or its reason where that is no error."""
+        why = getattr(record, "why", None)
+        state = base.state_element(record, database_clock.now(), None if why and why.keeper is Keeper.DUE else why)
+        state = format_html('<span title="{}">{}</span>', unescape(strip_tags(state)), state)
+        # The state says it too when a gate is full.
+        if record.state != TaskState.FAILED or (record.reason == FailureReason.GATE_FULL and record.retry_at):
+            return state
+        # The list reads no arguments, so a sensitive value in a message would not be found: the page shows it masked.
+        is_open = not getattr(known_task(record.name), "sensitive", ())
+        message = str(getattr(record, "last_message", None) or "") if is_open else ""
+        if record.reason not in base.REASONS_WITH_ERROR or not record.last_exception:
+            reason = record.get_reason_display()
+            if record.is_discarded and message:
+                reason = f"{reason}: {message[: base.ERROR_CHARACTERS]}"
+            note = '{} <span class="asyncq-note asyncq-second" dir="auto" title="{}">{}</span>'
+            return format_html(note, state, reason, reason)
+        return format_html("{} {}", state, base.short_error(record.last_exception, message))
+
+    @admin.display(description=gettext_lazy("attempts"))
+    def attempts(self, record: TaskRecord) -> SafeString:
+        """Show how many attempts were made, of how many, and the worker crashes."""
+        return base.short_attempt_count(record)
+
+    @admin.display(description=gettext_lazy("enqueued"), ordering="id")
+    def enqueued(self, record: TaskRecord) -> SafeString | str:
+        """Show when it was enqueued."""
+        return base.time_element(record.enqueued_at, database_clock.now())
+
+    @admin.display(description=gettext_lazy("ran"))
+    def run(self, record: TaskRecord) -> SafeString | str:
+        """Show how long the attempt has run, or took; below, when a finished one finished."""
+        started, finished = record.last_attempted_at, record.finished_at
+        if record.state == TaskState.RUNNING and started is not None:
+            now = database_clock.now()
+            span = base.duration(max(0.0, base.seconds_between(started, now)))
+            return base.time_element(started, now, text=_("for %(span)s") % {"span": span})
+        if finished is None or started is None:
+            return "–" if finished is None else base.time_element(finished, database_clock.now())
+        took = base.duration(max(0.0, base.seconds_between(started, finished)))
+        at = base.time_element(finished, database_clock.now())
+        return format_html('<bdi>{}</bdi> <span class="asyncq-note asyncq-second">{}</span>', took, at)
+
+    @admin.display(description=gettext_lazy("gate"))
+    def gate(self, record: TaskRecord) -> SafeString | None:
+        """Show the gate; a dash for none."""
+        return format_html('<bdi title="{}">{}</bdi>', record.gate, record.gate) if record.gate else None
+
+    @admin.display(description=gettext_lazy("queue"))
+    def queue(self, record: TaskRecord) -> SafeString:
+        """Show the queue."""
+        return format_html('<bdi dir="ltr" title="{}">{}</bdi>', record.queue_name, record.queue_name)

@@ -11,15 +11,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from .. import conf, failpoints
-from . import clients, commands, counting, handoff, redis_py, replies, scripts
-from .access import Access
-from .clients import broker_errors
-from .configuration import misconfigured
+from .. import conf
+from . import clients, redis_clock, redis_py, scripts
+from . import entries as replies
+from .access import Access, queues_with
+from .clients import broker_errors, misconfigured
 from .entries import (
     Dequeued,
     Entry,
@@ -38,13 +37,13 @@ from .keys import (
     QueueKeys,
     alive_key,
     due_channel,
-    handoff_key,
     is_name,
     names_channel,
     own_queues_key,
     queues_key,
     reachability_key,
 )
+from .reading import Command, Reader, read
 
 __all__ = ["Broker", "Dequeued", "Entry", "Expired", "Extended", "Forwarded", "GateKeys", "Lease", "Reachability"]
 
@@ -56,8 +55,8 @@ REMOVED_PER_CALL = 50
 # How many leases are looked at: those of Go workers may come before our own.
 LEASES_LOOKED_AT = 1000
 ARCHIVE_SECONDS = 90 * 86_400
-# How long Redis remembers a handoff that nobody is left to remove; a wait is shorter.
-HANDOFF_SECONDS = 3_600
+# 200 queues take Redis 0.2 ms.
+QUEUES_PER_CALL = 200
 # asynq documents 10,000 and keeps one less.
 ARCHIVE_SIZE = 9_999
 # A queue is registered again each minute: the set may have been lost, or the queue removed.
@@ -77,15 +76,13 @@ class Broker(Access):
     Every method raises BrokerUnavailable when Redis is unreachable or refuses the command.
     """
 
+    # Of a worker: a digest of the names of the tasks that its code has.
+    code = ""
+
     @property
     def reaches_all(self) -> bool:
         """Whether one script may use keys of a queue and of a gate or a worker; in a cluster their slots differ."""
         return not clients.is_cluster(self.client)
-
-    @property
-    def uses_handoff(self) -> bool:
-        """Whether idle workers are handed tasks: HANDOFF is on, and Redis is not a cluster."""
-        return conf.current().handoff and self.reaches_all
 
     # --- queue names, and the state of Redis
 
@@ -99,8 +96,8 @@ class Broker(Access):
         with _registered_lock:
             if now < _registered.get(key, 0.0):
                 return False
-        commands.send(self.client, "sadd", queues_key(self.alias), queue)
-        is_new = bool(commands.send(self.client, "sadd", own_queues_key(self.alias), queue))
+        scripts.send(self.client, "sadd", queues_key(self.alias), queue)
+        is_new = bool(scripts.send(self.client, "sadd", own_queues_key(self.alias), queue))
         if is_new:
             with broker_errors(self.client):
                 self.client.publish(names_channel(self.alias), queue)
@@ -121,11 +118,12 @@ class Broker(Access):
 
         Not those in asynq's own set: other programs have queues too, whose messages are theirs alone.
         """
-        found = {
-            name
-            for name in replies.texts(commands.send(self.client, "smembers", own_queues_key(self.alias)))
-            if is_name(name)
-        }
+        return read(self.role, self.reading_queues())
+
+    def reading_queues(self) -> Reader[set[str]]:
+        """Read what `queues` returns."""
+        (members,) = yield [Command("smembers", [own_queues_key(self.alias)], alias=self.alias)]
+        found = {name for name in replies.texts(members) if is_name(name)}
         with _registered_lock:
             # Redis has lost them, or another program has: they are registered again at their next use.
             for key in [key for key in _registered if key[0] == self.prefix and key[1] not in found]:
@@ -147,7 +145,7 @@ class Broker(Access):
 
     def alive_since(self) -> int | None:
         """Return the Unix seconds since which Redis remembers everything; None when it has lost its memory."""
-        return replies.whole(commands.send(self.client, "get", alive_key()), 0)
+        return replies.whole(scripts.send(self.client, "get", alive_key()), 0)
 
     def mark_alive(self) -> None:
         """Mark that Redis remembers everything from now on; an existing mark stays."""
@@ -198,8 +196,9 @@ class Broker(Access):
         keys = self.keys(queue)
         gates = {entry.gate: 0 for entry in entries if entry.gate is not None}
         places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed, keys.due]
-        head: list[Any] = [keys.task_prefix, keys.wake, "again" if again else ""]
-        head += [conf.current().unasked_seconds, len(gates)]
+        places.append(keys.wake)
+        head: list[Any] = [keys.task_prefix, "again" if again else ""]
+        head += [conf.unasked_seconds(), len(gates)]
         for number, gate in enumerate(gates, 1):
             gates[gate] = number
             places += [gate.members, gate.meta]
@@ -236,8 +235,22 @@ class Broker(Access):
         Order: priorities above 0, the highest first; then pending, the oldest first; then priorities below 0.
         """
         count = max(0, min(count, IDS_PER_CALL))
-        call = handoff.dequeue_call(self.keys(queue), worker_id, count, lease_seconds, with_handoff=self.uses_handoff)
-        return handoff.read_dequeued(scripts.run("dequeue", self.client, *call), count)
+        keys = self.keys(queue)
+        places = [keys.pending, keys.priority, keys.active, keys.lease, keys.paused, keys.held(worker_id), keys.wake]
+        arguments = [keys.task_prefix, count, lease_seconds, worker_id, self.code]
+        word, *flat = scripts.run("dequeue", self.client, places, arguments)
+        leases = replies.leases(flat)
+        # One that left all tasks to others finds nothing for now, as in a queue that is paused.
+        paused = word in (b"paused", b"left")
+        return Dequeued(leases, paused=paused, is_drained=word == b"taken" and len(leases) < count)
+
+    def wake(self, queues: Sequence[str]) -> None:
+        """Wake an idle worker for each of some queues that has tasks and no token, and is not paused."""
+        found = [self.keys(queue) for queue in queues_with(self, queues, "pending", "priority")]
+        size = QUEUES_PER_CALL if self.reaches_all else 1
+        for part in (found[start : start + size] for start in range(0, len(found), size)):
+            places = [key for keys in part for key in (keys.pending, keys.priority, keys.paused, keys.wake)]
+            scripts.run("wake", self.client, places)
 
     def has_pending(self, queue: str) -> bool:
         """Return whether a task waits in a queue that is not paused."""
@@ -252,50 +265,20 @@ class Broker(Access):
         flat = scripts.run("held", self.client, [keys.held(worker_id)], [keys.task_prefix, id_bytes(worker_id)])
         return replies.leases(flat)
 
-    def requeue_moved(self, queue: str, worker_id: str) -> int:
-        """Requeue what `BLMOVE` moved for a worker and no script dequeued; return how many tasks, hardly ever any."""
-        if not self.uses_handoff:
-            return 0
-        keys = self.keys(queue)
-        return int(scripts.run("requeue_moved", self.client, [keys.pending, keys.handed(worker_id)]))
-
-    def handoff_ready(self, queue: str, worker_id: str, *, ready: bool) -> None:
-        """Record that a worker has read the task it was handed from the queue, and whether it is ready for another.
-
-        queue: "" when it has read none. Only with handoff.
-        """
-        arguments = [queue, "1" if ready else "", HANDOFF_SECONDS]
-        scripts.run("handoff_ready", self.client, [handoff_key(worker_id, self.alias)], arguments)
-
-    def stop_handoff(self, worker_id: str) -> bool:
-        """Hand no more tasks to a worker; return whether it was still ready, so nothing was handed to it."""
-        if not self.uses_handoff:
-            return False
-        was_ready = commands.send(self.client, "hdel", handoff_key(worker_id, self.alias), "")
-        with broker_errors(self.client):
-            self.client.delete(handoff_key(worker_id, self.alias))
-        return bool(was_ready)
-
     def extend(
         self,
         queue: str,
         worker_ids: Sequence[str],
         lease_seconds: int,
-        begun: Iterable[str] = (),
         wanted: Collection[str] = (),
     ) -> list[Extended]:
         """Renew the leases of each of these workers; a task that one has lost is no longer held by it.
 
-        begun: row ids of the tasks they run. The lease of a handed task that is neither read nor begun is not renewed.
-        wanted: those of `begun` whose messages are returned.
+        wanted: row ids of running tasks whose messages are returned.
         """
         keys = self.keys(queue)
-        of_worker: list[Callable[[str], str]] = [keys.held]
-        if self.uses_handoff:
-            of_worker.append(partial(handoff_key, alias=self.alias))
-        places = [keys.lease, *(key(worker_id) for worker_id in worker_ids for key in of_worker)]
-        arguments = [keys.task_prefix, lease_seconds, len(of_worker), len(wanted)]
-        found = scripts.run("extend", self.client, places, [*arguments, *wanted, *begun])
+        places = [keys.lease, *map(keys.held, worker_ids)]
+        found = scripts.run("extend", self.client, places, [keys.task_prefix, lease_seconds, *wanted])
         return [replies.extended(each) for each in found]
 
     def reassert(self, queue: str, worker_id: str, entries: Sequence[Entry], lease_seconds: int) -> list[str]:
@@ -313,10 +296,10 @@ class Broker(Access):
     def done(self, queue: str, worker_id: str, leases: Sequence[Lease]) -> list[str]:
         """Remove finished tasks and count them. Returns, for each: "done", "stale" or "missing"."""
         keys = self.keys(queue)
-        now = counting.now()
-        places = [*_active(keys, worker_id), *counting.successes(keys, now)]
-        rows = [lease_arguments(lease) for lease in leases]
-        return self._words("done", places, [keys.task_prefix, *counting.limits(now)], rows)
+        now = redis_clock.now(self.alias)
+        places = [*_active(keys, worker_id), *redis_clock.successes(keys, now)]
+        rows = [(lease.id.encode("utf-8", "surrogateescape"), lease.fence) for lease in leases]
+        return self._words("done", places, [keys.task_prefix, *redis_clock.limits(now)], rows)
 
     def retry(
         self, queue: str, worker_id: str, items: Sequence[tuple[Lease, bytes, float]], *, counted: bool = True
@@ -327,9 +310,9 @@ class Broker(Access):
         Returns, for each: "retried", "stale" or "missing".
         """
         keys = self.keys(queue)
-        now = counting.now()
-        places = [*_active(keys, worker_id), keys.retry, *counting.counters(keys, now)]
-        head = [keys.task_prefix, *counting.limits(now), int(counted), due_channel()]
+        now = redis_clock.now(self.alias)
+        places = [*_active(keys, worker_id), keys.retry, *redis_clock.counters(keys, now)]
+        head = [keys.task_prefix, *redis_clock.limits(now), int(counted), due_channel()]
         rows = [[*lease_arguments(lease), message, due_of(due_at)[0]] for lease, message, due_at in items]
         return self._words("retry", places, head, rows)
 
@@ -339,9 +322,9 @@ class Broker(Access):
         Returns, for each: "archived", "stale" or "missing".
         """
         keys = self.keys(queue)
-        now = counting.now()
-        places = [*_active(keys, worker_id), keys.archived, *counting.counters(keys, now)]
-        head = [keys.task_prefix, *counting.limits(now), ARCHIVE_SECONDS, ARCHIVE_SIZE]
+        now = redis_clock.now(self.alias)
+        places = [*_active(keys, worker_id), keys.archived, *redis_clock.counters(keys, now)]
+        head = [keys.task_prefix, *redis_clock.limits(now), ARCHIVE_SECONDS, ARCHIVE_SIZE]
         rows = [[*lease_arguments(lease), message] for lease, message in items]
         return self._words("archive", places, head, rows, size=ARCHIVED_PER_CALL)
 
@@ -353,16 +336,18 @@ class Broker(Access):
         *,
         raise_fence: bool = False,
         suspects: Collection[str] = (),
+        left_seconds: int = 0,
     ) -> list[str]:
         """Requeue unfinished tasks; they are the next to run, in the order given.
 
         raise_fence: by one, so that nothing is accepted any more from the run that held them.
         suspects: ids of those that must run alone; they wait behind earlier ones, where `dequeue` does not look.
+        left_seconds: for how long workers with the `code` of this one do not take them.
         Returns, for each: "requeued", "stale" or "missing".
         """
         keys = self.keys(queue)
-        places = [*_active(keys, worker_id), keys.pending, keys.priority, keys.suspects]
-        head = [keys.task_prefix, keys.wake, int(raise_fence)]
+        places = [*_active(keys, worker_id), keys.pending, keys.priority, keys.suspects, keys.wake]
+        head = [keys.task_prefix, int(raise_fence), self.code if left_seconds else "", left_seconds]
         # The script puts each task before the one it got earlier.
         rows = [[*lease_arguments(lease), int(lease.id in suspects)] for lease in reversed(leases)]
         return self._words("requeue", places, head, rows)[::-1]
@@ -377,11 +362,10 @@ class Broker(Access):
         """
         keys = self.keys(queue)
         places = [*_active(keys, worker_id), keys.scheduled, keys.due]
-        found: list[int] = []
-        for part in _chunks([lease_arguments(lease) for lease in leases], IDS_PER_CALL):
-            arguments = [keys.task_prefix, delay_seconds, due_channel(), int(timed), *part]
-            found += [replies.whole(age) or 0 for age in scripts.run("postpone", self.client, places, arguments)]
-        return found
+        head = [keys.task_prefix, delay_seconds, due_channel(), int(timed)]
+        items = [lease_arguments(lease) for lease in leases]
+        ages = scripts.run_in_parts("postpone", self.client, places, head, items, IDS_PER_CALL)
+        return [replies.whole(age) or 0 for age in ages]
 
     # --- maintenance
 
@@ -390,8 +374,8 @@ class Broker(Access):
         keys = self.keys(queue)
         is_retry = source == "retry"
         places = [keys.retry if is_retry else keys.scheduled, keys.pending, keys.priority, keys.groups, keys.due]
-        places += [keys.group_due, keys.group_rules]
-        arguments = [keys.task_prefix, keys.group_prefix, keys.wake, min(limit, IDS_PER_CALL), int(is_retry)]
+        places += [keys.group_due, keys.group_rules, keys.wake]
+        arguments = [keys.task_prefix, keys.group_prefix, min(limit, IDS_PER_CALL), int(is_retry)]
         moved, next_ms, *own = scripts.run("forward", self.client, places, arguments)
         next_ms = replies.whole(next_ms)
         return Forwarded(replies.count(moved), replies.texts(own), None if next_ms is None else next_ms / 1000)
@@ -434,7 +418,6 @@ class Broker(Access):
         words: list[str] = []
         for part in _chunks(items, size):
             words += replies.texts(scripts.run(name, self.client, keys, [*head, *part]))
-            failpoints.reach("broker.batch_sent")
         return words
 
 

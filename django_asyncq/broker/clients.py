@@ -8,21 +8,458 @@ replies before it is lent.
 from __future__ import annotations
 
 import random
+import re
+import socket
+import ssl
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from .. import conf
-from ..exceptions import BrokerMisconfigured, BrokerPermissionDenied, BrokerUnavailable
-from . import configuration, redis_py
-from .location import Kind, identity, location, place
-from .redis_internals import set_connection_options, unconnected
-from .server_of_tests import require_server_of_tests
+from ..core.aliases import client_factory_of
+from ..core.test_run import embedded_ports, is_test_run
+from ..exceptions import BrokerMisconfigured, BrokerPermissionDenied, BrokerUnavailable, RedisNotForTests
+from . import redis_py
+
+# --- Read from the settings where Redis is and how to connect: an address, or an alias in CACHES of one of two
+# backends.
+#
+# Nothing is validated here: the next part does that. A text of this module may have a password in it.
+
+DEFAULT_PORT = 6379
+DJANGO_BACKEND = "django.core.cache.backends.redis.RedisCache"
+# What Django's backend does not pass to redis-py's connections.
+DJANGO_OPTIONS = ("serializer", "pool_class", "parser_class")
+
+
+class Kind(Enum):
+    """How the settings name Redis. OTHER: an alias of a cache that does not say how to connect. NO_ALIAS: none."""
+
+    ADDRESS = "address"
+    DJANGO_REDIS = "django-redis"
+    DJANGO = "Django's RedisCache"
+    OTHER = "other"
+    NO_ALIAS = "no alias"
+
+
+class Location(NamedTuple):
+    """What the settings say, as it is written.
+
+    setting: the name of the setting that has the addresses; options_setting: of the one that has `options`.
+    urls: the addresses, of which any may be wrong. connection: keyword arguments for redis-py's connections, over
+    which an address has precedence.
+    """
+
+    kind: Kind
+    setting: str
+    options_setting: str
+    urls: Sequence[Any]
+    options: Mapping[str, Any]
+    connection: Mapping[str, Any]
+    backend: str = ""
+
+
+def location() -> Location:
+    """Return what the settings in force say."""
+    name = conf.current().redis
+    own = f"{conf.NAME}['REDIS']"
+    if not _is_alias(name):
+        return Location(Kind.ADDRESS, own, own, _split(name, ","), {}, {})
+    cache: Any = settings.CACHES.get(str(name))
+    if cache is None:
+        return Location(Kind.NO_ALIAS, own, own, (), {}, {})
+    kind = _kind(str(cache.get("BACKEND", "")))
+    where, options = f"CACHES[{name!r}]", cache.get("OPTIONS") or {}
+    return Location(
+        kind,
+        f"{where}['LOCATION']",
+        f"{where}['OPTIONS']",
+        # Each backend splits a text in its own way.
+        _split(cache.get("LOCATION"), "[;,]" if kind is Kind.DJANGO else ","),
+        options,
+        _connection(kind, options),
+        str(cache.get("BACKEND", "")),
+    )
+
+
+def _is_alias(name: Any) -> bool:
+    """Whether ASYNCQ['REDIS'] is meant as an alias. An address without a scheme is none: it may have a password."""
+    return isinstance(name, str) and (name in settings.CACHES or not re.search("[:/@]", name))
+
+
+def _kind(backend: str) -> Kind:
+    if backend == DJANGO_BACKEND:
+        return Kind.DJANGO
+    return Kind.DJANGO_REDIS if backend.startswith("django_redis.") else Kind.OTHER
+
+
+def _split(written: Any, separator: str) -> Sequence[Any]:
+    if isinstance(written, str):
+        return [part.strip() for part in re.split(separator, written)] if written else []
+    return list(written) if isinstance(written, list | tuple) else [written] if written else []
+
+
+def _connection(kind: Kind, options: Mapping[str, Any]) -> dict[str, Any]:
+    if kind is Kind.DJANGO:
+        return {name: value for name, value in options.items() if name not in DJANGO_OPTIONS}
+    credentials = {name: options[name.upper()] for name in ("username", "password") if options.get(name.upper())}
+    return {**credentials, **(options.get("CONNECTION_POOL_KWARGS") or {})}
+
+
+def place(options: Mapping[str, Any]) -> str:
+    """Return host, port and database, or path and database, of the options of a connection; "" without either."""
+    database = options.get("db") or 0
+    if "path" in options:
+        return f"{options['path']}/{database}"
+    if "host" not in options:
+        return ""
+    host = f"[{options['host']}]" if ":" in str(options["host"]) else options["host"]
+    return f"{host}:{options.get('port') or DEFAULT_PORT}/{database}"
+
+
+def identity(*, any_order: bool) -> str:
+    """Return a text that is the same for all processes that use one server and database, however they name it.
+
+    It has the addresses, the database and the sentinels, and neither user name nor password. any_order: whether the
+    addresses are those of one cluster; otherwise only the first one is used.
+    """
+    found = location()
+    servers = []
+    for url in found.urls:
+        parsed: dict[str, Any] = redis_py.parse_url(str(url))  # type: ignore[no-untyped-call]
+        servers.append(place({"host": "localhost", **found.connection, **parsed}))
+    sentinels = [f"{host}:{port}" for host, port in found.options.get("SENTINELS") or ()]
+    return ", ".join([*(sorted(servers) if any_order else servers[:1]), *sorted(sentinels)])
+
+
+# --- Check the settings that name Redis without a connection, and say which setting an error of Redis comes from.
+#
+# No text of this module has a user name or a password in it.
+
+SCHEMES = ("redis", "rediss", "unix")
+CLUSTER_FACTORY = "django_asyncq.broker.cluster.client"
+ENCODING_HINT = (
+    "In a user name or password write @ : / ? # % and a comma in percent-encoding, as "
+    "urllib.parse.quote(text, safe='') does."
+)
+ADDRESS_HINT = f"Write redis://host:port/database, rediss:// for TLS, or unix:///path?db=0. {ENCODING_HINT}"
+NODE_HINT = f"Write an address such as redis://10.0.0.1:6379, or rediss:// for TLS. {ENCODING_HINT}"
+OPTIONS_HINT = "Correct the OPTIONS of this cache; docs/guides/redis.md has examples of each kind."
+HIGHEST_PORT = 65_535
+LONGEST_TEXT = 200
+LEAST_MASKED_ANYWHERE = 4
+# In redis-py these have no class of their own.
+WRONG_PASSWORD = re.compile(r"without any password configured|no password is set")
+WRONG_DATABASE = re.compile(r"DB index is out of range|invalid DB index|Invalid Database|SELECT is not allowed")
+# A handshake that is too slow, and a server that gives up or is cut in the middle of a record.
+TLS_OUTAGE = re.compile(r"timed out|INTERNAL_ERROR|USER_CANCELLED|BAD_RECORD_MAC|CLOSE_NOTIFY", re.IGNORECASE)
+# What may be a secret of any address or options, also of those that a factory of the project has.
+SECRETS_OF_ANY = (
+    re.compile(r"(?<=://)\S*@"),
+    re.compile(r"\b\w*(?:password|passwd|secret|token)(?:=|['\"]: ?)['\"]?[^\s'\"&,;)]+", re.IGNORECASE),
+)
+SECRET_OPTIONS = ("username", "password", "ssl_password")
+# A connection that is cut in the middle is an outage, with TLS as without.
+CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong with the settings.
+
+    kind: "alias", "cache", "LOCATION", "OPTIONS" or "CLIENT_FACTORY". text: a sentence that names the setting.
+    """
+
+    kind: str
+    text: str
+    hint: str
+
+
+def faults(make_connection: Callable[[], object]) -> Iterator[Fault]:
+    """Yield what is wrong with ASYNCQ['CLIENT_FACTORY'], with ASYNCQ['REDIS'], or with the alias that it names.
+
+    make_connection: builds a client and a connection that is not connected; called when nothing else is wrong.
+    """
+    factory, found = conf.current().client_factory, location()
+    if factory:
+        yield from _factory_faults(factory)
+        if factory != CLUSTER_FACTORY:
+            return
+    if found.kind is Kind.NO_ALIAS:
+        yield Fault(
+            "alias",
+            f"{conf.NAME}['REDIS'] = {conf.current().redis!r} is not an alias in CACHES.",
+            f"Set {conf.NAME}['REDIS'] to the alias of a django-redis cache, or to an address such as "
+            "redis://127.0.0.1:6379/1.",
+        )
+        return
+    if not factory and found.kind is Kind.OTHER:
+        yield Fault(
+            "cache",
+            f"CACHES[{conf.current().redis!r}] is a {found.backend}, which is not a django-redis cache and does not "
+            "say how to connect to Redis.",
+            f"Set {conf.NAME}['REDIS'] to an address such as redis://127.0.0.1:6379/1, use BACKEND "
+            f"'django_redis.cache.RedisCache' or {DJANGO_BACKEND!r}, or set {conf.NAME}['CLIENT_FACTORY'].",
+        )
+        return
+    wrong = [*_address_faults(found, is_cluster=bool(factory)), *_sentinel_faults(found)]
+    yield from wrong
+    if not wrong and not factory:
+        yield from _building_faults(found, make_connection)
+
+
+def _factory_faults(path: str) -> Iterator[Fault]:
+    hint = "Give the dotted path of a callable `(role) -> redis client`, or '' for what REDIS names."
+    where = f"{conf.NAME}['CLIENT_FACTORY'] = {path!r}"
+    try:
+        found = import_string(path)
+    except Exception as error:  # noqa: BLE001 - a module of the project may raise anything
+        yield Fault("CLIENT_FACTORY", f"{where} cannot be imported ({safe_text(error)}).", hint)
+        return
+    if not callable(found):
+        yield Fault("CLIENT_FACTORY", f"{where} is not callable.", hint)
+
+
+def _address_faults(found: Location, *, is_cluster: bool) -> Iterator[Fault]:
+    hint = NODE_HINT if is_cluster else ADDRESS_HINT
+    if not found.urls:
+        yield Fault("LOCATION", f"{found.setting} is missing.", hint)
+    for number, url in enumerate(found.urls, 1):
+        if reason := _address_fault(url, is_cluster=is_cluster):
+            which = "" if len(found.urls) == 1 else f", address {number}"
+            yield Fault("LOCATION", f"{found.setting}{which}: {reason}.", hint)
+    if is_cluster and found.connection.get("db"):
+        yield Fault("OPTIONS", f"{found.options_setting}: a cluster has no database except 0.", OPTIONS_HINT)
+
+
+def _address_fault(url: Any, *, is_cluster: bool) -> str:
+    """Return what is wrong with an address, "" for nothing; never a part of it that may be of the password."""
+    if not isinstance(url, str):
+        return f"an address is a text, not {type(url).__qualname__}"
+    scheme, colon, _rest = url.strip().partition("://")
+    if not colon:
+        return "the address has no scheme"
+    if scheme not in SCHEMES:
+        # The scheme may be the beginning of anything, such as a password before an address.
+        return f"the scheme is none of {', '.join(SCHEMES)}"
+    parts = None
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port
+    except ValueError:
+        return "the port is not a number" if parts is not None else "the address cannot be read"
+    if port == 0:
+        return f"the port is not a number from 1 to {HIGHEST_PORT}"
+    if parts.fragment:
+        return "the address has a '#', behind which nothing is read"
+    path = unquote(parts.path).strip("/")
+    if scheme != "unix" and "db" not in parse_qs(parts.query) and path and not re.fullmatch(r"\d+", path):
+        return "the database is not a number"
+    try:
+        found: dict[str, Any] = redis_py.parse_url(url.strip())  # type: ignore[no-untyped-call]
+    except ValueError as error:
+        # The text of redis-py names the option only.
+        name = re.fullmatch(r"Invalid value for '(\w+)' in connection URL\.", str(error))
+        return f"the value of {name[1]!r} behind the '?' is not valid" if name else "the address cannot be read"
+    if found.get("db", 0) < 0:
+        return "the database is not a number"
+    if is_cluster and (found.get("db", 0) or "host" not in found):
+        return "each address of a cluster must name a host, and no database except 0"
+    return ""
+
+
+def _sentinel_faults(found: Location) -> Iterator[Fault]:
+    written = found.options.get("SENTINELS")
+    if not written or found.kind is Kind.DJANGO:
+        return
+    try:
+        pairs = [(host, int(port)) for host, port in written]
+        is_valid = all(isinstance(host, str) and 0 < port <= HIGHEST_PORT for host, port in pairs)
+    except (TypeError, ValueError):
+        is_valid = False
+    if not is_valid:
+        where = f"{found.options_setting}['SENTINELS']"
+        yield Fault("OPTIONS", f"{where} is not a list of (host, port).", OPTIONS_HINT)
+    elif found.urls and not urlsplit(str(found.urls[0])).hostname:
+        yield Fault(
+            "LOCATION",
+            f"{found.setting} names no service, which the sentinels need.",
+            "Write the name of the service as the host: redis://mymaster/0.",
+        )
+
+
+def _building_faults(found: Location, make_connection: Callable[[], object]) -> Iterator[Fault]:
+    try:
+        make_connection()
+    except Exception as error:  # noqa: BLE001 - classes named in OPTIONS may raise anything
+        if found.kind is Kind.ADDRESS:
+            text, hint = "no client can be built with the options behind the '?'", ADDRESS_HINT
+        else:
+            text, hint = "no client can be built with them", OPTIONS_HINT
+        yield Fault("OPTIONS", f"{found.options_setting}: {text} ({safe_text(error)}).", hint)
+
+
+# --- errors of Redis
+
+
+def misconfigured(error: BaseException, *, is_cluster: bool = False) -> tuple[str, str] | None:
+    """Return (what is wrong, the settings to correct) for an error that waiting does not cure; None for any other.
+
+    is_cluster: the client is one for a cluster, which follows a slot that has moved, at the latest when it tries again.
+    """
+    if isinstance(error, redis_py.AuthenticationError | redis_py.AuthenticationWrongNumberOfArgsError) or _says(
+        error, WRONG_PASSWORD
+    ):
+        return "refuses the user name or password", f"the user name and password in {setting()}"
+    if _says(error, WRONG_DATABASE):
+        return "has no such database", f"the database number in {setting()}"
+    if isinstance(error, redis_py.AskError) and not is_cluster:
+        path = f"{conf.NAME}['CLIENT_FACTORY'] to {CLUSTER_FACTORY!r}"
+        return "is a node of a Redis Cluster, and the client is none for a cluster", path
+    is_tls = any(isinstance(cause, ssl.SSLError) and not isinstance(cause, CUT) for cause in _causes(error))
+    if is_tls and not TLS_OUTAGE.search(str(error)):
+        settings_of_tls = f"the scheme (rediss:// is TLS) and the ssl options in {setting()}"
+        return "and this client do not agree about TLS", settings_of_tls
+    return None
+
+
+def _says(error: BaseException, pattern: re.Pattern[str]) -> bool:
+    # Redis's replies, and redis-py's errors about a reply while it connects; never the text of a script's error.
+    return isinstance(error, redis_py.ResponseError | redis_py.ConnectionError) and bool(pattern.search(str(error)))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen = 0
+    while error is not None and seen < 10:
+        yield error
+        error, seen = error.__cause__ or error.__context__, seen + 1
+
+
+def setting() -> str:
+    """Return the name of the setting that says where Redis is."""
+    configured = conf.current()
+    if configured.client_factory and configured.client_factory != CLUSTER_FACTORY:
+        return f"the client of {conf.NAME}['CLIENT_FACTORY'] ({configured.client_factory})"
+    found = location()
+    return found.setting if found.kind is Kind.ADDRESS else f"LOCATION or OPTIONS of CACHES[{configured.redis!r}]"
+
+
+def safe_text(error: BaseException, options: Mapping[str, Any] | None = None) -> str:
+    """Return the class and text of an error in one line, without user names and passwords.
+
+    options: connection options of the client, for one that a project's factory has built.
+    """
+    text = " ".join(str(error).split())
+    for secret in sorted(_secrets(options or {}), key=len, reverse=True):
+        # A short one only as a word: it would be masked within other words.
+        pattern = re.escape(secret)
+        if len(secret) < LEAST_MASKED_ANYWHERE:
+            pattern = rf"(?<!\w){pattern}(?!\w)"
+        text = re.sub(pattern, "***", text)
+    text = SECRETS_OF_ANY[0].sub("***@", text)
+    text = SECRETS_OF_ANY[1].sub(lambda found: re.split(r"(?<=[=:])", found[0])[0] + "***", text)
+    return f"{type(error).__name__}: {text[:LONGEST_TEXT]}" if text else type(error).__name__
+
+
+def _secrets(options: Mapping[str, Any]) -> set[str]:
+    settled = location()
+    found: set[str] = set()
+    for url in settled.urls:
+        # By hand, because an address that cannot be read has secrets too.
+        user, _colon, password = str(url).partition("://")[2].rpartition("@")[0].partition(":")
+        found |= {user, password, unquote(user), unquote(password)}
+        for name, values in parse_qs(str(url).partition("?")[2]).items():
+            found |= set(values) if name.lower() in SECRET_OPTIONS else set()
+    sentinel: Any = settled.options.get("SENTINEL_KWARGS") or {}
+    for part in (settled.options, settled.connection, sentinel, options):
+        found |= {str(part[key]) for key in part if str(key).lower() in SECRET_OPTIONS}
+    found = {secret for secret in found if secret not in ("", "None")}
+    return found | {quote(secret, safe="") for secret in found}
+
+
+# --- What this package uses of redis-py beyond its documented API, in one place. Nothing else here touches it.
+
+
+def socket_of(connection: Any) -> Any:
+    """Return the socket of a connection, None while it is closed; can go when redis-py offers `fileno()`.
+
+    A worker's main thread sleeps on the sockets of all its queues at once, which no method of redis-py allows.
+    """
+    return getattr(connection, "_sock", None)
+
+
+def shut_down(connection: Any) -> None:
+    """Make a blocked read in another thread return; can go when redis-py lets another thread cancel a read.
+
+    Only the reading thread may close the connection: redis-py raises odd errors when another thread does.
+    """
+    found = socket_of(connection)
+    if found is not None:
+        with suppress(OSError):
+            found.shutdown(socket.SHUT_RDWR)
+
+
+def close_copy(connection: Any) -> None:
+    """Close a forked child's copy of a connection's descriptor, and send nothing; can go when redis-py does so itself.
+
+    `disconnect` would do it only when the child next uses the connection. Until then the child holds it open.
+    """
+    found = socket_of(connection)
+    if found is not None:
+        with suppress(OSError):
+            found.close()
+
+
+def set_connection_options(pool: Any, options: Mapping[str, Any]) -> None:
+    """Set options of a pool's future connections; can go when a URL's query no longer wins over keyword arguments."""
+    pool.connection_kwargs.update(options)
+
+
+def unconnected(pool: Any) -> object:
+    """Return a connection as the pool would make it, outside the pool; can go when a pool can check its options."""
+    return pool.connection_class(**pool.connection_kwargs)
+
+
+# --- Refuse, in a test run, a Redis that is not the tests' own: a test must not touch the tasks of development.
+#
+# Checked once, where a client is built.
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def _require_server_of_tests() -> None:
+    """Pass outside of a test run, with an embedded server that the tests have started, and with REDIS_IS_FOR_TESTS.
+
+    Raises: RedisNotForTests, which names the server.
+    """
+    if is_test_run() and not (conf.current().redis_is_for_tests or _is_embedded()):
+        raise RedisNotForTests(_name())
+
+
+def _is_embedded() -> bool:
+    found = location()
+    if conf.current().client_factory or found.options.get("SENTINELS") or not found.urls:
+        # Where these lead, only a connection would show.
+        return False
+    parsed: dict[str, Any] = redis_py.parse_url(str(found.urls[0]))  # type: ignore[no-untyped-call]
+    options = {"host": "localhost", "port": DEFAULT_PORT, **found.connection, **parsed}
+    return "path" not in options and options["host"] in LOOPBACK and int(options["port"]) in embedded_ports()
+
+
+def _name() -> str:
+    factory = conf.current().client_factory
+    if factory in ("", CLUSTER_FACTORY):
+        return f"Redis at {identity(any_order=bool(factory))}"
+    return f"the Redis of {conf.NAME}['CLIENT_FACTORY'] ({factory})"
+
 
 Client = Any  # redis.Redis or redis.cluster.RedisCluster, or what is used like one of them
 Role = Literal["producer", "worker", "blocking"]
@@ -62,12 +499,15 @@ _valid_settings: conf.Settings | None = None
 _lock = threading.Lock()
 
 
-def client(role: Role) -> Client:
+def client(role: Role, alias: str = "") -> Client:
     """Return this process's client for a role; it is thread-safe, and its pool reconnects after a fork.
 
+    alias: in TASKS; its backend may bring clients of its own. "" for what belongs to no alias.
     Raises: ImproperlyConfigured when the settings cannot be right; RedisNotForTests in a test run; BrokerUnavailable
     when no node of a cluster answers.
     """
+    if (factory := client_factory_of(alias)) is not None:
+        return factory(role)
     configured = conf.current()
     key = (role, str(configured.redis), configured.client_factory)
     found = _clients.get(key)
@@ -76,7 +516,7 @@ def client(role: Role) -> Client:
             found = _clients.get(key)
             if found is None:
                 require_valid_settings()
-                require_server_of_tests()
+                _require_server_of_tests()
                 found = _clients[key] = _build(role)
     return found
 
@@ -104,9 +544,9 @@ def require_valid_settings() -> None:
     _valid_settings = configured
 
 
-def setting_faults() -> Iterator[configuration.Fault]:
+def setting_faults() -> Iterator[Fault]:
     """Yield what is wrong with the settings that name Redis. Opens no connection."""
-    return configuration.faults(_unconnected)
+    return faults(_unconnected)
 
 
 def _unconnected() -> object:
@@ -229,7 +669,7 @@ def server_identity() -> str:
     """
     require_valid_settings()
     factory = conf.current().client_factory
-    if factory in ("", configuration.CLUSTER_FACTORY):
+    if factory in ("", CLUSTER_FACTORY):
         return identity(any_order=bool(factory))
     try:
         found = client("worker")
@@ -244,7 +684,7 @@ def server_name(found: Client | None) -> str:
     It never has the password. found: None when no client could be built.
     """
     if found is None or not isinstance(found, redis_py.Redis):
-        if conf.current().client_factory == configuration.CLUSTER_FACTORY:
+        if conf.current().client_factory == CLUSTER_FACTORY:
             return f"the Redis cluster at {identity(any_order=True)}"
         return "the Redis cluster" if found is not None and is_cluster(found) else "Redis"
     # redis-py's default; the pool of a sentinel has no host until it has asked.
@@ -274,7 +714,7 @@ class broker_errors:
         # redis-py's errors of a cluster are not all a RedisError.
         if error is None or not isinstance(error, redis_py.RedisError | redis_py.RedisClusterException):
             return
-        if wrong := configuration.misconfigured(error, is_cluster=self._is_cluster()):
+        if wrong := misconfigured(error, is_cluster=self._is_cluster()):
             raise BrokerMisconfigured(server_name(self._client), wrong[0], self._text(error), wrong[1]) from error
         is_of_cluster = isinstance(error, redis_py.ClusterError) and not isinstance(error, redis_py.ResponseError)
         if is_of_cluster or isinstance(
@@ -305,9 +745,7 @@ class broker_errors:
 
     def _text(self, error: BaseException) -> str:
         found = self._client
-        return configuration.safe_text(
-            error, found.get_connection_kwargs() if isinstance(found, redis_py.Redis) else None
-        )
+        return safe_text(error, found.get_connection_kwargs() if isinstance(found, redis_py.Redis) else None)
 
 
 def is_denial(error: redis_py.ResponseError) -> bool:

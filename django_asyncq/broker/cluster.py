@@ -13,7 +13,7 @@ from redis.connection import parse_url
 from redis.exceptions import RedisClusterException, ResponseError
 
 from . import clients
-from .location import DEFAULT_PORT, location
+from .clients import DEFAULT_PORT, location
 
 # Part of the text of redis-py's error.
 NO_CLUSTER = "Cluster mode is not enabled"

@@ -11,7 +11,8 @@ import uuid
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from . import replies, scripts
+from . import entries as replies
+from . import scripts
 from .access import Access
 from .entries import Entry, arguments_of, id_bytes
 from .keys import due_channel
@@ -35,14 +36,6 @@ class Taken(NamedTuple):
     next_seconds: float | None
 
 
-class MemberToAdopt(NamedTuple):
-    """A taken member that gets a row. row: a new id. wrong: a content of its field `row` that is no row of it."""
-
-    id: str
-    row: str
-    wrong: str = ""
-
-
 class Groups(Access):
     """Work with the groups of the queues of one alias. Every method raises BrokerUnavailable."""
 
@@ -56,11 +49,8 @@ class Groups(Access):
         places = [keys.scheduled, keys.retry, keys.archived, keys.completed, keys.due]
         places += [keys.groups, keys.group_due, keys.group_rules]
         head = [keys.task_prefix, keys.group_prefix, group, rules, "again" if again else "", due_channel()]
-        words: list[str] = []
-        for start in range(0, len(entries), IDS_PER_CALL):
-            items = [value for entry in entries[start : start + IDS_PER_CALL] for value in arguments_of(entry)]
-            words += replies.texts(scripts.run("add_to_group", self.client, places, [*head, *items]))
-        return words
+        items = [arguments_of(entry) for entry in entries]
+        return replies.texts(scripts.run_in_parts("add_to_group", self.client, places, head, items, IDS_PER_CALL))
 
     def take(self, queue: str) -> Taken:
         """Take the members of one ripe group of ours. After TAKEN_SECONDS without `drop` they go back."""
@@ -94,18 +84,6 @@ class Groups(Access):
         places = [keys.groups, keys.group_due, keys.group_rules]
         found = replies.texts(scripts.run("look_at_groups", self.client, places, [keys.group_prefix, LOOKED_AT]))
         return {found[at]: [id for id in found[at + 1 : at + 3] if id] for at in range(0, len(found), 3)}
-
-    def adopt(self, queue: str, taken: Taken, members: Sequence[MemberToAdopt]) -> dict[str, str]:
-        """Name the rows of taken members; return the row of each that is still in the set, by the member's id."""
-        keys = self.keys(queue)
-        found: dict[str, str] = {}
-        for start in range(0, len(members), IDS_PER_CALL):
-            part = members[start : start + IDS_PER_CALL]
-            items = [value for each in part for value in (id_bytes(each.id), each.row, each.wrong)]
-            places = [f"{keys.group(taken.group)}:{taken.set}"]
-            rows = replies.texts(scripts.run("adopt_members", self.client, places, [keys.task_prefix, *items]))
-            found |= {each.id: row for each, row in zip(part, rows, strict=True) if row}
-        return found
 
     def postpone(self, queue: str, group: str, seconds: float, behind: Sequence[str] = ()) -> None:
         """Have a group taken later. behind: ids of members that go behind the others."""

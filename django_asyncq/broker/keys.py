@@ -1,4 +1,4 @@
-"""Every Redis key of a queue, in one module. Source: `asynq-wire.md` section 2; keys that asynq lacks are marked "Own".
+"""Every Redis key of a queue. Source: asynq's `internal/base/base.go`; keys that asynq lacks are marked "Own".
 
 No other module builds a key, except those of gates and of the coordinator's locks, which belong to no queue. What an
 alias in TASKS has of its own begins with the prefix of that alias; what all aliases share begins with KEY_PREFIX.
@@ -7,10 +7,11 @@ alias in TASKS has of its own begins with the prefix of that alias; what all ali
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from functools import lru_cache
 
 from .. import conf
-from ..prefixes import DEFAULT_ALIAS, prefix_of
+from ..core.aliases import DEFAULT_ALIAS, prefix_of
 
 # What each key of a queue is, by the name of its field or method. One of another type is set aside (`lua/prelude.lua`);
 # its tasks then come back from their rows, as after an eviction. Locks of unique tasks have a name of their own.
@@ -38,9 +39,10 @@ QUEUE_TYPES = {
     "processed_on": "string",
     "failed_on": "string",
     "minutes": "hash",
+    "runs": "hash",
     "unique": "string",
     "held": "hash",
-    "handed": "list",
+    "wake": "list",
     "inbox": "list",
     "inbox_taken": "hash",
     "inbox_due": "zset",
@@ -56,10 +58,6 @@ OTHER_TYPES = {
     "key_check_key": "string",
     "owner_key": "string",
     "supervisors_key": "zset",
-    "handoff_key": "hash",
-    "wake_lists_key": "zset",
-    "wake_list_key": "list",
-    "drained_key": "list",
     "waiting_gates_key": "set",
     "paused_tasks_key": "set",
     "servers_key": "zset",
@@ -89,7 +87,6 @@ WORDS = {
     "group_due": "group-due",
     "group_rules": "group-rules",
     "held_prefix": "held:",
-    "handed_prefix": "handed:",
     "pause_mark": "paused-by-row",
     "inbox_taken": "inbox-taken",
     "inbox_due": "inbox-due",
@@ -99,6 +96,11 @@ WORDS = {
 def prefix() -> str:
     """Return the first part of the keys that all aliases share."""
     return conf.current().key_prefix
+
+
+def hour_of(moment: datetime) -> str:
+    """Return an hour as the keys of its counters have it. moment: in UTC."""
+    return f"{moment:%Y-%m-%dT%H}"
 
 
 def is_name(text: str) -> bool:
@@ -139,26 +141,6 @@ def owner_key(of: str = "") -> str:
 def supervisors_key(of: str = "") -> str:
     """Own: the zset of the owner's supervisors; score = Unix milliseconds until which each counts as alive."""
     return f"{{{owner_key(of)}}}:supervisors"
-
-
-def handoff_key(worker_id: str, alias: str = DEFAULT_ALIAS) -> str:
-    """Own: the hash of a worker's handoff: "" while it is ready for a task; queue → id of one it has not read."""
-    return f"{prefix_of(alias)}:handoff:{worker_id}"
-
-
-def wake_lists_key(alias: str = DEFAULT_ALIAS) -> str:
-    """Own: the zset of the wake lists at which workers wait; score = Unix milliseconds until which each counts."""
-    return f"{prefix_of(alias)}:wake-lists"
-
-
-def wake_list_key(name: str, alias: str = DEFAULT_ALIAS) -> str:
-    """Own: the list of the queues for which a worker is to be woken. name: see `wake_lists`."""
-    return f"{prefix_of(alias)}:wake-list:{name}"
-
-
-def drained_key(alias: str = DEFAULT_ALIAS) -> str:
-    """Own: the list of the queues that workers have found empty, for the leader to wait for their next push."""
-    return f"{prefix_of(alias)}:drained"
 
 
 def waiting_gates_key() -> str:
@@ -267,14 +249,12 @@ class QueueKeys:
     """Hold the keys of one queue of an alias; the braces put them all into one cluster slot.
 
     Own: due (zset of the tasks in `scheduled` whose due time is not a whole second; score = Unix milliseconds),
-    priority (zset of waiting tasks with a priority other than 0; score = -priority, member = id), wake (channel
-    that announces a push to `priority`, because an idle worker blocks on `pending` only), suspects (zset of waiting
-    tasks that must run alone; score = Unix milliseconds), group_due (zset of groups; score = Unix milliseconds at which
-    one is ripe), group_rules (hash: group → its rules, see `lua/groups.lua`), pause_mark (which row has paused the
-    queue), inbox (list of documents that any program pushes), inbox_taken and inbox_due (those that are taken and not
-    settled, see `inbox`), rejected (list of what could be no task, see `rejected`), and the keys that begin with
-    `held_prefix` or
-    `handed_prefix`.
+    priority (zset of waiting tasks with a priority other than 0; score = -priority, member = id), wake (list of tokens,
+    each of which wakes an idle worker, see `lua/waking.lua`), suspects (zset of waiting tasks that must run alone;
+    score = Unix milliseconds), group_due (zset of groups; score = Unix milliseconds at which one is ripe), group_rules
+    (hash: group → its rules, see `lua/groups.lua`), pause_mark (which row has paused the queue), inbox (list of
+    documents that any program pushes), inbox_taken and inbox_due (those that are taken and not settled, see `inbox`),
+    rejected (list of what could be no task, see `rejected`), and the keys that begin with `held_prefix`.
     After task_prefix comes a task's id, after group_prefix a group's name, after the others a worker's id.
     """
 
@@ -299,7 +279,6 @@ class QueueKeys:
     task_prefix: str = field(init=False)
     group_prefix: str = field(init=False)
     held_prefix: str = field(init=False)
-    handed_prefix: str = field(init=False)
     due: str = field(init=False)
     priority: str = field(init=False)
     wake: str = field(init=False)
@@ -335,6 +314,10 @@ class QueueKeys:
         """Own: hash of the counters of an hour; `p<MM>` processed, `f<MM>` failed in a minute. hour: YYYY-MM-DDTHH."""
         return f"{self.base}minutes:{hour}"
 
+    def runs(self, hour: str = "") -> str:
+        """Own: hash of how the runs of each task ended. hour: YYYY-MM-DDTHH, "" for all since Redis lost its memory."""
+        return f"{self.base}runs:{hour}" if hour else f"{self.base}runs"
+
     def unique(self, task_type: str, digest: str) -> str:
         """Return the lock of a unique task. digest: hex MD5 of the payload, "" for none."""
         return f"{self.base}unique:{task_type}:{digest}"
@@ -342,7 +325,3 @@ class QueueKeys:
     def held(self, worker_id: str) -> str:
         """Own: hash of the tasks that one worker process has leased; id → fence."""
         return f"{self.held_prefix}{worker_id}"
-
-    def handed(self, worker_id: str) -> str:
-        """Own: list to which `BLMOVE` moves an id for a waiting worker, until `dequeue.lua` right behind reads it."""
-        return f"{self.handed_prefix}{worker_id}"

@@ -2,7 +2,7 @@
 
 A web process imports the broker with the app and with the admin, and may never ask Redis. redis-py alone takes longer
 to import than this package. So modules that the app or the admin imports write `redis_py.RedisError`; those that only
-a process with Redis imports (`cluster`, `tls_probe`) import redis-py itself.
+a process with Redis imports (`cluster`, `startup_checks`) import redis-py itself.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+from ..exceptions import BrokerUnavailable
 from . import redis_py
 from .clients import Client, broker_errors
-from .entries import id_bytes
 from .keys import odd_channel, over_channel
 
 # What scripts share. Each one begins with the functions that it uses, and no others: making one takes 0.2 µs.
-SHARED = ("prelude", "values", "counters", "waiting", "waited", "noting", "reused", "groups")
+SHARED = ("prelude", "waking", "values", "counters", "waiting", "waited", "noting", "reused", "groups")
 NAMED = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
 
 
@@ -72,9 +72,73 @@ def run(name: str, client: Client, keys: Sequence[str], arguments: Sequence[Any]
     """
     text, digest = script(name)
     # Names that come from Redis may be no UTF-8, which redis-py would refuse to send.
-    words = [id_bytes(word) if type(word) is str else word for word in (*keys, *arguments)]
+    words = [word.encode("utf-8", "surrogateescape") if type(word) is str else word for word in (*keys, *arguments)]
     with broker_errors(client, name, keys):
         try:
             return client.evalsha(digest, len(keys), *words)
         except redis_py.NoScriptError:
             return client.eval(text, len(keys), *words)
+
+
+def run_in_parts(
+    name: str, client: Client, keys: Sequence[str], head: Sequence[Any], items: Sequence[Sequence[Any]], size: int
+) -> list[Any]:
+    """Run a script that answers with a list, `size` items a call; return all that it answers. items: arguments of each.
+
+    Raises: BrokerUnavailable.
+    """
+    found: list[Any] = []
+    for start in range(0, len(items), size):
+        part = [argument for item in items[start : start + size] for argument in item]
+        found += run(name, client, keys, [*head, *part])
+    return found
+
+
+# --- Send a plain command, one that is no script: a key of a wrong type is set aside first, as the scripts do it.
+
+# The type of key that each command takes.
+TYPES = {
+    "get": "string",
+    "getrange": "string",
+    "lrange": "list",
+    "llen": "list",
+    "hget": "hash",
+    "hmget": "hash",
+    "hdel": "hash",
+    "hexists": "hash",
+    "hgetall": "hash",
+    "sadd": "set",
+    "smembers": "set",
+    "srem": "set",
+    "zrange": "zset",
+    "zrangebyscore": "zset",
+    "zcard": "zset",
+    "zcount": "zset",
+    "zadd": "zset",
+    "zrem": "zset",
+}
+
+
+def send(client: Client, command: str, key: str, *arguments: Any, **more: Any) -> Any:
+    """Return the reply of a command that redis-py has as a method; if the key has another type, set it aside first.
+
+    command: one of TYPES. Raises: BrokerUnavailable.
+    """
+    method = getattr(client, command)
+    try:
+        with broker_errors(client):
+            return method(key, *arguments, **more)
+    except redis_py.ResponseError as error:
+        if not is_wrong_type(error):
+            raise
+    run("check_type", client, [key], [TYPES[command]])
+    try:
+        with broker_errors(client):
+            return method(key, *arguments, **more)
+    except redis_py.ResponseError as error:
+        raise BrokerUnavailable(f"a key is given a wrong type again and again: {key!r}") from error
+
+
+def is_wrong_type(error: redis_py.ResponseError) -> bool:
+    """Return whether Redis says that the key has another type."""
+    return "WRONGTYPE" in str(error)

@@ -2,23 +2,47 @@
 
 For asynq's tools each worker process is a server of its own, so that what they count and cancel is right. What asynq
 has no word for is in a string beside it. All of it is a copy that expires two beats after it was written: nothing is
-decided by it. Anything may be there, so what cannot be read is skipped. Source: `asynq-wire.md` section 11.
+decided by it. Anything may be there, so what cannot be read is skipped.
+
+Source: `ServerInfo` and `WorkerInfo` in asynq's `asynq.proto`.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import socket
+import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import NAMESPACE_URL, uuid5
 
-from ..prefixes import DEFAULT_ALIAS, prefix_of
-from . import clients, commands, redis_clock, replies, scripts
-from .decoding import UndecodableMessage, decode_running, decode_server
-from .keys import drain_key, running_key, server_key, server_running_key, servers_key, worker_info_key
-from .message import RunningInfo, ServerInfo
+from ..core.aliases import DEFAULT_ALIAS, one_alias_per_prefix, prefix_of
+from . import clients, entries, redis_clock, scripts
+from .clients import broker_errors
+from .keys import (
+    drain_key,
+    running_key,
+    scheduler_history_key,
+    scheduler_key,
+    schedulers_key,
+    server_key,
+    server_running_key,
+    servers_key,
+    worker_info_key,
+)
+from .message import (
+    RunningInfo,
+    SchedulerEntry,
+    ServerInfo,
+    UndecodableMessage,
+    decode_running,
+    decode_scheduler_entry,
+    decode_server,
+)
+from .reading import WITH_SCORES, Command, Reader, asking, read, side_by_side
 
 # asynq's words: a server that takes tasks, and one that takes no more.
 ACTIVE, STOPPED = "active", "stopped"
@@ -89,6 +113,13 @@ class WorkerInfo(NamedTuple):
         """How many tasks it ran at its last heartbeat."""
         return len(self.running)
 
+    def knows(self, alias: str, queue: str, name: str) -> bool:
+        """Whether it takes tasks of this alias and queue, and its code has the task of this name."""
+        details = self.details
+        if details is None or self.status != ACTIVE or details.is_quarantined or details.alias != alias:
+            return False
+        return queue in self.queues and name in details.tasks
+
     def is_named(self, name: str) -> bool:
         """Whether a request to drain of this name is meant for it; never for a server of asynq."""
         return self.details is not None and name in (self.details.worker_id, self.id, self.host)
@@ -116,8 +147,8 @@ def show(alias: str, workers: Sequence[ShownWorker], seconds: int) -> dict[str, 
     for worker in workers:
         keys = _keys_of(alias, [worker])
         scripts.run("server_beat", client, keys, [seconds, "", *_arguments_of([worker])])
-        commands.send(client, "zadd", servers_key(alias), {keys[0]: expires_at})
-        commands.send(client, "zadd", running_key(alias), {keys[1]: expires_at})
+        scripts.send(client, "zadd", servers_key(alias), {keys[0]: expires_at})
+        scripts.send(client, "zadd", running_key(alias), {keys[1]: expires_at})
     return read_requests(alias, "worker")
 
 
@@ -134,8 +165,8 @@ def clear(alias: str, names: Iterable[str]) -> None:
         return
     for keys in of_each:
         scripts.run("server_clear", client, keys, [""])
-        commands.send(client, "zrem", servers_key(alias), keys[0])
-        commands.send(client, "zrem", running_key(alias), keys[1])
+        scripts.send(client, "zrem", servers_key(alias), keys[0])
+        scripts.send(client, "zrem", running_key(alias), keys[1])
 
 
 def _keys_of(alias: str, workers: Iterable[ShownWorker]) -> list[str]:
@@ -155,26 +186,40 @@ def _arguments_of(workers: Iterable[ShownWorker]) -> list[Any]:
 
 
 def workers(alias: str = DEFAULT_ALIAS, role: clients.Role = "producer") -> list[WorkerInfo]:
-    """Return the living processes that serve queues under the prefix of an alias, by host and process id.
+    """Return what `reading_workers` finds. Raises: BrokerUnavailable."""
+    return read(role, reading_workers(alias))
 
-    What they run is as old as their last heartbeat, at most some seconds. Raises: BrokerUnavailable.
+
+def reading_workers(alias: str = DEFAULT_ALIAS) -> Reader[list[WorkerInfo]]:
+    """Read the living processes that serve queues under the prefix of an alias, by host and process id.
+
+    What they run is as old as their last heartbeat, at most some seconds.
     """
-    client, prefix = clients.client(role), f"{prefix_of(alias)}:servers:{{"
-    now = int(redis_clock.seconds(role))
-    found = replies.texts(commands.send(client, "zrange", servers_key(alias), now, "+inf", byscore=True))
+    prefix, every = f"{prefix_of(alias)}:servers:{{", Command("zrange", [servers_key(alias)], (0, -1), WITH_SCORES)
+    now, (listed,) = yield from side_by_side(redis_clock.reading_seconds(), asking(every))
+    found = entries.texts(key for key, until in listed if until >= int(now))
     names = [key.removeprefix(prefix).removesuffix("}") for key in found if key.startswith(prefix) and key[-1] == "}"]
-    read = [_read(client, name, alias) for name in names]
-    return sorted((each for each in read if each is not None), key=lambda each: (each.host, each.pid, each.id))
+    replies = yield from asking(*(command for name in names for command in _commands_of(name, alias)))
+    shown = [_worker(*replies[start : start + 3]) for start in range(0, len(replies), 3)]
+    return sorted((each for each in shown if each is not None), key=lambda each: (each.host, each.pid, each.id))
 
 
-def _read(client: clients.Client, name: str, alias: str) -> WorkerInfo | None:
+def _commands_of(name: str, alias: str) -> list[Command]:
+    return [
+        Command("get", [server_key(name, alias)]),
+        Command("hgetall", [server_running_key(name, alias)]),
+        Command("get", [worker_info_key(name, alias)]),
+    ]
+
+
+def _worker(shown: bytes | None, runs: Mapping[bytes, bytes], details: Any) -> WorkerInfo | None:
     """Return one process; None when it has just stopped, or cannot be read."""
     try:
-        info = decode_server(commands.send(client, "get", server_key(name, alias)) or b"-")
+        info = decode_server(shown or b"-")
     except UndecodableMessage:
         return None
     running: list[RunningInfo] = []
-    for value in commands.send(client, "hgetall", server_running_key(name, alias)).values():
+    for value in runs.values():
         try:
             running.append(decode_running(value))
         except UndecodableMessage:
@@ -189,7 +234,7 @@ def _read(client: clients.Client, name: str, alias: str) -> WorkerInfo | None:
         status=info.status,
         started_at=info.started_at,
         running=sorted(running, key=lambda each: (each.started_at, each.id)),
-        details=_details(commands.send(client, "get", worker_info_key(name, alias))),
+        details=_details(details),
     )
 
 
@@ -233,7 +278,7 @@ def resume(name: str, alias: str = DEFAULT_ALIAS) -> bool:
 
 def read_requests(alias: str = DEFAULT_ALIAS, role: clients.Role = "producer") -> dict[str, float]:
     """Return the requests to drain of an alias: name → until when, in Unix seconds. Raises: BrokerUnavailable."""
-    return _requests(commands.send(clients.client(role), "hgetall", drain_key(alias)))
+    return _requests(scripts.send(clients.client(role), "hgetall", drain_key(alias)))
 
 
 def are_drained(requests: Mapping[str, float], names: Collection[str]) -> bool:
@@ -243,5 +288,86 @@ def are_drained(requests: Mapping[str, float], names: Collection[str]) -> bool:
 
 
 def _requests(found: Mapping[Any, Any]) -> dict[str, float]:
-    read = ((replies.text(name), replies.whole(until, 0)) for name, until in found.items())
+    read = ((entries.text(name), entries.whole(until, 0)) for name, until in found.items())
     return {name: float(until) for name, until in read if until is not None}
+
+
+# --- Write schedules for asynq's tools: entries that expire unless they are renewed, and their latest events. Read
+# those of other programs.
+#
+# Nothing is decided by what is read: the rows decide. Source: `SchedulerEntry` in asynq's `asynq.proto`.
+
+EVENTS_KEPT = 1000
+MOST_SCHEDULERS = 100
+MOST_ENTRIES = 1_000
+
+
+class SchedulerEntryList:
+    """Keep the entries of one scheduler process. Every method raises BrokerUnavailable when Redis is unreachable."""
+
+    def __init__(self) -> None:
+        self.id = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4()}"
+        # Aliases in TASKS under whose prefixes there are entries.
+        self._aliases: set[str] = set()
+
+    def beat(self, alias: str, entries: Sequence[bytes], seconds: int) -> None:
+        """List these entries under the prefix of an alias in TASKS for `seconds`."""
+        client, key = clients.client("worker"), scheduler_key(self.id, alias)
+        self._aliases.add(alias)
+        scripts.send(client, "zadd", schedulers_key(alias), {key: int(redis_clock.seconds()) + seconds})
+        scripts.run("scheduler_beat", client, [key], [seconds, *entries])
+
+    def note(self, alias: str, entry_id: str, event: bytes, at: int) -> None:
+        """Add one firing to the history of an entry of an alias. at: Unix seconds."""
+        client = clients.client("worker")
+        scripts.run("scheduler_event", client, [scheduler_history_key(entry_id, alias)], [at, event, EVENTS_KEPT])
+
+    def clear(self) -> None:
+        """Remove all entries at a clean stop. Events stay: the entry may belong to another scheduler by now."""
+        client = clients.client("worker")
+        for alias in self._aliases:
+            key = scheduler_key(self.id, alias)
+            scripts.send(client, "zrem", schedulers_key(alias), key)
+            with broker_errors(client):
+                client.delete(key)
+
+
+class ListedSchedule(NamedTuple):
+    """A schedule as its scheduler lists it. scheduler: `<host>:<pid>:<UUID>`. entry: None when it cannot be read."""
+
+    scheduler: str
+    entry: SchedulerEntry | None
+
+
+def schedules(alias: str) -> list[ListedSchedule]:
+    """Return what the living schedulers under the prefix of an alias list, ours and those of other programs.
+
+    Of at most MOST_SCHEDULERS, MOST_ENTRIES each. Raises: BrokerUnavailable.
+    """
+    client, prefix = clients.client("producer"), f"{prefix_of(alias)}:schedulers:{{"
+    now = int(redis_clock.seconds("producer"))
+    alive = {"byscore": True, "offset": 0, "num": MOST_SCHEDULERS}
+    names = entries.texts(scripts.send(client, "zrange", schedulers_key(alias), now, "+inf", **alive))
+    found = []
+    for name in names:
+        # The set may name any key; only that of a scheduler is read.
+        if name.startswith(prefix) and name.endswith("}"):
+            id = name[len(prefix) : -1]
+            listed = scripts.send(client, "lrange", scheduler_key(id, alias), 0, MOST_ENTRIES - 1)
+            found += [ListedSchedule(id, _scheduler_entry(each)) for each in listed]
+    return found
+
+
+def _scheduler_entry(data: bytes) -> SchedulerEntry | None:
+    try:
+        return decode_scheduler_entry(data)
+    except UndecodableMessage:
+        return None
+
+
+def forget_events(entry_id: str) -> None:
+    """Remove the history of a deleted entry. Raises: BrokerUnavailable."""
+    client = clients.client("producer")
+    for alias in one_alias_per_prefix():
+        with broker_errors(client):
+            client.delete(scheduler_history_key(entry_id, alias))

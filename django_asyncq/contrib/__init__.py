@@ -1,1 +1,1 @@
-"""What needs an optional library, each in a module of its own."""
+"""Integrations with optional libraries, one module each."""

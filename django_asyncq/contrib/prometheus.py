@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseNotFound
 
 try:
     from prometheus_client import CollectorRegistry
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
@@ -21,11 +22,12 @@ except ModuleNotFoundError as error:
         "django_asyncq.contrib.prometheus needs the prometheus_client package: pip install django-asyncq[prometheus]"
     ) from error
 
-from ..faults import STORE_ERRORS, one_line
-from ..guard import get_logger
-from ..inspector import QueueInfo, WorkerInfo
-from ..monitoring.access import may_read
-from ..monitoring.numbers import Numbers, read_numbers
+from ..broker.run_counts import BOUNDS, Times
+from ..core.guard import get_logger
+from ..observe.access import may_read
+from ..observe.inspector import QueueInfo, WorkerInfo
+from ..observe.numbers import Numbers, read_numbers
+from ..storage.errors import STORE_ERRORS, one_line
 
 __all__ = ["AsyncqCollector", "metrics_view"]
 
@@ -87,6 +89,14 @@ def _family(
     return family
 
 
+def _histogram(name: str, text: str, labels: Iterable[str], samples: Iterable[tuple[list[str], Times]]) -> Metric:
+    family = HistogramMetricFamily(f"asyncq_{name}", text, labels=list(labels))
+    bounds = [*(str(float(each)) for each in BOUNDS), "+Inf"]
+    for values, times in samples:
+        family.add_metric(values, list(zip(bounds, accumulate(times.buckets), strict=True)), times.seconds)
+    return family
+
+
 def _of_queues(queues: list[QueueInfo]) -> Iterator[Metric]:
     labels = ("backend", "queue")
     yield _family(
@@ -100,6 +110,12 @@ def _of_queues(queues: list[QueueInfo]) -> Iterator[Metric]:
         "What Redis holds of a queue, by asynq's state; pending with priority.",
         (*labels, "state"),
         (([each.backend, each.queue, state], getattr(each, state)) for each in queues for state in ENTRIES),
+    )
+    yield _family(
+        "queue_waiting",
+        "What a worker could take now: due tasks, messages of other programs, documents of the inbox.",
+        labels,
+        (([each.backend, each.queue], each.waiting) for each in queues),
     )
     yield _family(
         "queue_oldest_waiting_seconds",
@@ -136,6 +152,18 @@ def _of_tasks(numbers: Numbers) -> Iterator[Metric]:
         ("task", "state"),
         (([name, state], count) for (name, state), count in sorted(numbers.tasks.items())),
     )
+    labels = ("backend", "queue", "task")
+    runs = [([*of, name], counts) for of, by_name in sorted(numbers.runs.items()) for name, counts in by_name.items()]
+    yield _family(
+        "task_runs",
+        "How attempts ended, and tasks that did not begin. It begins at 0 again when Redis has lost its memory.",
+        (*labels, "outcome"),
+        (([*of, how], count) for of, counts in runs for how, count in counts.outcomes.items()),
+        counts=True,
+    )
+    yield _histogram("task_duration_seconds", "How long attempts took.", labels, ((of, each.took) for of, each in runs))
+    text = "How long tasks had been due when an attempt began."
+    yield _histogram("task_wait_seconds", text, labels, ((of, each.waited) for of, each in runs))
 
 
 def _of_workers(workers: list[WorkerInfo]) -> Iterator[Metric]:
@@ -179,9 +207,20 @@ def _of_gates(numbers: Numbers) -> Iterator[Metric]:
 
 def _of_fleet(numbers: Numbers) -> Iterator[Metric]:
     yield _gauge("supervisors", "Living supervisors: one for each runworkers.", numbers.supervisors)
+    yield _gauge(
+        "supervisors_vanished",
+        "Those that died in the last hour without being stopped, and were not replaced on their hosts.",
+        numbers.vanished_supervisors,
+    )
     if numbers.silence_seconds is not None:
         yield _gauge("last_report_age_seconds", "Since a supervisor last reported.", numbers.silence_seconds)
     yield _gauge("schedules", "Schedules that are switched on.", numbers.schedules)
     yield _gauge("schedules_overdue", "Those whose occurrence is due.", numbers.overdue_schedules)
     yield _gauge("schedules_overdue_seconds", "How late the latest of them is.", numbers.overdue_seconds)
+    yield _family(
+        "schedule_last_failed",
+        "1 for a schedule whose latest run has failed finally, or could not be queued; others are not there.",
+        ("schedule",),
+        (([name], 1.0) for name in numbers.failed_schedules),
+    )
     yield _gauge("clock_difference_seconds", "Redis's clock less the database's.", numbers.clock_difference_seconds)

@@ -10,7 +10,6 @@ from .admission import (
     Admission,
     acquire,
     admit,
-    by_gate,
     confirm,
     give_back,
     release,
@@ -18,12 +17,38 @@ from .admission import (
     release_uncommitted,
     retry_after,
 )
-from .audit import LIVE_STATES, Drift, audit, audit_waiters, build, look, occupied
-from .expected import expected_seconds_of
-from .members import Keys, Slot, forget_built, hold_seconds, keys, keys_for, noted_ids, release_ids, slots, trim_noted
-from .pauses import is_paused
-from .row_slots import slots_taken
-from .waiters import forget_gate, settle, waiters, waiting_gates
+from .auditor import (
+    LIVE_STATES,
+    Drift,
+    audit,
+    audit_waiters,
+    auditing,
+    build,
+    expected_seconds_of,
+    is_paused,
+    look,
+    occupied,
+    slots_taken,
+)
+from .members import (
+    Keys,
+    Slot,
+    forget_built,
+    forget_gate,
+    hold_seconds,
+    keys,
+    keys_for,
+    noted_ids,
+    reading_held,
+    reading_slots,
+    reading_waiters,
+    release_ids,
+    settle,
+    slots,
+    trim_noted,
+    waiters,
+    waiting_gates,
+)
 
 __all__ = [
     "LIVE_STATES",
@@ -35,8 +60,8 @@ __all__ = [
     "admit",
     "audit",
     "audit_waiters",
+    "auditing",
     "build",
-    "by_gate",
     "confirm",
     "expected_seconds_of",
     "forget_built",
@@ -49,6 +74,9 @@ __all__ = [
     "look",
     "noted_ids",
     "occupied",
+    "reading_held",
+    "reading_slots",
+    "reading_waiters",
     "release",
     "release_deleted",
     "release_ids",

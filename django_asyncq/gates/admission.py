@@ -1,30 +1,30 @@
 """Admit tasks to gates: acquire, confirm and release their slots.
 
-A slot that is acquired before its row is committed is provisional: it expires after a minute. `confirm` makes it last
-after the commit. A gate that was not built since Redis lost its memory is built from the rows before it admits.
+The slot of a new task is acquired before its row is committed, and provisional: it expires after a minute, since only
+the process that has it knows the row. `confirm` makes it last after the commit. That of a retry lasts at once: its row
+is known, and whatever is lost after the commit, no other task may get the slot. The audit takes it back where the
+commit never came. A gate that was not built since Redis lost its memory is built from the rows before it admits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from django.template.defaultfilters import pluralize
 
 from .. import conf
-from ..aliases import uses_redis
-from ..broker import replies, scripts
+from ..broker import entries, scripts
+from ..core.aliases import client_factory_of
+from ..core.guard import get_logger
+from ..core.logs import log_extra
 from ..exceptions import BrokerUnavailable, GateUnavailable, QueueFull, UnknownGate
-from ..guard import get_logger
-from ..logs import log_extra
 from ..models import FailureReason, TaskRecord
 from ..storage.rollbacks import release_rolled_back
-from . import row_slots
-from .audit import build
-from .members import IDS_PER_CALL, client, keys, release_runs
-from .waiters import KEPT_SECONDS, forget_waiters, note_waiting, wait
+from .auditor import build
+from .members import IDS_PER_CALL, KEPT_SECONDS, client, forget_waiters, keys, note_waiting, release_runs, wait
 
 logger = get_logger("django_asyncq.gates")
 
@@ -52,17 +52,18 @@ class Admission(NamedTuple):
 def acquire(
     records: Sequence[TaskRecord], *, partial: bool = False, again: bool = False, timed: bool = False
 ) -> set[UUID]:
-    """Acquire a provisional slot for each task that names a gate; return the ids refused (only with `partial`).
+    """Acquire a slot for each task that names a gate; return the ids refused (only with `partial`).
 
-    again: the tasks are retried. A late release by one of their earlier runs then leaves the new slot alone.
+    again: the tasks are retried, so their slots are not provisional. A late release by one of their earlier runs then
+        leaves the new slot alone.
     timed: the tasks are retried because their time has come. A gate without a limit then admits them: no caller
         could handle the error. Those refused wait at the gate.
     Raises: QueueFull when a gate is paused or has too few free slots, UnknownGate, GateUnavailable. The caller then
     releases the slots acquired so far, with `release_uncommitted`.
     """
-    if _in_redis(records):
+    if [record for record in records if record.gate]:
         release_rolled_back()
-    seconds = conf.current().provisional_seconds
+    seconds = 0 if again else conf.PROVISIONAL_SECONDS
     mode: Mode = "wait" if timed else "partial" if partial else "all"
     return _admit_groups(records, mode=mode, seconds=seconds, again=again, must_exist=not timed)
 
@@ -81,9 +82,7 @@ def _admit_groups(
 ) -> set[UUID]:
     """Ask each gate to admit its tasks. must_exist: whether a gate without a limit is an error."""
     refused: set[UUID] = set()
-    # Apart by limit too: without a Gate row each task is admitted by the limit that it brings along.
-    groups = [(gate, part) for gate, group in by_gate(records).items() for part in _by_limit(group)]
-    for gate, group in groups:
+    for gate, group in _asked_together(records):
         try:
             admission = admit(gate, group, mode=mode, seconds=seconds, again=again)
         except UnknownGate as error:
@@ -115,11 +114,13 @@ def release_uncommitted(records: Iterable[TaskRecord]) -> None:
 def give_back(records: Sequence[TaskRecord]) -> None:
     """Do the same after an error. Those that waited at their gate before are next again: the slots were theirs."""
     waited = [record for record in records if record.retry_at and record.reason == FailureReason.GATE_FULL]
-    for gate, group in _in_redis(waited).items():
+    for gate, group in _asked_together(waited):
         try:
-            wait(gate, [str(record.id) for record in group], group[0].queue_limit, is_next=True)
+            ids = [str(record.id) for record in group]
+            wait(gate, ids, group[0].queue_limit, is_next=True, alias=group[0].backend)
         except BrokerUnavailable as error:
-            logger.warning("gate %s: some tasks are no longer the next ones, and are retried in time: %s", gate, error)
+            text = "gate %s: cannot hand freed slots to the tasks that wait (they are retried when due): %s"
+            logger.warning(text, gate, error)
     # Afterwards: a released slot is announced, and the leader then looks at those that are next.
     release_uncommitted(records)
 
@@ -132,17 +133,17 @@ def release_deleted(records: Sequence[TaskRecord]) -> None:
 
 def forget_waiting(records: Iterable[TaskRecord]) -> None:
     """Forget tasks that will not be retried, if they wait at their gate. Never raises for Redis."""
-    for gate, group in _in_redis(records).items():
+    for gate, group in _asked_together(records):
         try:
-            forget_waiters(gate, [str(record.id) for record in group])
+            forget_waiters(gate, [str(record.id) for record in group], group[0].backend)
         except BrokerUnavailable as error:
             logger.warning("gate %s: closed tasks still wait; the leader will forget them: %s", gate, error)
 
 
 def _release_groups(records: Iterable[TaskRecord], fence_of: Callable[[TaskRecord], str]) -> None:
-    for gate, group in _in_redis(records).items():
+    for gate, group in _asked_together(records):
         try:
-            release_runs(gate, [(str(record.id), fence_of(record)) for record in group])
+            release_runs(gate, [(str(record.id), fence_of(record)) for record in group], group[0].backend)
         except BrokerUnavailable as error:
             count = len(group)
             logger.warning(
@@ -150,36 +151,26 @@ def _release_groups(records: Iterable[TaskRecord], fence_of: Callable[[TaskRecor
             )
 
 
-def by_gate(records: Iterable[TaskRecord]) -> dict[str, list[TaskRecord]]:
-    """Group tasks by gate, without those that name none."""
-    groups: dict[str, list[TaskRecord]] = {}
+def _asked_together(records: Iterable[TaskRecord]) -> Iterator[tuple[str, list[TaskRecord]]]:
+    """Yield each gate and its tasks, apart by the limit that they bring along: without a Gate row it admits them.
+
+    Apart too by what makes the client that reaches the slots.
+    """
+    groups: dict[tuple[str, int | None, Any], list[TaskRecord]] = {}
     for record in records:
         if record.gate:
-            groups.setdefault(record.gate, []).append(record)
-    return groups
-
-
-def _in_redis(records: Iterable[TaskRecord]) -> dict[str, list[TaskRecord]]:
-    """Group tasks by gate, without those whose slots are counted from the rows."""
-    return by_gate(record for record in records if record.gate and uses_redis(record.backend))
-
-
-def _by_limit(records: Iterable[TaskRecord]) -> Iterable[list[TaskRecord]]:
-    """Group tasks of one gate by the limit that they bring along, and by where its slots are."""
-    groups: dict[tuple[int | None, bool], list[TaskRecord]] = {}
-    for record in records:
-        groups.setdefault((record.queue_limit, uses_redis(record.backend)), []).append(record)
-    return groups.values()
+            place = record.gate, record.queue_limit, client_factory_of(record.backend)
+            groups.setdefault(place, []).append(record)
+    for (gate, _, _), group in groups.items():
+        yield gate, group
 
 
 def admit(gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds: int, again: bool = False) -> Admission:
     """Ask one gate for slots that last `seconds` (0: the full time); build the gate first when needed.
 
-    records: all of aliases with Redis, or all without. again: the tasks are retried.
+    records: reached by one client. again: the tasks are retried.
     Raises: QueueFull (in the mode "all"), UnknownGate, GateUnavailable.
     """
-    if not uses_redis(records[0].backend):
-        return _counted(gate, records, mode)
     try:
         admission = _admit_some(gate, records[:IDS_PER_CALL], mode=mode, seconds=seconds, again=again)
         for start in range(IDS_PER_CALL, len(records), IDS_PER_CALL):
@@ -187,44 +178,35 @@ def admit(gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds: int,
             more = _admit_some(gate, part, mode=mode, seconds=seconds, again=again)
             admission = more._replace(refused=admission.refused | more.refused)
         if admission.refused and mode == "wait":
-            note_waiting(gate)
+            note_waiting(gate, records[0].backend)
         return admission
     except BrokerUnavailable as error:
         raise GateUnavailable(gate, str(error).rstrip(".")) from error
 
 
 def _admit_some(gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds: int, again: bool) -> Admission:
-    limit, settings = records[0].queue_limit, conf.current()
+    at, limit = client(records[0].backend), records[0].queue_limit
     arguments = [
         seconds,
         "" if limit is None else limit,
-        records[0].expected_seconds or settings.expected_seconds,
+        records[0].expected_seconds or conf.current().expected_seconds,
         mode,
-        settings.unasked_seconds,
+        conf.unasked_seconds(),
         KEPT_SECONDS,
     ]
     for record in records:
         arguments += [str(record.id), record.fence if again else ""]
-    reply = scripts.run("gate_acquire", client(), keys(gate), arguments)
+    reply = scripts.run("gate_acquire", at, keys(gate), arguments)
     while reply[0] == b"unbuilt":
         build(gate)
-        reply = scripts.run("gate_acquire", client(), keys(gate), arguments)
-    word, known_limit, occupancy = reply[0], replies.whole(reply[1]) or 0, replies.count(reply[2])
-    expected, waiting = replies.number(reply[3]) or 0.0, replies.count(reply[4])
+        reply = scripts.run("gate_acquire", at, keys(gate), arguments)
+    word, known_limit, occupancy = reply[0], entries.whole(reply[1]) or 0, entries.count(reply[2])
+    expected, waiting = entries.number(reply[3]) or 0.0, entries.count(reply[4])
     if word == b"undefined":
         raise UnknownGate(gate)
     if word in (b"full", b"paused"):
         raise _full(gate, known_limit, occupancy, expected, waiting, paused=word == b"paused")
-    return Admission(set(replies.texts(reply[5:])), known_limit, occupancy, expected, waiting)
-
-
-def _counted(gate: str, records: Sequence[TaskRecord], mode: Mode) -> Admission:
-    """Do what `admit` does, with slots that are counted from the rows."""
-    refused, limit, occupancy, expected, waiting, paused = row_slots.count(gate, records)
-    if refused and mode == "all":
-        raise _full(gate, limit, occupancy, expected, waiting, paused=paused)
-    admitted = 0 if limit <= 0 else len(records) - len(refused)
-    return Admission(set(refused), limit, occupancy + admitted, expected, waiting)
+    return Admission(set(entries.texts(reply[5:])), known_limit, occupancy, expected, waiting)
 
 
 def _full(gate: str, limit: int, occupancy: int, expected_seconds: float, waiting: int, *, paused: bool) -> QueueFull:

@@ -8,13 +8,14 @@ This module reads no rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from .. import conf
-from ..broker import GateKeys, clients, commands, replies, scripts
-from ..broker.keys import free_slot_channel
+from ..broker import GateKeys, clients, entries, redis_clock, scripts
+from ..broker.keys import free_slot_channel, waiting_gates_key
+from ..broker.reading import WITH_SCORES, Command, Reader, read
 from ..models import TaskRecord
 
 IDS_PER_CALL = 200
@@ -65,9 +66,14 @@ def hold_seconds(expected_seconds: float) -> int:
 
 
 def slots(gate: str) -> list[Slot]:
-    """Return the gate's slots, the one that expires first in front. Raises: BrokerUnavailable."""
-    pairs = commands.send(client(), "zrange", keys(gate)[0], 0, -1, withscores=True)
-    return [Slot(replies.text(member), int(min(max(score, 0), LATEST))) for member, score in pairs]
+    """Return what `reading_slots` finds. Raises: BrokerUnavailable."""
+    return read("producer", reading_slots(gate))
+
+
+def reading_slots(gate: str) -> Reader[list[Slot]]:
+    """Read the gate's slots, the one that expires first in front."""
+    (pairs,) = yield [Command("zrange", [keys(gate).members], (0, -1), WITH_SCORES)]
+    return [Slot(entries.text(member), int(min(max(score, 0), LATEST))) for member, score in pairs]
 
 
 def release_ids(gate: str, ids: Sequence[str]) -> int:
@@ -78,10 +84,10 @@ def release_ids(gate: str, ids: Sequence[str]) -> int:
     return release_runs(gate, [(id, "") for id in ids])
 
 
-def release_runs(gate: str, runs: Sequence[tuple[str, str]]) -> int:
+def release_runs(gate: str, runs: Sequence[tuple[str, str]], alias: str = "") -> int:
     """Release the slots of runs; return how many were held. Raises: BrokerUnavailable.
 
-    runs: task id and fence of the run; a fence of "" releases the slot of any run.
+    runs: task id and fence of the run; a fence of "" releases the slot of any run. alias: as of `clients.client`.
     """
     of_gate = keys(gate)
     places = [of_gate.members, of_gate.retaken, of_gate.waiters, of_gate.ours]
@@ -89,13 +95,26 @@ def release_runs(gate: str, runs: Sequence[tuple[str, str]]) -> int:
     for start in range(0, len(runs), IDS_PER_CALL):
         words = [word for run in runs[start : start + IDS_PER_CALL] for word in run]
         arguments = [free_slot_channel(), gate, *words]
-        released += int(scripts.run("gate_release", client(), places, arguments))
+        released += int(scripts.run("gate_release", client(alias), places, arguments))
     return released
 
 
+def reading_held(gate: str) -> Reader[int]:
+    """Read how many slots of a gate have not expired."""
+    soonest = int((yield from redis_clock.reading_seconds())) + 1
+    (count,) = yield [Command("zcount", [keys(gate).members], (soonest, "+inf"))]
+    return entries.count(count)
+
+
 def noted_ids(gate: str) -> set[str]:
-    """Return the ids that this project has given a slot and not released. Raises: BrokerUnavailable."""
-    return set(replies.texts(commands.send(client(), "smembers", keys(gate).ours)))
+    """Return what `reading_noted` finds. Raises: BrokerUnavailable."""
+    return read("producer", reading_noted(gate))
+
+
+def reading_noted(gate: str) -> Reader[set[str]]:
+    """Read the ids that this project has given a slot and not released."""
+    (found,) = yield [Command("smembers", [keys(gate).ours])]
+    return set(entries.texts(found))
 
 
 def trim_noted(gate: str, ids: Sequence[str]) -> None:
@@ -110,6 +129,75 @@ def forget_built(gate: str) -> None:
     scripts.run("gate_forget", client(), keys(gate)[1:2])
 
 
-def client() -> clients.Client:
-    """Return the client that gates use, with the short timeouts of a producer."""
-    return clients.client("producer")
+def client(alias: str = "") -> clients.Client:
+    """Return the client that gates use, with the short timeouts of a producer. alias: as of `clients.client`."""
+    return clients.client("producer", alias)
+
+
+# --- The waiters of a gate in Redis: retries that found the gate full, those that have waited longest first.
+#
+# A released slot is announced, and the leader then retries the waiters that are next. Until they have it, the free
+# slots are theirs: a new task is refused as if the gate were full. That holds as long as the leader looks at them,
+# and for KEPT_SECONDS after it. So waiters that nobody looks at, or that exist only in Redis, hold up nobody for
+# long. The rows decide who waits: RETRYING with the reason GATE_FULL. This module reads no rows; `audit` does.
+
+# Longer than a look of the leader and a slow transaction take, and short for a producer that is refused in vain.
+KEPT_SECONDS = 10
+
+
+def wait(gate: str, ids: Sequence[str], limit: int | None, *, is_next: bool = False, alias: str = "") -> None:
+    """Let tasks wait at a gate, in the order of their ids; one that waits already keeps its place.
+
+    limit: that the tasks bring along, for a gate without a row. is_next: before all others.
+    alias: as of `clients.client`. Raises: BrokerUnavailable.
+    """
+    of_gate = keys(gate)
+    own_limit = "" if limit is None else limit
+    for start in range(0, len(ids), IDS_PER_CALL):
+        arguments = [own_limit, "next" if is_next else "", *ids[start : start + IDS_PER_CALL]]
+        scripts.run("gate_wait", client(alias), [of_gate.meta, of_gate.waiters], arguments)
+    if ids:
+        note_waiting(gate, alias)
+
+
+def note_waiting(gate: str, alias: str = "") -> None:
+    """Note for the leader that tasks wait at this gate; called after they were added. Raises: BrokerUnavailable."""
+    scripts.send(client(alias), "sadd", waiting_gates_key(), gate)
+
+
+def waiting_gates() -> set[str]:
+    """Return the gates at which tasks wait. Raises: BrokerUnavailable."""
+    return set(entries.texts(scripts.send(client(), "smembers", waiting_gates_key())))
+
+
+def waiters(gate: str) -> list[str]:
+    """Return what `reading_waiters` finds. Raises: BrokerUnavailable."""
+    return read("producer", reading_waiters(gate))
+
+
+def reading_waiters(gate: str) -> Reader[list[str]]:
+    """Read the ids of the tasks that wait, those that are next first."""
+    (found,) = yield [Command("zrange", [keys(gate).waiters], (0, -1))]
+    return entries.texts(found)
+
+
+def settle(gate: str, gone: Collection[str] = ()) -> None:
+    """End a look at the waiters: forget those that wait no longer, and keep the order of the others for KEPT_SECONDS.
+
+    Raises: BrokerUnavailable.
+    """
+    of_gate = keys(gate)
+    scripts.run("gate_settle", client(), [of_gate.meta, of_gate.waiters], list(gone))
+
+
+def forget_waiters(gate: str, ids: Sequence[str], alias: str = "") -> None:
+    """Forget tasks that wait no longer, such as deleted ones. Raises: BrokerUnavailable."""
+    scripts.send(client(alias), "zrem", keys(gate).waiters, *ids)
+
+
+def forget_gate(gate: str) -> None:
+    """Note that nobody waits at a gate any more. Raises: BrokerUnavailable."""
+    scripts.send(client(), "srem", waiting_gates_key(), gate)
+    # A task may have begun to wait between the last look and this note.
+    if scripts.send(client(), "zcard", keys(gate).waiters):
+        note_waiting(gate)

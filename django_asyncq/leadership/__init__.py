@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .coordinator import StartupTaskCoordinator
-from .owner import Owner
+from .lock_files import Owner
 
 __all__ = ["Owner", "StartupTaskCoordinator"]

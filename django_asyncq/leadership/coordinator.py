@@ -9,13 +9,14 @@ acquire, file locks replace it for the life of the coordinator: a later change w
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,77 @@ from asgiref.sync import sync_to_async
 
 from .. import conf
 from ..broker import clients, scripts
-from ..clocks import steady_seconds
+from ..core.guard import get_logger
+from ..core.time import steady_seconds
 from ..exceptions import BrokerMisconfigured, BrokerUnavailable, InvalidOption, LockLost
-from ..guard import get_logger
-from .hold import Hold, environment_scope, keep_orphans, key_of, text_of, unlock_orphans
-from .lock_files import LockFile, LockFolder
-from .owner import Owner
+from .lock_files import LockFile, LockFolder, Owner
+
+# --- One hold of a lock by this process, and until when the process may trust it.
+
+# The last tenth of the TTL is not trusted: a margin for a slow reply and a coarse clock.
+MARGIN_SHARE = 0.1
+
+_serials = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Describe one hold of a lock, from acquiring it to releasing or losing it.
+
+    value: the value in Redis, "" for a file lock. trusted_until, renew_at: seconds of the clock, infinite for a file
+    lock. term: None until it is first asked for. serial: distinguishes this hold from the next one of the same lock.
+    """
+
+    file: LockFile | None
+    value: str = ""
+    ttl_seconds: float = math.inf
+    trusted_until: float = math.inf
+    renew_at: float = math.inf
+    term: int | None = None
+    serial: int = field(default_factory=_serials.__next__)
+
+    def renewed(self, before: float, ttl: float) -> Hold:
+        """Return this hold as Redis has confirmed it. before: clock time before the call."""
+        trusted_until = before + ttl * (1 - MARGIN_SHARE)
+        return replace(self, ttl_seconds=ttl, trusted_until=trusted_until, renew_at=before + ttl / 3)
+
+
+def key_of(name: str) -> str:
+    """Return the key of a lock in Redis."""
+    return f"{conf.current().lock_prefix}{name}"
+
+
+def environment_scope() -> str:
+    """Return what tells apart the environments that share a lock folder: their Redis, and their prefix in it.
+
+    Of the settings, also for a coordinator with a client of its own: in doubt, two exclude each other.
+    """
+    return f"{clients.server_identity()} {conf.current().key_prefix}"
+
+
+def text_of(reply: Any) -> str:
+    """Return a reply as text, from a client with or without `decode_responses`."""
+    return reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
+
+
+# Holds of garbage-collected coordinators, with their clocks.
+_orphans: list[tuple[Callable[[], float], Hold]] = []
+
+
+def keep_orphans(holds: Mapping[str, Hold], clock: Callable[[], float]) -> None:
+    """Keep the files of a garbage-collected coordinator, so that its locks last until they expire."""
+    _orphans.extend((clock, hold) for hold in holds.values() if hold.file is not None)
+
+
+def unlock_orphans() -> None:
+    """Unlock the files of garbage-collected coordinators whose locks have expired."""
+    for entry in list(_orphans):
+        clock, hold = entry
+        if hold.file is not None and clock() >= hold.trusted_until:
+            hold.file.unlock()
+            with suppress(ValueError):  # Another thread has removed it.
+                _orphans.remove(entry)
+
 
 logger = get_logger("django_asyncq.leadership.coordinator")
 
@@ -39,7 +105,8 @@ class StartupTaskCoordinator:
     """Acquire, renew and release locks by name, from any process and thread, with or without the ORM.
 
     redis_client: default the project's client. lock_dir: folder of the lock files, the same for the whole project;
-    default the setting. single_instance: default the setting. clock: `clocks.steady_seconds`. No thread: call `tick`.
+    default the setting. single_instance: default the setting. clock: `core.time.steady_seconds`. No thread: call
+    `tick`.
     """
 
     def __init__(
@@ -372,7 +439,7 @@ class StartupTaskCoordinator:
     def _note_outage(self, error: BrokerUnavailable | None) -> None:
         """Log once that Redis is unreachable, and once that it is not any more. error: of the last call."""
         if error is not None and not self._is_unreachable:
-            logger.warning("held locks expire in time, and no lock can be acquired: %s", error)
+            logger.warning("Redis is unreachable: locks cannot be acquired or renewed: %s", error)
         elif error is None and self._is_unreachable:
             logger.info("locks can be acquired and renewed again")
         self._is_unreachable = error is not None

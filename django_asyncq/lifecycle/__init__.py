@@ -7,68 +7,71 @@ RETRYING is FAILED with `retry_at`.
 | new → QUEUED, of a batch              | `form_batches`, `make_batches`                       | `batching`            |
 | any of a member of a batch            | as that of its batch, in one transaction             | `members`             |
 | new → QUEUED                          | `enqueue`, `enqueue_unique`                          | `enqueueing`, `unique`|
-| the same, of another program          | `claim`                                              | `adopting`            |
 | QUEUED → RETRYING                     | `park`                                               | `dispatching`         |
 | QUEUED → RUNNING                      | `claim` or `claim_suspect`, `begin`, `mark_running`  | `claiming`, `running` |
 | RUNNING → SUCCEEDED, FAILED, RETRYING | `succeed`, `fail`, then `record_runs`, `acknowledge` | `running`             |
 | RUNNING → SUCCEEDED with its effects  | `complete`                                           | `running`             |
-| the same, recorded later              | `spill_outcomes`, then `replay_outcomes`             | `outcome_spill`       |
+| the same, recorded later              | `spill_outcomes`, then `replay_outcomes`             | `spill`               |
 | RUNNING → QUEUED                      | `requeue`                                            | `running`             |
-| the same, without a connection        | `postpone_run`, then `record_runs`, `acknowledge`    | `cuts`, `running`     |
-| RUNNING → QUEUED or FAILED            | `count_cut`, then `record_runs`, `acknowledge`       | `cuts`, `running`     |
-| the same, of an isolated task         | `apply_changes`, or `count_own_crash`                | `run_changes`         |
+| the same, without a connection        | `postpone_run`, then `record_runs`, `acknowledge`    | `running`             |
+| RUNNING → QUEUED or FAILED            | `count_cut`, then `record_runs`, `acknowledge`       | `running`             |
 | QUEUED → FAILED                       | `refuse`                                             | `running`             |
-| FAILED or RETRYING → QUEUED           | `retry`, `retry_due`, `retry_waiting`, `retry_without_redis` | `retrying`    |
-| RUNNING → QUEUED, FAILED or RETRYING  | `recover`, `recover_without_redis`, `abandon`        | `recovery`            |
-| QUEUED or RETRYING → FAILED           | `cancel`                                             | `cancelling`          |
+| FAILED or RETRYING → QUEUED           | `retry`, `retry_due`, `retry_waiting`                | `retrying`    |
+| RUNNING → QUEUED, FAILED or RETRYING  | `recover`, `abandon`                                 | `recovery`            |
+| QUEUED or RETRYING → FAILED           | `cancel`                                             | `closing`             |
 | the same, by itself                   | `close_cancelled`, `expire`                          | `closing`             |
-| any but final → what Redis shows      | `settle_evidence`, `follow_remote`                   | `evidence`, `remote`  |
+| any but final → FAILED, in a copy     | `close_copied`                                       | `copies`              |
 | any → deleted                         | `follow_deletion`                                    | `deletion`            |
 | SUCCEEDED or FAILED → deleted         | `delete`                                             | `deletion`            |
 | the same, when kept for long enough   | `prune`                                              | `deletion`            |
 
-`dispatch` and `push` bring QUEUED rows to Redis, `hurry` delayed ones. `reassert` brings RUNNING ones back after Redis
-lost its memory.
+`dispatch` and `push` bring QUEUED rows to Redis, `hurry` delayed ones, `reschedule` one with another time.
+`reassert` brings RUNNING ones back after Redis lost its memory.
 Every step between the two stores can be repeated, and each verb says who repairs a crash between them.
-Nothing else in the project writes `state`; a test reads the code to make sure.
+Only `interop`, for what other programs have done, writes `state` too; a test reads the code to make sure.
 """
 
 from __future__ import annotations
 
+from .base import Run, announce, load_rows, place_of, rows_of_entries, rules_of_groups, shown_here
 from .batching import form_batches, make_batches
-from .cancelling import Cancelled, cancel, cancel_rows
-from .claimed_runs import Run
-from .claiming import Claimed, claim, claim_suspect, classify, receive, with_members
-from .closing import ask_again, close_cancelled, expire, expired, is_expired, settle_lost
-from .cuts import count_cut, postpone_run
+from .claiming import Claimed, Others, claim, claim_suspect, classify, with_members
+from .closing import (
+    Cancelled,
+    ask_again,
+    cancel,
+    cancel_pages,
+    cancel_rows,
+    close_cancelled,
+    expire,
+    expired,
+    how_stopped,
+    is_expired,
+    settle_lost,
+)
+from .copies import Waiting, close_copied, count_waiting
+from .counting import counter
 from .deletion import delete, follow_deletion, prune
-from .dispatching import dispatch, park, push
+from .dispatching import dispatch, flush_pushes, hurry, park, push, reassert
 from .enqueueing import enqueue
-from .events import announce
-from .evidence import settle_evidence
 from .following import move_up_waiting
-from .group_places import place_of, rules_of_groups
-from .hurrying import hurry
-from .log_lines import record_lines_of_dead, record_log_lines
 from .members import release_orphans
-from .messages import named_rows, remote_message_of
-from .outcome_spill import replay_outcomes, spill_outcomes
-from .ownership import load_rows, rows_of_entries
-from .progress import newest_progress, note_progress, record_progress
-from .push_batcher import flush_pushes
-from .reassertion import reassert
-from .recovery import LEASE_EXPIRED, Blame, abandon, describe_exit, recover, recover_without_redis
-from .remote import follow_remote
-from .retrying import Retried, retry, retry_due, retry_waiting, retry_without_redis
-from .run_changes import apply_changes, changes_of, completed_run, count_own_crash, perhaps_completed
+from .messages import WireCall, named_rows, remote_message_of, wire_call_of
+from .progress import newest_progress, note_progress, record_log_lines, record_progress
+from .recovery import LEASE_EXPIRED, Blame, abandon, describe_exit, recover
+from .replacing import reschedule
+from .retrying import Retried, retry, retry_due, retry_waiting
 from .running import (
     acknowledge,
     already_recorded,
     begin,
     complete,
+    count_cut,
     fail,
+    leave_to_others,
     mark_running,
     postpone,
+    postpone_run,
     record_runs,
     record_unlocked,
     refuse,
@@ -76,37 +79,38 @@ from .running import (
     strip_result,
     succeed,
 )
-from .runs_here import shown_here
+from .spill import replay_outcomes, spill_outcomes
 from .unique import Taken, enqueue_unique
-from .wire_calls import WireCall, wire_call_of
 
 __all__ = [
     "LEASE_EXPIRED",
     "Blame",
     "Cancelled",
     "Claimed",
+    "Others",
     "Retried",
     "Run",
     "Taken",
+    "Waiting",
     "WireCall",
     "abandon",
     "acknowledge",
     "already_recorded",
     "announce",
-    "apply_changes",
     "ask_again",
     "begin",
     "cancel",
+    "cancel_pages",
     "cancel_rows",
-    "changes_of",
     "claim",
     "claim_suspect",
     "classify",
     "close_cancelled",
+    "close_copied",
     "complete",
-    "completed_run",
     "count_cut",
-    "count_own_crash",
+    "count_waiting",
+    "counter",
     "delete",
     "describe_exit",
     "dispatch",
@@ -117,10 +121,11 @@ __all__ = [
     "fail",
     "flush_pushes",
     "follow_deletion",
-    "follow_remote",
     "form_batches",
+    "how_stopped",
     "hurry",
     "is_expired",
+    "leave_to_others",
     "load_rows",
     "make_batches",
     "mark_running",
@@ -129,33 +134,28 @@ __all__ = [
     "newest_progress",
     "note_progress",
     "park",
-    "perhaps_completed",
     "place_of",
     "postpone",
     "postpone_run",
     "prune",
     "push",
     "reassert",
-    "receive",
-    "record_lines_of_dead",
     "record_log_lines",
     "record_progress",
     "record_runs",
     "record_unlocked",
     "recover",
-    "recover_without_redis",
     "refuse",
     "release_orphans",
     "remote_message_of",
     "replay_outcomes",
     "requeue",
+    "reschedule",
     "retry",
     "retry_due",
     "retry_waiting",
-    "retry_without_redis",
     "rows_of_entries",
     "rules_of_groups",
-    "settle_evidence",
     "settle_lost",
     "shown_here",
     "spill_outcomes",

@@ -6,25 +6,20 @@ process dies in between, `reclaim` returns the members to their group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from django.db import connections
 
-from .. import failpoints
 from ..broker import Broker
 from ..broker.groups import Groups, Taken
-from ..definitions.names import uuid7
+from ..core.names import uuid7
 from ..models import TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.inserting import insert
-from ..storage.routing import rows_of, transaction_of, writing_database
-from ..storage.row_conditions import as_check
-from .adopting import adopt_members, batched_by, may_adopt_members
+from ..storage.routing import as_check, lock_free_rows, rows_of, transaction_of, writing_database
+from .base import announce, look_up, rows_of_entries, rules_of_groups
 from .dispatching import dispatch
-from .events import announce
-from .group_places import rules_of_groups
-from .ownership import rows_of_entries, sort_entries
 
 # In one call; the caller calls again at once when there may be more.
 MOST_AT_ONCE = 100
@@ -36,12 +31,16 @@ FREE = as_check(state=TaskState.QUEUED, batch_id=None)
 FROM_FIRST = ("name", "backend", "queue_name", "group", "timeout_seconds", "soft_timeout_seconds", "keep_logs")
 
 
-def form_batches(broker: Broker, queue: str) -> tuple[int, float | None]:
+GiveRows = Callable[[Taken, Sequence[str]], object]
+
+
+def form_batches(broker: Broker, queue: str, give_rows: GiveRows | None = None) -> tuple[int, float | None]:
     """Make batches of every group of a queue that is ripe; return how many, and the seconds until the next is ripe.
 
+    give_rows: called with the ids of members that have no row, before those without one go back (see `interop`).
+
     | check    | a member is QUEUED and in no batch; rows that another transaction has locked go back |
-    | row      | INSERT of other programs' members; then of the batch as QUEUED, and `batch_id` of    |
-    |          | its members, in one transaction                                                      |
+    | row      | INSERT of the batch as QUEUED, and `batch_id` of its members, in one transaction     |
     | Redis    | the members are taken before, and dropped after the commit; the batch is pending     |
     | announce | `task_state_changed` of the batch                                                    |
 
@@ -51,41 +50,22 @@ def form_batches(broker: Broker, queue: str) -> tuple[int, float | None]:
     """
     groups = Groups(broker.role, broker.alias)
     groups.reclaim(queue)
-    _look(broker, groups, queue)
     formed = 0
     for _ in range(MOST_AT_ONCE):
         taken = groups.take(queue)
         if not taken.group:
             return formed, taken.next_seconds
-        failpoints.reach("batch.taken")
-        formed += _form(broker, groups, queue, taken)
+        formed += _form(broker, groups, queue, taken, give_rows)
     return formed, 0.0
 
 
-def _look(broker: Broker, groups: Groups, queue: str) -> None:
-    """Have groups of other programs taken by the rules of the task that runs one of their members with others."""
-    if not may_adopt_members(broker):
-        return
-    found = groups.look(queue)
-    sampled = sort_entries(broker, queue, [id for ids in found.values() for id in ids], broker.alias).rowless
-    tasks = {each.id: batched_by(broker, each) for each in sampled}
-    rules: dict[str, str] = {}
-    for name, ids in found.items():
-        if first := next(filter(None, map(tasks.get, ids)), None):
-            rules[name] = first[1].batch.rules
-    if rules:
-        groups.ensure(queue, rules)
-
-
-def _form(broker: Broker, groups: Groups, queue: str, taken: Taken) -> int:
-    found = sort_entries(broker, queue, taken.ids, broker.alias)
-    rows = found.rows
-    if found.rowless:
-        adopt_members(broker, queue, taken, found.rowless)
-        rows |= rows_of_entries(broker, queue, [each.id for each in found.rowless])
+def _form(broker: Broker, groups: Groups, queue: str, taken: Taken, give_rows: GiveRows | None) -> int:
+    rows, missing, _ = look_up(broker, queue, taken.ids)
+    if missing and give_rows is not None:
+        give_rows(taken, missing)
+        rows |= rows_of_entries(broker, queue, missing)
     waiting = [row for row in rows.values() if _is_free(row)]
     batches = make_batches(waiting)
-    failpoints.reach("batch.rows_written")
     left = set()
     if waiting:
         free = rows_of(TaskRecord).filter(FREE, id__in=[row.id for row in waiting])
@@ -97,7 +77,6 @@ def _form(broker: Broker, groups: Groups, queue: str, taken: Taken) -> int:
     if left or len(rows) < len(taken.ids):
         # Else they would be taken again and again, and those that joined later never.
         groups.postpone(queue, taken.group, POSTPONE_SECONDS, [id for id in taken.ids if id not in rows])
-    failpoints.reach("batch.dropped")
     dispatch(batches)
     announce(batches, None, TaskState.QUEUED)
     return len(batches)
@@ -125,8 +104,7 @@ def _make_batch(records: Sequence[TaskRecord]) -> TaskRecord | None:
     free = rows.filter(FREE, id__in=[record.id for record in records])
     with transaction_of(TaskRecord):
         if connection.features.has_select_for_update_skip_locked:
-            locked = free.select_for_update(skip_locked=True).order_by("id").values_list("id", flat=True)
-            free = rows.filter(FREE, id__in=list(locked))
+            free = rows.filter(FREE, id__in=lock_free_rows(free))
         # On SQLite the first statement is a write, so that it takes its lock before anything is read.
         count = free.update(batch_id=batch_id)
         if not count:

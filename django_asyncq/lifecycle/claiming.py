@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from .. import conf, failpoints
+from .. import conf
 from ..broker import Broker, Dequeued, Lease
-from ..broker.decoding import UndecodableMessage, decode_message
-from ..broker.evidence import read_evidence
-from ..broker.foreign import ToRestore, restore
-from ..broker.row_fields import read_messages
-from ..broker.suspects import dequeue_suspect
-from ..definitions.names import runs_alone
-from ..definitions.task_options import MOST_ATTEMPTS
-from ..guard import get_logger
-from ..models import TaskRecord, TaskState
-from ..runs import log_failed
+from ..broker.foreign import read_evidence
+from ..broker.task_entries import dequeue_suspect
+from ..core.guard import get_logger
+from ..core.names import runs_alone, runs_isolated
+from ..models import Suspicion, TaskRecord, TaskState
 from ..storage import database_clock, identity
 from ..storage.batches import FencedWrite
 from ..storage.routing import writing_database
-from .adopting import LEFT_SECONDS, RESTORED_SECONDS, restore_at_once, settle_rowless
-from .claimed_runs import Run
+from .base import Run, announce, log_failed, look_up
 from .closing import close_cancelled, close_claimed, expire, fail_cancelled
 from .dispatching import dispatch
-from .events import announce
 from .following import write_usable
 from .members import limited, load_members
 from .messages import entry_of, message_of, named_rows
-from .outcome_spill import replay_outcomes
-from .ownership import Sorted, sort_entries
 from .retrying import retry_due, settle_final_claims
 from .running import acknowledge, begin, lose_unseen, record_runs, succeed
+from .spill import replay_outcomes
 
 logger = get_logger("django_asyncq.lifecycle")
 
@@ -39,11 +31,22 @@ POSTPONE_SECONDS = 15
 
 
 class Claimed(NamedTuple):
-    """What a claim returned. paused: the queue is paused. is_drained: the queue is empty now."""
+    """What a claim returned. paused: the queue is paused. is_drained: the queue is empty now.
+
+    others: leases of what is another program's, which `interop` settles.
+    """
 
     runs: list[Run]
     paused: bool
     is_drained: bool
+    others: Others
+
+
+class Others(NamedTuple):
+    """Leases of entries of other programs. remote: the row says that only another program runs it."""
+
+    rowless: list[Lease]
+    remote: list[Lease]
 
 
 def claim(broker: Broker, queue: str, worker_id: str, count: int, backend: str) -> Claimed:
@@ -59,57 +62,39 @@ def claim(broker: Broker, queue: str, worker_id: str, count: int, backend: str) 
     If we die in between, the leases expire and the reconciler requeues the tasks.
     """
     taken = broker.dequeue(queue, worker_id, count, conf.current().lease_seconds)
-    return receive(broker, queue, worker_id, taken, backend)
+    return _received(broker, queue, worker_id, taken, backend)
 
 
 def claim_suspect(broker: Broker, queue: str, worker_id: str, backend: str) -> Claimed:
-    """Claim the suspect that has waited longest, for a worker in quarantine that holds no task.
+    """Claim the suspect that has waited longest, for a worker that runs one task and holds none.
 
-    It returns what the worker holds already, if an earlier reply was lost. Otherwise it does what `claim` does.
+    It returns what the worker holds already: what was claimed for it. Otherwise it does what `claim` does.
     """
     lease = dequeue_suspect(broker, queue, worker_id, conf.current().lease_seconds)
     leases = [] if lease is None else [lease]
-    return receive(broker, queue, worker_id, Dequeued(leases, paused=False, is_drained=not leases), backend)
+    return _received(broker, queue, worker_id, Dequeued(leases, paused=False, is_drained=not leases), backend)
 
 
-def receive(broker: Broker, queue: str, worker_id: str, taken: Dequeued, backend: str) -> Claimed:
-    """Turn leases into runs, whether the worker dequeued them or was handed them. backend: as of `claim`."""
-    if taken.leases:
-        failpoints.reach("claim.leased")
-    runs = classify(broker, queue, worker_id, taken.leases, backend)
-    if runs:
-        failpoints.reach("claim.rows_read")
-    return Claimed(runs, taken.paused, taken.is_drained)
+def _received(broker: Broker, queue: str, worker_id: str, taken: Dequeued, backend: str) -> Claimed:
+    runs, others = classify(broker, queue, worker_id, taken.leases, backend)
+    return Claimed(runs, taken.paused, taken.is_drained, others)
 
 
 def classify(
-    broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease], backend: str, *, may_adopt: bool = True
-) -> list[Run]:
-    """Load the rows of leased ids and return the runs to start; settle every other lease.
+    broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease], backend: str
+) -> tuple[list[Run], Others]:
+    """Load the rows of leased ids; return the runs to start, and what is of other programs. Settle every other lease.
 
-    may_adopt: give rows to messages of other programs; otherwise they go back.
+    The entries of rows that cannot be used are removed; a sweep dispatches them again when they have been corrected.
     """
+    others = Others([], [])
     if not leases:
-        return []
-    found = sort_entries(broker, queue, [lease.id for lease in leases], backend)
-    rows = found.rows
-    without_row = [lease for lease in leases if lease.id not in rows]
-    adopted = _settle_without_row(broker, queue, worker_id, without_row, found, may_adopt) if without_row else []
-    runs = _settle_with_row(broker, queue, worker_id, leases, rows, backend)
-    if adopted:
-        runs += classify(broker, queue, worker_id, adopted, backend, may_adopt=False)
-    return runs
-
-
-def _settle_with_row(
-    broker: Broker,
-    queue: str,
-    worker_id: str,
-    leases: Sequence[Lease],
-    rows: Mapping[str, TaskRecord],
-    backend: str,
-) -> list[Run]:
-    """Return the runs to start of the leases that have a row; settle the others of them."""
+        return [], others
+    rows, missing, unusable = look_up(broker, queue, [lease.id for lease in leases])
+    if unusable:
+        broker.remove(queue, unusable)
+    if missing:
+        others.rowless.extend(lease for lease in leases if lease.id in missing)
     # An outcome of these runs may have to be signed when the database is unreachable.
     identity.own()
     # A first lease has the fence 1, so no earlier run can have spilled an outcome: most tasks need no look-up.
@@ -118,38 +103,56 @@ def _settle_with_row(
     runs: list[Run] = []
     open_runs: list[Run] = []
     outdated: list[TaskRecord] = []
-    final, foreign, retrying = [], [], []
+    final, elsewhere, retrying = [], [], []
+    is_ours = broker.holds(backend)
     for lease in [lease for lease in leases if lease.id not in recorded_now]:
         record = rows.get(lease.id)
         if record is None:
             continue
-        if record.is_final:
+        # The first is the way of most.
+        if (
+            record.state == TaskState.QUEUED
+            and record.fence < lease.fence
+            and record.batch_id is None
+            and record.backend == backend
+            and not record.is_remote
+            and is_ours
+        ):
+            runs.append(Run(record, lease))
+        elif record.is_final:
             final.append(lease)
         elif record.is_in_batch or not broker.holds(record.backend):
             outdated.append(record)
+        elif record.is_remote:
+            others.remote.append(lease)
         elif _is_for_others(record, lease, backend):
-            foreign.append(lease)
+            elsewhere.append(lease)
         elif record.state == TaskState.QUEUED and record.fence >= lease.fence:
             outdated.append(record)
         elif record.state == TaskState.FAILED:
             retrying.append((lease, message_of(record), entry_of(record).due_at or 0))
         else:
-            (open_runs if record.state == TaskState.RUNNING else runs).append(Run(record, lease))
-    _settle_others(broker, queue, worker_id, rows, _Others(final, foreign, outdated, retrying))
+            open_runs.append(Run(record, lease))
+    if final:
+        settle_final_claims(broker, queue, worker_id, final, rows)
+    if elsewhere:
+        broker.postpone(queue, worker_id, elsewhere, POSTPONE_SECONDS)
+    if outdated:
+        _dispatch_again(broker, queue, outdated)
+    if retrying:
+        _retry_claimed(broker, queue, worker_id, retrying)
     if open_runs:
         runs += _close_open_runs(broker, worker_id, open_runs)
-    runs = close_claimed(broker, queue, worker_id, runs)
-    if any(run.record.wire_id is not None for run in runs):
-        _count_attempts_of_others(broker, queue, runs)
-    return with_members(broker, worker_id, _set_suspects_aside(broker, queue, worker_id, runs))
+    runs = _set_suspects_aside(broker, queue, worker_id, close_claimed(broker, queue, worker_id, runs))
+    return with_members(broker, worker_id, runs), others
 
 
-def with_members(broker: Broker | None, worker_id: str, runs: list[Run]) -> list[Run]:
+def with_members(broker: Broker, worker_id: str, runs: list[Run]) -> list[Run]:
     """Load the members of batches; return the runs to start. A batch without any has succeeded.
 
-    Members that were cancelled, or can no longer begin, are closed first. broker: None without Redis.
+    Members that were cancelled, or can no longer begin, are closed first.
     """
-    of_batches = [run for run in runs if run.record.is_batch]
+    of_batches = [run for run in runs if run.record.waits_for is not None]
     if not of_batches:
         return runs
     load_members(of_batches)
@@ -166,41 +169,14 @@ def with_members(broker: Broker | None, worker_id: str, runs: list[Run]) -> list
         begin(run, worker_id, now)
         succeed(run, None, now)
     lost = record_runs(empty)
-    if broker is not None:
-        acknowledge(broker, worker_id, empty, lost)
+    acknowledge(broker, worker_id, empty, lost)
     announce([run.record for run in empty if run not in lost], TaskState.QUEUED, TaskState.SUCCEEDED)
     return [run for run in runs if run not in empty]
 
 
-class _Others(NamedTuple):
-    """Leases, or rows, of which no run comes here now: see `_settle_others`."""
-
-    final: list[Lease]
-    foreign: list[Lease]
-    outdated: list[TaskRecord]
-    retrying: list[tuple[Lease, bytes, float]]
-
-
-def _settle_others(broker: Broker, queue: str, worker_id: str, rows: Mapping[str, TaskRecord], others: _Others) -> None:
-    """Settle the leases of which no run comes, one kind after the other."""
-    if others.final:
-        settle_final_claims(broker, queue, worker_id, others.final, rows)
-    remote = [ToRestore(lease.id, lease.fence) for lease in others.foreign if rows[lease.id].is_remote]
-    if remote:
-        # Without our fields: it stays the other program's, whose recoverer looks after it.
-        times = {"delay_seconds": RESTORED_SECONDS, "patience_seconds": 0, "left_seconds": LEFT_SECONDS}
-        restore(broker, queue, worker_id, remote, **times)
-    if elsewhere := [lease for lease in others.foreign if not rows[lease.id].is_remote]:
-        broker.postpone(queue, worker_id, elsewhere, POSTPONE_SECONDS)
-    if others.outdated:
-        _dispatch_again(broker, queue, others.outdated)
-    if others.retrying:
-        _retry_claimed(broker, queue, worker_id, others.retrying)
-
-
 def _is_for_others(record: TaskRecord, lease: Lease, backend: str) -> bool:
-    """Return whether the task may not run here: it is another program's, or of another alias, or it may run already."""
-    if record.is_remote or record.backend != backend:
+    """Return whether the task may not run here: it is of another alias, or it may run already."""
+    if record.backend != backend:
         return True
     # Redis was restored from an older copy. The run may be alive: its outcome or the reconciler settles it.
     return record.state == TaskState.RUNNING and record.fence > lease.fence
@@ -229,40 +205,13 @@ def _dispatch_again(broker: Broker, queue: str, records: Sequence[TaskRecord]) -
     dispatch([record for record in records if record.state == TaskState.QUEUED], again=True)
 
 
-def _settle_without_row(
-    broker: Broker, queue: str, worker_id: str, leases: Sequence[Lease], found: Sorted, may_adopt: bool
-) -> list[Lease]:
-    """Give rows to messages of other programs, or restore them; return the leases of those that have one now.
-
-    The entries of rows that cannot be used are removed; a sweep dispatches them again when they have been corrected.
-    """
-    if unusable := [lease.id for lease in leases if lease.id in found.unusable]:
-        broker.remove(queue, unusable)
-    known = {each.id for each in found.rowless}
-    gone = [lease for lease in leases if lease.id not in known | found.unusable]
-    restore_at_once(broker, queue, worker_id, gone)
-    rest = [lease for lease in leases if lease.id in known]
-    return settle_rowless(broker, queue, worker_id, rest, found.rowless, may_adopt=may_adopt) if rest else []
-
-
-def _count_attempts_of_others(broker: Broker, queue: str, runs: Sequence[Run]) -> None:
-    """Count the attempts that another program has used up since: it may have run the task too."""
-    records = {run.record.redis_id: run.record for run in runs if run.record.wire_id is not None}
-    for id, stored in read_messages(broker, queue, list(records)).items():
-        try:
-            retried = decode_message(stored.data).retried
-        except UndecodableMessage:
-            continue
-        records[id].attempt = max(records[id].attempt, min(retried, MOST_ATTEMPTS))
-
-
 def _set_suspects_aside(broker: Broker, queue: str, worker_id: str, runs: list[Run]) -> list[Run]:
     """Return the runs to start here: a suspect runs in quarantine only, whatever has pushed it to other workers.
 
     So a Redis that lost its memory, or a tool, may make a suspect pending like any other task.
     """
-    suspects = [run for run in runs if run.record.is_suspect]
-    if not suspects or runs_alone(worker_id):
+    suspects = [run for run in runs if run.record.suspicion == Suspicion.SUSPECT]
+    if not suspects or runs_alone(worker_id) or runs_isolated(worker_id):
         return runs
     ids = {run.lease.id for run in suspects}
     broker.requeue(queue, worker_id, [run.lease for run in suspects], suspects=ids)
@@ -277,7 +226,8 @@ def _close_open_runs(broker: Broker, worker_id: str, runs: Sequence[Run]) -> lis
     for run in runs:
         lose_unseen(run.record, "its lease was given to another worker")
         fail_cancelled(run.record, database_clock.now())
-    written = write_usable([FencedWrite(run.record, run.record.fence) for run in runs], writing_database(TaskRecord))
+    writes = [FencedWrite(run.record, run.record.fence, run.record.fence) for run in runs]
+    written = write_usable(writes, writing_database(TaskRecord))
     final = [run for run in runs if run.record.is_final and run.record.id in written]
     for run in final:
         log_failed(run.record)

@@ -14,21 +14,21 @@ from django.db.models.expressions import Combinable
 from django.db.models.fields.reverse_related import ManyToOneRel
 from django.template.defaultfilters import pluralize
 
-from .. import failpoints, gates
-from ..aliases import through_redis
+from .. import gates
 from ..broker import Broker
-from ..django_internals import delete_rows
+from ..core.django_internals import delete_rows
+from ..core.guard import get_logger
+from ..core.logs import log_extra
 from ..exceptions import BrokerUnavailable
-from ..guard import get_logger
-from ..logs import log_extra
 from ..models import TaskLogLine, TaskRecord, TaskState
 from ..storage.routing import rows_of, transaction_of, writing_database
-from . import push_batcher
+from . import dispatching
+from .base import CommitHook
+from .closing import ask_to_stop
 from .dispatching import by_queue
 from .following import move_up_waiting
-from .log_lines import delete_log_lines
 from .messages import named_rows
-from .on_commit import CommitHook
+from .progress import delete_log_lines
 
 logger = get_logger("django_asyncq.lifecycle")
 
@@ -41,7 +41,6 @@ class Removal(CommitHook):
     deletes = True
 
     def follow_up(self) -> None:
-        failpoints.reach("delete.committed")
         self._remove_from_redis()
         # Last: what this cannot do the reconciler does.
         if keys := {record.unique_key for record in self.records if record.unique_key}:
@@ -50,11 +49,11 @@ class Removal(CommitHook):
         delete_log_lines([record.id for record in self.records])
 
     def _remove_from_redis(self) -> None:
-        records = through_redis(self.records)
-        if not records:
-            return
+        records = self.records
         # A task that is pushed after its removal would stay in Redis.
-        push_batcher.flush_pushes()
+        dispatching.flush_pushes()
+        # A body that a worker has begun goes on for nothing: no row is left for its outcome.
+        ask_to_stop([record for record in records if not record.is_final])
         gates.release_deleted(records)
         try:
             for broker, queue, group in by_queue(Broker("producer", records[0].backend), records):
@@ -77,7 +76,7 @@ def follow_deletion(records: Sequence[TaskRecord], using: str) -> None:
 
     | check    | none: the rows are deleted                        |
     | row      | deleted by the caller                             |
-    | Redis    | after the commit: entries removed, slots released |
+    | Redis    | after the commit: workers asked to stop, entries removed, slots released |
     | announce | nothing: Django's `post_delete` has announced it  |
 
     If we die in between, a worker that claims the entry finds no row and archives it, and the audit releases the slots.
@@ -89,6 +88,11 @@ def follow_deletion(records: Sequence[TaskRecord], using: str) -> None:
     # Copies: Django removes the id from an instance that it has deleted.
     hook.records.extend(copy.copy(record) for record in records)
     hook.register(connection)
+
+
+def forget_deleted_task(*, instance: TaskRecord, using: str, **kwargs: Any) -> None:
+    """Do that for a row that Django has deleted; the app connects it to `post_delete`."""
+    follow_deletion([instance], using)
 
 
 def delete(ids: Sequence[UUID]) -> list[UUID]:
@@ -141,7 +145,6 @@ def prune(broker: Broker, ids: Sequence[UUID], expired: Q | Combinable, *, fence
         delete_rows(rows_of(TaskRecord).filter(id__in=[id for id, *_ in found]), database)
         if with_lines := [id for id, *_, has_lines in found if has_lines]:
             delete_log_lines(with_lines)
-    failpoints.reach("prune.rows_deleted")
     failed: dict[tuple[str, str], list[TaskRecord]] = {}
     for id, alias, queue, state, wire_id, _ in found:
         if state == TaskState.FAILED:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .. import failpoints, gates
-from ..aliases import through_redis
+from .. import gates
 from ..broker.clients import require_valid_settings
-from ..broker.server_of_tests import is_foreign, require_server_of_tests
-from ..exceptions import BrokerUnavailable
+from ..core.aliases import prefix_of, uses_redis
+from ..exceptions import BrokerUnavailable, RedisNotForTests
 from ..models import TaskRecord, TaskState
 from ..storage.inserting import insert
 from ..storage.routing import writing_database
-from . import prefix_check, push_batcher, wire_locks
+from . import dispatching
+from .base import CommitHook, announce, ask
 from .dispatching import dispatch, is_paused, note_failed_push
-from .events import announce, ask
 from .following import settle_followers
-from .on_commit import CommitHook
 
 
 class Dispatch(CommitHook):
@@ -30,19 +30,14 @@ class Dispatch(CommitHook):
         self.followers: list[Callable[[], None]] = []
 
     def follow_up(self) -> None:
-        failpoints.reach("enqueue.committed")
-        records = through_redis(self.records)
-        if records:
-            # Here, because an error in the batcher's thread is only logged.
-            require_server_of_tests()
-            if not push_batcher.add(records):
-                dispatch(records)
-        failpoints.reach("enqueue.pushed")
+        if not dispatching.add(self.records):
+            dispatch(self.records)
         announce(self.records, None, TaskState.QUEUED)
-        for follower in self.followers:
-            follower()
+        for announce_here in self.followers:
+            announce_here()
         # Last: what this cannot do the reconciler does.
-        settle_followers(self.records)
+        if followers := [record for record in self.records if record.after_id is not None]:
+            settle_followers(followers)
 
 
 def enqueue(
@@ -59,7 +54,6 @@ def enqueue(
     |          | or by the push batcher within PUSH_BATCH_SECONDS                                     |
     | announce | after the commit: `task_state_changed`, then `on_committed`                          |
 
-    An alias without Redis has the rows alone; its gates are counted from them.
     A rollback releases the slots. If we die before the commit, they expire. If we die after it, the reconciler
     pushes the rows.
     Tasks with a unique slot are enqueued by `enqueue_unique`.
@@ -82,26 +76,29 @@ def enqueue(
 
 def require_redis(records: Sequence[TaskRecord]) -> None:
     """Refuse to enqueue where the settings that name Redis cannot be right. Raises: as `enqueue`."""
-    if sent := through_redis(records):
-        require_valid_settings()
-        _require_own_prefix(sent)
+    settled, now = dispatching.settled_until, time.monotonic()
+    if [record for record in records if settled.get(prefix_of(record.backend), 0.0) <= now]:
+        _require_own_prefix(records)
 
 
 def admit(records: Sequence[TaskRecord], *, partial: bool) -> list[TaskRecord]:
     """Ask every receiver whether new tasks may be queued; return those admitted. Raises: what receivers veto with."""
     refused = ask(records, None, partial=partial)
-    failpoints.reach("enqueue.slot_acquired")
     return [record for record in records if record.id not in refused] if refused else list(records)
 
 
 def _require_own_prefix(records: Sequence[TaskRecord]) -> None:
-    """Refuse a Redis prefix of another database; a Redis that does not answer costs the request one timeout.
+    """Refuse wrong settings and a Redis prefix of another database; a Redis that does not answer costs one timeout.
 
     A Redis that is not the tests' is not asked: most tests roll back, and then nothing is pushed. A push is refused.
     """
+    aliases = {record.backend for record in records if uses_redis(record.backend)}
+    if not aliases:
+        return
+    require_valid_settings()
     try:
-        aliases = {record.backend for record in records}
-        prefix_check.require_own_prefix(aliases, may_ask=not (is_paused() or is_foreign()))
+        with suppress(RedisNotForTests):
+            dispatching.require_own_prefix(aliases, may_ask=not is_paused())
     except BrokerUnavailable as error:
         note_failed_push(error, records)
 
@@ -112,12 +109,10 @@ def dispatch_after_commit(
     on_committed: Callable[[list[TaskRecord]], None] | None,
 ) -> None:
     """Have inserted tasks dispatched after the commit, together with the transaction's others."""
-    failpoints.reach("enqueue.row_inserted")
     hook = Dispatch.of_transaction(connection)
     hook.records.extend(records)
-    hook.release_at_rollback(records, connection)
-    if any(record.unique_key for record in records):
-        hook.give_back_at_rollback(wire_locks.holders(records), connection, wire_locks.give_back)
+    if [record for record in records if record.gate]:
+        hook.release_at_rollback(records, connection)
     if on_committed is not None:
         hook.followers.append(lambda: on_committed(records))
     hook.register(connection)

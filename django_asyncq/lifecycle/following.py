@@ -17,17 +17,17 @@ from uuid import UUID
 from django.db import IntegrityError, connections
 from django.db.models import Exists, F, OuterRef
 
-from .. import failpoints, gates
-from ..aliases import through_redis
+from .. import gates
+from ..core.time import Delay
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..models import TaskRecord
 from ..storage import batches, database_clock
 from ..storage.batches import FencedWrite
 from ..storage.isolation import each_alone, table_of
 from ..storage.routing import rows_of, transaction_of, writing_database
+from .base import CommitHook
 from .dispatching import dispatch, note_failed_push
 from .members import follow
-from .on_commit import CommitHook
 
 # In one pass of the reconciler; the next one follows within seconds.
 MOST_AT_ONCE = 1000
@@ -37,7 +37,6 @@ class Promotion(CommitHook):
     """Pushes the followers that moved up in a transaction."""
 
     def follow_up(self) -> None:
-        failpoints.reach("follow.committed")
         dispatch(self.records)
 
 
@@ -51,8 +50,12 @@ def write_fenced(writes: Sequence[FencedWrite], database: str, *, patient: bool 
 
     The members of batches are written with them, or follow them; the ids of those that were written are returned too.
     """
-    freeing = {write.record.id: write.record.unique_key for write in writes if write.record.frees_slot}
-    of_batches = [write for write in writes if write.record.is_batch]
+    freeing = {
+        write.record.id: write.record.unique_key
+        for write in writes
+        if write.record.unique_key and write.record.frees_slot
+    }
+    of_batches = [write for write in writes if write.record.waits_for is not None]
     if not (freeing or of_batches):
         return batches.write_fenced(writes, database, patient=patient)
     with transaction_of(TaskRecord):
@@ -123,8 +126,9 @@ def _write_promotions(records: Sequence[TaskRecord]) -> None:
         record.unique_slot, record.after_id = record.unique_key, None
         if record.unique_until is not None:
             # Its time counts from now on.
-            record.unique_until = database_clock.now() + (record.unique_until - record.enqueued_at)
-            rows.filter(id=record.id).update(unique_until=record.unique_until)
+            delay = Delay(record.unique_until - record.enqueued_at)
+            rows.filter(id=record.id).update(unique_until=database_clock.expression(connections[rows.db], delay))
+            record.unique_until = delay.after(database_clock.now(rows.db))
 
 
 def free_slots(records: Iterable[TaskRecord]) -> None:
@@ -147,7 +151,8 @@ def move_up_waiting(keys: Collection[str] | None = None) -> int:
 
     keys: digests; None for all, at most MOST_AT_ONCE of them. The slot of a throttled task whose time is over is freed.
     """
-    rows, now = rows_of(TaskRecord), database_clock.now()
+    rows = rows_of(TaskRecord)
+    now = database_clock.expression(connections[rows.db])
     holders = rows.filter(unique_slot=OuterRef("unique_key")).exclude(unique_until__lte=now)
     followers = rows.filter(after_id__isnull=False)
     if keys is not None:
@@ -171,7 +176,7 @@ def settle_followers(records: Iterable[TaskRecord]) -> None:
         return
     try:
         # One that has lost its slot asks again when it is pushed.
-        gates.confirm([record for record in through_redis(followers) if record.gate])
+        gates.confirm([record for record in followers if record.gate])
     except (BrokerUnavailable, GateUnavailable) as error:
         note_failed_push(error, followers)
     move_up_waiting({record.unique_key for record in followers})

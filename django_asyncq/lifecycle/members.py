@@ -7,7 +7,8 @@
 | QUEUED again                      | QUEUED; they stay in the batch                                             |
 | FAILED without their outcomes     | QUEUED by themselves, without a group: each runs alone, as a batch of one  |
 
-The last is the case when its worker has died twice, when it had to be killed, and when nobody has its code.
+The last is the case when its worker has died while it was alone, when it had to be killed, and when nobody has its
+code.
 A member that was cancelled or replaced meanwhile is no longer the batch's: its row refuses what the batch writes.
 """
 
@@ -20,16 +21,13 @@ from django.db import connections
 from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Value, When
 from django.db.models.functions import Greatest
 
-from .. import failpoints
 from ..broker import Lease
 from ..models import TaskRecord, TaskState
 from ..storage import batches, database_clock
 from ..storage.batches import FencedWrite
-from ..storage.routing import rows_of, transaction_of, writing_database
-from ..storage.row_conditions import as_check
-from .claimed_runs import Run
+from ..storage.routing import as_check, rows_of, transaction_of, writing_database
+from .base import CommitHook, Run
 from .dispatching import dispatch
-from .on_commit import CommitHook
 
 # How many batches one look compares with their members; the next sweep looks again.
 MOST_BATCHES = 1000
@@ -48,7 +46,6 @@ class Release(CommitHook):
     """Pushes the members that a batch has left behind."""
 
     def follow_up(self) -> None:
-        failpoints.reach("members.released")
         dispatch(self.records, again=True)
 
 
@@ -82,10 +79,11 @@ def write_of(run: Run) -> FencedWrite:
     """Return the write of a run, with those of its members unless they only follow the row of the batch."""
     record, members = run.record, run.members
     if not members or record.state == TaskState.QUEUED:
-        return FencedWrite(record, run.lease.fence)
+        return FencedWrite(record, run.lease.fence, run.read_fence)
     if record.state != TaskState.RUNNING and any(each.record.is_in_batch for each in members):
-        return FencedWrite(record, run.lease.fence)
-    return FencedWrite(record, run.lease.fence, [FencedWrite(each.record, each.lease.fence) for each in members])
+        return FencedWrite(record, run.lease.fence, run.read_fence)
+    of_members = [FencedWrite(each.record, each.lease.fence, each.read_fence) for each in members]
+    return FencedWrite(record, run.lease.fence, run.read_fence, of_members)
 
 
 def follow(writes: Iterable[FencedWrite], database: str, *, patient: bool) -> Mapping[UUID, str]:
@@ -152,6 +150,7 @@ def release_orphans() -> int:
     members = rows.filter(LIVE, batch_id__isnull=False)
     live = rows.filter(id=OuterRef("batch_id"), finished_at__isnull=True)
     # Without an order, of which DISTINCT would be one; and not of the first batches only, which may all be live.
-    over = members.filter(~Exists(live)).order_by().values_list("batch_id", flat=True).distinct()[:MOST_BATCHES]
-    found = list(over)
+    # As a check, or PostgreSQL may read all that is kept to join it, while it knows nothing of the table.
+    over = members.filter(as_check(~Q(Exists(live)))).order_by().values_list("batch_id", flat=True)
+    found = list(over.distinct()[:MOST_BATCHES])
     return release(rows.filter(IS_LIVE, batch_id__in=found), keeps_group=True) if found else 0

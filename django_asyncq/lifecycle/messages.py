@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from .. import conf
-from ..broker import Entry, GateKeys
-from ..broker.decoding import decode_message
-from ..broker.message import MessageTemplate, TaskMessage
-from ..definitions.payload import json_bytes
+from ..broker import Broker, Entry, GateKeys, Lease, foreign
+from ..broker.foreign import ToComplete, ToRestore
+from ..broker.message import MessageTemplate, TaskMessage, UndecodableMessage, decode_message
+from ..core.calls import call_of
+from ..core.masking import masker_of
+from ..core.payload import json_bytes
+from ..exceptions import InvalidArguments, TaskNotRunnable
 from ..models import TaskRecord
 from ..storage import database_clock
-from .wire_locks import lock_of
+
+# As long as a Go server keeps what it has finished. asynq's lock needs an end; a task that lasts longer loses it.
+LOCK_SECONDS = 86_400
+LONGEST_ERROR = 1_000
 
 
 def message_of(record: TaskRecord) -> bytes:
@@ -26,7 +32,7 @@ def message_of(record: TaskRecord) -> bytes:
     payload = json_bytes({"args": record.args, "kwargs": record.kwargs})
     timeout = math.ceil(record.timeout_seconds or 0)
     # Without it, another program would delete the task that it has run, and nobody could tell that from a lost one.
-    retention = math.ceil(conf.current().wire_retention_seconds)
+    retention = foreign.WIRE_RETENTION_SECONDS
     # Rounded down: a foreign worker must not run it for longer.
     deadline = 0 if record.deadline is None else max(int(record.deadline.timestamp()), 1)
     if not (record.attempt or record.errors or deadline or record.headers):
@@ -42,7 +48,7 @@ def message_of(record: TaskRecord) -> bytes:
         queue=record.queue_name,
         retry=most_retries,
         retried=min(record.attempt, most_retries),
-        error_msg=str(last_error["message"])[:1000] if last_error else "",
+        error_msg=_shown_error(record) if last_error else "",
         timeout=timeout,
         deadline=deadline,
         last_failed_at=int(failed_at.timestamp()) if failed_at else 0,
@@ -62,9 +68,14 @@ def remote_message_of(record: TaskRecord, payload: bytes) -> bytes:
         retry=max(record.max_attempts - 1, 0),
         timeout=math.ceil(record.timeout_seconds or 0),
         deadline=0 if record.deadline is None else max(int(record.deadline.timestamp()), 1),
-        retention=math.ceil(conf.current().wire_retention_seconds),
+        retention=foreign.WIRE_RETENTION_SECONDS,
         headers=record.headers or {},
     ).encode()
+
+
+def _shown_error(record: TaskRecord) -> str:
+    """Return the text of the last error as Redis may show it to anybody: without secrets."""
+    return masker_of(record).text(str(record.errors[-1]["message"]))[:LONGEST_ERROR]
 
 
 def asks_retention(record: TaskRecord) -> bool:
@@ -78,14 +89,14 @@ def _foreign_message_of(record: TaskRecord) -> bytes:
     message = decode_message(bytes(record.wire_message or b""))
     if not message.retention:
         # As for ours: the task may return to its program, which would leave no trace of a run that has succeeded.
-        message = message._replace(retention=math.ceil(conf.current().wire_retention_seconds))
+        message = message._replace(retention=foreign.WIRE_RETENTION_SECONDS)
     if not record.errors:
         return message.encode()
     failed_at = record.last_attempted_at
     return message._replace(
         # asynq's own count may be higher: another program has run it too.
         retried=max(message.retried, min(record.attempt, max(message.retry, 0))),
-        error_msg=str(record.errors[-1]["message"])[:1000],
+        error_msg=_shown_error(record),
         last_failed_at=int(failed_at.timestamp()) if failed_at else message.last_failed_at,
     ).encode()
 
@@ -96,16 +107,18 @@ def entry_of(record: TaskRecord, *, fence: int = 0, gate: GateKeys | None = None
     gate: the gate whose slot the script confirms, if any.
     """
     due = record.retry_at or record.run_after
-    lock = lock_of(record) if record.unique_key or record.wire_message is not None else None
+    due_at = due.timestamp() if due else None
+    # asynq's unique lock, if the program that has enqueued the task took it. Among ours the row decides.
+    lock = "" if record.wire_id is None else decode_message(bytes(record.wire_message or b"")).unique_key
     return Entry(
         id=record.redis_id,
         message=message_of(record),
         fence=fence,
         priority=record.priority,
-        due_at=due.timestamp() if due else None,
+        due_at=due_at,
         gate=gate,
-        unique_key=lock.key if lock else "",
-        unique_seconds=lock.seconds if lock else 0,
+        unique_key=lock,
+        unique_seconds=LOCK_SECONDS + max(int((due_at or 0) - database_clock.unix_seconds()), 0) if lock else 0,
         row="" if record.wire_id is None else str(record.id),
     )
 
@@ -115,11 +128,90 @@ def named_rows(records: Iterable[TaskRecord]) -> dict[str, str]:
     return {record.redis_id: str(record.id) for record in records if record.wire_id is not None}
 
 
+def restore(broker: Broker, queue: str, worker_id: str, entries: Sequence[Lease | str]) -> list[str]:
+    """Restore entries without a row, for any program. entries: leases, or the ids of those that wait in retry.
+
+    Returns, for each: "restored", "stale" or "missing". Raises: BrokerUnavailable.
+    """
+    back = [ToRestore(each, "") if isinstance(each, str) else ToRestore(each.id, each.fence) for each in entries]
+    return foreign.restore(broker, queue, worker_id, back) if back else []
+
+
 def later_fence(record: TaskRecord) -> int:
-    """Return a fence above every one that was handed out for the task: microseconds since 1970.
+    """Return a fence above every one that was handed out for the task until now: microseconds since 1970.
+
+    It orders entries of Redis. No row may be judged by that order: what has this fence may be committed after later
+    ones were handed out.
 
     Fences otherwise grow by one for each run, so they never catch up. Two processes mostly get different values. Lua
     numbers are exact up to 2**53, which is the year 2255. The clock is the database's, the same for all hosts; because
     it may be set back, the fence is also above the row's.
     """
     return max(int(database_clock.unix_seconds() * 1_000_000), record.fence + 1)
+
+
+# --- Call tasks with the messages of other programs, and acknowledge those as asynq does.
+
+
+class WireCall(NamedTuple):
+    """What another program's message asks for. type: the type that it has written."""
+
+    type: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+
+def wire_call_of(record: TaskRecord, task: Any) -> WireCall | None:
+    """Return what the message of a task asks for; None for a task that was enqueued here.
+
+    Raises: TaskNotRunnable when the function cannot be called with its payload.
+    """
+    message = _message_of(record)
+    if message is None:
+        return None
+    try:
+        return WireCall(message.type, *call_of(task, message.payload))
+    except InvalidArguments as error:
+        raise TaskNotRunnable(str(error)) from error
+
+
+def _message_of(record: TaskRecord) -> TaskMessage | None:
+    """Return the message that another program has written for a task; None for a task of our own."""
+    if record.wire_id is None or record.wire_message is None:
+        return None
+    try:
+        return decode_message(bytes(record.wire_message))
+    except UndecodableMessage as error:
+        raise TaskNotRunnable(f"the row's message is none of asynq's: {error}") from error
+
+
+def acknowledge_done(
+    broker: Broker, queue: str, worker_id: str, finished: Sequence[tuple[TaskRecord | None, Lease]]
+) -> None:
+    """Remove the entries of finished tasks; one that succeeded, and whose message asks for it, stays in `completed`.
+
+    finished: with the row, if it is the outcome of this lease. Raises: BrokerUnavailable.
+    """
+    kept: list[ToComplete] = []
+    done: list[Lease] = []
+    for record, lease in finished:
+        item = None if record is None or record.wire_id is None else _to_complete(record, lease)
+        if item is None:
+            done.append(lease)
+        else:
+            kept.append(item)
+    if done:
+        broker.done(queue, worker_id, done)
+    if kept:
+        foreign.complete(broker, queue, worker_id, kept)
+
+
+def _to_complete(record: TaskRecord, lease: Lease) -> ToComplete | None:
+    message = _message_of(record)
+    if message is None or message.retention <= 0 or record.finished_at is None or record.retry_at is not None:
+        return None
+    if record.reason:
+        return None
+    result = b"" if record.return_value is None else json_bytes(record.return_value)
+    encoded = message._replace(completed_at=foreign.completed_at()).encode()
+    return ToComplete(lease, encoded, message.retention, result)

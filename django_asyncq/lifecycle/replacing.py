@@ -1,9 +1,14 @@
-"""Give a task that has not begun the arguments of a newer call: `on_duplicate="replace"`, and a follower's.
+"""Change a task that has not begun: its arguments by a newer call, its time and priority by a person.
 
-A row that says QUEUED may be running, because RUNNING is written only after a while. So the UPDATE also raises the
-row's fence above all that were handed out: the row then refuses the outcome of a run with the old arguments, its worker
-is asked to stop, and when it has reported, `settle_lost` dispatches the task again. So no newer arguments are lost,
-and two bodies of one task never overlap.
+A row that says QUEUED may be running, because RUNNING is written only after a while. So the UPDATE also raises
+the row's fence: the row then refuses the outcome of every run that has read the old arguments, also of one that a
+worker claims before the UPDATE is committed (`batches.GUARD`). A worker that had the task before is asked to
+stop, and when it has reported, `settle_lost` dispatches the task again. So no newer arguments are lost, and two
+bodies of one task never overlap.
+
+For Redis the new fence is also above those that were handed out before the UPDATE. Others may have been handed
+out before the commit, if Redis was emptied, say: an entry that waits with one is as the row was before, so it is
+taken out.
 """
 
 from __future__ import annotations
@@ -17,19 +22,17 @@ from django.db import connections
 from django.db.models import Case, DateTimeField, F, Q, Value, When
 from django.db.models.functions import Greatest
 
-from .. import failpoints
-from ..aliases import through_redis
-from ..broker import Broker
+from ..broker import Broker, task_entries
+from ..core.aliases import uses_redis
 from ..exceptions import BrokerUnavailable
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.routing import rows_of, transaction_of, writing_database
-from .closing import WAITING, take_out
-from .dispatching import by_queue, dispatch, note_failed_push
+from .base import CommitHook, load_rows
+from .closing import STAYING, WAITING, take_out
+from .dispatching import by_queue, dispatch, flush_pushes, note_failed_push
 from .following import follower_slot, settle_followers
-from .messages import entry_of, later_fence
-from .on_commit import CommitHook
-from .ownership import load_rows
+from .messages import entry_of, later_fence, named_rows
 
 # What a newer call brings along. The queue, the gate and what the task has been through stay.
 FROM_CALL = (
@@ -52,7 +55,6 @@ class Replacement(CommitHook):
     """Brings to Redis what a transaction replaced: new times and priorities, and higher fences."""
 
     def follow_up(self) -> None:
-        failpoints.reach("replace.committed")
         ids = {record.id for record in self.records}
         pushed: dict[UUID, int] = {}
         for _ in range(MOST_LOOKS):
@@ -72,19 +74,20 @@ def replace_holder(record: TaskRecord) -> TaskRecord | None:
     A QUEUED task gets the call's time. A RETRYING one is retried then, or at once, and has all its attempts again.
 
     | check    | the row is QUEUED or RETRYING; it is locked until the caller's transaction ends                 |
-    | row      | the arguments, times and limits of the new call; the fence above all that were handed out      |
+    | row      | the arguments, times and limits of the new call; another fence, which voids runs with the old  |
     | Redis    | after the commit: taken out and pushed again; a worker that has claimed it is asked to stop, and |
     |          | its report dispatches the task again (`settle_lost`)                                            |
     | announce | nothing: the state is the same                                                                  |
 
     If we die after the commit, the entry has a fence that is too low: the worker that claims it dispatches it again.
+    One that was pushed while the transaction was open runs at the old time, with the new arguments.
     """
     now = database_clock.now()
     # One that was cancelled while it ran never runs again, though its worker may have put it back: it is followed.
     holder = rows_of(TaskRecord).filter(
         WAITING, unique_slot=record.unique_key, after_id=None, cancel_requested_at__isnull=True
     )
-    return _replace(holder, record, retry_at=_retry_at(record.run_after, now), max_attempts=_attempts(record))
+    return _replace(holder, record, retry_at=_retry_at(record, now), max_attempts=_attempts(record))
 
 
 def replace_follower(record: TaskRecord) -> TaskRecord | None:
@@ -98,28 +101,71 @@ def replace_follower(record: TaskRecord) -> TaskRecord | None:
     return _replace(followers, record, max_attempts=_attempts(record))
 
 
+def reschedule(id: UUID, *, run_after: datetime | None, priority: int) -> TaskRecord | None:
+    """Give a task that waits another time and priority; return its row, or None when it waits no more.
+
+    run_after: None for as soon as a worker is free.
+
+    | check    | QUEUED, of our workers, in no batch and no group; the row is locked; no worker has taken its entry  |
+    | Redis    | the entry is taken out; after the commit the task is pushed as its row says                         |
+    | row      | `run_after` and `priority`; another fence, which voids a run that begins in between                 |
+    | announce | nothing: the state is the same                                                                      |
+
+    If we die in between, the reconciler pushes the task. Raises: BrokerUnavailable; nothing is changed then.
+    """
+    waiting = rows_of(TaskRecord).filter(
+        id=id, state=TaskState.QUEUED, after_id=None, batch_id=None, group="", is_remote=False
+    )
+    with transaction_of(TaskRecord):
+        row = waiting.filter(cancel_requested_at__isnull=True).select_for_update().first()
+        if row is None:
+            return None
+        if uses_redis(row.backend):
+            flush_pushes()
+            broker = Broker("producer", row.backend)
+            (word,) = task_entries.take_out(broker, row.queue_name, [(row.redis_id, row.fence)], named_rows([row]))
+            if word in STAYING:
+                return None
+        waiting.update(run_after=run_after, priority=priority, fence=_raised_fence(row))
+        row = waiting.get()
+        connection = connections[writing_database(TaskRecord)]
+        hook = Replacement.of_transaction(connection)
+        hook.records.append(row)
+        hook.register(connection)
+    return row
+
+
 def _replace(rows: Any, record: TaskRecord, **changes: Any) -> TaskRecord | None:
     database = writing_database(TaskRecord)
     # Without a savepoint of its own: all that a list replaces is then brought to Redis together.
     with transaction_of(TaskRecord, savepoint=False):
         # One UPDATE, so that SQLite takes its lock before anything is read.
-        values = {name: getattr(record, name) for name in FROM_CALL}
+        values = {name: _from_call(record, name) for name in FROM_CALL}
         # A batch that has it runs with what it read, and its row then refuses that outcome.
         if not rows.update(**values, **changes, batch_id=None, group=record.group, fence=_raised_fence(record)):
             return None
         slots = (record.unique_key, follower_slot(record.unique_key))
         is_follower = "retry_at" not in changes
         (replaced,) = rows_of(TaskRecord).filter(unique_slot=slots[is_follower])
-        connection = connections[database]
-        hook = Replacement.of_transaction(connection)
-        hook.records.append(replaced)
-        hook.register(connection)
+    # Behind the block: one without a savepoint would hide from the test kit that it has ended.
+    connection = connections[database]
+    hook = Replacement.of_transaction(connection)
+    hook.records.append(replaced)
+    hook.register(connection)
     found: TaskRecord = replaced
     return found
 
 
+def _from_call(record: TaskRecord, name: str) -> Any:
+    """Return what the row gets of a new call. A duration counts from the moment of the UPDATE."""
+    delay = record.delays.get(name)
+    if delay is None:
+        return getattr(record, name)
+    return database_clock.expression(connections[writing_database(TaskRecord)], delay)
+
+
 def _raised_fence(record: TaskRecord) -> Any:
-    """Return a fence above that of the row, and above every one that was handed out for it."""
+    """Return a fence above that of the row, and above every one that was handed out for it until now."""
     return Greatest(F("fence") + 1, Value(later_fence(record)))
 
 
@@ -128,13 +174,14 @@ def _attempts(record: TaskRecord) -> Any:
     return F("attempt") + record.max_attempts
 
 
-def _retry_at(run_after: datetime | None, now: datetime) -> Case:
+def _retry_at(record: TaskRecord, now: datetime) -> Case:
     """Return when a RETRYING task is retried: at the time of the call, or at once.
 
     One that waits at its gate goes on waiting.
     """
     at_gate = Q(state=TaskState.FAILED, reason=FailureReason.GATE_FULL)
-    moment = Value(run_after or now, output_field=DateTimeField())
+    run_after = _from_call(record, "run_after")
+    moment = run_after if "run_after" in record.delays else Value(run_after or now, output_field=DateTimeField())
     later = Greatest(F("retry_at"), moment) if run_after else F("retry_at")
     return Case(
         When(at_gate, then=later),
@@ -154,11 +201,10 @@ def _bring_to_redis(rows: Sequence[TaskRecord]) -> None:
     settle_followers(rows)
     rows = [row for row in rows if row.after_id is None]
     queued = [row for row in rows if row.state == TaskState.QUEUED]
-    claimed = take_out(through_redis(queued))
-    failpoints.reach("replace.taken_out")
+    claimed = take_out(queued, overtaken=True)
     # With the fence of the row: an entry that another replacement has overtaken is then refused at its claim.
     dispatch([row for row in queued if row.id not in claimed])
-    retrying = through_redis([row for row in rows if row.state == TaskState.FAILED])
+    retrying = [row for row in rows if row.state == TaskState.FAILED]
     if not retrying:
         return
     try:

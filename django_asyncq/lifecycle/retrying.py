@@ -13,23 +13,19 @@ from django.db import connections
 from django.db.models import QuerySet
 from django.template.defaultfilters import pluralize
 
-from .. import failpoints, gates
+from .. import gates
 from ..broker import Broker, Lease
-from ..broker.evidence import read_evidence
+from ..broker.foreign import read_evidence
+from ..core.guard import attempt, get_logger, is_a
+from ..core.logs import log_extra
 from ..exceptions import BrokerUnavailable, GateUnavailable
-from ..guard import attempt, get_logger, is_a
-from ..logs import log_extra
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
-from ..storage.routing import rows_of, transaction_of, writing_database
-from ..storage.row_conditions import as_check
-from .adopting import restore_at_once
+from ..storage.routing import as_check, rows_of, transaction_of, writing_database
+from .base import CommitHook, announce, ask, load_rows, look_up
 from .closing import close_cancelled, expire, is_expired, settle_final
 from .dispatching import GATE_RETRY_SECONDS, by_queue, dispatch
-from .events import announce, ask
-from .messages import entry_of, named_rows
-from .on_commit import CommitHook
-from .ownership import load_rows, sort_entries
+from .messages import entry_of, named_rows, restore
 from .unique import Taken, already_taken, take_again, without
 
 logger = get_logger("django_asyncq.lifecycle")
@@ -54,7 +50,6 @@ class Redispatch(CommitHook):
     """Dispatches all tasks that a transaction retried."""
 
     def follow_up(self) -> None:
-        failpoints.reach("retry.committed")
         dispatch(self.records, again=True)
         announce(self.records, TaskState.FAILED, TaskState.QUEUED)
 
@@ -76,7 +71,10 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
     """
     database = writing_database(TaskRecord)
     with transaction_of(TaskRecord):
-        rows = rows_of(TaskRecord).select_for_update().filter(as_check(state=TaskState.FAILED), id__in=ids)
+        # What is written names its rows itself: of two lists of ids PostgreSQL expects as many reads as of each id of
+        # one with each of the other, and would rather read the whole table.
+        failed = rows_of(TaskRecord).filter(as_check(state=TaskState.FAILED))
+        rows = failed.select_for_update().filter(id__in=ids)
         # In one order, so that two retries of the same tasks wait for each other instead of deadlocking. The oldest is
         # the first to ask its gate.
         records = list((rows if by_person else rows.filter(as_check(retry_at__isnull=False))).order_by("id"))
@@ -85,7 +83,6 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         taken = already_taken(records) if by_person else []
         records = without(records, taken)
         refused = ask(records, TaskState.FAILED, partial=True, timed=not by_person) if records else set()
-        failpoints.reach("retry.slot_acquired")
         admitted = [record for record in records if record.id not in refused]
         full = [record for record in records if record.id in refused]
         # As they are before the change: that still says who waited at a gate.
@@ -93,11 +90,11 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         try:
             if full and not by_person:
                 # While the rows are locked: once they are not, the leader may let the tasks in.
-                _postpone(rows, full, GATE_RETRY_SECONDS, reason=FailureReason.GATE_FULL)
-            if by_person and (lately := take_again(rows, admitted)):
+                _postpone(failed, full, GATE_RETRY_SECONDS, reason=FailureReason.GATE_FULL)
+            if by_person and (lately := take_again(failed, admitted)):
                 gates.give_back([each.record for each in lately])
                 taken, admitted = taken + lately, without(admitted, lately)
-            _write_retries(rows, admitted, by_person=by_person)
+            _write_retries(failed, admitted, by_person=by_person)
         except BaseException:
             gates.give_back(admitted)
             raise
@@ -194,31 +191,24 @@ def _retry_for_person(ids: Collection[UUID]) -> set[UUID]:
     return {row.id for row in outcome.retried}
 
 
-def retry_without_redis(ids: Sequence[UUID]) -> int:
-    """Do what `retry_due` does for tasks of aliases without Redis, in the order of their ids; return how many.
-
-    Those that wait at a gate may be named before their time: no slot that becomes free is announced to them.
-    """
-    rows = load_rows(map(str, ids))
-    return _retry_rows(None, [rows[str(id)] for id in sorted(ids) if str(id) in rows]).retried
-
-
 def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     """Queue RETRYING tasks again whose `retry_at` has come; return how many were queued.
 
-    ids: as found due in Redis. Entries whose row is final or cannot be read are removed; a sweep parks the latter when
+    ids: as found due in Redis. A row that is QUEUED already has an entry here because the push after its retry was
+    lost, and is pushed again. Entries whose row is final or cannot be read are removed; a sweep parks the latter when
     their row has been corrected. Entries without a row become pending. Tasks whose gate is full wait there, for at most
     GATE_RETRY_SECONDS. Those whose retry a receiver vetoes are retried VETO_RETRY_SECONDS later.
     """
-    found = sort_entries(broker, queue, ids, broker.alias)
-    rows = found.rows
+    rows, missing, _ = look_up(broker, queue, ids)
+    # Another program's forwarder would make them pending now.
+    words = restore(broker, queue, "", missing)
+    orphans = [id for id, word in zip(missing, words, strict=True) if word != "missing"]
     # Those of an alias whose prefix was changed wait under the new one.
     live = [row for row in rows.values() if not row.is_final and broker.holds(row.backend)]
-    orphans = [each.id for each in found.rowless]
     if stale := set(ids).difference(orphans, (row.redis_id for row in live)):
         broker.remove(queue, sorted(stale), named_rows(rows.values()))
-    # Another program's forwarder would make them pending now.
-    restore_at_once(broker, queue, "", orphans)
+    # Another process may be retrying it at this moment, and pushes it too: the second push changes nothing.
+    dispatch([row for row in live if row.state == TaskState.QUEUED and not row.is_remote], again=True)
     return _retry_rows(broker, live).retried
 
 
@@ -244,10 +234,9 @@ class _Attempted(NamedTuple):
     vetoed: list[TaskRecord]
 
 
-def _retry_rows(broker: Broker | None, rows: Iterable[TaskRecord], *, must_ask: bool = False) -> _Attempted:
+def _retry_rows(broker: Broker, rows: Iterable[TaskRecord], *, must_ask: bool = False) -> _Attempted:
     """Retry the rows that are RETRYING; postpone those that cannot be queued now.
 
-    broker: None for tasks without an entry in Redis.
     must_ask: a gate that cannot be asked is an error, and postpones none.
     """
     waiting = _without_closed([row for row in rows if row.state == TaskState.FAILED and row.retry_at is not None])
@@ -255,8 +244,6 @@ def _retry_rows(broker: Broker | None, rows: Iterable[TaskRecord], *, must_ask: 
     if attempted.vetoed:
         retrying = rows_of(TaskRecord).filter(as_check(state=TaskState.FAILED, retry_at__isnull=False))
         _postpone(retrying, attempted.vetoed, VETO_RETRY_SECONDS)
-    if broker is None:
-        return attempted
     for of_alias, queue, group in by_queue(broker, [*attempted.full, *attempted.vetoed]):
         of_alias.park(queue, [entry_of(row) for row in group])
     return attempted

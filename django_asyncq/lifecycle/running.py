@@ -17,43 +17,47 @@ from uuid import UUID
 from django.db import Error as DatabaseError
 from django.db import connections, transaction
 
-from .. import conf, failpoints
+from .. import conf
 from ..broker import Broker, Lease
-from ..definitions.names import runs_alone
-from ..definitions.payload import MESSAGE_CHARACTERS, storable_text
-from ..definitions.progress import CLEARED
-from ..exceptions import TaskExpired, WorkerLost
-from ..guard import get_logger, is_a
-from ..logs import log_extra
-from ..models import FailureReason, TaskRecord, TaskState
-from ..runs import log_failed
+from ..core.guard import class_name, get_logger, is_a
+from ..core.logs import about, log_extra
+from ..core.names import runs_alone
+from ..core.payload import CLEARED, MESSAGE_CHARACTERS, storable_text, text_of
+from ..exceptions import TaskCancelled, TaskExpired, WorkerLost
+from ..models import FailureReason, Suspicion, TaskRecord, TaskState
 from ..storage import database_clock
+from ..storage.batches import FencedWrite
 from ..storage.errors import ErrorKind, kind_of
-from ..storage.routing import rows_of, transaction_of, writing_database
-from .claimed_runs import Run
+from ..storage.routing import lock_free_rows, rows_of, transaction_of, writing_database
+from .base import Run, announce, append_error, load_rows, log_failed, reason_of
 from .dispatching import by_queue
-from .events import announce
-from .failures import append_error, reason_of
 from .following import write_fenced
 from .members import write_of
-from .messages import entry_of, later_fence, message_of, named_rows
-from .ownership import load_rows
-from .wire_calls import acknowledge_done
+from .messages import acknowledge_done, entry_of, later_fence, message_of, named_rows
 
 logger = get_logger("django_asyncq.lifecycle")
 
 
-def suspect(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") -> None:
-    """RUNNING → QUEUED in memory after the worker was lost, perhaps because of this task: it runs alone next.
+def lose(record: TaskRecord, reason: str, now: datetime, *, may_count: bool = False, stack: str = "") -> None:
+    """RUNNING → QUEUED in memory after the worker was lost, perhaps because of this task.
 
+    The first loss is nobody's fault: most come from outside, as with a deploy or a lost host, and the task goes back as
+    any other. Lost again before a run of it has ended, it runs alone next.
+    may_count: whether no other task can have caused it; then each loss but the first counts a crash, see `count_crash`.
     stack: the last stack of the process, if it could still write one.
     """
+    if record.suspicion and may_count:
+        count_crash(record, reason, now, stack=stack)
+        return
     record.state = TaskState.QUEUED
-    _lose(record, reason, now, stack)
+    _lose(record, reason, now, stack, Suspicion.SUSPECT if record.suspicion else Suspicion.LOST)
 
 
 def count_crash(record: TaskRecord, reason: str, now: datetime, *, stack: str = "") -> None:
-    """RUNNING → QUEUED in memory after this task took its worker down; → FAILED after too many crashes in a row."""
+    """RUNNING → QUEUED in memory after this task took its worker down; → FAILED after too many crashes in a row.
+
+    It runs alone next.
+    """
     record.crash_count += 1
     if record.crash_count >= conf.current().max_crashes:
         record.state = TaskState.FAILED
@@ -61,14 +65,14 @@ def count_crash(record: TaskRecord, reason: str, now: datetime, *, stack: str = 
         record.finished_at = now
     else:
         record.state = TaskState.QUEUED
-    _lose(record, reason, now, stack)
+    _lose(record, reason, now, stack, Suspicion.SUSPECT)
 
 
-def _lose(record: TaskRecord, reason: str, now: datetime, stack: str) -> None:
+def _lose(record: TaskRecord, reason: str, now: datetime, stack: str, suspicion: Suspicion) -> None:
     if record.is_batch and record.is_suspect:
-        # The second time: its members run one by one next, so that only the one to blame fails (`members`).
+        # Lost alone: its members run one by one next, so that only the one to blame fails (`members`).
         record.state, record.retry_at, record.finished_at = TaskState.FAILED, None, now
-    record.is_suspect = True
+    record.suspicion = suspicion
     append_error(record, WorkerLost(reason), stack, now)
     # A loss uses no attempt. The worker stays in `worker_ids`, next to its error.
     record.attempt = max(record.attempt - 1, 0)
@@ -77,10 +81,10 @@ def _lose(record: TaskRecord, reason: str, now: datetime, stack: str) -> None:
 def lose_unseen(record: TaskRecord, reason: str) -> None:
     """RUNNING → QUEUED, or FAILED after too many crashes, in memory: nobody saw its worker die.
 
-    A task in quarantine counts a crash, as in `blame_unseen`; any other becomes a suspect.
+    Only a task in quarantine counts a crash, as in `blame_unseen`.
     """
-    lose = count_crash if record.worker_ids and runs_alone(record.worker_ids[-1]) else suspect
-    lose(record, reason, database_clock.now())
+    was_alone = bool(record.worker_ids) and runs_alone(record.worker_ids[-1])
+    lose(record, reason, database_clock.now(), may_count=was_alone)
 
 
 def begin(run: Run, worker_id: str, now: datetime) -> None:
@@ -90,7 +94,7 @@ def begin(run: Run, worker_id: str, now: datetime) -> None:
     """
     record = run.record
     record.state = TaskState.RUNNING
-    record.fence = run.lease.fence
+    run.read_fence, record.fence = record.fence, run.lease.fence
     record.attempt += 1
     record.started_at = record.started_at or now
     record.last_attempted_at = now
@@ -106,7 +110,7 @@ def succeed(run: Run, value: Any, now: datetime) -> None:
     """RUNNING → SUCCEEDED in memory; `record_runs` writes the row. value: from `payload.storable_result`."""
     record = run.record
     record.state = TaskState.SUCCEEDED
-    record.is_suspect = False
+    record.suspicion = Suspicion.NONE
     record.return_value = value
     record.finished_at = now
 
@@ -173,13 +177,15 @@ def fail(
     """
     record = run.record
     record.state = TaskState.FAILED
-    record.is_suspect = False
+    record.suspicion = Suspicion.NONE
     record.retry_at = retry_at
     record.finished_at = None if retry_at else now
     run.counted = counted
-    if is_a(exception, TaskExpired):
+    if is_a(exception, TaskExpired) or (is_a(exception, TaskCancelled) and not exception.had_begun):
         # Its function was not called.
         undo_attempt(record)
+        if not record.attempt:
+            record.started_at = record.last_attempted_at = None
     if retry_at and counted:
         # Crashes and cuts are counted in a row. The number of attempts bounds how often the row begins anew.
         record.crash_count = 0
@@ -211,7 +217,6 @@ def mark_running(runs: Sequence[Run], *, patient: bool = True) -> list[Run]:
     If we die in between, the row is RUNNING without a lease, and the reconciler requeues the task.
     """
     lost, locked = (record_runs(runs), set[Run]()) if patient else record_unlocked(runs)
-    failpoints.reach("mark_running.row_written")
     marked = [run for run in runs if run not in locked]
     for run in marked:
         run.written = True
@@ -240,7 +245,7 @@ def record_unlocked(runs: Sequence[Run]) -> Recorded:
             raise
     rows = rows_of(TaskRecord).filter(id__in=[run.record.id for run in runs])
     with transaction_of(TaskRecord):
-        free = set(rows.select_for_update(skip_locked=True).values_list("id", flat=True))
+        free = lock_free_rows(rows)
         # A deleted row is not free either, and its run is lost.
         locked_ids = set(rows.values_list("id", flat=True)) - free
         recorded = _record_free([run for run in runs if run.record.id not in locked_ids])
@@ -278,7 +283,9 @@ def record_runs(runs: Sequence[Run], *, patient: bool = True) -> list[Run]:
     Raises: django.db.Error; all or nothing was written then, and the call may be repeated.
     """
     database = writing_database(TaskRecord)
-    writes = [write_of(run) for run in runs]
+    writes = [
+        write_of(run) if run.members else FencedWrite(run.record, run.lease.fence, run.read_fence) for run in runs
+    ]
     accepted = write_fenced(writes, database, patient=patient)
     for run, write in zip(runs, writes, strict=True):
         if write.members:
@@ -286,12 +293,13 @@ def record_runs(runs: Sequence[Run], *, patient: bool = True) -> list[Run]:
             run.members = [member for member in run.members if member.record.id in accepted]
     lost = [run for run in runs if run.record.id not in accepted]
     for run in lost:
-        logger.warning(
-            "task %s: lost its lease (fence %d); its outcome is not recorded",
-            run.record.id,
-            run.lease.fence,
-            extra=log_extra(run.record),
-        )
+        with about(run.record):
+            logger.warning(
+                "task %s: lost its lease (fence %d); its outcome is not recorded",
+                run.record.id,
+                run.lease.fence,
+                extra=log_extra(run.record),
+            )
     return lost
 
 
@@ -320,24 +328,28 @@ def acknowledge(broker: Broker, worker_id: str, runs: Sequence[Run], lost: Seque
     If we die before, the next worker that claims the entry finds the row final and acknowledges it.
     Raises: BrokerUnavailable; the call may be repeated.
     """
-    runs_by_id = {run.record.id: run for run in runs}
+    runs_by_id, lost_runs = {run.record.id: run for run in runs}, set(lost)
     for of_alias, queue, group in by_queue(broker, [run.record for run in runs]):
         of = [runs_by_id[record.id] for record in group]
-        if done := [run for run in of if run.record.state == TaskState.SUCCEEDED or run in lost]:
+        # A discarded task has failed for its row only, as one that returns `RevokeTask` in asynq.
+        done, rest = list[Run](), list[Run]()
+        for run in of:
+            is_over = run.record.state == TaskState.SUCCEEDED or run in lost_runs or run.record.is_discarded
+            (done if is_over else rest).append(run)
+        if done:
             acknowledge_done(
-                of_alias, queue, worker_id, [(None if run in lost else run.record, run.lease) for run in done]
+                of_alias, queue, worker_id, [(None if run in lost_runs else run.record, run.lease) for run in done]
             )
-        of = [run for run in of if run not in lost]
         for counted in (True, False):
-            again = [run for run in of if run.record.retry_at and run.counted is counted]
+            again = [run for run in rest if run.record.retry_at and run.counted is counted]
             if again:
                 of_alias.retry(queue, worker_id, [_retry_item(run) for run in again], counted=counted)
-        _requeue_or_postpone(of_alias, queue, worker_id, [run for run in of if run.record.state == TaskState.QUEUED])
-        final = [run for run in of if run.record.state == TaskState.FAILED and run.record.retry_at is None]
+        _requeue_or_postpone(of_alias, queue, worker_id, [run for run in rest if run.record.state == TaskState.QUEUED])
+        final = [run for run in rest if run.record.state == TaskState.FAILED and run.record.retry_at is None]
         if final:
             of_alias.archive(queue, worker_id, [(run.lease, message_of(run.record)) for run in final])
-        failpoints.reach("acknowledge.queue_acknowledged")
-    if retrying := [each.record for run in runs if run not in lost for each in run.members if each.record.retry_at]:
+    members = [each.record for run in runs if run not in lost_runs for each in run.members]
+    if retrying := [record for record in members if record.retry_at]:
         # Each has an entry of its own again.
         for of_alias, queue, group in by_queue(broker, retrying):
             of_alias.park(queue, [entry_of(record, fence=later_fence(record)) for record in group])
@@ -375,12 +387,27 @@ def requeue(broker: Broker, worker_id: str, runs: Sequence[Run]) -> None:
             run.record.state = TaskState.QUEUED
     begun = [run for run in runs if run.begun]
     lost = record_runs([run for run in begun if run.written])
-    failpoints.reach("requeue.row_written")
     for of_alias, queue, group in by_queue(broker, [run.record for run in runs if run not in lost]):
         ids = {record.id for record in group}
         suspects = {record.redis_id for record in group if record.is_suspect}
         of_alias.requeue(queue, worker_id, [run.lease for run in runs if run.record.id in ids], suspects=suspects)
     announce([run.record for run in begun if run.written and run not in lost], TaskState.RUNNING, TaskState.QUEUED)
+
+
+def leave_to_others(broker: Broker, worker_id: str, runs: Sequence[Run], seconds: int) -> None:
+    """Return tasks to the head of their queue for workers with other code; this code does not take them for a while.
+
+    | check    | the fence: a run that lost its lease changes nothing               |
+    | row      | none: it stays QUEUED, and no attempt is used                      |
+    | Redis    | pending, at the head; the time that `postpone` counts begins anew  |
+    | announce | nothing                                                            |
+
+    If we die before, the lease expires and the reconciler requeues the task.
+    """
+    runs_by_id = {run.record.id: run for run in runs}
+    for of_alias, queue, group in by_queue(broker, [run.record for run in runs]):
+        leases = [runs_by_id[record.id].lease for record in group]
+        of_alias.requeue(queue, worker_id, leases, left_seconds=seconds)
 
 
 def postpone(
@@ -401,10 +428,8 @@ def postpone(
     return ages
 
 
-def refuse(broker: Broker | None, run: Run, exception: BaseException) -> None:
+def refuse(broker: Broker, run: Run, exception: BaseException) -> None:
     """Fail a task that was postponed and can never run here; the row says why.
-
-    broker: None for a task without an entry in Redis.
 
     | check    | the fence: a run that lost its lease changes nothing |
     | row      | QUEUED → FAILED, with the error                      |
@@ -414,12 +439,50 @@ def refuse(broker: Broker | None, run: Run, exception: BaseException) -> None:
     If we die in between, the next worker that claims the entry finds the row final and acknowledges.
     """
     record, now = run.record, database_clock.now()
+    run.read_fence = record.fence
     record.state, record.fence, record.finished_at = TaskState.FAILED, run.lease.fence, now
     append_error(record, exception, "", now)
     if record_runs([run]):
         return
     log_failed(record)
-    failpoints.reach("refuse.row_written")
-    if broker is not None:
-        broker.remove(record.queue_name, [record.redis_id], named_rows([record]))
+    broker.remove(record.queue_name, [record.redis_id], named_rows([record]))
     announce([record], TaskState.QUEUED, TaskState.FAILED)
+
+
+# --- Requeue or postpone a run of which nothing remains in the database, so that it uses no attempt.
+#
+# One whose connection was cut before its commit has run, so it is counted. One that got no connection is not.
+
+# Each run of such a body is cut, so the text says where to look.
+REMEDY = (
+    "If this happens in each run, the transaction may be idle for longer than the server's "
+    "idle_in_transaction_session_timeout (on MariaDB idle_transaction_timeout): keep it short, "
+    "with complete_on_commit() for the last part of the task"
+)
+
+
+def count_cut(run: Run, error: BaseException, traceback: str, now: datetime) -> None:
+    """RUNNING → QUEUED in memory after a cut; → FAILED after MAX_CRASHES cuts and crashes in a row.
+
+    error: the database's own. `record_runs` writes the row, and `acknowledge` requeues the task in Redis.
+    """
+    text = f"{class_name(error)}: {text_of(error)}".strip()
+    count_crash(
+        run.record,
+        f"its database connection was cut, and nothing was committed: {text}. {REMEDY}",
+        now,
+        stack=traceback,
+    )
+    # The process did not die of it.
+    run.record.suspicion = Suspicion.NONE
+
+
+def postpone_run(run: Run, pause_seconds: int) -> None:
+    """RUNNING → QUEUED in memory for a run that got no connection to the database: no attempt, no crash.
+
+    pause_seconds: how long the task waits before it may be claimed again. `record_runs` writes the row if it says
+    RUNNING, and `acknowledge` postpones the task in Redis.
+    """
+    undo_attempt(run.record)
+    run.record.state = TaskState.QUEUED
+    run.pause_seconds = pause_seconds

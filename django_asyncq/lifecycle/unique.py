@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
-from datetime import datetime
 from typing import Literal, NamedTuple
 from uuid import UUID
 
 from django.db import IntegrityError, connections
-from django.db.models import QuerySet
+from django.db.models import BooleanField, Case, QuerySet, Value, When
 
 from .. import gates
 from ..exceptions import DuplicateTask
@@ -27,10 +26,9 @@ from ..models import TaskRecord
 from ..storage import database_clock
 from ..storage.inserting import insert
 from ..storage.routing import rows_of, transaction_of, writing_database
-from . import wire_locks
+from .base import load_rows
 from .enqueueing import admit, dispatch_after_commit, require_redis
 from .following import follower_slot
-from .ownership import load_rows
 from .replacing import replace_follower, replace_holder
 
 OnDuplicate = Literal["reject", "return", "replace", "follow"]
@@ -40,26 +38,23 @@ ROUNDS = 3
 
 
 class Holder(NamedTuple):
-    """A row that holds a slot, as far as a decision needs it. unique_until: when its time is over, if it has one."""
+    """A row that holds a slot, as far as a decision needs it. is_over: whether it has a time, and that is over."""
 
     id: UUID
     unique_slot: str
-    unique_until: datetime | None
+    is_over: bool
 
 
 def enqueue_unique(
     records: Sequence[TaskRecord],
     *,
     on_duplicate: OnDuplicate,
-    by_arguments: bool = False,
     partial: bool = False,
     on_committed: Callable[[list[TaskRecord]], None] | None = None,
 ) -> list[TaskRecord | None]:
     """Queue unique tasks; return for each call, in their order, the row that stands for it: a new or an existing one.
 
-    records: new rows with their slots. by_arguments: whether the key is that of all arguments, so that those that other
-    programs can see have asynq's lock too (`wire_locks`). partial: the row of a call that is refused is None; otherwise
-    all or none.
+    records: new rows with their slots. partial: the row of a call that is refused is None; otherwise all or none.
 
     | check    | a live holder of the slot: the call is settled as `on_duplicate` says |
     |          | `task_state_changing`, as in `enqueue`, for the others                |
@@ -74,8 +69,6 @@ def enqueue_unique(
     if on_duplicate == "reject" and not partial:
         _refuse_repeated(records)
     require_redis(records)
-    if by_arguments:
-        wire_locks.prepare(records)
     connection = connections[writing_database(TaskRecord)]
     is_superseding = on_duplicate in ("replace", "follow")
     enqueueing = (_Superseding if is_superseding else _Enqueueing)(on_duplicate, partial=partial)
@@ -88,7 +81,7 @@ def enqueue_unique(
             for record in left:
                 enqueueing.refuse(record, None)
     except BaseException:
-        give_back(enqueueing.inserted)
+        gates.release_uncommitted(enqueueing.inserted)
         raise
     if enqueueing.inserted:
         dispatch_after_commit(enqueueing.inserted, connection, on_committed)
@@ -120,40 +113,20 @@ class _Enqueueing:
 
     def _insert(self, records: Sequence[TaskRecord]) -> None:
         """Insert the rows that their gates admit, except those whose slot was taken meanwhile."""
-        records = self._lock(records)
-        try:
-            admitted = sorted(admit(records, partial=self.partial), key=lambda record: record.unique_slot or "")
-        except BaseException:
-            wire_locks.give_back(records)
-            raise
+        admitted = sorted(admit(records, partial=self.partial), key=lambda record: record.unique_slot or "")
         ids = {record.id for record in admitted}
-        refused = [record for record in records if record.id not in ids]
-        self.standing |= {record.id: None for record in refused}
-        wire_locks.give_back(refused)
+        self.standing |= {record.id: None for record in records if record.id not in ids}
         if not admitted:
             return
         try:
             inserted = insert(admitted, connections[writing_database(TaskRecord)])
         except BaseException:
-            give_back(admitted)
+            gates.release_uncommitted(admitted)
             raise
         self.inserted += inserted
         self.standing |= {record.id: record for record in inserted}
         if lost := [record for record in admitted if record.id not in self.standing]:
-            give_back(lost)
-
-    def _lock(self, records: Sequence[TaskRecord]) -> list[TaskRecord]:
-        """Take asynq's locks; return the tasks that have theirs, or have none. Raises: DuplicateTask."""
-        refused = wire_locks.take(records)
-        if not refused:
-            return list(records)
-        if not self.partial:
-            wire_locks.give_back(records)
-            first = refused[0]
-            raise DuplicateTask(first.record.name, first.row, wire_holder="" if first.row else first.holder)
-        ids = {each.record.id for each in refused}
-        self.standing |= dict.fromkeys(ids)
-        return [record for record in records if record.id not in ids]
+            gates.release_uncommitted(lost)
 
     def _settle(self, met: Sequence[tuple[TaskRecord, Holder]]) -> None:
         """Decide what calls become whose slots other rows hold. Raises: DuplicateTask."""
@@ -212,12 +185,6 @@ class _Superseding(_Enqueueing):
         return [record for record in records if record.id not in self.standing]
 
 
-def give_back(records: Sequence[TaskRecord]) -> None:
-    """Release what tasks hold outside the database that are not enqueued after all."""
-    gates.release_uncommitted(records)
-    wire_locks.give_back(records)
-
-
 def _as_holder(record: TaskRecord) -> TaskRecord:
     record.unique_slot, record.after_id = record.unique_key, None
     return record
@@ -247,20 +214,18 @@ def live_holders(slots: Collection[str], *, is_first: bool = True) -> dict[str, 
         # One at a time, in the order of the INSERT, because a statement for several may lock them in another.
         for slot in sorted(set(slots).difference(holder.unique_slot for holder in found)):
             found += _holders(rows.filter(unique_slot=slot).select_for_update())
-    if any(holder.unique_until is not None for holder in found):
-        now = database_clock.now(rows.db)
-        over = [holder for holder in found if holder.unique_until is not None and holder.unique_until <= now]
-        if over:
-            ids = [holder.id for holder in over]
-            rows_of(TaskRecord).filter(id__in=ids, unique_until__lte=now, after_id=None).update(unique_slot=None)
-            found = [holder for holder in found if holder not in over]
-    return {holder.unique_slot: holder for holder in found}
+    if over := [holder.id for holder in found if holder.is_over]:
+        is_over = {"unique_until__lte": database_clock.expression(connection), "after_id": None}
+        rows_of(TaskRecord).filter(id__in=over, **is_over).update(unique_slot=None)
+    return {holder.unique_slot: holder for holder in found if not holder.is_over}
 
 
 def _holders(rows: QuerySet[TaskRecord]) -> list[Holder]:
-    values = rows.values_list("id", "unique_slot", "unique_until", "after_id")
-    # The time of a follower begins when it moves up. Until then nothing but its end frees its place.
-    return [Holder(id, slot, None if after else until) for id, slot, until, after in values if slot is not None]
+    # The time of a follower begins when it moves up. Until then nothing but its end frees its place. By the database's
+    # clock as it is now: by an estimate, a call would be accepted a little sooner, or refused a little longer.
+    over = When(unique_until__lte=database_clock.expression(connections[rows.db]), after_id=None, then=Value(True))
+    is_over = Case(over, default=Value(False), output_field=BooleanField())
+    return [Holder(*values) for values in rows.values_list("id", "unique_slot", is_over)]
 
 
 class Taken(NamedTuple):

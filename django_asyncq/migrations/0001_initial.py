@@ -3,11 +3,11 @@
 import django.core.validators
 import django.db.models.deletion
 import django.utils.timezone
-import django_asyncq.definitions.database_now
-import django_asyncq.definitions.exact_text
-import django_asyncq.definitions.names
-import django_asyncq.definitions.partial_indexes
-import django_asyncq.definitions.stored_json
+import django_asyncq.core.fields
+import django_asyncq.core.fields
+import django_asyncq.core.names
+import django_asyncq.core.fields
+import django_asyncq.core.fields
 import django_asyncq.models.schedules
 import uuid
 from django.db import migrations, models
@@ -25,23 +25,18 @@ class Migration(migrations.Migration):
             name='Alert',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('channel', models.CharField(choices=[('mail', 'Mail'), ('webhook', 'Webhook')], max_length=8, verbose_name='channel')),
                 ('kind', models.CharField(choices=[('failure_ratio', 'Attempts fail'), ('oldest_waiting', 'Tasks wait'), ('silent_workers', 'Workers are silent'), ('overdue_schedules', 'Schedules are overdue'), ('store', 'A store is unreachable'), ('mismatch', 'Hosts or stores do not match')], max_length=20, verbose_name='kind')),
-                ('backend', django_asyncq.definitions.exact_text.ExactCharField(blank=True, default='', max_length=64, verbose_name='backend')),
-                ('subject', django_asyncq.definitions.exact_text.ExactCharField(blank=True, default='', max_length=200, verbose_name='subject')),
+                ('backend', django_asyncq.core.fields.ExactCharField(blank=True, default='', max_length=64, verbose_name='backend')),
+                ('subject', django_asyncq.core.fields.ExactCharField(blank=True, default='', max_length=200, verbose_name='subject')),
                 ('title', models.TextField(blank=True, default='', verbose_name='title')),
-                ('first_seen_at', models.DateTimeField(verbose_name='first seen at')),
                 ('seen_at', models.DateTimeField(verbose_name='last seen at')),
-                ('sent_at', models.DateTimeField(blank=True, null=True, verbose_name='last sent at')),
-                ('reserved_by', django_asyncq.definitions.exact_text.ExactCharField(blank=True, default='', max_length=32, verbose_name='reserved by')),
-                ('reserved_until', models.DateTimeField(blank=True, null=True, verbose_name='reserved until')),
             ],
             options={
                 'verbose_name': 'alert',
                 'verbose_name_plural': 'alerts',
                 'ordering': ['id'],
                 'default_permissions': (),
-                'constraints': [models.UniqueConstraint(fields=('channel', 'kind', 'backend', 'subject'), name='asyncq_one_alert')],
+                'constraints': [models.UniqueConstraint(fields=('kind', 'backend', 'subject'), name='asyncq_one_alert')],
             },
         ),
         migrations.CreateModel(
@@ -49,6 +44,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.PositiveSmallIntegerField(default=1, editable=False, primary_key=True, serialize=False, verbose_name='id')),
                 ('value', models.UUIDField(default=uuid.uuid4, editable=False, verbose_name='identity')),
+                ('schedules_paused_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='schedules paused at')),
             ],
             options={
                 'verbose_name': 'identity of the database',
@@ -59,7 +55,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='LockTerm',
             fields=[
-                ('name', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, primary_key=True, serialize=False, verbose_name='name')),
+                ('name', django_asyncq.core.fields.ExactCharField(max_length=200, primary_key=True, serialize=False, verbose_name='name')),
                 ('number', models.BigIntegerField(default=0, verbose_name='fencing token')),
                 ('holder', models.CharField(default='', max_length=200, verbose_name='lock holder')),
                 ('begun_at', models.DateTimeField(default=django.utils.timezone.now, verbose_name='started at')),
@@ -73,7 +69,7 @@ class Migration(migrations.Migration):
             name='StartupRun',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', django_asyncq.definitions.exact_text.ExactCharField(db_index=True, max_length=200, verbose_name='name')),
+                ('name', django_asyncq.core.fields.ExactCharField(db_index=True, max_length=200, verbose_name='name')),
                 ('holder', models.CharField(max_length=200, verbose_name='lock holder')),
                 ('term', models.BigIntegerField(verbose_name='fencing token')),
                 ('begun_at', models.DateTimeField(verbose_name='started at')),
@@ -89,22 +85,20 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='BulkAction',
             fields=[
-                ('id', models.UUIDField(default=django_asyncq.definitions.names.uuid7, editable=False, primary_key=True, serialize=False, verbose_name='id')),
+                ('id', models.UUIDField(default=django_asyncq.core.names.uuid7, editable=False, primary_key=True, serialize=False, verbose_name='id')),
                 ('kind', models.CharField(choices=[('retry', 'Retry'), ('cancel', 'Cancel'), ('delete', 'Delete')], max_length=8, verbose_name='kind')),
                 ('matching', models.JSONField(default=dict, verbose_name='matching')),
-                ('state', models.CharField(choices=[('running', 'Running'), ('paused', 'Paused'), ('stopped', 'Stopped'), ('finished', 'Finished')], default='running', max_length=8, verbose_name='state')),
+                ('state', models.CharField(choices=[('running', 'Running'), ('stopped', 'Stopped'), ('finished', 'Finished')], default='running', max_length=8, verbose_name='state')),
                 ('rows_per_second', models.PositiveIntegerField(default=200, verbose_name='rows per second')),
                 ('total', models.PositiveIntegerField(default=0, verbose_name='tasks')),
                 ('done', models.PositiveIntegerField(default=0, verbose_name='done')),
                 ('refused', models.PositiveIntegerField(default=0, verbose_name='refused')),
-                ('left', models.PositiveIntegerField(default=0, verbose_name='waiting at a full gate')),
-                ('last_id', models.UUIDField(blank=True, null=True, verbose_name='last task')),
                 ('newest_id', models.UUIDField(blank=True, null=True, verbose_name='newest task')),
-                ('waiting_at', models.JSONField(blank=True, default=dict, verbose_name='full gates')),
-                ('waiting_since', models.DateTimeField(blank=True, null=True, verbose_name='waiting since')),
+                ('positions', models.JSONField(blank=True, default=list, verbose_name='positions')),
+                ('progressed_at', models.DateTimeField(blank=True, null=True, verbose_name='last progress')),
                 ('key', models.CharField(blank=True, max_length=64, null=True, verbose_name='key')),
                 ('created_by', models.CharField(blank=True, default='', max_length=150, verbose_name='created by')),
-                ('created_at', models.DateTimeField(db_default=django_asyncq.definitions.database_now.DatabaseNow(), default=django.utils.timezone.now, verbose_name='created at')),
+                ('created_at', models.DateTimeField(db_default=django_asyncq.core.fields.DatabaseNow(), default=django.utils.timezone.now, verbose_name='created at')),
                 ('finished_at', models.DateTimeField(blank=True, null=True, verbose_name='finished at')),
                 ('error', models.TextField(blank=True, default='', verbose_name='error')),
             ],
@@ -119,7 +113,7 @@ class Migration(migrations.Migration):
             name='Gate',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, verbose_name='name')),
+                ('name', django_asyncq.core.fields.ExactCharField(max_length=200, verbose_name='name')),
                 ('limit', models.IntegerField(help_text='Maximum tasks queued or running; 0 or less means no limit.', verbose_name='limit')),
                 ('expected_seconds', models.FloatField(default=60, help_text='How long a task of this gate usually takes. It is used to estimate when a slot becomes free.', validators=[django.core.validators.MinValueValidator(0.001)], verbose_name='expected seconds')),
             ],
@@ -136,9 +130,9 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('kind', models.CharField(choices=[('queue', 'Queue'), ('task', 'Task'), ('gate', 'Gate')], max_length=8, verbose_name='kind')),
-                ('backend', django_asyncq.definitions.exact_text.ExactCharField(blank=True, default='', max_length=64, verbose_name='backend')),
-                ('name', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, verbose_name='name')),
-                ('paused_at', models.DateTimeField(db_default=django_asyncq.definitions.database_now.DatabaseNow(), default=django.utils.timezone.now, verbose_name='paused at')),
+                ('backend', django_asyncq.core.fields.ExactCharField(blank=True, default='', max_length=64, verbose_name='backend')),
+                ('name', django_asyncq.core.fields.ExactCharField(max_length=200, verbose_name='name')),
+                ('paused_at', models.DateTimeField(db_default=django_asyncq.core.fields.DatabaseNow(), default=django.utils.timezone.now, verbose_name='paused at')),
                 ('paused_by', models.CharField(blank=True, default='', max_length=150, verbose_name='paused by')),
                 ('note', models.CharField(blank=True, default='', max_length=500, verbose_name='note')),
             ],
@@ -154,10 +148,10 @@ class Migration(migrations.Migration):
             name='Schedule',
             fields=[
                 ('id', models.UUIDField(default=uuid.uuid4, editable=False, primary_key=True, serialize=False, verbose_name='id')),
-                ('name', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, verbose_name='name')),
-                ('task', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, verbose_name='task')),
-                ('args', models.JSONField(blank=True, default=list, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, verbose_name='positional arguments')),
-                ('kwargs', models.JSONField(blank=True, default=dict, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, verbose_name='keyword arguments')),
+                ('name', django_asyncq.core.fields.ExactCharField(max_length=200, verbose_name='name')),
+                ('task', django_asyncq.core.fields.ExactCharField(max_length=200, verbose_name='task')),
+                ('args', models.JSONField(blank=True, default=list, encoder=django_asyncq.core.fields.StoredJSONEncoder, verbose_name='positional arguments')),
+                ('kwargs', models.JSONField(blank=True, default=dict, encoder=django_asyncq.core.fields.StoredJSONEncoder, verbose_name='keyword arguments')),
                 ('cron', models.CharField(blank=True, default='', max_length=200, verbose_name='cron expression')),
                 ('interval_seconds', models.PositiveIntegerField(blank=True, null=True, verbose_name='interval in seconds')),
                 ('zone', models.CharField(default=django_asyncq.models.schedules.default_timezone, max_length=64, verbose_name='time zone')),
@@ -205,15 +199,15 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='TaskRecord',
             fields=[
-                ('id', models.UUIDField(default=django_asyncq.definitions.names.uuid7, editable=False, primary_key=True, serialize=False, verbose_name='id')),
-                ('name', django_asyncq.definitions.exact_text.ExactCharField(max_length=200, verbose_name='task')),
-                ('backend', django_asyncq.definitions.exact_text.ExactCharField(db_default='default', default='default', max_length=64, verbose_name='backend')),
-                ('queue_name', django_asyncq.definitions.exact_text.ExactCharField(db_default='default', default='default', max_length=64, verbose_name='queue')),
+                ('id', models.UUIDField(default=django_asyncq.core.names.uuid7, editable=False, primary_key=True, serialize=False, verbose_name='id')),
+                ('name', django_asyncq.core.fields.ExactCharField(max_length=200, verbose_name='task')),
+                ('backend', django_asyncq.core.fields.ExactCharField(db_default='default', default='default', max_length=64, verbose_name='backend')),
+                ('queue_name', django_asyncq.core.fields.ExactCharField(db_default='default', default='default', max_length=64, verbose_name='queue')),
                 ('state', models.SmallIntegerField(choices=[(0, 'Queued'), (1, 'Running'), (2, 'Succeeded'), (3, 'Failed')], db_default=0, default=0, verbose_name='state')),
-                ('reason', models.SmallIntegerField(choices=[(0, 'None'), (1, 'The function raised an error'), (2, 'It took longer than its timeout'), (3, 'Its worker was lost'), (4, 'It was cancelled'), (5, 'It had not begun in time'), (6, 'A task that it waited for failed'), (7, 'The code has no such task'), (9, 'Its gate was full')], db_default=0, default=0, verbose_name='reason')),
-                ('args', models.JSONField(blank=True, db_default=[], default=list, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, verbose_name='positional arguments')),
-                ('kwargs', models.JSONField(blank=True, db_default={}, default=dict, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, verbose_name='keyword arguments')),
-                ('headers', models.JSONField(blank=True, default=None, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, null=True, verbose_name='headers')),
+                ('reason', models.SmallIntegerField(choices=[(0, 'None'), (1, 'The function raised an error'), (2, 'It took longer than its timeout'), (3, 'Its worker was lost'), (4, 'It was cancelled'), (5, 'It had not begun in time'), (6, 'A task that it waited for failed'), (7, 'The code has no such task'), (8, 'It was discarded'), (9, 'Its gate was full')], db_default=0, default=0, verbose_name='reason')),
+                ('args', models.JSONField(blank=True, db_default=[], default=list, encoder=django_asyncq.core.fields.StoredJSONEncoder, verbose_name='positional arguments')),
+                ('kwargs', models.JSONField(blank=True, db_default={}, default=dict, encoder=django_asyncq.core.fields.StoredJSONEncoder, verbose_name='keyword arguments')),
+                ('headers', models.JSONField(blank=True, default=None, encoder=django_asyncq.core.fields.StoredJSONEncoder, null=True, verbose_name='headers')),
                 ('priority', models.SmallIntegerField(db_default=0, default=0, verbose_name='priority')),
                 ('run_after', models.DateTimeField(blank=True, null=True, verbose_name='run after')),
                 ('expires_at', models.DateTimeField(blank=True, null=True, verbose_name='expires at')),
@@ -222,36 +216,36 @@ class Migration(migrations.Migration):
                 ('attempt', models.PositiveIntegerField(db_default=0, default=0, verbose_name='attempt')),
                 ('max_attempts', models.PositiveIntegerField(db_default=1, default=1, verbose_name='maximum attempts')),
                 ('crash_count', models.PositiveIntegerField(db_default=0, default=0, verbose_name='worker crashes')),
-                ('is_suspect', models.BooleanField(db_default=False, default=False, verbose_name='runs alone next')),
+                ('suspicion', models.SmallIntegerField(db_default=0, default=0, verbose_name='suspicion')),
                 ('fence', models.BigIntegerField(db_default=0, default=0, verbose_name='fence')),
                 ('timeout_seconds', models.FloatField(blank=True, null=True, verbose_name='timeout in seconds')),
                 ('soft_timeout_seconds', models.FloatField(blank=True, null=True, verbose_name='soft timeout in seconds')),
                 ('keep_logs', models.PositiveSmallIntegerField(blank=True, null=True, verbose_name='log lines kept')),
-                ('gate', django_asyncq.definitions.exact_text.ExactCharField(blank=True, db_default='', default='', max_length=200, verbose_name='gate')),
+                ('gate', django_asyncq.core.fields.ExactCharField(blank=True, db_default='', default='', max_length=200, verbose_name='gate')),
                 ('queue_limit', models.IntegerField(blank=True, null=True, verbose_name='gate limit set by the task')),
                 ('expected_seconds', models.FloatField(blank=True, null=True, verbose_name='expected seconds')),
                 ('unique_key', models.CharField(blank=True, db_default='', default='', max_length=64, verbose_name='unique key')),
                 ('unique_slot', models.CharField(blank=True, max_length=64, null=True, verbose_name='unique slot')),
                 ('unique_until', models.DateTimeField(blank=True, null=True, verbose_name='unique until')),
                 ('unique_until_start', models.BooleanField(db_default=False, default=False, verbose_name='unique until it starts')),
-                ('group', django_asyncq.definitions.exact_text.ExactCharField(blank=True, db_default='', default='', max_length=200, verbose_name='group')),
+                ('group', django_asyncq.core.fields.ExactCharField(blank=True, db_default='', default='', max_length=200, verbose_name='group')),
                 ('parent_id', models.UUIDField(blank=True, null=True, verbose_name='enqueued by')),
                 ('after_id', models.UUIDField(blank=True, null=True, verbose_name='runs after the task')),
                 ('retried_from', models.UUIDField(blank=True, null=True, verbose_name='copy of the task')),
                 ('flow_id', models.UUIDField(blank=True, null=True, verbose_name='flow')),
                 ('waits_for', models.PositiveIntegerField(blank=True, null=True, verbose_name='tasks it waits for')),
-                ('wire_id', models.TextField(blank=True, null=True, verbose_name='id of the foreign message')),
+                ('wire_id', django_asyncq.core.fields.ExactTextField(blank=True, null=True, verbose_name='id of the foreign message')),
                 ('wire_message', models.BinaryField(blank=True, null=True, verbose_name='foreign message')),
                 ('is_remote', models.BooleanField(db_default=False, default=False, verbose_name='run by another program')),
                 ('batch_id', models.UUIDField(blank=True, null=True, verbose_name='runs in the batch')),
                 ('cancel_requested_at', models.DateTimeField(blank=True, null=True, verbose_name='cancel requested at')),
                 ('cancelled_by', models.CharField(blank=True, db_default='', default='', max_length=150, verbose_name='cancelled by')),
-                ('return_value', models.JSONField(blank=True, default=None, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, null=True, verbose_name='return value')),
-                ('progress', models.JSONField(blank=True, default=None, encoder=django_asyncq.definitions.stored_json.StoredJSONEncoder, null=True, verbose_name='progress')),
+                ('return_value', models.JSONField(blank=True, default=None, encoder=django_asyncq.core.fields.StoredJSONEncoder, null=True, verbose_name='return value')),
+                ('progress', models.JSONField(blank=True, default=None, encoder=django_asyncq.core.fields.StoredJSONEncoder, null=True, verbose_name='progress')),
                 ('errors', models.JSONField(blank=True, db_default=[], default=list, verbose_name='errors')),
-                ('last_exception', django_asyncq.definitions.exact_text.ExactCharField(blank=True, db_default='', default='', max_length=200, verbose_name='last error')),
+                ('last_exception', django_asyncq.core.fields.ExactCharField(blank=True, db_default='', default='', max_length=200, verbose_name='last error')),
                 ('worker_ids', models.JSONField(blank=True, db_default=[], default=list, verbose_name='workers')),
-                ('enqueued_at', models.DateTimeField(db_default=django_asyncq.definitions.database_now.DatabaseNow(), default=django.utils.timezone.now, verbose_name='enqueued at')),
+                ('enqueued_at', models.DateTimeField(db_default=django_asyncq.core.fields.DatabaseNow(), default=django.utils.timezone.now, verbose_name='enqueued at')),
                 ('started_at', models.DateTimeField(blank=True, null=True, verbose_name='started at')),
                 ('last_attempted_at', models.DateTimeField(blank=True, null=True, verbose_name='last attempted at')),
                 ('finished_at', models.DateTimeField(blank=True, null=True, verbose_name='finished at')),
@@ -261,8 +255,8 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'tasks',
                 'ordering': ['-id'],
                 'permissions': [('retry_task', 'Can retry a task'), ('cancel_task', 'Can cancel a task'), ('enqueue_task', 'Can enqueue a task'), ('view_payload', 'Can see the arguments and the result of a task'), ('drain_worker', 'Can drain a worker')],
-                'indexes': [models.Index(fields=['state', 'id'], name='asyncq_state_id'), django_asyncq.definitions.partial_indexes.PartialIndex(fields=['gate', 'state', 'reason'], name='asyncq_gate_state', where=models.Q(('gate', ''), _negated=True)), models.Index(fields=['name', 'id'], name='asyncq_name_id'), django_asyncq.definitions.partial_indexes.PartialIndex(fields=['name', 'last_exception'], name='asyncq_name_exception', where=models.Q(('state', 3))), django_asyncq.definitions.partial_indexes.PartialIndex(fields=['expires_at'], name='asyncq_expires_at', where=models.Q(('expires_at__isnull', False), ('finished_at__isnull', True))), django_asyncq.definitions.partial_indexes.PartialIndex(fields=['cancel_requested_at'], name='asyncq_cancel_requested', where=models.Q(('cancel_requested_at__isnull', False), ('finished_at__isnull', True))), django_asyncq.definitions.partial_indexes.PartialIndex(fields=['retry_at', 'id'], name='asyncq_retry_at', where=models.Q(('retry_at__isnull', False), ('state', 3))), django_asyncq.definitions.partial_indexes.PartialIndex(fields=['after_id'], name='asyncq_after_id', where=models.Q(('after_id__isnull', False))), django_asyncq.definitions.partial_indexes.PartialIndex(fields=['batch_id'], name='asyncq_batch_id', where=models.Q(('batch_id__isnull', False))), django_asyncq.definitions.partial_indexes.PartialIndex(fields=['is_remote', 'id'], name='asyncq_remote', where=models.Q(('finished_at__isnull', True), ('is_remote', True)))],
-                'constraints': [django_asyncq.definitions.partial_indexes.UniqueUnlessNull(field='unique_slot', name='asyncq_unique_slot'), models.CheckConstraint(condition=models.Q(('state__gte', 0), ('state__lte', 3)), name='asyncq_state_known'), models.CheckConstraint(condition=models.Q(('priority__gte', -100), ('priority__lte', 100)), name='asyncq_priority_range'), models.CheckConstraint(condition=models.Q(models.Q(('reason', 0), ('state__lte', 2)), models.Q(('reason__gt', 0), ('state', 3)), _connector='OR'), name='asyncq_reason_of_failure'), models.CheckConstraint(condition=models.Q(models.Q(('finished_at__isnull', True), ('state__lte', 1)), models.Q(('finished_at__isnull', False), ('state', 2)), models.Q(('finished_at__isnull', False), ('retry_at__isnull', True), ('state', 3)), models.Q(('finished_at__isnull', True), ('retry_at__isnull', False), ('state', 3)), _connector='OR'), name='asyncq_final_has_finished_at')],
+                'indexes': [models.Index(fields=['state', 'id'], name='asyncq_state_id'), django_asyncq.core.fields.PartialIndex(fields=['gate', 'state', 'reason'], name='asyncq_gate_state', where=models.Q(('gate', ''), _negated=True)), models.Index(fields=['name', 'id'], name='asyncq_name_id'), django_asyncq.core.fields.PartialIndex(fields=['name', 'last_exception'], name='asyncq_name_exception', where=models.Q(('state', 3))), django_asyncq.core.fields.PartialIndex(fields=['reason', 'id'], name='asyncq_reason_id', where=models.Q(('state', 3))), django_asyncq.core.fields.PartialIndex(fields=['last_exception', 'id'], name='asyncq_exception_id', where=models.Q(('state', 3))), django_asyncq.core.fields.PartialIndex(fields=['expires_at'], name='asyncq_expires_at', where=models.Q(('expires_at__isnull', False), ('finished_at__isnull', True))), django_asyncq.core.fields.PartialIndex(fields=['cancel_requested_at'], name='asyncq_cancel_requested', where=models.Q(('cancel_requested_at__isnull', False), ('finished_at__isnull', True))), django_asyncq.core.fields.PartialIndex(fields=['retry_at', 'id'], name='asyncq_retry_at', where=models.Q(('retry_at__isnull', False))), django_asyncq.core.fields.PartialIndex(fields=['after_id'], name='asyncq_after_id', where=models.Q(('after_id__isnull', False))), django_asyncq.core.fields.PartialIndex(fields=['batch_id'], name='asyncq_batch_id', where=models.Q(('batch_id__isnull', False))), django_asyncq.core.fields.PartialIndex(fields=['is_remote', 'id'], name='asyncq_remote', where=models.Q(('finished_at__isnull', True), ('is_remote', True))), django_asyncq.core.fields.BeginningIndex(fields=['wire_id'], name='asyncq_wire_id', where=models.Q(('wire_id__isnull', False)))],
+                'constraints': [django_asyncq.core.fields.UniqueUnlessNull(field='unique_slot', name='asyncq_unique_slot'), models.CheckConstraint(condition=models.Q(('state__gte', 0), ('state__lte', 3)), name='asyncq_state_known'), models.CheckConstraint(condition=models.Q(('priority__gte', -100), ('priority__lte', 100)), name='asyncq_priority_range'), models.CheckConstraint(condition=models.Q(models.Q(('reason', 0), ('state__lte', 2)), models.Q(('reason__gt', 0), ('state', 3)), _connector='OR'), name='asyncq_reason_of_failure'), models.CheckConstraint(condition=models.Q(models.Q(('finished_at__isnull', True), ('state__lte', 1)), models.Q(('finished_at__isnull', False), ('state', 2)), models.Q(('finished_at__isnull', False), ('retry_at__isnull', True), ('state', 3)), models.Q(('finished_at__isnull', True), ('retry_at__isnull', False), ('state', 3)), _connector='OR'), name='asyncq_final_has_finished_at')],
             },
         ),
         migrations.CreateModel(

@@ -6,16 +6,24 @@ does.
 
 from __future__ import annotations
 
-from .alerts import Alert, AlertChannel, AlertKind
-from .fleet import DatabaseIdentity, LockTerm, StartupRun
-from .gates import Gate
-from .operating import BulkAction, BulkKind, BulkState, Pause, PauseKind
+from .operating import (
+    Alert,
+    AlertKind,
+    BulkAction,
+    BulkKind,
+    BulkState,
+    DatabaseIdentity,
+    Gate,
+    LockTerm,
+    Pause,
+    PauseKind,
+    StartupRun,
+)
 from .schedules import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, ScheduleQuerySet, default_timezone
-from .tasks import FailureReason, TaskLogLine, TaskRecord, TaskRecordQuerySet, TaskState
+from .tasks import FailureReason, Suspicion, TaskLogLine, TaskRecord, TaskRecordQuerySet, TaskState
 
 __all__ = [
     "Alert",
-    "AlertChannel",
     "AlertKind",
     "BulkAction",
     "BulkKind",
@@ -33,6 +41,7 @@ __all__ = [
     "Schedule",
     "ScheduleQuerySet",
     "StartupRun",
+    "Suspicion",
     "TaskLogLine",
     "TaskRecord",
     "TaskRecordQuerySet",

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 
 from django.conf import settings
 from django.db import models
-from django.db.models import Q
+from django.db.models import Exists, Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..definitions.exact_text import ExactCharField
-from ..definitions.stored_json import StoredJSONEncoder
-from ..definitions.timing import Cron, Interval, Timing
+from ..core.fields import ExactCharField, StoredJSONEncoder
+from ..core.timing import Cron, Interval, Timing
+from .operating import DatabaseIdentity
 from .tasks import TaskRecord
 
 
@@ -37,12 +37,22 @@ def default_timezone() -> str:
     return str(settings.TIME_ZONE or "UTC")
 
 
-class ScheduleQuerySet(models.QuerySet["Schedule"]):
-    """A filter for the schedules that fire."""
+def all_paused() -> Exists:
+    """Return the condition that all schedules of the database are paused, as those of a copy are at first."""
+    # Part of another query, which names the database.
+    return Exists(models.QuerySet(DatabaseIdentity).filter(schedules_paused_at__isnull=False))
 
-    def firing(self) -> ScheduleQuerySet:
+
+class ScheduleQuerySet(models.QuerySet["Schedule"]):
+    """Filters for the schedules that fire."""
+
+    def planned(self) -> ScheduleQuerySet:
         """Return the schedules that are enabled, have a next occurrence, and are not removed from the code."""
         return self.filter(enabled=True, retired_at=None, next_occurrence_at__isnull=False)
+
+    def firing(self) -> ScheduleQuerySet:
+        """Return the planned schedules; none while all schedules are paused."""
+        return self.planned().filter(~all_paused())
 
 
 class Schedule(models.Model):

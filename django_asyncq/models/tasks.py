@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from enum import IntEnum
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Self
 
 from django.apps import apps
 from django.db import models
 from django.db.models import Q
+from django.db.models.base import ModelState
+from django.db.models.signals import post_init, pre_init
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
-from ..definitions.database_now import DatabaseNow
-from ..definitions.exact_text import ExactCharField
-from ..definitions.names import lowest_uuid7_at, uuid7
-from ..definitions.partial_indexes import PartialIndex, UniqueUnlessNull
-from ..definitions.stored_json import StoredJSONEncoder
+from ..core.fields import (
+    BeginningIndex,
+    DatabaseNow,
+    ExactCharField,
+    ExactTextField,
+    PartialIndex,
+    StoredJSONEncoder,
+    UniqueUnlessNull,
+)
+from ..core.names import lowest_uuid7_at, uuid7
+from ..core.time import Delay
 
 
 class TaskState(models.IntegerChoices):
@@ -53,7 +65,20 @@ class FailureReason(models.IntegerChoices):
     EXPIRED = 5, _("It had not begun in time")
     PARENT_FAILED = 6, _("A task that it waited for failed")
     NOT_REGISTERED = 7, _("The code has no such task")
+    DISCARDED = 8, _("It was discarded")
     GATE_FULL = 9, _("Its gate was full")
+
+
+class Suspicion(IntEnum):
+    """How far a task is suspected of taking its worker process down; a run that ends while its process lives clears it.
+
+    LOST: it was lost with its process once, which is nobody's fault. SUSPECT: twice in a row, or the process named it;
+    it runs alone next.
+    """
+
+    NONE = 0
+    LOST = 1
+    SUSPECT = 2
 
 
 class TaskRecordQuerySet(models.QuerySet["TaskRecord"]):
@@ -95,16 +120,17 @@ class TaskRecordQuerySet(models.QuerySet["TaskRecord"]):
         """Return the tasks enqueued at a time or later, by the millisecond in their ids: no index is on times."""
         return self.filter(id__gte=lowest_uuid7_at(moment))
 
-    def cancel(self, *, by: Any = "", reason: str = "") -> Any:
-        """Cancel these tasks: those that wait fail as cancelled, those that run are asked to stop.
+    def cancel(self, *, by: Any = "", reason: str = "", wait: Any = None) -> Any:
+        """Cancel these tasks: those that wait fail as cancelled, those that a worker may have are asked to stop.
 
         Works in the caller's transaction, 500 rows at a time, and locks them in the order of their ids. After a
         rollback it never happened.
-        by: a user, or a text, for the row. reason: for the task's error.
-        Returns: how many were `cancelled`, how many run and were `asked` to stop, how many were `over` already.
+        by: a user, or a text, for the row. reason: for the task's error. wait: seconds or a timedelta for which to wait
+        until those that were asked to stop have finished; not in a transaction.
+        Returns: how many were `cancelled`, how many were `asked` to stop and may run, how many were `over` already.
         """
         # What changes a state is `lifecycle`, which imports this module.
-        return apps.get_app_config("django_asyncq").cancel_tasks(self, by=by, reason=reason)  # type: ignore[attr-defined]
+        return apps.get_app_config("django_asyncq").cancel_tasks(self, by=by, reason=reason, wait=wait)  # type: ignore[attr-defined]
 
 
 class TaskRecord(models.Model):
@@ -119,7 +145,7 @@ class TaskRecord(models.Model):
     or with unique_until_start when a worker begins it. after_id: the task that this one follows; it waits until then.
     cancel_requested_at, cancelled_by: when and by whom it was cancelled, or asked to stop.
     reason, last_exception: why it is FAILED, and the class path of the last error; for filters, which never read JSON.
-    is_suspect: it was running when its worker process died together with others; it runs alone next.
+    suspicion: how far it is suspected of taking its worker process down, until a run of it ends; see `Suspicion`.
     wire_id: what another program calls the task in Redis; null for a task that was enqueued here. wire_message: the
     message as that program wrote it, or as it is sent to one; null for a task of our own. is_remote: only another
     program runs it. group: the calls with which it may run together; "" for a task that runs by itself. batch_id: the
@@ -155,7 +181,7 @@ class TaskRecord(models.Model):
     attempt = models.PositiveIntegerField(_("attempt"), default=0, db_default=0)
     max_attempts = models.PositiveIntegerField(_("maximum attempts"), default=1, db_default=1)
     crash_count = models.PositiveIntegerField(_("worker crashes"), default=0, db_default=0)
-    is_suspect = models.BooleanField(_("runs alone next"), default=False, db_default=False)
+    suspicion = models.SmallIntegerField(_("suspicion"), default=Suspicion.NONE, db_default=Suspicion.NONE.value)
     fence = models.BigIntegerField(_("fence"), default=0, db_default=0)
     timeout_seconds = models.FloatField(_("timeout in seconds"), null=True, blank=True)
     soft_timeout_seconds = models.FloatField(_("soft timeout in seconds"), null=True, blank=True)
@@ -177,7 +203,7 @@ class TaskRecord(models.Model):
     waits_for = models.PositiveIntegerField(_("tasks it waits for"), null=True, blank=True)
     # Chosen by a foreign program: any text, unique per queue at most, so it is not the key. MySQL gives no TextField a
     # default.
-    wire_id = models.TextField(_("id of the foreign message"), null=True, blank=True)  # noqa: DJ001
+    wire_id = ExactTextField(_("id of the foreign message"), null=True, blank=True)
     wire_message = models.BinaryField(_("foreign message"), null=True, blank=True)
     is_remote = models.BooleanField(_("run by another program"), default=False, db_default=False)
     batch_id = models.UUIDField(_("runs in the batch"), null=True, blank=True)
@@ -192,6 +218,10 @@ class TaskRecord(models.Model):
     started_at = models.DateTimeField(_("started at"), null=True, blank=True)
     last_attempted_at = models.DateTimeField(_("last attempted at"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
+
+    # Of a new task: the times that its INSERT, or the UPDATE that replaces another task's call by it, adds to its own
+    # moment. The columns hold what is expected until then.
+    delays: Mapping[str, Delay] = MappingProxyType({})
 
     objects = TaskRecordQuerySet.as_manager()
 
@@ -215,6 +245,11 @@ class TaskRecord(models.Model):
             PartialIndex(
                 fields=["name", "last_exception"], where=Q(state=TaskState.FAILED.value), name="asyncq_name_exception"
             ),
+            # Failures are looked for by these alone, too.
+            PartialIndex(fields=["reason", "id"], where=Q(state=TaskState.FAILED.value), name="asyncq_reason_id"),
+            PartialIndex(
+                fields=["last_exception", "id"], where=Q(state=TaskState.FAILED.value), name="asyncq_exception_id"
+            ),
             # What the reconciler looks for in each pass; hardly any row is in them.
             PartialIndex(
                 fields=["expires_at"],
@@ -228,7 +263,7 @@ class TaskRecord(models.Model):
             ),
             PartialIndex(
                 fields=["retry_at", "id"],
-                where=Q(state=TaskState.FAILED.value, retry_at__isnull=False),
+                where=Q(retry_at__isnull=False),
                 name="asyncq_retry_at",
             ),
             PartialIndex(fields=["after_id"], where=Q(after_id__isnull=False), name="asyncq_after_id"),
@@ -238,6 +273,8 @@ class TaskRecord(models.Model):
                 where=Q(is_remote=True, finished_at__isnull=True),
                 name="asyncq_remote",
             ),
+            # People ask for a task by what another program calls it.
+            BeginningIndex(fields=["wire_id"], where=Q(wire_id__isnull=False), name="asyncq_wire_id"),
         ]
         constraints = [
             UniqueUnlessNull(field="unique_slot", name="asyncq_unique_slot"),
@@ -261,6 +298,29 @@ class TaskRecord(models.Model):
     def __str__(self) -> str:
         return f"{self.short_name} {self.short_id}"
 
+    @classmethod
+    def of_columns(cls, rows: Iterable[dict[str, Any]], database: str | None = None) -> list[Self]:
+        """Return rows; columns that are not given have their defaults. rows: of each the columns, by attribute.
+
+        database: where the rows were read; None for unsaved ones. The constructor does the same with a call for each
+        of fifty columns.
+        """
+        has_listeners = (pre_init.receivers and pre_init.has_listeners(cls)) or (
+            post_init.receivers and post_init.has_listeners(cls)
+        )
+        defaults, records = _defaults(), []
+        for columns in rows:
+            if has_listeners:
+                record = cls(**columns)
+            else:
+                record = cls.__new__(cls)
+                record.__dict__ = defaults | {"args": [], "kwargs": {}, "errors": [], "worker_ids": []} | columns
+                record._state = ModelState()
+            if database is not None:
+                record._state.adding, record._state.db = False, database
+            records.append(record)
+        return records
+
     @property
     def short_name(self) -> str:
         """The function's name without its module."""
@@ -275,6 +335,21 @@ class TaskRecord(models.Model):
     def redis_id(self) -> str:
         """The id of the task's entry in Redis: that of the row, or what another program calls the task."""
         return str(self.id) if self.wire_id is None else self.wire_id
+
+    @property
+    def waited_seconds(self) -> float | None:
+        """How long the task had been due when its latest attempt began; None before, and after a run that was lost.
+
+        Since when it is due again after a loss, the row does not say.
+        """
+        if self.last_attempted_at is None or self.crash_count:
+            return None
+        return (self.last_attempted_at - (self.run_after or self.enqueued_at)).total_seconds()
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it runs alone next, in quarantine."""
+        return self.suspicion == Suspicion.SUSPECT
 
     @property
     def is_batch(self) -> bool:
@@ -292,6 +367,11 @@ class TaskRecord(models.Model):
         return self.state == TaskState.SUCCEEDED or (self.state == TaskState.FAILED and self.retry_at is None)
 
     @property
+    def is_discarded(self) -> bool:
+        """Whether its function has said that there was nothing to do any more: no failure for anybody who counts."""
+        return self.reason == FailureReason.DISCARDED
+
+    @property
     def frees_slot(self) -> bool:
         """Whether a unique task in this state holds its slot no longer; the write of the state frees it.
 
@@ -300,6 +380,13 @@ class TaskRecord(models.Model):
         if not self.unique_key or self.unique_until is not None:
             return False
         return self.is_final or (self.unique_until_start and self.state == TaskState.RUNNING)
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    """Return the default of each column by its attribute; those that can be changed in place are replaced."""
+    row = TaskRecord()
+    return {field.attname: getattr(row, field.attname) for field in TaskRecord._meta.concrete_fields}
 
 
 class TaskLogLine(models.Model):

@@ -8,32 +8,311 @@ come from the database's clock. Schedules declared in code have rows too, which 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from django.db import Error as DatabaseError
+from django.db import IntegrityError, connections
 from django.db.models import QuerySet
 
-from ..definitions import payload
-from ..definitions.exception_text import text_of
-from ..definitions.schedules import Declaration
-from ..exceptions import BrokerUnavailable, GateUnavailable, LockLost
-from ..guard import class_name, get_logger, is_a
-from ..models import Schedule
-from ..registry import every_task
-from ..storage import database_clock
+from .. import conf
+from ..core import compat, payload
+from ..core.guard import class_name, get_logger, is_a, passes
+from ..core.payload import text_of
+from ..core.schedules import Declaration, declared_schedules
+from ..exceptions import (
+    BrokerUnavailable,
+    DuplicateTask,
+    EnqueueRefused,
+    GateUnavailable,
+    InvalidOption,
+    LockLost,
+    RunAborted,
+)
+from ..models import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, TaskRecord
+from ..storage import database_clock, identity
 from ..storage.errors import ErrorKind, kind_of
 from ..storage.isolation import ROW_ERRORS, each_alone, page_of, set_aside, table_of
 from ..storage.routing import rows_of, transaction_of, writing_database
 from ..tasks import Task
-from .due import Round, earliest_in_time
-from .enqueueing import may_share
-from .firing import Fenced, Fired, RowLocked, fire, locked
+from .occurrences import enqueue, enqueue_together, has_receivers, may_share, with_unfinished_task
+
+# --- Which occurrences of a schedule are due, and which of them were missed.
+
+# An occurrence this late may be fired by the successor of a dead leader; one that is later counts as missed. A leader
+# that pauses no longer than this between two rounds has been at work all the time.
+ON_TIME_SECONDS = 60
+
+
+class Round(NamedTuple):
+    """When the leader looked what is due, and when it had fired all of that."""
+
+    began_at: datetime
+    ended_at: datetime
+
+
+class DueOccurrences(NamedTuple):
+    """The occurrences of a schedule to fire now. last_missed: the latest of those not to fire, or None."""
+
+    to_fire: list[datetime]
+    last_missed: datetime | None
+
+
+def earliest_in_time(now: datetime, last: Round | None) -> datetime:
+    """Return since when an occurrence is in time. now: the beginning of this round. last: the one before."""
+    longest = timedelta(seconds=max(ON_TIME_SECONDS, 2 * conf.current().lock_ttl_seconds))
+    if last is None or now - last.ended_at > longest:
+        return now - longest
+    # The leader was at work, so it is no fault of an occurrence that it came due in a long round.
+    return min(now - longest, last.began_at)
+
+
+def due_occurrences(row: Schedule, now: datetime, in_time_since: datetime) -> DueOccurrences:
+    """Decide which occurrences of a schedule to fire now. Raises: InvalidOption.
+
+    The latest fires if it is in time. The schedule's `missed` policy decides about the others, and about a late one.
+    """
+    first = row.next_occurrence_at
+    if first is None:
+        return DueOccurrences([], None)
+    wanted = row.missed_cap if row.missed == Missed.ALL else 1
+    found = row.timing.latest(first - timedelta(microseconds=1), now, wanted + 1)
+    to_fire = found[-wanted:]
+    if row.missed == Missed.SKIP and to_fire and to_fire[-1] < in_time_since:
+        to_fire = []
+    missed = found[: len(found) - len(to_fire)]
+    return DueOccurrences(to_fire, missed[-1] if missed else None)
+
+
+# --- Occurrences that get no task: what is written with them, and what is logged.
 
 logger = get_logger("django_asyncq.scheduling.scheduler")
+
+
+class Refusal(NamedTuple):
+    """The outcome and the note of an occurrence. log: logs why; to be called when that is written."""
+
+    outcome: OccurrenceOutcome
+    note: str
+    log: Callable[[], None]
+
+
+def refused(row: Schedule, occurs_at: datetime, error: BaseException) -> Refusal:
+    """Return what is written of an occurrence whose enqueue was refused.
+
+    A task that is unique has it so that an earlier one has not finished: that is no error.
+    """
+    is_duplicate = is_a(error, DuplicateTask)
+    level, word = (logging.INFO, "skipped") if is_duplicate else (logging.ERROR, "refused")
+    text = "schedule %s: its occurrence of %s was %s: %s"
+    log = partial(logger.log, level, text, row.name, in_words(occurs_at), word, error, extra={"task": row.task})
+    return Refusal(OccurrenceOutcome.SKIPPED if is_duplicate else OccurrenceOutcome.REFUSED, text_of(error), log)
+
+
+def spoiled(row: Schedule, occurs_at: datetime, error: BaseException) -> Refusal:
+    """Return what is written of an occurrence whose enqueue ran code of the project that raised an error."""
+    text = "schedule %s: its occurrence of %s could not be queued"
+    log = partial(logger.error, text, row.name, in_words(occurs_at), exc_info=error, extra={"task": row.task})
+    return Refusal(OccurrenceOutcome.REFUSED, f"{class_name(error)}: {text_of(error)}", log)
+
+
+def in_words(moment: datetime | None) -> str:
+    """Return a time in UTC for notes and log lines, "" for none."""
+    return "" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+# --- Fire schedules in one transaction: their occurrences, the tasks of these, and when each schedule is due next.
+#
+# One schedule alone is the same with a list of one. Whatever fails in a list rolls all of it back, so that the
+# caller can fire its schedules one by one.
+
+# How many occurrences one transaction writes at most, unless they are those of one schedule.
+MOST_OCCURRENCES = 1000
+
+Fenced = Callable[[], AbstractContextManager[Any]]
+# Logs a line. A transaction that is rolled back logs none, since its schedules are fired again.
+Line = Callable[[], None]
+
+
+class Fired(NamedTuple):
+    """An occurrence that became a task. task_id: of the row."""
+
+    schedule: Schedule
+    occurs_at: datetime
+    task_id: UUID
+
+
+class RowLocked(Exception):
+    """Another transaction has locked the row of a schedule, or writes an occurrence of it."""
+
+
+class _Plan(NamedTuple):
+    """What to write of one schedule, and what to log then.
+
+    occurrences: the oldest first, none of them saved; those to fire are QUEUED.
+    """
+
+    row: Schedule
+    occurrences: list[Occurrence]
+    next_occurrence_at: datetime | None
+    lines: list[Line]
+
+
+def fire(seen: Sequence[Schedule], now: datetime, in_time_since: datetime, fenced: Fenced) -> dict[UUID, list[Fired]]:
+    """Fire what is due of some schedules, in one transaction; return what was fired, by the ids of the schedules.
+
+    seen: as they were read. fenced: opens the transaction. Those that are not in the result were left as they are:
+    they were changed meanwhile, another transaction has locked them, or they would make this one too long.
+    Raises: RowLocked when all of them are locked; nothing was written then, nor after any other error.
+    """
+    with fenced():
+        found = {row.pk: row for row in locked(rows_of(Schedule).firing().filter(pk__in=[row.pk for row in seen]))}
+        rows = [found[row.pk] for row in seen if _is_unchanged(found.get(row.pk), row)]
+        plans = _within_limit([_planned(row, now, in_time_since) for row in rows])
+        lines = [line for plan in plans for line in plan.lines]
+        fired: dict[UUID, list[Fired]] = {plan.row.pk: [] for plan in plans}
+        # An occurrence of each schedule, then the next one of each: whether it fires depends on the one before.
+        for step in zip_longest(*(plan.occurrences for plan in plans)):
+            for each in _write(list(filter(None, step)), lines):
+                fired[each.schedule.pk].append(each)
+        _plan_next(plans)
+    for line in lines:
+        line()
+    return fired
+
+
+def locked(rows: QuerySet[Schedule]) -> list[Schedule]:
+    """Lock and return rows, in the order of their ids, without those that another transaction has locked.
+
+    Raises: RowLocked, without waiting, when it has locked all of them. A database that cannot skip them waits.
+    """
+    skip_locked = connections[rows.db].features.has_select_for_update_skip_locked
+    found = list(rows.order_by("pk").select_for_update(skip_locked=skip_locked))
+    if not found and skip_locked and rows.exists():
+        raise RowLocked("another transaction has locked its row")
+    return found
+
+
+def _is_unchanged(row: Schedule | None, seen: Schedule) -> bool:
+    return row is not None and row.next_occurrence_at == seen.next_occurrence_at
+
+
+def _planned(row: Schedule, now: datetime, in_time_since: datetime) -> _Plan:
+    """Decide what to write of one schedule."""
+    try:
+        due = due_occurrences(row, now, in_time_since)
+        next_occurrence_at = row.timing.after(now)
+    except InvalidOption as error:
+        line = partial(logger.error, "schedule %s is not valid and will not fire again: %s", row.name, error)
+        refusal = _new(row, row.next_occurrence_at or now, OccurrenceOutcome.REFUSED, str(error))
+        return _Plan(row, [refusal], None, [line])
+    occurrences = [_new(row, occurs_at, OccurrenceOutcome.QUEUED) for occurs_at in due.to_fire]
+    if due.last_missed is None:
+        return _Plan(row, occurrences, next_occurrence_at, [])
+    note = f"this occurrence and those before it, back to {in_words(row.next_occurrence_at)}"
+    missed = _new(row, due.last_missed, OccurrenceOutcome.MISSED, note)
+    line = partial(logger.warning, "schedule %s: missed occurrences are skipped: %s", row.name, note)
+    return _Plan(row, [missed, *occurrences], next_occurrence_at, [line])
+
+
+def _new(row: Schedule, occurs_at: datetime, outcome: OccurrenceOutcome, note: str = "") -> Occurrence:
+    return Occurrence(schedule=row, occurs_at=occurs_at, outcome=outcome, note=note, created_at=database_clock.now())
+
+
+def _within_limit(plans: Sequence[_Plan]) -> list[_Plan]:
+    """Return the plans for one transaction: at most MOST_OCCURRENCES in all, or a single plan of any length."""
+    if len(plans) == 1:
+        return list(plans)
+    kept, count = [], 0
+    for plan in plans:
+        if count + len(plan.occurrences) <= MOST_OCCURRENCES:
+            count += len(plan.occurrences)
+            kept.append(plan)
+    return kept
+
+
+def _write(occurrences: Sequence[Occurrence], lines: list[Line]) -> list[Fired]:
+    """Write occurrences of different schedules with their tasks, without those that exist; return what was fired.
+
+    Raises: RowLocked when another transaction has just written one of them.
+    """
+    schedules, times = {each.schedule_id for each in occurrences}, {each.occurs_at for each in occurrences}
+    rows = rows_of(Occurrence).filter(schedule__in=schedules, occurs_at__in=times).order_by()
+    existing = set(rows.values_list("schedule_id", "occurs_at"))
+    # Those of a schedule that was set back.
+    occurrences = [each for each in occurrences if (each.schedule_id, each.occurs_at) not in existing]
+    to_fire = _without_overlap([each for each in occurrences if each.outcome == OccurrenceOutcome.QUEUED])
+    if len(to_fire) > 1:
+        enqueue_together(to_fire)
+    for each in to_fire:
+        if each.task_id is None:
+            _enqueue_alone(each, lines)
+    try:
+        _insert(occurrences)
+    except IntegrityError as error:
+        raise RowLocked("another transaction has just written one of its occurrences") from error
+    return [Fired(each.schedule, each.occurs_at, each.task_id) for each in to_fire if each.task_id is not None]
+
+
+def _without_overlap(occurrences: Sequence[Occurrence]) -> list[Occurrence]:
+    """Return the occurrences to fire; mark the others as skipped."""
+    unfinished = with_unfinished_task(
+        [each.schedule_id for each in occurrences if each.schedule.overlap == Overlap.SKIP]
+    )
+    for each in occurrences:
+        if each.schedule_id in unfinished:
+            each.outcome = OccurrenceOutcome.SKIPPED
+    return [each for each in occurrences if each.outcome == OccurrenceOutcome.QUEUED]
+
+
+def _enqueue_alone(occurrence: Occurrence, lines: list[Line]) -> None:
+    """Enqueue the task of one occurrence, or note why it is refused.
+
+    Raises: what concerns the stores, and not this occurrence: django.db.Error, GateUnavailable, BrokerUnavailable.
+    """
+    row, occurs_at = occurrence.schedule, occurrence.occurs_at
+    try:
+        # A nested transaction: a failed query of the project's code must not spoil the others' transaction.
+        with transaction_of(TaskRecord):
+            occurrence.task_id = enqueue(row, occurs_at)
+        return
+    except (GateUnavailable, BrokerUnavailable):
+        raise
+    except (EnqueueRefused, InvalidOption, RunAborted, compat.InvalidTask) as error:
+        refusal = refused(row, occurs_at, error)
+    except BaseException as error:
+        if is_a(error, DatabaseError) and kind_of(error) is not ErrorKind.ROW:
+            raise
+        # The project's code: a gate's callable, or a receiver that vetoes. It must not stop other schedules.
+        if passes(error):
+            raise
+        refusal = spoiled(row, occurs_at, error)
+    occurrence.outcome, occurrence.note = refusal.outcome, refusal.note
+    lines.append(refusal.log)
+
+
+def _insert(occurrences: Sequence[Occurrence]) -> None:
+    """Insert occurrences. Raises: IntegrityError when one exists."""
+    rows = rows_of(Occurrence)
+    if not has_receivers(Occurrence):
+        rows.bulk_create(occurrences)
+        return
+    for each in occurrences:
+        each.save(using=rows.db, force_insert=True)
+
+
+def _plan_next(plans: Sequence[_Plan]) -> None:
+    """Write when each schedule is due next; no signal is sent, since the scheduler need not be woken."""
+    for plan in plans:
+        plan.row.next_occurrence_at = plan.next_occurrence_at
+    rows_of(Schedule).bulk_update([plan.row for plan in plans], ["next_occurrence_at"])
+
 
 SCHEDULES_PER_PAGE = 100
 # Where one schedule cannot be read, all are listed by id.
@@ -57,9 +336,6 @@ DECLARED_FIELDS = (
     "missed_cap",
     "jitter_seconds",
 )
-
-# The names of schedules that were logged as declared twice, each with the task whose schedule is ignored.
-_declared_twice: set[tuple[str, str]] = set()
 
 Found = TypeVar("Found")
 Clock = Callable[[], datetime]
@@ -300,24 +576,6 @@ def _checked(row: Schedule, *, is_planned: bool) -> Schedule:
     return row
 
 
-def declared_schedules() -> Iterator[tuple[str, tuple[Task[Any, Any], Declaration]]]:
-    """Yield the schedules of all registered tasks by name; if two have the same name, the first."""
-    seen: set[str] = set()
-    for task in every_task():
-        found = task.schedule if isinstance(task.schedule, tuple) else (task.schedule,)
-        for declaration in found:
-            if declaration is None:
-                continue
-            name = declaration.name or task.module_path
-            if name in seen:
-                if (name, task.module_path) not in _declared_twice:
-                    _declared_twice.add((name, task.module_path))
-                    logger.error("schedule %s is declared twice; that of %s is ignored", name, task.module_path)
-                continue
-            seen.add(name)
-            yield name, (task, declaration)
-
-
 def _changes(row: Schedule, task: Task[Any, Any], declaration: Declaration) -> dict[str, Any]:
     """Return the values that the code declares and the row lacks."""
     given = payload.of_call(declaration.args, dict(declaration.kwargs))
@@ -336,3 +594,59 @@ def _update_row(row: Schedule, changes: dict[str, Any], now: datetime) -> None:
         row.retired_at = None
         row.plan_next(now)
     row.save()
+
+
+# --- Enable and disable schedules.
+
+
+@dataclass
+class Switched:
+    """The result of enabling or disabling schedules.
+
+    never_firing: enabled schedules with no occurrence left. broken: schedules that cannot be enabled, and why.
+    """
+
+    changed: list[Schedule] = field(default_factory=list)
+    unchanged: list[Schedule] = field(default_factory=list)
+    never_firing: list[Schedule] = field(default_factory=list)
+    broken: list[tuple[Schedule, InvalidOption]] = field(default_factory=list)
+
+
+def switch(pks: Iterable[UUID], *, enabled: bool) -> Switched:
+    """Enable or disable schedules. An enabled one continues with its next occurrence; earlier ones are not missed."""
+    switched = Switched()
+    for pk in pks:
+        with transaction_of(Schedule):
+            row = rows_of(Schedule).select_for_update().filter(pk=pk).first()
+            if row is None:
+                continue
+            if row.enabled == enabled:
+                switched.unchanged.append(row)
+                continue
+            row.enabled = enabled
+            try:
+                if enabled:
+                    row.plan_next(database_clock.now())
+            except InvalidOption as error:
+                switched.broken.append((row, error))
+                continue
+            row.save(update_fields=["enabled", "next_occurrence_at"])
+            switched.changed.append(row)
+            if enabled and row.next_occurrence_at is None:
+                switched.never_firing.append(row)
+    return switched
+
+
+def resume_all() -> bool:
+    """End the pause of all schedules, such as that of a copied database; return whether there was one.
+
+    Each continues with its next occurrence; earlier ones are not missed.
+    """
+    with transaction_of(Schedule):
+        now = database_clock.now()
+        for row in usable_schedules(rows_of(Schedule).planned()):
+            # One that is not valid fires once more, which says why.
+            with suppress(InvalidOption):
+                row.plan_next(now)
+                rows_of(Schedule).filter(pk=row.pk).update(next_occurrence_at=row.next_occurrence_at)
+        return identity.resume_schedules()

@@ -21,7 +21,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BooleanField, Field, JSONField
 
-from ..definitions.stored_json import StoredJSONEncoder
+from ..core.fields import StoredJSONEncoder, as_stored
 from ..models import TaskRecord
 from .isolation import each_alone, table_of
 
@@ -32,7 +32,7 @@ COLUMNS = (
     "fence",
     "attempt",
     "crash_count",
-    "is_suspect",
+    "suspicion",
     "started_at",
     "last_attempted_at",
     "finished_at",
@@ -47,10 +47,12 @@ COLUMNS = (
 class Optional(NamedTuple):
     """A change that few runs make; a statement has it only where some row of the batch makes it.
 
-    name: the attribute of `TaskRecord` that is true where it makes the change, and the column of the new values with
-    it. column: what is changed. value: what it becomes, from the row t and its new values v.
+    needs: a column without which no row makes it. name: the attribute of `TaskRecord` that is true where it makes the
+    change, and the column of the new values with it. column: what is changed. value: what it becomes, from the row t
+    and its new values v.
     """
 
+    needs: str
     name: str
     field: Field[Any, Any]
     column: str
@@ -59,68 +61,112 @@ class Optional(NamedTuple):
 
 # A row without the change keeps what it has: another run or another statement may have written that.
 OPTIONAL = (
-    Optional("frees_slot", BooleanField(), "unique_slot", "CASE WHEN v.frees_slot THEN NULL ELSE t.unique_slot END"),
-    Optional("progress", TaskRecord._meta.get_field("progress"), "progress", "COALESCE(v.progress, t.progress)"),
+    Optional(
+        "unique_key",
+        "frees_slot",
+        BooleanField(),
+        "unique_slot",
+        "CASE WHEN v.frees_slot THEN NULL ELSE t.unique_slot END",
+    ),
+    Optional(
+        "progress",
+        "progress",
+        TaskRecord._meta.get_field("progress"),
+        "progress",
+        "COALESCE(v.progress, t.progress)",
+    ),
 )
 Changes = tuple[Optional, ...]
 # How long an impatient statement waits for a row of PostgreSQL.
 LOCK_MILLISECONDS = 50
 # Connections to MySQL → the driver's connection that has its limit already.
 _shortened: WeakKeyDictionary[BaseDatabaseWrapper, Any] = WeakKeyDictionary()
-# 16 to 18 values a row; SQLite allows 32,766 in a statement.
+# 17 to 19 values a row; SQLite allows 32,766 in a statement.
 ROWS_PER_STATEMENT = 500
 
 FIELDS: tuple[Field[Any, Any], ...] = tuple(TaskRecord._meta.concrete_fields)
 NAMES = [field.attname for field in FIELDS]
-DOCUMENTS = [index for index, field in enumerate(FIELDS) if isinstance(field, JSONField)]
+DOCUMENTS = [field.attname for field in FIELDS if isinstance(field, JSONField)]
 _json = StoredJSONEncoder(default=str, check_circular=False)
-EMPTY: dict[str, Callable[[], Any]] = {"[]": list, "{}": dict}
+_decode = json.JSONDecoder().decode
 
-# The run that holds a RUNNING row, or a run that was claimed while the row still says QUEUED. As a CASE, since the rows
-# are found by their ids: with old statistics, PostgreSQL takes conditions on `state` for the way to few rows, and reads
-# every queued row for each batch of outcomes.
-GUARD = "CASE t.state WHEN 1 THEN t.fence = v.held_fence WHEN 0 THEN t.fence < v.held_fence ELSE false END"
+# The run that holds a RUNNING row, or a run whose QUEUED row nobody has changed since the run read it. Whoever changes
+# what a run has read, such as the arguments, changes the fence of the row too. As a CASE, since the rows are found by
+# their ids: with old statistics, PostgreSQL takes conditions on `state` for the way to few rows, and reads every queued
+# row for each batch of outcomes.
+GUARD = "CASE t.state WHEN 1 THEN t.fence = v.held_fence WHEN 0 THEN t.fence = v.read_fence ELSE false END"
 
 
 class FencedWrite(NamedTuple):
     """A row to write, and the fence that its run holds (`record.fence` may be higher already).
 
+    read_fence: that of the row when the run read it as QUEUED; 0 before its first claim. Equality, because "lower than
+    mine" says nothing: a transaction may have taken its fence from a clock long before it commits.
     members: those of a batch, which are written with it; `write_fenced` itself does not (`lifecycle.following`).
     """
 
     record: TaskRecord
     held_fence: int
+    read_fence: int
     members: Sequence[FencedWrite] = ()
 
 
 def read_rows(ids: Sequence[str], database: str) -> list[TaskRecord]:
     """Return the rows of these ids that exist. ids: UUIDs in their usual text form."""
     connection = connections[database]
-    if connection.vendor != "postgresql":
-        return list(TaskRecord.objects.using(database).filter(id__in=ids))
+    select, converters = _reading(database)
+    if connection.vendor == "postgresql":
+        parameters = [f"{{{','.join(ids)}}}"]
+    else:
+        select = select.replace("%s", ", ".join(["%s"] * len(ids)))
+        # As Django stores them, where the database has no type for them.
+        parameters = list(ids) if connection.features.has_native_uuid_field else [id.replace("-", "") for id in ids]
     with connection.cursor() as cursor:
-        cursor.execute(_select(database), [f"{{{','.join(ids)}}}"])
+        cursor.execute(select, parameters)
         rows = cursor.fetchall()
-    return [TaskRecord.from_db(database, NAMES, _decoded(row)) for row in rows]
+    read = []
+    for row in rows:
+        columns = dict(zip(NAMES, row, strict=True))
+        for name in DOCUMENTS:
+            # Most are empty.
+            if (text := columns[name]) is not None:
+                columns[name] = [] if text == "[]" else {} if text == "{}" else _decode(text)
+        for name, convert in converters:
+            if (value := columns[name]) is not None:
+                columns[name] = convert(value)
+        read.append(columns)
+    return TaskRecord.of_columns(read, database)
+
+
+class _Reading(NamedTuple):
+    """How rows are read. select: gets the ids. converters: of columns whose values Python has otherwise, but JSON."""
+
+    select: str
+    converters: list[tuple[str, Callable[[Any], Any]]]
 
 
 @cache
-def _select(database: str) -> str:
-    """Return PostgreSQL's SELECT, which gets the ids as one array."""
-    quoted = connections[database].ops.quote_name
+def _reading(database: str) -> _Reading:
+    connection = connections[database]
+    quoted = connection.ops.quote_name
     names = ", ".join(quoted(str(field.column)) for field in FIELDS)
-    return f"SELECT {names} FROM {quoted(TaskRecord._meta.db_table)} WHERE id = ANY(%s::uuid[])"  # names from the model
+    among = "= ANY(%s::uuid[])" if connection.vendor == "postgresql" else "IN (%s)"
+    converters = [(field.attname, convert) for field in FIELDS if (convert := _converter(field, connection))]
+    # Only names from the model.
+    return _Reading(f"SELECT {names} FROM {quoted(TaskRecord._meta.db_table)} WHERE id {among}", converters)
 
 
-def _decoded(row: Sequence[Any]) -> list[Any]:
-    """Decode the JSON values of a row; most are empty."""
-    values = list(row)
-    for index in DOCUMENTS:
-        text = values[index]
-        if text is not None:
-            empty = EMPTY.get(text)
-            values[index] = empty() if empty else json.loads(text)
-    return values
+def _converter(field: Field[Any, Any], connection: BaseDatabaseWrapper) -> Callable[[Any], Any] | None:
+    """Return what makes Python's value of a column's; None where they are the same."""
+    if isinstance(field, JSONField):
+        return None
+    column = field.get_col(TaskRecord._meta.db_table)
+    converters = [*connection.ops.get_db_converters(column), *field.get_db_converters(connection)]
+    if not converters:
+        return None
+    # Each thread has a connection of its own, of which the converters only ask what the settings say.
+    (convert,) = converters
+    return lambda value: convert(value, column, connection)
 
 
 def write_fenced(writes: Sequence[FencedWrite], database: str, *, patient: bool = True) -> set[UUID]:
@@ -147,7 +193,7 @@ def write_usable(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
 
 def _write_chunk(writes: Sequence[FencedWrite], database: str, *, patient: bool) -> set[UUID]:
     connection = connections[database]
-    changes = tuple([change for change in OPTIONAL if any(getattr(write.record, change.name) for write in writes)])
+    changes = tuple([each for each in OPTIONAL if _makes(each, writes)])
     if connection.vendor == "mysql":
         sql, parameters = _joined_update(writes, changes, connection)
         with connection.cursor() as cursor:
@@ -162,6 +208,12 @@ def _write_chunk(writes: Sequence[FencedWrite], database: str, *, patient: bool)
     return accepted | _already_written(refused, database) if refused else accepted
 
 
+def _makes(change: Optional, writes: Sequence[FencedWrite]) -> bool:
+    """Whether a row makes the change. Most have not even what it needs."""
+    able = [write.record for write in writes if getattr(write.record, change.needs)]
+    return any(getattr(record, change.name) for record in able)
+
+
 def _already_written(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
     """Return the ids of rows that already have the fence and the state of their write."""
     wanted = {write.record.id: (write.record.fence, write.record.state) for write in writes}
@@ -170,7 +222,7 @@ def _already_written(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
 
 
 class _Shape(NamedTuple):
-    """What a statement gets of each row, and what it makes of it. names: of the values, the last one `held_fence`."""
+    """What a statement gets of each row, and what it makes of it. names: of the values, the two fences last."""
 
     names: tuple[str, ...]
     fields: tuple[Field[Any, Any], ...]
@@ -185,7 +237,7 @@ def _shape(changes: Changes) -> _Shape:
     plain: list[Field[Any, Any]] = [meta.get_field(name) for name in ("id", *COLUMNS)]  # type: ignore[misc]
     assignments = [(column, f"v.{column}") for column in COLUMNS]
     return _Shape(
-        (*names, "held_fence"),
+        (*names, "held_fence", "read_fence"),
         (*plain, *(change.field for change in changes)),
         attrgetter(*names),
         (*assignments, *((change.column, change.value) for change in changes)),
@@ -210,7 +262,7 @@ def _update_from_json(database: str, changes: Changes, *, patient: bool) -> str:
     more, and outlive it in the session that a pooler gives to somebody else.
     """
     connection, shape = connections[database], _shape(changes)
-    types = [field.db_type(connection) for field in shape.fields] + ["bigint"]
+    types = [field.db_type(connection) for field in shape.fields] + ["bigint", "bigint"]
     columns = ", ".join(f"{name} {type}" for name, type in zip(shape.names, types, strict=True))
     limit = "" if patient else f"set_config('lock_timeout', '{LOCK_MILLISECONDS}', true), "
     return _update_from(f"SELECT r.* FROM {limit}json_to_recordset(%s) AS r ({columns})", changes, connection)
@@ -229,7 +281,10 @@ def _update_from(rows: str, changes: Changes, connection: BaseDatabaseWrapper) -
 def _json_of(writes: Sequence[FencedWrite], changes: Changes) -> str:
     names, _, values_of, _ = _shape(changes)
     return _json.encode(
-        [dict(zip(names, (*values_of(write.record), write.held_fence), strict=True)) for write in writes]
+        [
+            dict(zip(names, (*values_of(write.record), write.held_fence, write.read_fence), strict=True))
+            for write in writes
+        ]
     )
 
 
@@ -283,5 +338,5 @@ def _rows(writes: Sequence[FencedWrite], changes: Changes, connection: BaseDatab
     _, fields, values_of, _ = _shape(changes)
     for write in writes:
         values = zip(fields, values_of(write.record), strict=True)
-        prepared = [field.get_db_prep_save(value, connection=connection) for field, value in values]
-        yield [*prepared, write.held_fence]
+        prepared = [as_stored(field, value, connection) for field, value in values]
+        yield [*prepared, write.held_fence, write.read_fence]

@@ -10,19 +10,23 @@ SQLite has no clock but that of its host, so there the host's clock is used and 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
 from django.apps import apps
 from django.conf import settings
 from django.db import connections, router
+from django.db.models import DateTimeField, Model, Value
 from django.utils import timezone
 
-from ..clocks import MEASURED_SECONDS, MeasuredClock, steady_seconds
-from ..guard import get_logger
+from ..core.fields import AfterNow
+from ..core.guard import get_logger
+from ..core.time import MEASURED_SECONDS, Delay, MeasuredClock, steady_seconds
 
 logger = get_logger("django_asyncq.storage")
 
@@ -37,7 +41,12 @@ FAILED_SECONDS = 1.0
 # How long an event loop waits for the first measurement of its process, which a thread makes.
 LOOP_SECONDS = 1.0
 
+# The delay of a time that is that of the statement itself.
+AT_ONCE = Delay(timedelta())
+
 _clocks: dict[str, MeasuredClock] = {}
+# Aliases of databases without a clock of their own.
+_without_clock: set[str] = set()
 # Alias → steady seconds before which the database is not asked again.
 _ask_from: dict[str, float] = {}
 # Alias → the thread that measures for event loops.
@@ -52,17 +61,27 @@ def now(database: str | None = None) -> datetime:
     database: its alias; default: where tasks are written. Never raises for the database: while it cannot be asked, the
     last measurement is used, or the host's clock if there is none.
     """
-    return _moved(_now(database, MEASURED_SECONDS))
+    moment = _now(database, MEASURED_SECONDS)
+    return moment + _offset if _offset else moment
 
 
 def estimate(database: str | None = None) -> datetime:
     """Return what `now` does, but measure only if this process never has: for the slots of a worker."""
-    return _moved(_now(database, math.inf))
+    alias = database or (router.db_for_write(_model()) if apps.models_ready else "")
+    if alias in _without_clock:
+        return of_host()
+    if (clock := _clocks.get(alias)) is not None and (found := clock.measurement) is not None:
+        moment = datetime.fromtimestamp(found.base + steady_seconds(), UTC)
+        moment = moment if settings.USE_TZ else timezone.make_naive(moment)
+    else:
+        moment = _now(database, math.inf)
+    return moment + _offset if _offset else moment
 
 
 def of_host() -> datetime:
     """Return this host's time, in the form of `timezone.now()`."""
-    return _moved(timezone.now())
+    moment = timezone.now()
+    return moment + _offset if _offset else moment
 
 
 def set_offset(offset: timedelta) -> timedelta:
@@ -77,8 +96,14 @@ def offset() -> timedelta:
     return _offset
 
 
-def _moved(moment: datetime) -> datetime:
-    return moment + _offset if _offset else moment
+def expression(connection: Any, delay: Delay = AT_ONCE) -> Any:
+    """Return the time at which a statement runs, plus a delay, for a query or an UPDATE: no estimate decides then.
+
+    It is a value, that of now, where the database's own clock is not right for the connection.
+    """
+    if is_column_default(connection):
+        return AfterNow(delay)
+    return Value(delay.after(now(connection.alias)), output_field=DateTimeField())
 
 
 def unix_seconds(database: str | None = None) -> float:
@@ -122,8 +147,13 @@ def is_column_default(connection: Any) -> bool:
 
 
 def _of_tasks() -> str:
+    return str(router.db_for_write(_model()))
+
+
+@cache
+def _model() -> type[Model]:
     # Not imported: user code declares tasks before Django has loaded the models.
-    return str(router.db_for_write(apps.get_model("django_asyncq", "TaskRecord")))
+    return apps.get_model("django_asyncq", "TaskRecord")
 
 
 def _now(database: str | None, oldest_seconds: float) -> datetime:
@@ -131,6 +161,7 @@ def _now(database: str | None, oldest_seconds: float) -> datetime:
         return timezone.now()
     alias = database or _of_tasks()
     if connections[alias].vendor not in STATEMENTS:
+        _without_clock.add(alias)
         return timezone.now()
     clock = _clocks.setdefault(alias, MeasuredClock())
     if clock.age_seconds > oldest_seconds or not clock.is_measured:
@@ -138,6 +169,10 @@ def _now(database: str | None, oldest_seconds: float) -> datetime:
     seconds = clock.seconds()
     if seconds is None:
         return timezone.now()
+    return _moment(seconds)
+
+
+def _moment(seconds: float) -> datetime:
     moment = datetime.fromtimestamp(seconds, UTC)
     return moment if settings.USE_TZ else timezone.make_naive(moment)
 
@@ -158,7 +193,9 @@ def _ask(alias: str, clock: MeasuredClock) -> None:
     asker = _askers.get(alias)
     if asker is not None and asker.is_alive():
         return
-    thread = _askers[alias] = threading.Thread(target=_measure_apart, args=[alias], name="asyncq-clock", daemon=True)
+    run = contextvars.Context().run
+    thread = threading.Thread(target=run, args=[_measure_apart, alias], name="asyncq-clock", daemon=True)
+    _askers[alias] = thread
     thread.start()
     if not clock.is_measured:
         thread.join(LOOP_SECONDS)

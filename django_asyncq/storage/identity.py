@@ -8,6 +8,7 @@ inserts it: within the caller's transaction that could be rolled back. Nor does 
 from __future__ import annotations
 
 import uuid
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from django.db import connections
 from django.db.models import QuerySet
 
 from ..models import DatabaseIdentity, TaskRecord
+from . import database_clock
 from .routing import rows_of, transaction_of, writing_database
 
 ROW_ID = 1
@@ -30,7 +32,7 @@ def known() -> UUID | None:
 
 def read() -> UUID | None:
     """Return the identity; None when there is none. Raises: django.db.Error."""
-    found: UUID | None = _rows().values_list("value", flat=True).first()
+    found: UUID | None = row().values_list("value", flat=True).first()
     if found is not None:
         _remembered[_key()] = found
     return found
@@ -41,8 +43,8 @@ def ensure() -> UUID:
     found = read()
     if found is None:
         # Of two processes at the same time, one inserts and both read its row.
-        _rows().bulk_create([DatabaseIdentity(id=ROW_ID, value=known() or uuid.uuid4())], ignore_conflicts=True)
-        found = _remembered[_key()] = _rows().values_list("value", flat=True).get()
+        row().bulk_create([DatabaseIdentity(id=ROW_ID, value=known() or uuid.uuid4())], ignore_conflicts=True)
+        found = _remembered[_key()] = row().values_list("value", flat=True).get()
     return found
 
 
@@ -54,12 +56,44 @@ def own() -> UUID | None:
     return known() or read()
 
 
+def give_identity(*, using: str, **kwargs: Any) -> None:
+    """Give a migrated database its identity; restore that of a flushed one, if this process knows it.
+
+    The receiver of Django's `post_migrate`. A flush by another process leaves that to a supervisor, which may be
+    running and knows it.
+    """
+    # `flush` sends the signal without a plan.
+    if using == writing_database(TaskRecord) and ("plan" in kwargs or known() is not None) and has_table():
+        ensure()
+
+
 def renew() -> UUID:
-    """Give the database a new identity and return it. Raises: django.db.Error."""
+    """Give the database, a copy, a new identity under which all schedules are paused; return it.
+
+    Raises: django.db.Error.
+    """
     with transaction_of(TaskRecord):
-        _rows().delete()
+        row().delete()
         _remembered.pop(_key(), None)
-        return ensure()
+        new = ensure()
+        pause_schedules()
+        return new
+
+
+def pause_schedules() -> None:
+    """Let no schedule fire in this database until they are resumed. Raises: django.db.Error."""
+    row().filter(schedules_paused_at=None).update(schedules_paused_at=database_clock.now())
+
+
+def resume_schedules() -> bool:
+    """End the pause of all schedules; return whether there was one. Raises: django.db.Error."""
+    return bool(row().filter(schedules_paused_at__isnull=False).update(schedules_paused_at=None))
+
+
+def schedules_paused_at() -> datetime | None:
+    """Return since when all schedules are paused; None when they are not. Raises: django.db.Error."""
+    found: datetime | None = row().values_list("schedules_paused_at", flat=True).first()
+    return found
 
 
 def has_table() -> bool:
@@ -68,8 +102,8 @@ def has_table() -> bool:
     return DatabaseIdentity._meta.db_table in tables
 
 
-def _rows() -> QuerySet[Any]:
-    # Beside the tasks, whatever the routers say of this model.
+def row() -> QuerySet[Any]:
+    """Return the one row, beside the tasks, whatever the routers say of this model."""
     return rows_of(DatabaseIdentity).using(writing_database(TaskRecord)).filter(id=ROW_ID)
 
 

@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from django.db import Error as DatabaseError
 from django.db import OperationalError, connections, transaction
-from django.db.models import CharField, Model, Q, QuerySet
+from django.db.models import CharField, Model, QuerySet
 from django.db.models.functions import Cast
 from django.template.defaultfilters import pluralize
 
+from ..core.guard import get_logger
+from ..core.logs import log_extra_of_ids
 from ..exceptions import AsyncqError
-from ..guard import get_logger
-from ..logs import log_extra_of_ids
 from ..models import TaskRecord
 from .errors import DECODE_ERRORS, ErrorKind, kind_of
 
@@ -240,25 +240,6 @@ def page_of(rows: QuerySet[Any], *columns: str, size: int | None) -> list[tuple[
     )
 
 
-def pages_of(rows: QuerySet[Any], *columns: str, size: int, by: str = "") -> Iterator[list[tuple[Any, ...]]]:
-    """Yield what `page_of` returns, page by page; none of them is empty.
-
-    by: a column without NULL in these rows, whose index also has the primary key: they are read in the order of both.
-    "": in that of the primary key alone.
-    """
-    rows = rows.order_by(by, "pk") if by else rows.order_by("pk")
-    rest = rows
-    while page := page_of(rest, *columns, *([by] if by else []), size=size):
-        yield page
-        last = page[-1][0]
-        if by:
-            # The first condition is the way; the second passes over those that were read with the same value.
-            value = page[-1][-1]
-            rest = rows.filter(~Q(**{by: value, "pk__lte": last}), **{f"{by}__gte": value})
-        else:
-            rest = rows.filter(pk__gt=last)
-
-
 # --- rows whose values no database refuses and no code can use
 
 
@@ -281,35 +262,33 @@ _types_of = attrgetter(*TYPES)
 _known: set[tuple[type, ...]] = set()
 
 
-def check_row(row: TaskRecord, *, columns_have_types: bool = False) -> TaskRecord:
-    """Return the row. Raises: TypeError when a value is of a type that no code here expects.
+def _checked(rows: Iterable[TaskRecord]) -> list[TaskRecord]:
+    """Return the rows. Raises: TypeError when a value of one is of a type that no code here expects.
 
-    A JSON column may hold any JSON. SQLite keeps any value in any column; elsewhere `columns_have_types`.
+    A JSON column may hold any JSON; SQLite keeps any value in any column.
     Arguments of the wrong shape are no fault here: such a task fails with TaskNotRunnable.
     """
-    errors = row.errors
-    if type(errors) is not list or type(row.worker_ids) is not list:
-        raise TypeError("errors or worker_ids is no list")
-    if errors and not (isinstance(errors[-1], dict) and "message" in errors[-1]):
-        raise TypeError("errors holds something else than errors")
-    return row if columns_have_types else _check_columns(row)
-
-
-def _check_columns(row: TaskRecord) -> TaskRecord:
-    found = tuple(map(type, _types_of(row)))
-    if found not in _known:
-        for (name, allowed), kind in zip(TYPES.items(), found, strict=True):
-            if not issubclass(kind, allowed):
-                raise TypeError(f"{name} is of the type {kind.__name__}")
-        _known.add(found)
-    return row
+    checked = list(rows)
+    for row in checked:
+        errors = row.errors
+        if type(errors) is not list or type(row.worker_ids) is not list:
+            raise TypeError("errors or worker_ids is no list")
+        if errors and not (isinstance(errors[-1], dict) and "message" in errors[-1]):
+            raise TypeError("errors holds something else than errors")
+        found = tuple(map(type, _types_of(row)))
+        if found not in _known:
+            for (name, allowed), kind in zip(TYPES.items(), found, strict=True):
+                if not issubclass(kind, allowed):
+                    raise TypeError(f"{name} is of the type {kind.__name__}")
+            _known.add(found)
+    return checked
 
 
 def usable_rows(
     ids: Sequence[Any], read: Callable[[Sequence[Any]], Iterable[TaskRecord]], *, database: str
 ) -> list[TaskRecord]:
     """Return the tasks of these ids that `read` finds and that can be used; set the others aside. ids: str or UUID."""
-    return each_alone(table_of(TaskRecord), ids, lambda part: [check_row(row) for row in read(part)], database=database)
+    return each_alone(table_of(TaskRecord), ids, lambda part: _checked(read(part)), database=database)
 
 
 def is_set_aside(id: str) -> bool:

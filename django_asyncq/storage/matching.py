@@ -1,4 +1,4 @@
-"""Which tasks an action on many tasks is about: a dictionary that can be stored, checked before anything is written.
+"""The filter of an action on many tasks: a dictionary that can be stored, checked before anything is written.
 
 Each key narrows the choice. The kind of the action says which states may be chosen: a retry takes tasks that failed for
 good, a cancel those that have not finished, a deletion those that have.
@@ -7,22 +7,21 @@ good, a cancel those that have not finished, a deletion those that have.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from datetime import UTC, datetime
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.db.models import Q
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
-from ..definitions.names import lowest_uuid7_at
+from ..core.names import lowest_uuid7_at
 from ..exceptions import InvalidOption
 from ..models import BulkKind, FailureReason, TaskRecord, TaskRecordQuerySet, TaskState
-from .routing import rows_of
-from .row_conditions import as_check
+from .routing import as_check, rows_of
 
 MOST_IDS = 1000
 MOST_VALUES = 100
@@ -35,15 +34,13 @@ STATES = {
     "failed": Q(state=TaskState.FAILED, retry_at=None),
     "retrying": Q(state=TaskState.FAILED, retry_at__isnull=False),
 }
-# Which states each kind takes, and why no others.
+# Which states each kind takes.
 STATES_OF: dict[str, tuple[str, ...]] = {
     BulkKind.RETRY: ("failed",),
     BulkKind.CANCEL: ("queued", "running", "retrying"),
     BulkKind.DELETE: ("succeeded", "failed"),
 }
 REASONS = {reason.name.lower(): reason for reason in FailureReason if reason is not FailureReason.NONE}
-TEXTS = ("name", "queue_name", "backend", "gate", "last_exception", "group")
-MOMENTS = ("enqueued_since", "enqueued_until", "finished_since", "finished_until")
 
 
 def checked(kind: str, matching: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,16 +54,16 @@ def checked(kind: str, matching: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidOption(f"the filter must be a dictionary, not {type(matching).__qualname__}")
     if not matching:
         raise InvalidOption(f"the filter is empty: give at least one key, such as state={STATES_OF[kind][0]!r}")
-    if unknown := sorted(str(key) for key in matching if key not in READERS):
-        raise InvalidOption(f"no filter is called {', '.join(unknown)}: the keys are {', '.join(READERS)}")
-    found = {key: READERS[key](key, value) for key, value in matching.items()}
+    if unknown := sorted(str(key) for key in matching if key not in KEYS):
+        raise InvalidOption(f"no filter is called {', '.join(unknown)}: the keys are {', '.join(KEYS)}")
+    found = {key: KEYS[key].read(key, value) for key, value in matching.items()}
     found.setdefault("state", sorted(STATES_OF[kind]))
     if wrong := sorted(set(found["state"]) - set(STATES_OF[kind])):
         takes = " or ".join(STATES_OF[kind])
         raise InvalidOption(f"a {kind} takes tasks that are {takes}, not {' or '.join(wrong)}: correct state")
     if kind == BulkKind.CANCEL and (wrong := sorted(key for key in found if key.startswith("finished_"))):
         raise InvalidOption(f"a cancel takes tasks that have not finished: remove {' and '.join(wrong)}")
-    return {key: found[key] for key in READERS if key in found}
+    return {key: found[key] for key in KEYS if key in found}
 
 
 def rows_matching(found: Mapping[str, Any]) -> TaskRecordQuerySet:
@@ -76,61 +73,49 @@ def rows_matching(found: Mapping[str, Any]) -> TaskRecordQuerySet:
     """
     rows: TaskRecordQuerySet = rows_of(TaskRecord)
     try:
-        states = reduce(or_, (STATES[word] for word in found["state"]))
-        rows = rows.filter(as_check(states) if "ids" in found else states)
-        for key in TEXTS:
-            if key in found:
-                rows = rows.filter(**{f"{key}__in": found[key]})
-        if "gate" in found:
-            # The index of gates holds no other rows.
-            rows = rows.at_gate()
-        if "reason" in found:
-            rows = rows.filter(reason__in=[REASONS[word] for word in found["reason"]])
-        if "ids" in found:
-            rows = rows.filter(id__in=[uuid.UUID(id) for id in found["ids"]])
-        return _within(rows, {key: datetime.fromisoformat(found[key]) for key in MOMENTS if key in found})
+        # A row without states would choose every task.
+        for key, value in {"state": found["state"], **found}.items():
+            condition = KEYS[key].condition(value)
+            rows = rows.filter(as_check(condition) if key == "state" and "ids" in found else condition)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidOption(f"the filter of the row cannot be read: {error!r}") from error
-
-
-def _within(rows: TaskRecordQuerySet, moments: Mapping[str, datetime]) -> TaskRecordQuerySet:
-    """Return the rows between some times. No index is on the time of the enqueue, but ids rise with it."""
-    bounds: dict[str, Any] = {}
-    for key, moment in moments.items():
-        what, _, which = key.partition("_")
-        column, value = ("id", lowest_uuid7_at(moment)) if what == "enqueued" else ("finished_at", _stored(moment))
-        bounds[f"{column}__{'gte' if which == 'since' else 'lt'}"] = value
-    return rows.filter(**bounds)
-
-
-def _stored(moment: datetime) -> datetime:
-    """Return a time as the project's rows have it: without a zone where Django uses none."""
-    return moment if settings.USE_TZ else timezone.make_naive(moment)
+    # The index of gates holds no other rows.
+    return rows.at_gate() if "gate" in found else rows
 
 
 # --- one key each
 
 
-def _words_of(known: Mapping[str, Any]) -> Callable[[str, Any], list[str]]:
-    def read(key: str, value: Any) -> list[str]:
-        words = _texts(key, value)
-        if wrong := [word for word in words if word not in known]:
-            raise InvalidOption(f"{key} knows no {wrong[0]!r}: give one or some of {', '.join(known)}")
-        return words
-
-    return read
+def _words(known: Mapping[str, Any], key: str, value: Any) -> list[str]:
+    words = _texts(key, value)
+    if wrong := [word for word in words if word not in known]:
+        raise InvalidOption(f"{key} knows no {wrong[0]!r}: give one or some of {', '.join(known)}")
+    return words
 
 
 def _texts(key: str, value: Any) -> list[str]:
-    values = [value] if isinstance(value, str) else value
-    if not isinstance(values, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in values):
-        raise InvalidOption(f"{key} takes a text or a list of texts, not {type(value).__qualname__}")
-    if not 1 <= len(values) <= MOST_VALUES:
-        raise InvalidOption(f"{key} takes 1 to {MOST_VALUES} values, not {len(values)}")
-    for each in values:
-        if not 1 <= len(each) <= MOST_CHARACTERS or not each.isprintable():
-            raise InvalidOption(f"{key} takes texts of 1 to {MOST_CHARACTERS} printable characters")
+    values = _values(key, value, str, MOST_VALUES)
+    if not all(isinstance(each, str) for each in values):
+        raise InvalidOption(f"{key} takes a text or a list of texts")
+    if not all(1 <= len(each) <= MOST_CHARACTERS and each.isprintable() for each in values):
+        raise InvalidOption(f"{key} takes texts of 1 to {MOST_CHARACTERS} printable characters")
     return sorted({str(each) for each in values})
+
+
+def _ids(key: str, value: Any) -> list[str]:
+    try:
+        return sorted({str(uuid.UUID(str(each))) for each in _values(key, value, (str, uuid.UUID), MOST_IDS)})
+    except ValueError as error:
+        raise InvalidOption(f"{key} takes ids of tasks, such as {uuid.UUID(int=1)}: {error}") from error
+
+
+def _values(key: str, value: Any, one: type | tuple[type, ...], most: int) -> list[Any]:
+    """Return a value as a list. one: the types of a value that stands alone. most: how long the list may be."""
+    values = [value] if isinstance(value, one) else value
+    if not isinstance(values, list | tuple | set | frozenset) or not 1 <= len(values) <= most:
+        given = f"{len(values):,}" if isinstance(values, Sized) else type(value).__qualname__
+        raise InvalidOption(f"{key} takes one value or a list of 1 to {most:,}, not {given}")
+    return list(values)
 
 
 def _moment(key: str, value: Any) -> str:
@@ -148,22 +133,35 @@ def _moment(key: str, value: Any) -> str:
         raise InvalidOption(f"{key} is outside the calendar: give a later or an earlier time") from error
 
 
-def _ids(key: str, value: Any) -> list[str]:
-    values = [value] if isinstance(value, str | uuid.UUID) else value
-    if not isinstance(values, list | tuple | set | frozenset):
-        raise InvalidOption(f"{key} takes a list of ids, not {type(value).__qualname__}")
-    if not 1 <= len(values) <= MOST_IDS:
-        raise InvalidOption(f"{key} takes 1 to {MOST_IDS:,} ids, not {len(values):,}; choose more tasks by other keys")
-    try:
-        return sorted({str(each if isinstance(each, uuid.UUID) else uuid.UUID(each)) for each in values})
-    except (ValueError, TypeError, AttributeError) as error:
-        raise InvalidOption(f"{key} takes ids of tasks, such as {uuid.UUID(int=1)}: {error}") from error
+def _stored(moment: datetime) -> datetime:
+    """Return a time as the project's rows have it: without a zone where Django uses none."""
+    return moment if settings.USE_TZ else timezone.make_naive(moment)
 
 
-READERS: dict[str, Callable[[str, Any], Any]] = {
-    "state": _words_of(STATES),
-    "reason": _words_of(REASONS),
-    **dict.fromkeys(TEXTS, _texts),
-    **dict.fromkeys(MOMENTS, _moment),
-    "ids": _ids,
+class Key(NamedTuple):
+    """One key of a filter. read: checks its name and value, and returns the value in its one form."""
+
+    read: Callable[[str, Any], Any]
+    condition: Callable[[Any], Q]
+
+
+def _text(key: str) -> Key:
+    return Key(_texts, lambda texts: Q(**{f"{key}__in": texts}))
+
+
+def _time(lookup: str, bound: Callable[[datetime], Any]) -> Key:
+    return Key(_moment, lambda text: Q(**{lookup: bound(datetime.fromisoformat(text))}))
+
+
+# No index is on the time of the enqueue, but ids rise with it.
+KEYS = {
+    "state": Key(partial(_words, STATES), lambda words: reduce(or_, (STATES[word] for word in words))),
+    "reason": Key(partial(_words, REASONS), lambda words: Q(reason__in=[REASONS[word] for word in words])),
+    **{key: _text(key) for key in ("name", "queue_name", "backend", "gate", "last_exception", "group")},
+    "batch_id": Key(_ids, lambda ids: Q(batch_id__in=[uuid.UUID(id) for id in ids])),
+    "enqueued_since": _time("id__gte", lowest_uuid7_at),
+    "enqueued_until": _time("id__lt", lowest_uuid7_at),
+    "finished_since": _time("finished_at__gte", _stored),
+    "finished_until": _time("finished_at__lt", _stored),
+    "ids": Key(_ids, lambda ids: Q(id__in=[uuid.UUID(id) for id in ids])),
 }

@@ -24,11 +24,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.template.defaultfilters import pluralize
 
 from .. import conf
-from ..django_internals import may_have_committed
-from ..guard import attempt, get_logger
+from ..core.django_internals import may_have_committed
+from ..core.guard import LongLivedThread, attempt, get_logger
 from ..models import TaskRecord, TaskState
-from ..threads import LongLivedThread
-from .routing import rows_of
+from .routing import lock_free_rows, rows_of
 
 logger = get_logger("django_asyncq.storage")
 
@@ -46,11 +45,15 @@ class Acquired:
     """What the tasks of one commit hook hold outside the database until the commit.
 
     hook: what Django drops at a rollback. release: called with the tasks that hold something and are not committed.
+    looks_itself: it is called with all of them, and returns False when it must be tried again.
     """
 
-    def __init__(self, hook: object, connection: BaseDatabaseWrapper, release: Release) -> None:
+    def __init__(
+        self, hook: object, connection: BaseDatabaseWrapper, release: Release, *, looks_itself: bool = False
+    ) -> None:
         self.database = connection.alias, _name(connection)
         self.release = release
+        self.looks_itself = looks_itself
         self.records: list[TaskRecord] = []
         # Monotonic time at which the last of it has expired.
         self.expires_at = 0.0
@@ -62,7 +65,7 @@ class Acquired:
     def add(self, records: Iterable[TaskRecord]) -> None:
         """Note tasks that have just taken something; start the thread that releases."""
         self.records.extend(records)
-        self.expires_at = time.monotonic() + conf.current().provisional_seconds
+        self.expires_at = time.monotonic() + conf.PROVISIONAL_SECONDS
         if self._has_thread:
             _rolled_back.expect(self.expires_at)
 
@@ -176,20 +179,27 @@ class RolledBack:
 def _release_all(todo: Sequence[Acquired]) -> list[Acquired]:
     """Release what has not expired; return what has to be tried again."""
     left: list[Acquired] = []
-    groups: dict[tuple[tuple[str, str], Release], list[Acquired]] = {}
+    groups: dict[tuple[tuple[str, str], Release, bool], list[Acquired]] = {}
     for acquired in todo:
         if time.monotonic() < acquired.expires_at:
-            groups.setdefault((acquired.database, acquired.release), []).append(acquired)
-    for (database, release), group in groups.items():
+            groups.setdefault((acquired.database, acquired.release, acquired.looks_itself), []).append(acquired)
+    for (database, release, looks_itself), group in groups.items():
         records = [record for acquired in group for record in acquired.records]
-        is_done, error = attempt(_release_uncommitted, database, release, records)
+        act = _release_held if looks_itself else _release_uncommitted
+        is_done, error = attempt(act, database, release, records)
         if not is_done:
             left += group
         if error is not None:
             count = len(records)
-            text = "%d rolled-back task%s still hold what they took; it is tried again, or expires: %s"
+            text = "cannot give back the slots and locks of %d rolled-back task%s yet (retried, or they expire): %s"
             logger.info(text, count, pluralize(count), error)
     return left
+
+
+def _release_held(database: tuple[str, str], release: Release, records: Sequence[TaskRecord]) -> bool:
+    alias, name = database
+    # A test database that no longer exists: now the alias is that of the project, which must not be looked at.
+    return _name(connections[alias]) != name or bool(release(records))
 
 
 def _release_uncommitted(database: tuple[str, str], release: Release, records: Sequence[TaskRecord]) -> bool:
@@ -226,9 +236,7 @@ def _release_final(database: str, release: Release, records: Collection[TaskReco
         return False  # the rows would stay locked until the caller's commit; the thread does it
     with transaction.atomic(using=database):
         rows = rows_of(TaskRecord).using(database).filter(id__in=[record.id for record in records])
-        skip_locked = connection.features.has_select_for_update_skip_locked
-        locked = rows.exclude(state__in=LIVE_STATES).order_by("id").select_for_update(skip_locked=skip_locked)
-        ids = set(locked.values_list("id", flat=True))
+        ids = lock_free_rows(rows.exclude(state__in=LIVE_STATES))
         release([record for record in records if record.id in ids])
     return True
 

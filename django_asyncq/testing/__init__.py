@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .asserting import assert_enqueued, assert_enqueues, assert_not_enqueued, enqueued
     from .backend import TestBackend
-    from .clock import travel
-    from .contexts import make_context
+    from .contexts import make_context, travel
     from .crashes import arm_from_environment, crash_at
     from .faults import ProcessDied, fail_at, lose_lease, lose_redis
     from .redis_server import EmbeddedRedis
-    from .running import run_tasks
-    from .schedules import run_schedules
+    from .running import run_schedules, run_tasks
     from .workers import run_command
 
 __all__ = [
@@ -56,9 +54,9 @@ IMPORTED_AT_FIRST_USE = {
     "lose_redis": "faults",
     "make_context": "contexts",
     "run_command": "workers",
-    "run_schedules": "schedules",
+    "run_schedules": "running",
     "run_tasks": "running",
-    "travel": "clock",
+    "travel": "contexts",
 }
 
 

@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from .. import compat
-from ..definitions import payload
+from ..core import compat, payload
 from ..exceptions import InvalidOption
 from ..models import TaskRecord
 from ..results import result_of

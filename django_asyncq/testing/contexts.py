@@ -5,20 +5,65 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Any
 
 from .. import lifecycle
 from ..broker import Lease
 from ..context import Ending, TaskContext
-from ..definitions.names import uuid7
+from ..core.names import uuid7
 from ..exceptions import InvalidOption
 from ..models import TaskRecord
 from ..results import StoredTask, result_of
 from ..storage import database_clock
 from ..storage.routing import transaction_of
 from ..tasks import Task
-from ..worker.execute.job import Job, StopFlag, StopReason
-from .clock import steady_seconds
+from ..worker.job import Job, StopFlag, StopReason
+
+# --- Move the clock by which tasks are due, in one process and for the time of a test.
+
+NOTHING = timedelta()
+
+
+def steady_seconds() -> float:
+    """Return monotonic seconds that a test can move, for the times of runs."""
+    return time.monotonic() + database_clock.offset().total_seconds()
+
+
+class Clock:
+    """The clock of the package, as `travel` gives it."""
+
+    def now(self) -> datetime:
+        """Return the time that it shows, in the form of `timezone.now()`."""
+        return database_clock.now()
+
+    def move(
+        self, by: timedelta = NOTHING, /, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0
+    ) -> datetime:
+        """Move it on; return the time that it shows then. Negative values move it back. Raises: InvalidOption."""
+        if not isinstance(by, timedelta):
+            raise InvalidOption(f"no time to move by: {by!r}; give a timedelta, or days=, hours=, minutes=, seconds=")
+        by += timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        database_clock.set_offset(database_clock.offset() + by)
+        return self.now()
+
+
+@contextmanager
+def travel(
+    by: timedelta = NOTHING, /, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0
+) -> Iterator[Clock]:
+    """Move the clock of the package in the block; `with travel(hours=3) as clock: clock.move(minutes=5)`.
+
+    It decides which tasks, retries and occurrences are due, when a `def` has passed its timeout, and what times rows
+    get. `timezone.now()` is not moved. Nested blocks add up; leaving one restores the clock. Raises: InvalidOption.
+    """
+    before = database_clock.offset()
+    try:
+        clock = Clock()
+        clock.move(by, days=days, hours=hours, minutes=minutes, seconds=seconds)
+        yield clock
+    finally:
+        database_clock.set_offset(before)
 
 
 def make_context(
@@ -61,7 +106,7 @@ def make_context(
         enqueued_at=now,
         timeout_seconds=task.timeout,
         soft_timeout_seconds=task.soft_timeout,
-        deadline=task.deadline,
+        deadline=now + task.deadline if isinstance(task.deadline, timedelta) else task.deadline,
     )
     job = Job(lifecycle.Run(record, Lease(str(record.id), attempt)), task, time.monotonic(), clock=steady_seconds)
     job.note_begin(now)

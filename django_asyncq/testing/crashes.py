@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from .. import failpoints
+from . import failpoints
 
 CRASH_VARIABLE = "ASYNCQ_CRASH"
 CRASH_MARK_VARIABLE = "ASYNCQ_CRASH_MARK"
@@ -35,7 +35,8 @@ def arm_from_environment() -> None:
     Call it once, in the settings module of the tests. Raises: ValueError for a value that `crash_at` does not write.
     """
     if text := os.environ.get(CRASH_VARIABLE, ""):
-        failpoints.arm(KillAt.parse(text, os.environ.get(CRASH_MARK_VARIABLE, "")))
+        kill = KillAt.parse(text, os.environ.get(CRASH_MARK_VARIABLE, ""))
+        failpoints.arm(kill, kill.point)
 
 
 class AtPoint(ABC):

@@ -13,10 +13,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from .. import failpoints
 from ..broker import Lease
-from ..gates import row_slots
 from ..lifecycle import describe_exit
+from . import failpoints, memory_broker
 from .crashes import AtPoint
 
 REASON = f"{describe_exit(-signal.SIGKILL)}; lost alone"
@@ -73,7 +72,7 @@ def fail_at(point: str, *, nth: int = 1) -> Iterator[None]:
     point that often.
     """
     dies = _DieAt(point, nth)
-    dies.before = failpoints.arm(dies)
+    dies.before = failpoints.arm(dies, point)
     try:
         yield
     finally:
@@ -140,7 +139,7 @@ def lose_redis() -> AbstractContextManager[None]:
     Plain tasks are accepted and wait in their rows; an enqueue at a gate raises `GateUnavailable`; `run_tasks` runs
     nothing, as no worker gets a task. After the block everything runs.
     """
-    return row_slots.unreachable()
+    return memory_broker.unreachable()
 
 
 @contextmanager

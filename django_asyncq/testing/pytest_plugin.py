@@ -95,8 +95,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def _with_redis(alias: str, written: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of an alias with the real backend in place of the TestBackend, and without its own prefix."""
-    from ..aliases import backend_class
     from ..backend import AsyncqBackend
+    from ..core.aliases import backend_class
 
     kind = backend_class(alias)
     if kind is None or not issubclass(kind, AsyncqBackend):

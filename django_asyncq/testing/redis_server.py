@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from .. import test_run
+from ..core import test_run
 
 START_SECONDS = 10.0
 STOP_SECONDS = 5.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,36 +15,260 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
+from django.db import Error as DatabaseError
 from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.utils import timezone
 
-from .. import compat, lifecycle
-from ..aliases import uses_redis
-from ..broker import Lease
-from ..definitions.moments import moment_after
-from ..exceptions import InvalidOption, LeaseLost, TaskNotRegistered, TooManyRuns
-from ..gates import row_slots
-from ..guard import get_logger, is_a
-from ..logs import log_extra
-from ..models import FailureReason, TaskRecord, TaskRecordQuerySet, TaskState
-from ..pausing.rows import is_paused
-from ..registry import load_task_modules, registered
+from .. import lifecycle
+from ..broker import Broker, Lease
+from ..control import is_paused
+from ..core import compat
+from ..core.aliases import is_redis_used, uses_redis
+from ..core.batches import batch_of
+from ..core.django_internals import (
+    discard_commit_hooks,
+    last_hook_number,
+    leave_blocks,
+    open_blocks,
+    open_savepoints,
+    outer_wrappers,
+    run_commit_hooks,
+    savepoint_of_project,
+)
+from ..core.guard import get_logger, is_a
+from ..core.logs import current_task, log_extra
+from ..core.registry import load_task_modules, registered
+from ..core.run_log import RunLog
+from ..core.schedules import declared_schedules
+from ..core.time import moment_after
+from ..exceptions import InvalidOption, LeaseLost, TaskNotRegistered, TooManyRuns, WaitTimeout
+from ..models import FailureReason, Schedule, TaskRecord, TaskRecordQuerySet, TaskState
+from ..observe.waits import refuse_deadlocks, results_by_id, take_outcomes, values_of
 from ..results import result_of
+from ..scheduling.scheduler import Scheduler
 from ..storage import database_clock
 from ..storage.routing import is_in_transaction, rows_of, transaction_of, writing_database
-from ..worker.execute import outcomes
-from ..worker.execute.calling import call_here
-from ..worker.execute.completion import Completion
-from ..worker.execute.connections import close_if_open_transaction
-from ..worker.execute.job import Job, JobPhase, Outcome, StopReason
-from ..worker.execute.steps import RunSteps
-from ..worker.unconnected import changes_row
-from . import faults
-from .clock import steady_seconds, travel
+from ..worker import outcomes
+from ..worker.call import await_here, close_if_open_transaction
+from ..worker.complete import Completion
+from ..worker.job import Job, JobPhase, Outcome, StopReason
+from ..worker.run import RunSteps
+from . import failpoints, faults, memory_broker
+from .contexts import steady_seconds, travel
 from .faults import ProcessDied
-from .groups import groups_of
-from .transactions import BodyTransactions, as_in_autocommit
+from .quiet import quiet
+
+# --- Which calls the test kit runs together, and when, by the clock of the test. Workers ask Redis.
+
+
+def groups_of(records: Sequence[TaskRecord]) -> list[tuple[list[TaskRecord], datetime | None]]:
+    """Return the next members of each group that run together, and when they are ripe; None: at once, they are enough.
+
+    records: in the order in which they joined.
+    """
+    groups: dict[tuple[str, str, str], list[TaskRecord]] = {}
+    for record in records:
+        groups.setdefault((record.name, record.queue_name, record.group), []).append(record)
+    found: list[tuple[list[TaskRecord], datetime | None]] = []
+    for (name, _, _), members in groups.items():
+        batch = batch_of(name)
+        assert batch is not None  # noqa: S101 - or it would be in no group
+        joined = [max(filter(None, (record.enqueued_at, record.run_after))) for record in members]
+        times = [joined[0] + timedelta(seconds=batch.within_seconds)]
+        if batch.quiet_seconds is not None:
+            times.append(joined[-1] + timedelta(seconds=batch.quiet_seconds))
+        found.append((members[: batch.size], None if len(members) >= batch.size else min(times)))
+    return found
+
+
+# --- What a test case's transaction keeps from happening: commits, and the hooks that wait for them.
+#
+# In a worker a body runs in autocommit. In a TestCase it runs within the transaction of the test, so each body gets
+# a savepoint, and its hooks are called when a worker's commit would have called them.
+
+
+class BodyTransactions:
+    """The savepoints of one body, one for each database in which the caller has a transaction.
+
+    Low-level savepoints, because Django refuses a durable block within an atomic one.
+    """
+
+    def __init__(self) -> None:
+        open_aliases = [each.alias for each in connections.all(initialized_only=True) if each.in_atomic_block]
+        self._savepoints = {alias: _create_savepoint(alias) for alias in open_aliases}
+        self._blocks = {alias: open_blocks(connections[alias]) for alias in open_aliases}
+        self._first_hooks = {alias: _separate_hooks(alias) for alias in open_aliases}
+
+    def finish(self) -> None:
+        """Keep what the body has written, as autocommit would, and call its hooks.
+
+        Where a database error broke the transaction, nothing can be kept: it is rolled back to the beginning of the
+        body. Raises: what a hook raises.
+        """
+        for alias, savepoint in self._savepoints.items():
+            # What was never committed; a worker closes the connection.
+            leave_blocks(connections[alias], self._blocks[alias])
+            if not _release(alias, savepoint):
+                discard_commit_hooks(connections[alias], self._first_hooks[alias])
+        for alias in self._savepoints:
+            _run_hooks(alias, self._first_hooks[alias])
+
+    def holds(self, alias: str) -> bool:
+        """Whether the caller has a transaction open in a database."""
+        return alias in self._savepoints
+
+    @contextmanager
+    def completing(self) -> Iterator[None]:
+        """Open the transaction that completes a run; its hooks have run when it is left, as after a commit.
+
+        What it has written is kept whatever the rest of the body does.
+        """
+        database = writing_database(TaskRecord)
+        if not self.holds(database):
+            with transaction_of(TaskRecord, durable=True):
+                yield
+            return
+        first_hook = _separate_hooks(database)
+        with transaction_of(TaskRecord, durable=True):
+            yield
+            # A commit would check the deferred foreign keys, and fail.
+            connections[database].check_constraints()
+        transaction.savepoint_commit(self._savepoints[database], database)
+        self._savepoints[database] = _create_savepoint(database)
+        _run_hooks(database, first_hook)
+
+
+class CommitsOfTestCase:
+    """Calls hooks when the project's outermost block in a test case's transaction ends, as at a commit.
+
+    In Django's own list `captureOnCommitCallbacks` would show them to the test. So this reads the statements of the
+    connection: the block ends with RELEASE, and a rollback of a block forgets the hooks that were added in it.
+    savepoint: of the block; "" where none is open: as in autocommit hooks are called at once.
+    """
+
+    def __init__(self, connection: BaseDatabaseWrapper, savepoint: str) -> None:
+        self.savepoint = savepoint
+        self._connection = connection
+        self._entries: list[tuple[set[str], Callable[[], Any]]] = []
+
+    @property
+    def hooks(self) -> list[Callable[[], Any]]:
+        """Those that wait."""
+        return [hook for _, hook in self._entries]
+
+    def last_hook(self) -> Callable[[], Any] | None:
+        """Return the hook that was added last, if that was in the current block."""
+        if self._entries and self._entries[-1][0] == open_savepoints(self._connection):
+            return self._entries[-1][1]
+        return None
+
+    def add(self, hook: Callable[[], Any]) -> None:
+        """Have a hook called at the end of the block."""
+        if not self.savepoint:
+            hook()
+            return
+        if not self._entries:
+            outer_wrappers(self._connection).insert(0, self)
+        self._entries.append((open_savepoints(self._connection), hook))
+
+    def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
+        """Execute a statement, and see whether it ends the block, or one within it. A wrapper as Django documents."""
+        result = execute(sql, params, many, context)
+        operations = self._connection.ops
+        if sql == operations.savepoint_commit_sql(self.savepoint):
+            for hook in self._take():
+                hook()
+        elif str(sql).startswith("ROLLBACK TO"):
+            kept = [
+                (savepoints, hook)
+                for savepoints, hook in self._entries
+                # A rollback of more than the block closes it first.
+                if self.savepoint in open_savepoints(self._connection)
+                and not any(sql == operations.savepoint_rollback_sql(each) for each in savepoints)
+            ]
+            if kept:
+                self._entries = kept
+            else:
+                self._take()
+        return result
+
+    def _take(self) -> list[Callable[[], Any]]:
+        hooks, self._entries = self.hooks, []
+        wrappers = outer_wrappers(self._connection)
+        if self in wrappers:
+            wrappers.remove(self)
+        return hooks
+
+
+def commits_of(connection: BaseDatabaseWrapper) -> CommitsOfTestCase | None:
+    """Return what stands for the commits of a connection; None where Django calls the hooks.
+
+    That is outside a test case, where an alias uses Redis, and in a block without a savepoint, whose end nobody sees.
+    """
+    savepoint = savepoint_of_project(connection)
+    if savepoint is None or is_redis_used():
+        return None
+    for wrapper in list(outer_wrappers(connection)):
+        if isinstance(wrapper, CommitsOfTestCase):
+            if wrapper.savepoint == savepoint:
+                return wrapper
+            # Of a block that is open no more, as when the connection was lost in it.
+            outer_wrappers(connection).remove(wrapper)
+    return CommitsOfTestCase(connection, savepoint)
+
+
+@contextmanager
+def as_in_autocommit() -> Iterator[None]:
+    """Keep what the block writes, and call its commit hooks when it is left, also in the transaction of a test case."""
+    transactions = BodyTransactions()
+    try:
+        yield
+    finally:
+        transactions.finish()
+
+
+def _separate_hooks(alias: str) -> int:
+    """Register a hook that does nothing, and return its number; `_run_hooks` runs those after it.
+
+    It keeps a hook that was registered before from collecting more: that one runs at another time, or has run.
+    """
+    number = last_hook_number(connections[alias])
+    transaction.on_commit(_do_nothing, using=alias)
+    return number
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _run_hooks(alias: str, number: int) -> None:
+    """Run the hooks after the one that `_separate_hooks` has registered, each as in autocommit; forget that one too."""
+    try:
+        run_commit_hooks(connections[alias], number + 1, as_in_autocommit)
+    finally:
+        discard_commit_hooks(connections[alias], number)
+
+
+def _create_savepoint(alias: str) -> str:
+    # Django 6.1 has renamed it, and warns about the old name; remove when 5.2 is no longer supported.
+    create: Callable[[str], str] | None = getattr(transaction, "savepoint_create", None)
+    return create(alias) if create is not None else transaction.savepoint(alias)
+
+
+def _release(alias: str, savepoint: str) -> bool:
+    """Release a savepoint; roll back to it if the transaction is broken, and return False."""
+    if not transaction.get_rollback(alias):
+        try:
+            transaction.savepoint_commit(savepoint, alias)
+            return True
+        except DatabaseError:
+            pass
+    transaction.set_rollback(False, alias)
+    transaction.savepoint_rollback(savepoint, alias)
+    return False
+
 
 logger = get_logger("django_asyncq.testing")
 
@@ -72,7 +297,7 @@ def run_tasks(
 
     backend: an alias in TASKS whose backend is a `TestBackend`. queues: names; None means all. most: how many runs.
     until: run also what becomes due by then, such as retries: the clock is moved on to each next due time, and restored
-        at the end. A timedelta counts from now.
+        at the end. A timedelta counts from now. Schedules do not fire: `run_schedules` enqueues their tasks.
     raise_failures: raise what made the first task fail for good, with its traceback; the others then stay QUEUED.
     Returns: one result for each task that has finished, in the order of its last run.
     Raises: TooManyRuns when tasks are still due after `most` runs, InvalidOption.
@@ -88,7 +313,7 @@ def run_tasks(
     rows = rows_of(TaskRecord).filter(backend=backend)
     if queues is not None:
         rows = rows.filter(queue_name__in=list(queues))
-    runner = Runner(rows, most, raise_failures=raise_failures)
+    runner = Runner(backend, rows, most, raise_failures=raise_failures)
     with travel() as clock:
         if isinstance(until, timedelta):
             until = moment_after("until", clock.now(), until)
@@ -98,8 +323,11 @@ def run_tasks(
             runner.recover_lost()
             runner.run_due()
             while until is not None and (next_at := runner.next_due_at()) is not None and next_at <= until:
-                clock.move(seconds=(next_at - clock.now()).total_seconds())
+                clock.move(next_at - clock.now())
                 runner.run_due()
+    if until is not None and not rows.exists() and (names := [name for name, _ in declared_schedules()]):
+        remedy = "call run_schedules(), move the clock with travel(), and call it again"
+        warnings.warn(f"run_tasks(until=…): nothing was enqueued; for the schedules {names} {remedy}", stacklevel=2)
     return list(runner.finished.values())
 
 
@@ -115,7 +343,11 @@ def run_enqueued(alias: str, enqueue: Callable[[], list[Any]]) -> list[Any]:
     database = writing_database(TaskRecord)
     if is_in_transaction(database):
         results = enqueue()
-        transaction.on_commit(lambda: _run(alias, results), using=database)
+        run = partial(_run, alias, results)
+        if (commits := commits_of(connections[database])) is not None:
+            commits.add(run)
+        else:
+            transaction.on_commit(run, using=database)
         return results
     with as_in_autocommit():
         results = enqueue()
@@ -134,7 +366,7 @@ def _run(alias: str, results: Sequence[Any]) -> None:
     if groups := set(rows.filter(wanted).exclude(group="").values_list("group", flat=True)):
         # A call may be the one that fills its group.
         wanted |= Q(group__in=groups)
-    Runner(rows.filter(wanted), most=1000).run_due()
+    Runner(alias, rows.filter(wanted), most=1000).run_due()
     for result in enqueued:
         with suppress(compat.TaskResultDoesNotExist):  # a body may delete its own row
             result.refresh()
@@ -143,11 +375,13 @@ def _run(alias: str, results: Sequence[Any]) -> None:
 class Runner(RunSteps):
     """Runs tasks on the caller's thread, and writes each outcome at once.
 
-    rows: those that it may run. most: how many runs. finished: the results of the tasks that finished, by id.
+    alias: in TASKS. rows: those of it that it may run. most: how many runs. finished: the results of the tasks that
+    finished, by id.
     """
 
-    def __init__(self, rows: TaskRecordQuerySet, most: int, *, raise_failures: bool = False) -> None:
+    def __init__(self, alias: str, rows: TaskRecordQuerySet, most: int, *, raise_failures: bool = False) -> None:
         super().__init__(WORKER_ID)
+        self.broker = Broker("worker", alias)
         self.rows = rows
         self.most = most
         self.raise_failures = raise_failures
@@ -165,9 +399,10 @@ class Runner(RunSteps):
 
     # --- which
 
+    @quiet()
     def run_due(self) -> None:
         """Run what is due until nothing is. Raises: TooManyRuns; with `raise_failures` the error of a task."""
-        while row_slots.are_reachable():
+        while memory_broker.is_reachable():
             self._look()
             self._move_up()
             self._form_batches()
@@ -181,21 +416,22 @@ class Runner(RunSteps):
             # As in a slot: what a task activates, such as a language, vanishes with its context.
             contextvars.copy_context().run(self.run, record)
 
+    @quiet()
     def recover_lost(self) -> None:
         """Recover the tasks whose process has died, as the supervisor does of a process with a single task."""
-        if not (faults.lost_ids() and row_slots.are_reachable()):
+        if not (faults.lost_ids() and memory_broker.is_reachable()):
             return
         for id in faults.lost_ids().difference(rows_of(TaskRecord).values_list("id", flat=True)):
             faults.take_lost(id)
-        for id in list(self.rows.filter(id__in=faults.lost_ids()).order_by("id").values_list("id", flat=True)):
+        found = self.rows.filter(id__in=faults.lost_ids()).order_by("id")
+        for id, queue in list(found.values_list("id", "queue_name")):
             lost = faults.take_lost(id)
-            blame = lifecycle.Blame(counted=frozenset({str(id)} if lost.has_begun else ()))
-            with as_in_autocommit():
-                lifecycle.recover_without_redis(WORKER_ID, [lost.lease], reason=faults.REASON, blame=blame)
+            blame = lifecycle.Blame(alone=frozenset({str(id)} if lost.has_begun else ()))
+            self._recover(queue, lost.lease, faults.REASON, blame)
 
     def next_due_at(self) -> datetime | None:
         """Return when the next task is due that is not due yet; None when there is none."""
-        if not row_slots.are_reachable():
+        if not memory_broker.is_reachable():
             return None
         times = [
             *self.rows.queued().filter(run_after__isnull=False).values_list("run_after", flat=True),
@@ -232,16 +468,16 @@ class Runner(RunSteps):
         for record in self.rows.filter(id__in=ids):
             self._note(record, None)
 
-    def _retry_due(self) -> int:
-        """Retry what is due; return how many tasks are queued now."""
+    def _retry_due(self) -> bool:
+        """Retry what is due, and what waits at a gate; return whether any of these tasks is queued now."""
         due = Q(retry_at__lte=self._looked_at)
         if self._may_ask_gates:
             due |= Q(reason=FailureReason.GATE_FULL)
             self._may_ask_gates = False
         if ids := list(self.rows.retrying().filter(due).values_list("id", flat=True)):
             with as_in_autocommit():
-                return lifecycle.retry_without_redis(ids)
-        return 0
+                lifecycle.retry_waiting(self.broker, [str(id) for id in sorted(ids)])
+        return self.rows.queued().filter(id__in=ids).exists()
 
     def _move_up(self) -> None:
         """Let followers move up whose holder is over by the clock of the test, or gone by what the test did to rows."""
@@ -283,7 +519,7 @@ class Runner(RunSteps):
         _running.set((*_running.get(), record.name))
         run = lifecycle.Run(record, Lease(str(record.id), record.fence + 1))
         with as_in_autocommit():
-            if not lifecycle.with_members(None, WORKER_ID, [run]):
+            if not lifecycle.with_members(self.broker, WORKER_ID, [run]):
                 return
         with faults.living(run.lease) as life:
             outer = self._body, self._life
@@ -299,7 +535,7 @@ class Runner(RunSteps):
             task = registered(record.name)
         except TaskNotRegistered as error:
             with as_in_autocommit():
-                lifecycle.refuse(None, run, error)
+                lifecycle.refuse(self.broker, run, error)
             self._note(record, error)
             return
         job = Job(run, task, time.monotonic(), clock=steady_seconds)
@@ -346,8 +582,11 @@ class Runner(RunSteps):
     def _lose_lease(self, run: lifecycle.Run) -> None:
         """Have another worker claim the task, if `lose_lease` says so."""
         if faults.loses_lease(run.record.id):
-            with as_in_autocommit():
-                lifecycle.recover_without_redis(WORKER_ID, [run.lease], reason=lifecycle.LEASE_EXPIRED)
+            self._recover(run.record.queue_name, run.lease, lifecycle.LEASE_EXPIRED)
+
+    def _recover(self, queue: str, lease: Lease, reason: str, blame: lifecycle.Blame | None = None) -> None:
+        with as_in_autocommit():
+            lifecycle.recover(self.broker, queue, WORKER_ID, [lease], reason=reason, blame=blame)
 
     def enter(self, job: Job) -> None:
         """Note that the task is to blame if the process dies."""
@@ -376,9 +615,9 @@ class Runner(RunSteps):
             if _mark(job.run):
                 raise LeaseLost(f"task {job.run.record.id}: another run has taken its place")
 
-    def call_plainly(self, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function, and await what it may return, in the caller's thread."""
-        return call_here(job, args, kwargs)
+    def await_value(self, job: Job, value: Any) -> tuple[Any, BaseException | None]:
+        """Await it in the caller's thread."""
+        return await_here(job, value)
 
     # --- its outcome
 
@@ -393,26 +632,26 @@ class Runner(RunSteps):
             if not _record(run):
                 self._note(run.record, error)
             return
-        if not is_lost:
-            outcomes.record_logs([outcome.job])
-        outcomes.note_recorded()
+        if not is_lost and run.log is not None:
+            lifecycle.record_log_lines([run.log])
+        failpoints.reach("report.row_written")
         if not is_lost:
             outcomes.announce([outcome])
             for member in run.members:
                 self._note(member.record, outcome.exception)
             self._note(outcome.job.run.record, outcome.exception)
 
-    def report_log(self, job: Job) -> None:
+    def report_log(self, log: RunLog) -> None:
         """Store the lines of a run that has completed itself."""
         with as_in_autocommit():
-            outcomes.record_logs([job])
+            lifecycle.record_log_lines([log])
 
     def _write(self, outcome: Outcome) -> bool:
         """Write the row unless the task has completed itself; return whether the run lost its row meanwhile."""
         run = outcome.job.run
         if run.record.state == TaskState.RUNNING:
             outcomes.apply(outcome)
-        return changes_row(outcome) and outcomes.record_alone(run, lambda: _record(run))
+        return outcomes.changes_row(outcome) and outcomes.record_alone(run, lambda: _record(run))
 
     def _note(self, record: TaskRecord, exception: BaseException | None) -> None:
         """Note the result of a task that has finished. Raises: its error, with `raise_failures`."""
@@ -420,7 +659,8 @@ class Runner(RunSteps):
             return
         self.finished.pop(record.id, None)
         self.finished[record.id] = result_of(record)
-        if self.raise_failures and record.state == TaskState.FAILED and exception is not None:
+        is_failure = record.state == TaskState.FAILED and not record.is_discarded
+        if self.raise_failures and is_failure and exception is not None:
             raise exception
 
 
@@ -446,3 +686,84 @@ def _is_for_caller(error: BaseException) -> bool:
     pytest = sys.modules.get("pytest")
     own = (pytest.fail.Exception, pytest.skip.Exception, pytest.exit.Exception) if pytest else ()
     return is_a(error, (KeyboardInterrupt, ProcessDied, TooManyRuns, *own))
+
+
+# --- Enqueue the occurrences of schedules in a test, without a leader and without Redis.
+
+
+def run_schedules(*, most: int = 1000) -> list[compat.TaskResult[Any, Any]]:
+    """Enqueue a task for each occurrence that is due by the clock, as a leader does that was never stopped.
+
+    The first call writes the rows of the schedules that the code declares; their occurrences count from then. So a
+    test calls it, moves the clock of `travel`, and calls it again. Each occurrence fires as if the clock showed its
+    time, so none is missed. most: how many occurrences.
+    Returns: the results of the tasks enqueued, in order; `run_tasks` runs them.
+    Raises: InvalidOption when more than `most` occurrences are due.
+    """
+    load_tasks_once()
+    Scheduler().sync()
+    fired: list[Any] = []
+    while (moment := _next_occurrence()) is not None and moment <= database_clock.now():
+        if len(fired) >= most:
+            raise InvalidOption(
+                f"run_schedules(most={most}): more occurrences are due; move the clock by less, or give a higher number"
+            )
+        fired += Scheduler(clock=partial(_same, moment)).fire_due().fired
+        if _next_occurrence() == moment:
+            break  # it could not be fired, and the log says why
+    rows = rows_of(TaskRecord).in_bulk([each.task_id for each in fired])
+    return [result_of(rows[each.task_id]) for each in fired if each.task_id in rows]
+
+
+def _same(moment: datetime) -> datetime:
+    return moment
+
+
+def _next_occurrence() -> datetime | None:
+    rows = rows_of(Schedule).firing().order_by("next_occurrence_at")
+    return rows.values_list("next_occurrence_at", flat=True).first()
+
+
+# --- `result.wait()` under the test kit: no worker runs the task, so the wait runs what is due.
+
+MOST_RUNS = 1000
+
+
+def run_until_finished(alias: str, results: Sequence[Any], seconds: float, *, allow_in_task: bool) -> list[Any]:
+    """Run what is due, and what becomes due within some seconds, until the tasks have succeeded; return their values.
+
+    The clock is moved on to each next due time, and restored at the end, as `run_tasks(until=…)` does. Within a task
+    only the tasks that are waited for run.
+    Raises: as `AsyncqResult.wait`; WaitTimeout as soon as nothing more is due in time. TooManyRuns.
+    """
+    refuse_deadlocks(results, allow_in_task=allow_in_task, in_test_kit=True)
+    load_tasks_once()
+    by_id = results_by_id(results)
+    ids = list(by_id)
+    rows = rows_of(TaskRecord).filter(backend=alias)
+    runner = Runner(alias, rows if current_task() is None else rows.filter(id__in=ids), MOST_RUNS)
+    with travel() as clock:
+        until = moment_after("the timeout of wait()", clock.now(), seconds)
+        while True:
+            finished = _finished(ids)
+            if len(finished) < len(ids):
+                with suppress(ProcessDied):
+                    runner.recover_lost()
+                    runner.run_due()
+                finished = _finished(ids)
+            take_outcomes(by_id, [finished[id] for id in by_id if id in finished])
+            if len(finished) == len(ids):
+                return values_of(results, finished)
+            next_at = runner.next_due_at()
+            if next_at is None or next_at > until:
+                unfinished = next(id for id in ids if id not in finished)
+                raise WaitTimeout(str(unfinished), seconds)
+            clock.move(next_at - clock.now())
+
+
+def _finished(ids: Sequence[UUID]) -> dict[UUID, TaskRecord]:
+    """Return the rows of the tasks that are final. Raises: TaskResultDoesNotExist."""
+    found = {record.id: record for record in rows_of(TaskRecord).filter(id__in=ids)}
+    if missing := [id for id in ids if id not in found]:
+        raise compat.TaskResultDoesNotExist(str(missing[0]))
+    return {id: record for id, record in found.items() if record.is_final}

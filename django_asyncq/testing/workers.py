@@ -16,7 +16,7 @@ from pathlib import Path
 from django.core.management import execute_from_command_line
 from django.db import connections
 
-from ..worker import inherited_settings
+from ..worker import entry_points
 from .redis_server import death_signal_command
 
 LOG_TAIL_CHARACTERS = 8000
@@ -34,12 +34,12 @@ def run_command(
     Raises: subprocess.TimeoutExpired; ImproperlyConfigured for a database or a setting that no other process can
         use.
     """
-    inherited_settings.require_shared_databases(connections)
+    entry_points.require_shared_databases(connections)
     command = _command(*arguments)
     done = subprocess.run(  # noqa: S603
         command,
         env=_environment(os.environ if env is None else env),
-        input=inherited_settings.pack(),
+        input=entry_points.pack(),
         capture_output=True,
         timeout=timeout_seconds,
         check=False,
@@ -67,8 +67,8 @@ class WorkersProcess:
         """
         self.log_file = log
         self._options = options
-        inherited_settings.require_shared_databases(connections)
-        inherited = inherited_settings.pack()
+        entry_points.require_shared_databases(connections)
+        inherited = entry_points.pack()
         with log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603
                 _command("runworkers", *options),
@@ -163,7 +163,7 @@ class Workers:
 
 def main(arguments: list[str]) -> None:
     """Run a command of `manage.py` with the settings from the standard input."""
-    inherited_settings.apply(sys.stdin.buffer.read())
+    entry_points.apply(sys.stdin.buffer.read())
     execute_from_command_line(arguments)
 
 

@@ -6,12 +6,18 @@ is reaped.
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import re
 import signal
+import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
+from ..core.guard import get_logger
 from .wakeup import readable
 
 # Between SIGKILL and the death of a process: as long as it may be in a system call that cannot be interrupted.
@@ -100,17 +106,6 @@ class ChildProcess:
         deadline = time.monotonic() + seconds
         while not self.has_exited() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-
-    def reap(self) -> int | None:
-        """Reap the process, which has exited; return its exit code, None if it is unknown.
-
-        Whenever a thread starts a process, multiprocessing reaps all others that have exited: then the code of this one
-        is known a moment later. It stays unknown if a task has reaped it, with `os.wait()` for instance.
-        """
-        deadline = time.monotonic() + REAP_SECONDS
-        while (code := self.exit_code) is None and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        return code
 
     def close(self) -> None:
         """Release what this process holds of it. Called once, after it was reaped."""
@@ -207,3 +202,126 @@ def _exists(pid: int) -> bool:
     except PermissionError:
         pass
     return True
+
+
+# --- The process group of a worker process: the process, and all that its tasks start.
+#
+# Each worker process leads a group of its own. Its supervisor can then signal the whole group, and kill what the
+# process leaves behind. A program in a session of its own (`start_new_session=True`) is in another group, and
+# escapes.
+
+
+@contextmanager
+def start_of_child(*numbers: int) -> Iterator[None]:
+    """Block SIGINT in a child that is started within, until `lead_group`: Ctrl-C must not reach its imports.
+
+    The parent cannot make the group instead: the child has called `exec`, after which only itself may.
+    numbers: more signals that are blocked until then.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *numbers})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def lead_group() -> None:
+    """Make this process the leader of a group of its own, and ignore SIGINT; the first act of a child.
+
+    The supervisor alone decides what Ctrl-C means. It sends the whole group SIGINT, for the programs that tasks run.
+    """
+    with suppress(PermissionError):  # it leads a session, so it leads a group already
+        os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # For a terminal this is a background group, which `stty tostop` would stop at its first log line.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+
+
+def kill_own_group() -> None:
+    """Kill this process and all that it has started, if it leads a group."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+
+
+def reap_group(pid: int) -> bool:
+    """Reap the dead of a group whose leader is reaped; return whether any of its processes is still to be reaped.
+
+    Only a supervisor that is the container's first process, or a subreaper, inherits the orphans of a group. Nobody
+    else would reap them.
+    """
+    try:
+        while True:
+            found, _ = os.waitpid(-pid, os.WNOHANG)
+            if found == 0:
+                return True
+    except ChildProcessError:
+        return False
+
+
+# --- The stacks of a worker process that a signal such as SIGSEGV has killed, in a file that its supervisor reads.
+#
+# The process writes them itself, in C, when the interpreter may be broken (faulthandler). SIGKILL leaves no time
+# for it.
+
+logger = get_logger("django_asyncq.fleet")
+
+# As much as one of a row's errors may hold.
+LARGEST_BYTES = 65_536
+FATAL = "Fatal Python error"
+# Asks a process for its stacks; written in C, whatever its threads do. Source: Celery, which dumps its threads on it.
+STACKS_SIGNAL = signal.SIGUSR1
+# The heading of the stack of the thread that the signal stopped. Source: CPython, faulthandler.
+CURRENT_THREAD = re.compile(r"^Current thread 0x([0-9a-f]+)", re.MULTILINE)
+
+
+class CrashStack:
+    """A temporary file for one process, which opens it and unlinks it: the file vanishes with both processes.
+
+    path: "" if no file can be made; the process starts all the same.
+    """
+
+    def __init__(self) -> None:
+        self.path = ""
+        self._descriptor = -1
+        try:
+            self._descriptor, self.path = tempfile.mkstemp(prefix="asyncq-stack-")
+        except OSError as error:
+            logger.warning("the stack of a worker that crashes will not be known: %s", error)
+
+    def peek(self) -> str:
+        """Return what a living process has written so far."""
+        return os.pread(self._descriptor, LARGEST_BYTES, 0).decode(errors="replace") if self.path else ""
+
+    def take(self) -> str:
+        """Return what was written, "" for nothing, and close the file. Called once, after the process has exited."""
+        text = self.peek()
+        self.close()
+        return text
+
+    def close(self) -> None:
+        """Close the file. Called once, after the process has exited."""
+        if self.path:
+            os.close(self._descriptor)
+            # It is still there if the process died before it opened it.
+            Path(self.path).unlink(missing_ok=True)
+
+
+def crashed_thread(stack: str) -> int | None:
+    """Return the identifier of the thread in which a fatal signal came; None when the stack does not name it."""
+    # Stacks that the process was asked for before name a thread too.
+    _, _, fatal = stack.rpartition(FATAL)
+    found = CURRENT_THREAD.search(fatal)
+    return int(found[1], 16) if found else None
+
+
+def write_crash_stack(path: str) -> None:
+    """Have the stacks of all threads written to a file when a signal kills this process; unlink the file.
+
+    And whenever STACKS_SIGNAL arrives, which kills nothing.
+    """
+    with suppress(OSError):
+        file = Path(path).open("ab", buffering=0)  # noqa: SIM115 - faulthandler keeps it open
+        faulthandler.enable(file)
+        faulthandler.register(STACKS_SIGNAL, file)
+        Path(path).unlink()

@@ -15,12 +15,13 @@ import threading
 import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 from .slot_table import SlotTable
 from .wakeup import Wakeup
 
-_is_forked = False
+# Whether this process is such a child.
+is_forked = False
 
 
 def isolate_forks(
@@ -38,8 +39,8 @@ def isolate_forks(
         signal.pthread_sigmask(signal.SIG_SETMASK, kept.mask)
 
     def isolate() -> None:
-        global _is_forked
-        _is_forked = True
+        global is_forked
+        is_forked = True
         # Whichever thread has forked is the child's main thread, so it may do this.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -57,13 +58,11 @@ def isolate_forks(
     os.register_at_fork(before=hold_signals, after_in_parent=release_signals, after_in_child=isolate)
 
 
-def exit_if_forked() -> None:
-    """Exit if this process is a child that a task has forked and that returns from the task like its parent.
+def exit_forked() -> NoReturn:
+    """Exit, in a child that a task has forked and that returns from the task like its parent.
 
     Only the parent may record an outcome; a second process must not use its connections, nor run its other tasks.
     """
-    if not _is_forked:
-        return
     error = sys.exception()
     if error is not None and not isinstance(error, SystemExit):
         traceback.print_exception(error)

@@ -1,4 +1,4 @@
-"""How much memory a worker process uses."""
+"""Read how much memory a worker process uses."""
 
 from __future__ import annotations
 

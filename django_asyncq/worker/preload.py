@@ -11,11 +11,14 @@ from .bootstrap import PRELOAD_VARIABLE, load_to_fork
 
 
 def _load(message: str) -> None:
-    """Load the project. A fork server that cannot do it exits; the next start of a process tries it in another one."""
+    """Load the project. A fork server that cannot do it exits; the next start of a process tries it in another one.
+
+    One that should not fork exits too, but says so: nothing is forked then.
+    """
     try:
         wanted = json.loads(message)
         sys.path[:] = wanted["path"]
-        load_to_fork(wanted["verbosity"])
+        load_to_fork(wanted["verbosity"], wanted["obstacle_file"])
     except BaseException:  # noqa: BLE001 - multiprocessing would pass over an ImportError
         traceback.print_exc()
         sys.stderr.flush()

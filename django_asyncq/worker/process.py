@@ -10,8 +10,9 @@ import asyncio
 import os
 import select
 import signal
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,29 +21,53 @@ from django.template.defaultfilters import pluralize
 
 from .. import conf, lifecycle
 from ..broker import Broker
+from ..core.guard import EX_SOFTWARE, LongLivedThread, attempt, exit_process, get_logger, own_process
+from ..core.logs import log_extra
 from ..exceptions import DatabaseNotSetUp
-from ..faults import STORE_ERRORS, one_line
-from ..guard import get_logger, own_process
-from ..logs import log_extra
-from ..storage.pooling import return_connections
-from ..threads import EX_SOFTWARE, exit_process
-from .execute.executors import Executors
-from .execute.job import Job, JobPhase, StopReason
-from .execute.jobs import Jobs
-from .execute.loop_block import LoopBlock
-from .execute.run import JobRunner
-from .execute.stopping import RunStopper
-from .fetch.capacity import Capacity
-from .fetch.fetcher import Fetcher
-from .fetch.suspect_fetcher import SuspectFetcher
-from .heartbeat import Heartbeat
-from .options import CANCEL, DRAIN, EXITS, HURRY, NOT_SET_UP, READY, WorkerOptions
-from .process_groups import kill_own_group
-from .progress import ProgressLook
-from .reporter import Reporter
-from .slot_table import SlotTable
-from .thread_death import ThreadDeath
+from ..storage.connections import IDLE_SECONDS, close_connections
+from ..storage.errors import STORE_ERRORS, one_line
+from ..storage.routing import return_connections
+from .capacity import Capacity
+from .child_process import kill_own_group
+from .executors import Executors, LoopBlock, ThreadDeath
+from .fetch import AloneFetcher, Fetcher
+from .isolated import Interruption, IsolatedRunner, Isolator
+from .job import Job, JobPhase, Jobs, StopReason
+from .life import EXIT_SECONDS, greet, say_goodbye
+from .options import CANCEL, DRAIN, EXITS, HURRY, NOT_SET_UP, OVER, READY, STOP, WorkerOptions
+from .report import ProgressLook, Reporter
+from .run import JobRunner
+from .slot_table import Pulse, SlotTable
+from .stopping import RunStopper
 from .wakeup import Reason, Wakeup
+
+# --- A thread that does nothing but show that threads can run here, and look at the event loop.
+
+PULSE_SECONDS = 1.0
+
+
+class Heartbeat:
+    """Writes the pulse once a second."""
+
+    def __init__(self, pulse: Pulse, loop_block: LoopBlock, on_death: Callable[[str], object]) -> None:
+        self.pulse = pulse
+        self.loop_block = loop_block
+        self._thread = LongLivedThread("heartbeat", self._beat_always, on_death=on_death, is_endless=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def beat(self) -> None:
+        """Write the pulse."""
+        now = time.monotonic()
+        self.pulse.note_beat(now, self.loop_block.check(now))
+
+    def _beat_always(self) -> None:
+        while True:
+            self.beat()
+            time.sleep(PULSE_SECONDS)
+
 
 logger = get_logger("django_asyncq.worker")
 
@@ -64,7 +89,9 @@ class WorkerProcess:
         self._supervisor_fd: int = supervisor.fileno()
         self.worker_id = options.worker_id_of(os.getpid())
         self.broker = Broker("worker", options.backend)
-        self.wakeup = Wakeup(expected=[Reason.PUSH, Reason.USED_UP])
+        is_alone = options.alone is not None
+        # Nothing is to wake that of one task while the function runs: see `Interruption.exit_if_cut_off`.
+        self.wakeup = Wakeup(expected=[] if is_alone else [Reason.PUSH, Reason.USED_UP])
         self.jobs = Jobs()
         self.stopper = RunStopper(self.jobs, slot_table)
         self.capacity = Capacity(
@@ -83,9 +110,15 @@ class WorkerProcess:
             on_void=self.stopper.stop_void,
             on_death=on_death,
         )
-        runner = JobRunner(self.worker_id, slot_table, self.reporter, self.capacity, asyncio.new_event_loop())
-        self.executors = Executors(runner, self.jobs, options.concurrency)
-        make_fetcher = Fetcher if options.quarantine is None else SuspectFetcher
+        make_runner, make_fetcher = (IsolatedRunner, AloneFetcher) if is_alone else (JobRunner, Fetcher)
+        runner = make_runner(self.worker_id, slot_table, self.reporter, self.capacity, asyncio.new_event_loop())
+        self.isolator = Isolator(self.broker, options, supervisor)
+        self.interruption: Interruption | None = None
+        if isinstance(runner, IsolatedRunner):
+            self.interruption = runner.interruption = Interruption(supervisor)
+        else:
+            runner.isolate = self.isolator.run
+        self.executors = Executors(runner, self.jobs, options.concurrency, is_alone=is_alone)
         self.fetcher = make_fetcher(
             self.broker,
             self.worker_id,
@@ -101,6 +134,9 @@ class WorkerProcess:
         self.pulse = slot_table.pulse
         self.heartbeat = Heartbeat(self.pulse, LoopBlock(self.executors.loop), on_death)
         self.progress_look = ProgressLook()
+        # When this process last had a task, and how many had finished by then.
+        self._worked_at = time.monotonic()
+        self._finished = 0
         self._is_asked_to_stop = False
         # Whether running tasks are to be requeued without a grace.
         self._is_in_a_hurry = False
@@ -112,8 +148,18 @@ class WorkerProcess:
         """Work until asked to stop, until used up, or until the supervisor is dead."""
         own_process()
         self.install_signals()
+        greet(self.worker_id, self.options)
         self.reporter.start()
         self.heartbeat.start()
+        if self.interruption is None:
+            self._work()
+        else:
+            self.interruption.install()
+            on_death = ThreadDeath(self.worker_id, self.jobs)
+            LongLivedThread("control", self._work, on_death=on_death, is_endless=True).start()
+            self.executors.threads.work()
+
+    def _work(self) -> None:
         # From here on it must look: a main thread that hangs in its first look, as in any later one, is replaced.
         self.pulse.note_look()
         with suppress(OSError):  # the supervisor is dead, as the first look will find
@@ -127,6 +173,7 @@ class WorkerProcess:
                     self._tick()
                 if not self.fetcher.fetch():
                     self.capacity.check_quiet()
+                    self._notice_idleness()
                     self._sleep()
             exit_code = 0
         except DatabaseNotSetUp as error:
@@ -167,6 +214,8 @@ class WorkerProcess:
     def _read_supervisor(self) -> None:
         """Read which tasks were cancelled, whether to take no more or to hurry, or that the supervisor is dead."""
         # Not `poll()`, which makes a selector each time, and this is asked before each fetch.
+        if self.interruption is not None:
+            self.interruption.exit_if_cut_off()
         while not self._is_orphan and select.select([self._supervisor_fd], [], [], 0)[0]:
             try:
                 word, *rest = self.supervisor.recv()
@@ -178,8 +227,12 @@ class WorkerProcess:
                 self.stopper.cancel(rest)
             elif word == DRAIN:
                 self._drain(is_draining=bool(rest[0]))
+            elif word == STOP:
+                self._is_asked_to_stop = True
             elif word == HURRY:
                 self._is_in_a_hurry = True
+            elif word == OVER:
+                self.isolator.note_over(*rest)
 
     def _drain(self, *, is_draining: bool) -> None:
         """Take no more tasks, and requeue what has not begun; or take tasks again."""
@@ -189,14 +242,11 @@ class WorkerProcess:
             self.requeue(self.jobs.take_waiting(time.monotonic()))
         else:
             self.fetcher.resume()
+        self.pulse.note_takes_none(takes_none=is_draining)
 
     def _sleep(self) -> None:
         """Sleep until there is work, capacity, or a clock to look at; then read what has woken this thread."""
-        # Before the look: a slot that is freed in between notifies.
-        self.wakeup.expect(Reason.IDLE)
         self.fetcher.begin_waits()
-        if not self.fetcher.could_be_ready:
-            self.wakeup.ignore(Reason.IDLE)
         seconds = self.fetcher.sleep_seconds(TICK_SECONDS)
         if self.jobs.count:
             seconds = min(seconds, TICK_SECONDS)
@@ -206,18 +256,30 @@ class WorkerProcess:
             self.fetcher.pacing.note_push()
         # The other reasons need no more than that this thread looks again.
         for descriptor in woken.ready:
-            if queue := sockets.get(descriptor):
-                self.fetcher.read_wait(queue)
+            if wait := sockets.get(descriptor):
+                self.fetcher.read_wait(wait)
 
     # --- looking after what runs
 
     def _tick(self) -> None:
         """Requeue jobs that wait here while another process may be free; mark those that run for long."""
+        if self.interruption is not None:
+            self.interruption.ask()
         now = time.monotonic()
         self.requeue(self.jobs.take_waiting(now - REQUEUE_AFTER_SECONDS))
         running = self.jobs.running
         self.reporter.mark([job for job in running if job.needs_mark(MARK_AFTER_SECONDS, now)])
+        self.stopper.note_late(running, now)
         self.reporter.show_progress(self.progress_look.new(running, now))
+
+    def _notice_idleness(self) -> None:
+        """Once no task has come for a while, close what this thread has opened to read rows; the reporter does too."""
+        now, finished = time.monotonic(), self.capacity.finished
+        if self.jobs.count or finished != self._finished:
+            self._worked_at, self._finished = now, finished
+        self.reporter.is_idle = now - self._worked_at >= IDLE_SECONDS
+        if self.reporter.is_idle:
+            close_connections()
 
     def requeue(self, jobs: Sequence[Job]) -> None:
         """Give jobs back to their queues without using an attempt."""
@@ -237,12 +299,12 @@ class WorkerProcess:
     def shut_down(self, exit_code: int) -> None:
         """Stop fetching, requeue what has not begun, drain until the deadline, requeue the rest, and exit."""
         grace_seconds = conf.current().shutdown_grace_seconds
-        self.pulse.excuse(grace_seconds + REPORT_SECONDS)
+        self.pulse.excuse(grace_seconds + REPORT_SECONDS + EXIT_SECONDS)
         self.fetcher.stop()
         self.requeue(self.jobs.take_waiting(time.monotonic()))
         deadline = time.monotonic() + grace_seconds
         self.wakeup.expect(Reason.IDLE)
-        while self.jobs.running and time.monotonic() < deadline and not self._is_in_a_hurry:
+        while self._has_running() and time.monotonic() < deadline and not self._is_in_a_hurry:
             self.wakeup.wait(TICK_SECONDS)
             self._read_supervisor()
             self._tick()
@@ -257,9 +319,14 @@ class WorkerProcess:
         self.requeue(rest)
         lifecycle.flush_pushes()
         connections.close_all()
+        # Before the exit functions: they close the files of the log.
         logger.info(
             "worker %s stopped; tasks finished: %d, requeued: %d", self.worker_id, self.capacity.finished, len(rest)
         )
+        say_goodbye(self.worker_id, self.options, is_hurried=self._is_in_a_hurry)
+        # What a task has printed; `os._exit` would lose it.
+        for stream in (sys.stdout, sys.stderr):
+            attempt(stream.flush)
         if self._is_orphan:
             # Nobody else is left to kill what its tasks have started.
             kill_own_group()
@@ -267,3 +334,6 @@ class WorkerProcess:
             self.supervisor.send((EXITS, exit_code))
         # Threads that still run a task cannot be stopped otherwise, and its fence would refuse their outcome.
         os._exit(exit_code)
+
+    def _has_running(self) -> bool:
+        return any(job.phase is not JobPhase.ISOLATED for job in self.jobs.running)

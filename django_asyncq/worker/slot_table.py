@@ -1,4 +1,4 @@
-"""What each slot of a worker process runs, in memory that it shares with its supervisor.
+"""The slot table: what each slot of a worker process runs, in memory that it shares with its supervisor.
 
 The memory outlives the process: after a `kill -9` the supervisor reads here what was running. Before that it sees which
 run has outlived its timeout, without a message for each task.
@@ -14,8 +14,66 @@ from multiprocessing.sharedctypes import RawArray
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from .log_table import LogTable
-from .pulse import Pulse
+# --- What a worker process notes of its own progress, in memory that it shares with its supervisor.
+#
+# A process that hangs cannot say so. Its supervisor reads here that nothing has moved for too long.
+
+LOOKED_AT, BEAT_AT, LOOP_STUCK_SINCE, TAKES_NONE = range(4)
+
+
+class Pulse:
+    """Three monotonic times, which all processes of a host share, and a flag. One thread writes each, without a lock.
+
+    looked_at: when the main thread last asked its queues, or had a reason not to, or became ready; 0 before.
+    beat_at: when the heartbeat thread last ran. Any thread can run, unless one holds the interpreter.
+    loop_stuck_since: since when `async def` tasks wait for an event loop that does not answer; 0 if none do.
+    takes_none: whether the main thread has obeyed a request to take no more tasks.
+    """
+
+    def __init__(self) -> None:
+        self.memory: Any = RawArray("d", 4)
+
+    # --- called by the worker process
+
+    def note_look(self) -> None:
+        """Note that the queues were asked, or that there is a reason not to."""
+        self.memory[LOOKED_AT] = time.monotonic()
+
+    def excuse(self, seconds: float) -> None:
+        """Note that the queues will not be asked for some seconds, because the process drains."""
+        self.memory[LOOKED_AT] = time.monotonic() + seconds
+
+    def note_takes_none(self, *, takes_none: bool) -> None:
+        """Note that the main thread takes no more tasks, or takes tasks again."""
+        self.memory[TAKES_NONE] = takes_none
+
+    def note_beat(self, now: float, loop_stuck_since: float) -> None:
+        """Note that the heartbeat thread runs, and what it knows of the event loop."""
+        self.memory[LOOP_STUCK_SINCE] = loop_stuck_since
+        self.memory[BEAT_AT] = now
+
+    # --- called by the supervisor
+
+    @property
+    def looked_at(self) -> float:
+        """See the class."""
+        return float(self.memory[LOOKED_AT])
+
+    @property
+    def beat_at(self) -> float:
+        """See the class."""
+        return float(self.memory[BEAT_AT])
+
+    @property
+    def loop_stuck_since(self) -> float:
+        """See the class."""
+        return float(self.memory[LOOP_STUCK_SINCE])
+
+    @property
+    def takes_none(self) -> bool:
+        """See the class."""
+        return bool(self.memory[TAKES_NONE])
+
 
 # Hard deadline (CLOCK_MONOTONIC seconds, which all processes of a host share; 0: none), thread, task id, when the run
 # began (the same clock), occupied, cancelled. Both times lie at multiples of eight bytes, so a reader never sees half.
@@ -41,32 +99,28 @@ class Running(NamedTuple):
 class SlotTable:
     """A fixed number of slots. The slot writes its own part, and so does the thread that cancels its run.
 
-    pulse: what the process notes of its progress beside them. logs: the last lines that the slots' runs have logged;
-    None where no task keeps any.
+    pulse: what the process notes of its progress beside them.
     """
 
-    def __init__(self, slots: int, *, keeps_logs: bool = False) -> None:
+    def __init__(self, slots: int) -> None:
         self.memory: Any = RawArray("c", SLOT.size * slots)
         self.pulse = Pulse()
-        self.logs = LogTable(slots) if keeps_logs else None
         # For those that write; each process has its own.
         self._lock = threading.Lock()
 
-    def __getstate__(self) -> tuple[Any, Pulse, LogTable | None]:
+    def __getstate__(self) -> tuple[Any, Pulse]:
         """Return what goes to another process, which shares it."""
-        return self.memory, self.pulse, self.logs
+        return self.memory, self.pulse
 
-    def __setstate__(self, state: tuple[Any, Pulse, LogTable | None]) -> None:
+    def __setstate__(self, state: tuple[Any, Pulse]) -> None:
         """Use what another process shares."""
-        self.memory, self.pulse, self.logs = state
+        self.memory, self.pulse = state
         self._lock = threading.Lock()
 
     def disconnect(self) -> None:
         """Go on with memory of this process alone. For a forked child, which must not write over its parent's runs."""
         self.memory = ctypes.create_string_buffer(len(self.memory))
         self._lock = threading.Lock()
-        if self.logs is not None:
-            self.logs.disconnect()
 
     def enter(self, slot: int, id: UUID, deadline: float) -> None:
         """Write that a slot runs a task in this thread.

@@ -370,7 +370,7 @@ class TaskTests(StudioTestCase):
 
 
 class CommandTests(StudioTestCase):
-    """The commands that need no processes; `tests/test_example.py` runs the demo itself."""
+    """The commands that need no processes; `tests/project/test_example.py` runs the demo itself."""
 
     def test_gates_are_created_once_and_kept(self) -> None:
         """A limit set by a person is kept; a gate without a limit says so."""

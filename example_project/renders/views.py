@@ -24,7 +24,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from django_asyncq import DuplicateTask, GateUnavailable, QueueFull
-from django_asyncq.compat import TaskResultDoesNotExist
+from django_asyncq.core.compat import TaskResultDoesNotExist
 
 from .catalogue import MODELS
 from .gates import meters

@@ -100,10 +100,8 @@ ASYNCQ = {
     "GATE_PREFIX": "asynch:qgate:" if STUDIO_KEY_PREFIX == "asynq" else f"{STUDIO_KEY_PREFIX}:qgate:",
     "PROCESSES": 2,
     "CONCURRENCY": 2,
-    "FORWARD_SECONDS": 0.5,
     "LEASE_SECONDS": 10,
     "BEAT_SECONDS": 2,
-    "RECONCILE_SECONDS": 2,
     "SHUTDOWN_GRACE_SECONDS": 8,
     "TASK_LOCK_DIR": str(STUDIO_VAR / "locks"),
 }

@@ -83,7 +83,7 @@ def rebuild(rows: int, *, profile: bool) -> None:
 
     from django_asyncq.broker import Broker
     from django_asyncq.broker.keys import QueueKeys
-    from django_asyncq.maintenance.reconciler import Reconciler
+    from django_asyncq.fleet.reconciler import Reconciler
 
     broker, keys = Broker(), QueueKeys("default")
     broker.client.flushall()

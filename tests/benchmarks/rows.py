@@ -71,7 +71,7 @@ def one_turn(rows: int) -> dict[str, float]:
     records = [TaskRecord(name="tests.tasks.add", args=[number], kwargs={"b": 1}) for number in range(rows)]
 
     def write(start: int) -> None:
-        write_fenced([FencedWrite(record, 1) for record in records[start : start + ROWS_PER_UPDATE]], "default")
+        write_fenced([FencedWrite(record, 1, 0) for record in records[start : start + ROWS_PER_UPDATE]], "default")
 
     proxy = connections["default"]
     seconds = {"insert": timed(lambda at: insert(records[at : at + ROWS_PER_INSERT], proxy), rows, ROWS_PER_INSERT)}

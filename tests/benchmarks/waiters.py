@@ -147,7 +147,7 @@ def finish(count: int, per_second: float) -> None:
 
     from django_asyncq import lifecycle
     from django_asyncq.broker import Broker
-    from django_asyncq.registry import load_task_modules
+    from django_asyncq.core.registry import load_task_modules
 
     load_task_modules()
     sys.stdin.readline()

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from django_asyncq import failpoints
+from django_asyncq.testing import failpoints
 from django_asyncq.testing.crashes import KillAt
 
 VARIABLE = "ASYNCQ_CHAOS_ARMS"

@@ -70,7 +70,7 @@ def _taken(chance: random.Random) -> int:
         begun = f'"begin", "id": "{result.id}"'
         if not _within(lambda: any(begun in line for line in read())):
             return _give_up(result)
-        return _cancel(result, "taken, row QUEUED") == "cancelled"
+        return _cancel(result, "taken, row QUEUED") == "asked"
 
 
 def _running(chance: random.Random) -> int:

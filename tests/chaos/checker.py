@@ -76,6 +76,21 @@ def ghosts(history: Sequence[Line], committed_ids: Collection[str]) -> set[str]:
     return {run.id for run in executions(history)} - set(committed_ids)
 
 
+def lies(history: Iterable[Line], succeeded: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the ids that have succeeded with other arguments than those that a run got which came to its end.
+
+    succeeded: by id, the arguments in the row by the names of the parameters.
+    """
+    got: dict[tuple[str, int], Any] = {}
+    ran: dict[str, list[Any]] = defaultdict(list)
+    for line in history:
+        if line["event"] == "begin" and "got" in line:
+            got[line["id"], line["pid"]] = line["got"]
+        elif line["event"] == "end" and (line["id"], line["pid"]) in got:
+            ran[line["id"]].append(got.pop((line["id"], line["pid"])))
+    return [id for id, arguments in succeeded.items() if ran[id] and arguments not in ran[id]]
+
+
 def extra_executions(history: Sequence[Line]) -> int:
     """I3: return how many runs there were beyond one for each attempt."""
     runs = executions(history)
@@ -208,17 +223,23 @@ def _is_stale(each: Transition) -> bool:
 
 
 def stale_answers(history: Iterable[Line]) -> list[tuple[str, int, int]]:
-    """I5: return (id, fence, newer fence) of outcomes that Redis accepted although it had issued a newer fence."""
-    newest: dict[str, int] = {}
+    """I5: return (id, fence, newer fence) of outcomes that Redis accepted although it had issued a newer fence.
+
+    A process may stand still between a reply and its line here. So a fence counts as newer if its line was written
+    before the outcome was sent, and not by the order of the lines.
+    """
+    taken: dict[str, list[tuple[float, int]]] = defaultdict(list)
     found = []
     for line in history:
         if line["event"] == "taken":
             for id, fence in line["runs"]:
-                newest[id] = max(fence, newest.get(id, 0))
+                taken[id].append((line["at"], fence))
         elif line["event"] == "answered":
+            asked = line.get("asked", line["at"])
             for id, fence, word in line["runs"]:
-                if word in ("done", "retried", "archived") and fence < newest.get(id, 0):
-                    found.append((id, fence, newest[id]))
+                newest = max((each for at, each in taken[id] if at < asked), default=0)
+                if word in ("done", "retried", "archived") and fence < newest:
+                    found.append((id, fence, newest))
     return found
 
 

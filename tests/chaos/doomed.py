@@ -13,9 +13,10 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from django_asyncq import GateUnavailable, QueueFull, failpoints, gates
+from django_asyncq import GateUnavailable, QueueFull, gates
 from django_asyncq.broker import clients
 from django_asyncq.models import TaskRecord
+from django_asyncq.testing import failpoints
 from django_asyncq.testing.crashes import KillAt
 from tests.tasks import note
 

@@ -97,8 +97,8 @@ def _module_of(function: Callable[..., Any]) -> Any:
 
 def no_recovery() -> None:
     """Nothing requeues what a dead worker held."""
-    from django_asyncq.maintenance.reconciler import Reconciler
-    from django_asyncq.supervisor.recovery import Recovery
+    from django_asyncq.fleet.reconciler import Reconciler
+    from django_asyncq.fleet.recovery import Recovery
 
     replace(Recovery, "recover", lambda self, child: None)
     replace(Reconciler, "recover_expired", lambda self: 0)
@@ -108,8 +108,8 @@ def no_recovery() -> None:
 def late_recovery() -> None:
     """What a dead worker held is requeued LATE_SECONDS after it could have been."""
     from django_asyncq.exceptions import BrokerUnavailable
-    from django_asyncq.maintenance.reconciler import Reconciler
-    from django_asyncq.supervisor.recovery import Recovery
+    from django_asyncq.fleet.reconciler import Reconciler
+    from django_asyncq.fleet.recovery import Recovery
 
     noticed: dict[str, float] = {}
 
@@ -132,7 +132,7 @@ def late_recovery() -> None:
 
 def no_way_back() -> None:
     """A worker that could not reach Redis once asks again minutes later."""
-    from django_asyncq.worker.fetch.pacing import Pacing
+    from django_asyncq.worker.fetch import Pacing
 
     is_due, failed_at = Pacing.is_due, dict[int, float]()
 
@@ -153,15 +153,15 @@ def eager_pushes() -> None:
 
 def no_rebuild() -> None:
     """What Redis forgot is not pushed again."""
-    from django_asyncq.maintenance.reconciler import Reconciler
+    from django_asyncq.fleet.reconciler import Reconciler
 
     replace(Reconciler, "_push_pages", lambda self, *, young, is_rebuild=False: iter(()))
 
 
 def no_gate_rebuild() -> None:
     """A gate that was never built since Redis lost its memory admits tasks."""
+    from django_asyncq.fleet.reconciler import Reconciler
     from django_asyncq.gates import Drift
-    from django_asyncq.maintenance.reconciler import Reconciler
 
     _cut_scripts("no-gate-rebuild")
     replace(Reconciler, "audit_gates", lambda self, names: Drift(0, 0))
@@ -169,7 +169,7 @@ def no_gate_rebuild() -> None:
 
 def no_adoption() -> None:
     """What Redis handed out in a lost reply is not looked for."""
-    from django_asyncq.worker.fetch.fetcher import Fetcher
+    from django_asyncq.worker.fetch import Fetcher
 
     replace(Fetcher, "adopt", lambda self, queue: True)
 
@@ -223,7 +223,7 @@ def shrinking_ttl() -> None:
 def lasting_slots() -> None:
     """A slot lasts from the start, not from the commit, nothing audits, and a rollback releases nothing."""
     from django_asyncq import gates
-    from django_asyncq.maintenance.reconciler import Reconciler
+    from django_asyncq.fleet.reconciler import Reconciler
 
     admit = gates.admit
 
@@ -272,7 +272,7 @@ def outcomes_dropped() -> None:
     """An outcome that the database does not take at once is forgotten."""
     from django.db import Error
 
-    from django_asyncq.worker.reporter import Reporter
+    from django_asyncq.worker.report import Reporter
 
     def write_once(self: Any, write: Callable[[], Any]) -> Any:
         try:
@@ -285,9 +285,9 @@ def outcomes_dropped() -> None:
 
 def cuts_use_attempts() -> None:
     """A run whose connection was cut has failed, as one that raised an error."""
-    from django_asyncq.worker.execute import completion
+    from django_asyncq.worker import complete
 
-    replace(completion, "is_cut", lambda error, connection, used: False)
+    replace(complete, "is_cut", lambda error, connection, used: False)
 
 
 def no_terms() -> None:
@@ -318,7 +318,7 @@ def leaking_sockets() -> None:
 
 def no_jitter() -> None:
     """All tasks that failed together are retried together."""
-    from django_asyncq.definitions import backoff
+    from django_asyncq.core import policies
 
     class Even(random.Random):
         on_use: Callable[[], None]
@@ -332,7 +332,7 @@ def no_jitter() -> None:
         even.on_use = on_use
         return even
 
-    replace_value(backoff, "random", make)
+    replace_value(policies, "random", make)
 
 
 def odd_keys_stay() -> None:
@@ -343,25 +343,25 @@ def odd_keys_stay() -> None:
 def blames_all() -> None:
     """Every task that was lost with its process counts a crash and comes back with the others."""
     from django_asyncq import lifecycle
+    from django_asyncq.fleet import recovery as recovery_of_supervisor
     from django_asyncq.lifecycle import recovery, running
-    from django_asyncq.supervisor import recovery as recovery_of_supervisor
 
     def blame_all(child: Any) -> lifecycle.Blame:
-        return lifecycle.Blame(counted=frozenset(each.id for each in child.slot_table.running()))
+        return lifecycle.Blame(named=frozenset(each.id for each in child.slot_table.running()))
 
-    suspect = running.suspect
+    count_crash = running.count_crash
 
-    def suspect_nobody(record: Any, *arguments: Any, **more: Any) -> None:
-        suspect(record, *arguments, **more)
-        record.is_suspect = False
+    def count_and_suspect_nobody(record: Any, *arguments: Any, **more: Any) -> None:
+        count_crash(record, *arguments, **more)
+        record.suspicion = 0
 
-    replace((running, recovery), "suspect", suspect_nobody)
+    replace((running, recovery), "count_crash", count_and_suspect_nobody)
     replace(recovery_of_supervisor, "blame", blame_all)
 
 
 def no_sweep() -> None:
     """Nothing walks what Redis has."""
-    from django_asyncq.maintenance.reconciler import Reconciler
+    from django_asyncq.fleet.reconciler import Reconciler
 
     replace(Reconciler, "repair_lists", lambda self: iter(()))
     replace(Reconciler, "repair_hashes", lambda self: iter(()))
@@ -373,20 +373,30 @@ def trusts_messages() -> None:
     from django_asyncq.models import TaskRecord
 
     home = _module_of(lifecycle.classify)
-    rows_of_entries = home.rows_of_entries
+    look_up = home.look_up
 
-    def load_or_invent(broker: Any, queue: str, ids: Any) -> dict[str, TaskRecord]:
-        strangers = set(ids) - set(found := rows_of_entries(broker, queue, ids))
-        return {**found, **{id: TaskRecord(name=FORGED, args=[1, "forged"], kwargs={}) for id in strangers}}
+    def load_or_invent(broker: Any, queue: str, ids: Any) -> Any:
+        found = look_up(broker, queue, ids)
+        forged = {id: TaskRecord(name=FORGED, args=[1, "forged"], kwargs={}) for id in found.missing}
+        return found._replace(rows={**found.rows, **forged}, missing=[])
 
-    replace(home, "rows_of_entries", load_or_invent)
+    replace(home, "look_up", load_or_invent)
 
 
 def deaf_workers() -> None:
     """No worker stops a run that somebody has cancelled."""
-    from django_asyncq.worker.execute.job import Job
+    from django_asyncq.worker.job import Job
 
     replace(Job, "ask_to_stop", lambda self, reason: False)
+
+
+def replaces_in_silence() -> None:
+    """A call that replaces the arguments of a task leaves the run alone that has read the old ones."""
+    from django.db.models import F
+
+    from django_asyncq.lifecycle import replacing
+
+    replace(replacing, "_raised_fence", lambda record: F("fence"))
 
 
 # Beyond the goal of the short form, five times that of the long one.
@@ -417,5 +427,6 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "blames-all": blames_all,
     "deaf-workers": deaf_workers,
     "leaking-sockets": leaking_sockets,
+    "replaces-in-silence": replaces_in_silence,
     "trusts-messages": trusts_messages,
 }

@@ -10,7 +10,9 @@ import random
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import django
@@ -191,6 +193,29 @@ def storm(count: str) -> None:
         note("committed", ids=[result.id for result in tasks.storms.enqueue_many([()] * 200)])
 
 
+def newest(keys: str, seed: str, first_key: str) -> None:
+    """Call each key twelve times from three threads, around the start and the end of its task, then once more."""
+
+    def calls(key: int, first: int) -> None:
+        chance = random.Random(f"{seed} {key} {first}")
+        try:
+            for number in range(first, tasks.NEWEST, 3):
+                with transaction.atomic():
+                    result = tasks.newest.enqueue(key, number, chance.uniform(0, 60))
+                    if chance.random() < 0.2:
+                        time.sleep(chance.uniform(0, 0.2))
+                note("committed", ids=[result.id])
+                time.sleep(chance.uniform(0, 0.1))
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(3) as pool:
+        for key in range(int(first_key), int(first_key) + int(keys)):
+            list(pool.map(partial(calls, key), range(3)))
+            # All other calls of the key have returned.
+            note("committed", ids=[tasks.newest.enqueue(key, tasks.NEWEST, 20).id])
+
+
 def sparse(seconds: str, limit: str) -> None:
     """At one gate: hold slots for long and one shortly, pause for longer than the short slot, then fill the gate."""
     deadline = time.monotonic() + float(seconds)
@@ -220,6 +245,7 @@ def _leave(name: str, records: list[TaskRecord | None]) -> None:
 
 KINDS = {
     "sparse": sparse,
+    "newest": newest,
     "load": load,
     "bulk": bulk,
     "crash": crash,

@@ -26,11 +26,19 @@ from . import arming, mutants
 # Scripts that acknowledge runs: the number of arguments before the items, and in each item.
 ENDINGS = {"done": (3, 2), "retry": (5, 4), "archive": (5, 3)}
 
+# The number of the last call of a key of `newest`.
+NEWEST = 12
+
+
+def begin(context: TaskContext, got: dict[str, Any], **more: Any) -> None:
+    """Write into the history that a body begins, and the arguments that it got, by the names of its parameters."""
+    note("begin", id=context.task_result.id, got=got, **more)
+
 
 @task(takes_context=True)
 def work(context: TaskContext, ms: float = 0.0, payload: str = "") -> None:
     """Sleep; write begin and end into the history."""
-    note("begin", id=context.task_result.id, payload=payload)
+    begin(context, {"ms": ms, "payload": payload})
     time.sleep(ms / 1000)
     note("end", id=context.task_result.id)
 
@@ -38,7 +46,7 @@ def work(context: TaskContext, ms: float = 0.0, payload: str = "") -> None:
 @task(takes_context=True, gate="{gate}", queue_limit=5, expected_seconds=1)
 def gated(context: TaskContext, gate: str, ms: float = 0.0) -> None:
     """Do the same at a gate."""
-    note("begin", id=context.task_result.id)
+    begin(context, {"gate": gate, "ms": ms})
     time.sleep(ms / 1000)
     note("end", id=context.task_result.id)
 
@@ -46,7 +54,7 @@ def gated(context: TaskContext, gate: str, ms: float = 0.0) -> None:
 @task(takes_context=True, gate="{gate}", queue_limit=5, expected_seconds=1, max_attempts=3, backoff=0)
 def gated_flaky(context: TaskContext, gate: str, ms: float = 0.0) -> None:
     """Do the same, and fail in the first attempt: at a busy gate the second one waits for a slot."""
-    note("begin", id=context.task_result.id, attempt=context.attempt)
+    begin(context, {"gate": gate, "ms": ms}, attempt=context.attempt)
     time.sleep(ms / 1000)
     note("end", id=context.task_result.id)
     if context.attempt == 1:
@@ -56,7 +64,7 @@ def gated_flaky(context: TaskContext, gate: str, ms: float = 0.0) -> None:
 @task(takes_context=True, atomic=True)
 def work_at_once(context: TaskContext, ms: float = 0.0) -> None:
     """Do the same in the transaction that completes the run."""
-    note("begin", id=context.task_result.id)
+    begin(context, {"ms": ms})
     time.sleep(ms / 1000)
     note("end", id=context.task_result.id)
 
@@ -67,7 +75,7 @@ def has_an_effect(context: TaskContext, ms: float) -> None:
     with connection.cursor() as cursor:
         id = context.task_result.id
         cursor.execute("INSERT INTO chaos_effects (task) VALUES (%s) RETURNING pg_backend_pid()", [id])
-        note("begin", id=id, backend=cursor.fetchone()[0])
+        begin(context, {"ms": ms}, backend=cursor.fetchone()[0])
     time.sleep(ms / 1000)
     note("end", id=id)
 
@@ -75,7 +83,7 @@ def has_an_effect(context: TaskContext, ms: float) -> None:
 @task(takes_context=True)
 async def work_async(context: TaskContext, ms: float = 0.0) -> None:
     """Do the same in the event loop."""
-    note("begin", id=context.task_result.id)
+    begin(context, {"ms": ms})
     await asyncio.sleep(ms / 1000)
     note("end", id=context.task_result.id)
 
@@ -83,18 +91,17 @@ async def work_async(context: TaskContext, ms: float = 0.0) -> None:
 @task(takes_context=True, max_attempts=4, backoff=0)
 def flaky(context: TaskContext, succeeds_at: int) -> None:
     """Fail until the given attempt; each attempt may run once."""
-    note("begin", id=context.task_result.id, attempt=context.attempt)
+    begin(context, {"succeeds_at": succeeds_at}, attempt=context.attempt)
     note("end", id=context.task_result.id)
     if context.attempt < succeeds_at:
         raise Glitch(f"attempt {context.attempt}")
 
 
 @contextmanager
-def at_gate(context: TaskContext, kind: str) -> Iterator[None]:
-    """Note that a body is at its gate, by the worker process that answers for it."""
-    id, gate = context.task_result.id, context.record.gate
-    pid = os.getppid() if kind == "isolated" else os.getpid()
-    note("begin", id=id, kind=kind, pid=pid, attempt=context.attempt)
+def at_gate(context: TaskContext, kind: str, ms: float) -> Iterator[None]:
+    """Note that a body is at its gate."""
+    id, gate, pid = context.task_result.id, context.record.gate, os.getpid()
+    begin(context, {"ms": ms}, kind=kind, pid=pid, attempt=context.attempt)
     note("in", id=id, gate=gate, pid=pid)
     try:
         yield
@@ -106,7 +113,7 @@ def at_gate(context: TaskContext, kind: str) -> Iterator[None]:
 @task(takes_context=True)
 def stops(context: TaskContext, ms: float) -> None:
     """Run for a while, and stop when it is asked to."""
-    with at_gate(context, "def"):
+    with at_gate(context, "def", ms):
         until = time.monotonic() + ms / 1000
         while time.monotonic() < until:
             context.check()
@@ -116,28 +123,28 @@ def stops(context: TaskContext, ms: float) -> None:
 @task(takes_context=True)
 async def stops_async(context: TaskContext, ms: float) -> None:
     """Do the same in the event loop, which stops it."""
-    with at_gate(context, "async def"):
+    with at_gate(context, "async def", ms):
         await asyncio.sleep(ms / 1000)
 
 
 @task(takes_context=True, isolated=True)
 def stops_isolated(context: TaskContext, ms: float) -> None:
     """Do the same in a process of its own, which is stopped by a signal."""
-    with at_gate(context, "isolated"):
+    with at_gate(context, "isolated", ms):
         time.sleep(ms / 1000)
 
 
 @task(takes_context=True, max_attempts=9, backoff=60)
 def fails_for_long(context: TaskContext, ms: float) -> None:
     """Fail, and wait for a long time for the next attempt."""
-    with at_gate(context, "failing"):
+    with at_gate(context, "failing", ms):
         raise Glitch("again")
 
 
 @task(takes_context=True)
 def poison(context: TaskContext, ms: float = 0.0) -> None:
     """Take the worker process along after a while, and say so before."""
-    note("begin", id=context.task_result.id)
+    begin(context, {"ms": ms})
     time.sleep(ms / 1000)
     note("fault", kind="poison", pids=[os.getpid()])
     os.kill(os.getpid(), signal.SIGKILL)
@@ -146,16 +153,26 @@ def poison(context: TaskContext, ms: float = 0.0) -> None:
 @task(takes_context=True, max_attempts=2)
 def storms(context: TaskContext) -> None:
     """Fail at the first attempt, and be retried with the package's own backoff."""
-    note("begin", id=context.task_result.id, attempt=context.attempt)
+    begin(context, {}, attempt=context.attempt)
     note("end", id=context.task_result.id)
     if context.attempt == 1:
         raise Glitch("all at once")
 
 
+@task(takes_context=True, unique="newest:{key}", on_duplicate="replace", max_attempts=4, backoff=0)
+def newest(context: TaskContext, key: int, number: int, ms: float) -> None:
+    """Run with the newest call's arguments; now and then the first attempt fails, and is retried."""
+    begin(context, {"key": key, "number": number, "ms": ms}, attempt=context.attempt)
+    time.sleep(ms / 1000)
+    note("end", id=context.task_result.id)
+    if context.attempt == 1 and number % 5 == 0:
+        raise Glitch("the first attempt")
+
+
 @task(takes_context=True, schedulable=True)
 def ticked(context: TaskContext) -> None:
     """Run for a schedule."""
-    note("begin", id=context.task_result.id)
+    begin(context, {})
     note("end", id=context.task_result.id)
 
 
@@ -165,6 +182,7 @@ _fence = fencing.fence
 
 def witnessed_run(name: str, client: Any, keys: Sequence[str], arguments: Sequence[Any] = ()) -> Any:
     """Run a script; note the fences that it issues, and the replies to those that come back."""
+    asked = time.monotonic()
     reply = _run(name, client, keys, arguments)
     if name == "dequeue" and len(reply) > 1:
         pairs = [(_text(id), int(fence)) for id, fence in zip(reply[1::2], reply[2::2], strict=True)]
@@ -175,7 +193,7 @@ def witnessed_run(name: str, client: Any, keys: Sequence[str], arguments: Sequen
         head, width = ENDINGS[name]
         items = [arguments[start : start + 2] for start in range(head, len(arguments), width)]
         runs = [(_text(id), int(fence), _text(word)) for (id, fence), word in zip(items, reply, strict=True)]
-        note("answered", script=name, runs=runs)
+        note("answered", script=name, runs=runs, asked=asked)
     return reply
 
 

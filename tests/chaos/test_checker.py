@@ -40,6 +40,20 @@ def test_ghosts_ran_without_a_commit() -> None:
     assert checker.ghosts(history, checker.committed(history)) == {"b"}
 
 
+def test_a_row_lies_that_succeeded_with_what_no_run_got() -> None:
+    """A run counts that came to its end; one of several is enough; a task that says nothing of its arguments may."""
+    history = [
+        line(0, "begin", id="a", pid=1, got={"n": 1}),
+        line(1, "end", id="a", pid=1),
+        line(2, "begin", id="a", pid=1, got={"n": 2}),
+        line(3, "end", id="a", pid=1),
+        line(4, "begin", id="a", pid=2, got={"n": 3}),
+        *run("silent", 1, 0, 1),
+    ]
+    rows = {"silent": {"n": 7}, "never begun": {"n": 7}}
+    assert [checker.lies(history, {**rows, "a": {"n": n}}) for n in (1, 2, 3)] == [[], [], ["a"]]
+
+
 def test_extra_executions_are_excused_by_a_fault_of_their_process_only() -> None:
     """The run of a killed process may be repeated; the run of a living one may not."""
     history = [*run("a", 1, 0, None), line(1, "fault", pids=[1]), *run("a", 2, 2, 3)]
@@ -96,6 +110,8 @@ def test_stale_answers_were_taken_after_a_newer_fence() -> None:
         line(3, "answered", runs=[["a", 1, "stale"], ["a", 3, "done"]]),
     ]
     assert checker.stale_answers(history) == [("a", 1, 3)]
+    # Its reply came before the newer run was taken, and its line was written later.
+    assert checker.stale_answers([*history[:2], line(2, "answered", runs=[["a", 1, "done"]], asked=0.5)]) == []
     assert checker.refused_answers(history) == 1
 
 
@@ -222,7 +238,7 @@ def logged() -> set[str]:
         text.value
         for node in calls
         if isinstance(node, ast.Call)
-        for text in node.args[ast.unparse(node.func) == "Faults" :][:1]
+        for text in node.args[ast.unparse(node.func) in ("Faults", "logger.log") :][:1]
         if isinstance(text, ast.Constant)
         and isinstance(text.value, str)
         and (ast.unparse(node.func) == "Faults" or ast.unparse(node.func).startswith("logger."))

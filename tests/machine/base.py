@@ -16,10 +16,10 @@ from django_asyncq import lifecycle
 from django_asyncq.broker import Broker, scripts
 from django_asyncq.broker.keys import alive_key, own_queues_key
 from django_asyncq.exceptions import BrokerUnavailable
+from django_asyncq.fleet import reconciler, repairs
+from django_asyncq.fleet.reconciler import Reconciler
 from django_asyncq.gates import admission
 from django_asyncq.lifecycle import closing, dispatching, recovery, retrying
-from django_asyncq.maintenance import entry_repairs, reconciler
-from django_asyncq.maintenance.reconciler import Reconciler
 from django_asyncq.models import Gate, TaskRecord
 
 from . import stores
@@ -95,7 +95,7 @@ class Base(RuleBasedStateMachine):
         self.patches = [
             mock.patch.object(scripts, "run", self._run_script(scripts.run)),
             mock.patch.object(reconciler, "GRACE_SECONDS", 0),
-            mock.patch.object(entry_repairs, "GRACE_SECONDS", 0),
+            mock.patch.object(repairs, "GRACE_SECONDS", 0),
             *(
                 mock.patch.object(module, "later_fence", self._later)
                 for module in (closing, dispatching, recovery, reconciler)
@@ -173,12 +173,12 @@ class Base(RuleBasedStateMachine):
         return any(self.model.listed(queue, ALONE) for queue in QUEUES)
 
     @property
-    def movable(self) -> list[str]:
-        """Queues whose `BLMOVE` returns an id.
+    def droppable(self) -> list[str]:
+        """Queues with an id that may be dropped.
 
-        One id is aside at a time: of two, the older might be the one that came back.
+        One is dropped at a time: of two, the older might be the one that came back.
         """
-        if any(self.model.moved.values()):
+        if any(self.model.dropped.values()):
             return []
         return sorted(queue for queue, names in self.model.pending.items() if names)
 

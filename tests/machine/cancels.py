@@ -10,11 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from django_asyncq import lifecycle
+from django_asyncq.broker import Lease
+from django_asyncq.broker.keys import QueueKeys
+from django_asyncq.broker.task_entries import HOLDER
 from django_asyncq.lifecycle import closing
 from django_asyncq.models import TaskRecord
+from django_asyncq.storage.rollbacks import release_rolled_back
 
 from . import stores
 from .base import Base, Hand, one_of, seldom
+from .values import QUEUES
 
 
 class Cancels(Base):
@@ -33,13 +38,28 @@ class Cancels(Base):
                 if how == "rolls back":
                     raise ZeroDivisionError
         except ZeroDivisionError:
+            release_rolled_back()
+            self.model.give_back(self.model.held_by([name]))
             return
-        waiting, running = self.model.cancel([name])
-        self.answer(got, (len(waiting), len(running), 0))
-        self.cancelled |= set(waiting)
+        held = self.model.held_by([name])
+        closed, asked = self.model.cancel([name])
+        self.answer(got, (len(closed), len(asked), 0))
+        self.cancelled |= set(closed)
         if how == "commits":
-            self.model.follow_close(waiting)
-        self.last = lambda: lifecycle.cancel([stores.id_of(name)]) if waiting else None
+            self.model.follow_close(closed)
+        else:
+            self.leader_finds_holds()
+            self.model.follow_close(held)
+        self.last = lambda: lifecycle.cancel([stores.id_of(name)]) if closed else None
+
+    def leader_finds_holds(self) -> None:
+        """Their leases have expired, and a row that was closed is settled."""
+        for queue in QUEUES:
+            for id in stores.client().lrange(QueueKeys(queue).active, 0, -1):
+                worker, fence = stores.client().hmget(QueueKeys(queue).task(id.decode()), "worker", "fence")
+                if worker and worker.startswith(HOLDER.encode()):
+                    lease = Lease(id.decode(), int(fence))
+                    lifecycle.recover(self.broker, queue, worker.decode(), [lease], reason="expired")
 
     @precondition(lambda self: self.open_hands)
     @rule(hand=one_of("open_hands"), begins=st.booleans())

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .values import QUEUES, WAITING, WORKERS, Entry, Handoff, Outcome, Row
+from .values import QUEUES, WAITING, Entry, Outcome, Row
 
 
 @dataclass
 class Entries:
     """Redis, and the rows that its calls are made from. members: id → whether its slot is provisional.
 
-    pending: from left to right; an id may be there twice, and may stay when it waits no more. standby: worker → its
-    handoff. moved: what `BLMOVE` has moved aside for a worker. retaken: id → fence of the last run that may no longer
+    pending: from left to right; an id may be there twice, and may stay when it waits no more. dropped: ids that
+    a refused script has popped from pending, by queue. retaken: id → fence of the last run that may no longer
     release the slot. waiters: in order. alive: "" after Redis was emptied, "just", "long". calls: how many calls have
     made tasks pending; tasks of one call have the same age.
     """
@@ -22,8 +22,7 @@ class Entries:
     entries: dict[str, Entry] = field(default_factory=dict)
     pending: dict[str, list[str]] = field(default_factory=lambda: {queue: [] for queue in QUEUES})
     held: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
-    standby: dict[str, Handoff] = field(default_factory=lambda: {worker: Handoff() for worker in WORKERS})
-    moved: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    dropped: dict[str, list[str]] = field(default_factory=dict)
     members: dict[str, bool] = field(default_factory=dict)
     retaken: dict[str, int] = field(default_factory=dict)
     waiters: list[str] = field(default_factory=list)
@@ -69,8 +68,6 @@ class Entries:
             entry = self.entries.get(name)
             if entry and entry.place in ("pending", "priority"):
                 leases.append((name, self._activate(name, worker)))
-        if leases:
-            self.standby[worker].may_be_handed = False
         return leases
 
     def dequeue_suspect(self, name: str, worker: str) -> tuple[str, int]:
@@ -86,52 +83,28 @@ class Entries:
         return entry.fence
 
     def _leave(self, name: str) -> None:
-        entry = self.entries[name]
-        if entry.place == "pending":
-            self.pending[entry.queue] = [id for id in self.pending[entry.queue] if id != name]
+        """Its oldest place in the list is free; another one stays until a worker finds that it waits no more."""
+        pending = self.pending[self.entries[name].queue]
+        if self.entries[name].place == "pending" and name in pending:
+            del pending[len(pending) - 1 - pending[::-1].index(name)]
 
-    # --- standing by
+    # --- ids in no list
 
-    def is_aside(self, name: str) -> bool:
-        """Whether it was moved aside, and is in no other list."""
+    def is_dropped(self, name: str) -> bool:
+        """Whether it was dropped, and is in no list."""
         entry = self.entries[name]
         return entry.place == "pending" and name not in self.pending[entry.queue]
 
-    def move(self, queue: str, worker: str) -> None:
-        """`BLMOVE` returns: the next of `pending` goes aside."""
-        self.moved.setdefault((queue, worker), []).insert(0, self.pending[queue].pop())
+    def drop(self, queue: str) -> None:
+        self.dropped.setdefault(queue, []).insert(0, self.pending[queue].pop())
 
-    def hand(self, queue: str, worker: str) -> list[tuple[str, int]] | None:
-        """The script behind it; None when the worker stands by no longer."""
-        if moved := self.moved.get((queue, worker)):
-            self.pending[queue].append(moved.pop())
-        standby = self.standby[worker]
-        if not standby.may_be_handed or standby.unread:
-            return None
-        leases = self.dequeue(queue, worker, 1)
-        for name, _ in leases:
-            standby.unread[queue] = name
-        return leases
-
-    def put_back(self, queue: str, worker: str) -> int:
-        moved = self.moved.pop((queue, worker), [])
-        self.pending[queue] += reversed(moved)
-        return len(moved)
-
-    def stand_by(self, queue: str, worker: str, *, may_be_handed: bool) -> None:
-        self.standby[worker].unread.pop(queue, None)
-        self.standby[worker].may_be_handed = may_be_handed
-
-    def dismiss(self, worker: str) -> bool:
-        """Return whether it still stood by."""
-        stood_by = self.standby[worker].may_be_handed
-        self.standby[worker] = Handoff()
-        return stood_by
+    def put_back(self, queue: str) -> None:
+        self.pending[queue] += reversed(self.dropped.pop(queue, []))
 
     def repair_orphans(self, queue: str) -> int:
-        """An id that was moved aside goes back before all others, if it has a row and is late."""
-        aside = sorted(n for n, e in self.entries.items() if e.queue == queue and self.is_aside(n))
-        found = [name for name in aside if name in self.rows and self._is_late(name)]
+        """An id that was dropped goes back before all others, if it has a row and is late."""
+        dropped = sorted(n for n, e in self.entries.items() if e.queue == queue and self.is_dropped(n))
+        found = [name for name in dropped if name in self.rows and self._is_late(name)]
         self.pending[queue] += found
         return len(found)
 
@@ -239,16 +212,14 @@ class Entries:
         self.entries[name].outcome, self.entries[name].expired = outcome, True
         return True
 
-    def extend(self, queue: str, worker: str, begun: Iterable[str]) -> tuple[int, list[str]]:
+    def extend(self, queue: str, worker: str) -> tuple[int, list[str]]:
         mine = self.held.get((queue, worker), {})
         lost = [name for name, fence in mine.items() if not self.holds(name, fence)]
         for name in lost:
             del mine[name]
-        unread = set(self.standby[worker].unread.values()) - set(begun) if worker in self.standby else set()
-        renewed = [name for name in mine if name not in unread]
-        for name in renewed:
+        for name in mine:
             self.entries[name].expired = False
-        return len(renewed), lost
+        return len(mine), lost
 
     def remove(self, name: str) -> None:
         if entry := self.entries.get(name):
@@ -273,6 +244,6 @@ class Entries:
     def flush(self) -> None:
         self.entries, self.held, self.members, self.retaken, self.paused = {}, {}, {}, {}, set()
         self.pending = {queue: [] for queue in QUEUES}
-        self.standby, self.moved = {worker: Handoff() for worker in WORKERS}, {}
+        self.dropped = {}
         self.counters = {queue: [0, 0] for queue in QUEUES}
         self.built, self.waiters, self.alive = False, [], ""

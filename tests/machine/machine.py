@@ -132,10 +132,10 @@ class Machine(Producers, Workers, People, Cancels):
         stores.client().delete(*(QueueKeys(queue).paused for queue in QUEUES))
         self.model.paused = set()
         self.change_limit(4)
-        for (queue, worker), names in list(self.model.moved.items()):
+        for queue, names in list(self.model.dropped.items()):
             # No sweep repairs an id without a row: it may belong to another program.
             if not self.model.rows.keys() >= set(names):
-                self.put_back(queue, worker)
+                self.put_back(queue)
         for _ in range(20):
             self.remember()
             for name in self.active:

@@ -119,37 +119,39 @@ class Model(Entries):
 
     # --- rows
 
-    def write(self, name: str, held_fence: int, new: Row) -> bool:
+    def write(self, name: str, held_fence: int, read_fence: int, new: Row) -> bool:
         """The guard of every write of a run; a repeated write counts as written."""
         row = self.rows.get(name)
         if row is None:
             return False
-        if self.is_open_to(name, held_fence):
+        if self.is_open_to(name, held_fence, read_fence):
             self.rows[name] = replace(new, run_after=row.run_after, asked=row.asked, late=row.late)
             return True
         return (row.fence, row.state) == (new.fence, new.state)
 
-    def is_open_to(self, name: str, held_fence: int) -> bool:
+    def is_open_to(self, name: str, held_fence: int, read_fence: int) -> bool:
         """Whether a run may write its row for the first time, or after RUNNING."""
         row = self.rows.get(name)
         if row is None:
             return False
-        return (row.state == RUNNING and row.fence == held_fence) or (row.state == QUEUED and row.fence < held_fence)
+        return (row.state, row.fence) in ((RUNNING, held_fence), (QUEUED, read_fence))
 
     @staticmethod
     def count_crash(row: Row) -> None:
-        Model.suspect(row)
-        row.crashes += 1
+        row.attempt, row.suspicion, row.crashes = max(row.attempt - 1, 0), 2, row.crashes + 1
         row.state = FAILED if row.crashes >= MOST_CRASHES else QUEUED
 
     @staticmethod
-    def suspect(row: Row) -> None:
-        row.attempt = max(row.attempt - 1, 0)
-        row.state, row.suspect = QUEUED, True
+    def lose(row: Row, *, alone: bool) -> None:
+        """The first loss in a row is nobody's fault."""
+        if row.suspicion and alone:
+            Model.count_crash(row)
+        else:
+            row.attempt, row.state, row.suspicion = max(row.attempt - 1, 0), QUEUED, 2 if row.suspicion else 1
 
     def lose_unseen(self, row: Row) -> None:
         """Nobody saw its worker die."""
-        (self.count_crash if row.workers[-1:] == (ALONE,) else self.suspect)(row)
+        self.lose(row, alone=row.workers[-1:] == (ALONE,))
 
     def later_fence(self, *names: str) -> int:
         return max(self.later, *(self.rows[name].fence + 1 for name in names))
@@ -157,17 +159,33 @@ class Model(Entries):
     # --- tasks that may not begin any more
 
     def cancel(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Change the rows; return those that waited, and those that run. `follow_close` the former afterwards."""
-        waiting = [name for name in names if self.rows[name].is_waiting]
-        running = [name for name in names if self.rows[name].state == RUNNING]
-        for name in (*waiting, *running):
+        """Change the rows; return those that are closed, and those that were asked. `follow_close` the former then.
+
+        A QUEUED row is closed only where Redis knows that no worker has it.
+        """
+        open_names = [name for name in names if not self.rows[name].is_final]
+        for name in open_names:
             self.rows[name].asked = True
-        self.close(waiting, "cancelled")
-        return waiting, running
+        closed = [name for name in open_names if self.rows[name].state == FAILED or name in self.held_by(open_names)]
+        self.close(closed, "cancelled")
+        return closed, [name for name in open_names if name not in closed]
+
+    def held_by(self, names: Sequence[str]) -> list[str]:
+        """The tasks among these that a canceller holds: QUEUED, and with no worker."""
+        queued = [name for name in names if self.rows[name].state == QUEUED and name in self.entries]
+        return [name for name in queued if self.entries[name].place != "active"]
+
+    def give_back(self, names: Sequence[str]) -> None:
+        """Push tasks anew that a canceller has held in vain."""
+        for name in names:
+            self._leave(name)
+            del self.entries[name]
+        self.dispatch(names, again=True)
 
     def close(self, names: Sequence[str], why: str) -> None:
         """QUEUED or RETRYING → FAILED, with a fence above all that were handed out."""
-        fence = self.later_fence(*names) if names else 0
+        held = [self.entries[name].fence + 1 for name in self.held_by(names)]
+        fence = max(self.later_fence(*names), *held, 0) if names else 0
         for name in names:
             self.close_row(self.rows[name], why)
             self.rows[name].fence = fence
@@ -194,13 +212,14 @@ class Model(Entries):
     def close_waiting(self, names: Iterable[str], *, are_claimed_left: bool = False) -> list[str]:
         """Close those of these that may not begin; return the others.
 
-        are_claimed_left: what a worker has claimed does not expire here: it may have begun in time.
+        are_claimed_left: what a worker has claimed is not closed here: it may have begun.
         """
         names = list(names)
         for why in ("cancelled", "expired"):
             found = [name for name in names if self.rows[name].is_waiting and self.why_closed(self.rows[name]) == why]
-            if why == "expired" and are_claimed_left:
-                found = [name for name in found if name not in self.entries or self.entries[name].place != "active"]
+            if are_claimed_left:
+                in_hand = {name for name, entry in self.entries.items() if entry.place == "active"}
+                found = [name for name in found if self.rows[name].state == FAILED or name not in in_hand]
             self.close(found, why)
             self.follow_close(found)
         return [name for name in names if not self.rows[name].closed]
@@ -215,7 +234,7 @@ class Model(Entries):
         for run in over:
             self.close_row(run.row, self.why_closed(run.row))
             run.row.fence = run.fence
-        closed = [run for run in over if self.write(run.name, run.fence, run.row)]
+        closed = [run for run in over if self.write(run.name, run.fence, run.read, run.row)]
         for run in over:
             self.done(queue, run.name, worker, run.fence)
         for run in closed:
@@ -227,15 +246,20 @@ class Model(Entries):
 
     def settle_lost(self, run: Held) -> None:
         """Follow up a run whose outcome the row has refused."""
-        self.announce_void(run.name, run.fence)
         row = self.rows.get(run.name)
-        if row and row.state == QUEUED and row.fence > run.fence:
+        if row is None or row.fence == run.read:
+            return
+        if run.begun and row.is_final and row.closed and row.workers == run.row.workers[:-1]:
+            # It notes what the run knows.
+            row.attempt, row.workers = run.row.attempt, run.row.workers
+        self.announce_void(run.name, run.fence)
+        if row.state == QUEUED:
             self.dispatch([run.name], again=True)
 
     def announce_void(self, name: str, fence: int) -> None:
         """Announce a task that was closed while a worker had claimed it."""
         row = self.rows.get(name)
-        if row and row.closed and row.fence > fence:
+        if row and row.closed and row.fence != fence:
             self.announce(name, row.fence)
 
     # --- lifecycle: one method per verb
@@ -322,9 +346,13 @@ class Model(Entries):
             if row is None or entry is None or entry.outcome is None:
                 continue
             spilled = entry.outcome.row
+            if row.is_final:
+                continue  # it shows the outcome already, or is closed
+            if row.state == QUEUED and row.fence not in (entry.outcome.read, spilled.fence - 1):
+                continue
             starts_anew = spilled.retry_at and entry.outcome.counted
             new = replace(spilled, crashes=0 if starts_anew else row.crashes)
-            if self.write(name, spilled.fence, new):
+            if self.write(name, spilled.fence, row.fence, new):
                 found.append(Held(name, worker, fence, new, counted=entry.outcome.counted))
         if not cut:
             for run in found:
@@ -356,7 +384,7 @@ class Model(Entries):
         names = [name for name in names if name in self.rows and self.rows[name].state == FAILED]
         gated = [name for name in names if self.rows[name].gate]
         wait = not by_person
-        full = (self.admit(gated, provisional=True, partial=True, again=True, wait=wait) or []) if gated else []
+        full = (self.admit(gated, provisional=False, partial=True, again=True, wait=wait) or []) if gated else []
         self.free_slots(full)
         for name in names:
             if name not in full:
@@ -381,6 +409,8 @@ class Model(Entries):
 
     def _retry_due(self, names: Sequence[str]) -> int:
         waiting = []
+        # The push after their retry was lost.
+        queued = [name for name in names if name in self.rows and self.rows[name].state == QUEUED]
         for name in names:
             row = self.rows.get(name)
             if row is None:
@@ -390,6 +420,7 @@ class Model(Entries):
                 self.remove(name)
             elif row.state == FAILED:
                 waiting.append(name)
+        self.dispatch(queued, again=True)
         waiting = self.close_waiting(waiting)
         return len(waiting) - len(self._retry_rows(waiting))
 
@@ -408,11 +439,10 @@ class Model(Entries):
         worker: str,
         leases: Sequence[tuple[str, int]],
         *,
-        counted: Collection[str] | None = None,
-        suspects: Collection[str] | None = None,
+        blame: tuple[Collection[str], Collection[str], Collection[str]] | None = None,
         cut: bool = False,
     ) -> int:
-        """counted, suspects: None when nobody saw the worker die. cut: it dies between the rows and Redis."""
+        """blame: as of `lifecycle.Blame`; None: nobody saw the worker die. cut: it dies between the rows and Redis."""
         final = [lease for lease in leases if lease[0] in self.rows and self.rows[lease[0]].is_final]
         for name, fence in final:
             self.done(queue, name, worker, fence)
@@ -422,24 +452,27 @@ class Model(Entries):
         if cut and replayed:
             return 0
         live, over, aside = [lease for lease in rest if lease[0] not in replayed], [], []
-        if counted is None or suspects is None:
-            both = [name for name, _ in live]
-            counted, suspects = (both, []) if worker == ALONE else ([], both)
+        every = [name for name, _ in live]
+        named, alone, suspects = blame or ([], every if worker == ALONE else [], every)
+        begun = [*named, *alone, *suspects]
         for name, fence in live:
             row = self.rows.get(name)
-            if row and row.state != FAILED:
+            is_of_later = row is not None and row.state == QUEUED and row.fence >= fence
+            if row and row.state != FAILED and not is_of_later:
                 new = replace(row, fence=fence + 1)
-                if new.state == QUEUED and name in [*counted, *suspects]:
+                if new.state == QUEUED and name in begun:
                     new.begin(worker)
-                if name in [*counted, *suspects]:
-                    (self.count_crash if name in counted else self.suspect)(new)
+                if name in named:
+                    self.count_crash(new)
+                elif name in begun:
+                    self.lose(new, alone=name in alone)
                 elif new.state == RUNNING:
                     new.state = QUEUED
                     new.undo_attempt()
                 self.close_if_asked(new)
                 if new.suspect:
                     aside.append(name)
-                if self.write(name, fence, new) and new.state == FAILED:
+                if self.write(name, fence, row.fence, new) and new.state == FAILED:
                     over.append((name, fence))
         if cut:
             return 0
@@ -498,8 +531,8 @@ class Model(Entries):
         repairs = {"recovered": self.recover_expired()}
         repairs["strays"] = sum(self.remove_dangling(queue) for queue in QUEUES)
         waiting = [name for name, entry in self.entries.items() if entry.place not in ("active", "archived")]
-        # An id that was moved aside is in no list: it is requeued first, and found by the next sweep.
-        standing = [name for name in waiting if not self.is_aside(name)]
+        # An id that was dropped is in no list: it is requeued first, and found by the next sweep.
+        standing = [name for name in waiting if not self.is_dropped(name)]
         ended = [name for name in standing if name in self.rows and self.rows[name].is_final]
         for name in ended:
             self._leave(name)

@@ -10,19 +10,18 @@ from django_asyncq import conf, lifecycle
 from django_asyncq.broker import Broker, Lease
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.exceptions import BrokerUnavailable
-from django_asyncq.lifecycle import outcome_spill, recovery
-from django_asyncq.maintenance import reconciler
-from django_asyncq.maintenance.forwarder import forward_due
-from django_asyncq.maintenance.waiters import WaiterService
+from django_asyncq.fleet import reconciler
+from django_asyncq.fleet.forwarder import WaiterService, forward_due
+from django_asyncq.lifecycle import recovery, spill
 from django_asyncq.models import TaskRecord
 
 from . import stores
 from .base import LONG, one_of, seldom
+from .drops import Drops
 from .values import ALONE, GATE, QUEUES, RUNNING, WORKERS
-from .waits import Waits
 
 
-class Repairs(Waits):
+class Repairs(Drops):
     """What expires, what breaks, and what repairs it."""
 
     @seldom
@@ -30,12 +29,9 @@ class Repairs(Waits):
     def heartbeat(self, worker: str, reasserts: bool) -> None:
         """The supervisor renews leases; after Redis lost its memory it reasserts what runs."""
         self.last = None
-        # What its slot table shows: that of a frozen worker has tasks that another runs by now.
-        begun = [hand.held.name for hand in self.open_hands if hand.held.worker == worker and hand.held.begun]
         for queue in QUEUES:
-            kept, lost = self.model.extend(queue, worker, begun)
-            ids = [str(stores.id_of(name)) for name in begun]
-            found = self.broker.extend(queue, [worker], conf.current().lease_seconds, ids)[0]
+            kept, lost = self.model.extend(queue, worker)
+            found = self.broker.extend(queue, [worker], conf.current().lease_seconds)[0]
             assert found.kept == kept
             self.answer(sorted(map(stores.name_of, found.lost)), sorted(lost))
         if reasserts:
@@ -61,7 +57,7 @@ class Repairs(Waits):
         wanted = self.model.recover_expired(cut=bool(dies))
         with (
             self.dies_before(recovery, "_update_redis", dies=bool(dies)),
-            self.dies_before(outcome_spill, "acknowledge", dies=bool(dies)),
+            self.dies_before(spill, "acknowledge", dies=bool(dies)),
         ):
             try:
                 self.answer(self.reconciler.recover_expired(), wanted)
@@ -70,25 +66,19 @@ class Repairs(Waits):
         self.last = None if dies else self.reconciler.recover_expired
 
     @seldom
-    @rule(worker=st.sampled_from((*WORKERS, ALONE)), killed=st.booleans())
-    def worker_stops(self, worker: str, killed: bool) -> None:
-        """Its supervisor recovers what it held; nothing is left in its hands."""
+    @rule(worker=st.sampled_from((*WORKERS, ALONE)), killed=st.booleans(), is_named=st.booleans())
+    def worker_stops(self, worker: str, killed: bool, is_named: bool) -> None:
+        """Its supervisor recovers what it held; nothing is left in its hands. is_named: it said which task it was."""
         mine = [hand.held for hand in self.open_hands if hand.held.worker == worker]
         self.hands = [hand for hand in self.hands if hand.held.worker != worker]
         begun = [held.name for held in mine if held.begun] if killed else []
-        counted, suspects = (begun, []) if len(begun) == 1 else ([], begun)
-        blame = lifecycle.Blame(
-            *(frozenset(str(stores.id_of(name)) for name in names) for names in (counted, suspects))
-        )
-        if worker != ALONE:
-            self.dismiss(worker)
+        names = (begun[:1], [], []) if is_named else ([], begun, []) if len(begun) == 1 else ([], [], begun)
+        blame = lifecycle.Blame(*(frozenset(str(stores.id_of(name)) for name in each) for each in names))
         for queue in QUEUES:
-            if worker != ALONE:
-                self.put_back(queue, worker)
             leases = self.broker.held(queue, worker)
             found = [(stores.name_of(lease.id), lease.fence) for lease in leases]
             assert dict(found) == self.model.listed(queue, worker)
-            wanted = self.model.recover(queue, worker, found, counted=counted, suspects=suspects)
+            wanted = self.model.recover(queue, worker, found, blame=names)
             got = lifecycle.recover(self.broker, queue, worker, leases, reason="it stopped", blame=blame)
             self.answer(got, wanted)
         self.last = None
@@ -107,8 +97,7 @@ class Repairs(Waits):
         assert self.listed is not None
         queue, worker, name, fence = self.listed
         self.listed = None
-        counted = [] if seen else None
-        wanted = self.model.recover(queue, worker, [(name, fence)], counted=counted, suspects=counted)
+        wanted = self.model.recover(queue, worker, [(name, fence)], blame=([], [], []) if seen else None)
         leases = [Lease(str(stores.id_of(name)), fence)]
         blame = lifecycle.Blame() if seen else None
         got = lifecycle.recover(self.broker, queue, worker, leases, reason="it stopped", blame=blame)
@@ -154,7 +143,9 @@ class Repairs(Waits):
         wanted = self.model.forward()
         found = forward_due(self.broker, QUEUES)
         self.answer((found.forwarded, found.retried), wanted)
-        self.last = lambda: forward_due(self.broker, QUEUES)
+        # What has no row goes from retry to scheduled, so a second call would move it on.
+        is_more_due = any(entry.place == "scheduled" and entry.due == "past" for entry in self.model.entries.values())
+        self.last = None if is_more_due else lambda: forward_due(self.broker, QUEUES)
 
     @precondition(lambda self: self.model.waiters)
     @rule()

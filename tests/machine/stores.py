@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from datetime import datetime, timedelta
-from itertools import chain
 from typing import Any
 from uuid import UUID
 
@@ -14,9 +13,9 @@ from django.utils import timezone
 
 from django_asyncq import conf, gates
 from django_asyncq.broker import clients
-from django_asyncq.broker.keys import QueueKeys, handoff_key, prefix
-from django_asyncq.definitions.names import lowest_uuid7_at
-from django_asyncq.lifecycle.signatures import SIGNATURE_BYTES
+from django_asyncq.broker.keys import QueueKeys, prefix
+from django_asyncq.core.names import lowest_uuid7_at
+from django_asyncq.lifecycle.spill import SIGNATURE_BYTES
 from django_asyncq.models import FailureReason, Gate, TaskRecord
 
 from .model import Model
@@ -25,6 +24,8 @@ from .values import ALONE, GATE, QUEUES, WORKERS, Entry, Row
 ZSETS = ("priority", "suspects", "scheduled", "retry", "archived")
 PLACES = {"priority": "pending", "suspects": "pending"}
 HOLDERS = (*WORKERS, ALONE)
+# As in `lua/waking.lua`.
+MOST_TOKENS = 32
 
 CLOSED = {FailureReason.CANCELLED: "cancelled", FailureReason.EXPIRED: "expired"}
 
@@ -48,6 +49,11 @@ def name_of(id: str | bytes) -> str:
     return f"t{UUID(text).int - FIRST_ID:02}"
 
 
+def dropped_key(queue: str) -> str:
+    """Return the list, of these tests alone, of the ids that were dropped from pending."""
+    return f"{QueueKeys(queue).base}dropped"
+
+
 def client() -> redis.Redis:
     """The client that reads, and that acts as other programs."""
     return clients.client("worker")
@@ -67,8 +73,7 @@ def expected(model: Model) -> Picture:
         "entries": {name: _entry(entry) for name, entry in sorted(model.entries.items())},
         "pending": model.pending,
         "held": {f"{queue}/{worker}": held for (queue, worker), held in sorted(model.held.items()) if held},
-        "moved": {f"{queue}/{worker}": moved for (queue, worker), moved in sorted(model.moved.items()) if moved},
-        "standby": {worker: (found.may_be_handed, found.unread) for worker, found in model.standby.items()},
+        "dropped": {queue: names for queue, names in sorted(model.dropped.items()) if names},
         "members": dict(sorted(model.members.items())),
         "waiters": model.waiters,
         "counters": model.counters,
@@ -77,7 +82,7 @@ def expected(model: Model) -> Picture:
 
 
 def _row(row: Row) -> tuple[Any, ...]:
-    plain = (row.state, row.fence, row.attempt, row.crashes, row.suspect)
+    plain = (row.state, row.fence, row.attempt, row.crashes, row.suspicion)
     return (*plain, row.waits, row.closed, row.asked, row.late, row.workers, row.retry_at, row.run_after)
 
 
@@ -93,11 +98,11 @@ def observed() -> Picture:
     entries: dict[str, tuple[Any, ...]] = {}
     pending: dict[str, list[str]] = {}
     held: dict[str, dict[str, int]] = {}
-    moved: dict[str, list[str]] = {}
+    dropped: dict[str, list[str]] = {}
     counters: dict[str, list[int]] = {}
     for queue in QUEUES:
-        _read_queue(queue, entries, pending, held, moved, counters)
-    horizon = time.time() + conf.current().provisional_seconds
+        _read_queue(queue, entries, pending, held, dropped, counters)
+    horizon = time.time() + conf.PROVISIONAL_SECONDS
     now = time.time()
     slots = [slot for slot in gates.slots(GATE) if slot.expires_at > now]
     return {
@@ -105,18 +110,12 @@ def observed() -> Picture:
         "entries": dict(sorted(entries.items())),
         "pending": pending,
         "held": held,
-        "moved": moved,
-        "standby": {worker: _standby(worker) for worker in WORKERS},
+        "dropped": dropped,
         "members": dict(sorted((name_of(slot.id), slot.expires_at <= horizon) for slot in slots)),
         "waiters": [name_of(id) for id in gates.waiters(GATE)],
         "counters": counters,
         "effects": effects.get().limit,
     }
-
-
-def _standby(worker: str) -> tuple[bool, dict[str, str]]:
-    noted = client().hgetall(handoff_key(worker))
-    return b"" in noted, {queue.decode(): name_of(id) for queue, id in noted.items() if queue}
 
 
 def _rows() -> dict[str, tuple[Any, ...]]:
@@ -125,7 +124,7 @@ def _rows() -> dict[str, tuple[Any, ...]]:
     def when(moment: datetime | None) -> str:
         return "" if moment is None else "future" if moment > now else "past"
 
-    plain_fields = ("id", "state", "fence", "attempt", "crash_count", "is_suspect")
+    plain_fields = ("id", "state", "fence", "attempt", "crash_count", "suspicion")
     fields = (*plain_fields, "reason", "cancel_requested_at", "expires_at", "worker_ids", "retry_at", "run_after")
     rows = TaskRecord.objects.order_by("id").values_list(*fields)
     return {
@@ -148,7 +147,7 @@ def _read_queue(
     entries: dict[str, tuple[Any, ...]],
     pending: dict[str, list[str]],
     held: dict[str, dict[str, int]],
-    moved: dict[str, list[str]],
+    dropped: dict[str, list[str]],
     counters: dict[str, list[int]],
 ) -> None:
     keys, now = QueueKeys(queue), time.time()
@@ -159,19 +158,16 @@ def _read_queue(
         pipe.zrange(getattr(keys, word), 0, -1, withscores=True)
     for worker in HOLDERS:
         pipe.hgetall(keys.held(worker))
-    for worker in HOLDERS:
-        pipe.lrange(keys.handed(worker), 0, -1)
+    pipe.lrange(dropped_key(queue), 0, -1)
+    pipe.llen(keys.wake)
     pipe.mget(keys.processed, keys.failed)
     pipe.keys(f"{keys.base.replace('{', '[{]')}t:*")
-    in_pending, in_active, *found, counted, hashes = pipe.execute()
-    zsets, all_held, all_moved = (
-        found[: -2 * len(HOLDERS)],
-        found[-2 * len(HOLDERS) : -len(HOLDERS)],
-        found[-len(HOLDERS) :],
-    )
+    in_pending, in_active, *found, in_dropped, tokens, counted, hashes = pipe.execute()
+    assert tokens <= MOST_TOKENS, f"queue {queue} has {tokens} tokens"
+    zsets, all_held = found[: -len(HOLDERS)], found[-len(HOLDERS) :]
     scores = {word: dict(found) for word, found in zip((*ZSETS, "lease", "due"), zsets, strict=True)}
     # An id may stay in pending when it does not wait, or be there twice; `dequeue` drops it.
-    waiting = {id for id in {*in_pending, *chain.from_iterable(all_moved)} if _is_pending(keys, id)}
+    waiting = {id for id in {*in_pending, *in_dropped} if _is_pending(keys, id)}
     places = [(id, "pending") for id in waiting] + [(id, "active") for id in in_active]
     places += [(id, word) for word in ZSETS for id in scores[word]]
     assert len({id for id, _ in places}) == len(places), f"an id is in two places of queue {queue}: {places}"
@@ -191,11 +187,11 @@ def _read_queue(
         left = json.loads(outcome[SIGNATURE_BYTES:])["fence"] if outcome else None
         entries[name_of(id)] = (queue, place, int(fence or 0), holder, expired, when, left)
     pending[queue] = [name_of(id) for id in in_pending]
-    for worker, found, aside in zip(HOLDERS, all_held, all_moved, strict=True):
+    if in_dropped:
+        dropped[queue] = [name_of(id) for id in in_dropped]
+    for worker, found in zip(HOLDERS, all_held, strict=True):
         if found:
             held[f"{queue}/{worker}"] = {name_of(id): int(fence) for id, fence in found.items()}
-        if aside:
-            moved[f"{queue}/{worker}"] = [name_of(id) for id in aside]
     counters[queue] = [int(count or 0) for count in counted]
 
 

@@ -6,7 +6,7 @@ the other. Times are "future" or "past"; time passes when a "future" becomes "pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 QUEUED, RUNNING, SUCCEEDED, FAILED = range(4)
 QUEUES = ("one", "two")
@@ -22,8 +22,9 @@ WAITING = ("scheduled", "retry", "archived")
 class Row:
     """A row. retry_at, run_after: "", "future" or "past". workers: the workers of its attempts, the latest last.
 
-    suspect: it must run alone. waits: it is RETRYING because its gate was full. asked: somebody has cancelled it.
-    late: its time to begin is over. closed: why it failed before a run of it could finish: "", "cancelled", "expired".
+    suspicion: 1 when it was lost once, 2 when it must run alone. waits: it is RETRYING because its gate was full.
+    asked: somebody has cancelled it. late: its time to begin is over.
+    closed: why it failed before a run of it could finish: "", "cancelled", "expired".
     """
 
     queue: str
@@ -36,11 +37,15 @@ class Row:
     crashes: int = 0
     retry_at: str = ""
     workers: tuple[str, ...] = ()
-    suspect: bool = False
+    suspicion: int = 0
     waits: bool = False
     asked: bool = False
     late: bool = False
     closed: str = ""
+
+    @property
+    def suspect(self) -> bool:
+        return self.suspicion == 2
 
     @property
     def is_live(self) -> bool:
@@ -67,10 +72,11 @@ class Row:
 
 @dataclass
 class Outcome:
-    """A spilled outcome of a run. row: as the run would have written it."""
+    """A spilled outcome of a run. row: as the run would have written it. read: as of `Held`."""
 
     row: Row
     counted: bool
+    read: int
 
 
 @dataclass
@@ -93,16 +99,8 @@ class Entry:
 
 
 @dataclass
-class Handoff:
-    """A worker that stands by. unread: queue → what it was handed, and has not said that it has read."""
-
-    may_be_handed: bool = False
-    unread: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass
 class Held:
-    """A claim of a worker; the values are those of its record in memory."""
+    """A claim of a worker; the values are those of its record in memory. read: the fence of the row at the claim."""
 
     name: str
     worker: str
@@ -111,3 +109,8 @@ class Held:
     begun: bool = False
     written: bool = False
     counted: bool = True
+    read: int = -1
+
+    def __post_init__(self) -> None:
+        if self.read < 0:
+            self.read = self.row.fence

@@ -14,10 +14,9 @@ from django.utils import timezone
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from django_asyncq import conf, lifecycle
-from django_asyncq.broker import handoff, scripts
-from django_asyncq.broker.keys import keys_of
-from django_asyncq.broker.suspects import dequeue_suspect
+from django_asyncq import conf, interop, lifecycle
+from django_asyncq.broker import scripts
+from django_asyncq.broker.task_entries import dequeue_suspect
 
 from . import stores
 from .base import LIKELY_QUEUES, LONG, Hand, one_of, seldom
@@ -32,7 +31,7 @@ class Workers(Repairs):
     @rule(queue=one_of("claimable"), worker=st.sampled_from(WORKERS), count=st.integers(1, 2))
     def claim(self, queue: str, worker: str, count: int) -> None:
         leases = self.model.dequeue(queue, worker, count)
-        claimed = lifecycle.claim(self.broker, queue, worker, count, "default")
+        claimed = interop.claim(self.broker, queue, worker, count, "default")
         assert claimed.paused == (queue in self.model.paused)
         self.receive(queue, worker, leases, claimed.runs)
 
@@ -46,7 +45,7 @@ class Workers(Repairs):
     @rule(queue=one_of("suspicious"))
     def claim_suspect(self, queue: str) -> None:
         """The worker in quarantine holds nothing."""
-        claimed = self.dequeue_suspect(queue, lambda: lifecycle.claim_suspect(self.broker, queue, ALONE, "default"))
+        claimed = self.dequeue_suspect(queue, lambda: interop.claim_suspect(self.broker, queue, ALONE, "default"))
         assert claimed.is_drained == (not self.taken)
         self.receive(queue, ALONE, self.taken, claimed.runs)
 
@@ -74,41 +73,15 @@ class Workers(Repairs):
         assert self.taken or not waiting, f"no suspect of {queue} was claimed"
         return answer
 
-    @precondition(lambda self: self.movable)
-    @rule(
-        queue=one_of("movable"),
-        worker=st.sampled_from(WORKERS),
-        stands_by=st.sampled_from([True, True, False]),
-        is_heard=st.sampled_from([True, True, False]),
-    )
-    def is_handed(self, queue: str, worker: str, stands_by: bool, is_heard: bool) -> None:
-        """A wait ends with a task. stands_by: it has just said so. is_heard: else the reply is lost."""
-        if stands_by:
-            self.stand_by(worker, True, True)
-        self.model.move(queue, worker)
-        leases = self.model.hand(queue, worker)
-        self.move(queue, worker)
-        call = handoff.handed_call(keys_of(queue), worker, conf.current().lease_seconds)
-        taken = handoff.read_handed(scripts.run("dequeue", stores.client(), *call))
-        self.last = None
-        if taken is None or leases is None:
-            assert taken is None and leases is None, f"{taken} was handed, the model says {leases}"
-            return
-        assert taken.paused == (queue in self.model.paused)
-        if is_heard:
-            claimed = lifecycle.receive(self.broker, queue, worker, taken, "default")
-            self.receive(queue, worker, leases, claimed.runs)
-
     @rule(queue=st.sampled_from(LIKELY_QUEUES), worker=st.sampled_from(WORKERS))
     def adopt(self, queue: str, worker: str) -> None:
         """Run what Redis says the worker holds and the worker does not know."""
-        self.put_back(queue, worker)
         known = {hand.held.name for hand in self.hands if hand.held.worker == worker}
         leases = [lease for lease in self.broker.held(queue, worker) if stores.name_of(lease.id) not in known]
         found = [(stores.name_of(lease.id), lease.fence) for lease in leases]
         held = self.model.listed(queue, worker)
         assert dict(found) == {name: fence for name, fence in held.items() if name not in known}
-        self.receive(queue, worker, found, lifecycle.classify(self.broker, queue, worker, leases, "default"))
+        self.receive(queue, worker, found, interop.classify(self.broker, queue, worker, leases, "default"))
 
     def receive(self, queue: str, worker: str, leases: list[tuple[str, int]], runs: list[lifecycle.Run]) -> None:
         """Put what was claimed into the worker's hands."""
@@ -137,7 +110,7 @@ class Workers(Repairs):
 
     def mark(self, hand: Hand) -> None:
         held = hand.held
-        accepted = self.model.write(held.name, held.fence, held.row)
+        accepted = self.model.write(held.name, held.fence, held.read, held.row)
         held.written = True
         self.last = lambda: lifecycle.mark_running([hand.run])
         assert (self.last() == []) == accepted, f"mark_running of {hand}: the model says {accepted}"
@@ -161,12 +134,12 @@ class Workers(Repairs):
         held, run, now = hand.held, hand.run, timezone.now()
         if how == "succeeds":
             lifecycle.succeed(run, 1, now)
-            held.row.state, held.row.suspect = SUCCEEDED, False
+            held.row.state, held.row.suspicion = SUCCEEDED, 0
         else:
             retry_at = None if how == "fails" else now + LONG
             counted = how != "asks for a retry"
             lifecycle.fail(run, ValueError("no"), "", now, retry_at=retry_at, counted=counted)
-            held.row.state, held.row.suspect = FAILED, False
+            held.row.state, held.row.suspicion = FAILED, 0
             held.row.retry_at, held.counted = "future" if retry_at else "", counted
             if not counted:
                 held.row.undo_attempt()
@@ -182,7 +155,7 @@ class Workers(Repairs):
 
     def record_outcome(self, hand: Hand) -> None:
         held = hand.held
-        hand.lost = not self.model.write(held.name, held.fence, held.row)
+        hand.lost = not self.model.write(held.name, held.fence, held.read, held.row)
 
         def record() -> None:
             lost = bool(lifecycle.record_runs([hand.run]))
@@ -238,7 +211,7 @@ class Workers(Repairs):
             self.start(hand)
         if marked:
             self.mark(hand)
-        accepted = self.model.is_open_to(held.name, held.fence)
+        accepted = self.model.is_open_to(held.name, held.fence, held.read)
         completed = self.commit(hand, commits=commits, accepted=accepted)
         self.last = None
         if completed is None:
@@ -247,8 +220,8 @@ class Workers(Repairs):
         assert is_recorded == commits, f"a commit of {hand} that gave no reply is looked up: {is_recorded}"
         if not commits:
             return
-        held.row.state, held.row.suspect = SUCCEEDED, False
-        self.model.write(held.name, held.fence, held.row)
+        held.row.state, held.row.suspicion = SUCCEEDED, 0
+        self.model.write(held.name, held.fence, held.read, held.row)
         self.model.effects += 1
         self.outcomes.setdefault(held.name, []).append(held.fence)
         hand.run, hand.stage, hand.lost = completed, "recorded", False
@@ -279,7 +252,7 @@ class Workers(Repairs):
         if in_doubt:
             self.record_outcome(hand)
         taken = self.model.spill_outcomes(
-            held.row.queue, held.name, held.worker, held.fence, Outcome(replace(held.row), held.counted)
+            held.row.queue, held.name, held.worker, held.fence, Outcome(replace(held.row), held.counted, held.read)
         )
         for _ in range(2):
             got = lifecycle.spill_outcomes(self.broker, held.worker, [hand.run])
@@ -316,7 +289,7 @@ class Workers(Repairs):
         if held.begun:
             held.row.undo_attempt()
             held.row.state = QUEUED
-            accepted = not held.written or self.model.write(held.name, held.fence, held.row)
+            accepted = not held.written or self.model.write(held.name, held.fence, held.read, held.row)
         if accepted:
             aside = [held.name] if held.row.suspect else []
             self.model.requeue(held.row.queue, [(held.name, held.fence)], held.worker, suspects=aside)
@@ -338,6 +311,6 @@ class Workers(Repairs):
         if refused and ages[hand.run.record.id] >= 0:
             lifecycle.refuse(self.broker, hand.run, ValueError("no code"))
             new = replace(held.row, state=FAILED, fence=held.fence)
-            if self.model.write(held.name, held.fence, new):
+            if self.model.write(held.name, held.fence, held.read, new):
                 self.model.remove(held.name)
                 self.model.free_slots([held.name])

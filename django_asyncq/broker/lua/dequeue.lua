@@ -1,31 +1,37 @@
 -- Dequeue tasks to run: priorities above 0, then pending from the right, then priorities below 0.
--- KEYS: 1 pending, 2 priority, 3 active, 4 lease, 5 paused, 6 held by this worker; with handoff: 7 its handoff;
---       behind BLMOVE: 8 ids moved for it
--- ARGV: 1 task key prefix, 2 how many, 3 lease seconds, 4 worker id, 5 the queue behind BLMOVE, where one task is handed
---       to the worker if it is ready; "" when the worker asks by itself
--- Returns {"paused"}, {"not ready"} (behind BLMOVE), {"left"} (what waits is left to other programs for now), or
---       {"taken", id, fence, …}; "more" when more may be taken at once
+-- KEYS: 1 pending, 2 priority, 3 active, 4 lease, 5 paused, 6 held by this worker, 7 tokens (see `waking`)
+-- ARGV: 1 task key prefix, 2 how many, 3 lease seconds, 4 worker id, 5 digest of the names that it knows, or ""
+-- Returns {"paused"}, {"left"} (what waits is left to others for now), or {"taken", id, fence, …}; "more" when others
+--       were left
 -- Invariant: each returned task is active, leased and held, with a fence above any before. An id without a message, or
---       one that is not pending or waits in suspects (it stood here twice), is dropped; one that is left to others goes
---       to the end of pending. A worker that gets tasks is no longer ready. One that has not read its task gets no other.
-local MOST_LEFT, LONGEST_LEFT = 200, 60
-if ARGV[5] ~= '' then
-  -- The id that BLMOVE moved returns to its place first: a task with a higher priority may be due before it.
-  local moved = call('RPOP', KEYS[8])
-  if moved then call('RPUSH', KEYS[1], moved) end
-  local noted = call('HKEYS', KEYS[7])
-  if #noted ~= 1 or noted[1] ~= '' then return {'not ready'} end
+--       one that is not pending or waits in suspects (it stood here twice), is dropped. One that is left to other
+--       programs goes to the end of pending. One that is left to workers with other names keeps its place; left_until
+--       has the digests that do not know it behind the time. A queue that is empty now has no tokens; one from which
+--       tasks were taken, and that has more, wakes another worker.
+local MOST_LEFT, MOST_PASSED, LONGEST_LEFT = 200, 1000, 60
+if call('GET', KEYS[5]) then
+  -- When it is resumed, that wakes all workers.
+  call('DEL', KEYS[7])
+  return {'paused'}
 end
-if call('GET', KEYS[5]) then return {'paused'} end
 local wanted, now = tonumber(ARGV[2]), tonumber(call('TIME')[1])
-local taken, leases, held, left = {}, {}, {}, {}
+local taken, leases, held, left, passed = {}, {}, {}, {}, {}
+
+-- Return the digests to which a task is not given now; '' when it is left to other programs, nil when to nobody.
+local function left_by(text)
+  local till, digests = string.match(text, '^(%d+)(.*)$')
+  local seconds_left = (whole(till) or 0) - now
+  return seconds_left > 0 and seconds_left <= LONGEST_LEFT and digests or nil
+end
 
 local function take(id)
   local key = ARGV[1] .. id
   local known = call('HMGET', key, 'state', 'msg', 'fence', 'suspect', 'left_until')
-  local seconds_left = (whole(known[5]) or 0) - now
-  if seconds_left > 0 and seconds_left <= LONGEST_LEFT then
+  local digests = known[5] and left_by(known[5])
+  if digests == '' then
     left[#left + 1] = id
+  elseif digests and ARGV[5] ~= '' and string.find(digests, ' ' .. ARGV[5], 1, true) then
+    passed[#passed + 1] = id
   elseif known[2] and not known[4] and not is_elsewhere(known[1], 'pending') then
     local fence = (fence_of(known[3]) or 0) + 1
     call('HSET', key, 'fence', fence, 'state', 'active', 'worker', ARGV[4])
@@ -37,23 +43,34 @@ local function take(id)
 end
 
 local function take_priority(low, high)
-  if #taken >= wanted then return end
-  local found = call('ZRANGEBYSCORE', KEYS[2], low, high, 'LIMIT', 0, wanted - #taken)
-  if #found > 0 then call('ZREM', KEYS[2], unpack(found)) end
-  for _, id in ipairs(found) do take(id) end
+  local from = #passed
+  repeat
+    local missing, before = wanted - #taken, #passed
+    local found = missing > 0 and call('ZRANGEBYSCORE', KEYS[2], low, high, 'LIMIT', 0, missing) or {}
+    if #found > 0 then call('ZREM', KEYS[2], unpack(found)) end
+    for _, id in ipairs(found) do take(id) end
+  until #passed == before or #passed >= MOST_PASSED
+  for i = #passed, from + 1, -1 do
+    call('ZADD', KEYS[2], -(whole(call('HGET', ARGV[1] .. passed[i], 'priority')) or 0), passed[i])
+  end
 end
 
-take_priority('-inf', '(0')
+local has_priorities = call('EXISTS', KEYS[2]) == 1
+if has_priorities then take_priority('-inf', '(0') end
+local from = #passed
 repeat
-  local missing, passed = wanted - #taken, #left
+  local missing, before = wanted - #taken, #left + #passed
   for _, id in ipairs(missing > 0 and call('RPOP', KEYS[1], missing) or {}) do take(id) end
-until #left == passed or #left >= MOST_LEFT
-take_priority('0', '+inf')
+until #left + #passed == before or #left >= MOST_LEFT or #passed >= MOST_PASSED
+for i = #passed, from + 1, -1 do call('RPUSH', KEYS[1], passed[i]) end
+if has_priorities then take_priority('0', '+inf') end
 if #left > 0 then call('LPUSH', KEYS[1], unpack(left)) end
-if #taken == 0 then return {#left > 0 and 'left' or 'taken'} end
+local is_left = #left + #passed > 0
+local is_empty = #taken < wanted and not is_left or call('EXISTS', KEYS[1], KEYS[2]) == 0
+if is_empty then call('DEL', KEYS[7]) end
+if #taken == 0 then return {is_left and 'left' or 'taken'} end
+if not is_empty and call('EXISTS', KEYS[7]) == 0 then wake(KEYS[7], 1) end
 call('LPUSH', KEYS[3], unpack(taken))
 call('ZADD', KEYS[4], unpack(leases))
 call('HSET', KEYS[6], unpack(held))
-if ARGV[5] ~= '' then call('HSET', KEYS[7], ARGV[5], taken[1]) end
-if KEYS[7] then call('HDEL', KEYS[7], '') end
-return {(#left > 0 or ARGV[5] ~= '' and call('EXISTS', KEYS[1], KEYS[2]) > 0) and 'more' or 'taken', unpack(held)}
+return {is_left and 'more' or 'taken', unpack(held)}

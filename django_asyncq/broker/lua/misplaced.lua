@@ -4,7 +4,8 @@
 -- ARGV: 1 task key prefix, 2 group key prefix, then task ids
 -- Returns {id, "leaseless" or "orphan", …}. A pending task is reported only when it is older than the next in pending:
 --       that list is first in, first out, so before then it is not late. `repair_orphans` searches the list.
---       A task that another program has put into a group has no `rules` there.
+--       A task that another program has put into a group has no `rules` there, unless it was the program's own, which
+--       names its row.
 -- Invariant: nothing changes.
 local zsets = {scheduled = KEYS[4], retry = KEYS[5], archived = KEYS[6], completed = KEYS[7]}
 local oldest
@@ -19,7 +20,7 @@ local function report(id, word)
 end
 for i = 3, #ARGV do
   local id = ARGV[i]
-  local known = call('HMGET', ARGV[1] .. id, 'state', 'fence', 'pending_since', 'group', 'rules')
+  local known = call('HMGET', ARGV[1] .. id, 'state', 'fence', 'pending_since', 'group', 'rules', 'row')
   local state = known[1]
   if state == 'active' and known[2] and not call('ZSCORE', KEYS[3], id) then
     report(id, 'leaseless')
@@ -29,7 +30,7 @@ for i = 3, #ARGV do
     if is_late then report(id, 'orphan') end
   elseif not is_state(state) then
     report(id, 'orphan')
-  elseif state == 'aggregating' and not (known[5] and is_in_group(KEYS[9], ARGV[2], known[4], id)) then
+  elseif state == 'aggregating' and not ((known[5] or known[6]) and is_in_group(KEYS[9], ARGV[2], known[4], id)) then
     report(id, 'orphan')
   elseif state == 'active' and not known[2] and not call('ZSCORE', KEYS[3], id) then
     report(id, 'orphan')

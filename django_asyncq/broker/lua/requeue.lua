@@ -1,13 +1,14 @@
 -- Requeue running tasks, unfinished: as the next in pending, by their priority, or as the last that must run alone.
--- KEYS: 1 active, 2 lease, 3 held, 4 pending, 5 priority, 6 suspects
--- ARGV: 1 task key prefix, 2 wake channel, 3 "1" to raise the fence, then for each task: id, fence, "1" if it must run
---       alone; the last one given is the next to run
+-- KEYS: 1 active, 2 lease, 3 held, 4 pending, 5 priority, 6 suspects, 7 tokens (see `waking`)
+-- ARGV: 1 task key prefix, 2 "1" to raise the fence, 3 "" or the digest of the names that this worker knows, when it
+--       does not know these tasks, 4 for how many seconds it leaves them to others, then for each task:
+--       id, fence, "1" if it must run alone; the last one given is the next to run
 -- Returns one word for each: "requeued", "stale" (nothing changed) or "missing" (no hash).
 -- Invariant: after the fence is raised, nothing that the former holder reports is accepted.
 local time = call('TIME')
 local now_ms = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-local words, woke = {}, false
-for i = 4, #ARGV, 3 do
+local words, pushed = {}, 0
+for i = 5, #ARGV, 3 do
   local id, fence, is_suspect = ARGV[i], ARGV[i + 1], ARGV[i + 2] == '1'
   local key = ARGV[1] .. id
   local known = call('HMGET', key, 'fence', 'state', 'priority')
@@ -20,19 +21,27 @@ for i = 4, #ARGV, 3 do
     if known[2] then
       call('HDEL', key, 'worker')
       call('HSET', key, 'state', 'pending')
-      if ARGV[3] == '1' then call('HSET', key, 'fence', (fence_of(fence) or 0) + 1) end
+      if ARGV[2] == '1' then call('HSET', key, 'fence', (fence_of(fence) or 0) + 1) end
+      if ARGV[3] ~= '' then
+        -- The time for which nobody knows it begins anew when the last worker that does is gone.
+        call('HDEL', key, 'parked_at')
+        local left = call('HGET', key, 'left_until') or ''
+        local till = whole(string.match(left, '^(%d+) ')) or 0
+        local is_left = till > tonumber(time[1]) and till <= time[1] + ARGV[4]
+        call('HSET', key, 'left_until', (is_left and left or string.format('%d', time[1] + ARGV[4])) .. ' ' .. ARGV[3])
+      end
       if is_suspect then
         call('HSET', key, 'suspect', 1)
         call('ZADD', KEYS[6], now_ms, id)
       elseif whole(known[3]) then
         call('ZADD', KEYS[5], -whole(known[3]), id)
-        woke = true
       else
         call('RPUSH', KEYS[4], id)
       end
+      if not is_suspect then pushed = pushed + 1 end
     end
     words[#words + 1] = known[2] and 'requeued' or 'missing'
   end
 end
-if woke then call('PUBLISH', ARGV[2], '1') end
+wake(KEYS[7], pushed)
 return words

@@ -1,9 +1,15 @@
--- Put the name of a queue into a list at which somebody blocks, unless it is there already.
--- KEYS: 1 the list: a wake list, or the drained queues
--- ARGV: 1 the name, 2 for how many seconds the list is kept
--- Returns 1, or 0 when the name is there already.
--- Invariant: a list that nobody reads has each name once, and expires.
-local is_new = not call('LPOS', KEYS[1], ARGV[1])
-if is_new then call('RPUSH', KEYS[1], ARGV[1]) end
-call('EXPIRE', KEYS[1], ARGV[2])
-return is_new and 1 or 0
+-- Wake an idle worker for each queue that has tasks and no token: other programs push without one, and one may be lost.
+-- KEYS: for each queue: pending, priority, paused, tokens (see `waking.lua`)
+-- ARGV: none
+-- Returns how many queues got a token.
+-- Invariant: a queue that is empty or paused gets none.
+local woken = 0
+for i = 1, #KEYS, 4 do
+  if call('EXISTS', KEYS[i], KEYS[i + 1]) > 0 and call('EXISTS', KEYS[i + 2], KEYS[i + 3]) == 0 then
+    -- At maxmemory, Redis refuses LPUSH unless the script has written before. DEL is never refused.
+    call('DEL', KEYS[i + 3])
+    wake(KEYS[i + 3], 1)
+    woken = woken + 1
+  end
+end
+return woken

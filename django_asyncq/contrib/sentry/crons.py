@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from django.utils.text import slugify
 from sentry_sdk.crons import MonitorStatus, capture_checkin
 
-from ...definitions.headers import SCHEDULE_HEADER
+from ...core.headers import SCHEDULE_HEADER
 
 if TYPE_CHECKING:
     from sentry_sdk.types import MonitorConfig

@@ -1,4 +1,4 @@
-"""What the events of a task say of it, and what they must not say: secrets are masked in all that is sent in a run."""
+"""Sentry events of a run: they name the task, and its secrets are masked in everything that is sent."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sentry_sdk
 from sentry_sdk.scope import Scope, should_send_default_pii
 from sentry_sdk.utils import event_from_exception
 
-from ...masking import masker_of_call
-from ...redaction import MASK, Masker
+from ...core.masking import masker_of_call
+from ...core.redaction import MASK, Masker
 
 if TYPE_CHECKING:
     from sentry_sdk.types import Event, Hint

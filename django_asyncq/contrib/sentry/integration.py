@@ -17,8 +17,8 @@ from sentry_sdk.integrations import Integration
 from sentry_sdk.integrations.logging import ignore_logger
 from sentry_sdk.scope import Scope, use_isolation_scope, use_scope
 
-from ...header_sources import register_header_source
-from ...logs import RUN_LOGGER
+from ...core.header_sources import register_header_source
+from ...core.logs import FRAMEWORK_LOGGERS, RUN_LOGGER
 from ...signals import run_ended, run_started, task_failed, task_state_changed
 from .crons import check_in
 from .events import describe, event_of_failure
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...models import TaskRecord, TaskState
 
 # Their ERROR lines are about the failures of which events are sent here.
-ABOUT_FAILURES = (RUN_LOGGER, "django.tasks", "django_tasks")
+ABOUT_FAILURES = (RUN_LOGGER, *FRAMEWORK_LOGGERS)
 ORIGIN = "auto.queue.django_asyncq"
 
 
@@ -41,6 +41,9 @@ class AsyncqIntegration(Integration):
 
     def __init__(self, *, monitor_schedules: bool = False) -> None:
         self.monitor_schedules = monitor_schedules
+        if monitor_schedules:
+            # Only then: a signal of states that somebody listens to is sent for every task.
+            task_state_changed.connect(check_in_occurrences, dispatch_uid=f"{__name__}.check_in")
 
     @staticmethod
     def setup_once() -> None:
@@ -48,10 +51,10 @@ class AsyncqIntegration(Integration):
         for name in ABOUT_FAILURES:
             ignore_logger(name)
         register_header_source(headers_of_enqueue)
-        run_started.connect(begin_scopes, dispatch_uid=f"{__name__}.begin")
-        run_ended.connect(end_scopes, dispatch_uid=f"{__name__}.end")
-        task_failed.connect(send_failure, dispatch_uid=f"{__name__}.failed")
-        task_state_changed.connect(check_in_occurrences, dispatch_uid=f"{__name__}.check_in")
+        # Not as receivers, each of which Sentry would trace.
+        run_started.connect_directly(begin_scopes)
+        run_ended.connect_directly(end_scopes)
+        task_failed.connect_directly(send_failure)
 
 
 def _current() -> AsyncqIntegration | None:
@@ -87,7 +90,7 @@ def headers_of_enqueue(task: Any) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def begin_scopes(sender: type[TaskRecord], *, record: TaskRecord, **kwargs: Any) -> None:
+def begin_scopes(*, record: TaskRecord, **kwargs: Any) -> None:
     """Begin the scopes and the transaction of a run."""
     if _current() is None:
         return
@@ -102,10 +105,13 @@ def begin_scopes(sender: type[TaskRecord], *, record: TaskRecord, **kwargs: Any)
         transaction.set_data("messaging.destination.name", record.queue_name)
         transaction.set_data("messaging.message.id", str(record.id))
         transaction.set_data("messaging.message.retry.count", record.attempt - 1)
+        if (waited := record.waited_seconds) is not None:
+            # In milliseconds, for the page of queues.
+            transaction.set_data("messaging.message.receive.latency", max(waited * 1_000, 0.0))
         _open.set(_Open(stack.pop_all(), scope, transaction))
 
 
-def end_scopes(sender: type[TaskRecord], *, record: TaskRecord, exception: BaseException | None, **kwargs: Any) -> None:
+def end_scopes(*, record: TaskRecord, exception: BaseException | None, **kwargs: Any) -> None:
     """End those of the run of this context, if one has begun here; keep them for the event of its failure."""
     found = _open.get()
     if found is None:
@@ -122,9 +128,7 @@ def end_scopes(sender: type[TaskRecord], *, record: TaskRecord, exception: BaseE
     found.stack.close()
 
 
-def send_failure(
-    sender: type[TaskRecord], *, record: TaskRecord, exception: BaseException | None, **kwargs: Any
-) -> None:
+def send_failure(*, record: TaskRecord, exception: BaseException | None, **kwargs: Any) -> None:
     """Send the event of a final failure."""
     if _current() is None:
         return
@@ -160,6 +164,6 @@ def _scopes_of(record: TaskRecord) -> Iterator[Scope]:
     with sentry_sdk.isolation_scope() as scope:
         describe(scope, record)
         sentry_sdk.continue_trace(_trace_of(record))
-        # Not that of the receiver of the signal, which Sentry traces too.
+        # Not that of what is going on here.
         sentry_sdk.get_current_scope().span = None
         yield scope

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from typing import Any
 
-from ...inspector import Inspector
-from .printing import Printer, add_verb, verbs_of
+from ...observe.inspector import Inspector
+from .printing import Printer, Verb
 
 
-def add(parser: ArgumentParser) -> None:
-    """Add the verbs."""
-    add_verb(verbs_of(parser), "list", "list the groups with the number of messages in each")
+def _list(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
+    found = inspector.queues.groups()
+    printer.document({"groups": found})
+    printer.rows(found, ("backend", "queue", "group", "size"), none="no groups")
 
 
-def run(printer: Printer, options: dict[str, Any]) -> None:
-    """Print the groups."""
-    found = Inspector(options["backend"]).queues.groups()
-    if printer.as_json:
-        printer.document({"groups": found})
-    else:
-        printer.rows(found, ("backend", "queue", "group", "size"), none="no groups")
+VERBS = (Verb(_list, "list", "list the groups with the number of messages in each"),)

@@ -7,16 +7,19 @@ import re
 import sys
 import time
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from django.core.management.base import CommandError, OutputWrapper
 
-from ...definitions.printable import visible, visible_line
-from ...prefixes import DEFAULT_ALIAS
+from ...core.aliases import DEFAULT_ALIAS
+from ...core.names import visible, visible_line
+from ...core.redaction import mask, mask_text
+from ...observe.inspector import EntryDetails, EntryInfo
+from ..reading import duration
 
 # In a log, a line for each page would be too much.
 SECONDS_PER_LINE = 5.0
@@ -24,33 +27,76 @@ USAGE = 2
 NOT_ASCII = re.compile(r"[^\x00-\x7e]")
 
 
-def add_json(parser: ArgumentParser) -> None:
-    """Add the option that every sub-command has."""
-    parser.add_argument("--json", action="store_true", dest="as_json", help="print one JSON document")
+Argument = Callable[[Any], Any]
+SomeEntry = TypeVar("SomeEntry", bound=EntryInfo)
 
 
-def add_backend(parser: ArgumentParser) -> None:
-    """Add the option that names an alias."""
-    parser.add_argument("--backend", metavar="ALIAS", help="only of this alias in TASKS (default: of all)")
+def arg(*flags: str, **options: Any) -> Argument:
+    """Return what adds an argument to a parser, as `add_argument` takes it."""
+    return lambda parser: parser.add_argument(*flags, **options)
 
 
-def verbs_of(parser: ArgumentParser) -> Any:
-    """Return what the verbs of a noun are added to."""
-    return parser.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs")
+def flag(name: str, text: str, **more: Any) -> Argument:
+    """Return an option without a value. text: its help."""
+    return arg(name, action="store_true", help=text, **more)
 
 
-def add_verb(verbs: Any, name: str, text: str, *, backend: bool = True) -> ArgumentParser:
-    """Add a verb with the options that each has, and return its parser. text: what it does."""
-    parser: ArgumentParser = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-    add_json(parser)
-    if backend:
-        add_backend(parser)
-    return parser
+def option(name: str, metavar: str, text: str, type: Any = None, default: Any = None, **more: Any) -> Argument:
+    """Return an option with a value. metavar: the word for the value; type: reads it; text: its help."""
+    return arg(name, metavar=metavar, help=text, type=type, default=default, **more)
 
 
-def add_yes(parser: ArgumentParser, what: str) -> None:
-    """Add the option that answers the question of a sub-command that cannot be undone. what: as "delete"."""
-    parser.add_argument("--yes", action="store_true", help=f"{what} without asking")
+def either(*arguments: Argument) -> Argument:
+    """Return what adds arguments of which one may be given."""
+
+    def add(parser: ArgumentParser) -> None:
+        group = parser.add_mutually_exclusive_group()
+        for argument in arguments:
+            argument(group)
+
+    return add
+
+
+def yes(what: str) -> Argument:
+    """Return the option that answers the question of a verb that cannot be undone. what: as "delete"."""
+    return flag("--yes", f"{what} without asking")
+
+
+JSON = flag("--json", "print one JSON document", dest="as_json")
+BACKEND = option("--backend", "ALIAS", "only of this alias in TASKS (default: of all)")
+DRY_RUN = flag("--dry-run", "only count; change nothing")
+WAIT_HELP = "return when none of its tasks runs or begins; exit with 1 after this time"
+WAIT = option("--wait", "TIME", WAIT_HELP, duration)
+
+
+class Verb(NamedTuple):
+    """A verb of a noun. help: what it does. name and help are empty where the noun has this one alone.
+
+    do: does it, and prints it; called with a `Printer`, an `Inspector` of the alias that is meant, and the options.
+    has_backend: whether it has the option that names an alias.
+    """
+
+    do: Callable[[Any, Any, dict[str, Any]], None]
+    name: str = ""
+    help: str = ""
+    arguments: Sequence[Argument] = ()
+    has_backend: bool = True
+
+    def add_to(self, parser: ArgumentParser) -> None:
+        """Add its options, and those that each verb has."""
+        for argument in (JSON, *([BACKEND] if self.has_backend else []), *self.arguments):
+            argument(parser)
+
+
+def add_verbs(parser: ArgumentParser, verbs: Verb | Sequence[Verb]) -> None:
+    """Add the verbs of a noun to its parser, or the options of the only one."""
+    if isinstance(verbs, Verb):
+        verbs.add_to(parser)
+        return
+    parsers = parser.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs")
+    for verb in verbs:
+        text = f"{verb.help[0].upper()}{verb.help[1:]}."
+        verb.add_to(parsers.add_parser(verb.name, help=verb.help, description=text))
 
 
 def usage_error(text: str) -> CommandError:
@@ -91,23 +137,33 @@ class Progress:
 class Printer:
     """Prints what a command has to say: for people, or as one JSON document.
 
-    as_json: whether --json was given; then a command prints nothing on stdout besides `document`.
+    as_json: whether --json was given; then only `document` prints, and otherwise all else does. yes: whether --yes was
+    given; then nothing is asked.
     """
 
-    def __init__(self, stdout: OutputWrapper, stderr: OutputWrapper, *, as_json: bool) -> None:
+    def __init__(self, stdout: OutputWrapper, stderr: OutputWrapper, *, as_json: bool, yes: bool) -> None:
         self.stdout = stdout
         self.stderr = stderr
         self.as_json = as_json
+        self.yes = yes
 
     def document(self, value: Any) -> None:
         """Print a JSON value; a dataclass as an object, a datetime in ISO 8601, other unknown types as their text."""
+        if not self.as_json:
+            return
         text = json.dumps(value, ensure_ascii=False, default=_json_value)
         # JSON may hold these as they are, but a terminal would obey some of them.
         self.stdout.write(NOT_ASCII.sub(lambda found: _json_character(found[0]), text))
 
     def line(self, text: str) -> None:
         """Print a text that people read, and end the line. What a terminal would obey is shown as an escape."""
-        self.stdout.write(visible(text))
+        if not self.as_json:
+            self.stdout.write(visible(text))
+
+    def lines(self, *texts: str) -> None:
+        """Print lines; one that is empty is left out."""
+        for text in filter(None, texts):
+            self.line(text)
 
     def queues(self, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Print a table of queues, with the column of the alias only where a project has more than one."""
@@ -116,7 +172,9 @@ class Printer:
         self.table(head, rows)
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Print columns, texts aligned left and numbers right, then an empty line. rows: at least one."""
+        """Print columns, texts aligned left and numbers right, then an empty line; nothing where there are no rows."""
+        if self.as_json or not rows:
+            return
         cells = [list(head), *([cell(value) for value in row] for row in rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         are_texts = [
@@ -135,11 +193,11 @@ class Printer:
         """Print dataclasses as a table, some of their fields, or the text `none`."""
         if not found:
             self.line(none)
-            return
-        columns = columns_of(columns, found)
-        self.table(
-            [head_of_column(name) for name in columns], [[getattr(each, name) for name in columns] for each in found]
-        )
+        # The column of the alias only where a project has more than one.
+        has_one = {getattr(row, "backend", DEFAULT_ALIAS) for row in found} <= {DEFAULT_ALIAS}
+        shown = [name for name in columns if name != "backend" or not has_one]
+        head = [name.removeprefix("is_").replace("_", " ") for name in shown]
+        self.table(head, [[getattr(each, name) for name in shown] for each in found])
 
     def fields(self, pairs: Mapping[str, Any]) -> None:
         """Print names with their values, one on each line; those without a value are skipped."""
@@ -157,34 +215,36 @@ class Printer:
     def ask(self, question: str, to_do: str, done: str) -> None:
         """Ask on the terminal. Raises: CommandError when there is none, or when the answer is not yes.
 
-        question: ends with "[y/N] ". to_do and done: as "delete" and "deleted".
+        to_do and done: as "delete" and "deleted".
+        """
+        if not self.yes and self.answer(f"{question} [y/N] ", to_do).lower() not in ("y", "yes"):
+            raise CommandError(f"Nothing was {done}.")
+
+    def answer(self, question: str, to_do: str) -> str:
+        """Ask on the terminal, and return the answer; "" for none. to_do: what --yes does without asking.
+
+        Raises: CommandError when there is no terminal.
         """
         if not sys.stdin.isatty():
             raise CommandError(f"There is no terminal to ask on: give --yes to {to_do}.")
         try:
             # With --json, stdout holds the document alone.
             with redirect_stdout(sys.stderr):
-                answer = input(visible_line(question))
+                return input(visible_line(question)).strip()
         except EOFError:
-            answer = ""
-        if answer.strip().lower() not in ("y", "yes"):
-            raise CommandError(f"Nothing was {done}.")
+            return ""
+
+
+def masked_entry(each: SomeEntry) -> SomeEntry:
+    """Return an entry without the secrets of what its message holds: that of another program has no names of ours."""
+    payload = mask_text(each.payload.decode("utf-8", "backslashreplace")).encode()
+    headers = {"headers": mask(each.headers)} if isinstance(each, EntryDetails) else {}
+    return replace(each, payload=payload, error=mask_text(each.error), **headers)
 
 
 def head_of(rows: Sequence[NamedTuple]) -> list[str]:
     """Return the heads of the columns of a table of NamedTuples; at least one row."""
     return [name.replace("_", " ") for name in rows[0]._fields]
-
-
-def columns_of(columns: Sequence[str], rows: Sequence[Any]) -> list[str]:
-    """Return the columns to show: that of the alias only where a project has more than one."""
-    has_one = {getattr(row, "backend", DEFAULT_ALIAS) for row in rows} <= {DEFAULT_ALIAS}
-    return [name for name in columns if name != "backend" or not has_one]
-
-
-def head_of_column(name: str) -> str:
-    """Return the head of the column of a field."""
-    return name.removeprefix("is_").replace("_", " ")
 
 
 def _json_character(character: str) -> str:

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from ... import conf
 from ...broker import Broker
-from ...maintenance.pruner import Pruner, finished_long_ago
+from ...core.aliases import DEFAULT_ALIAS
+from ...fleet.pruner import Pruner, finished_long_ago
 from ...models import TaskRecord, TaskState
-from ...prefixes import DEFAULT_ALIAS
+from ...observe.inspector import Inspector
 from ...storage import database_clock
 from ...storage.routing import rows_of
-from ..reading import MOST_DAYS, whole_number
-from ..wording import counted
-from .printing import Printer, add_json, add_yes
+from ..reading import MOST_DAYS, counted, whole_number
+from .printing import DRY_RUN, Printer, Verb, arg, option, yes
 
 STATES = {"succeeded": TaskState.SUCCEEDED, "failed": TaskState.FAILED}
 
 
-def add(parser: ArgumentParser) -> None:
-    """Add the options."""
-    parser.add_argument("--dry-run", action="store_true", help="only count; change nothing")
-    add_yes(parser, "delete")
-    parser.add_argument(
-        "--older-than",
-        type=whole_number(0, MOST_DAYS),
-        required=True,
-        metavar="DAYS",
-        help="finished more than DAYS days ago",
-    )
-    parser.add_argument("--state", choices=sorted(STATES), help="only tasks in this state (default: both)")
-    add_json(parser)
-
-
-def run(printer: Printer, options: dict[str, Any]) -> None:
-    """Ask, delete, and print how many tasks."""
+def _prune(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
     states = [STATES[options["state"]]] if options["state"] else list(STATES.values())
     now, keep_for = database_clock.now(), timedelta(days=options["older_than"])
     condition = finished_long_ago(states, now, keep_for)
@@ -47,12 +30,10 @@ def run(printer: Printer, options: dict[str, Any]) -> None:
     what += f" ({found['succeeded']:,} succeeded, {found['failed']:,} failed)"
     deleted = 0
     if total and not options["dry_run"]:
-        if not options["yes"]:
-            printer.ask(f"Delete {what}? This cannot be undone. [y/N] ", "delete, or --dry-run to count", "deleted")
+        printer.ask(f"Delete {what}? This cannot be undone.", "delete, or --dry-run to count", "deleted")
         deleted = _delete(printer, condition, total)
-    if printer.as_json:
-        printer.document({"dry_run": options["dry_run"], "found": found, "deleted": deleted})
-    elif options["dry_run"]:
+    printer.document({"dry_run": options["dry_run"], "found": found, "deleted": deleted})
+    if options["dry_run"]:
         printer.line(f"{what} would be deleted.{_kept(states, now, keep_for)}")
     else:
         rest = " The others are in use, or rows of the project refer to them." if deleted < total else ""
@@ -81,3 +62,9 @@ def _delete(printer: Printer, condition: Any, total: int) -> int:
         progress.add(count)
     progress.close()
     return progress.done
+
+
+DAYS = whole_number(0, MOST_DAYS)
+AGE = option("--older-than", "DAYS", "finished more than DAYS days ago", DAYS, required=True)
+STATE = arg("--state", choices=sorted(STATES), help="only tasks in this state (default: both)")
+VERBS = Verb(_prune, arguments=[DRY_RUN, yes("delete"), AGE, STATE], has_backend=False)

@@ -2,70 +2,90 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
-from dataclasses import replace
+from contextlib import suppress
 from typing import Any
 
 from django.core.management.base import CommandError
 
-from ...compat import InvalidTask
-from ...inspector import Inspector
+from ...core.compat import InvalidTask
+from ...exceptions import BrokerUnavailable
+from ...observe.inspector import Inspector
+from ...scheduling.scheduler import resume_all
+from ...storage import identity
 from ..reading import whole_number
-from .printing import Printer, add_verb, verbs_of
+from .printing import Printer, Verb, arg
 
-COLUMNS = ("name", "task", "timing", "zone", "enabled", "next_occurrence_at", "latest")
-
-
-def add(parser: ArgumentParser) -> None:
-    """Add the verbs."""
-    verbs = verbs_of(parser)
-    add_verb(verbs, "list", "list the schedules", backend=False)
-    for name, text in (
-        ("history", "show the latest occurrences of a schedule"),
-        ("run", "queue the task of a schedule now"),
-        ("enable", "let a schedule fire again"),
-        ("disable", "let a schedule fire no more"),
-    ):
-        verb = add_verb(verbs, name, text, backend=False)
-        verb.add_argument("name", metavar="NAME", help="the schedule")
-        if name == "history":
-            verb.add_argument("--limit", type=whole_number(1), default=20, metavar="N", help="how many (default: 20)")
+HEAD = ("name", "task", "timing", "zone", "enabled", "next occurrence at", "latest", "note")
 
 
-def run(printer: Printer, options: dict[str, Any]) -> None:
-    """Do what the verb says."""
-    schedules, verb = Inspector().schedules, options["verb"]
-    if verb == "list":
-        found = schedules.all()
-        if printer.as_json:
-            printer.document({"schedules": found})
-        else:
-            # A disabled one keeps the time at which it would have fired next.
-            shown = [each if each.enabled else replace(each, next_occurrence_at=None) for each in found]
-            printer.rows([each for each in shown if not each.is_retired], COLUMNS, none="no schedules")
-        return
-    name = options["name"]
-    if verb == "history":
-        occurrences = schedules.history(name, most=options["limit"])
-        if printer.as_json:
-            printer.document({"schedule": name, "occurrences": occurrences})
-        else:
-            printer.rows(occurrences, ("occurs_at", "outcome", "by_person", "task"), none="no occurrences")
-        return
-    if verb == "run":
-        try:
-            id = schedules.run(name)
-        except InvalidTask as error:
-            raise CommandError(f"Not run: {error}") from error
-        _print(printer, {"schedule": name, "task": id}, f"Enqueued: {id}.")
-        return
+def _list(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
+    found, paused_at = inspector.schedules.all(), identity.schedules_paused_at()
+    foreign = None
+    # The rows are shown all the same.
+    with suppress(BrokerUnavailable):
+        foreign = inspector.schedules.foreign()
+    printer.document({"schedules": found, "foreign": foreign, "paused_at": paused_at})
+    # A disabled one keeps the time at which it would have fired next.
+    rows = [
+        [
+            each.name, each.task, each.timing, each.zone, each.enabled,
+            each.next_occurrence_at if each.enabled else None, each.latest, "",
+        ]
+        for each in found
+        if not each.is_retired
+    ]  # fmt: skip
+    rows += [
+        [
+            each.id or None, each.task or None, each.timing or None, None, None, each.next_occurrence_at, each.latest,
+            "of another program" if each.is_readable else "of another program, cannot be read",
+        ]
+        for each in foreign or ()
+    ]  # fmt: skip
+    printer.table(HEAD, rows)
+    printer.lines(
+        "" if rows else "no schedules",
+        "Redis is unreachable, so schedules of other programs are not shown." if foreign is None else "",
+    )
+    if paused_at is not None:
+        printer.line("All schedules are paused. To resume them: manage.py asyncq schedules resume --all")
+
+
+def _history(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
+    occurrences = inspector.schedules.history(options["name"], most=options["limit"])
+    printer.document({"schedule": options["name"], "occurrences": occurrences})
+    printer.rows(occurrences, ("occurs_at", "outcome", "by_person", "task"), none="no occurrences")
+
+
+def _run_now(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
+    try:
+        id = inspector.schedules.run(options["name"])
+    except InvalidTask as error:
+        raise CommandError(f"Not run: {error}") from error
+    printer.document({"schedule": options["name"], "task": id})
+    printer.line(f"Enqueued: {id}.")
+
+
+def _switch(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
+    name, verb, schedules = options["name"], options["verb"], inspector.schedules
     changed = schedules.enable(name) if verb == "enable" else schedules.disable(name)
-    word = "" if changed else "already "
-    _print(printer, {"schedule": name, "enabled": verb == "enable", "changed": changed}, f"{name}: {word}{verb}d.")
+    printer.document({"schedule": name, "enabled": verb == "enable", "changed": changed})
+    printer.line(f"{name}: {'' if changed else 'already '}{verb}d.")
 
 
-def _print(printer: Printer, document: dict[str, Any], line: str) -> None:
-    if printer.as_json:
-        printer.document(document)
-    else:
-        printer.line(line)
+def _resume(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
+    changed = resume_all()
+    printer.document({"changed": changed})
+    printer.line("All schedules are running." if changed else "All schedules are running already.")
+
+
+NAME = arg("name", metavar="NAME", help="the schedule")
+LIMIT = arg("--limit", type=whole_number(1), default=20, metavar="N", help="how many (default: 20)")
+ALL = arg("--all", action="store_true", required=True, help="of every schedule; there is no other pause")
+VERBS = (
+    Verb(_list, "list", "list the schedules, also those of other programs", has_backend=False),
+    Verb(_history, "history", "show the latest occurrences of a schedule", [NAME, LIMIT], has_backend=False),
+    Verb(_run_now, "run", "queue the task of a schedule now", [NAME], has_backend=False),
+    Verb(_switch, "enable", "let a schedule fire again", [NAME], has_backend=False),
+    Verb(_switch, "disable", "let a schedule fire no more", [NAME], has_backend=False),
+    Verb(_resume, "resume", "end the pause of all schedules, as a copied database has it", [ALL], has_backend=False),
+)

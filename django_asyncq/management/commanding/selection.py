@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,19 +10,23 @@ from uuid import UUID
 
 from django.core.management.base import CommandError
 
-from ...inspector import Inspector, TaskFilter
-from ...inspector.known_names import check_queue_of_any
-from ...inspector.selecting import STATES
+from ...exceptions import BrokerUnavailable
+from ...observe.inspector import EntryDetails, Inspector, TaskFilter
+from ...observe.known_names import check_queue_of_any
+from ...observe.of_tasks import STATES
 from ...storage import database_clock
-from ..reading import moment_or_ago
-from .printing import usage_error
+from ..reading import counted, moment_or_ago
+from .printing import arg, usage_error
 
 FILTERS = ("state", "task", "queue", "gate", "error", "since", "id_prefix")
 # Shorter beginnings are those of the time, and alike for all tasks of some minutes.
 FEWEST_DIGITS = 8
+WHOLE = 32
+# Of what a message names.
+MOST_NAMED = 10
 
 
-def add_filters(parser: ArgumentParser) -> None:
+def add_filters(parser: Any) -> None:
     """Add the options that choose tasks by what they have in common."""
     add = parser.add_argument_group("filters").add_argument
     add("--state", action="append", choices=list(STATES), help="in this state; may be given several times")
@@ -35,28 +38,34 @@ def add_filters(parser: ArgumentParser) -> None:
     add("--id-prefix", metavar="DIGITS", help="whose id begins so")
 
 
+AN_ID = "an id, the beginning of one, or what another program calls a task"
+# Of a verb that changes tasks.
+SELECTION = (
+    arg("ids", nargs="*", metavar="ID", help=AN_ID),
+    add_filters,
+    arg("--all", action="store_true", help="every task that the verb can change"),
+)
+
+
 def filter_of(options: dict[str, Any], *, states: Sequence[str] = ()) -> TaskFilter:
     """Return the filter that the options describe. states: those that the verb can change; () for all."""
     wanted = tuple(options["state"] or states)
     if impossible := sorted(set(wanted) - set(states or STATES)):
         raise usage_error(f"--state {impossible[0]}: this verb changes tasks that are {', '.join(states)}")
+    since: datetime | timedelta | None = options["since"]
     return TaskFilter(
         states=wanted,
         name=options["task"] or "",
         queue=options["queue"] or "",
         gate=options["gate"] or "",
         error=options["error"] or "",
-        since=_since(options["since"]),
+        since=database_clock.now() - since if isinstance(since, timedelta) else since,
         id_prefix=options["id_prefix"] or "",
     )
 
 
-def _since(value: datetime | timedelta | None) -> datetime | None:
-    return database_clock.now() - value if isinstance(value, timedelta) else value
-
-
 class Selection:
-    """The tasks that a verb is meant for. count: how many there are.
+    """The tasks that a verb is meant for. count: how many there are. entries: those of them that have no row.
 
     Raises: CommandError when nothing chooses tasks, when both ids and filters do, or for an id that is none.
     """
@@ -64,13 +73,14 @@ class Selection:
     def __init__(self, inspector: Inspector, options: dict[str, Any], *, states: Sequence[str]) -> None:
         self._inspector = inspector
         self._ids: list[UUID] | None = None
+        self.entries: list[EntryDetails] = []
         has_filters = any(options[name] for name in FILTERS)
         chosen = [bool(options["ids"]), has_filters or options["all"]]
         if sum(chosen) != 1:
             raise usage_error("Give ids, or filters such as --task and --error, or --all for every task; not both.")
         if options["ids"]:
-            self._ids = list(dict.fromkeys(one_id(inspector, text) for text in options["ids"]))
-            self.count = len(self._ids)
+            self._ids, self.entries = tasks_called(inspector, options["ids"])
+            self.count = len(self._ids) + len(self.entries)
         else:
             self._matching = filter_of(options, states=states)
             self.count = inspector.tasks.count(self._matching)
@@ -85,22 +95,60 @@ class Selection:
             yield from self._inspector.tasks.ids(self._matching)
 
 
-def add_selection(parser: ArgumentParser) -> None:
-    """Add ids, filters and --all to a verb that changes tasks."""
-    parser.add_argument("ids", nargs="*", metavar="ID", help="an id, or the beginning of one")
-    add_filters(parser)
-    parser.add_argument("--all", action="store_true", help="every task that the verb can change")
+def tasks_called(inspector: Inspector, texts: Sequence[str]) -> tuple[list[UUID], list[EntryDetails]]:
+    """Return the tasks that texts name: the ids of rows, and entries of other programs that have no row.
+
+    A text is an id or the beginning of one, what another program calls a task, or its queue, a slash and that. The id
+    of no task is returned too: the verb says that it has no row. Raises: CommandError for any other text that names no
+    task, or several.
+    """
+    whole = {text: UUID(_digits(text)) for text in texts if len(_digits(text)) == WHOLE}
+    known = inspector.tasks.known(whole.values())
+    found = [whole[text] if whole.get(text) in known else _called(inspector, text) for text in texts]
+    entries = {(each.backend, each.queue, each.id): each for each in found if not isinstance(each, UUID)}
+    return list(dict.fromkeys(each for each in found if isinstance(each, UUID))), list(entries.values())
 
 
-def one_id(inspector: Inspector, text: str) -> UUID:
-    """Return the id of a task: the text, or the only id that begins with it. Raises: CommandError."""
+def one_row(inspector: Inspector, text: str) -> UUID:
+    """Return the id of the task that a text names. Raises: CommandError, also for one without a row."""
+    ids, _ = tasks_called(inspector, [text])
+    if not ids:
+        raise CommandError(f"{text!r} is a message of another program, and has no row yet.")
+    return ids[0]
+
+
+def _digits(text: str) -> str:
+    """Return the digits of what may be an id, or the beginning of one; "" for another text."""
     digits = text.replace("-", "").lower()
-    if not re.fullmatch(rf"[0-9a-f]{{{FEWEST_DIGITS},32}}", digits):
-        raise usage_error(f"{text!r} is no id: give its 32 hexadecimal digits, or at least the first {FEWEST_DIGITS}.")
-    if len(digits) == 32:
+    return digits if re.fullmatch(rf"[0-9a-f]{{{FEWEST_DIGITS},{WHOLE}}}", digits) else ""
+
+
+def _called(inspector: Inspector, text: str) -> UUID | EntryDetails:
+    """Return what a text names that is not the id of a row. Raises: CommandError, BrokerUnavailable."""
+    digits, entries = _digits(text), list[EntryDetails]()
+    rows = {row.id: row for row in inspector.tasks.called(text)}
+    begun = inspector.tasks.page(TaskFilter(id_prefix=digits), most=MOST_NAMED).tasks if digits else []
+    if rows or not begun:
+        try:
+            entries = inspector.entries.find(text)
+        except BrokerUnavailable:
+            # The rows are known all the same.
+            if not rows:
+                raise
+    ids = list(dict.fromkeys([*(row.id for row in begun), *rows, *(each.row for each in entries if each.row)]))
+    without = [each for each in entries if each.row is None]
+    if len(ids) + len(without) == 1:
+        return ids[0] if ids else without[0]
+    if ids or without:
+        named = [*map(str, ids), *(f"{each.queue}/{each.id} without a row, {each.state}" for each in without)]
+        more = f" and {len(named) - MOST_NAMED:,} more" if len(named) > MOST_NAMED else ""
+        listed = ", ".join(named[:MOST_NAMED])
+        raise CommandError(f"Several tasks are called {text!r}: {listed}{more}. Give one of these ids.")
+    if len(digits) == WHOLE:
         return UUID(digits)
-    found = inspector.tasks.page(TaskFilter(id_prefix=digits), most=2).tasks
-    if len(found) != 1:
-        count = "No task has" if not found else "Several tasks have"
-        raise CommandError(f"{count} an id that begins with {text}. Give more of it; `asyncq tasks list` shows ids.")
-    return found[0].id
+    queues = [queue for _, queue in inspector.entries.queues()]
+    raise CommandError(
+        f"No task is called {text!r}: no row has an id that begins so, which takes {FEWEST_DIGITS} hexadecimal digits, "
+        f"no other program calls one so, and Redis has no entry with this id in {counted(len(queues), 'queue')}"
+        f"{': ' if queues else ''}{', '.join(queues[:MOST_NAMED])}. `asyncq tasks list` shows ids."
+    )

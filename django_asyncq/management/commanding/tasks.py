@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -13,91 +12,39 @@ from uuid import UUID
 
 from django.core.management.base import CommandError
 
-from ...compat import InvalidTask
-from ...definitions.close_names import did_you_mean_path
+from ...core.compat import InvalidTask
+from ...core.masking import masker_of_call
+from ...core.names import did_you_mean_path
+from ...core.registry import load_task_modules, registered_names
 from ...exceptions import TaskNotRegistered
-from ...inspector import Inspector, Outcome, TaskDetails
-from ...inspector.known_names import check_queue_of_any, check_task
-from ...masking import masker_of_call
-from ...registry import load_task_modules, registered_names
-from ..reading import duration, header, json_of, moment, whole_number
-from ..wording import counted
-from .printing import Printer, add_verb, add_yes, verbs_of
-from .selection import Selection, add_filters, add_selection, filter_of, one_id
-from .switching import add_switch, switch
+from ...models import TaskRecord
+from ...observe.fleet import read_fleet
+from ...observe.inspector import EntryDetails, Inspector, Outcome, TaskDetails
+from ...observe.known_names import check_queue_of_any, check_task
+from ...observe.why import why_not_running
+from ...storage.routing import rows_of
+from ..reading import counted, duration, header, json_of, moment, whole_number
+from .printing import Printer, Verb, arg, either, flag, masked_entry, option, usage_error, yes
+from .selection import AN_ID, SELECTION, Selection, add_filters, filter_of, one_row, tasks_called
+from .switching import switch, switch_verbs
 
+# Of the tasks that still run, in a message.
+MOST_NAMED = 20
 COLUMNS = ("id", "name", "state", "error", "queue", "priority", "attempts", "enqueued", "note")
 FINAL = ("succeeded", "failed")
 FAILED = ("failed", "retrying")
 UNFINISHED = ("queued", "running", "retrying")
 
 
-def add(parser: ArgumentParser) -> None:
-    """Add the verbs."""
-    verbs = verbs_of(parser)
-    listing = add_verb(verbs, "list", "list tasks, the newest first")
-    add_filters(listing)
-    listing.add_argument("--limit", type=whole_number(1, 1000), default=50, metavar="N", help="how many (default: 50)")
-    listing.add_argument("--before", metavar="ID", help="only older ones than this task, for the next page")
-    failures = add_verb(verbs, "failures", "count the failed tasks by name and error")
-    add_filters(failures)
-    failures.add_argument("--limit", type=whole_number(1, 1000), default=20, metavar="N", help="how many (default: 20)")
-    show = add_verb(verbs, "show", "show all that is known of a task")
-    show.add_argument("id", metavar="ID", help="its id, or the beginning of it")
-    show.add_argument("--unmasked", action="store_true", help="show secrets in arguments and errors too")
-    _add_enqueue(add_verb(verbs, "enqueue", "enqueue a task", backend=False))
-    run_parser = add_verb(verbs, "run", "let delayed, retrying or failed tasks run now")
-    run_parser.add_argument("ids", nargs="+", metavar="ID", help="an id, or the beginning of one")
-    for name, text in (
-        ("retry", "queue failed and retrying tasks again"),
-        ("cancel", "cancel tasks that wait, and ask those that run to stop"),
-        ("delete", "delete finished tasks; it cannot be undone"),
-    ):
-        verb = add_verb(verbs, name, text)
-        add_selection(verb)
-        add_yes(verb, name)
-        if name == "cancel":
-            verb.add_argument("--reason", default="", metavar="TEXT", help="a text for the error of the tasks")
-    add_switch(verbs, "task", does="let no call of a task begin")
-
-
-def _add_enqueue(parser: ArgumentParser) -> None:
-    add_argument = parser.add_argument
-    add_argument("name", metavar="NAME", help="the path of the task, such as shop.tasks.send")
-    add_argument(
-        "--args", dest="positional", type=json_of(list), default=[], metavar="JSON", help="positional arguments, a list"
-    )
-    add_argument(
-        "--kwargs", dest="named", type=json_of(dict), default={}, metavar="JSON", help="keyword arguments, an object"
-    )
-    add_argument("--queue", metavar="NAME", help="another queue than the task's own")
-    add_argument("--backend", metavar="ALIAS", help="another alias in TASKS than the task's own")
-    times = parser.add_mutually_exclusive_group()
-    times.add_argument("--in", dest="delay", type=duration, metavar="TIME", help="run after 90s, 5m, 2h or 1d")
-    times.add_argument("--at", type=moment, metavar="TIME", help="run after a time in ISO 8601")
-    add_argument("--priority", type=int, metavar="N", help="-100 to 100; higher first")
-    add_argument("--header", action="append", type=header, default=[], metavar="KEY=VALUE", help="may be repeated")
-
-
-def run(printer: Printer, options: dict[str, Any]) -> None:
-    """Do what the verb says."""
-    # Of enqueue, the option names another alias for the call.
-    inspector = Inspector(None if options["verb"] == "enqueue" else options.get("backend"))
-    VERBS[options["verb"]](printer, inspector, options)
-
-
 def _list(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
-    before = one_id(inspector, options["before"]) if options["before"] else None
+    before = one_row(inspector, options["before"]) if options["before"] else None
     page = inspector.tasks.page(filter_of(options), before=before, most=options["limit"])
     if not page.tasks and options["queue"]:
         # Only now: rows may have a queue that the settings do not name any more.
         check_queue_of_any(options["queue"], options["backend"])
-    if printer.as_json:
-        printer.document(page)
-        return
+    printer.document(page)
     if not page.tasks:
         printer.line("no tasks")
-        return
     rows = [
         [
             str(task.id), task.name, task.state, task.error.rpartition(".")[2] or task.reason, task.queue,
@@ -122,21 +69,21 @@ def _note(task: Any) -> str:
 
 def _failures(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
     groups = inspector.tasks.failures(filter_of(options, states=("failed",)), most=options["limit"])
-    if printer.as_json:
-        printer.document({"failures": groups})
-        return
+    printer.document({"failures": groups})
     printer.rows(groups, ("count", "name", "error", "latest"), none="no failed tasks")
 
 
 def _show(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
-    id = one_id(inspector, options["id"])
-    task = inspector.tasks.get(id)
-    if task is None:
-        raise CommandError(f"No task has the id {id}.")
-    shown = asdict(task) if options["unmasked"] else _masked(task)
-    if printer.as_json:
-        printer.document(shown)
+    ids, entries = tasks_called(inspector, [options["id"]])
+    if entries:
+        _show_entry(printer, entries[0] if options["unmasked"] else masked_entry(entries[0]))
         return
+    task = inspector.tasks.get(ids[0])
+    if task is None:
+        raise CommandError(f"No task has the id {ids[0]}, and no queue in Redis an entry with it.")
+    shown = asdict(task) if options["unmasked"] else _masked(task)
+    shown["why_not_running"] = _why(ids[0])
+    printer.document(shown)
     for name in ("args", "kwargs", "headers", "return_value", "progress", "worker_ids"):
         if shown[name] not in (None, [], {}):
             shown[name] = json.dumps(shown[name], ensure_ascii=False)
@@ -145,6 +92,22 @@ def _show(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> No
     for error in errors:
         printer.line(f"\nattempt {error.get('attempt', '?')}: {error.get('exception')}: {error.get('message')}")
         printer.line(str(error.get("traceback") or "").rstrip())
+
+
+def _why(id: UUID) -> str:
+    """Return why a task does not run; "" for one that runs, and for a finished one."""
+    load_task_modules()
+    row, fleet = rows_of(TaskRecord).filter(pk=id).first(), read_fleet()[0]
+    why = row and why_not_running(row, fleet, is_declared=row.name in registered_names(), with_place=True)
+    return why.text(fleet.now) if why else ""
+
+
+def _show_entry(printer: Printer, entry: EntryDetails) -> None:
+    printer.document(entry)
+    payload = entry.payload.decode("utf-8", "backslashreplace")
+    headers = json.dumps(entry.headers, ensure_ascii=False) if entry.headers else ""
+    printer.fields({**asdict(entry), "payload": payload, "headers": headers})
+    printer.line("It has no row: it is of another program, and no worker of this project has taken it.")
 
 
 def _masked(task: TaskDetails) -> dict[str, Any]:
@@ -183,10 +146,8 @@ def _enqueue(printer: Printer, inspector: Inspector, options: dict[str, Any]) ->
         raise _no_task(options["name"], error) from error
     except (InvalidTask, TypeError) as error:
         raise CommandError(str(error)) from error
-    if printer.as_json:
-        printer.document({"id": result.id, "task": options["name"], "queue": given.queue_name})
-    else:
-        printer.line(f"Enqueued: {result.id} in queue {given.queue_name}.")
+    printer.document({"id": result.id, "task": options["name"], "queue": given.queue_name})
+    printer.line(f"Enqueued: {result.id} in queue {given.queue_name}.")
 
 
 def _no_task(name: str, error: TaskNotRegistered) -> CommandError:
@@ -198,48 +159,64 @@ def _no_task(name: str, error: TaskNotRegistered) -> CommandError:
 
 
 def _run(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
-    ids = [one_id(inspector, text) for text in options["ids"]]
-    _report(printer, len(ids), [inspector.tasks.run(ids)], "queued to run now")
+    ids, entries = tasks_called(inspector, options["ids"])
+    of_entries = map(inspector.entries.run, entries)
+    _report(printer, len(ids) + len(entries), [inspector.tasks.run(ids)], "queued to run now", of_entries)
 
 
 def _retry(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
     selection = Selection(inspector, options, states=FAILED)
     if selection.count > 1:
-        _ask(printer, options, f"Retry {counted(selection.count, 'task')}?", "retry", "retried")
-    _report(printer, selection.count, _each(printer, selection, inspector.tasks.retry), "queued again")
+        printer.ask(f"Retry {counted(selection.count, 'task')}?", "retry", "retried")
+    outcomes, of_entries = (
+        _each(printer, selection, inspector.tasks.retry),
+        map(inspector.entries.retry, selection.entries),
+    )
+    _report(printer, selection.count, outcomes, "queued again", of_entries)
 
 
 def _cancel(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
     selection = Selection(inspector, options, states=UNFINISHED)
+    if selection.entries and options["wait"] is not None:
+        raise usage_error(f"--wait is of tasks with a row: {selection.entries[0].id!r} has none.")
     if selection.count > 1:
-        _ask(printer, options, f"Cancel {counted(selection.count, 'task')}?", "cancel", "cancelled")
-    totals: Counter[str] = Counter()
-    for ids in selection.pages():
-        totals.update(asdict(inspector.tasks.cancel(ids, by="asyncq", reason=options["reason"])))
-    missing = selection.count - totals.total()
-    if printer.as_json:
-        counts = {name: totals[name] for name in ("cancelled", "asked", "over")}
-        printer.document({"chosen": selection.count, **counts, "missing": max(missing, 0)})
-    else:
-        printer.line(
-            f"{counted(totals['cancelled'], 'task')} cancelled, {totals['asked']:,} running and asked to stop, "
-            f"{totals['over']:,} had finished."
-        )
+        printer.ask(f"Cancel {counted(selection.count, 'task')}?", "cancel", "cancelled")
+    ids = [id for page in selection.pages() for id in page]
+    done = inspector.tasks.cancel(ids, by="asyncq", reason=options["reason"], wait=options["wait"])
+    of_entries = Counter(map(inspector.entries.cancel, selection.entries))
+    totals = Counter(asdict(done)) + Counter(asked=of_entries.pop("", 0))
+    missing = selection.count - totals.total() - of_entries.total()
+    counts = {name: totals[name] for name in ("cancelled", "asked", "over")}
+    printer.document({"chosen": selection.count, **counts, "missing": max(missing, 0), "refused": of_entries})
+    printer.line(
+        f"{counted(totals['cancelled'], 'task')} cancelled, {totals['asked']:,} with a worker and asked to stop, "
+        f"{totals['over']:,} had finished."
+    )
+    _print_refused(printer, of_entries)
     if selection.count and not totals["cancelled"] + totals["asked"]:
-        raise CommandError("No task was cancelled: all had finished, or have no row.")
+        why = "" if of_entries else ": all had finished, or have no row"
+        raise CommandError(f"No task was cancelled{why}.")
+    if options["wait"] is not None and totals["asked"]:
+        raise CommandError(_still_running(inspector, ids, totals["asked"]))
+
+
+def _still_running(inspector: Inspector, ids: list[UUID], count: int) -> str:
+    """Say which tasks run on after the time to wait: the first of them."""
+    rows = filter(None, (inspector.tasks.get(id) for id in ids[:MOST_NAMED]))
+    names = [f"{row.id} {row.name}" for row in rows if row.finished_at is None and row.cancel_requested_at is not None]
+    listed = f": {', '.join(names)}" if names else ""
+    return f"{counted(count, 'task')} still running or with a worker{listed}. They were asked to stop."
 
 
 def _delete(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
     selection = Selection(inspector, options, states=FINAL)
     if selection.count:
-        question = f"Delete {counted(selection.count, 'task')}? This cannot be undone."
-        _ask(printer, options, question, "delete", "deleted")
-    _report(printer, selection.count, _each(printer, selection, inspector.tasks.delete), "deleted")
-
-
-def _ask(printer: Printer, options: dict[str, Any], question: str, to_do: str, done: str) -> None:
-    if not options["yes"]:
-        printer.ask(f"{question} [y/N] ", to_do, done)
+        printer.ask(f"Delete {counted(selection.count, 'task')}? This cannot be undone.", "delete", "deleted")
+    outcomes, of_entries = (
+        _each(printer, selection, inspector.tasks.delete),
+        map(inspector.entries.delete, selection.entries),
+    )
+    _report(printer, selection.count, outcomes, "deleted", of_entries)
 
 
 def _each(printer: Printer, selection: Selection, change: Callable[[list[UUID]], Outcome]) -> list[Outcome]:
@@ -252,18 +229,22 @@ def _each(printer: Printer, selection: Selection, change: Callable[[list[UUID]],
     return outcomes
 
 
-def _report(printer: Printer, chosen: int, outcomes: list[Outcome], word: str) -> None:
-    """Print how many tasks were changed, and why others were not. Raises: CommandError when none was."""
-    done = sum(len(outcome.done) for outcome in outcomes)
-    refused = Counter(reason for outcome in outcomes for reason in outcome.refused.values())
-    if printer.as_json:
-        printer.document({"chosen": chosen, "done": done, "refused": dict(refused.most_common())})
-    else:
-        printer.line(f"{done:,} of {counted(chosen, 'task')} {word}.")
-        for reason, count in refused.most_common():
-            printer.line(f"  {count:,}: {reason}")
+def _report(printer: Printer, chosen: int, outcomes: list[Outcome], word: str, of_entries: Iterable[str] = ()) -> None:
+    """Print how many tasks were changed, and why others were not. Raises: CommandError when none was.
+
+    of_entries: of each task without a row why it was refused, "" for one that was changed.
+    """
+    refused = Counter(reason for outcome in outcomes for reason in outcome.refused.values()) + Counter(of_entries)
+    done = sum(len(outcome.done) for outcome in outcomes) + refused.pop("", 0)
+    printer.document({"chosen": chosen, "done": done, "refused": dict(refused.most_common())})
+    printer.line(f"{done:,} of {counted(chosen, 'task')} {word}.")
+    _print_refused(printer, refused)
     if chosen and not done:
         raise CommandError(f"No task was {word}.")
+
+
+def _print_refused(printer: Printer, refused: Counter[str]) -> None:
+    printer.lines(*(f"  {count:,}: {reason}" for reason, count in refused.most_common()))
 
 
 def _switch(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
@@ -271,15 +252,36 @@ def _switch(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> 
     switch(printer, inspector.tasks, "task", options)
 
 
-VERBS: dict[str, Callable[[Printer, Inspector, dict[str, Any]], None]] = {
-    "list": _list,
-    "failures": _failures,
-    "show": _show,
-    "enqueue": _enqueue,
-    "run": _run,
-    "retry": _retry,
-    "cancel": _cancel,
-    "delete": _delete,
-    "pause": _switch,
-    "resume": _switch,
-}
+LIMIT = option("--limit", "N", "how many (default: 50)", whole_number(1, 1000), 50)
+BEFORE = option("--before", "ID", "only older ones than this task, for the next page")
+GROUPS = option("--limit", "N", "how many (default: 20)", whole_number(1, 1000), 20)
+ID = arg("id", metavar="ID", help=AN_ID)
+IDS = arg("ids", nargs="+", metavar="ID", help=AN_ID)
+UNMASKED = flag("--unmasked", "show secrets in arguments and errors too")
+ENQUEUE = (
+    arg("name", metavar="NAME", help="the path of the task, such as shop.tasks.send"),
+    option("--args", "JSON", "positional arguments, a list", json_of(list), [], dest="positional"),
+    option("--kwargs", "JSON", "keyword arguments, an object", json_of(dict), {}, dest="named"),
+    option("--queue", "NAME", "another queue than the task's own"),
+    option("--backend", "ALIAS", "another alias in TASKS than the task's own"),
+    either(
+        option("--in", "TIME", "run after 90s, 5m, 2h or 1d", duration, dest="delay"),
+        option("--at", "TIME", "run after a time in ISO 8601", moment),
+    ),
+    option("--priority", "N", "-100 to 100; higher first", int),
+    option("--header", "KEY=VALUE", "may be repeated", header, [], action="append"),
+)
+REASON = option("--reason", "TEXT", "a text for the error of the tasks", default="")
+WAIT_HELP = "wait for 90s, 5m, 2h or 1d at most until none of the tasks runs; exit with 1 if some still do"
+CANCEL = (*SELECTION, yes("cancel"), REASON, option("--wait", "TIME", WAIT_HELP, duration))
+VERBS = (
+    Verb(_list, "list", "list tasks, the newest first", [add_filters, LIMIT, BEFORE]),
+    Verb(_failures, "failures", "count the failed tasks by name and error", [add_filters, GROUPS]),
+    Verb(_show, "show", "show all that is known of a task", [ID, UNMASKED]),
+    Verb(_enqueue, "enqueue", "enqueue a task", ENQUEUE, has_backend=False),
+    Verb(_run, "run", "let delayed, retrying or failed tasks run now", [IDS]),
+    Verb(_retry, "retry", "queue failed and retrying tasks again", [*SELECTION, yes("retry")]),
+    Verb(_cancel, "cancel", "cancel tasks that wait, and ask those that a worker has to stop", CANCEL),
+    Verb(_delete, "delete", "delete finished tasks; it cannot be undone", [*SELECTION, yes("delete")]),
+    *switch_verbs("task", _switch, "let no call of a task begin"),
+)

@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import CommandError
 
-from ...inspector import Inspector, WorkerInfo
-from ..wording import counted
-from .printing import Printer, add_verb, add_yes, verbs_of
+from ...observe.inspector import Inspector, WorkerInfo
+from ..reading import counted
+from .printing import WAIT, Printer, Verb, arg, yes
 
 HEAD = ("worker", "host", "pid", "slots", "busy", "memory MB", "queues", "version", "started at", "note")
 
 
-def add(parser: ArgumentParser) -> None:
-    """Add the verbs."""
-    verbs = verbs_of(parser)
-    listing = add_verb(verbs, "list", "list the worker processes, also those of other programs")
-    listing.add_argument("--tasks", action="store_true", help="show what each runs too")
-    drain = add_verb(verbs, "drain", "let workers finish what they run, and take no more")
-    add_yes(drain, "drain")
-    resume = add_verb(verbs, "resume", "let drained workers take tasks again")
-    for each in (drain, resume):
-        each.add_argument("name", metavar="NAME", help="a worker, or a host for all of it")
-
-
-def run(printer: Printer, options: dict[str, Any]) -> None:
-    """Do what the verb says."""
-    inspector = Inspector(options["backend"])
-    if options["verb"] == "list":
-        _list(printer, inspector.workers.all(), with_tasks=options["tasks"])
-    elif options["verb"] == "drain":
-        _drain(printer, inspector, options)
-    else:
-        changed = inspector.workers.resume(options["name"])
-        if printer.as_json:
-            printer.document({"name": options["name"], "changed": changed})
-        else:
-            printer.line(f"{options['name']}: {'takes tasks again' if changed else 'was not drained'}.")
-
-
-def _list(printer: Printer, workers: list[WorkerInfo], *, with_tasks: bool) -> None:
-    if printer.as_json:
-        printer.document({"workers": workers})
-        return
+def _list(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
+    workers = inspector.workers.all()
+    printer.document({"workers": workers})
     if not workers:
         printer.line("no workers")
-        return
     rows = [
         [
             each.id, each.host, each.pid, each.slots, each.busy, each.rss_bytes / 1e6 or None,
@@ -56,7 +26,7 @@ def _list(printer: Printer, workers: list[WorkerInfo], *, with_tasks: bool) -> N
         for each in workers
     ]  # fmt: skip
     printer.table(HEAD, rows)
-    for each in workers if with_tasks else []:
+    for each in workers if options["tasks"] else []:
         for task in each.running:
             printer.line(f"{each.id} runs {task.name} {task.id} since {task.started_at:%Y-%m-%d %H:%M:%S}")
 
@@ -77,11 +47,30 @@ def _drain(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> N
     meant = [each for each in inspector.workers.all() if each.is_ours and name in (each.id, each.host)]
     if not meant:
         raise CommandError(f"No worker and no host is called {name!r}; `asyncq workers list` shows both.")
-    if not options["yes"]:
-        printer.ask(f"Drain {counted(len(meant), 'worker process', 'worker processes')}? [y/N] ", "drain", "drained")
-    drained = inspector.workers.drain(name)
-    if printer.as_json:
-        printer.document({"name": name, "workers": [each.id for each in drained]})
-    else:
-        count = counted(len(drained), "worker process", "worker processes")
-        printer.line(f"{count} asked to finish and to take no more tasks. `asyncq workers resume {name}` ends that.")
+    printer.ask(f"Drain {counted(len(meant), 'worker process', 'worker processes')}?", "drain", "drained")
+    drained = inspector.workers.drain(name, wait=options["wait"])
+    printer.document({"name": name, "workers": [each.id for each in drained]})
+    count = counted(len(drained), "worker process", "worker processes")
+    when = "They take no more tasks from their next beat on, and finish what they have."
+    if options["wait"] is not None:
+        when = "They have no task and take none."
+    printer.line(f"{count} asked to take no more tasks. {when} `asyncq workers resume {name}` ends that.")
+
+
+def _resume(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
+    name = options["name"]
+    changed = inspector.workers.resume(name)
+    printer.document({"name": name, "changed": changed})
+    text = "takes tasks again with the next beat" if changed else "no request to drain has this name"
+    if others := [each for each in inspector.workers.drained_by(name) if each != name]:
+        text = f"a request to take no more tasks still holds for {' and '.join(others)}: resume that too"
+    printer.line(f"{name}: {text}.")
+
+
+TASKS = arg("--tasks", action="store_true", help="show what each runs too")
+NAME = arg("name", metavar="NAME", help="a worker, or a host for all of it")
+VERBS = (
+    Verb(_list, "list", "list the worker processes, also those of other programs", [TASKS]),
+    Verb(_drain, "drain", "let workers finish what they run, and take no more", [yes("drain"), WAIT, NAME]),
+    Verb(_resume, "resume", "let drained workers take tasks again", [NAME]),
+)

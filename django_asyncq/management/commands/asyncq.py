@@ -6,18 +6,20 @@ It only finds the module of a noun in `management/commanding/`, and turns errors
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error as DatabaseError
 
-from ...definitions.printable import visible
+from ...core.names import visible
 from ...exceptions import AsyncqError, BrokerUnavailable, DatabaseNotSetUp, GateUnavailable
-from ...faults import STORE_ERRORS, as_not_set_up, concerns_one_row, one_line
-from ...storage.tables import check_tables
-from ..commanding.printing import Printer, usage_error
-from ..wording import name_of_database
+from ...observe.inspector import Inspector
+from ...storage.errors import STORE_ERRORS, as_not_set_up, concerns_one_row, one_line
+from ...storage.routing import check_tables
+from ..commanding.printing import Printer, Verb, add_verbs, usage_error
+from ..reading import name_of_database
 
 # The module of each has the same name. The help stands here, so that `--help` imports none of them.
 NOUNS = {
@@ -29,7 +31,6 @@ NOUNS = {
     "gates": "list, show, repair, set, pause and resume gates",
     "alerts": "look what is wrong by the limits of the settings, and send it",
     "health": "say whether tasks are being run, by the exit code too",
-    "dash": "show queues, workers, gates and health, and refresh them",
     "stats": "show the numbers of queues and gates in the database and Redis",
     "rebuild": "push every waiting task that Redis does not know; removes no task",
     "prune": "delete the rows of tasks that finished long ago",
@@ -41,11 +42,11 @@ INTERRUPTED = 130
 # Of JSON, which says itself what is wrong.
 ANY_TEXT = ("positional", "named")
 MAY_BE_EMPTY = ("reason", "note")
-READING_NOUNS = ("dash", "health", "stats")
+READING_NOUNS = ("health", "stats")
 # Of whatever noun.
 READING_VERBS = ("failures", "history", "list", "scale", "show")
 # These find out themselves.
-SAY_WHAT_IS_WRONG = ("alerts", "health", "dash")
+SAY_WHAT_IS_WRONG = ("alerts", "health")
 
 
 class Command(BaseCommand):
@@ -69,7 +70,7 @@ class Command(BaseCommand):
         for noun, text in NOUNS.items():
             of_noun = nouns.add_parser(noun, help=text, description=f"{text[0].upper()}{text[1:]}.")
             if noun in self.wanted:
-                _module(noun).add(of_noun)
+                add_verbs(of_noun, _verbs_of(noun))
 
     def check(self, *args: Any, **options: Any) -> None:
         """Run the system checks; Django's own of JSON fields ask the database. Raises: CommandError."""
@@ -90,13 +91,16 @@ class Command(BaseCommand):
             raise CommandError(visible(str(error)), returncode=error.returncode) from error
 
     def _run(self, options: dict[str, Any]) -> None:
-        printer = Printer(self.stdout, self.stderr, as_json=options.get("as_json", False))
+        as_json, yes = options.get("as_json", False), options.get("yes", False)
+        printer = Printer(self.stdout, self.stderr, as_json=as_json, yes=yes)
         try:
             _check_texts(options)
             if options["noun"] not in SAY_WHAT_IS_WRONG:
                 # First, because without the tables nothing else that may be wrong matters.
                 check_tables()
-            _module(options["noun"]).run(printer, options)
+            found = _verbs_of(options["noun"])
+            verb = found if isinstance(found, Verb) else next(each for each in found if each.name == options["verb"])
+            verb.do(printer, Inspector(options["backend"] if verb.has_backend else None), options)
         except (BrokerUnavailable, GateUnavailable) as error:
             text = str(error).removesuffix(".")
             stays = "" if _only_reads(options) else " Changes made so far stay; run the command again."
@@ -149,5 +153,6 @@ def _is_utf_8(text: str) -> bool:
     return True
 
 
-def _module(noun: str) -> Any:
-    return import_module(f"...commanding.{noun}", __name__)
+def _verbs_of(noun: str) -> Verb | Sequence[Verb]:
+    verbs: Verb | Sequence[Verb] = import_module(f"...commanding.{noun}", __name__).VERBS
+    return verbs

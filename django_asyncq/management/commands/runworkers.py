@@ -12,40 +12,30 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
-from ... import conf, stop_requests
+from ... import conf
 from ...broker import Broker, clients
-from ...broker.compact_hashes import ADVISED_BYTES, too_low_limit
-from ...broker.rights import check_rights
-from ...broker.tls_probe import tls_mismatch
-from ...definitions.names import QUEUE_NAME, check_queue_name
+from ...broker.startup_checks import ADVISED_BYTES, check_rights, tls_mismatch, too_low_limit
+from ...core import stop_requests
+from ...core.guard import EX_SOFTWARE, get_logger
+from ...core.masking import log_to_stderr
+from ...core.names import QUEUE_NAME, check_queue_name
+from ...core.registry import load_task_modules, registered_names
+from ...core.test_run import is_test_run
 from ...exceptions import BrokerMisconfigured, BrokerUnavailable, DatabaseNotSetUp, InvalidOption, PrefixTaken
-from ...faults import STORE_ERRORS, as_not_set_up, one_line
-from ...guard import get_logger
+from ...fleet.heartbeat import LivenessFile
+from ...fleet.leader import notice_of_copy
+from ...fleet.processes import MAY_DIFFER, SPAWNED_INSTEAD, WorkersCannotStart, fork_obstacle
+from ...fleet.reloading import Reloader, start_again
+from ...fleet.supervisor import Supervisor, ThreadDied, as_guest
 from ...models import TaskRecord
-from ...registry import load_task_modules, registered_names
-from ...stderr_log import log_to_stderr
-from ...storage.pooling import small_pools
-from ...storage.routing import writing_database
-from ...storage.tables import check_tables
-from ...supervisor import (
-    LivenessFile,
-    Reloader,
-    Supervisor,
-    ThreadDied,
-    WorkersCannotStart,
-    as_guest,
-    fork_obstacle,
-    start_again,
-)
-from ...test_run import is_test_run
-from ...threads import EX_SOFTWARE
-from ...worker import inherited_settings
+from ...storage.errors import STORE_ERRORS, as_not_set_up, one_line
+from ...storage.routing import check_tables, small_pools, writing_database
+from ...worker import entry_points
 from ...worker.options import WorkerOptions
-from ..banner import banner
-from ..choosing import check_queues, chosen_backend
-from ..reading import whole_number
+from ..commanding.printing import arg, either, flag, option
+from ..reading import banner, check_queues, chosen_backend, whole_number
 
-logger = get_logger("django_asyncq.supervisor")
+logger = get_logger("django_asyncq.fleet")
 
 
 def queue_weights(text: str) -> dict[str, int]:
@@ -72,6 +62,32 @@ def worker_name(text: str) -> str:
     return text
 
 
+QUEUES = "queues and their weights (default: the QUEUES of the alias, or all that its tasks and rows name)"
+SINGLE = "all workers share this host: replace the dead holder of a lock at once"
+MULTI = "workers may run on several hosts: replace the dead holder of a lock after its TTL"
+ARGUMENTS = (
+    option("--backend", "ALIAS", "TASKS alias (default: default)", default="default"),
+    option("--queues", "NAME=WEIGHT,…", QUEUES, queue_weights, {}),
+    flag("--strict", "always take tasks from the queue with the highest weight first"),
+    flag("--burst", "stop when no task is queued, running or due"),
+    arg("--processes", type=whole_number(1), help="number of worker processes (default: ASYNCQ['PROCESSES'])"),
+    arg(
+        "--concurrency",
+        type=whole_number(1),
+        help="tasks that each process runs at once (default: ASYNCQ['CONCURRENCY'])",
+    ),
+    option("--max-tasks", "N", "replace a process after N tasks", whole_number(1), 0),
+    option("--max-memory-mb", "N", "replace a process that uses more than N MB", whole_number(1), 0),
+    option("--worker-id", "ID", "first part of the worker ids (default: the host name)", worker_name),
+    flag("--reload", "start again when code changes; for development"),
+    either(
+        flag("--single-instance", SINGLE, default=None),
+        arg("--multi-instance", action="store_false", default=None, dest="single_instance", help=MULTI),
+    ),
+    option("--liveness-file", "PATH", "file that is touched while all processes run", Path),
+)
+
+
 class Command(BaseCommand):
     """Run the worker processes and their supervisor."""
 
@@ -91,68 +107,8 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the options; defaults come from ASYNCQ where it has a key for them."""
-        self._add_task_options(parser)
-        self._add_process_options(parser)
-
-    @staticmethod
-    def _add_task_options(parser: ArgumentParser) -> None:
-        parser.add_argument("--backend", default="default", metavar="ALIAS", help="TASKS alias (default: default)")
-        parser.add_argument(
-            "--queues",
-            type=queue_weights,
-            default={},
-            metavar="NAME=WEIGHT,…",
-            help="queues and their weights (default: the QUEUES of the alias, or all that its tasks and rows name)",
-        )
-        parser.add_argument(
-            "--strict", action="store_true", help="always take tasks from the queue with the highest weight first"
-        )
-        parser.add_argument("--burst", action="store_true", help="stop when no task is queued, running or due")
-
-    @staticmethod
-    def _add_process_options(parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--processes", type=whole_number(1), help="number of worker processes (default: ASYNCQ['PROCESSES'])"
-        )
-        parser.add_argument(
-            "--concurrency",
-            type=whole_number(1),
-            help="tasks that each process runs at once (default: ASYNCQ['CONCURRENCY'])",
-        )
-        parser.add_argument(
-            "--max-tasks", type=whole_number(1), default=0, metavar="N", help="replace a process after N tasks"
-        )
-        parser.add_argument(
-            "--max-memory-mb",
-            type=whole_number(1),
-            default=0,
-            metavar="N",
-            help="replace a process that uses more than N MB",
-        )
-        parser.add_argument(
-            "--worker-id",
-            type=worker_name,
-            metavar="ID",
-            help="first part of the worker ids (default: the host name)",
-        )
-        parser.add_argument("--reload", action="store_true", help="start again when code changes; for development")
-        mode = parser.add_mutually_exclusive_group()
-        mode.add_argument(
-            "--single-instance",
-            action="store_true",
-            default=None,
-            help="all workers share this host: replace the dead holder of a lock at once",
-        )
-        mode.add_argument(
-            "--multi-instance",
-            action="store_false",
-            default=None,
-            dest="single_instance",
-            help="workers may run on several hosts: replace the dead holder of a lock after its TTL",
-        )
-        parser.add_argument(
-            "--liveness-file", type=Path, metavar="PATH", help="file that is touched while all processes run"
-        )
+        for argument in ARGUMENTS:
+            argument(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Check the backend and Redis, then supervise until stopped."""
@@ -169,24 +125,29 @@ class Command(BaseCommand):
         backend = chosen_backend(options["backend"])
         check_queues(backend, options["queues"])
         clients.require_valid_settings()
-        if options["liveness_file"]:
-            self._check_liveness_file(options["liveness_file"])
+        if path := options["liveness_file"]:
+            try:
+                LivenessFile(path).check()
+            except OSError as error:
+                raise CommandError(f"--liveness-file {path} cannot be written: {error.strerror}") from error
         load_task_modules()
         self._check_shared_databases()
         # Raises for a changed setting that no worker process can get.
-        inherited_settings.pack()
+        entry_points.pack()
         self._check_database()
         concurrency = options["concurrency"] or settings.concurrency
         processes = options["processes"] or settings.processes
         if options["concurrency"]:
             # The system checks have looked at ASYNCQ["CONCURRENCY"].
-            self._warn_of_small_pools(concurrency, processes)
+            for pool in small_pools(concurrency, processes):
+                self.warn(f"{pool.text}. {pool.remedy}")
         worker = self._worker_options(options, backend, concurrency)
         single, names = options["single_instance"], sorted(registered_names())
         self.say(
             banner(worker, processes=processes, single_instance=single, names=names, with_names=self._verbosity > 1)
         )
         self._check_redis(options["backend"])
+        self._warn_of_copy()
         supervisor = Supervisor(
             worker,
             processes=processes,
@@ -194,7 +155,7 @@ class Command(BaseCommand):
             liveness_file=options["liveness_file"],
             single_instance=options["single_instance"],
             reloader=Reloader() if options["reload"] else None,
-            start_method=self._start_method(settings.start_method),
+            start_method=self._start_method(settings.start_method, processes),
             say=self.say,
         )
         # A process that has called this as a function, such as a test run, goes on afterwards.
@@ -216,15 +177,20 @@ class Command(BaseCommand):
             **name,
         )
 
-    def _start_method(self, method: str) -> str:
-        """Return how processes are started. A fork server has the settings that are written."""
-        may_differ = not self._is_program or inherited_settings.applied()
-        if method == conf.SPAWN or may_differ:
+    def _start_method(self, method: str, processes: int) -> str:
+        """Return how processes are started."""
+        # One alone has nobody to share the loaded project with, and the fork server would be one more.
+        if method == conf.SPAWN or (method == conf.AUTO and processes == 1):
             return conf.SPAWN
-        if reason := fork_obstacle():
+        may_differ = not self._is_program or bool(entry_points.applied())
+        reason = MAY_DIFFER if may_differ else fork_obstacle()
+        if not reason:
+            return method
+        if method == conf.AUTO or may_differ:
+            logger.info(SPAWNED_INSTEAD, reason)
+        else:
             self.warn(f"ASYNCQ['START_METHOD'] is {method!r}, but worker processes are spawned: {reason}.")
-            return conf.SPAWN
-        return method
+        return conf.SPAWN
 
     def say(self, text: str) -> None:
         """Print for the person at the terminal; see `_print`."""
@@ -254,13 +220,6 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=EX_SOFTWARE) from error
 
     @staticmethod
-    def _check_liveness_file(path: Path) -> None:
-        try:
-            LivenessFile(path).check()
-        except OSError as error:
-            raise CommandError(f"--liveness-file {path} cannot be written: {error.strerror}") from error
-
-    @staticmethod
     def _check_process() -> None:
         """Refuse to start in a process that Python allows no children."""
         if multiprocessing.current_process().daemon:
@@ -276,9 +235,7 @@ class Command(BaseCommand):
         """Refuse to start worker processes that could not see the rows of this one."""
         try:
             # In a test run, every SQLite database without a name for tests is in memory.
-            inherited_settings.require_shared_databases(
-                connections if is_test_run() else [writing_database(TaskRecord)]
-            )
+            entry_points.require_shared_databases(connections if is_test_run() else [writing_database(TaskRecord)])
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
 
@@ -293,9 +250,14 @@ class Command(BaseCommand):
             text = f"The database is unreachable ({one_line(error)}); workers start and wait for it."
             self.warn(text)
 
-    def _warn_of_small_pools(self, concurrency: int, processes: int) -> None:
-        for pool in small_pools(concurrency, processes):
-            self.warn(f"{pool.text}. {pool.remedy}")
+    def _warn_of_copy(self) -> None:
+        try:
+            text = notice_of_copy()
+        except (BrokerUnavailable, *STORE_ERRORS) as error:
+            connections.close_all()
+            text = f"Whether this database is a copy was not looked at: {one_line(error)}"
+        if text:
+            self.warn(text)
 
     def _check_redis(self, alias: str) -> None:
         """Refuse to start with a Redis that refuses this client; warn of one that is unreachable, or evicts keys."""

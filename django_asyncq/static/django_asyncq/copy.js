@@ -23,6 +23,7 @@
     }
 
     function equip(button) {
+        if (!button.hidden) return;
         const box = button.closest(".asyncq-text");
         button.hidden = false;
         button.addEventListener("click", async () => {
@@ -36,6 +37,7 @@
         document.querySelectorAll(".asyncq-copy").forEach(equip);
     }
 
+    document.addEventListener("asyncq-renewed", equipAll);
     if (document.readyState === "loading") {
         document.addEventListener("DOMContentLoaded", equipAll);
     } else {

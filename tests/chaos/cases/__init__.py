@@ -69,6 +69,7 @@ ALL = (
     Case("33", "all tasks fail at once", hands.storm, 0.2, ("no-jitter",)),
     Case("34", "connections cut under atomic tasks", cuts.in_transactions, 0.05, ("cuts-use-attempts",), True),
     Case("35", "tasks that kill their worker beside healthy ones", poison.poisoned, 0.04, ("blames-all",)),
+    Case("37", "the newest call of a key, kills, FLUSHALL", producers.newest, 0.1, ("replaces-in-silence",)),
     Case("36", "200 cancels in every phase, kills, FLUSHALL", cancels.cancelled, 0.1, ("deaf-workers",)),
 )
 CASES = {case.number: case for case in ALL}

@@ -12,7 +12,7 @@ from ..checker import plain
 from ..rig import Report, Rig
 
 LIMIT = 5
-# A body that a worker had claimed before the cancel was committed may begin until its worker hears of it.
+# A body whose task a worker had when it was asked to stop may begin until the worker hears of it. No other one begins.
 BEGUN_SECONDS = 1.0
 # Where Redis was emptied at this moment, the reconciler asks again. Much less than a body takes that is not stopped.
 STOPPED_SECONDS = 3.0
@@ -64,9 +64,10 @@ def cancelled(rig: Rig, report: Report, scale: float) -> None:
 
 
 def _begun_late(history: list[dict[str, Any]], asked: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the tasks of which a body began too long after the commit of their cancel."""
-    begins = [line for line in history if line["event"] == "begin" and plain(line["id"]) in asked]
-    return [line["id"] for line in begins if line["at"] > asked[plain(line["id"])]["at"] + BEGUN_SECONDS]
+    """Return the tasks of which a body began after the commit of their cancel, or too long after a request to stop."""
+    latest = {id: line["at"] + (0.0 if line["word"] == "cancelled" else BEGUN_SECONDS) for id, line in asked.items()}
+    begins = [line for line in history if line["event"] == "begin" and plain(line["id"]) in latest]
+    return [line["id"] for line in begins if line["at"] > latest[plain(line["id"])]]
 
 
 def _stopped_after(history: list[dict[str, Any]], asked: dict[str, dict[str, Any]]) -> dict[str, list[float]]:

@@ -30,6 +30,7 @@ def in_transactions(rig: Rig, report: Report, scale: float) -> None:
 
     Halfway the whole server is stopped (-m immediate) and started again.
     """
+    from django_asyncq import conf
     from django_asyncq.models import TaskRecord
 
     times = max(12, round(240 * scale))
@@ -48,13 +49,16 @@ def in_transactions(rig: Rig, report: Report, scale: float) -> None:
         rig.check(report)
     rows = TaskRecord.objects.all()
     report.goal("runs cut", sum(rows.values_list("crash_count", flat=True)), at_least=0 if rig.mutant else times / 4)
-    report.goal("tasks failed", rows.failed().count(), at_most=0)
+    # On a busy machine one cut after the other may hit the same task: after MAX_CRASHES of them it has failed.
+    given_up = rows.failed().filter(crash_count__gte=conf.current().max_crashes).count()
+    report.figure("cut MAX_CRASHES times", given_up)
+    report.goal("tasks failed", rows.failed().count() - given_up, at_most=0)
     report.goal("runs repeated", checker.extra_executions(rig.history()), at_most=len(cut) + SLOTS)
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT count(*), count(DISTINCT task) FROM {EFFECTS}")
         effects, tasks = cursor.fetchone()
     report.goal("effects committed twice", effects - tasks, at_most=0)
-    report.goal("tasks without an effect", rows.count() - tasks, at_most=0)
+    report.goal("tasks without an effect", rows.count() - given_up - tasks, at_most=0)
 
 
 def _enqueue(rig: Rig, count: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from django.db import connections
 from django.utils import timezone
 
-from django_asyncq import failpoints
+from django_asyncq.testing import failpoints
 from tests.workers import wait_until
 
 from .. import arming, checker
@@ -289,7 +289,7 @@ class Killing:
 
     def _old_rows(self) -> None:
         """Insert rows beyond their retention, and provoke a new leader, which prunes at once."""
-        from django_asyncq.definitions.names import lowest_uuid7_at
+        from django_asyncq.core.names import lowest_uuid7_at
         from django_asyncq.models import FailureReason, TaskRecord, TaskState
 
         then = timezone.now() - timedelta(days=40, seconds=self.chance["supervisor"].randrange(10**6))
@@ -297,7 +297,7 @@ class Killing:
         rows = _rows([TaskRecord(id=lowest_uuid7_at(then), name="gone", **final)])
         self.rig.note("deleted", ids=[str(row.id) for row in rows])
         for fleet in self.fleets:
-            if f" {fleet.pid} INFO django_asyncq.maintenance.service: {LEADS}" in fleet.log.read_text(errors="replace"):
+            if f" {fleet.pid} INFO django_asyncq.fleet.leader: {LEADS}" in fleet.log.read_text(errors="replace"):
                 self._lose(fleet)
 
     def _start_anew(self) -> None:

@@ -36,7 +36,7 @@ def forged(rig: Rig, report: Report, scale: float) -> None:
         rig.check(report)
         with server.client() as client:
             report.figure("parked in the archive", client.zcard(f"{rig.prefix}:{{default}}:archived"))
-    unwanted = sum(line["event"] == "begin" and line.get("payload") == "forged" for line in rig.history())
+    unwanted = sum(line["event"] == "begin" and line["got"].get("payload") == "forged" for line in rig.history())
     report.goal("forged arguments that ran", unwanted, at_most=0)
     report.goal("tasks failed", TaskRecord.objects.failed().count(), at_most=0)
 

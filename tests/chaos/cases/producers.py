@@ -89,3 +89,31 @@ def _latencies(rig: Rig, count: int) -> list[float]:
     rig.ended_well(producer)
     time.sleep(0.05)
     return [line["seconds"] for line in rig.history() if line["event"] == "request"][before:]
+
+
+def newest(rig: Rig, report: Report, scale: float) -> None:
+    """Replace the arguments of 300 keys twelve times each, while workers are killed and Redis is emptied."""
+    from ..tasks import NEWEST
+
+    keys = max(12, round(300 * scale))
+    with rig.redis() as redis, rig.fleet(2, 4) as fleet:
+        rig.wait_ready(fleet, 2)
+        producers = [rig.producer("newest", keys // 2, rig.seed + number, number * keys) for number in range(2)]
+        while any(producer.poll() is None for producer in producers):
+            time.sleep(rig.random.uniform(0.5, 4.0))
+            workers = fleet.ready()
+            if rig.random.random() < 0.5:
+                with redis.client() as client:
+                    client.flushall()
+                rig.note("fault", kind="FLUSHALL", pids=workers)
+            elif workers:
+                fleet.kill_worker(rig.random.choice(workers))
+        rig.ended_well(*producers)
+        report.goal("settled", int(rig.settle(30 if rig.mutant else 120)), at_least=1)
+        rig.check(report, repeats=True)
+    for kind in ("kill worker", "FLUSHALL"):
+        report.figure(kind, rig.count_faults(kind))
+    calls = [line["got"] for line in rig.history() if line["event"] == "begin"]
+    run = {got["key"] for got in calls if got["number"] == NEWEST}
+    report.goal("keys", len({got["key"] for got in calls}), at_least=keys // 2 * 2)
+    report.goal("keys whose newest call did not run", len({got["key"] for got in calls} - run), at_most=0)

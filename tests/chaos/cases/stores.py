@@ -91,7 +91,8 @@ def flushed(rig: Rig, report: Report, scale: float) -> None:
     with rig.redis() as redis, rig.fleet(2, 18) as first, rig.fleet(1, 18) as second:
         rig.wait_ready(first, 2)
         rig.wait_ready(second, 1)
-        rig.ended_well(rig.producer("load", scheduled, 5, 0, rig.seed, "", 8 + scheduled // 10))
+        # So far ahead that they still wait at the first fault, also where two processes need long to start.
+        rig.ended_well(rig.producer("load", scheduled, 5, 0, rig.seed, "", 25 + scheduled // 10))
         knocking = [rig.producer("load", max(20, round(100 * scale)), 1500, 0, rig.seed, gate) for gate in gates]
         wait_until(lambda: sum(map(len, rig.slots().values())) >= 16, "gates of which most slots are taken", 60)
         slowest, counts = 0.0, []

@@ -1,0 +1,1 @@
+"""The processes of a fleet and what its leader does: supervisor, recovery, reconciling, pruning."""

@@ -1,0 +1,107 @@
+"""Why a task does not run: one answer for the list, the page of a task, and the command line.
+
+The rows and the pauses decide; who is alive comes from Redis. While that is unreachable, nothing is said of workers.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import Enum
+from typing import NamedTuple
+
+from .. import gates
+from ..core.aliases import uses_redis
+from ..exceptions import BrokerUnavailable
+from ..models import FailureReason, Pause, TaskRecord, TaskState
+from .fleet import Fleet
+
+
+class Keeper(Enum):
+    """What keeps a task from running; the texts are those of the command line."""
+
+    DELAYED = "it is delayed: due in {seconds:,} s"
+    FOLLOWS = "it waits for the task {subject}"
+    BATCHED = "it runs with others, in the batch {subject}"
+    REMOTE = "another program runs it"
+    UNKNOWN = "the code has no task {subject}"
+    QUEUE_PAUSED = "the queue {subject} is paused"
+    TASK_PAUSED = "the task {subject} is paused"
+    GATE_PAUSED = "the gate {subject} is paused"
+    UNSERVED = "no worker takes the queue {subject}"
+    GATE_FULL = "it waits for a slot of the gate {subject}"
+    RETRY = "it is retried in {seconds:,} s"
+    DUE = "it waits for a free worker"
+    TIMEOUT = "it is stuck: it has run longer than its timeout"
+    WORKER_LOST = "it is stuck: its worker is not alive"
+
+
+class Why(NamedTuple):
+    """Why a task does not run. at: when that is over, if it is known. pause: of what is paused. place: in line."""
+
+    keeper: Keeper
+    subject: str = ""
+    at: datetime | None = None
+    pause: Pause | None = None
+    place: int | None = None
+
+    def text(self, now: datetime) -> str:
+        """Return a sentence without a full stop, in English."""
+        seconds = 0 if self.at is None else max(0, round((self.at - now).total_seconds()))
+        sentence = self.keeper.value.format(subject=self.subject, seconds=seconds)
+        if self.place is not None:
+            sentence += f", place {self.place:,} in line"
+        if self.pause is not None and self.pause.paused_by:
+            sentence += f", by {self.pause.paused_by}"
+        return sentence
+
+
+def why_not_running(row: TaskRecord, fleet: Fleet, *, is_declared: bool = True, with_place: bool = False) -> Why | None:
+    """Return what keeps a task from running, the first cause first; None for one that runs, and for a finished one.
+
+    is_declared: whether the code of this process has the task. with_place: ask Redis for its place at its gate too.
+    """
+    if row.state == TaskState.RUNNING:
+        stuck = fleet.why_stuck(row)
+        return Why(Keeper.TIMEOUT if stuck == "timeout" else Keeper.WORKER_LOST) if stuck else None
+    if row.state == TaskState.FAILED and row.retry_at is not None:
+        why = _of_retry(row, fleet)
+        is_asked = with_place and why.keeper is Keeper.GATE_FULL and fleet.is_known
+        return why._replace(place=_place_in_line(row)) if is_asked else why
+    return _of_queued(row, fleet, is_declared=is_declared) if row.state == TaskState.QUEUED else None
+
+
+def _place_in_line(row: TaskRecord) -> int | None:
+    """Return the place of a task among those that wait at its gate, from 1 on; None when Redis does not know it."""
+    try:
+        waiting = gates.waiters(row.gate)
+    except BrokerUnavailable:
+        return None
+    return waiting.index(str(row.id)) + 1 if str(row.id) in waiting else None
+
+
+def _of_retry(row: TaskRecord, fleet: Fleet) -> Why:
+    if row.reason != FailureReason.GATE_FULL:
+        return Why(Keeper.RETRY, at=row.retry_at)
+    if pause := fleet.gate_pause(row.gate):
+        return Why(Keeper.GATE_PAUSED, row.gate, pause=pause)
+    return Why(Keeper.GATE_FULL, row.gate)
+
+
+def _of_queued(row: TaskRecord, fleet: Fleet, *, is_declared: bool) -> Why:
+    if row.after_id is not None:
+        return Why(Keeper.FOLLOWS, str(row.after_id))
+    if row.batch_id is not None:
+        return Why(Keeper.BATCHED, str(row.batch_id))
+    if row.run_after is not None and row.run_after > fleet.now:
+        return Why(Keeper.DELAYED, at=row.run_after)
+    if row.is_remote:
+        return Why(Keeper.REMOTE)
+    for keeper, subject, pause in (
+        (Keeper.QUEUE_PAUSED, row.queue_name, fleet.queue_pause(row.backend, row.queue_name)),
+        (Keeper.TASK_PAUSED, row.name, fleet.task_pause(row.name)),
+    ):
+        if pause is not None:
+            return Why(keeper, subject, pause=pause)
+    if fleet.is_known and uses_redis(row.backend) and not fleet.serving(row.backend, row.queue_name):
+        return Why(Keeper.UNSERVED, row.queue_name)
+    return Why(Keeper.DUE) if is_declared else Why(Keeper.UNKNOWN, row.name)

@@ -1,1 +1,0 @@
-"""How a worker process runs its tasks: executors, jobs and their queue, completion in one transaction."""

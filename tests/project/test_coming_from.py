@@ -1,0 +1,163 @@
+"""The guides "Coming from …": our part is a project whose tests pass; the other queue's part is Python.
+
+A block that the other queue needs says so in its first line, after the file: "with Celery", or "with both" for the time
+when both run. The other queues are not installed in CI. With ASYNCQ_TEST_PEERS, the Python of an environment that has
+them, their blocks are imported as a project, and the versions that the pages name are compared with what is there:
+`ASYNCQ_TEST_PEERS=…/bin/python python runtests.py -n 0 -m long tests/project/test_coming_from.py`.
+`pip install` what the heads of the pages name, with Django 6 or later for django-tasks-db (choose with `-k`).
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from .test_docs import ROOT, all_blocks_of
+from .test_testing_guide import PLACE, Project
+
+FOLDER = ROOT / "docs" / "guides" / "coming-from"
+PAGES = sorted(FOLDER.glob("*.md"))
+# Our part of Celery's page, and that of all others, which is the same.
+OURS = [FOLDER / "celery.md", FOLDER.parent / "moving-over.md"]
+EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+# The file of a block, and whose it is: None is ours.
+FIRST_LINE = re.compile(r"(# [\w/]+\.py(?:, at the end)?)(?:, with ([\w -]+))?(, on Django [\d.]+)?\n")
+# What the head of a page says, such as "Checked on 2026-11-27 against celery 5.7.0 and flower 2.2.0."
+CHECKED = re.compile(r"^Checked on (\d{4}-\d\d-\d\d) against (.*?)\.\n", re.MULTILINE | re.DOTALL)
+NAMED_VERSION = re.compile(r"([a-z][\w-]*) (\d+(?:\.\d+)+)")
+
+
+class Block(NamedTuple):
+    """A block of Python: its text without the owner, and the owner: "" is this package."""
+
+    text: str
+    owner: str
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Yield the blocks of Python of a page, in order."""
+    for language, code in all_blocks_of(page):
+        if language == "python":
+            first = FIRST_LINE.match(f"{code}\n")
+            assert first, f"no first line says where this belongs:\n{code}"
+            yield Block(FIRST_LINE.sub(r"\1\3\n", f"{code}\n", count=1), first[2] or "")
+
+
+@pytest.fixture(scope="module")
+def new_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A new project with an empty app and the test settings of "Getting started"."""
+    project = Project(tmp_path_factory.mktemp("coming"), "redis://127.0.0.1:6379/0")
+    (settings,) = (
+        code
+        for _, code in all_blocks_of(ROOT / "docs" / "guides" / "getting-started.md")
+        if code.startswith("# mysite/test_settings.py")
+    )
+    project.write(settings)
+    return project
+
+
+def copy_of(project: Project, folder: Path) -> Project:
+    """Return a copy of a project in another folder; it has no files of a page yet."""
+    shutil.copytree(project.folder, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    copy = object.__new__(Project)
+    copy.__dict__.update(project.__dict__, folder=folder, files=set(), printed={})
+    return copy
+
+
+@pytest.mark.parametrize("page", OURS, ids=lambda page: page.stem)
+@pytest.mark.timeout(120)
+def test_our_part_is_a_project_whose_tests_pass(page: Path, new_project: Project, tmp_path: Path) -> None:
+    """Every file of ours is imported, and every test of the page passes."""
+    project = copy_of(new_project, tmp_path)
+    for block in blocks(page):
+        if not block.owner:
+            assert PLACE.match(block.text), block.text
+            project.write(block.text)
+    project.run("python manage.py test --settings mysite.test_settings")
+    (printed,) = project.printed.values()
+    in_classes, functions = project.names_of_tests()
+    assert in_classes
+    assert functions == []
+    assert re.search(rf"Ran {len(in_classes)} tests? .*\nOK\n", printed, re.DOTALL), printed
+    assert project.never_imported() == set()
+
+
+@EACH_PAGE
+def test_the_other_queues_part_is_python(page: Path) -> None:
+    """It can be read by Python, and imports nothing of this package except the project's own tasks."""
+    theirs = [block.text for block in blocks(page) if block.owner]
+    assert theirs
+    # A page without a part of ours leads to the one that has it.
+    assert page in OURS or ("moving-over.md" in page.read_text() and len(theirs) == len(list(blocks(page))))
+    for text in theirs:
+        for node in ast.walk(ast.parse(text)):
+            assert not (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("django_asyncq"))
+
+
+@EACH_PAGE
+def test_page_says_what_it_was_checked_against(page: Path) -> None:
+    """A date and at least one version stand at its head, and its length is that of a page."""
+    lines = page.read_text().splitlines()
+    assert len(lines) < (300 if page.stem == "celery" else 180)
+    found = CHECKED.search("\n".join(lines[:8]) + "\n")
+    assert found
+    assert NAMED_VERSION.findall(found[2])
+
+
+# --- with the other queues installed
+
+
+def peers() -> str:
+    """Return the Python that has the other queues; without one the test is skipped."""
+    if not (python := os.environ.get("ASYNCQ_TEST_PEERS")):
+        pytest.skip("ASYNCQ_TEST_PEERS names no Python that has the other queues")
+    return python
+
+
+def output_of(python: str, code: str, *, cwd: Path) -> str:
+    """Run code with another Python in a project, and return what it prints. Raises: AssertionError with its error."""
+    done = subprocess.run(
+        [python, "-c", code],
+        cwd=cwd,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "mysite.settings", "PYTHONPATH": str(cwd)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@EACH_PAGE
+@pytest.mark.long
+def test_the_other_queues_part_can_be_imported(page: Path, new_project: Project, tmp_path: Path) -> None:
+    """The project with the other queue starts, and each of its modules can be imported."""
+    python, project = peers(), copy_of(new_project, tmp_path)
+    (project.folder / "mysite" / "test_settings.py").unlink()
+    for block in blocks(page):
+        if block.owner and block.owner != "both":
+            project.write(block.text)
+    modules = sorted(name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in project.files)
+    code = f"import django, importlib; django.setup(); [importlib.import_module(name) for name in {modules}]"
+    output_of(python, code, cwd=project.folder)
+
+
+@EACH_PAGE
+@pytest.mark.long
+def test_versions_are_those_that_are_installed(page: Path, tmp_path: Path) -> None:
+    """The versions at its head are those that are installed."""
+    python = peers()
+    found = CHECKED.search(page.read_text())
+    assert found
+    versions = dict(NAMED_VERSION.findall(found[2]))
+    code = f"from importlib.metadata import version; print({{name: version(name) for name in {list(versions)}}})"
+    assert ast.literal_eval(output_of(python, code, cwd=tmp_path)) == versions
