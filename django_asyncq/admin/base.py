@@ -1,4 +1,4 @@
-"""What all pages share: how values are shown, how a page or a button of the table is answered, the admin's history.
+"""What all pages share: how values are shown, how a page or a button of the table is answered.
 
 `format_html` escapes everything.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -16,12 +16,9 @@ from uuid import UUID
 import django
 from django.contrib import messages
 from django.contrib.admin import ModelAdmin
-from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import quote, unquote
-from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.db import Error as DatabaseError
-from django.db.models import Model
 from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
@@ -41,7 +38,7 @@ from ..exceptions import BrokerUnavailable, InvalidOption
 from ..models import FailureReason, Pause, TaskRecord, TaskState
 from ..observe.why import Keeper, Why
 from ..storage.errors import one_line
-from ..storage.routing import rows_of, writing_database
+from ..storage.routing import rows_of
 from .addresses import Button, Page, code_of
 
 if TYPE_CHECKING:
@@ -561,39 +558,3 @@ def asked(model_admin: AnyModelAdmin, request: HttpRequest, asking: Asking, back
     except StopIteration as end:
         result: Result = end.value
         return result
-
-
-# --- Write what a person did to the admin's history (`LogEntry`): on the task, or on what else was changed.
-
-# Above that, one entry names the number: a history of a thousand equal lines helps nobody.
-MOST_ENTRIES = 100
-
-
-def note_tasks(request: HttpRequest, records: Collection[TaskRecord], text: str) -> None:
-    """Write an entry to the history of each task; of more than 100 one entry that counts them. text: "Retried."."""
-    if len(records) > MOST_ENTRIES:
-        note(request, TaskRecord, f"{len(records):,} tasks", text)
-    elif records:
-        note_rows(request, list(records), text)
-
-
-def note_rows(request: HttpRequest, rows: list[Any], text: str) -> None:
-    """Write an entry to the history of each row."""
-    user: Any = request.user
-    entries = LogEntry.objects.db_manager(writing_database(LogEntry))
-    entries.log_actions(user_id=user.pk, queryset=rows, action_flag=CHANGE, change_message=text)
-
-
-def note(request: HttpRequest, model: type[Model], what: str, text: str, *, id: str | None = None) -> None:
-    """Write an entry about something of a model. what: what the entry names. id: of its row, for its History page."""
-    user: Any = request.user
-    database = writing_database(LogEntry)
-    types = ContentType.objects.db_manager(database)
-    LogEntry.objects.using(database).create(
-        user_id=user.pk,
-        content_type_id=types.get_for_model(model).pk,
-        object_id=id,
-        object_repr=what[:200],
-        action_flag=CHANGE,
-        change_message=text,
-    )

@@ -14,6 +14,7 @@ from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
 from django.urls import NoReverseMatch
+from django.utils import translation
 from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -26,9 +27,10 @@ from ..core.redaction import mask_text
 from ..exceptions import InvalidOption
 from ..models import BulkAction, BulkKind, BulkState
 from ..storage import database_clock
-from . import base
+from . import base, history
 from .base import Asking, Input, Question, has_right, url_of
 from .filters import ReadOnlyAdmin
+from .history import Did
 from .matching import PERMISSIONS, UNTIL, Matching, in_words
 from .task_page import Fact
 
@@ -131,7 +133,7 @@ def stop(model_admin: ModelAdmin[Any], request: HttpRequest, action: BulkAction)
     except InvalidOption:
         messages.warning(request, _("It is over, so nothing was changed."))
     else:
-        base.note(request, BulkAction, str(action), "Stopped.", id=str(action.pk))
+        history.note(request, BulkAction, str(action), Did.STOPPED, row_id=str(action.pk))
         messages.success(request, _("Done."))
     return None
 
@@ -196,8 +198,10 @@ def _start(model_admin: ModelAdmin[Any], request: HttpRequest, kind: BulkKind, m
         messages.warning(request, str(error))
         return None
     reason = base.reason_of(request)
-    text = f"Started: {'; '.join(in_words(found.matching))}" + (f". Reason: {reason}" if reason else "")
-    base.note(request, BulkAction, str(action), text, id=str(action.pk))
+    with translation.override("en"):
+        words = "; ".join(str(each) for each in in_words(found.matching))
+    did = Did.STARTED_BECAUSE if reason else Did.STARTED
+    history.note(request, BulkAction, str(action), did, row_id=str(action.pk), filter=words, reason=reason)
     if not has_right(request, "view_bulkaction"):
         messages.success(request, _("Started. The workers do it in the background."))
         return None

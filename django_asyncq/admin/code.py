@@ -23,8 +23,9 @@ from ..core.redaction import mask_text
 from ..core.schedules import declared_schedules
 from ..exceptions import TaskNotRegistered
 from ..models import TaskRecord, TaskState
-from . import base
+from . import base, history
 from .base import render_page, url_of
+from .history import Did
 
 logger = get_logger("django_asyncq.admin")
 
@@ -91,8 +92,6 @@ def _load_once() -> None:
 #
 # Browsers do not keep it: Django sends `Cache-Control: no-store` with every page of the admin.
 
-NOTED = "Secret values shown."
-
 
 def has_secret_arguments(record: TaskRecord) -> bool:
     """Whether a value is masked among the arguments of a task."""
@@ -104,7 +103,7 @@ def has_secret_arguments(record: TaskRecord) -> bool:
 
 def secrets(model_admin: ModelAdmin[Any], request: HttpRequest, record: TaskRecord) -> HttpResponse:
     """Show what a task was called with, what it returned and how it failed, with nothing masked."""
-    base.note_tasks(request, [record], NOTED)
+    history.note_tasks(request, [record], Did.SECRETS_SHOWN)
     values = [(_("Positional"), record.args), (_("Keyword"), record.kwargs)]
     if record.state == TaskState.SUCCEEDED:
         values.append((_("Return value"), record.return_value))

@@ -39,6 +39,7 @@ from .addresses import own_urls
 from .base import AnyModelAdmin, Text, moment_text, url_of, uuid_of, visible, written
 from .code import known_names, known_task
 from .fleet import fleet_of
+from .history import in_readers_language
 
 MAX_CHOICES = 100
 # Read along the index of states, in about a millisecond.
@@ -420,7 +421,10 @@ class RoutedAdmin(AnyModelAdmin):
 
     def history_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         """Show what people have done to a row."""
-        return visible(super().history_view(request, *args, **kwargs))
+        response = super().history_view(request, *args, **kwargs)
+        for entry in getattr(response, "context_data", {}).get("action_list", ()):
+            entry.change_message = in_readers_language(entry)
+        return visible(response)
 
 
 class ReadOnlyAdmin(RoutedAdmin):

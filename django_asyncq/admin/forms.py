@@ -26,9 +26,10 @@ from ..models import TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.errors import one_line
 from ..storage.routing import rows_of, transaction_of
-from . import base
+from . import base, history
 from .base import Asking, Question, url_of
-from .code import NOTED, has_secret_arguments, known_task, schedulable_names, signature_text
+from .code import has_secret_arguments, known_task, schedulable_names, signature_text
+from .history import Did
 from .schedule_page import ArgumentsField
 
 LONGEST_DELAY_SECONDS = 366 * 86_400
@@ -121,8 +122,8 @@ def enqueue(model_admin: ModelAdmin[Any], request: HttpRequest) -> dict[str, Any
     form = EnqueueForm(request.POST or None)
     if request.method == "POST" and form.is_valid() and (enqueued := _enqueue(form)) is not None:
         if enqueued.is_new or enqueued.is_changed:
-            word = "Enqueued." if enqueued.is_new else "Got the arguments of a newer call."
-            base.note_tasks(request, [enqueued.record], word)
+            did = Did.ENQUEUED if enqueued.is_new else Did.GOT_ARGUMENTS
+            history.note_tasks(request, [enqueued.record], did)
         return _done(model_admin, request, enqueued)
     return {"form": form}
 
@@ -142,7 +143,7 @@ def again(model_admin: ModelAdmin[Any], request: HttpRequest, old: TaskRecord) -
             lines=[_("Some of its arguments are secret. The form shows them, and the history of the task notes that.")],
             button=_("Show the form"),
         )
-        base.note_tasks(request, [old], NOTED)
+        history.note_tasks(request, [old], Did.SECRETS_SHOWN)
     initial = {"args": old.args, "kwargs": old.kwargs}
     form = CallForm(request.POST if is_submitted else None, initial=initial, task=task)
     if is_submitted and form.is_valid() and (enqueued := _enqueue_again(request, form, old)) is not None:
@@ -190,7 +191,7 @@ def reschedule(model_admin: ModelAdmin[Any], request: HttpRequest, record: TaskR
     if changed is None:
         messages.warning(request, _("It waits no more, or a worker has just taken it, so nothing was changed."))
         return page
-    base.note_tasks(request, [changed], f"Rescheduled: delay {delay or 0} s, priority {changed.priority}.")
+    history.note_tasks(request, [changed], Did.RESCHEDULED, seconds=delay or 0, priority=changed.priority)
     messages.success(request, _("Done."))
     return page
 
@@ -217,11 +218,12 @@ def _enqueue_again(request: HttpRequest, form: CallForm, old: TaskRecord) -> Enq
     enqueued = _enqueue(form, retried_from=old)
     if enqueued is not None and enqueued.is_new:
         is_same = (enqueued.record.args, enqueued.record.kwargs) == (old.args, old.kwargs)
-        how = "again" if is_same else "with new arguments"
-        base.note_tasks(request, [old], f"Enqueued {how} as {enqueued.record.pk}.")
-        base.note_tasks(request, [enqueued.record], f"Enqueued {how}, after {old.pk}.")
+        of_old = Did.ENQUEUED_AGAIN_AS if is_same else Did.ENQUEUED_ANEW_AS
+        of_new = Did.ENQUEUED_AGAIN_AFTER if is_same else Did.ENQUEUED_ANEW_AFTER
+        history.note_tasks(request, [old], of_old, task=enqueued.record.pk)
+        history.note_tasks(request, [enqueued.record], of_new, task=old.pk)
     elif enqueued is not None and enqueued.is_changed:
-        base.note_tasks(request, [enqueued.record], f"Got the new arguments of {old.pk}.")
+        history.note_tasks(request, [enqueued.record], Did.GOT_ARGUMENTS_OF, task=old.pk)
     return enqueued
 
 

@@ -25,10 +25,11 @@ from ..models import Gate, TaskRecord
 from ..observe.fleet import Fleet
 from ..observe.inspector import Inspector
 from ..storage.routing import rows_of
-from . import base
+from . import base, history
 from .base import AnyModelForm, Asking, Question, has_right, pause_note, url_of
 from .filters import RoutedAdmin
 from .fleet import fleet_and, fleet_of
+from .history import Did
 
 # --- What the page of a gate shows below its form: who holds its slots, who waits, whether both stores agree; and
 # buttons.
@@ -132,7 +133,7 @@ def release(model_admin: ModelAdmin[Any], request: HttpRequest, gate: Gate) -> A
         is_destructive=True,
     )
     if _fail(request, row) if row is not None and is_running else gates.release_ids(gate.name, [id]):
-        base.note(request, Gate, str(gate), f"Released the slot of {row or id}.", id=str(gate.pk))
+        history.note(request, Gate, str(gate), Did.SLOT_RELEASED, row_id=str(gate.pk), task=row or id)
         messages.success(request, _("The slot is free."))
     else:
         messages.warning(request, _("The slot was released meanwhile, so nothing was changed."))
@@ -154,7 +155,7 @@ def repair(model_admin: ModelAdmin[Any], request: HttpRequest, gate: Gate) -> No
     drift = Inspector().gates.audit(gate.name)
     added = ngettext("%(count)d slot was added", "%(count)d slots were added", drift.added) % {"count": drift.added}
     removed = ngettext("%(count)d was removed", "%(count)d were removed", drift.removed) % {"count": drift.removed}
-    base.note(request, Gate, str(gate), f"Repaired: {drift.added} added, {drift.removed} removed.", id=str(gate.pk))
+    history.note(request, Gate, str(gate), Did.REPAIRED, row_id=str(gate.pk), added=drift.added, removed=drift.removed)
     messages.success(request, _("%(added)s, %(removed)s.") % {"added": added, "removed": removed})
 
 

@@ -43,6 +43,7 @@ from .details import RUN_COLUMNS, cells_of_runs
 from .failures import read_groups
 from .fleet import fleet_and
 from .gates import reading_taken
+from .history import in_readers_language
 from .navigation import as_count
 
 # --- The chart of the overview: how many tasks were processed and failed per minute, as SVG with axes, and as a table.
@@ -422,7 +423,7 @@ def _entries(now: datetime) -> list[SimpleNamespace]:
             at=base.time_element(each.action_time, now),
             who=visible_text(each.user.get_username()),
             what=visible_text(each.object_repr),
-            text=visible_text(mask_text(str(each.get_change_message()))),
+            text=visible_text(mask_text(in_readers_language(each))),
         )
         for each in latest
     ]

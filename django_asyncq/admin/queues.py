@@ -34,11 +34,12 @@ from ..observe.values import MinuteInfo, QueueInfo
 from ..storage import database_clock
 from ..storage.errors import one_line
 from ..storage.routing import rows_of
-from . import base
+from . import base, history
 from .base import AnyModelForm, Asking, Question, has_right, pause_note, reason_of, unreachable_text, url_about
 from .code import known_names
 from .filters import RoutedAdmin
 from .fleet import ask, fleet_and
+from .history import Did
 
 MINUTES_OF_RATE = 5
 MINUTES_OF_FAILURES = 60
@@ -157,7 +158,7 @@ def forget(model_admin: ModelAdmin[Any], request: HttpRequest) -> Asking:
         is_destructive=True,
     )
     count = Inspector(backend).queues.forget_rejected(queue)
-    base.note(request, TaskRecord, f"queue {queue}", f"Forgot {count:,} rejected messages.")
+    history.note(request, TaskRecord, f"queue {queue}", Did.FORGOTTEN, count=f"{count:,}")
     text = ngettext("%(count)d message was forgotten.", "%(count)d messages were forgotten.", count)
     messages.success(request, text % {"count": count})
     return None
@@ -190,8 +191,8 @@ def pause_target(model_admin: ModelAdmin[Any], request: HttpRequest) -> Asking:
     by = request.user.get_username()
     if pause(target.kind, target.name, backend=target.backend, by=by, note=note):
         row = rows_of(Pause).filter(kind=target.kind, name=target.name).order_by("-pk").first()
-        text = f"Paused: {note}" if note else "Paused."
-        base.note(request, Pause, str(target), text, id=None if row is None else str(row.pk))
+        did = Did.PAUSED_BECAUSE if note else Did.PAUSED
+        history.note(request, Pause, str(target), did, row_id=None if row is None else str(row.pk), reason=note)
         messages.success(request, _("Paused: %(what)s.") % {"what": target} + _held_text(target))
     else:
         messages.warning(request, _("It was paused already: %(what)s.") % {"what": target})
@@ -202,7 +203,7 @@ def resume_target(model_admin: ModelAdmin[Any], request: HttpRequest) -> None:
     """Resume a queue, a task or a gate."""
     target = _target(request)
     if resume(target.kind, target.name, backend=target.backend):
-        base.note(request, Pause, str(target), "Resumed.")
+        history.note(request, Pause, str(target), Did.RESUMED)
         messages.success(request, _("Resumed: %(what)s.") % {"what": target})
     else:
         messages.warning(request, _("It was not paused: %(what)s.") % {"what": target})

@@ -31,8 +31,9 @@ from ..scheduling.occurrences import run_now
 from ..scheduling.scheduler import resume_all, switch
 from ..storage import database_clock, identity
 from ..storage.routing import rows_of, transaction_of
-from . import base, schedule_page
+from . import base, history, schedule_page
 from .filters import ReadOnlyAdmin, RoutedAdmin
+from .history import Did
 from .schedule_page import ScheduleForm, SchedulePage, TaskLinks
 from .task_page import Fact
 
@@ -82,7 +83,7 @@ def run(model_admin: ModelAdmin[Any], request: HttpRequest, row: Schedule) -> No
         text = _("Somebody has run it since this page was opened: {}, {}. No other task was queued.")
         messages.warning(request, format_html(text, task, since))
         return
-    base.note_rows(request, [row], f"Run now: task {result.occurrence.task_id}.")
+    history.note_rows(request, [row], Did.RUN_NOW_AS, task=result.occurrence.task_id)
     messages.success(request, format_html(_("Queued: {}."), task))
 
 
@@ -99,7 +100,7 @@ def switch_and_report(request: HttpRequest, pks: list[UUID], *, enabled: bool) -
     """Enable or disable schedules, show messages, and log it."""
     switched = switch(pks, enabled=enabled)
     if switched.changed:
-        base.note_rows(request, switched.changed, "Enabled." if enabled else "Disabled.")
+        history.note_rows(request, switched.changed, Did.ENABLED if enabled else Did.DISABLED)
         on = ngettext("Enabled: %(names)s.", "%(count)d schedules enabled: %(names)s.", len(switched.changed))
         off = ngettext("Disabled: %(names)s.", "%(count)d schedules disabled: %(names)s.", len(switched.changed))
         messages.success(request, _with_names(on if enabled else off, switched.changed))
@@ -116,7 +117,7 @@ def switch_and_report(request: HttpRequest, pks: list[UUID], *, enabled: bool) -
 def resume(model_admin: ModelAdmin[Any], request: HttpRequest) -> None:
     """End the pause of all schedules, and log it."""
     if resume_all():
-        base.note(request, Schedule, "all schedules", "Resumed.")
+        history.note(request, Schedule, "all schedules", Did.RESUMED)
     messages.success(request, _("All schedules fire again."))
 
 

@@ -28,9 +28,10 @@ from ..exceptions import GateUnavailable
 from ..models import Gate, TaskRecord, TaskState
 from ..storage.errors import one_line
 from ..storage.routing import rows_of
-from . import base
+from . import history
 from .base import Asking, Question, Text, ask, check_rights, reason_of, url_of
 from .code import known_task
+from .history import Did
 
 # --- Retry tasks for a person in the admin, and report which tasks were queued again and why the others were not.
 
@@ -213,7 +214,7 @@ class Act:
 
 def _retry(model_admin: ModelAdmin[Any], request: HttpRequest, ids: Collection[UUID]) -> None:
     outcome = retry(model_admin.get_queryset(request), ids)
-    base.note_tasks(request, outcome.retried, "Retried.")
+    history.note_tasks(request, outcome.retried, Did.RETRIED)
     for level, text in _sentences(outcome, _url_of_task(model_admin)):
         messages.add_message(request, level, text)
 
@@ -223,7 +224,7 @@ def _run_now(model_admin: ModelAdmin[Any], request: HttpRequest, ids: Collection
     rows = {row.id: row for row in model_admin.get_queryset(request).filter(pk__in=ids).only("id", "name", "state")}
     hurried = set(lifecycle.hurry([id for id, row in rows.items() if row.state == TaskState.QUEUED]))
     done = [row for id, row in rows.items() if id in hurried]
-    base.note_tasks(request, done, "Run now.")
+    history.note_tasks(request, done, Did.RUN_NOW)
     if done:
         text = ngettext("Due now: {}.", "{} tasks are due now: {}.", len(done))
         messages.success(request, counted(text, done, _url_of_task(model_admin)))
@@ -243,7 +244,7 @@ def _cancel(model_admin: ModelAdmin[Any], request: HttpRequest, ids: Collection[
     rows = model_admin.get_queryset(request).filter(pk__in=wanted, cancel_requested_at__isnull=False).only("id", "name")
     if total.cancelled or total.asked:
         reason = reason_of(request)
-        base.note_tasks(request, list(rows), f"Cancelled: {reason}" if reason else "Cancelled.")
+        history.note_tasks(request, list(rows), Did.CANCELLED_BECAUSE if reason else Did.CANCELLED, reason=reason)
     cancelled = ngettext("%(count)d task was cancelled.", "%(count)d tasks were cancelled.", total.cancelled)
     asked = ngettext(
         "%(count)d task may be running, and was asked to stop.",

@@ -18,9 +18,10 @@ from ..models import TaskRecord
 from ..observe.fleet import Fleet
 from ..observe.inspector import Inspector, WorkerInfo
 from ..storage.routing import rows_of
-from . import base
+from . import base, history
 from .base import Asking, Question, has_right, rows_by_id
 from .fleet import fleet_of
+from .history import Did
 
 # A process runs as many as it has slots; those of another program may say anything.
 MOST_RUNNING = 20
@@ -111,7 +112,7 @@ def drain(model_admin: ModelAdmin[Any], request: HttpRequest) -> Asking:
         button=_("Stop taking tasks"),
     )
     if meant := Inspector().workers.drain(name):
-        base.note(request, TaskRecord, f"worker {name}", "Asked to take no more tasks.")
+        history.note(request, TaskRecord, f"worker {name}", Did.ASKED_TO_STOP_TAKING)
         text = ngettext(
             "%(count)d worker takes no more tasks after its next beat.",
             "%(count)d workers take no more tasks after their next beat.",
@@ -128,7 +129,7 @@ def undrain(model_admin: ModelAdmin[Any], request: HttpRequest) -> None:
     name, workers = request.POST.get("name", ""), Inspector().workers
     was_drained, others = workers.resume(name), [each for each in workers.drained_by(name) if each != name]
     if was_drained:
-        base.note(request, TaskRecord, f"worker {name}", "Let take tasks again.")
+        history.note(request, TaskRecord, f"worker {name}", Did.LET_TAKE_AGAIN)
     if others:
         text = _("%(name)s: a request to take no more tasks still holds for %(others)s.")
         messages.warning(request, text % {"name": name, "others": ", ".join(others)})

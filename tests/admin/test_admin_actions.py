@@ -13,7 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_asyncq import lifecycle
-from django_asyncq.admin import base, bulk
+from django_asyncq.admin import bulk, history
 from django_asyncq.control import start_bulk
 from django_asyncq.models import BulkAction, BulkState, FailureReason, TaskRecord, TaskState
 from django_asyncq.storage import routing
@@ -164,7 +164,7 @@ def test_ticked_tasks_run_now() -> None:
 
 def test_a_history_of_many_tasks_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the limit."""
-    monkeypatch.setattr(base, "MOST_ENTRIES", 2)
+    monkeypatch.setattr(history, "MOST_ENTRIES", 2)
     records = [make(TaskState.QUEUED) for _ in range(3)]
     marked(client_with("view_taskrecord", "cancel_task"), "cancel", *records, confirmed="yes")
     assert LogEntry.objects.get().object_repr == "3 tasks"
