@@ -16,9 +16,14 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
+from django.utils.module_loading import import_string
+
+from django_asyncq.backend import AsyncqBackend
+from django_asyncq.models import TaskRecord
 
 from .test_docs import ROOT, all_blocks_of
 from .test_testing_guide import PLACE, Project
@@ -100,6 +105,28 @@ def test_the_other_queues_part_is_python(page: Path) -> None:
     for text in theirs:
         for node in ast.walk(ast.parse(text)):
             assert not (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("django_asyncq"))
+
+
+def sides(page: Path) -> tuple[str, str]:
+    """Return the code before and after the change with which a page begins."""
+    (language, change), *_rest = all_blocks_of(page)
+    assert language == "diff"
+    lines = change.splitlines()
+    before, after = ["\n".join(line[1:] for line in lines if line[:1] != other) for other in "+-"]
+    return before, after
+
+
+@EACH_PAGE
+def test_page_begins_with_the_smallest_case(page: Path, transactional_db: None) -> None:
+    """Its old side is Python; its new side enqueues a task, or is the settings."""
+    before, after = sides(page)
+    ast.parse(before)
+    module = ModuleType(f"tests.smallest_{page.stem.replace('-', '_')}")
+    exec(compile(after, str(page), "exec"), module.__dict__)  # our own page
+    if page.stem == "django-tasks-db":
+        assert import_string(module.__dict__["TASKS"]["default"]["BACKEND"]) is AsyncqBackend
+    else:
+        assert [row.args for row in TaskRecord.objects.filter(name=f"{module.__name__}.send_receipt")] == [[7]]
 
 
 @EACH_PAGE

@@ -184,6 +184,7 @@ def test_secrets_that_compose_would_miss_are_refused(written: str, docker_image:
 LANGUAGES = {
     "sh": "docs_commands.py",
     "python": "docs_runner.py",
+    "diff": "test_coming_from.py",
     "dockerfile": "docker_image.py",
     "go": "test_docs_run.py",
     "html": "test_docs_run.py",
