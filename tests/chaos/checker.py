@@ -222,13 +222,15 @@ def _is_stale(each: Transition) -> bool:
     return each.new_fence <= each.old_fence
 
 
-def stale_answers(history: Iterable[Line]) -> list[tuple[str, int, int]]:
+def stale_answers(history: Sequence[Line]) -> list[tuple[str, int, int]]:
     """I5: return (id, fence, newer fence) of outcomes that Redis accepted although it had issued a newer fence.
 
     A process may stand still between a reply and its line here. So a fence counts as newer if its line was written
-    before the outcome was sent, and not by the order of the lines.
+    before the outcome was sent, and not by the order of the lines. After a FLUSHALL in between Redis has forgotten it;
+    then only the row can refuse (`stale_rows`).
     """
     taken: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    flushes = [line["at"] for line in history if line["event"] == "fault" and line["kind"] == "FLUSHALL"]
     found = []
     for line in history:
         if line["event"] == "taken":
@@ -237,7 +239,12 @@ def stale_answers(history: Iterable[Line]) -> list[tuple[str, int, int]]:
         elif line["event"] == "answered":
             asked = line.get("asked", line["at"])
             for id, fence, word in line["runs"]:
-                newest = max((each for at, each in taken[id] if at < asked), default=0)
+                known = [
+                    each
+                    for at, each in taken[id]
+                    if at < asked and not any(at < flush < line["at"] for flush in flushes)
+                ]
+                newest = max(known, default=0)
                 if word in ("done", "retried", "archived") and fence < newest:
                     found.append((id, fence, newest))
     return found

@@ -112,6 +112,9 @@ def test_stale_answers_were_taken_after_a_newer_fence() -> None:
     assert checker.stale_answers(history) == [("a", 1, 3)]
     # Its reply came before the newer run was taken, and its line was written later.
     assert checker.stale_answers([*history[:2], line(2, "answered", runs=[["a", 1, "done"]], asked=0.5)]) == []
+    flushed = [*history[:2], line(1.5, "fault", kind="FLUSHALL", pids=[]), *history[2:]]
+    assert checker.stale_answers(flushed) == []
+    assert checker.stale_answers([line(0, "fault", kind="FLUSHALL", pids=[]), *history]) == [("a", 1, 3)]
     assert checker.refused_answers(history) == 1
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import redis
-from django.db import connections
+from django.db import OperationalError, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -26,6 +26,7 @@ from django_asyncq.exceptions import BrokerUnavailable, LockLost
 from django_asyncq.fleet import pruner as pruning
 from django_asyncq.fleet.pruner import PRUNE_SECONDS, Pruned, Pruner, retention_is_over
 from django_asyncq.models import FailureReason, Occurrence, Schedule, StartupRun, TaskRecord, TaskState
+from django_asyncq.storage.errors import ErrorKind, kind_of
 from django_asyncq.storage.routing import transaction_of, writing_database
 
 from .. import tasks
@@ -317,13 +318,22 @@ def test_every_statement_uses_the_primary_key(pruner: Pruner) -> None:
 
 
 def test_two_pruners_at_once_share_the_work() -> None:
-    """One of them counts each row, and neither fails."""
+    """One of them counts each row. MariaDB may end one for a deadlock; it prunes again, as the loop of the leader does."""
     saved(*(row(days=8) for _ in range(2000)), row(days=1))
     counts, errors = [], []
 
     def prune() -> None:
+        pages = Pruner(Broker()).prune_tasks()
         try:
-            counts.append(sum(Pruner(Broker()).prune_tasks()))
+            while True:
+                try:
+                    for count in pages:
+                        counts.append(count)
+                    return
+                except OperationalError as error:
+                    if kind_of(error) is not ErrorKind.AGAIN:
+                        raise
+                    pages = Pruner(Broker()).prune_tasks()
         except Exception as error:  # noqa: BLE001 - handed to the test
             errors.append(error)
         finally:
