@@ -217,6 +217,8 @@ class AsyncqBackend(compat.BaseTaskBackend):
             "soft_timeout_seconds": task.soft_timeout,
             "keep_logs": task.keep_logs,
         }
+        if task.version != 1:
+            columns["version"] = task.version
         return Plan(task, conf.current(), not has_more, has_times(task), shape, columns)
 
     def _headers_of(self, task: Any) -> dict[str, str] | None:

@@ -67,7 +67,7 @@ class Settings:
     max_crashes: int = 3
     """A task fails when it was lost alone with its worker process this many times."""
     unregistered_patience_seconds: int = 600
-    """How long a task that no worker has registered is postponed before it fails."""
+    """How long tasks may wait for a worker whose code has them before an alert says so."""
     expected_seconds: float = 60
     """Expected run time of a task with a gate that sets no `expected_seconds`."""
     push_batch_seconds: float = 0.01

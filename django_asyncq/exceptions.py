@@ -26,6 +26,7 @@ AsyncqError
 │   ├── InvalidResult      the function returned what JSON cannot hold
 │   ├── TaskNotRegistered  the worker's code has no task of this name
 │   └── TaskNotRunnable    the function cannot be called, or its body did not run
+│       └── UpgradeFailed  the task's `upgrade` made no arguments for this code
 ├── TransactionEnded       the function ended the transaction that was to complete its task; the row stores it
 ├── WaitTimeout            a task had not finished when the time to wait was over
 ├── StillRunning           workers still had tasks of what was paused or drained when the time to wait was over
@@ -286,6 +287,10 @@ class TaskNotRunnable(RunAborted):
 
     The latter when it returned a generator, or an awaitable that cannot be awaited.
     """
+
+
+class UpgradeFailed(TaskNotRunnable):
+    """The task's `upgrade` failed, or what it returned cannot be passed; the row keeps the old arguments."""
 
 
 class TransactionEnded(AsyncqError):

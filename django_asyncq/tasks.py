@@ -51,6 +51,7 @@ from .core.policies import Backoff, Retention
 from .core.registry import why_unresolvable
 from .core.schedules import Declaration
 from .core.time import Duration, moment_after, seconds_of
+from .core.versions import Upgrade
 from .exceptions import InvalidArguments, InvalidOption, TaskNotRunnable
 from .storage import database_clock
 
@@ -114,6 +115,9 @@ class Task(_FrameworkTask[P, R]):
     "return" the existing task, "replace" its arguments, or "follow" it.
     keep_logs: how many of the lines that a run logs are kept with the task; None: as the settings say.
     sensitive: names of parameters whose values the admin masks, and "return" for the result; one or a tuple.
+    aliases: former names, under which rows, schedules and code of an earlier deploy know it; one or a tuple.
+    version: of the meaning of the arguments; raised when older ones no longer fit. upgrade: makes arguments of this
+    version out of older ones: a function of (args, kwargs, from_version) that returns (args, kwargs).
     wire_name: the type of the messages of other programs that it runs, or a prefix that ends in "*". payload: what such
     a message holds: "json", or "bytes" as one argument. headers, group: of one call; `using` sets them.
     inbox: whether any program may enqueue it through the inbox of its queue; or the Redis list whose values it gets.
@@ -146,6 +150,9 @@ class Task(_FrameworkTask[P, R]):
     on_duplicate: OnDuplicate = "reject"
     keep_logs: int | None = None
     sensitive: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    version: int = 1
+    upgrade: Upgrade | None = None
     wire_name: str | None = None
     payload: PayloadKind = "json"
     inbox: bool | str = False
@@ -170,7 +177,8 @@ class Task(_FrameworkTask[P, R]):
             object.__setattr__(self, option, seconds_of(getattr(self, option)))
         for option in ("retry_on", "give_up_on", "on_missing"):
             object.__setattr__(self, option, one_or_more(getattr(self, option)))
-        object.__setattr__(self, "sensitive", names_of(self.sensitive))
+        for option in ("sensitive", "aliases"):
+            object.__setattr__(self, option, names_of(getattr(self, option)))
         check_options(self)
         super(Task, self).__post_init__()
         registry.register(self)

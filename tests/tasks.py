@@ -46,6 +46,9 @@ from . import (  # noqa: F401 - their tasks are registered
     unique_tasks,
 )
 
+if os.environ.get("ASYNCQ_TEST_DEPLOY"):
+    from . import deploy_tasks  # noqa: F401 - only for the tests of deploys, because it is the code of one moment
+
 if os.environ.get("ASYNCQ_TEST_OTLP"):
     from . import traced_tasks  # noqa: F401 - only for the tests of traces, because it imports OpenTelemetry
 

@@ -225,7 +225,7 @@ MARKS = {
 }
 WHY_TEXTS: dict[Keeper, Text] = {
     Keeper.REMOTE: gettext_lazy("run by another program"),
-    Keeper.UNKNOWN: gettext_lazy("The code has no such task"),
+    Keeper.UNKNOWN: gettext_lazy("No running worker has its code"),
     Keeper.QUEUE_PAUSED: gettext_lazy("Its queue is paused"),
     Keeper.TASK_PAUSED: gettext_lazy("Paused"),
     Keeper.GATE_PAUSED: gettext_lazy("Its gate is paused"),

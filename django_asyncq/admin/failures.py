@@ -225,8 +225,8 @@ def _as_q(group: Group) -> Q:
 
 def _versions_of(ids: Collection[UUID]) -> dict[UUID, str]:
     """Return the version of the project's code (`APP_VERSION`) in which each of these tasks failed last."""
-    rows = rows_of(TaskRecord).filter(pk__in=ids).annotate(version=LastError("app_version"))
-    return {id: version or "" for id, version in rows.values_list("pk", "version")}
+    rows = rows_of(TaskRecord).filter(pk__in=ids).annotate(app_version=LastError("app_version"))
+    return {id: version or "" for id, version in rows.values_list("pk", "app_version")}
 
 
 def _shown(model_admin: ModelAdmin[Any], found: Found, group: Group, versions: dict[UUID, str]) -> SimpleNamespace:

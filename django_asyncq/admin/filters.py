@@ -493,7 +493,7 @@ def as_listed(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
 def with_why(rows: list[TaskRecord], fleet: Fleet) -> list[TaskRecord]:
     """Let each row say why it does not run, for the columns of the list; return them."""
     for row in rows:
-        row.why = why_not_running(row, fleet, is_declared=known_task(row.name) is not None)  # type: ignore[attr-defined]
+        row.why = why_not_running(row, fleet)  # type: ignore[attr-defined]
     return rows
 
 

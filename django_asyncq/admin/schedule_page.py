@@ -29,6 +29,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
 from ..core.calls import check_call
+from ..core.guard import attempt
 from ..core.masking import masker_of_call
 from ..core.needs import NEEDS_OF_SCHEDULE, lacking
 from ..core.redaction import Masker
@@ -46,6 +47,7 @@ from ..exceptions import InvalidArguments, InvalidOption
 from ..models import Missed, Occurrence, OccurrenceOutcome, Schedule, TaskRecord, default_timezone
 from ..observe.fleet import Fleet
 from ..observe.why import why_not_running
+from ..scheduling.occurrences import arguments_of
 from ..storage import database_clock
 from ..storage.routing import rows_of
 from . import base
@@ -163,8 +165,8 @@ def _task_problem(row: Schedule) -> str:
     if not row.is_declared and not task.schedulable:
         return _("its task is no longer declared with schedulable=True")
     try:
-        fits = isinstance(row.args, list) and isinstance(row.kwargs, dict)
-        check_call(task, row.args if fits else [], row.kwargs if fits else {})
+        if fits := isinstance(row.args, list) and isinstance(row.kwargs, dict):
+            arguments_of(row, task)
     except InvalidOption:
         fits = False
     return "" if fits else _("its task can no longer be called with these arguments")
@@ -547,6 +549,11 @@ class ScheduleForm(base.AnyModelForm):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        if (task := known_task(self.instance.task or "")) is not None:
+            # As the code has them now: the row may know the task by a former name, and older arguments of it.
+            self.initial["task"] = task.module_path
+            if (call := attempt(arguments_of, self.instance, task).value) is not None:
+                self.initial.update(args=list(call.args), kwargs=call.kwargs)
         for name in ("cron", "task"):
             self.fields[name].widget.attrs["dir"] = "ltr"
         for name, text in HELP.items():
@@ -584,6 +591,9 @@ class ScheduleForm(base.AnyModelForm):
         if not {"task", "args", "kwargs"} <= values.keys():
             return
         task, args, kwargs = known_task(values["task"]), values["args"], values["kwargs"]
+        if task is not None:
+            # They are entered as the code takes them now.
+            self.instance.task, self.instance.version = task.module_path, task.version
         try:
             check_call(task, args, kwargs)
         except InvalidArguments as error:

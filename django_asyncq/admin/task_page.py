@@ -65,7 +65,7 @@ class TaskPage:
 
     def state(self) -> SafeString:
         """Return the state, and why the task does not run."""
-        why = why_not_running(self.record, self.fleet, is_declared=self.task is not None, with_place=True)
+        why = why_not_running(self.record, self.fleet, with_place=True)
         return base.state_element(self.record, self.now, why)
 
     def reason(self) -> str:

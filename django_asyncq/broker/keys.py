@@ -19,6 +19,7 @@ QUEUE_TYPES = {
     "pending": "list",
     "priority": "zset",
     "suspects": "zset",
+    "unknown": "zset",
     "active": "list",
     "lease": "zset",
     "scheduled": "zset",
@@ -251,7 +252,9 @@ class QueueKeys:
     Own: due (zset of the tasks in `scheduled` whose due time is not a whole second; score = Unix milliseconds),
     priority (zset of waiting tasks with a priority other than 0; score = -priority, member = id), wake (list of tokens,
     each of which wakes an idle worker, see `lua/waking.lua`), suspects (zset of waiting tasks that must run alone;
-    score = Unix milliseconds), group_due (zset of groups; score = Unix milliseconds at which one is ripe), group_rules
+    score = Unix milliseconds), unknown (zset of what waits in scheduled for code that has it, see `unknown_tasks`;
+    score = 0, member = label, line break, id), group_due (zset of groups; score = Unix milliseconds at which one is
+    ripe), group_rules
     (hash: group → its rules, see `lua/groups.lua`), pause_mark (which row has paused the queue), inbox (list of
     documents that any program pushes), inbox_taken and inbox_due (those that are taken and not settled, see `inbox`),
     rejected (list of what could be no task, see `rejected`), and the keys that begin with `held_prefix`.
@@ -283,6 +286,7 @@ class QueueKeys:
     priority: str = field(init=False)
     wake: str = field(init=False)
     suspects: str = field(init=False)
+    unknown: str = field(init=False)
     inbox: str = field(init=False)
     inbox_taken: str = field(init=False)
     inbox_due: str = field(init=False)

@@ -14,7 +14,7 @@ import os
 import socket
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import NAMESPACE_URL, uuid5
@@ -58,20 +58,24 @@ LARGEST_DETAILS_BYTES = 1 << 20
 class Details:
     """What a worker process of ours says of itself beyond asynq's words.
 
-    worker_id: as in `TaskRecord.worker_ids`. alias: in TASKS. processes: how many its supervisor keeps, those in
+    worker_id: as in `TaskRecord.worker_ids`. version: of this package. app_version: of the project (`APP_VERSION`).
+    alias: in TASKS. processes: how many its supervisor keeps, those in
     quarantine aside. rss_bytes: its memory; 0 when not known. beat_at: when this was written, by Redis's time in Unix
-    seconds. tasks: names of the tasks that its code has. is_leader: whether its supervisor leads the fleet.
+    seconds. tasks: names by which its code knows tasks, former ones too. versions: of the arguments of those whose
+    version is not 1. is_leader: whether its supervisor leads the fleet.
     is_quarantined: whether it runs suspects only.
     """
 
     worker_id: str = ""
     version: str = ""
+    app_version: str = ""
     alias: str = ""
     processes: int = 0
     supervisor_pid: int = 0
     rss_bytes: int = 0
     beat_at: float = 0.0
     tasks: tuple[str, ...] = ()
+    versions: Mapping[str, int] = field(default_factory=dict)
     is_draining: bool = False
     is_leader: bool = False
     is_quarantined: bool = False
@@ -113,12 +117,12 @@ class WorkerInfo(NamedTuple):
         """How many tasks it ran at its last heartbeat."""
         return len(self.running)
 
-    def knows(self, alias: str, queue: str, name: str) -> bool:
-        """Whether it takes tasks of this alias and queue, and its code has the task of this name."""
+    def knows(self, alias: str, queue: str, name: str, version: int = 1) -> bool:
+        """Whether it takes tasks of this alias and queue, and its code has this name and version of arguments."""
         details = self.details
         if details is None or self.status != ACTIVE or details.is_quarantined or details.alias != alias:
             return False
-        return queue in self.queues and name in details.tasks
+        return queue in self.queues and name in details.tasks and version <= details.versions.get(name, 1)
 
     def is_named(self, name: str) -> bool:
         """Whether a request to drain of this name is meant for it; never for a server of asynq."""
@@ -252,6 +256,7 @@ def _details(written: Any) -> Details | None:
     kept: dict[str, Any] = {name: value for name, value in found.items() if type(value) is type(default.get(name))}
     tasks = found.get("tasks")
     kept["tasks"] = tuple(map(str, tasks)) if isinstance(tasks, list) else ()
+    kept["versions"] = {name: version for name, version in kept.get("versions", {}).items() if type(version) is int}
     return Details(**kept)
 
 

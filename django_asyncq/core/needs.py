@@ -47,6 +47,9 @@ NEEDS_OF_TASK = {
         lambda task: task.wire_name is not None or isinstance(task.inbox, str),
         "it needs wire_name=…, or inbox='a list': only what other programs send holds bytes",
     ),
+    "upgrade": Need(
+        None, lambda task: task.version > 1, "it needs version=2 or more: what was enqueued without a version is of 1"
+    ),
     "group": Need(
         None,
         lambda task: task.batch is not None or task.is_remote,

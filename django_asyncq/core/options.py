@@ -17,6 +17,7 @@ from .needs import NEEDS_OF_TASK, lacking
 from .policies import Backoff, Retention
 from .schedules import Declaration
 from .time import AT_LEAST_ZERO, MORE_THAN_ZERO, Duration, checked_aware, checked_moment, is_duration
+from .versions import Upgrade, check_versions
 
 UNIQUE_UNTIL = ("end", "start")
 ON_DUPLICATE = ("reject", "return", "replace", "follow")
@@ -86,6 +87,7 @@ def check_options(task: Any) -> None:
         refuse("keep_logs", f"give a whole number from 0 to {MOST_LOG_LINES}")
     _check_sensitive(task, refuse)
     _check_wire(task, refuse)
+    check_versions(task, refuse)
     if task.schedule is not None:
         _check_schedule(task, refuse)
     for option, remedy in lacking(task, NEEDS_OF_TASK):
@@ -255,6 +257,9 @@ class TaskOptions(TypedDict, total=False):
     on_duplicate: OnDuplicate
     keep_logs: int | None
     sensitive: str | tuple[str, ...]
+    aliases: str | tuple[str, ...]
+    version: int
+    upgrade: Upgrade | None
     wire_name: str | None
     payload: PayloadKind
     inbox: bool | str

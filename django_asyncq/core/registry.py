@@ -102,6 +102,8 @@ def why_ambiguous(first: Origin, second: Origin) -> str | None:
 
 
 _registry: dict[str, Task[Any, Any]] = {}
+# Former name of a task → its name.
+_former: dict[str, str] = {}
 # (alias, type that another program handles) → the task that stands for it. No worker looks here.
 _remote: dict[tuple[str, str], Task[Any, Any]] = {}
 # Where each function that was ever declared comes from. A reload may change the namespace that it would be read from.
@@ -123,11 +125,29 @@ def register(task: Task[Any, Any]) -> None:
             f"task {name} is declared twice, and a worker could run only one of the two: {reason}. "
             f"Give each function a name of its own."
         )
+    _refuse_shared_names(task)
     # First: a task that is refused must not be found.
     names.declare(task)
     _origins[function] = origin
+    for former in [each for each, present in _former.items() if present == name]:
+        del _former[former]
+    _former.update(dict.fromkeys(task.aliases, name))
     _registry[name] = task
     batches.declare(task)
+
+
+def _refuse_shared_names(task: Task[Any, Any]) -> None:
+    """Refuse a name by which two tasks would be known. Raises: InvalidTask."""
+    name = task.module_path
+    remedy = "remove it there, or give this function another name"
+    if (present := _former.get(name, name)) != name:
+        raise InvalidTask(f"task {name} cannot be declared: aliases of {present} has this name; {remedy}")
+    for former in task.aliases:
+        owner = former if former in _registry else _former.get(former, name)
+        if owner != name:
+            raise InvalidTask(
+                f"task {name}: aliases has {former!r}, which is a name of {owner}; remove it in one of both"
+            )
 
 
 def register_remote(task: Task[Any, Any]) -> None:
@@ -141,11 +161,29 @@ def find_remote(name: str, alias: str) -> Task[Any, Any] | None:
 
 
 def registered(name: str) -> Task[Any, Any]:
-    """Return the task declared under this dotted path. Raises: TaskNotRegistered."""
+    """Return the task declared under this dotted path, now or formerly. Raises: TaskNotRegistered."""
     try:
         return _registry[name]
     except KeyError:
+        if name in _former:
+            return _registry[_former[name]]
         raise TaskNotRegistered(f"no task named {name!r} is registered: {why_missing(name)}") from None
+
+
+def runnable(name: str, version: int) -> Task[Any, Any]:
+    """Return the task that runs a row of this name and version. Raises: TaskNotRegistered; its code may be older."""
+    task = registered(name)
+    if version > task.version:
+        raise TaskNotRegistered(
+            f"task {name} was enqueued with version {version} of its arguments, and this code has version "
+            f"{task.version}; deploy the code that enqueued it"
+        )
+    return task
+
+
+def present_name(name: str) -> str:
+    """Return the name that a task has now, for one that it had formerly; any other name unchanged."""
+    return _former.get(name, name)
 
 
 def why_missing(name: str) -> str:
@@ -182,8 +220,8 @@ def _is_module(path: Path) -> bool:
 
 
 def find(name: str) -> Task[Any, Any] | None:
-    """Return the task declared under this dotted path, or None."""
-    return _registry.get(name)
+    """Return the task declared under this dotted path, now or formerly, or None."""
+    return _registry.get(_former.get(name, name))
 
 
 def every_task() -> list[Task[Any, Any]]:
@@ -202,8 +240,15 @@ def load_task_modules() -> None:
 
 
 def names_digest() -> str:
-    """Return a digest of the names of all registered tasks: what tells the code of one worker from that of another."""
-    return hashlib.sha256("\n".join(registered_names()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    """Return a digest of what this code can run: what tells the code of one worker from that of another."""
+    known = [f"{name} {version}" for name, version in sorted(known_versions().items())]
+    return hashlib.sha256("\n".join(known).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def known_versions() -> dict[str, int]:
+    """Return every name by which rows may know a task of this code, former ones too → the version of its arguments."""
+    known = {name: task.version for name, task in _registry.items()}
+    return known | {former: known[name] for former, name in _former.items() if name in known}
 
 
 def registered_names() -> list[str]:

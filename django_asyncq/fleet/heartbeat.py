@@ -23,12 +23,13 @@ from ..broker.entries import HeldMessage
 from ..broker.message import RunningInfo, ServerInfo, TaskMessage, UndecodableMessage, decode_message, decode_type
 from ..broker.servers import Details, ShownWorker
 from ..core.guard import get_logger
-from ..core.registry import every_task
+from ..core.registry import known_versions
 from ..storage.errors import Faults, in_turn
 from ..worker.memory import PAGE_BYTES
 from ..worker.options import WorkerOptions
 from ..worker.slot_table import Running
 from .processes import Child, Processes
+from .unknown_tasks import bring_back, waiting_in
 
 logger = get_logger("django_asyncq.fleet")
 
@@ -50,7 +51,9 @@ class HeartbeatWriter:
         self.is_draining = False
         self._faults = Faults(logger, "workers cannot be shown", over="workers are shown again")
         self._messages: dict[RunKey, tuple[str, TaskMessage]] = {}
-        self._tasks: tuple[str, ...] | None = None
+        self._known: dict[str, int] | None = None
+        # The processes that were shown with the last beat and take tasks.
+        self._shown_ids: frozenset[str] = frozenset()
 
     def unknown(self, running: Iterable[Running]) -> list[str]:
         """Return the row ids of the runs whose messages are not known yet."""
@@ -75,7 +78,9 @@ class HeartbeatWriter:
         try:
             # Redis keeps whole seconds, so one second could be over at once.
             seconds = max(2, math.ceil(2 * conf.current().beat_seconds))
-            self._obey(servers.show(self.broker.alias, self._shown(), seconds))
+            shown = self._shown()
+            self._obey(servers.show(self.broker.alias, shown, seconds))
+            self._bring_back(shown)
         except Exception as error:  # noqa: BLE001 - it is logged there; whatever it is, the supervisor must live
             self._faults.note(error)
         else:
@@ -140,21 +145,41 @@ class HeartbeatWriter:
         return ShownWorker(info, self._details(child), shown)
 
     def _details(self, child: Child) -> Details:
-        if self._tasks is None:
-            self._tasks = tuple(sorted(task.module_path for task in every_task()))
+        known = self._versions()
         return Details(
             worker_id=child.worker_id,
             version=__version__,
+            app_version=conf.current().app_version,
             alias=self.options.backend,
             processes=self.processes.count,
             supervisor_pid=os.getpid(),
             rss_bytes=resident_bytes(child.process.pid),
             beat_at=redis_clock.seconds(),
-            tasks=self._tasks,
+            tasks=tuple(sorted(known)),
+            versions={name: version for name, version in known.items() if version != 1},
             is_draining=child.is_draining and child.slot_table.pulse.takes_none,
             is_leader=self.is_leader(),
             is_quarantined=child.is_quarantined,
         )
+
+    def _versions(self) -> dict[str, int]:
+        if self._known is None:
+            self._known = known_versions()
+        return self._known
+
+    def _bring_back(self, shown: Iterable[ShownWorker]) -> None:
+        """Make due what waited for this code, when new processes have it. Raises: BrokerUnavailable."""
+        ids = {
+            each.details.worker_id: each.info.queues
+            for each in shown
+            if each.info.status == servers.ACTIVE and not each.details.is_quarantined
+        }
+        if new := ids.keys() - self._shown_ids:
+            known = self._versions()
+            queues = {queue for id in new for queue in ids[id]}
+            waiting = waiting_in(self.broker, queues)
+            bring_back(self.broker, [each for each in waiting if known.get(each.name, 0) >= each.version])
+        self._shown_ids = frozenset(ids)
 
     def _name(self, child: Child) -> str:
         return f"{self.options.name}:{child.process.pid}:{servers.server_id_of(child.worker_id)}"

@@ -45,6 +45,7 @@ from ..storage import database_clock, identity
 from ..storage.connections import OwnConnections, SharedConnections, close_dead_connections
 from ..storage.errors import STORE_ERRORS, Faults, Outages, in_turn, one_line
 from ..storage.routing import return_connections, rows_of
+from . import unknown_tasks
 from .bulk import BulkRunner
 from .changes import LOOK_SECONDS, ChangeLook
 from .forwarder import WaiterService, forward_due
@@ -450,6 +451,7 @@ class MaintenanceService:
         self._forwarder_loop = loop("forwarder", self.forward, self._may_use_prefix)
         self._batch_loop = loop("batches", self.form_batches, self._may_use_prefix)
         self._inbox_loop = loop("inbox", self.read_inboxes, self._is_leader)
+        self._unknown_loop = loop("unknown tasks", unknown_tasks.look, self._is_leader)
         self._waker_loop = loop("waker", self.wake_workers, self._is_leader)
         self._waiter_loop = loop("waiters", self.admit_waiters, self._is_leader)
         self._scheduler_loop = asking("scheduler", self.fire_schedules, self._may_fire_schedules)

@@ -271,6 +271,7 @@ def _candidate(alias: str, queue: str, rowless: Rowless, lease: Lease, id: str) 
     record = TaskRecord(
         id=UUID(id),
         name=task.module_path,
+        version=task.version,
         backend=alias,
         queue_name=queue,
         attempt=min(max(message.retried, 0), MOST_ATTEMPTS),

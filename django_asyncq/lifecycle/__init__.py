@@ -78,6 +78,7 @@ from .running import (
     requeue,
     strip_result,
     succeed,
+    upgrade,
 )
 from .spill import replay_outcomes, spill_outcomes
 from .unique import Taken, enqueue_unique
@@ -161,6 +162,7 @@ __all__ = [
     "spill_outcomes",
     "strip_result",
     "succeed",
+    "upgrade",
     "wire_call_of",
     "with_members",
 ]

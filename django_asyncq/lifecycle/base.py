@@ -29,7 +29,7 @@ from ..core.names import ROW_ID
 from ..core.payload import TRACEBACK_CHARACTERS, class_path, storable_text, text_of
 from ..core.run_log import RunLog
 from ..core.run_signals import RunSignal
-from ..exceptions import Discard, TaskCancelled, TaskExpired, TaskNotRegistered, TaskTimeout, WorkerLost
+from ..exceptions import Discard, TaskCancelled, TaskExpired, TaskNotRegistered, TaskTimeout, UpgradeFailed, WorkerLost
 from ..models import FailureReason, TaskRecord, TaskState
 from ..signals import task_failed, task_state_changed, task_state_changing
 from ..storage.batches import read_rows
@@ -138,6 +138,7 @@ REASONS: dict[type[BaseException], FailureReason] = {
     TaskExpired: FailureReason.EXPIRED,
     WorkerLost: FailureReason.WORKER_LOST,
     TaskNotRegistered: FailureReason.NOT_REGISTERED,
+    UpgradeFailed: FailureReason.UPGRADE_FAILED,
     Discard: FailureReason.DISCARDED,
 }
 CLASS_CHARACTERS = 200

@@ -38,6 +38,7 @@ from .messages import entry_of, later_fence, named_rows
 FROM_CALL = (
     "args",
     "kwargs",
+    "version",
     "run_after",
     "expires_at",
     "deadline",

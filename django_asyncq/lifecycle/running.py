@@ -19,10 +19,12 @@ from django.db import connections, transaction
 
 from .. import conf
 from ..broker import Broker, Lease
+from ..broker.unknown_tasks import label_of
 from ..core.guard import class_name, get_logger, is_a
 from ..core.logs import about, log_extra
 from ..core.names import runs_alone
 from ..core.payload import CLEARED, MESSAGE_CHARACTERS, storable_text, text_of
+from ..core.versions import upgraded
 from ..exceptions import TaskCancelled, TaskExpired, WorkerLost
 from ..models import FailureReason, Suspicion, TaskRecord, TaskState
 from ..storage import database_clock
@@ -104,6 +106,15 @@ def begin(run: Run, worker_id: str, now: datetime) -> None:
     run.begun = True
     for member in run.members:
         begin(member, worker_id, now)
+
+
+def upgrade(record: TaskRecord, task: Any) -> None:
+    """Give a task the arguments that this code takes, where older code enqueued it; the next write of its row has them.
+
+    Raises: UpgradeFailed, and nothing is changed.
+    """
+    given = upgraded(task, record.args, record.kwargs, record.version)
+    record.args, record.kwargs, record.version, record.is_upgraded = given.args, given.kwargs, task.version, True
 
 
 def succeed(run: Run, value: Any, now: datetime) -> None:
@@ -411,11 +422,18 @@ def leave_to_others(broker: Broker, worker_id: str, runs: Sequence[Run], seconds
 
 
 def postpone(
-    broker: Broker, worker_id: str, runs: Sequence[Run], delay_seconds: int, *, timed: bool = True
+    broker: Broker,
+    worker_id: str,
+    runs: Sequence[Run],
+    delay_seconds: int,
+    *,
+    timed: bool = True,
+    is_unknown: bool = False,
 ) -> Mapping[UUID, int]:
     """Put tasks aside that cannot run here now; the row stays QUEUED and no attempt is used.
 
-    timed: whether the time counts for which a task cannot run here; that of a pause does not.
+    timed: whether the time counts for which a task cannot run here; that of a pause does not. is_unknown: whether they
+    wait for code that has them, and are due at once when a worker has it (`broker.unknown_tasks`).
 
     Returns: for each id, how many seconds ago the task was first postponed (-1: its lease was lost).
     """
@@ -423,7 +441,9 @@ def postpone(
     for of_alias, queue, group in by_queue(broker, [run.record for run in runs]):
         ids = {record.id for record in group}
         of_queue = [run for run in runs if run.record.id in ids]
-        found = of_alias.postpone(queue, worker_id, [run.lease for run in of_queue], delay_seconds, timed=timed)
+        leases = [run.lease for run in of_queue]
+        labels = [label_of(run.record.name, run.record.version) for run in of_queue] if is_unknown else []
+        found = of_alias.postpone(queue, worker_id, leases, delay_seconds, timed=timed, labels=labels)
         ages |= dict(zip([run.record.id for run in of_queue], found, strict=True))
     return ages
 

@@ -230,6 +230,7 @@ class AlertKind(models.TextChoices):
     OVERDUE_SCHEDULES = "overdue_schedules", _("Schedules are overdue")
     STORE = "store", _("A store is unreachable")
     MISMATCH = "mismatch", _("Hosts or stores do not match")
+    UNKNOWN_TASKS = "unknown_tasks", _("Tasks wait for code that has them")
 
 
 class Alert(models.Model):

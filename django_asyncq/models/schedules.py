@@ -70,6 +70,8 @@ class Schedule(models.Model):
     task = ExactCharField(_("task"), max_length=200)
     args = models.JSONField(_("positional arguments"), encoder=StoredJSONEncoder, default=list, blank=True)
     kwargs = models.JSONField(_("keyword arguments"), encoder=StoredJSONEncoder, default=dict, blank=True)
+    # Of the arguments, as of the code with which they were entered.
+    version = models.SmallIntegerField(_("version of the arguments"), default=1, db_default=1)
     cron = models.CharField(_("cron expression"), max_length=200, blank=True, default="")
     interval_seconds = models.PositiveIntegerField(_("interval in seconds"), null=True, blank=True)
     zone = models.CharField(_("time zone"), max_length=64, default=default_timezone)

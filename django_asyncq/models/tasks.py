@@ -67,6 +67,7 @@ class FailureReason(models.IntegerChoices):
     NOT_REGISTERED = 7, _("The code has no such task")
     DISCARDED = 8, _("It was discarded")
     GATE_FULL = 9, _("Its gate was full")
+    UPGRADE_FAILED = 10, _("Its arguments could not be upgraded")
 
 
 class Suspicion(IntEnum):
@@ -138,6 +139,7 @@ class TaskRecord(models.Model):
 
     attempt: number of counted runs so far; a run that a worker crash cut short is counted in `crash_count` instead.
     fence: rises with each claim; a worker may write only with the fence of its own claim.
+    version: of the task's arguments, as of the code that enqueued it, or that has upgraded them.
     errors: one entry per failed attempt, oldest first. worker_ids: the workers that claimed it, oldest first.
     expires_at: when it can no longer begin. deadline: when a run must have finished; a time after which none begins.
     unique_key: digest of what it is unique by, "" for none. unique_slot: the digest while this row holds it, or that of
@@ -172,6 +174,7 @@ class TaskRecord(models.Model):
     kwargs = models.JSONField(
         _("keyword arguments"), encoder=StoredJSONEncoder, default=dict, db_default={}, blank=True
     )
+    version = models.SmallIntegerField(_("version of the arguments"), default=1, db_default=1)
     headers = models.JSONField(_("headers"), encoder=StoredJSONEncoder, null=True, blank=True, default=None)
     priority = models.SmallIntegerField(_("priority"), default=0, db_default=0)
     run_after = models.DateTimeField(_("run after"), null=True, blank=True)
@@ -222,6 +225,8 @@ class TaskRecord(models.Model):
     # Of a new task: the times that its INSERT, or the UPDATE that replaces another task's call by it, adds to its own
     # moment. The columns hold what is expected until then.
     delays: Mapping[str, Delay] = MappingProxyType({})
+    # Whether a run has made new arguments of those in the row, which get there with its outcome (`core.versions`).
+    is_upgraded = False
 
     objects = TaskRecordQuerySet.as_manager()
 
@@ -370,6 +375,21 @@ class TaskRecord(models.Model):
     def is_discarded(self) -> bool:
         """Whether its function has said that there was nothing to do any more: no failure for anybody who counts."""
         return self.reason == FailureReason.DISCARDED
+
+    @property
+    def upgraded_args(self) -> list[Any] | None:
+        """What the row gets in place of its positional arguments; None when it keeps them."""
+        return self.args if self.is_upgraded else None
+
+    @property
+    def upgraded_kwargs(self) -> dict[str, Any] | None:
+        """What the row gets in place of its keyword arguments; None when it keeps them."""
+        return self.kwargs if self.is_upgraded else None
+
+    @property
+    def upgraded_version(self) -> int | None:
+        """What the row gets in place of the version of its arguments; None when it keeps that."""
+        return self.version if self.is_upgraded else None
 
     @property
     def frees_slot(self) -> bool:

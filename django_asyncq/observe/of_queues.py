@@ -352,6 +352,8 @@ def _worker_info(each: servers.WorkerInfo, alias: str) -> WorkerInfo:
         is_leader=bool(details and details.is_leader),
         is_quarantined=bool(details and details.is_quarantined),
         tasks=list(details.tasks) if details else [],
+        versions=dict(details.versions) if details else {},
+        app_version=details.app_version if details else "",
     )
 
 

@@ -15,7 +15,10 @@ from django.conf import settings as django_settings
 from django.db import Error as DatabaseError
 from django.db import connections
 
+from .. import conf
 from ..broker import Broker, redis_clock
+from ..broker.reading import read
+from ..broker.unknown_tasks import label_of, reading_unknown
 from ..control import pauses
 from ..core.aliases import DEFAULT_ALIAS, is_redis_used, one_alias_per_prefix, uses_redis
 from ..core.guard import get_logger
@@ -105,6 +108,7 @@ class Looker:
             (AlertKind.OVERDUE_SCHEDULES, self._overdue_schedules, {DATABASE}),
         ]
         if is_redis_used():
+            parts.append((AlertKind.UNKNOWN_TASKS, self._unknown_tasks, {REDIS}))
             parts.append((AlertKind.FAILURE_RATIO, self._failing_queues, {REDIS}))
         found: list[Problem] = []
         kinds: set[str] = {AlertKind.STORE.value}
@@ -197,6 +201,20 @@ class Looker:
             title, seconds = f"schedule {visible_line(name)} is overdue", (now - (since or now)).total_seconds()
             text = f"{title} by {seconds:.0f} s, more than {MOST_OVERDUE_SECONDS} s"
             yield _problem(AlertKind.OVERDUE_SCHEDULES, name, title, text, f"schedules history {_argument(name)}")
+
+    def _unknown_tasks(self) -> Iterator[Problem]:
+        """Find tasks that have waited for longer than UNREGISTERED_PATIENCE_SECONDS for code that has them."""
+        patience = conf.current().unregistered_patience_seconds
+        for alias in one_alias_per_prefix():
+            broker = Broker("worker", alias)
+            for each in read("worker", reading_unknown(alias, broker.queues())):
+                waited = redis_clock.seconds() - each.since
+                if each.since and waited >= patience:
+                    name, queue = visible_line(label_of(each.name, each.version)), _queue(alias, each.queue)
+                    title = f"no worker has the code of {name}"
+                    text = f"{queue}: {each.total:,} tasks wait, because {title}; the first one for {waited:.0f} s"
+                    command = f"tasks list --name {_argument(each.name)} --state queued{_backend(alias)}"
+                    yield _problem(AlertKind.UNKNOWN_TASKS, f"{each.queue} {name}", title, text, command, alias)
 
     def _failing_queues(self) -> Iterator[Problem]:
         """Find queues of whose latest attempts too many have failed."""

@@ -305,8 +305,9 @@ class WorkerInfo:
     """A process that runs tasks. queues: name → weight. status: "active", or "stopped" when it takes no more.
 
     is_ours: False for a server of another program, which has no values for what follows. beat_at: when it last showed
-    itself; None when it does not say. tasks: the names of those that
-    its code has. is_quarantined: it runs suspects only.
+    itself; None when it does not say. app_version: `APP_VERSION` of its project. tasks: the names by which its code
+    knows tasks, former ones too. versions: of the arguments of those where that is not 1. is_quarantined: it runs
+    suspects only.
     """
 
     id: str
@@ -327,6 +328,12 @@ class WorkerInfo:
     is_leader: bool
     is_quarantined: bool
     tasks: list[str]
+    versions: dict[str, int]
+    app_version: str
+
+    def knows(self, name: str, version: int = 1) -> bool:
+        """Whether its code has a task of this name, and this version of its arguments."""
+        return name in self.tasks and version <= self.versions.get(name, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from .. import gates
+from ..broker.unknown_tasks import label_of
 from ..core.aliases import uses_redis
 from ..exceptions import BrokerUnavailable
 from ..models import FailureReason, Pause, TaskRecord, TaskState
@@ -23,7 +24,7 @@ class Keeper(Enum):
     FOLLOWS = "it waits for the task {subject}"
     BATCHED = "it runs with others, in the batch {subject}"
     REMOTE = "another program runs it"
-    UNKNOWN = "the code has no task {subject}"
+    UNKNOWN = "no running worker has the code of {subject}"
     QUEUE_PAUSED = "the queue {subject} is paused"
     TASK_PAUSED = "the task {subject} is paused"
     GATE_PAUSED = "the gate {subject} is paused"
@@ -55,10 +56,10 @@ class Why(NamedTuple):
         return sentence
 
 
-def why_not_running(row: TaskRecord, fleet: Fleet, *, is_declared: bool = True, with_place: bool = False) -> Why | None:
+def why_not_running(row: TaskRecord, fleet: Fleet, *, with_place: bool = False) -> Why | None:
     """Return what keeps a task from running, the first cause first; None for one that runs, and for a finished one.
 
-    is_declared: whether the code of this process has the task. with_place: ask Redis for its place at its gate too.
+    with_place: ask Redis for its place at its gate too.
     """
     if row.state == TaskState.RUNNING:
         stuck = fleet.why_stuck(row)
@@ -67,7 +68,7 @@ def why_not_running(row: TaskRecord, fleet: Fleet, *, is_declared: bool = True, 
         why = _of_retry(row, fleet)
         is_asked = with_place and why.keeper is Keeper.GATE_FULL and fleet.is_known
         return why._replace(place=_place_in_line(row)) if is_asked else why
-    return _of_queued(row, fleet, is_declared=is_declared) if row.state == TaskState.QUEUED else None
+    return _of_queued(row, fleet) if row.state == TaskState.QUEUED else None
 
 
 def _place_in_line(row: TaskRecord) -> int | None:
@@ -87,7 +88,7 @@ def _of_retry(row: TaskRecord, fleet: Fleet) -> Why:
     return Why(Keeper.GATE_FULL, row.gate)
 
 
-def _of_queued(row: TaskRecord, fleet: Fleet, *, is_declared: bool) -> Why:
+def _of_queued(row: TaskRecord, fleet: Fleet) -> Why:
     if row.after_id is not None:
         return Why(Keeper.FOLLOWS, str(row.after_id))
     if row.batch_id is not None:
@@ -102,6 +103,10 @@ def _of_queued(row: TaskRecord, fleet: Fleet, *, is_declared: bool) -> Why:
     ):
         if pause is not None:
             return Why(keeper, subject, pause=pause)
-    if fleet.is_known and uses_redis(row.backend) and not fleet.serving(row.backend, row.queue_name):
-        return Why(Keeper.UNSERVED, row.queue_name)
-    return Why(Keeper.DUE) if is_declared else Why(Keeper.UNKNOWN, row.name)
+    if fleet.is_known and uses_redis(row.backend):
+        serving = fleet.serving(row.backend, row.queue_name)
+        if not serving:
+            return Why(Keeper.UNSERVED, row.queue_name)
+        if not any(each.knows(row.name, row.version) for each in serving):
+            return Why(Keeper.UNKNOWN, label_of(row.name, row.version))
+    return Why(Keeper.DUE)

@@ -16,7 +16,8 @@ from ..core.compat import task_backends
 from ..core.guard import attempt
 from ..core.headers import with_schedule
 from ..core.registry import find, registered
-from ..exceptions import InvalidOption
+from ..core.versions import upgraded
+from ..exceptions import InvalidOption, UpgradeFailed
 from ..models import Occurrence, Schedule, TaskRecord, TaskState
 from ..signals import task_state_changing
 from ..storage import database_clock
@@ -36,7 +37,8 @@ def enqueue(row: Schedule, occurs_at: datetime | None = None) -> UUID:
     occurs_at: the time of the occurrence; None means now, without jitter.
     Raises: TaskNotRegistered, InvalidOption (not schedulable, wrong arguments), EnqueueRefused, InvalidTask.
     """
-    return UUID(_task_of(row, occurs_at).enqueue(*row.args, **row.kwargs).id)
+    task, call = _call_of(row, occurs_at)
+    return UUID(task.enqueue(*call.args, **call.kwargs).id)
 
 
 def enqueue_together(occurrences: Sequence[Occurrence]) -> None:
@@ -117,28 +119,38 @@ def with_unfinished_task(schedules: Collection[Any]) -> set[Any]:
     return set(checked.filter(is_unfinished=1).order_by().values_list("schedule", flat=True))
 
 
-def _task_of(row: Schedule, occurs_at: datetime | None) -> Task[Any, Any]:
-    """Return the task of an occurrence with its options. Raises: as `enqueue`."""
+def arguments_of(row: Schedule, task: Task[Any, Any]) -> Arguments:
+    """Return the arguments of a schedule as the code of its task takes them. Raises: InvalidOption."""
+    try:
+        given = upgraded(task, row.args, row.kwargs, row.version)
+    except UpgradeFailed as error:
+        raise InvalidOption(str(error)) from error
+    check_call(task, given.args, given.kwargs)
+    return Arguments(tuple(given.args), dict(given.kwargs))
+
+
+def _call_of(row: Schedule, occurs_at: datetime | None) -> tuple[Task[Any, Any], Arguments]:
+    """Return the task of an occurrence with its options, and what it is called with. Raises: as `enqueue`."""
     task = registered(row.task)
     if not row.is_declared and not task.schedulable:
         raise InvalidOption(f"task {row.task} may not be scheduled by people: declare it with schedulable=True")
-    check_call(task, row.args, row.kwargs)
+    call = arguments_of(row, task)
     if not hasattr(task.get_backend(), "enqueue_many"):
         raise InvalidOption(f"task {row.task} uses the backend {task.backend!r}, which has no rows")
     task = task.using(headers=with_schedule(task.headers, row.name))
     if row.jitter_seconds and occurs_at is not None:
         task = task.using(run_after=occurs_at + _jitter(row, occurs_at))
-    return task
+    return task, call
 
 
 def _row_of(occurrence: Occurrence) -> tuple[TaskRecord, Task[Any, Any]] | None:
     """Return the new row and the task of an occurrence; None if it must be enqueued alone. Raises: as `enqueue`."""
     schedule = occurrence.schedule
-    task = _task_of(schedule, occurrence.occurs_at)
+    task, call = _call_of(schedule, occurrence.occurs_at)
     backend: Any = task.get_backend()
     if task.unique or not backend.enqueues_rows:
         return None
-    (record,) = backend.new_rows(task, [Arguments(tuple(schedule.args), dict(schedule.kwargs))])
+    (record,) = backend.new_rows(task, [call])
     return record, task
 
 

@@ -326,6 +326,7 @@ DECLARED_FIELDS = (
     "task",
     "args",
     "kwargs",
+    "version",
     "cron",
     "interval_seconds",
     "zone",
@@ -580,7 +581,7 @@ def _changes(row: Schedule, task: Task[Any, Any], declaration: Declaration) -> d
     """Return the values that the code declares and the row lacks."""
     given = payload.of_call(declaration.args, dict(declaration.kwargs))
     values = {name: getattr(declaration, name) for name in DECLARED_FIELDS if hasattr(declaration, name)}
-    values |= {"task": task.module_path, "args": given.args, "kwargs": given.kwargs}
+    values |= {"task": task.module_path, "args": given.args, "kwargs": given.kwargs, "version": task.version}
     # Python finds True, 1 and 1.0 equal, also within lists, but a task may not.
     changed = {name for name, value in values.items() if getattr(row, name) != value}
     changed |= {name for name in ("args", "kwargs") if not payload.is_same(getattr(row, name), values[name])}

@@ -76,6 +76,16 @@ OPTIONAL = (
         "COALESCE(v.progress, t.progress)",
     ),
 )
+UPGRADED = tuple(
+    Optional(
+        "is_upgraded",
+        f"upgraded_{column}",
+        TaskRecord._meta.get_field(column),  # type: ignore[arg-type]
+        column,
+        f"COALESCE(v.upgraded_{column}, t.{column})",
+    )
+    for column in ("args", "kwargs", "version")
+)
 Changes = tuple[Optional, ...]
 # How long an impatient statement waits for a row of PostgreSQL.
 LOCK_MILLISECONDS = 50
@@ -194,6 +204,8 @@ def write_usable(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
 def _write_chunk(writes: Sequence[FencedWrite], database: str, *, patient: bool) -> set[UUID]:
     connection = connections[database]
     changes = tuple([each for each in OPTIONAL if _makes(each, writes)])
+    if [write for write in writes if write.record.is_upgraded]:
+        changes += UPGRADED
     if connection.vendor == "mysql":
         sql, parameters = _joined_update(writes, changes, connection)
         with connection.cursor() as cursor:

@@ -39,7 +39,7 @@ from ..core.django_internals import (
 )
 from ..core.guard import get_logger, is_a
 from ..core.logs import current_task, log_extra
-from ..core.registry import load_task_modules, registered
+from ..core.registry import load_task_modules, runnable
 from ..core.run_log import RunLog
 from ..core.schedules import declared_schedules
 from ..core.time import moment_after
@@ -532,7 +532,7 @@ class Runner(RunSteps):
     def _run(self, run: lifecycle.Run) -> None:
         record = run.record
         try:
-            task = registered(record.name)
+            task = runnable(record.name, record.version)
         except TaskNotRegistered as error:
             with as_in_autocommit():
                 lifecycle.refuse(self.broker, run, error)

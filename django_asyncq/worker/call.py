@@ -154,12 +154,15 @@ Awaiting = Callable[[Job, Any], tuple[Any, BaseException | None]]
 def arguments_of_row(job: Job, record: TaskRecord) -> tuple[list[Any], dict[str, Any], str | None]:
     """Return the arguments of one call, from its message if another program has written that.
 
-    The last is the type that such a program has written. Raises: TaskNotRunnable.
+    The last is the type that such a program has written. Arguments of an older version are upgraded.
+    Raises: TaskNotRunnable, UpgradeFailed.
     """
     if type(record.args) is not list or type(record.kwargs) is not dict:
         raise TaskNotRunnable("the row's arguments are not a list and an object")
     if record.wire_id is not None and (found := lifecycle.wire_call_of(record, job.task)) is not None:
         return list(found.args), dict(found.kwargs), found.type
+    if record.version < job.task.version and job.task.upgrade is not None:
+        lifecycle.upgrade(record, job.task)
     return list(record.args), dict(record.kwargs), None
 
 

@@ -16,16 +16,15 @@ from typing import Any
 
 from django.db import connections
 
-from .. import conf, interop, lifecycle
+from .. import interop, lifecycle
 from ..broker import Broker, pauses, servers
 from ..broker.access import queues_with
 from ..broker.clients import pause_after
 from ..broker.waits import PushWait, WorkerListener
 from ..core import names as wire_names
 from ..core.guard import get_logger
-from ..core.logs import log_extra
 from ..core.names import runs_isolated
-from ..core.registry import names_digest, registered
+from ..core.registry import names_digest, present_name, runnable
 from ..exceptions import BrokerUnavailable, TaskNotRegistered
 from ..lifecycle import Run
 from ..models import TaskRecord
@@ -196,9 +195,10 @@ class PausedTasks:
             self._read_at = now
         if not self._names:
             return list(runs), []
-        held = [run for run in runs if run.record.name in self._names]
+        # A pause of a task holds the calls under its former names too.
+        held = [run for run in runs if run.record.name in self._names or present_name(run.record.name) in self._names]
         self._log(held, now)
-        return [run for run in runs if run.record.name not in self._names], held
+        return [run for run in runs if run not in held], held
 
     def _log(self, held: Iterable[Run], now: float) -> None:
         """Log each paused task at most once a minute: its calls come again and again."""
@@ -271,8 +271,11 @@ IDLE_LOOK_SECONDS = 5.0
 # fetched, because what a killed process had not written runs again.
 MOST_UNWRITTEN = 1_000
 POSTPONE_SECONDS = 15
-# How old what heartbeats say of other workers may be when a task is not known here.
-READ_WORKERS_SECONDS = 1.0
+# How old what heartbeats say of other workers may be when a task is not known here. What is put aside although a new
+# worker has it waits for the next look of the leader.
+READ_WORKERS_SECONDS = 0.2
+# Then such a task is looked at again, whatever else has failed to bring it back.
+UNKNOWN_SECONDS = 3600
 
 
 class Fetcher:
@@ -581,14 +584,14 @@ class Fetcher:
             raise
         jobs: list[Job] = []
         unknown: list[tuple[lifecycle.Run, TaskNotRegistered]] = []
-        found: dict[str, Task[Any, Any] | TaskNotRegistered] = {}
-        for name in {run.record.name for run in starting}:
+        found: dict[tuple[str, int], Task[Any, Any] | TaskNotRegistered] = {}
+        for name, version in {(run.record.name, run.record.version) for run in starting}:
             try:
-                found[name] = registered(name)
+                found[name, version] = runnable(name, version)
             except TaskNotRegistered as error:
-                found[name] = error
+                found[name, version] = error
         for run in starting:
-            task = found[run.record.name]
+            task = found[run.record.name, run.record.version]
             if isinstance(task, TaskNotRegistered):
                 unknown.append((run, task))
             else:
@@ -604,10 +607,11 @@ class Fetcher:
         if (now := time.monotonic()) >= self._read_workers_at:
             self._workers = servers.workers(self.broker.alias, "worker")
             self._read_workers_at = now + READ_WORKERS_SECONDS
-        return any(each.knows(record.backend, record.queue_name, record.name) for each in self._workers)
+        key = (record.backend, record.queue_name, record.name, record.version)
+        return any(each.knows(*key) for each in self._workers)
 
     def _postpone(self, unknown: Sequence[tuple[lifecycle.Run, TaskNotRegistered]]) -> None:
-        """Leave tasks to workers whose code has them. While there is none, postpone them; then fail them."""
+        """Leave tasks to workers whose code has them. While there is none, they wait for one, however long."""
         left = [run for run, _ in unknown if self._is_known_elsewhere(run.record)]
         if left:
             lifecycle.leave_to_others(self.broker, self.worker_id, left, POSTPONE_SECONDS)
@@ -616,18 +620,12 @@ class Fetcher:
             unknown = [each for each in unknown if each[0] not in left]
         if not unknown:
             return
-        patience = conf.current().unregistered_patience_seconds
-        delay = POSTPONE_SECONDS if patience else 1
-        ages = lifecycle.postpone(self.broker, self.worker_id, [run for run, _ in unknown], delay)
-        for run, reason in unknown:
-            record = run.record
-            age = ages[record.id]
-            if age >= patience:
-                # It logs the failure.
-                lifecycle.refuse(self.broker, run, reason)
-                continue
-            text = "task %s: %s; postponed (for %d s so far)"
-            logger.error(text, record.id, reason, age, extra=log_extra(record))
+        runs = [run for run, _ in unknown]
+        lifecycle.postpone(self.broker, self.worker_id, runs, UNKNOWN_SECONDS, is_unknown=True)
+        reasons = {run.record.name: reason for run, reason in unknown}
+        for name, count in Counter(run.record.name for run in runs).items():
+            text = "%d of task %s wait for a worker whose code has it: %s"
+            logger.error(text, count, name, reasons[name], extra={"task": name})
 
 
 # --- How a process that was started for one task gets it.

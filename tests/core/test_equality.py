@@ -137,7 +137,6 @@ BEHAVIOURS: dict[str, Callable[[], list[Any]]] = {
     "arguments that are no list": planted(tasks.retried, "writes", args={"a": 1}),
     "keyword arguments that are no object": planted(tasks.retried, "writes", kwargs=[1]),
     "arguments that the function does not take": planted(tasks.nested, args=[1, 2, 3], max_attempts=1),
-    "name that no code has": planted(tasks.retried, "writes", name="tests.missing.task"),
     "coroutine that succeeds": one(tasks.coroutine, "awaits"),
     "coroutine that fails": one(tasks.coroutine, "awaits", "Glitch"),
     "coroutine that exits": one(tasks.coroutine, "awaits", "SystemExit"),
@@ -421,8 +420,6 @@ def test_table(settings: Any, history: Path) -> None:
     assert len(names) >= 40
     ContentType.objects.clear_cache()
     settings.TASKS = WORKERS
-    # No worker waits for newer code, and neither does the kit.
-    settings.ASYNCQ = {**settings.ASYNCQ, "UNREGISTERED_PATIENCE_SECONDS": 0}
     expected = run_table(partial(burst, history.parent), names, history)
     clear()
     settings.TASKS = KIT

@@ -295,7 +295,6 @@ def test_logging_that_is_configured_is_left_alone(tmp_path: Path) -> None:
         (tasks.overruns, (False,), "TaskTimeout", 0),
         (tasks.overruns_async, (), "TaskTimeout", 1),
         (tasks.kills_its_process, (), "WorkerLost", 0),
-        (tasks.add, (1,), "TaskNotRegistered", 0),
     ],
 )
 def test_a_final_failure_is_one_error_of_all_loggers(
@@ -304,8 +303,6 @@ def test_a_final_failure_is_one_error_of_all_loggers(
     """One line, with the name and the id; Django's own line says at INFO that the task has failed."""
     log = tmp_path / "own.log"
     result = task.using(max_attempts=1).enqueue(*arguments)
-    if exception == "TaskNotRegistered":
-        TaskRecord.objects.update(name="tests.tasks.gone")
     run_workers(ASYNCQ_TEST_LOG=str(log), ASYNCQ_TEST_TIMEOUT_GRACE="0.5", ASYNCQ_TEST_PATIENCE="0")
     records = [json.loads(line) for line in log.read_text().splitlines()]
     errors = [record for record in records if record["level"] == "ERROR"]

@@ -318,7 +318,7 @@ def test_every_statement_uses_the_primary_key(pruner: Pruner) -> None:
 
 
 def test_two_pruners_at_once_share_the_work() -> None:
-    """One of them counts each row. MariaDB may end one for a deadlock; it prunes again, as the loop of the leader does."""
+    """One of them counts each row. One that MariaDB ends for a deadlock begins anew, as the loop of the leader does."""
     saved(*(row(days=8) for _ in range(2000)), row(days=1))
     counts, errors = [], []
 

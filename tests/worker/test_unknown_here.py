@@ -11,7 +11,14 @@ import pytest
 from django_asyncq import lifecycle
 from django_asyncq.broker import Broker, servers
 from django_asyncq.broker.keys import QueueKeys
-from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.broker.reading import read
+from django_asyncq.broker.unknown_tasks import UnknownTasks, make_known, reading_unknown
+from django_asyncq.core.policies import AlertSettings
+from django_asyncq.fleet import unknown_tasks
+from django_asyncq.models import AlertKind, TaskRecord, TaskState
+from django_asyncq.observe.fleet import read_fleet
+from django_asyncq.observe.problems import Looker
+from django_asyncq.observe.why import Keeper, why_not_running
 
 from .. import tasks
 from ..workers import history, wait_until, workers
@@ -91,6 +98,103 @@ def test_patience_begins_anew_when_nobody_knows_a_task_any_more() -> None:
     Broker().forward(QUEUE, "scheduled")
     leave(OLD, claim(OLD))
     assert lifecycle.postpone(Broker(), f"w:{NEW}", (again := claim(NEW)), 15) == {again[0].record.id: 0}
+
+
+def put_aside(*numbers: int, name: str = "tests.tasks.add", version: int = 1) -> list[str]:
+    """Have a worker put tasks aside whose code it does not have; return their ids."""
+    made = [tasks.add.enqueue(number).id for number in numbers]
+    TaskRecord.objects.filter(pk__in=made).update(name=name, version=version)
+    while runs := claim(OLD, 200):
+        lifecycle.postpone(Broker(), f"w:{OLD}", runs, 3600, is_unknown=True)
+    return made
+
+
+def waiting() -> dict[tuple[str, int], int]:
+    """How many wait for code that has them, by name and version."""
+    return {(each.name, each.version): each.total for each in read("worker", reading_unknown("default", [QUEUE]))}
+
+
+def test_what_waits_for_code_is_counted_and_due_at_once_when_it_is_there() -> None:
+    """By name and version; only those of the code that is there; a second call finds nothing."""
+    put_aside(1, 2, name="shop.tasks.send")
+    newer = put_aside(3, name="shop.tasks.send", version=12)
+    put_aside(4, 5, 6, name="shop.tasks")
+    assert waiting() == {("shop.tasks.send", 1): 2, ("shop.tasks.send", 12): 1, ("shop.tasks", 1): 3}
+    assert TaskRecord.objects.filter(state=TaskState.QUEUED, attempt=0).count() == 6
+    assert Broker().forward(QUEUE, "scheduled").moved == 0
+    (found,) = [each for each in read("worker", reading_unknown("default", [QUEUE])) if each.version == 12]
+    assert (make_known(Broker(), found), make_known(Broker(), found)) == (1, 0)
+    Broker().forward(QUEUE, "scheduled")
+    assert ids(claim(NEW)) == newer
+    assert waiting() == {("shop.tasks.send", 1): 2, ("shop.tasks", 1): 3}
+
+
+def test_more_than_one_call_brings_back_are_all_brought_back() -> None:
+    """Tasks of names that begin with the same letters stay."""
+    put_aside(*range(1100), name="shop.tasks.send")
+    put_aside(1, name="shop.tasks.send_all")
+    assert make_known(Broker(), UnknownTasks(QUEUE, "shop.tasks.send", 1, 0, 0)) == 1100
+    assert waiting() == {("shop.tasks.send_all", 1): 1}
+
+
+def test_what_has_ended_since_is_not_counted() -> None:
+    """Cancelled, removed, or moved by another program; odd members are forgotten."""
+    first, second, _third = put_aside(1, 2, 3)
+    lifecycle.cancel([TaskRecord.objects.get(pk=first).pk], by="somebody")
+    Broker().remove(QUEUE, [second])
+    keys, client = QueueKeys(QUEUE), Broker().client
+    client.zadd(keys.unknown, {b"no line break": 0, b"\xff\nodd": 0, b"tests.tasks.add\n": 0})
+    assert waiting() == {("tests.tasks.add", 1): 1}
+    assert client.zcard(keys.unknown) == 1
+
+
+def test_the_leader_brings_back_what_a_living_worker_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what it does not know; without workers nothing."""
+    put_aside(1, 2)
+    put_aside(3, name="shop.gone")
+    unknown_tasks.look()
+    assert waiting() == {("tests.tasks.add", 1): 2, ("shop.gone", 1): 1}
+    monkeypatch.setattr(
+        servers.WorkerInfo, "knows", lambda self, alias, queue, name, version: name == "tests.tasks.add"
+    )
+    monkeypatch.setattr(servers, "workers", lambda alias, role: [tuple.__new__(servers.WorkerInfo)])
+    unknown_tasks.look()
+    assert waiting() == {("shop.gone", 1): 1}
+
+
+def test_an_alert_says_so_after_the_patience(settings: Any) -> None:
+    """And names the queue, the task and how many."""
+    put_aside(1, 2, name="shop.gone", version=3)
+    looker = Looker(AlertSettings())
+    assert AlertKind.UNKNOWN_TASKS not in {kind for kind, *_ in looker.look().problems}
+    settings.ASYNCQ = {**settings.ASYNCQ, "UNREGISTERED_PATIENCE_SECONDS": 0}
+    (problem,) = [each for each in looker.look().problems.values() if each.kind == AlertKind.UNKNOWN_TASKS]
+    assert problem.text.startswith("queue default: 2 tasks wait, because no worker has the code of shop.gone 3; ")
+    assert problem.command == "manage.py asyncq tasks list --name shop.gone --state queued"
+
+
+def test_tasks_wait_without_an_end_and_begin_at_once_when_their_code_comes(tmp_path: Path, monkeypatch: Any) -> None:
+    """A worker that does not know them has said so; the page of a task says it too."""
+    path = tmp_path / "history.jsonl"
+    monkeypatch.setenv("ASYNCQ_TEST_HISTORY", str(path))
+    monkeypatch.setenv("ASYNCQ_TEST_PATIENCE", "0")
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    with workers(tmp_path / "old", ASYNCQ_TEST_OLD_CODE="1") as old:
+        results = [tasks.new_task.enqueue() for _ in range(50)]
+        wait_until(lambda: waiting() == {("tests.tasks.new_task", 1): 50}, "fifty that are put aside")
+        wait_until(lambda: len(servers.workers()) == 1, "the heartbeat of the old worker")
+        record = TaskRecord.objects.get(pk=results[0].id)
+        why = why_not_running(record, read_fleet()[0])
+        assert why is not None
+        assert (why.keeper, why.subject) == (Keeper.UNKNOWN, "tests.tasks.new_task")
+        assert "of task tests.tasks.new_task wait for a worker whose code has it" in old.output()
+        with workers(tmp_path / "new") as new:
+            wait_until(lambda: len(history(path)) == 50, "fifty tasks that begin", 20)
+            assert {line["pid"] for line in history(path)} == set(new.children())
+            wait_until(lambda: TaskRecord.objects.succeeded().count() == 50, "all tasks")
+            assert "of task tests.tasks.new_task are due" in new.output()
+        assert waiting() == {}
 
 
 def test_tasks_that_only_new_code_has_begin_there_at_once(tmp_path: Path, monkeypatch: Any) -> None:

@@ -1,13 +1,13 @@
 -- Postpone tasks that cannot run here now: move them from active to scheduled.
--- KEYS: 1 active, 2 lease, 3 held, 4 scheduled, 5 due (ms)
+-- KEYS: 1 active, 2 lease, 3 held, 4 scheduled, 5 due (ms), 6 unknown
 -- ARGV: 1 task key prefix, 2 delay in seconds, 3 due channel, 4 "1" to count the time from the first postponement, then
---       for each task: id, fence
+--       for each task: id, fence, label: under which it waits for code that has it, or ""
 -- Returns for each the seconds since it was first postponed; -1 when it is stale (nothing changed) or missing.
 -- Invariant: an id is in one list. Forwarders are notified when one of these tasks is now the nearest.
 local now = tonumber(call('TIME')[1])
 local ages, nearer = {}, false
-for i = 5, #ARGV, 2 do
-  local id, fence = ARGV[i], ARGV[i + 1]
+for i = 5, #ARGV, 3 do
+  local id, fence, label = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local key = ARGV[1] .. id
   local known = call('HMGET', key, 'fence', 'state', 'parked_at')
   local since = past(known[3], now)
@@ -25,6 +25,7 @@ for i = 5, #ARGV, 2 do
       if not since and ARGV[4] == '1' then call('HSET', key, 'parked_at', now) end
       call('ZREM', KEYS[5], id)
       call('ZADD', KEYS[4], now + ARGV[2], id)
+      if label ~= '' then call('ZADD', KEYS[6], 0, label .. '\n' .. id) end
       nearer = nearer or call('ZRANGE', KEYS[4], 0, 0)[1] == id
     end
     ages[#ages + 1] = known[2] and now - (since or now) or -1

@@ -98,7 +98,7 @@ def _why(id: UUID) -> str:
     """Return why a task does not run; "" for one that runs, and for a finished one."""
     load_task_modules()
     row, fleet = rows_of(TaskRecord).filter(pk=id).first(), read_fleet()[0]
-    why = row and why_not_running(row, fleet, is_declared=row.name in registered_names(), with_place=True)
+    why = row and why_not_running(row, fleet, with_place=True)
     return why.text(fleet.now) if why else ""
 
 

@@ -21,7 +21,7 @@ from ...storage.routing import check_tables
 from ..commanding.printing import Printer, Verb, add_verbs, usage_error
 from ..reading import name_of_database
 
-# The module of each has the same name. The help stands here, so that `--help` imports none of them.
+# The module of each has the same name, with "_" for "-". The help stands here, so that `--help` imports none of them.
 NOUNS = {
     "tasks": "list, show, enqueue, run, retry, cancel, delete, pause and resume tasks",
     "queues": "list, show, pause, resume and purge queues",
@@ -31,6 +31,7 @@ NOUNS = {
     "gates": "list, show, repair, set, pause and resume gates",
     "alerts": "look what is wrong by the limits of the settings, and send it",
     "health": "say whether tasks are being run, by the exit code too",
+    "check-deploy": "say whether this code can run what waits, by the exit code too",
     "stats": "show the numbers of queues and gates in the database and Redis",
     "rebuild": "push every waiting task that Redis does not know; removes no task",
     "prune": "delete the rows of tasks that finished long ago",
@@ -42,7 +43,7 @@ INTERRUPTED = 130
 # Of JSON, which says itself what is wrong.
 ANY_TEXT = ("positional", "named")
 MAY_BE_EMPTY = ("reason", "note")
-READING_NOUNS = ("health", "stats")
+READING_NOUNS = ("check-deploy", "health", "stats")
 # Of whatever noun.
 READING_VERBS = ("failures", "history", "list", "scale", "show")
 # These find out themselves.
@@ -154,5 +155,5 @@ def _is_utf_8(text: str) -> bool:
 
 
 def _verbs_of(noun: str) -> Verb | Sequence[Verb]:
-    verbs: Verb | Sequence[Verb] = import_module(f"...commanding.{noun}", __name__).VERBS
+    verbs: Verb | Sequence[Verb] = import_module(f"...commanding.{noun.replace('-', '_')}", __name__).VERBS
     return verbs
