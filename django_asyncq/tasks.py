@@ -467,6 +467,9 @@ def task(
     on_duplicate: what a second call does: "reject" (default) raises DuplicateTask, "return" returns the existing task,
     "replace" gives the queued one the new arguments, "follow" runs once after the existing one.
     keep_logs: how many of its log lines are kept. sensitive: parameters that the admin masks, or "return".
+    aliases: former names of the task, one or several: what was enqueued under them is run.
+    version: of the meaning of the arguments (default 1). upgrade: a callable `(args, kwargs, from_version)` that makes
+    arguments of this version out of those of an older one, and returns (args, kwargs).
     wire_name: the type of the messages of other programs that the task runs, such as "email:deliver", or a prefix such
     as "email:*". payload: what such a message holds, "json" or "bytes".
     inbox: whether any program may enqueue it through the inbox of its queue; or the name of a Redis list, each value

@@ -53,11 +53,21 @@ def _warnings(fleet: Fleet) -> list[tuple[str, str]]:
     if (more := len(unserved) - MOST_NAMED) > 0:
         text = ngettext("And %(count)d more queue.", "And %(count)d more queues.", more)
         found.append((text % {"count": more}, "queues"))
+    if unknown := fleet.unknown():
+        text = ngettext(
+            "No running worker has the code of %(names)s. Its tasks wait for one.",
+            "No running worker has the code of %(names)s. Their tasks wait for one.",
+            len(unknown),
+        )
+        found.append((text % {"names": _named(unknown)}, "workers"))
     if paused := [pause.name for pause in fleet.pauses if pause.kind == PauseKind.QUEUE]:
         text = ngettext("Paused queue: %(names)s.", "Paused queues: %(names)s.", len(paused))
-        shown = paused[:MOST_NAMED] + ["…"] * (len(paused) > MOST_NAMED)
-        found.append((text % {"names": ", ".join(shown)}, "queues"))
+        found.append((text % {"names": _named(paused)}, "queues"))
     return found
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(names[:MOST_NAMED] + ["…"] * (len(names) > MOST_NAMED))
 
 
 def _no_worker(silence_seconds: float | None) -> str:

@@ -11,6 +11,7 @@ from django.contrib.admin import ModelAdmin
 from django.contrib.admin.utils import quote
 from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
+from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -26,6 +27,7 @@ from .history import Did
 # A process runs as many as it has slots; those of another program may say anything.
 MOST_RUNNING = 20
 MOST_LOST = 100
+MOST_LACKING = 20
 
 
 def workers(model_admin: ModelAdmin[Any], request: HttpRequest) -> dict[str, Any]:
@@ -35,6 +37,7 @@ def workers(model_admin: ModelAdmin[Any], request: HttpRequest) -> dict[str, Any
     running = rows_by_id(ids, "id", "name", "queue_name")
     return {
         "workers": [_shown(model_admin, fleet, worker, running) for worker in fleet.workers],
+        "codes": _codes(fleet),
         "hosts": sorted({worker.host for worker in fleet.own_workers}),
         "lost": _lost(model_admin, fleet),
         "fleet": fleet,
@@ -62,6 +65,27 @@ def _shown(
         ],
         more=max(0, len(worker.running) - MOST_RUNNING),
     )
+
+
+def _codes(fleet: Fleet) -> list[SimpleNamespace]:
+    """Return what processes of each version of the project have done; none while all have one that says nothing."""
+    found: dict[str, list[WorkerInfo]] = {}
+    for worker in fleet.own_workers:
+        found.setdefault(worker.app_version, []).append(worker)
+    names = {name for worker in fleet.own_workers for name in worker.tasks}
+    return [
+        SimpleNamespace(
+            version=version,
+            processes=len(of_code),
+            busy=sum(worker.busy for worker in of_code),
+            finished=number_format(sum(worker.finished for worker in of_code), force_grouping=True),
+            # Such tasks wait for the others.
+            lacking=sorted(names.difference(*(worker.tasks for worker in of_code)))[:MOST_LACKING],
+            since=base.time_element(min(worker.started_at for worker in of_code), fleet.now),
+        )
+        for version, of_code in sorted(found.items(), key=lambda each: min(worker.started_at for worker in each[1]))
+        if found.keys() != {""}
+    ]
 
 
 def url_of_worker(model_admin: ModelAdmin[Any], worker: WorkerInfo) -> str:

@@ -59,11 +59,10 @@ class Details:
     """What a worker process of ours says of itself beyond asynq's words.
 
     worker_id: as in `TaskRecord.worker_ids`. version: of this package. app_version: of the project (`APP_VERSION`).
-    alias: in TASKS. processes: how many its supervisor keeps, those in
-    quarantine aside. rss_bytes: its memory; 0 when not known. beat_at: when this was written, by Redis's time in Unix
-    seconds. tasks: names by which its code knows tasks, former ones too. versions: of the arguments of those whose
-    version is not 1. is_leader: whether its supervisor leads the fleet.
-    is_quarantined: whether it runs suspects only.
+    alias: in TASKS. processes: how many its supervisor keeps, those in quarantine aside. finished: how many runs have
+    finished there. rss_bytes: its memory; 0 when not known. beat_at: when this was written, by Redis's time in Unix
+    seconds. tasks: names by which its code knows tasks, former ones too. versions: of the arguments of those where that
+    is not 1. is_leader: whether its supervisor leads the fleet. is_quarantined: whether it runs suspects only.
     """
 
     worker_id: str = ""
@@ -72,6 +71,7 @@ class Details:
     alias: str = ""
     processes: int = 0
     supervisor_pid: int = 0
+    finished: int = 0
     rss_bytes: int = 0
     beat_at: float = 0.0
     tasks: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ with it. All values are read from the stores at a scrape, so every web process g
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
@@ -146,6 +147,9 @@ def _of_queues(queues: list[QueueInfo]) -> Iterator[Metric]:
 
 
 def _of_tasks(numbers: Numbers) -> Iterator[Metric]:
+    unknown = [([each.backend, each.queue, each.name], each.total) for each in numbers.unknown]
+    text = "Tasks that wait for a worker whose code has them, and the version of their arguments."
+    yield _family("unknown_tasks", text, ("backend", "queue", "task"), _added(unknown))
     yield _family(
         "task_rows",
         "Tasks of the database that are not final, by name and state.",
@@ -164,6 +168,14 @@ def _of_tasks(numbers: Numbers) -> Iterator[Metric]:
     yield _histogram("task_duration_seconds", "How long attempts took.", labels, ((of, each.took) for of, each in runs))
     text = "How long tasks had been due when an attempt began."
     yield _histogram("task_wait_seconds", text, labels, ((of, each.waited) for of, each in runs))
+
+
+def _added(samples: Iterable[tuple[list[str], int]]) -> list[tuple[list[str], int]]:
+    """Return one sample for the same labels: versions of a task have none of their own."""
+    totals: Counter[tuple[str, ...]] = Counter()
+    for labels, count in samples:
+        totals[tuple(labels)] += count
+    return [(list(labels), count) for labels, count in totals.items()]
 
 
 def _of_workers(workers: list[WorkerInfo]) -> Iterator[Metric]:

@@ -153,6 +153,7 @@ class HeartbeatWriter:
             alias=self.options.backend,
             processes=self.processes.count,
             supervisor_pid=os.getpid(),
+            finished=child.slot_table.pulse.finished,
             rss_bytes=resident_bytes(child.process.pid),
             beat_at=redis_clock.seconds(),
             tasks=tuple(sorted(known)),

@@ -415,6 +415,9 @@ class Supervisor:
         if self.stop_requests == 1 and self.children:
             self.announcement.stopping(conf.current().shutdown_grace_seconds)
         self._pass_on_stop()
+        if not self.leases.is_failing:
+            # So that others leave no task to processes that take none any more.
+            self.heartbeat.beat()
         self._drain()
         self.processes.kill_remaining()
         self.recovery.recover_dead(time.monotonic())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from uuid import UUID
 
@@ -107,22 +107,38 @@ class Fleet:
         last = record.worker_ids[-1] if isinstance(record.worker_ids, list) and record.worker_ids else None
         return "worker" if isinstance(last, str) and not self.is_alive(last) else ""
 
-    def unserved(self) -> list[str]:
-        """Return the queues in which due tasks wait that no living process serves.
+    @cached_property
+    def _due(self) -> set[tuple[str, str, str, int]]:
+        """Alias, queue, name and version of due tasks, while it is known who is alive.
 
-        Among the oldest and the newest `MOST_WAITING` QUEUED rows: a large backlog lies between them.
+        Of the oldest and the newest `MOST_WAITING` QUEUED rows: a large backlog lies between them.
         """
+        found: set[tuple[str, str, str, int]] = set()
         if not self.is_known:
-            return []
+            return found
         queued = rows_of(TaskRecord).filter(state=TaskState.QUEUED)
-        columns = ("backend", "queue_name", "run_after", "after_id", "batch_id", "is_remote")
-        found = set()
+        own = ("backend", "queue_name", "name", "version")
+        columns = (*own, "run_after", "after_id", "batch_id", "is_remote")
         for order in (("state", "id"), ("-state", "-id")):
             # Sliced before it is judged, so that what waits for other tasks is not passed over row by row.
-            for alias, queue, run_after, *others in queued.order_by(*order).values_list(*columns)[:MOST_WAITING]:
-                if not any(others) and (run_after is None or run_after <= self.now):
-                    found.add((alias, queue))
-        return sorted({queue for alias, queue in found if uses_redis(alias) and not self.serving(alias, queue)})
+            for row in queued.order_by(*order).values_list(*columns)[:MOST_WAITING]:
+                run_after, *others = row[len(own) :]
+                if uses_redis(row[0]) and not any(others) and (run_after is None or run_after <= self.now):
+                    found.add(row[: len(own)])
+        return found
+
+    def unserved(self) -> list[str]:
+        """Return the queues in which due tasks wait that no living process serves."""
+        return sorted({queue for alias, queue, *_ in self._due if not self.serving(alias, queue)})
+
+    def unknown(self) -> list[str]:
+        """Return the names of due tasks whose code none of the processes has that serve their queue."""
+        found = set()
+        for alias, queue, name, version in self._due:
+            serving = self.serving(alias, queue)
+            if serving and not any(each.knows(name, version) for each in serving):
+                found.add(name)
+        return sorted(found)
 
     def stuck(self) -> Mapping[UUID, str]:
         """Return the RUNNING tasks that are stuck, with the reason of each; at most `MOST_RUNNING` are looked at."""

@@ -19,6 +19,7 @@ from ..storage import database_clock
 from ..storage.routing import rows_of
 from .inspector import Inspector, QueueInfo, WorkerInfo
 from .soundness import clock_difference_seconds, read_silence, vanished_supervisors
+from .values import UnknownInfo
 
 MOST_TASKS = 1_000
 MOST_GATES = 200
@@ -39,13 +40,15 @@ class GateNumbers(NamedTuple):
 class Numbers:
     """What is known now.
 
-    tasks: (name, state) → rows that are not final; names beyond 1,000 are "other". runs: of each alias and queue, by
-    the names of tasks, since Redis lost its memory. gates: the first 200 by name, the others as one. overdue_seconds:
-    of the schedule that should have fired first. failed_schedules: names of those whose latest run failed, bounded like
-    gates. silence_seconds: since a supervisor last reported; None when none is known.
+    unknown: tasks that wait for code that has them. tasks: (name, state) → rows that are not final; names beyond 1,000
+    are "other". runs: of each alias and queue, by the names of tasks, since Redis lost its memory. gates: the first 200
+    by name, the others as one. overdue_seconds: of the schedule that should have fired first. failed_schedules: names
+    of those whose latest run failed, bounded like gates. silence_seconds: since a supervisor last reported; None when
+    none is known.
     """
 
     queues: list[QueueInfo] = field(default_factory=list)
+    unknown: list[UnknownInfo] = field(default_factory=list)
     tasks: dict[tuple[str, str], int] = field(default_factory=dict)
     runs: dict[tuple[str, str], dict[str, RunCounts]] = field(default_factory=dict)
     workers: list[WorkerInfo] = field(default_factory=list)
@@ -68,6 +71,7 @@ def read_numbers() -> Numbers:
     queues = inspector.queues.all()
     return Numbers(
         queues=queues,
+        unknown=inspector.tasks.unknown(),
         tasks=_tasks(),
         runs=read_runs("worker", [(each.backend, each.queue) for each in queues]),
         workers=inspector.workers.all(),

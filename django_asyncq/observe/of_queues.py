@@ -346,6 +346,7 @@ def _worker_info(each: servers.WorkerInfo, alias: str) -> WorkerInfo:
         running=[RunningTask(task.id, task.type, task.queue, task.started_at) for task in each.running],
         is_ours=details is not None,
         version=details.version if details else "",
+        finished=details.finished if details else 0,
         rss_bytes=details.rss_bytes if details else 0,
         beat_at=_moment_of(details.beat_at) if details else None,
         is_draining=bool(details and details.is_draining),

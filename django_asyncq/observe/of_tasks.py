@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 from django.db.models import Count, Max, ProtectedError, Q, RestrictedError
 
 from .. import control, lifecycle
+from ..broker import Broker
 from ..broker.inspection import Inspection
+from ..broker.reading import read
+from ..broker.unknown_tasks import reading_unknown
+from ..core.aliases import one_alias_per_prefix, uses_redis
 from ..core.names import lowest_uuid7_at
 from ..core.registry import load_task_modules, registered
 from ..core.time import Duration
@@ -21,7 +25,7 @@ from ..models import FailureReason, PauseKind, TaskRecord, TaskRecordQuerySet, T
 from ..storage.routing import ids_called, rows_of
 from ..tasks import Task
 from . import still_running
-from .values import CancelCounts, FailureGroup, Outcome, TaskDetails, TaskInfo, TaskPage
+from .values import CancelCounts, FailureGroup, Outcome, TaskDetails, TaskInfo, TaskPage, UnknownInfo
 
 # --- Find rows of tasks by what an operator knows about them, page by page, along an index.
 
@@ -199,6 +203,16 @@ class Tasks:
         """
         return failure_groups(self._of_backend(matching), most=most)
 
+    def unknown(self) -> list[UnknownInfo]:
+        """Return which tasks wait for code that has them: no worker that took them does. Raises: BrokerUnavailable."""
+        aliases = one_alias_per_prefix() if self._backend is None else [self._backend]
+        return [
+            UnknownInfo(alias, each.queue, each.name, each.version, each.total, _moment_of(each.since))
+            for alias in aliases
+            if uses_redis(alias)
+            for each in read("producer", reading_unknown(alias, Broker("producer", alias).queues()))
+        ]
+
     def get(self, id: UUID) -> TaskDetails | None:
         """Return all that is known of a task; None when it has no row."""
         row = self._of_backend(EVERYTHING).rows().filter(id=id).first()
@@ -359,3 +373,7 @@ def _redis_state(row: TaskRecord) -> str | None:
     except BrokerUnavailable:
         return None
     return entry.state
+
+
+def _moment_of(seconds: int) -> datetime | None:
+    return datetime.fromtimestamp(seconds, UTC) if seconds else None

@@ -73,6 +73,18 @@ class TaskPage:
 
 
 @dataclass(frozen=True, slots=True)
+class UnknownInfo:
+    """How many tasks of a name wait for code that has it. version: of the arguments. since: None when not known."""
+
+    backend: str
+    queue: str
+    name: str
+    version: int
+    total: int
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class FailureGroup:
     """Tasks of one name that failed for good with one class of error. latest: the newest of them."""
 
@@ -305,9 +317,9 @@ class WorkerInfo:
     """A process that runs tasks. queues: name → weight. status: "active", or "stopped" when it takes no more.
 
     is_ours: False for a server of another program, which has no values for what follows. beat_at: when it last showed
-    itself; None when it does not say. app_version: `APP_VERSION` of its project. tasks: the names by which its code
-    knows tasks, former ones too. versions: of the arguments of those where that is not 1. is_quarantined: it runs
-    suspects only.
+    itself; None when it does not say. finished: how many runs have finished there. app_version: `APP_VERSION` of its
+    project. tasks: the names by which its code knows tasks, former ones too. versions: of the arguments of those where
+    that is not 1. is_quarantined: it runs suspects only.
     """
 
     id: str
@@ -322,6 +334,7 @@ class WorkerInfo:
     running: list[RunningTask]
     is_ours: bool
     version: str
+    finished: int
     rss_bytes: int
     beat_at: datetime | None
     is_draining: bool

@@ -218,6 +218,9 @@ def _of_text(error: BaseException) -> ErrorKind:
     return ErrorKind.NOT_SET_UP if REFUSED_CONNECTION.search(text) else ErrorKind.UNAVAILABLE
 
 
+MIGRATE = "run `manage.py migrate` with the code that runs here, and start the workers again"
+
+
 def remedy_of(error: BaseException) -> str:
     """Return what a person must do about an error of the kind NOT_SET_UP; in one sentence without a full stop."""
     original = error.__cause__ or error
@@ -230,7 +233,7 @@ def remedy_of(error: BaseException) -> str:
         )
     if "unknown database" in text or code.startswith("3D") or re.search(r"(database|role) .* does not exist", text):
         return "create the database and the user that DATABASES names"
-    return "run `manage.py migrate` with the code that runs here, and start the workers again"
+    return MIGRATE
 
 
 # --- One place for an error in a loop: log it once, say how long to pause, and let the loop go on.

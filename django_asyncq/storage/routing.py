@@ -16,6 +16,7 @@ from django.apps import apps
 from django.conf import settings
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.migrations.loader import MigrationLoader
 from django.db.models import BooleanField, Case, F, Model, Q, QuerySet, Value, When
 
 from ..core.guard import get_logger
@@ -128,6 +129,15 @@ def check_tables() -> None:
         columns = ", ".join(f"{table}.{quote(str(field.column))}" for field in model._meta.concrete_fields)
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT {columns} FROM {table} WHERE 1 = 0")  # noqa: S608 - from models
+
+
+def is_to_be_migrated() -> bool:
+    """Whether there is a table of tasks, and a migration of this code that has not been applied to it yet."""
+    connection = connections[writing_database(TaskRecord)]
+    if TaskRecord._meta.db_table not in connection.introspection.table_names():
+        return False
+    loader = MigrationLoader(connection, ignore_no_migrations=True)
+    return any(key[0] == "django_asyncq" and key not in loader.applied_migrations for key in loader.disk_migrations)
 
 
 # --- Whether a transaction sees what others commit while it is open.

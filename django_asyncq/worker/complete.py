@@ -23,7 +23,7 @@ from ..core.batches import BatchItem
 from ..core.guard import attempt, get_logger, is_a
 from ..core.logs import log_extra
 from ..core.payload import storable_result, traceback_of
-from ..exceptions import InvalidOption, InvalidResult, LeaseLost, TaskNotRunnable, TransactionEnded
+from ..exceptions import InvalidOption, InvalidResult, LeaseLost, TaskNotRunnable, TransactionEnded, UpgradeFailed
 from ..lifecycle.base import log_failed, log_uncounted
 from ..models import TaskRecord
 from ..results import as_discard, judge_failure
@@ -54,7 +54,23 @@ def arguments_of(job: Job) -> tuple[list[Any], dict[str, Any], str | None]:
             job.run.members = []
             raise TaskNotRunnable("the row is that of a batch, and the code of the task has none any more")
         return arguments_of_row(job, record)
-    return [[_item_of(job, run.record) for run in calls_of(job)]], {}, None
+    if job.task.upgrade is None or not job.run.record.is_batch:
+        return [[_item_of(job, run.record) for run in calls_of(job)]], {}, None
+    return [_upgraded_items(job)], {}, None
+
+
+def _upgraded_items(job: Job) -> list[BatchItem]:
+    """Return the calls of a batch whose arguments could be upgraded; the others fail alone. Raises: UpgradeFailed."""
+    items, unfit = [], dict[str, BaseException]()
+    for run in job.run.members:
+        try:
+            items.append(_item_of(job, run.record))
+        except UpgradeFailed as error:
+            unfit[str(run.record.id)] = error
+    if not items:
+        raise next(iter(unfit.values()))
+    job.unfit = unfit
+    return items
 
 
 def calls_of(job: Job) -> list[lifecycle.Run]:
@@ -74,8 +90,8 @@ def storable(job: Job, value: Any) -> Any:
     """
     if job.task.batch is None:
         return storable_result(value)
-    ids = [str(run.record.id) for run in calls_of(job)]
-    results = dict(_results(job, value, ids))
+    ids = [id for run in calls_of(job) if (id := str(run.record.id)) not in job.unfit]
+    results = {**dict(_results(job, value, ids)), **job.unfit}
     if job.run.record.is_batch:
         return results
     alone = results.get(ids[0])

@@ -8,11 +8,12 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from ..context import TaskContext
@@ -43,6 +44,9 @@ class StopReason(enum.Enum):
     SHUTDOWN = "its worker process is about to exit, and the task will run again elsewhere"
 
 
+NONE_UNFIT: Mapping[str, BaseException] = MappingProxyType({})
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """A claimed task with its code.
@@ -62,7 +66,8 @@ class Job:
     transaction ended when the connection was cut. unconnected: the error with which no connection could be
     made, so that its transaction did not begin. was_connected: whether its function had a connection at any time.
     clock: returns monotonic seconds; that of a test can be moved.
-    context: what its function, or what is around it, may ask; None if neither does.
+    context: what its function, or what is around it, may ask; None if neither does. unfit: ids of the calls of a batch
+    that its function does not get, and the errors with which they fail.
     progress_noted, progress_recorded: the progress that was last written to Redis, and to the row;
     progress_recorded_at: when to the row, in monotonic seconds.
     """
@@ -92,6 +97,7 @@ class Job:
     clock: Callable[[], float] = time.monotonic
     shown: AsyncqResult[Any, Any] | None = None
     context: TaskContext | None = None
+    unfit: Mapping[str, BaseException] = NONE_UNFIT
     progress_noted: Any = None
     progress_recorded: Any = None
     progress_recorded_at: float = -math.inf

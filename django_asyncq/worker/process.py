@@ -49,8 +49,11 @@ PULSE_SECONDS = 1.0
 class Heartbeat:
     """Writes the pulse once a second."""
 
-    def __init__(self, pulse: Pulse, loop_block: LoopBlock, on_death: Callable[[str], object]) -> None:
+    def __init__(
+        self, pulse: Pulse, loop_block: LoopBlock, capacity: Capacity, on_death: Callable[[str], object]
+    ) -> None:
         self.pulse = pulse
+        self.capacity = capacity
         self.loop_block = loop_block
         self._thread = LongLivedThread("heartbeat", self._beat_always, on_death=on_death, is_endless=True)
 
@@ -61,7 +64,7 @@ class Heartbeat:
     def beat(self) -> None:
         """Write the pulse."""
         now = time.monotonic()
-        self.pulse.note_beat(now, self.loop_block.check(now))
+        self.pulse.note_beat(now, self.loop_block.check(now), self.capacity.finished)
 
     def _beat_always(self) -> None:
         while True:
@@ -132,7 +135,7 @@ class WorkerProcess:
             on_death=on_death,
         )
         self.pulse = slot_table.pulse
-        self.heartbeat = Heartbeat(self.pulse, LoopBlock(self.executors.loop), on_death)
+        self.heartbeat = Heartbeat(self.pulse, LoopBlock(self.executors.loop), self.capacity, on_death)
         self.progress_look = ProgressLook()
         # When this process last had a task, and how many had finished by then.
         self._worked_at = time.monotonic()

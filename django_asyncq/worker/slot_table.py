@@ -18,20 +18,21 @@ from uuid import UUID
 #
 # A process that hangs cannot say so. Its supervisor reads here that nothing has moved for too long.
 
-LOOKED_AT, BEAT_AT, LOOP_STUCK_SINCE, TAKES_NONE = range(4)
+LOOKED_AT, BEAT_AT, LOOP_STUCK_SINCE, TAKES_NONE, FINISHED = range(5)
 
 
 class Pulse:
-    """Three monotonic times, which all processes of a host share, and a flag. One thread writes each, without a lock.
+    """Three monotonic times, which all processes of a host share, a flag, a number. One thread writes each, unlocked.
 
     looked_at: when the main thread last asked its queues, or had a reason not to, or became ready; 0 before.
     beat_at: when the heartbeat thread last ran. Any thread can run, unless one holds the interpreter.
     loop_stuck_since: since when `async def` tasks wait for an event loop that does not answer; 0 if none do.
-    takes_none: whether the main thread has obeyed a request to take no more tasks.
+    takes_none: whether the main thread has obeyed a request to take no more tasks. finished: how many runs have
+    finished, as of beat_at.
     """
 
     def __init__(self) -> None:
-        self.memory: Any = RawArray("d", 4)
+        self.memory: Any = RawArray("d", 5)
 
     # --- called by the worker process
 
@@ -47,8 +48,9 @@ class Pulse:
         """Note that the main thread takes no more tasks, or takes tasks again."""
         self.memory[TAKES_NONE] = takes_none
 
-    def note_beat(self, now: float, loop_stuck_since: float) -> None:
-        """Note that the heartbeat thread runs, and what it knows of the event loop."""
+    def note_beat(self, now: float, loop_stuck_since: float, finished: int) -> None:
+        """Note that the heartbeat thread runs, what it knows of the event loop, and how many runs have finished."""
+        self.memory[FINISHED] = finished
         self.memory[LOOP_STUCK_SINCE] = loop_stuck_since
         self.memory[BEAT_AT] = now
 
@@ -68,6 +70,11 @@ class Pulse:
     def loop_stuck_since(self) -> float:
         """See the class."""
         return float(self.memory[LOOP_STUCK_SINCE])
+
+    @property
+    def finished(self) -> int:
+        """See the class."""
+        return int(self.memory[FINISHED])
 
     @property
     def takes_none(self) -> bool:

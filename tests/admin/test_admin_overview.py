@@ -13,7 +13,7 @@ from django.contrib.admin.models import LogEntry
 from django.utils import timezone
 
 from django_asyncq import control
-from django_asyncq.admin import base
+from django_asyncq.admin import history
 from django_asyncq.admin.overview import SPANS, Chart, as_rate, buckets_of, nice_maximum
 from django_asyncq.broker import Broker, redis_clock
 from django_asyncq.broker.inspection import History
@@ -88,7 +88,7 @@ def test_a_large_history_is_cut() -> None:
     client = client_with("view_taskrecord")
     request: Any = type("Request", (), {"user": LogEntry._meta.get_field("user").related_model.objects.get()})()
     for number in range(12):
-        base.note(request, TaskRecord, f"thing {number}", "password=hunter22")
+        history.note(request, TaskRecord, f"thing {number}", history.Did.CANCELLED_BECAUSE, reason="password=hunter22")
     entries = client.get(INDEX).context["entries"]
     assert len(entries) == 10 and entries[0].what == "thing 11" and "hunter22" not in entries[0].text
 

@@ -201,7 +201,9 @@ def test_what_is_no_function_is_refused_with_the_remedy(declare: Callable[[], An
 
 def test_unknown_options_are_refused_with_a_similar_one() -> None:
     """A time is that of a call, and not of a task."""
-    with pytest.raises(TypeError, match=r"no option 'max_attempt': did you mean 'max_attempts'\? it has atomic, "):
+    with pytest.raises(
+        TypeError, match=r"no option 'max_attempt': did you mean 'max_attempts'\? it has aliases, atomic, "
+    ):
         task(max_attempt=3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"write task\.using\(run_after=…\)"):
         task(run_after=3)  # type: ignore[call-overload]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from django_asyncq import lifecycle, task
+from django_asyncq import Batch, BatchItem, lifecycle, task
 from django_asyncq.core import registry
 from django_asyncq.core.compat import InvalidTask
 from django_asyncq.exceptions import InvalidOption, TaskNotRegistered
@@ -24,6 +25,10 @@ CALLS: list[tuple[Any, ...]] = []
 def renamed(order: int, *, currency: str) -> list[Any]:
     CALLS.append((order, currency))
     return [order, currency]
+
+
+def gathers(items: list[BatchItem]) -> None:
+    CALLS.extend((item.args[0], item.kwargs["currency"]) for item in items)
 
 
 def to_named_currency(args: list[Any], kwargs: dict[str, Any], from_version: int) -> tuple[list[Any], dict[str, Any]]:
@@ -53,7 +58,8 @@ def newest(**more: Any) -> Any:
 
 def row(name: str, version: int, *args: Any, **kwargs: Any) -> TaskRecord:
     """A row as code of that version has made it."""
-    return TaskRecord.objects.create(name=name, version=version, args=list(args), kwargs=kwargs)
+    group = kwargs.pop("group", "")
+    return TaskRecord.objects.create(name=name, version=version, args=list(args), kwargs=kwargs, group=group)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +164,20 @@ class TestRuns:
         run_tasks()
         record.refresh_from_db()
         assert (record.state, record.args) == (TaskState.SUCCEEDED, [7])
+
+    def test_one_call_of_a_batch_that_cannot_be_upgraded_fails_alone(self) -> None:
+        """The function gets the others, as the code takes them."""
+        task(gathers, batch=Batch(size=10, within=60), version=3, upgrade=to_named_currency)
+        name = "tests.core.test_versions.gathers"
+        rows = [row(name, 1, text, group=name) for text in ("7 USD", "8", "9 GBP")]
+        run_tasks(until=timedelta(minutes=5))
+        assert CALLS == [(7, "USD"), (9, "GBP")]
+        for record in rows:
+            record.refresh_from_db()
+        assert [record.state for record in rows] == [TaskState.SUCCEEDED, TaskState.FAILED, TaskState.SUCCEEDED]
+        assert [record.reason for record in rows][1] == FailureReason.UPGRADE_FAILED
+        assert [record.args for record in rows] == [[7], ["8"], [9]]
+        assert [record.version for record in rows] == [3, 1, 3]
 
     def test_a_schedule_of_older_code_fires_with_new_arguments(self) -> None:
         """By the task's former name; the row of the schedule keeps what a person has entered."""

@@ -23,8 +23,8 @@ from django.utils import timezone
 from prometheus_client.core import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_asyncq import checks, conf, control
-from django_asyncq.broker import keys, ownership, redis_clock
+from django_asyncq import checks, conf, control, lifecycle
+from django_asyncq.broker import Broker, keys, ownership, redis_clock
 from django_asyncq.broker.run_counts import RunCounting, RunCounts
 from django_asyncq.contrib.prometheus import AsyncqCollector
 from django_asyncq.models import (
@@ -343,6 +343,8 @@ def test_no_query_reads_finished_rows() -> None:
 def exported() -> set[str]:
     """The names of all metrics, as a scrape of a site with one thing of each kind has them."""
     tasks.add.enqueue(1)
+    runs = lifecycle.claim(Broker(), "default", "w", 1, "default").runs
+    lifecycle.postpone(Broker(), "w", runs, 60, is_unknown=True)
     counts = RunCounts()
     counts.took.buckets[0] = counts.waited.buckets[0] = 1
     RunCounting().add("default", {"tests.tasks.add": counts})

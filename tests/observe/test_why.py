@@ -15,6 +15,7 @@ from django.utils import timezone
 from django_asyncq import control
 from django_asyncq.broker import Broker
 from django_asyncq.core.names import uuid7
+from django_asyncq.core.registry import registered_names
 from django_asyncq.gates import members
 from django_asyncq.models import FailureReason, Gate, PauseKind, TaskRecord, TaskState
 from django_asyncq.observe.fleet import Fleet
@@ -39,8 +40,8 @@ CASES: dict[Keeper, tuple[dict[str, Any], tuple[str, str] | None, str, str]] = {
     Keeper.UNKNOWN: (
         {"state": QUEUED, "name": "shop.tasks.gone"},
         None,
-        "The code has no such task",
-        "the code has no task shop.tasks.gone",
+        "No running worker has its code",
+        "no running worker has the code of shop.tasks.gone",
     ),
     Keeper.QUEUE_PAUSED: (
         {"state": QUEUED},
@@ -83,7 +84,8 @@ CASES: dict[Keeper, tuple[dict[str, Any], tuple[str, str] | None, str, str]] = {
 def fleet(monkeypatch: pytest.MonkeyPatch) -> None:
     """One living worker, of the queue `default`."""
     values = dict.fromkeys(WorkerInfo.__dataclass_fields__)
-    worker = WorkerInfo(**{**values, "backend": "default", "id": "w", "queues": {"default": 1}, "running": ()})  # type: ignore[arg-type]
+    known = {"tasks": registered_names(), "versions": {}}
+    worker = WorkerInfo(**{**values, "backend": "default", "id": "w", "queues": {"default": 1}, "running": (), **known})  # type: ignore[arg-type]
 
     def read(*readers: Any, **options: Any) -> tuple[Fleet, list[None]]:
         return Fleet(timezone.now(), workers=[worker], pauses=control.pauses()), [None] * len(readers)

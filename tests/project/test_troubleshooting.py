@@ -25,7 +25,7 @@ SYMPTOMS = (
     "Schedules do not fire",
     "Redis was emptied",
     "The database was unreachable",
-    "Tasks fail as unregistered after a deploy",
+    "Tasks wait for code that no worker has",
     "The admin shows a banner",
     "runworkers exits at once",
     "check reports an error",

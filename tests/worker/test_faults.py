@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import re
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import DataError, OperationalError, connection
 from django.db import Error as DatabaseError
+from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
 from django_asyncq import lifecycle
@@ -36,7 +38,7 @@ from ..redis_state import unknown
 from ..runs import worker_process
 from ..shape import OF_DJANGO
 from ..storage.test_row_errors import refusing
-from ..workers import start_workers, workers
+from ..workers import start_workers, wait_until, workers
 
 PACKAGE = Path(__file__).parent.parent.parent / "django_asyncq"
 TABLE = "django_asyncq_taskrecord"
@@ -252,10 +254,36 @@ def test_workers_end_when_a_table_disappears(tmp_path: Path) -> None:
         assert "Traceback" not in running.output()
 
 
+@pytest.mark.django_db(transaction=True)
+def test_workers_wait_for_a_migration_that_is_still_to_come(tmp_path: Path) -> None:
+    """They say so once, and begin as soon as their tables have every column; a stop ends the wait."""
+    first = tasks.add.enqueue(1)
+
+    def rename(old: str, new: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {TABLE} RENAME COLUMN {old} TO {new}")
+
+    recorder = MigrationRecorder(connection)
+    recorder.record_unapplied("django_asyncq", "0001_initial")
+    rename("version", "version_later")
+    try:
+        with workers(tmp_path, "--processes", "1") as running:
+            wait_until(lambda: "waiting for manage.py migrate" in running.output(), "the line")
+            assert running.stop() == 0
+        with workers(tmp_path, "--processes", "1") as running:
+            wait_until(lambda: running.output().count("waiting for manage.py migrate") == 2, "the second line")
+            assert running.process.poll() is None
+            rename("version_later", "version")
+            wait_for(first.id)
+        assert "Traceback" not in running.output()
+    finally:
+        recorder.record_applied("django_asyncq", "0001_initial")
+        with suppress(DatabaseError):
+            rename("version_later", "version")
+
+
 def wait_for(id: Any) -> None:
     """Wait until a task has succeeded."""
-    from ..workers import wait_until
-
     wait_until(lambda: TaskRecord.objects.get(id=id).state == TaskState.SUCCEEDED, "outcome")
 
 

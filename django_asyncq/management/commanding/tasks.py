@@ -73,6 +73,13 @@ def _failures(printer: Printer, inspector: Inspector, options: dict[str, Any]) -
     printer.rows(groups, ("count", "name", "error", "latest"), none="no failed tasks")
 
 
+def _unknown(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
+    found = inspector.tasks.unknown()
+    printer.document({"unknown": found})
+    columns = ("total", "name", "version", "backend", "queue", "since")
+    printer.rows(found, columns, none="no task waits for code that has it")
+
+
 def _show(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
     ids, entries = tasks_called(inspector, [options["id"]])
     if entries:
@@ -277,6 +284,7 @@ CANCEL = (*SELECTION, yes("cancel"), REASON, option("--wait", "TIME", WAIT_HELP,
 VERBS = (
     Verb(_list, "list", "list tasks, the newest first", [add_filters, LIMIT, BEFORE]),
     Verb(_failures, "failures", "count the failed tasks by name and error", [add_filters, GROUPS]),
+    Verb(_unknown, "unknown", "count the tasks that wait for a worker whose code has them"),
     Verb(_show, "show", "show all that is known of a task", [ID, UNMASKED]),
     Verb(_enqueue, "enqueue", "enqueue a task", ENQUEUE, has_backend=False),
     Verb(_run, "run", "let delayed, retrying or failed tasks run now", [IDS]),

@@ -45,7 +45,7 @@ ANY_TEXT = ("positional", "named")
 MAY_BE_EMPTY = ("reason", "note")
 READING_NOUNS = ("check-deploy", "health", "stats")
 # Of whatever noun.
-READING_VERBS = ("failures", "history", "list", "scale", "show")
+READING_VERBS = ("failures", "history", "list", "scale", "show", "unknown")
 # These find out themselves.
 SAY_WHAT_IS_WRONG = ("alerts", "health")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
+import time
 from argparse import ArgumentParser, ArgumentTypeError
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -16,7 +18,7 @@ from ... import conf
 from ...broker import Broker, clients
 from ...broker.startup_checks import ADVISED_BYTES, check_rights, tls_mismatch, too_low_limit
 from ...core import stop_requests
-from ...core.guard import EX_SOFTWARE, get_logger
+from ...core.guard import EX_SOFTWARE, attempt, get_logger
 from ...core.masking import log_to_stderr
 from ...core.names import QUEUE_NAME, check_queue_name
 from ...core.registry import load_task_modules, registered_names
@@ -28,8 +30,8 @@ from ...fleet.processes import MAY_DIFFER, SPAWNED_INSTEAD, WorkersCannotStart, 
 from ...fleet.reloading import Reloader, start_again
 from ...fleet.supervisor import Supervisor, ThreadDied, as_guest
 from ...models import TaskRecord
-from ...storage.errors import STORE_ERRORS, as_not_set_up, one_line
-from ...storage.routing import check_tables, small_pools, writing_database
+from ...storage.errors import MIGRATE, STORE_ERRORS, as_not_set_up, one_line
+from ...storage.routing import check_tables, is_to_be_migrated, small_pools, writing_database
 from ...worker import entry_points
 from ...worker.options import WorkerOptions
 from ..commanding.printing import arg, either, flag, option
@@ -62,6 +64,7 @@ def worker_name(text: str) -> str:
     return text
 
 
+MIGRATION_POLL_SECONDS, SAY_AGAIN_SECONDS = 1.0, 60.0
 QUEUES = "queues and their weights (default: the QUEUES of the alias, or all that its tasks and rows name)"
 SINGLE = "all workers share this host: replace the dead holder of a lock at once"
 MULTI = "workers may run on several hosts: replace the dead holder of a lock after its TTL"
@@ -240,15 +243,29 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
 
     def _check_database(self) -> None:
-        """Refuse to start on a database without the tables; start on one that is unreachable, and wait for it."""
-        try:
-            check_tables()
-        except STORE_ERRORS as error:
-            connections.close_all()
-            if not_set_up := as_not_set_up(error):
-                raise CommandError(str(not_set_up)) from error
-            text = f"The database is unreachable ({one_line(error)}); workers start and wait for it."
-            self.warn(text)
+        """Wait for tables that `migrate` is still to change; start on a database that is unreachable, and wait for it.
+
+        Refuse to start on a database without the tables.
+        """
+        said_at = -math.inf
+        while True:
+            try:
+                check_tables()
+                return
+            except STORE_ERRORS as error:
+                connections.close_all()
+                not_set_up = as_not_set_up(error)
+                if not not_set_up:
+                    self.warn(f"The database is unreachable ({one_line(error)}); workers start and wait for it.")
+                    return
+                # In a deploy, workers may come before `migrate` has ended.
+                if not_set_up.remedy != MIGRATE or not attempt(is_to_be_migrated).value:
+                    raise CommandError(str(not_set_up)) from error
+                if time.monotonic() - said_at >= SAY_AGAIN_SECONDS:
+                    said_at = time.monotonic()
+                    text = f"The database has the tables of other code ({one_line(error)})"
+                    self.warn(f"{text}; waiting for manage.py migrate with the code that runs here.")
+            time.sleep(MIGRATION_POLL_SECONDS)
 
     def _warn_of_copy(self) -> None:
         try:
