@@ -135,6 +135,7 @@ ASYNCQ = {
     "TIMEOUT_GRACE_SECONDS": float(os.environ.get("ASYNCQ_TEST_TIMEOUT_GRACE", "5")),
     "SHUTDOWN_GRACE_SECONDS": float(os.environ.get("ASYNCQ_TEST_SHUTDOWN_GRACE", "20")),
     "UNREGISTERED_PATIENCE_SECONDS": int(os.environ.get("ASYNCQ_TEST_PATIENCE", "600")),
+    "APP_VERSION": os.environ.get("ASYNCQ_TEST_APP_VERSION", ""),
     "START_METHOD": os.environ.get("ASYNCQ_TEST_START_METHOD", "auto"),
     "PUSH_BATCH_SECONDS": float(os.environ.get("ASYNCQ_TEST_PUSH_BATCH", "0.01")),
     "LOCK_TTL_SECONDS": int(os.environ.get("ASYNCQ_TEST_LOCK_TTL", "30")),

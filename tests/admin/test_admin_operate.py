@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
@@ -24,15 +25,17 @@ from django.utils import timezone
 from django_asyncq import control
 from django_asyncq.admin import fleet as fleet_module
 from django_asyncq.admin.queues import rate_of
-from django_asyncq.broker import Broker
+from django_asyncq.broker import Broker, servers
 from django_asyncq.broker.foreign import rejected_document
 from django_asyncq.broker.keys import QueueKeys
+from django_asyncq.broker.servers import ShownWorker
 from django_asyncq.models import Pause, PauseKind, TaskRecord, TaskState
 from django_asyncq.observe.inspector import Inspector, MinuteInfo
 from django_asyncq.testing import EmbeddedRedis
 
 from .. import tasks
 from ..admin_cases import LIST, client_with, make, said
+from ..broker.test_servers import SHOWN
 from ..workers import Workers, wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -216,6 +219,37 @@ def test_a_task_older_than_its_timeout_is_stuck() -> None:
     late = make(TaskState.RUNNING, timeout_seconds=60, last_attempted_at=old, started_at=old, worker_ids=["w"])
     make(TaskState.RUNNING, timeout_seconds=600, last_attempted_at=timezone.now(), worker_ids=["w"])
     assert fleet_module.fleet_of(HttpRequest()).stuck() == {late.id: "timeout"}
+
+
+def test_versions_of_the_project_stand_side_by_side() -> None:
+    """What each has run, and which tasks it does not have; nothing while there is one that says nothing."""
+
+    def show(number: int, **details: Any) -> ShownWorker:
+        id = servers.server_id_of(f"h:1:{number}:x")
+        info = replace(SHOWN.info, pid=number, server_id=id)
+        return SHOWN._replace(info=info, details=replace(SHOWN.details, worker_id=f"h:1:{number}:x", **details))
+
+    client = client_with("view_taskrecord")
+    servers.show("default", [show(1)], 60)
+    assert client.get(WORKERS).context["codes"] == []
+    old = {"app_version": "1.4", "tasks": ("a.b",)}
+    new = {"app_version": "1.5", "tasks": ("a.b", "a.c"), "finished": 1200}
+    servers.show(
+        "default",
+        [
+            show(1, **new, is_leader=True),
+            show(2, **new),
+            show(
+                3,
+                **old,
+            ),
+        ],
+        60,
+    )
+    response = client.get(WORKERS)
+    found = {each.version: (each.processes, each.finished, each.lacking) for each in response.context["codes"]}
+    assert found == {"1.5": (2, "2,400", []), "1.4": (1, "0", ["a.c"])}
+    assert "Versions of the project" in response.content.decode()
 
 
 # --- 27: drain
