@@ -39,7 +39,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 EXAMPLES = int(os.environ.get("ASYNCQ_TEST_EXAMPLES", "5000"))
 # Without a mutant the first of these sequences are run too, and the long form runs 5,000: what they find is the mutant.
 # They are derandomized, and yet others after a change of the package: Hypothesis draws on the literals of its modules.
-SHORT_EXAMPLES = 240
+SHORT_EXAMPLES = 160
 # The same sequences take another course from run to run, because times of real servers decide. A mutant that is found
 # costs no more for the others that would have been made.
 MUTANT_EXAMPLES = 1500
@@ -84,30 +84,15 @@ def test_stores_agree_with_the_model_long() -> None:
 
 # --- mutants: with a guard removed the machine must fail, or it proves nothing
 
-# Found within seconds; the others are for the long form.
+# One of each kind, found within seconds; the others are for the long form. Which sequences are made depends on the
+# literals of the package, so a mutant may be found later after a change that has nothing to do with it.
 QUICK = {
     "gate without the membership test",
-    "gate that admits some of all",
-    "gate that keeps its slots",
     "without_the_guard",
-    "a_lost_run_is_acknowledged",
-    "final_rows_run_again",
-    "confirm_asks_nobody",
-    "repair_orphans of a task in a list",
     "done that leaves the task held",
-    "done that counts nothing",
     "dequeue without a new fence",
-    "dequeue without a lease",
     "enqueue that pushes twice",
-    "enqueue that checks no slot",
-    "requeue that never raises the fence",
-    "gate without a limit",
-    "repeated_write_is_a_conflict",
     "recovery_keeps_the_fence",
-    "a_cancel_keeps_the_fence",
-    "a_cancel_does_not_ask_redis",
-    "a_worker_ignores_a_cancel",
-    "a_rolled_back_cancel_takes_out",
 }
 
 
