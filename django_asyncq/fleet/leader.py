@@ -506,13 +506,14 @@ class MaintenanceService:
     def has_no_work(self, backend: str) -> bool:
         """Return whether the rows show no task of this alias as running, or as one that workers can begin soon.
 
-        What is paused, and what only other programs run, may stay queued for ever. False when in doubt.
+        What is paused, what this code does not have and what only other programs run may stay queued for ever. False
+        when in doubt.
         """
         if not self.startup_runner.is_finished:
             return False
         soon = database_clock.now() + timedelta(seconds=DUE_WITHIN_SECONDS)
         # One that follows another waits for that one, which counts, or for the end of a throttle.
-        queued = Q(state=TaskState.QUEUED, after_id=None, is_remote=False) & ~is_paused()
+        queued = Q(state=TaskState.QUEUED, after_id=None, is_remote=False) & unknown_tasks.is_known() & ~is_paused()
         # One question for each: of all together, old statistics would make each a walk over all that is queued.
         looks = (
             Q(state=TaskState.RUNNING, is_remote=False),

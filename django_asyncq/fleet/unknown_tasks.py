@@ -8,15 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from django.db.models import Q
+
 from ..broker import Broker, servers
 from ..broker.reading import read
 from ..broker.unknown_tasks import UnknownTasks, make_known, reading_unknown
 from ..core.aliases import aliases_beside, one_alias_per_prefix
 from ..core.guard import get_logger
+from ..core.registry import known_versions
 
 logger = get_logger("django_asyncq.fleet")
 
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 10.0
+
+
+def is_known() -> Q:
+    """Return the condition that this code has the task of a row, and the version of its arguments."""
+    known = known_versions()
+    condition = Q(version=1, name__in=sorted(known))
+    for name, version in known.items():
+        if version > 1:
+            condition |= Q(name=name, version__lte=version)
+    return condition
 
 
 def waiting_in(broker: Broker, queues: Iterable[str]) -> list[UnknownTasks]:

@@ -52,6 +52,25 @@ def test_studio_passes_system_checks_and_has_all_migrations(environment: dict[st
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+ORDERS = """
+from datetime import timedelta
+from renders.tasks import render
+for seed in range(2):
+    render.enqueue("mandelbrot", seed=seed)
+    render.using(run_after=timedelta(hours=1)).enqueue("julia", seed=seed, palette="ice")
+"""
+
+
+def test_a_deploy_of_the_studio_is_found_safe(environment: dict[str, str]) -> None:
+    """With orders that wait, and schedules that its code declares: no mistake where there is none."""
+    for command in (("migrate", "-v", "0"), ("shell", "-v", "0", "-c", ORDERS)):
+        done = manage(environment, *command, seconds=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+    done = manage(environment, "asyncq", "check-deploy", seconds=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("safe to deploy: this code can run 4 live tasks of 1 name")
+
+
 def test_demo_succeeds_and_reports_what_happened(environment: dict[str, str], tmp_path: Path) -> None:
     """A small demo passes every check, its counts add up, and it leaves only its contact sheet."""
     del environment["STUDIO_KEY_PREFIX"], environment["STUDIO_REDIS_URL"]

@@ -21,7 +21,7 @@ from django_asyncq.observe.problems import Looker
 from django_asyncq.observe.why import Keeper, why_not_running
 
 from .. import tasks
-from ..workers import history, wait_until, workers
+from ..workers import history, run_workers, wait_until, workers
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_keys")]
 
@@ -195,6 +195,16 @@ def test_tasks_wait_without_an_end_and_begin_at_once_when_their_code_comes(tmp_p
             wait_until(lambda: TaskRecord.objects.succeeded().count() == 50, "all tasks")
             assert "of task tests.tasks.new_task are due" in new.output()
         assert waiting() == {}
+
+
+def test_a_burst_does_not_wait_for_what_its_code_does_not_have(history_path: Path) -> None:
+    """Nor for a newer version of the arguments; it runs the rest."""
+    for name, version in (("shop.gone", 1), (tasks.add.module_path, 2)):
+        lifecycle.dispatch([TaskRecord.objects.create(name=name, version=version, args=[1])])
+    known = tasks.add.enqueue(2)
+    run_workers()
+    assert TaskRecord.objects.get(pk=known.id).state == TaskState.SUCCEEDED
+    assert waiting() == {("shop.gone", 1): 1, (tasks.add.module_path, 2): 1}
 
 
 def test_tasks_that_only_new_code_has_begin_there_at_once(tmp_path: Path, monkeypatch: Any) -> None:
