@@ -197,7 +197,7 @@ def test_tasks_wait_without_an_end_and_begin_at_once_when_their_code_comes(tmp_p
         assert waiting() == {}
 
 
-def test_a_burst_does_not_wait_for_what_its_code_does_not_have(history_path: Path) -> None:
+def test_a_burst_does_not_wait_for_what_its_code_does_not_have() -> None:
     """Nor for a newer version of the arguments; it runs the rest."""
     for name, version in (("shop.gone", 1), (tasks.add.module_path, 2)):
         lifecycle.dispatch([TaskRecord.objects.create(name=name, version=version, args=[1])])
