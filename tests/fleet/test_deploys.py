@@ -35,6 +35,18 @@ for name, calls in json.loads(sys.argv[1]).items():
 """
 
 
+STREAM = """
+import sys, time, django
+django.setup()
+from tests import deploy_tasks
+renamed = getattr(deploy_tasks, "send_receipt", None) or deploy_tasks.send
+for number in range(int(sys.argv[1])):
+    deploy_tasks.greet.enqueue(str(number))
+    renamed.enqueue(number)
+    time.sleep(0.05)
+"""
+
+
 class Project:
     """A project that is deployed: its producers and workers of either code."""
 
@@ -51,6 +63,11 @@ class Project:
             command, env=environment(**more), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stderr
+
+    def stream(self, code: str, calls: int) -> subprocess.Popen[bytes]:
+        """Enqueue that many calls of a task that is renamed and of one that is not, twenty of each in a second."""
+        more = {"ASYNCQ_TEST_DEPLOY": code, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+        return subprocess.Popen([sys.executable, "-c", STREAM, str(calls)], env=environment(**more), cwd=ROOT)
 
     def start(self, code: str) -> Workers:
         """Start workers with this code; return when they are shown."""
@@ -174,3 +191,28 @@ def test_a_schedule_of_a_renamed_task_goes_on(project: Project, monkeypatch: pyt
     row = Schedule.objects.get()
     assert (row.name, row.task, row.retired_at) == ("sweep", "tests.deploy_tasks.sweep_up", None)
     assert TaskState.FAILED not in states()
+
+
+@pytest.mark.long
+def test_a_renamed_task_waits_no_longer_than_another(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both are enqueued before, during and after one deploy: workers, then web processes, then the old workers go."""
+    old = project.start(OLD)
+    before = project.stream(OLD, 200)
+    wait_until(lambda: len(project.ran("greet")) > 50, "a stream")
+    project.start(NEW)
+    after = project.stream(NEW, 200)
+    assert before.wait(60) == 0
+    old.stop()
+    assert after.wait(60) == 0
+    wait_until(lambda: states() == {TaskState.SUCCEEDED: 800}, "all rows")
+    waits: dict[str, list[float]] = {"greet": [], "send": []}
+    for name, enqueued_at, began_at in TaskRecord.objects.values_list("name", "enqueued_at", "started_at"):
+        assert began_at is not None
+        task = "send" if "send" in name else "greet"
+        waits[task].append((began_at - enqueued_at).total_seconds())
+    with capsys.disabled():
+        for task, found in waits.items():
+            found.sort()
+            print(
+                f"\n{task}: {len(found)} waited {found[len(found) // 2]:.3f} s, p95 {found[len(found) * 19 // 20]:.3f} s, at most {found[-1]:.3f} s"
+            )
