@@ -213,6 +213,5 @@ def test_a_renamed_task_waits_no_longer_than_another(project: Project, capsys: p
     with capsys.disabled():
         for task, found in waits.items():
             found.sort()
-            print(
-                f"\n{task}: {len(found)} waited {found[len(found) // 2]:.3f} s, p95 {found[len(found) * 19 // 20]:.3f} s, at most {found[-1]:.3f} s"
-            )
+            middle, most = found[len(found) // 2], found[len(found) * 19 // 20]
+            print(f"\n{task}: {len(found)} waited {middle:.3f} s, p95 {most:.3f} s, at most {found[-1]:.3f} s")
