@@ -6,6 +6,7 @@ by name which they are, so that all of a name are due at once when a worker with
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from .keys import due_channel, keys_of
 from .reading import Command, Reader
 
 MADE_KNOWN_PER_CALL = 500
+# A name, and a version that is not 1. Anything may be in Redis, so the number has a length.
+LABEL = re.compile(r"(.+) (\d{1,9})", re.DOTALL)
 
 
 class UnknownTasks(NamedTuple):
@@ -34,8 +37,8 @@ def label_of(name: str, version: int) -> str:
 
 
 def _parsed(label: str) -> tuple[str, int]:
-    name, _, version = label.rpartition(" ")
-    return (name, int(version)) if name and version.isascii() and version.isdecimal() else (label, 1)
+    found = LABEL.fullmatch(label)
+    return (found[1], int(found[2])) if found else (label, 1)
 
 
 def reading_unknown(alias: str, queues: Iterable[str]) -> Reader[list[UnknownTasks]]:

@@ -3,7 +3,7 @@
 -- ARGV: 1 task key prefix
 -- Returns for each label: the label, how many wait, since when the first of them waits (Unix seconds, "0": not known).
 -- Invariant: of each label, the first MOST_LOOKED members are tasks that wait. Later ones may have ended since.
-local MOST_LABELS, MOST_LOOKED = 200, 1000
+local MOST_LABELS, MOST_LOOKED = 100, 100
 local found, from = {}, '-'
 for _ = 1, MOST_LABELS do
   local first = call('ZRANGEBYLEX', KEYS[1], from, '+', 'LIMIT', 0, 1)[1]
