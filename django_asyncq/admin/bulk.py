@@ -6,13 +6,17 @@ They are started from the list of tasks and from the failures; nothing of them i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 from django.contrib import admin, messages
 from django.contrib.admin import ModelAdmin
 from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest
+from django.core.signing import BadSignature, TimestampSigner
+from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch
 from django.utils import translation
 from django.utils.formats import number_format
@@ -27,6 +31,7 @@ from ..core.redaction import mask_text
 from ..exceptions import InvalidOption
 from ..models import BulkAction, BulkKind, BulkState
 from ..storage import database_clock
+from ..storage.matching import Counted, checked, count_on, is_counted_in_parts
 from . import base, history
 from .base import Asking, Input, Question, has_right, url_of
 from .filters import ReadOnlyAdmin
@@ -168,9 +173,46 @@ def start(model_admin: ModelAdmin[Any], request: HttpRequest) -> Asking:
     return (yield from _start(model_admin, request, BulkKind(kind), matching))
 
 
+# How long an answer counts; then the next one goes on where it has come to.
+COUNTING_SECONDS = 0.25
+
+
+def _count_on(
+    model_admin: ModelAdmin[Any], request: HttpRequest, kind: BulkKind, matching: Matching
+) -> HttpResponse | Counted | None:
+    """Count what no index leads to; return the page that says how far this has come, and leads on by itself.
+
+    None: the database counts it in one statement. Raises: InvalidOption.
+    """
+    found = checked(kind, matching.keys)
+    if request.method != "GET" or not is_counted_in_parts(found):
+        return None
+    # Signed, for this filter: somebody else's link must not make up the number that is asked about.
+    signer, counted = TimestampSigner(salt=f"asyncq counting {kind} {sorted(found.items())}"), Counted()
+    if said := request.GET.get("counted"):
+        with suppress(BadSignature, ValueError, TypeError):
+            total, first, behind = signer.unsign_object(said, max_age=timedelta(hours=1))
+            counted = Counted(int(total), UUID(first) if first else None, UUID(behind))
+    counted = count_on(found, counted, COUNTING_SECONDS)
+    if counted.behind is None:
+        return counted
+    query = request.GET.copy()
+    query["counted"] = signer.sign_object([counted.total, str(counted.first or ""), str(counted.behind)])
+    url, count = f"?{query.urlencode()}", number_format(counted.total, force_grouping=True)
+    title = ngettext("%(count)s task so far …", "%(count)s tasks so far …", counted.total) % {"count": count}
+    back = base.next_url(request, url_of(model_admin, "changelist", model="taskrecord"))
+    context = {"lines": in_words(found), "url": url, "back": back}
+    page = base.render_page(model_admin, request, "counting.html", title, context)
+    page["Refresh"] = f"0; url={url}"
+    return page
+
+
 def _start(model_admin: ModelAdmin[Any], request: HttpRequest, kind: BulkKind, matching: Matching) -> Asking:
     try:
-        found = preview_bulk(kind, matching.keys)
+        counted = _count_on(model_admin, request, kind, matching)
+        if isinstance(counted, HttpResponse):
+            return counted
+        found = preview_bulk(kind, matching.keys, counted=counted)
         if not found.total:
             raise InvalidOption(_("No task matches, so nothing was changed."))
         default = conf.current().bulk_rows_per_second

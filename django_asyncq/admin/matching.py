@@ -34,7 +34,7 @@ KEY_OF = {NAMES.get(key, key): key for key in KEYS if key != "ids"}
 # Words, of which an address has several with a comma between them.
 WORDS = {"state", "reason"}
 # What is in the address, and filters nothing.
-NO_FILTERS = {"p", "o", "e", "all", "before", "after", "_changelist_filters", "kind"}
+NO_FILTERS = {"p", "o", "e", "all", "before", "after", "_changelist_filters", "kind", "counted"}
 # The moment behind which no task is meant, by the kind of the action.
 UNTIL = {
     BulkKind.RETRY: "finished_until",

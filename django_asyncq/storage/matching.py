@@ -6,15 +6,18 @@ good, a cancel those that have not finished, a deletion those that have.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sized
 from datetime import UTC, datetime
 from functools import partial, reduce
-from operator import or_
+from operator import and_, or_
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from django.conf import settings
-from django.db.models import Q
+from django.db.models import Case, CharField, Count, F, Max, Min, Q, When
+from django.db.models.functions import Cast
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
@@ -22,6 +25,7 @@ from ..core.names import lowest_uuid7_at
 from ..exceptions import InvalidOption
 from ..models import BulkKind, FailureReason, TaskRecord, TaskRecordQuerySet, TaskState
 from .routing import as_check, rows_of
+from .walking import LOWEST_ID
 
 MOST_IDS = 1000
 MOST_VALUES = 100
@@ -72,15 +76,59 @@ def rows_matching(found: Mapping[str, Any]) -> TaskRecordQuerySet:
     Raises: InvalidOption when it is not.
     """
     rows: TaskRecordQuerySet = rows_of(TaskRecord)
-    try:
-        # A row without states would choose every task.
-        for key, value in {"state": found["state"], **found}.items():
-            condition = KEYS[key].condition(value)
-            rows = rows.filter(as_check(condition) if key == "state" and "ids" in found else condition)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidOption(f"the filter of the row cannot be read: {error!r}") from error
+    for key, condition in _conditions(found).items():
+        rows = rows.filter(as_check(condition) if key == "state" and "ids" in found else condition)
     # The index of gates holds no other rows.
     return rows.at_gate() if "gate" in found else rows
+
+
+def _conditions(found: Mapping[str, Any]) -> dict[str, Q]:
+    try:
+        # A row without states would choose every task.
+        return {key: KEYS[key].condition(value) for key, value in {"state": found["state"], **found}.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidOption(f"the filter of the row cannot be read: {error!r}") from error
+
+
+# --- count what no index leads to, a part at a time
+
+# With one of these an index leads to the tasks; so it does to those that have not finished, and to those that failed.
+INDEXED = ("ids", "batch_id", "name", "last_exception", "reason", "gate")
+ROWS_PER_PART = 50_000
+
+
+class Counted(NamedTuple):
+    """How many tasks match up to one of them. first: the first of them. behind: the last looked at; None: all were."""
+
+    total: int = 0
+    first: UUID | None = None
+    behind: UUID | None = LOWEST_ID
+
+
+def is_counted_in_parts(found: Mapping[str, Any]) -> bool:
+    """Whether tasks of a filter can only be counted by reading all rows: that takes seconds beside millions."""
+    return "succeeded" in found["state"] and not any(key in found for key in INDEXED)
+
+
+def count_on(found: Mapping[str, Any], counted: Counted, seconds: float) -> Counted:
+    """Count on along the ids for some seconds. found: of `checked`. Raises: InvalidOption, django.db.Error."""
+    until, condition = time.monotonic() + seconds, reduce(and_, _conditions(found).values())
+    while counted.behind is not None:
+        counted = _with_next_part(condition, counted, counted.behind)
+        if time.monotonic() >= until:
+            break
+    return counted
+
+
+def _with_next_part(condition: Q, counted: Counted, behind: UUID) -> Counted:
+    part = rows_of(TaskRecord).filter(id__gt=behind).order_by("id").annotate(text=Cast("id", CharField()))
+    part = part.annotate(hit=Case(When(condition, then=F("text")), default=None, output_field=CharField()))
+    # An aggregate of a slice: the database reads so many rows and no more.
+    seen = part.values("text", "hit")[:ROWS_PER_PART].aggregate(
+        rows=Count("text"), total=Count("hit"), first=Min("hit"), last=Max("text")
+    )
+    first = counted.first or (UUID(seen["first"]) if seen["first"] else None)
+    return Counted(counted.total + seen["total"], first, UUID(seen["last"]) if seen["rows"] == ROWS_PER_PART else None)
 
 
 # --- one key each

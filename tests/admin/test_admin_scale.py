@@ -213,6 +213,18 @@ def test_every_page_reads_little() -> None:
         "gates": f"{APP}gate/",
         "gate": f"{APP}gate/{Gate.objects.get(name=GATES[2]).pk}/change/",
         "bulk actions": f"{APP}bulkaction/",
+        # Each is answered by an address with the moment behind which no task is meant.
+        **{
+            f"question: {query}": client.get(f"{LIST}bulk/?{query}")["Location"]
+            for query in (
+                f"kind=delete&queue={QUEUES[3]}",
+                "kind=delete&queue=rare",
+                f"kind=retry&queue={QUEUES[3]}",
+                "kind=retry&error=shop.errors.Error3",
+                f"kind=cancel&queue={QUEUES[3]}",
+                f"kind=delete&task={NAMES[3]}",
+            )
+        },
         "schedules": f"{APP}schedule/",
         "history of a task": f"{LIST}{failed.pk}/history/",
     }
