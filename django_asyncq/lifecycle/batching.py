@@ -28,7 +28,16 @@ POSTPONE_SECONDS = 2
 # Whether a row still waits in no batch.
 FREE = as_check(state=TaskState.QUEUED, batch_id=None)
 # What the batch has of its first member: whoever began the group has the say.
-FROM_FIRST = ("name", "backend", "queue_name", "group", "timeout_seconds", "soft_timeout_seconds", "keep_logs")
+FROM_FIRST = (
+    "name",
+    "version",
+    "backend",
+    "queue_name",
+    "group",
+    "timeout_seconds",
+    "soft_timeout_seconds",
+    "keep_logs",
+)
 
 
 GiveRows = Callable[[Taken, Sequence[str]], object]
@@ -87,14 +96,14 @@ def _is_free(row: TaskRecord) -> bool:
 
 
 def make_batches(records: Sequence[TaskRecord]) -> list[TaskRecord]:
-    """Write a batch of waiting tasks, one for each name among them; return the rows of the batches.
+    """Write a batch of waiting tasks, one for each name and version among them; return the rows of the batches.
 
     Members that do not wait any more, or whose rows another transaction has locked, are in none.
     """
-    by_name: dict[str, list[TaskRecord]] = {}
+    by_code: dict[tuple[str, int], list[TaskRecord]] = {}
     for record in records:
-        by_name.setdefault(record.name, []).append(record)
-    made = [_make_batch(of_name) for of_name in by_name.values()]
+        by_code.setdefault((record.name, record.version), []).append(record)
+    made = [_make_batch(of_code) for of_code in by_code.values()]
     return [batch for batch in made if batch is not None]
 
 

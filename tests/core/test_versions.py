@@ -179,6 +179,14 @@ class TestRuns:
         assert [record.args for record in rows] == [[7], ["8"], [9]]
         assert [record.version for record in rows] == [3, 1, 3]
 
+    def test_calls_of_two_versions_are_two_batches(self) -> None:
+        """Older code takes that of its own version, and leaves the other to newer code."""
+        name = "tests.core.test_versions.gathers"
+        rows = [row(name, version, "7 USD", group=name) for version in (1, 3, 1, 3)]
+        batches = lifecycle.make_batches(rows)
+        assert [(batch.version, batch.waits_for) for batch in batches] == [(1, 2), (3, 2)]
+        assert {batch.version for batch in TaskRecord.objects.filter(waits_for=2)} == {1, 3}
+
     def test_a_schedule_of_older_code_fires_with_new_arguments(self) -> None:
         """By the task's former name; the row of the schedule keeps what a person has entered."""
         newest(schedulable=True)
