@@ -195,8 +195,9 @@ class PausedTasks:
             self._read_at = now
         if not self._names:
             return list(runs), []
-        # A pause of a task holds the calls under its former names too.
-        held = [run for run in runs if run.record.name in self._names or present_name(run.record.name) in self._names]
+        # By the name that the code has now: a pause and a call may know the task by a former one.
+        paused = {present_name(name) for name in self._names}
+        held = [run for run in runs if present_name(run.record.name) in paused]
         self._log(held, now)
         return [run for run in runs if run not in held], held
 

@@ -16,6 +16,7 @@ from django_asyncq.broker import Broker
 from django_asyncq.broker import pauses as in_redis
 from django_asyncq.broker.keys import paused_tasks_key
 from django_asyncq.control import ANOTHER_PROGRAM, PauseKeeper, mark_of, pause, pauses, resume
+from django_asyncq.core import registry
 from django_asyncq.exceptions import BrokerUnavailable, InvalidOption
 from django_asyncq.models import FailureReason, Gate, Pause, TaskRecord, TaskState
 from django_asyncq.storage.routing import transaction_of
@@ -432,6 +433,20 @@ def test_odd_values_of_the_keys_stop_nothing() -> None:
 
 
 # --- tasks
+
+
+@pytest.mark.parametrize(("paused_name", "called"), [("now", "then"), ("then", "now"), ("then", "then")])
+def test_a_pause_holds_the_calls_under_every_name_that_a_task_has_had(
+    paused_name: str, called: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of them was paused, and under whichever it was called."""
+    names = {"now": tasks.add.module_path, "then": "shop.tasks.sum"}
+    monkeypatch.setattr(registry, "_former", {"shop.tasks.sum": tasks.add.module_path})
+    held = tasks.add.enqueue(1)
+    TaskRecord.objects.update(name=names[called])
+    pause("task", names[paused_name])
+    start, postponed = PausedTasks("w").split(claim().runs)
+    assert (start, [run.lease.id for run in postponed]) == ([], [held.id])
 
 
 def test_calls_of_a_paused_task_are_postponed_without_an_attempt(caplog: Any) -> None:
