@@ -92,11 +92,12 @@ class BatchItem:
 
 
 def declare(task: Any) -> None:
-    """Remember how the calls of a declared task are run together; also that they no longer are."""
-    if task.batch is None:
-        _declared.pop(task.module_path, None)
-    else:
-        _declared[task.module_path] = task.batch
+    """Remember how the calls of a declared task are run together, under each of its names; or that they are not."""
+    for name in (task.module_path, *task.aliases):
+        if task.batch is None:
+            _declared.pop(name, None)
+        else:
+            _declared[name] = task.batch
 
 
 def are_declared() -> bool:

@@ -212,8 +212,8 @@ class Pruner:
 
 
 def declared_retentions() -> dict[str, Retention]:
-    """Return the retention that registered tasks declare, by task name."""
-    declared = {name: registry.registered(name).retention for name in registry.registered_names()}
+    """Return the retention that registered tasks declare, by task name; former names too."""
+    declared = {name: registry.registered(name).retention for name in registry.known_versions()}
     return {name: retention for name, retention in declared.items() if retention is not None}
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from django_asyncq import Batch, BatchItem, lifecycle, task
+from django_asyncq import Batch, BatchItem, Retention, lifecycle, task
 from django_asyncq.core import registry
 from django_asyncq.core.compat import InvalidTask
 from django_asyncq.exceptions import InvalidOption, TaskNotRegistered
+from django_asyncq.fleet.pruner import declared_retentions
 from django_asyncq.models import FailureReason, Schedule, TaskRecord, TaskState
 from django_asyncq.scheduling import occurrences
 from django_asyncq.testing import run_tasks
@@ -28,7 +29,7 @@ def renamed(order: int, *, currency: str) -> list[Any]:
 
 
 def gathers(items: list[BatchItem]) -> None:
-    CALLS.extend((item.args[0], item.kwargs["currency"]) for item in items)
+    CALLS.extend((item.args[0], item.kwargs.get("currency")) for item in items)
 
 
 def to_named_currency(args: list[Any], kwargs: dict[str, Any], from_version: int) -> tuple[list[Any], dict[str, Any]]:
@@ -178,6 +179,16 @@ class TestRuns:
         assert [record.reason for record in rows][1] == FailureReason.UPGRADE_FAILED
         assert [record.args for record in rows] == [[7], ["8"], [9]]
         assert [record.version for record in rows] == [3, 1, 3]
+
+    def test_calls_of_a_renamed_batch_run_together(self) -> None:
+        """And its finished rows are kept for as long as the task says."""
+        old = Retention(succeeded=timedelta(days=90))
+        task(gathers, batch=Batch(size=10, within=60), aliases="shop.tasks.gathers", retention=old)
+        for order in (7, 8):
+            row("shop.tasks.gathers", 1, order, group="shop.tasks.gathers")
+        run_tasks(until=timedelta(minutes=5))
+        assert TaskRecord.objects.filter(waits_for=2, state=TaskState.SUCCEEDED).count() == 1
+        assert declared_retentions()["shop.tasks.gathers"] == old
 
     def test_calls_of_two_versions_are_two_batches(self) -> None:
         """Older code takes that of its own version, and leaves the other to newer code."""
