@@ -90,8 +90,9 @@ def storable(job: Job, value: Any) -> Any:
     """
     if job.task.batch is None:
         return storable_result(value)
-    ids = [id for run in calls_of(job) if (id := str(run.record.id)) not in job.unfit]
-    results = {**dict(_results(job, value, ids)), **job.unfit}
+    unfit = job.unfit or {}
+    ids = [id for run in calls_of(job) if (id := str(run.record.id)) not in unfit]
+    results = {**dict(_results(job, value, ids)), **unfit}
     if job.run.record.is_batch:
         return results
     alone = results.get(ids[0])

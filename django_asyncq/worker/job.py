@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from ..context import TaskContext
@@ -44,9 +43,6 @@ class StopReason(enum.Enum):
     SHUTDOWN = "its worker process is about to exit, and the task will run again elsewhere"
 
 
-NONE_UNFIT: Mapping[str, BaseException] = MappingProxyType({})
-
-
 @dataclass(slots=True, eq=False)
 class Job:
     """A claimed task with its code.
@@ -67,7 +63,7 @@ class Job:
     made, so that its transaction did not begin. was_connected: whether its function had a connection at any time.
     clock: returns monotonic seconds; that of a test can be moved.
     context: what its function, or what is around it, may ask; None if neither does. unfit: ids of the calls of a batch
-    that its function does not get, and the errors with which they fail.
+    that its function does not get, and the errors with which they fail; None for none.
     progress_noted, progress_recorded: the progress that was last written to Redis, and to the row;
     progress_recorded_at: when to the row, in monotonic seconds.
     """
@@ -97,7 +93,7 @@ class Job:
     clock: Callable[[], float] = time.monotonic
     shown: AsyncqResult[Any, Any] | None = None
     context: TaskContext | None = None
-    unfit: Mapping[str, BaseException] = NONE_UNFIT
+    unfit: Mapping[str, BaseException] | None = None
     progress_noted: Any = None
     progress_recorded: Any = None
     progress_recorded_at: float = -math.inf

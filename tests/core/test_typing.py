@@ -76,7 +76,7 @@ def test_typed_options_of_a_task_are_its_fields() -> None:
     assert set(typed) == own | {"priority", "queue_name", "backend"}
     hints = get_type_hints(Task)
     seconds = {"timeout", "expected_seconds", "expires", "soft_timeout", "unique_until"}
-    normalised = {*seconds, "retry_on", "give_up_on", "on_missing", "sensitive"}
+    normalised = {*seconds, "retry_on", "give_up_on", "on_missing", "sensitive", "aliases"}
     assert {name for name in own if typed[name] != hints[name]} == normalised
 
 
