@@ -114,10 +114,14 @@ def command_of(pid: int) -> bytes:
 
 
 def child_pids(parent: int) -> list[int]:
-    """Return the pids of the children of all threads of a process."""
-    tasks = Path(f"/proc/{parent}/task")
-    threads = list(tasks.iterdir()) if tasks.is_dir() else []
-    return [int(pid) for thread in threads for pid in read_of_living(thread / "children").split()]
+    """Return the pids of the children of a process, from the side of the children.
+
+    The kernel's own list, /proc/…/children, may lack some while others begin or end.
+    """
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    # After the name, which is in parentheses and may hold any character: the state, then the parent.
+    stats = {pid: read_of_living(Path(f"/proc/{pid}/stat")).rpartition(b")")[2].split() for pid in pids}
+    return sorted(pid for pid, words in stats.items() if len(words) > 1 and int(words[1]) == parent)
 
 
 def read_of_living(path: Path) -> bytes:

@@ -77,6 +77,7 @@ POINTS: Mapping[str, str] = {
     "replay.row_written": "a spilled outcome is in the row; Redis does not know",
     "wait_for_key.row_written": "a task that waits for a host with the key has a QUEUED row; Redis does not know",
     "refuse.row_written": "the row of a task without code is FAILED; its entry is still in Redis",
+    "postpone.put_aside": "tasks that cannot run here are put aside in Redis; nothing is logged",
     "requeue.row_written": "the row of an unfinished task is QUEUED again; Redis does not know",
     # Back into the queue.
     "retry.slot_acquired": "the gate granted a slot for a retry; the row is still FAILED",
@@ -146,6 +147,7 @@ PLACES: Mapping[str, Place] = {
     "replay.row_written": before("lifecycle.spill", "replay_outcomes", "acknowledge("),
     "wait_for_key.row_written": after("lifecycle.spill", "_wait_for_key", "accepted = write_usable("),
     "refuse.row_written": after("lifecycle.running", "refuse", "log_failed("),
+    "postpone.put_aside": after("lifecycle.running", "postpone", "ages |= dict("),
     "requeue.row_written": after("lifecycle.running", "requeue", "lost = record_runs("),
     "retry.slot_acquired": after("lifecycle.retrying", "retry", "refused = ask("),
     "retry.committed": before("lifecycle.retrying", "Redispatch.follow_up", "dispatch("),

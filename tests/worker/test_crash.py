@@ -314,7 +314,7 @@ WORKERS: dict[str, tuple[Callable[[], Any], int]] = {
     "report.acknowledged": (nap, 1),
     "complete.row_written": (lambda: exactly_once(), 2),
     "complete.committed": (lambda: exactly_once(), 1),
-    "refuse.row_written": (lambda: unknown(), 0),
+    "postpone.put_aside": (lambda: unknown(), 0),
     "follow.committed": (lambda: followed(), 1),
 }
 # Only the auditor finds the slot of a task that was recorded by a worker that then died.
@@ -339,18 +339,21 @@ def unknown() -> None:
     lifecycle.dispatch([record])
 
 
+def give_up_unknown() -> None:
+    """Cancel what waits for code: it is still there after the kill, and would be for ever."""
+    waiting = TaskRecord.objects.queued().filter(name="gone.away")
+    lifecycle.cancel(list(waiting.values_list("pk", flat=True)), by="the test")
+
+
 @pytest.mark.parametrize("point", WORKERS)
 def test_worker_killed_at_a_step(
     turn: int,
     point: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     checked: Callable[..., None],
 ) -> None:
     """Its supervisor recovers what it held; when the host is lost, the reconciler of the next leader does."""
     arrange, most = WORKERS[point]
-    if point == "refuse.row_written":
-        monkeypatch.setenv("ASYNCQ_TEST_PATIENCE", "0")
     arrange()
     crash = Crash(point, tmp_path)
     with workers(tmp_path, "--concurrency", "1", **crash.variables) as fleet:
@@ -360,12 +363,14 @@ def test_worker_killed_at_a_step(
             fleet.process.wait()
         else:
             wait_until(lambda: "exited unexpectedly" in fleet.output(), "a death notice")
+            give_up_unknown()
             wait_until(lambda: all(row.is_final for row in TaskRecord.objects.all()), "all tasks to finish")
             wait_until(lambda: not entries(), "an empty Redis")
             assert fleet.stop() == 0
             assert "exited unexpectedly: its process was killed by signal 9 (SIGKILL)" in fleet.output()
     assert crash.pid() != fleet.process.pid
     assert f"failpoint {point}: process {crash.pid()} kills itself" in fleet.output()
+    give_up_unknown()
     if turn % 2 or point in RECORDED:
         recover(tmp_path)
     checked(most=max(most, 1), failed=int(most == 0))
@@ -567,7 +572,8 @@ def test_supervisor_killed_at_a_step(
     if point == "fire.occurrences_written":
         assert not Occurrence.objects.exists()
     recover(tmp_path)
-    checked(parked=parked, most=2 if point == "wait_for_key.row_written" else 1)
+    # What runs for longer than a lease, which nobody renews any more, may begin again elsewhere.
+    checked(parked=parked, most=2 if point in ("wait_for_key.row_written", "beat.leases_renewed") else 1)
     if point.startswith("inbox"):
         assert TaskRecord.objects.filter(name=inbox_tasks.letter.module_path).count() == 2
     if point.startswith("fire"):
@@ -655,4 +661,6 @@ def test_every_point_is_killed_at(turn: int) -> None:
     tried = {*PRODUCERS, *WORKERS, *SUPERVISORS, *AFTER_A_DEATH, "requeue.row_written", "spill.queue_spilled"}
     # Messages of other programs: `test_adopting` lets their claim die there.
     tried |= {"adopt.row_named", "adopt.row_inserted"}
+    # Workers wait for code; only the test kit refuses a task without it, and `test_kit_faults` lets it die there.
+    tried |= {"refuse.row_written"}
     assert tried == set(failpoints.POINTS)

@@ -33,7 +33,7 @@ WORKER = (
     "report.acknowledged",
     "complete.row_written",
     "complete.committed",
-    "refuse.row_written",
+    "postpone.put_aside",
     "requeue.row_written",
 )
 PRODUCER = (
@@ -90,6 +90,7 @@ def everywhere(rig: Rig, report: Report, scale: float) -> None:
         workers.join()
         killing.wait_for_orphans()
         rig.ended_well(doomed)
+        killing.give_up_unknown()
         for load in loads:
             load.terminate()
             load.wait()
@@ -146,7 +147,7 @@ class Killing:
             connections.close_all()
 
     def _provoke_worker(self, point: str) -> None:
-        if point == "refuse.row_written":
+        if point == "postpone.put_aside":
             self._unknown_task()
         elif point == "requeue.row_written":
             # A worker that gets SIGTERM finishes short tasks and requeues the rest: this repeats no run.
@@ -272,11 +273,20 @@ class Killing:
         )
 
     def _unknown_task(self) -> None:
-        """Enqueue a task of which no worker has the code."""
+        """Enqueue a task of which no worker has the code; those that wait for it already are given up."""
         from django_asyncq import lifecycle
         from django_asyncq.models import TaskRecord
 
+        self.give_up_unknown()
         lifecycle.dispatch(_rows([TaskRecord(name="gone.away", queue_name="default")]))
+
+    def give_up_unknown(self) -> None:
+        """Cancel the tasks that wait for code: without it they would wait without an end."""
+        from django_asyncq import lifecycle
+        from django_asyncq.models import TaskRecord
+
+        rows = TaskRecord.objects.queued().filter(name="gone.away")
+        lifecycle.cancel(list(rows.values_list("pk", flat=True)), by="the case")
 
     def _unknown_run(self) -> None:
         """Insert a RUNNING row that Redis does not know."""

@@ -94,7 +94,8 @@ def _score(rig: Rig, client: Any) -> None:
 
     key = getattr(keys.QueueKeys("default"), rig.random.choice(ZSETS))
     if client.type(key) == b"zset" and (there := client.zrange(key, 0, 20)):
-        client.zadd(key, {rig.random.choice(there): rig.random.choice(list(odd_values.SCORES.values()))})
+        # Not one that has gone since: nobody would ever look at it again.
+        client.zadd(key, {rig.random.choice(there): rig.random.choice(list(odd_values.SCORES.values()))}, xx=True)
 
 
 def _member(rig: Rig, client: Any) -> None:
