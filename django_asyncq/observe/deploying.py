@@ -1,6 +1,6 @@
 """Before a deploy: can this code run what waits, and can the running workers run what this code will enqueue?
 
-Live rows are grouped by task, version, queue, gate and the form of their arguments; of each group the oldest and the
+Live rows are grouped by task, version, queue and the form of their arguments; of each group the oldest and the
 newest call is tried, `upgrade` included. So a million rows cost one statement and a few calls. Nothing is written.
 """
 
@@ -13,7 +13,20 @@ from uuid import UUID
 from django.conf import settings
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import BooleanField, CharField, Count, ExpressionWrapper, F, Func, Max, Min, Q, TextField
+from django.db.models import (
+    BooleanField,
+    CharField,
+    Count,
+    Exists,
+    ExpressionWrapper,
+    F,
+    Func,
+    Max,
+    Min,
+    OuterRef,
+    Q,
+    TextField,
+)
 from django.db.models.functions import Cast
 from django.db.models.sql.compiler import SQLCompiler
 
@@ -30,7 +43,9 @@ from ..scheduling.occurrences import arguments_of
 from ..storage.routing import rows_of, writing_database
 
 LIVE = Q(state__in=(TaskState.QUEUED, TaskState.RUNNING)) | Q(state=TaskState.FAILED, retry_at__isnull=False)
-GROUPED = ("backend", "name", "version", "queue_name", "gate", "queue_limit")
+GROUPED = ("backend", "name", "version", "queue_name")
+# A project may have a gate for each of its customers.
+MOST_GATES = 100
 
 
 class Mistake(NamedTuple):
@@ -63,8 +78,8 @@ def check_deploy(*, against_running: bool = False) -> DeployCheck:
     """
     registry.load_task_modules()
     groups, schedules = _groups(), list(rows_of(Schedule).planned().order_by("name"))
-    limits = set(rows_of(Gate).filter(name__in={each["gate"] for each in groups}).values_list("name", flat=True))
-    mistakes = [mistake for group in groups for mistake in _of_group(group, limits)]
+    mistakes = [mistake for group in groups for mistake in _of_group(group)]
+    mistakes += _of_gates()
     mistakes += [mistake for row in schedules if (mistake := _of_schedule(row)) is not None]
     workers = _workers() if against_running else None
     if workers is not None:
@@ -125,8 +140,18 @@ def _groups() -> list[dict[str, Any]]:
     return list(found.annotate(total=Count("id"), oldest=Min(text), newest=Max(text)).order_by("name", "version"))
 
 
-def _of_group(group: Mapping[str, Any], limits: set[str]) -> Iterator[Mistake]:
-    name, alias, queue, gate = (group[each] for each in ("name", "backend", "queue_name", "gate"))
+def _of_gates() -> Iterator[Mistake]:
+    """Find gates that nothing gives a limit: neither a row of theirs, nor the tasks; the first 100."""
+    has_row = Exists(rows_of(Gate).filter(name=OuterRef("gate")))
+    rows = rows_of(TaskRecord).filter(LIVE).exclude(gate="").filter(~has_row, queue_limit=None).order_by()
+    found = rows.values("name", "gate").annotate(total=Count("id"), oldest=Min(Cast("id", CharField())))
+    for each in found.order_by("name", "gate")[:MOST_GATES]:
+        text = f"the gate {each['gate']!r} has no limit: declare queue_limit=…, or make the gate in the admin"
+        yield Mistake("gate", each["name"], each["total"], str(UUID(each["oldest"])), text)
+
+
+def _of_group(group: Mapping[str, Any]) -> Iterator[Mistake]:
+    name, alias, queue = (group[each] for each in ("name", "backend", "queue_name"))
 
     def mistake(kind: str, text: str) -> Mistake:
         return Mistake(kind, name, group["total"], str(UUID(group["oldest"])), text)
@@ -137,8 +162,6 @@ def _of_group(group: Mapping[str, Any], limits: set[str]) -> Iterator[Mistake]:
     queues = compat.task_backends[alias].queues
     if queues and queue not in queues:
         yield mistake("queue", f"QUEUES of {alias!r} has no {queue!r}: keep it until these tasks have run")
-    if gate and gate not in limits and group["queue_limit"] is None:
-        yield mistake("gate", f"the gate {gate!r} has no limit: declare queue_limit=…, or make the gate in the admin")
     try:
         task = registry.runnable(name, group["version"])
     except TaskNotRegistered as error:
