@@ -39,7 +39,7 @@ from .models import BulkAction, BulkState, Pause, PauseKind, TaskRecord
 from .storage import database_clock
 from .storage.errors import Parts
 from .storage.isolation import MOST_AT_ONCE, page_of
-from .storage.matching import Counted, checked, rows_matching
+from .storage.matching import checked, rows_matching
 from .storage.routing import follow_commit, rows_of, writing_database
 
 __all__ = [
@@ -362,18 +362,14 @@ class BulkPreview(NamedTuple):
     examples: list[TaskRecord]
 
 
-def preview_bulk(kind: str, matching: Mapping[str, Any], *, counted: Counted | None = None) -> BulkPreview:
+def preview_bulk(kind: str, matching: Mapping[str, Any]) -> BulkPreview:
     """Return how many tasks an action would be about, and some of them; nothing is written.
 
-    kind, matching: as for `start_bulk`. counted: how many match, where that is known; of `storage.matching`.
-    Raises: InvalidOption.
+    kind, matching: as for `start_bulk`. Raises: InvalidOption.
     """
     found = checked(kind, matching)
     rows = rows_matching(found)
-    if counted is None:
-        return BulkPreview(found, rows.count(), list(rows.order_by("id")[:EXAMPLES]))
-    examples = list(rows.filter(id__gte=counted.first).order_by("id")[:EXAMPLES]) if counted.first else []
-    return BulkPreview(found, counted.total, examples)
+    return BulkPreview(found, rows.count(), list(rows.order_by("id")[:EXAMPLES]))
 
 
 def start_bulk(

@@ -26,12 +26,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from .. import conf
-from ..control import preview_bulk, start_bulk, stop_bulk
+from ..control import EXAMPLES, BulkPreview, preview_bulk, start_bulk, stop_bulk
 from ..core.redaction import mask_text
 from ..exceptions import InvalidOption
 from ..models import BulkAction, BulkKind, BulkState
 from ..storage import database_clock
-from ..storage.matching import Counted, checked, count_on, is_counted_in_parts
+from ..storage.matching import Counted, checked, count_on, is_counted_in_parts, rows_matching
 from . import base, history
 from .base import Asking, Input, Question, has_right, url_of
 from .filters import ReadOnlyAdmin
@@ -179,8 +179,8 @@ COUNTING_SECONDS = 0.25
 
 def _count_on(
     model_admin: ModelAdmin[Any], request: HttpRequest, kind: BulkKind, matching: Matching
-) -> HttpResponse | Counted | None:
-    """Count what no index leads to; return the page that says how far this has come, and leads on by itself.
+) -> HttpResponse | BulkPreview | None:
+    """Count what no index leads to; return a page that says how far this has come, and leads on by itself to the end.
 
     None: the database counts it in one statement. Raises: InvalidOption.
     """
@@ -195,7 +195,8 @@ def _count_on(
             counted = Counted(int(total), UUID(first) if first else None, UUID(behind))
     counted = count_on(found, counted, COUNTING_SECONDS)
     if counted.behind is None:
-        return counted
+        rows = rows_matching(found).filter(id__gte=counted.first).order_by("id") if counted.first else ()
+        return BulkPreview(found, counted.total, list(rows[:EXAMPLES]))
     query = request.GET.copy()
     query["counted"] = signer.sign_object([counted.total, str(counted.first or ""), str(counted.behind)])
     url, count = f"?{query.urlencode()}", number_format(counted.total, force_grouping=True)
@@ -209,10 +210,9 @@ def _count_on(
 
 def _start(model_admin: ModelAdmin[Any], request: HttpRequest, kind: BulkKind, matching: Matching) -> Asking:
     try:
-        counted = _count_on(model_admin, request, kind, matching)
-        if isinstance(counted, HttpResponse):
-            return counted
-        found = preview_bulk(kind, matching.keys, counted=counted)
+        found = _count_on(model_admin, request, kind, matching) or preview_bulk(kind, matching.keys)
+        if isinstance(found, HttpResponse):
+            return found
         if not found.total:
             raise InvalidOption(_("No task matches, so nothing was changed."))
         default = conf.current().bulk_rows_per_second

@@ -593,7 +593,7 @@ class ScheduleForm(base.AnyModelForm):
         task, args, kwargs = known_task(values["task"]), values["args"], values["kwargs"]
         if task is not None:
             # They are entered as the code takes them now.
-            self.instance.task, self.instance.version = task.module_path, task.version
+            self.instance.version = task.version
         try:
             check_call(task, args, kwargs)
         except InvalidArguments as error:

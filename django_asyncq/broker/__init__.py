@@ -360,18 +360,17 @@ class Broker(Access):
         leases: Sequence[Lease],
         delay_seconds: int,
         *,
-        timed: bool = True,
         labels: Sequence[str] = (),
     ) -> list[int]:
         """Postpone leased tasks without running them.
 
-        timed: whether the time counts for which a task cannot run here; that of a pause does not. labels: for each,
-        under which it waits for code that has it, as of `unknown_tasks`.
+        labels: for each, under which it waits for code that has it, as of `unknown_tasks`; the time for which it does
+        is counted. None for tasks that wait for something else.
         Returns, for each: the seconds since it was first postponed, or -1 when it is stale or missing.
         """
         keys = self.keys(queue)
         places = [*_active(keys, worker_id), keys.scheduled, keys.due, keys.unknown]
-        head = [keys.task_prefix, delay_seconds, due_channel(), int(timed)]
+        head = [keys.task_prefix, delay_seconds, due_channel()]
         items = [[*lease_arguments(lease), label] for lease, label in zip(leases, labels or repeat(""), strict=False)]
         ages = scripts.run_in_parts("postpone", self.client, places, head, items, IDS_PER_CALL)
         return [replies.whole(age) or 0 for age in ages]

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ..core.time import EPOCH
 from ..exceptions import AsyncqError
 
 VARINT, LENGTH = 0, 2
 MASK_64 = (1 << 64) - 1
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # 0001-01-01 00:00 UTC: Go's zero time, which means "no time".
 GO_ZERO_SECONDS = -62_135_596_800
 

@@ -20,6 +20,7 @@ from ..exceptions import InvalidOption
 Duration = float | timedelta
 """Seconds, or a timedelta."""
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The current time minus this is still a year that a datetime can hold.
 LONGEST = timedelta(days=36_525)
 MORE_THAN_ZERO = "seconds or a timedelta, more than 0 and at most 100 years"
@@ -156,6 +157,14 @@ def moment_after(name: str, now: datetime, delay: Any) -> datetime:
     except (OverflowError, ValueError) as error:
         raise InvalidOption(f"{name} of {delay!r} is no time to wait: {error}") from error
     return checked_moment(name, moment)
+
+
+def moment_of(unix_seconds: float) -> datetime | None:
+    """Return the time that another process has written; None where no datetime can hold it, for it may be anything."""
+    try:
+        return EPOCH + timedelta(seconds=unix_seconds) if unix_seconds > 0 else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def in_utc(moment: datetime) -> datetime:

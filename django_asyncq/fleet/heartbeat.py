@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 from django.db import connections
@@ -24,6 +24,7 @@ from ..broker.message import RunningInfo, ServerInfo, TaskMessage, UndecodableMe
 from ..broker.servers import Details, ShownWorker
 from ..core.guard import get_logger
 from ..core.registry import known_versions
+from ..core.time import moment_of
 from ..storage.errors import Faults, in_turn
 from ..worker.memory import PAGE_BYTES
 from ..worker.options import WorkerOptions
@@ -203,16 +204,8 @@ def _running_info(server: ServerInfo, id: str, message: TaskMessage, started_at:
         payload=message.payload,
         queue=message.queue,
         started_at=started_at,
-        deadline=_moment(min(ends)) if ends else None,
+        deadline=moment_of(min(ends)) if ends else None,
     )
-
-
-def _moment(unix_seconds: int) -> datetime | None:
-    """Return an aware time; None when no datetime can hold it: another program may have written any number."""
-    try:
-        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=unix_seconds)
-    except OverflowError:
-        return None
 
 
 def resident_bytes(pid: int) -> int:

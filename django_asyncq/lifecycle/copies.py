@@ -95,7 +95,7 @@ def _close(ids: list[UUID], by: str) -> int:
         for group in groups.values():
             values = {name: getattr(group[0], name) for name in WRITTEN}
             rows.filter(id__in=[record.id for record in group]).update(**values)
-        # A throttled task keeps its slot, as after any other end. Who follows a task is closed too.
+        # A throttled task keeps its slot, as after any other end. A task that follows another one is closed too.
         slots = rows.filter(Q(unique_until=None) | Q(after_id__isnull=False), unique_slot__isnull=False)
         slots.update(unique_slot=None, after_id=None)
     return len(records)

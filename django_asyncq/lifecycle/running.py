@@ -422,20 +422,14 @@ def leave_to_others(broker: Broker, worker_id: str, runs: Sequence[Run], seconds
 
 
 def postpone(
-    broker: Broker,
-    worker_id: str,
-    runs: Sequence[Run],
-    delay_seconds: int,
-    *,
-    timed: bool = True,
-    is_unknown: bool = False,
+    broker: Broker, worker_id: str, runs: Sequence[Run], delay_seconds: int, *, is_unknown: bool = False
 ) -> Mapping[UUID, int]:
     """Put tasks aside that cannot run here now; the row stays QUEUED and no attempt is used.
 
-    timed: whether the time counts for which a task cannot run here; that of a pause does not. is_unknown: whether they
-    wait for code that has them, and are due at once when a worker has it (`broker.unknown_tasks`).
+    is_unknown: whether they wait for code that has them, and are due at once when a worker has it
+    (`broker.unknown_tasks`).
 
-    Returns: for each id, how many seconds ago the task was first postponed (-1: its lease was lost).
+    Returns: for each id, for how many seconds it has waited for code so far (-1: its lease was lost).
     """
     ages: dict[UUID, int] = {}
     for of_alias, queue, group in by_queue(broker, [run.record for run in runs]):
@@ -443,13 +437,13 @@ def postpone(
         of_queue = [run for run in runs if run.record.id in ids]
         leases = [run.lease for run in of_queue]
         labels = [label_of(run.record.name, run.record.version) for run in of_queue] if is_unknown else []
-        found = of_alias.postpone(queue, worker_id, leases, delay_seconds, timed=timed, labels=labels)
+        found = of_alias.postpone(queue, worker_id, leases, delay_seconds, labels=labels)
         ages |= dict(zip([run.record.id for run in of_queue], found, strict=True))
     return ages
 
 
 def refuse(broker: Broker, run: Run, exception: BaseException) -> None:
-    """Fail a task that was postponed and can never run here; the row says why.
+    """Fail a task whose code is not here and will not come, as in a test; the row says why. Workers wait for code.
 
     | check    | the fence: a run that lost its lease changes nothing |
     | row      | QUEUED → FAILED, with the error                      |

@@ -44,6 +44,7 @@ from ..storage.routing import rows_of, writing_database
 
 LIVE = Q(state__in=(TaskState.QUEUED, TaskState.RUNNING)) | Q(state=TaskState.FAILED, retry_at__isnull=False)
 GROUPED = ("backend", "name", "version", "queue_name")
+ENDS = ("oldest", "newest")
 # A project may have a gate for each of its customers.
 MOST_GATES = 100
 
@@ -78,7 +79,9 @@ def check_deploy(*, against_running: bool = False) -> DeployCheck:
     """
     registry.load_task_modules()
     groups, schedules = _groups(), list(rows_of(Schedule).planned().order_by("name"))
-    mistakes = [mistake for group in groups for mistake in _of_group(group)]
+    examples = [str(UUID(group[each])) for group in groups for each in ENDS if not group["is_wired"]]
+    rows = lifecycle.load_rows(examples)
+    mistakes = [mistake for group in groups if (mistake := _of_group(group, rows)) is not None]
     mistakes += _of_gates()
     mistakes += [mistake for row in schedules if (mistake := _of_schedule(row)) is not None]
     workers = _workers() if against_running else None
@@ -150,36 +153,35 @@ def _of_gates() -> Iterator[Mistake]:
         yield Mistake("gate", each["name"], each["total"], str(UUID(each["oldest"])), text)
 
 
-def _of_group(group: Mapping[str, Any]) -> Iterator[Mistake]:
+def _of_group(group: Mapping[str, Any], rows: Mapping[str, TaskRecord]) -> Mistake | None:
+    """Return the first mistake of a group. rows: its oldest and newest by their ids, where they can be read."""
     name, alias, queue = (group[each] for each in ("name", "backend", "queue_name"))
 
     def mistake(kind: str, text: str) -> Mistake:
         return Mistake(kind, name, group["total"], str(UUID(group["oldest"])), text)
 
     if alias not in getattr(settings, "TASKS", {}):
-        yield mistake("backend", f"TASKS has no alias {alias!r}: keep it until these tasks have run")
-        return
+        return mistake("backend", f"TASKS has no alias {alias!r}: keep it until these tasks have run")
     queues = compat.task_backends[alias].queues
     if queues and queue not in queues:
-        yield mistake("queue", f"QUEUES of {alias!r} has no {queue!r}: keep it until these tasks have run")
+        return mistake("queue", f"QUEUES of {alias!r} has no {queue!r}: keep it until these tasks have run")
     try:
         task = registry.runnable(name, group["version"])
     except TaskNotRegistered as error:
-        kind = "version" if registry.find(name) else "name"
-        remedy = "" if kind == "version" else f"; if it was renamed, declare aliases={name!r}"
-        yield mistake(kind, f"{error}{remedy}")
-        return
-    if not group["is_wired"]:
-        for row in lifecycle.load_rows([str(UUID(group[each])) for each in ("oldest", "newest")]).values():
-            try:
-                given = upgraded(task, row.args, row.kwargs, row.version)
-                check_call(task, given.args, given.kwargs)
-            except UpgradeFailed as error:
-                yield mistake("upgrade", str(error))
-                return
-            except InvalidOption as error:
-                yield mistake("arguments", f"{error}; raise version=… and give upgrade=…")
-                return
+        if registry.find(name):
+            return mistake("version", str(error))
+        return mistake("name", f"{error}; if it was renamed, declare aliases={name!r}")
+    for row in (rows.get(str(UUID(group[each]))) for each in ENDS):
+        if row is None:
+            continue
+        try:
+            given = upgraded(task, row.args, row.kwargs, row.version)
+            check_call(task, given.args, given.kwargs)
+        except UpgradeFailed as error:
+            return mistake("upgrade", str(error))
+        except InvalidOption as error:
+            return mistake("arguments", f"{error}; raise version=… and give upgrade=…")
+    return None
 
 
 def _of_schedule(row: Schedule) -> Mistake | None:

@@ -16,6 +16,7 @@ from ..broker.inspection import LONGEST, MINUTE, MOST_DAYS, STATES, History, Que
 from ..broker.reading import Reader, read, side_by_side
 from ..core.aliases import DEFAULT_ALIAS, one_alias_per_prefix
 from ..core.names import check_gate_name, check_queue_name
+from ..core.time import moment_of
 from ..exceptions import InvalidOption, StillRunning
 from ..models import Gate, Pause, PauseKind
 from ..storage import database_clock
@@ -348,7 +349,7 @@ def _worker_info(each: servers.WorkerInfo, alias: str) -> WorkerInfo:
         version=details.version if details else "",
         finished=details.finished if details else 0,
         rss_bytes=details.rss_bytes if details else 0,
-        beat_at=_moment_of(details.beat_at) if details else None,
+        beat_at=moment_of(details.beat_at) if details else None,
         is_draining=bool(details and details.is_draining),
         is_leader=bool(details and details.is_leader),
         is_quarantined=bool(details and details.is_quarantined),
@@ -356,11 +357,3 @@ def _worker_info(each: servers.WorkerInfo, alias: str) -> WorkerInfo:
         versions=dict(details.versions) if details else {},
         app_version=details.app_version if details else "",
     )
-
-
-def _moment_of(seconds: float) -> datetime | None:
-    """Return a time that a process has written; None for what is none."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC) if seconds > 0 else None
-    except (ValueError, OverflowError, OSError):
-        return None

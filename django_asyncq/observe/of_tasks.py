@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +19,7 @@ from ..broker.unknown_tasks import reading_unknown
 from ..core.aliases import one_alias_per_prefix, uses_redis
 from ..core.names import lowest_uuid7_at
 from ..core.registry import load_task_modules, registered
-from ..core.time import Duration
+from ..core.time import Duration, moment_of
 from ..exceptions import BrokerUnavailable, InvalidOption
 from ..models import FailureReason, PauseKind, TaskRecord, TaskRecordQuerySet, TaskState
 from ..storage.routing import ids_called, rows_of
@@ -207,7 +207,7 @@ class Tasks:
         """Return which tasks wait for code that has them: no worker that took them does. Raises: BrokerUnavailable."""
         aliases = one_alias_per_prefix() if self._backend is None else [self._backend]
         return [
-            UnknownInfo(alias, each.queue, each.name, each.version, each.total, _moment_of(each.since))
+            UnknownInfo(alias, each.queue, each.name, each.version, each.total, moment_of(each.since))
             for alias in aliases
             if uses_redis(alias)
             for each in read("producer", reading_unknown(alias, Broker("producer", alias).queues()))
@@ -373,7 +373,3 @@ def _redis_state(row: TaskRecord) -> str | None:
     except BrokerUnavailable:
         return None
     return entry.state
-
-
-def _moment_of(seconds: int) -> datetime | None:
-    return datetime.fromtimestamp(seconds, UTC) if seconds else None

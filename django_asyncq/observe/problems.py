@@ -213,7 +213,7 @@ class Looker:
                     name, queue = visible_line(label_of(each.name, each.version)), _queue(alias, each.queue)
                     title = f"no worker has the code of {name}"
                     text = f"{queue}: {each.total:,} tasks wait, because {title}; the first one for {waited:.0f} s"
-                    command = f"tasks list --name {_argument(each.name)} --state queued{_backend(alias)}"
+                    command = f"tasks list --task {_argument(each.name)} --state queued{_backend(alias)}"
                     yield _problem(AlertKind.UNKNOWN_TASKS, f"{each.queue} {name}", title, text, command, alias)
 
     def _failing_queues(self) -> Iterator[Problem]:

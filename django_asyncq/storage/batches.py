@@ -100,10 +100,10 @@ DOCUMENTS = [field.attname for field in FIELDS if isinstance(field, JSONField)]
 _json = StoredJSONEncoder(default=str, check_circular=False)
 _decode = json.JSONDecoder().decode
 
-# The run that holds a RUNNING row, or a run whose QUEUED row nobody has changed since the run read it. Whoever changes
-# what a run has read, such as the arguments, changes the fence of the row too. As a CASE, since the rows are found by
-# their ids: with old statistics, PostgreSQL takes conditions on `state` for the way to few rows, and reads every queued
-# row for each batch of outcomes.
+# A RUNNING row is written by the run that holds it; a QUEUED row by a run that has read it as it still is. Whatever
+# changes what a run has read, such as the arguments, changes the fence of the row too. As a CASE, since the rows are
+# found by their ids: with old statistics, PostgreSQL takes conditions on `state` for the way to few rows, and reads
+# every queued row for each batch of outcomes.
 GUARD = "CASE t.state WHEN 1 THEN t.fence = v.held_fence WHEN 0 THEN t.fence = v.read_fence ELSE false END"
 
 

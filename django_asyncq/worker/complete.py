@@ -54,7 +54,7 @@ def arguments_of(job: Job) -> tuple[list[Any], dict[str, Any], str | None]:
             job.run.members = []
             raise TaskNotRunnable("the row is that of a batch, and the code of the task has none any more")
         return arguments_of_row(job, record)
-    if job.task.upgrade is None or not job.run.record.is_batch:
+    if job.task.upgrade is None or not record.is_batch:
         return [[_item_of(job, run.record) for run in calls_of(job)]], {}, None
     return [_upgraded_items(job)], {}, None
 

@@ -199,7 +199,7 @@ class PausedTasks:
         paused = {present_name(name) for name in self._names}
         held = [run for run in runs if present_name(run.record.name) in paused]
         self._log(held, now)
-        return [run for run in runs if run not in held], held
+        return [run for run in runs if present_name(run.record.name) not in paused], held
 
     def _log(self, held: Iterable[Run], now: float) -> None:
         """Log each paused task at most once a minute: its calls come again and again."""
@@ -578,7 +578,7 @@ class Fetcher:
         try:
             starting, paused = self.paused_tasks.split(runs)
             if paused:
-                lifecycle.postpone(self.broker, self.worker_id, paused, POSTPONE_SECONDS, timed=False)
+                lifecycle.postpone(self.broker, self.worker_id, paused, POSTPONE_SECONDS)
         except STORE_ERRORS:
             # Nothing begins by names that may be too old. This process holds these runs, so it finds them again.
             self.uncertain.update(run.record.queue_name for run in runs)
@@ -623,10 +623,10 @@ class Fetcher:
             return
         runs = [run for run, _ in unknown]
         lifecycle.postpone(self.broker, self.worker_id, runs, UNKNOWN_SECONDS, is_unknown=True)
-        reasons = {run.record.name: reason for run, reason in unknown}
-        for name, count in Counter(run.record.name for run in runs).items():
+        # A version that this code does not have has a reason of its own.
+        for (name, reason), count in Counter((run.record.name, str(reason)) for run, reason in unknown).items():
             text = "%d of task %s wait for a worker whose code has it: %s"
-            logger.error(text, count, name, reasons[name], extra={"task": name})
+            logger.error(text, count, name, reason, extra={"task": name})
 
 
 # --- How a process that was started for one task gets it.

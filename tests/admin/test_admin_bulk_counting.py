@@ -12,16 +12,22 @@ from django_asyncq.models import BulkAction, TaskState
 from django_asyncq.storage import matching
 
 from ..admin_cases import LIST, client_with, make, said
+from ..browsing import Person
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ASK = f"{LIST}bulk/?kind=delete&queue=rare"
 
 
-@pytest.fixture
-def boss(monkeypatch: pytest.MonkeyPatch) -> Client:
-    """Somebody who may delete; each answer counts ten tasks."""
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer counts ten tasks."""
     monkeypatch.setattr(matching, "ROWS_PER_PART", 10)
     monkeypatch.setattr(bulk, "COUNTING_SECONDS", 0.0)
+
+
+@pytest.fixture
+def boss() -> Client:
+    """Somebody who may delete."""
     return client_with("view_taskrecord", "delete_taskrecord", "view_bulkaction")
 
 
@@ -65,6 +71,16 @@ def test_a_number_that_was_made_up_is_not_believed(boss: Client) -> None:
     assert title(boss.get(f"{LIST}bulk/{made_up}")) == "7 tasks so far …"
     for rubbish in ("x", "x:y:z", "%00"):
         assert title(boss.get(f"{ASK}&counted={rubbish}", follow=True)) == "3 tasks so far …"
+
+
+def test_a_browser_is_led_to_the_question(person: Person) -> None:
+    """Without JavaScript too; the page that counts is looked at on the way."""
+    for number in range(35):
+        make(TaskState.SUCCEEDED, queue_name="rare" if number in (12, 30) else "mail")
+    person.browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    person.open("taskrecord/bulk/?kind=delete&queue=rare")
+    person.wait.until(lambda browser: person.text("h1") == "Delete 2 tasks?")
+    assert "counted=" in person.browser.current_url
 
 
 def test_what_an_index_leads_to_is_asked_at_once(boss: Client) -> None:

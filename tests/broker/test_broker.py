@@ -594,14 +594,14 @@ def test_a_raised_fence_refuses_the_former_holder(broker: Broker, keys: QueueKey
 def test_a_postponed_task_counts_from_the_first_time(broker: Broker, keys: QueueKeys) -> None:
     """Until a run of it finishes in another way."""
     lease = taken(broker, "a")[0]
-    assert broker.postpone(QUEUE, WORKER, [lease], 60) == [0]
+    assert broker.postpone(QUEUE, WORKER, [lease], 60, labels=["a.b"]) == [0]
     assert broker.client.hget(keys.task("a"), "state") == b"scheduled"
     assert broker.client.zscore(keys.scheduled, "a") == pytest.approx(time.time() + 60, abs=5)
     broker.client.hincrby(keys.task("a"), "parked_at", -500)
     broker.client.zadd(keys.scheduled, {"a": 5})
     broker.forward(QUEUE, "scheduled")
     for _ in range(2):
-        assert broker.postpone(QUEUE, WORKER, take(broker), 0)[0] == pytest.approx(500, abs=3)
+        assert broker.postpone(QUEUE, WORKER, take(broker), 0, labels=["a.b"])[0] == pytest.approx(500, abs=3)
         broker.forward(QUEUE, "scheduled")
     broker.retry(QUEUE, WORKER, [(take(broker)[0], b"m", 5)])
     assert broker.client.hget(keys.task("a"), "parked_at") is None

@@ -462,7 +462,7 @@ def test_calls_of_a_paused_task_are_postponed_without_an_attempt(caplog: Any) ->
     assert [run.lease.id for run in postponed] == [held.id]
     paused.split(runs)
     assert caplog.text.count("is paused") == 1
-    lifecycle.postpone(Broker(), "w", postponed, 1, timed=False)
+    lifecycle.postpone(Broker(), "w", postponed, 1)
     row = TaskRecord.objects.get(id=held.id)
     assert (row.state, row.attempt) == (TaskState.QUEUED, 0)
     entry = redis().hgetall(Broker().keys(Q).task(held.id))

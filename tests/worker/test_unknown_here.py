@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 
 from django_asyncq import lifecycle
 from django_asyncq.broker import Broker, servers
@@ -17,6 +20,7 @@ from django_asyncq.core.policies import AlertSettings
 from django_asyncq.fleet import unknown_tasks
 from django_asyncq.models import AlertKind, TaskRecord, TaskState
 from django_asyncq.observe.fleet import read_fleet
+from django_asyncq.observe.inspector import Inspector
 from django_asyncq.observe.problems import Looker
 from django_asyncq.observe.why import Keeper, why_not_running
 
@@ -92,12 +96,13 @@ def test_patience_begins_anew_when_nobody_knows_a_task_any_more() -> None:
     """The time in which somebody knew it does not count."""
     tasks.add.enqueue(1)
     runs = claim(OLD)
-    lifecycle.postpone(Broker(), f"w:{OLD}", runs, 0)
+    lifecycle.postpone(Broker(), f"w:{OLD}", runs, 0, is_unknown=True)
     key = QueueKeys(QUEUE).task(str(runs[0].record.id))
     Broker().client.hset(key, "parked_at", int(time.time()) - 599)
     Broker().forward(QUEUE, "scheduled")
     leave(OLD, claim(OLD))
-    assert lifecycle.postpone(Broker(), f"w:{NEW}", (again := claim(NEW)), 15) == {again[0].record.id: 0}
+    again = claim(NEW)
+    assert lifecycle.postpone(Broker(), f"w:{NEW}", again, 15, is_unknown=True) == {again[0].record.id: 0}
 
 
 def put_aside(*numbers: int, name: str = "tests.tasks.add", version: int = 1) -> list[str]:
@@ -170,7 +175,36 @@ def test_an_alert_says_so_after_the_patience(settings: Any) -> None:
     settings.ASYNCQ = {**settings.ASYNCQ, "UNREGISTERED_PATIENCE_SECONDS": 0}
     (problem,) = [each for each in looker.look().problems.values() if each.kind == AlertKind.UNKNOWN_TASKS]
     assert problem.text.startswith("queue default: 2 tasks wait, because no worker has the code of shop.gone 3; ")
-    assert problem.command == "manage.py asyncq tasks list --name shop.gone --state queued"
+    assert problem.command == "manage.py asyncq tasks list --task shop.gone --state queued"
+    assert run_as_said(problem.command).count("shop.gone") == 2
+
+
+def run_as_said(command: str) -> str:
+    """Run a command that an alert or the guide names; return what it prints."""
+    out = StringIO()
+    call_command(*shlex.split(command)[1:], stdout=out)
+    return out.getvalue()
+
+
+def test_what_waits_for_code_is_given_up_as_the_guide_says() -> None:
+    """By the name that no code has."""
+    put_aside(1, 2, name="shop.tasks.remind")
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "deploying-changes.md").read_text()
+    command = "manage.py asyncq tasks cancel --task shop.tasks.remind --yes"
+    assert f"`{command}`" in guide
+    run_as_said(command)
+    assert TaskRecord.objects.filter(state=TaskState.FAILED).count() == 2
+    assert waiting() == {}
+
+
+@pytest.mark.parametrize("written", ["1" * 18, "-5", "rubbish", ""])
+def test_an_odd_time_in_redis_is_not_known_and_no_error(written: str) -> None:
+    """What comes from there may be anything."""
+    (id,) = put_aside(1, name="shop.gone")
+    Broker().client.hset(QueueKeys(QUEUE).task(id), "parked_at", written)
+    (found,) = Inspector().tasks.unknown()
+    assert (found.name, found.total, found.since) == ("shop.gone", 1, None)
+    assert "shop.gone" in run_as_said("manage.py asyncq tasks unknown")
 
 
 def test_tasks_wait_without_an_end_and_begin_at_once_when_their_code_comes(tmp_path: Path, monkeypatch: Any) -> None:
