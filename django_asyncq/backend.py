@@ -219,6 +219,8 @@ class AsyncqBackend(compat.BaseTaskBackend):
         }
         if task.version != 1:
             columns["version"] = task.version
+        if task.on_full == "wait":
+            columns |= {"max_waiting": task.max_waiting, "is_ordered": task.ordered}
         return Plan(task, conf.current(), not has_more, has_times(task), shape, columns)
 
     def _headers_of(self, task: Any) -> dict[str, str] | None:

@@ -37,8 +37,10 @@ from .core.calls import blocking, called, check_call, shown_signature, without_c
 from .core.foreign_words import OF_TASK, no_attribute, options_of, refuse_unknown, refusing_unknown
 from .core.names import PREFIX_MARK, PayloadKind, is_wire_name
 from .core.options import (
+    MOST_WAITING,
     GateSource,
     OnDuplicate,
+    OnFull,
     TaskOptions,
     UniqueKey,
     UniqueUntil,
@@ -102,6 +104,8 @@ class Task(_FrameworkTask[P, R]):
     on_missing: exception classes with which the task is discarded, as by `raise Discard(…)`, one or a tuple.
     gate: the name of an admission limit, a format over the arguments, or a callable of the arguments.
     queue_limit: the gate's limit unless the gate has a Gate row. expected_seconds: how long a run usually takes.
+    on_full: "reject" a call at a full gate, or let it "wait"; max_waiting: how many may. ordered: a task keeps its slot
+    between two attempts, so that with a limit of one the calls run in their order.
     schedule: when the task is enqueued automatically, made by `cron()` or `every()`; several as a tuple, each named.
     schedulable: whether people may create schedules of it in the admin, with arguments of their choice.
     retention: how long its finished rows are kept; the settings override it.
@@ -136,6 +140,9 @@ class Task(_FrameworkTask[P, R]):
     gate: GateSource | None = None
     queue_limit: int | None = None
     expected_seconds: float | None = None
+    on_full: OnFull = "reject"
+    max_waiting: int = MOST_WAITING
+    ordered: bool = False
     schedule: Declaration | Sequence[Declaration] | None = None
     schedulable: bool = False
     retention: Retention | None = None
@@ -206,6 +213,9 @@ class Task(_FrameworkTask[P, R]):
         gate: GateSource | None = None,
         queue_limit: int | None = None,
         expected_seconds: Duration | None = None,
+        on_full: OnFull | None = None,
+        max_waiting: int | None = None,
+        ordered: bool | None = None,
         max_attempts: int | None = None,
         timeout: Duration | None = None,
         expires: Duration | datetime | None = None,
@@ -452,6 +462,9 @@ def task(
     on_missing: exception classes with which the task is discarded, as by `raise Discard(…)`, one or a tuple.
     gate: the name of an admission limit, a format over the arguments such as "{model}", or a callable of them.
     queue_limit: the gate's limit unless the gate has a Gate row. expected_seconds: how long a run usually takes.
+    on_full: what a call does at a full gate: "reject" (default) raises QueueFull, "wait" is accepted and waits for a
+    slot. max_waiting: how many may wait (default 1,000). ordered: a task keeps its slot between two attempts: with
+    `queue_limit=1` the calls run one at a time and in their order.
     schedule: when the task is enqueued automatically: `cron(…)` or `every(…)`, or a list of them, each named.
     schedulable: whether people may create schedules of it in the admin.
     retention: how long its finished rows are kept: `Retention(succeeded=…, failed=…)`.
@@ -646,6 +659,9 @@ OPTIONS = (
     "gate",
     "queue_limit",
     "expected_seconds",
+    "on_full",
+    "max_waiting",
+    "ordered",
     "expires",
     "unique",
     "unique_until",

@@ -40,6 +40,7 @@ from .history import Did
 MOST_SHOWN = 100
 COLUMNS = (
     "id", "name", "state", "backend", "is_remote", "worker_ids", "last_attempted_at", "timeout_seconds", "retry_at",
+    "is_ordered", "enqueued_at",
 )  # fmt: skip
 # Where the year has four digits; a score may be any number.
 LATEST = 253_370_764_800
@@ -52,7 +53,7 @@ def page_of(model_admin: ModelAdmin[Any], request: HttpRequest, gate: Gate) -> S
     """
     readers = [
         gates.reading_slots(gate.name),
-        gates.reading_waiters(gate.name),
+        gates.reading_waiters(gate.name, MOST_SHOWN),
         gates.auditing(gate.name, dry_run=True),
     ]
     fleet, (taken, *read) = fleet_and(request, reading_taken([gate.name]), *(readers if is_redis_used() else ()))
@@ -61,7 +62,7 @@ def page_of(model_admin: ModelAdmin[Any], request: HttpRequest, gate: Gate) -> S
     found = {"pause": pause, "pause_text": pause_note(pause, fleet.now) if pause else "", "error": fleet.error}
     if not fleet.is_known:
         return SimpleNamespace(**found)
-    slots, waiting, drift = read[0], read[1][:MOST_SHOWN], read[2]
+    slots, waiting, drift = read
     shown = sorted(slots, key=lambda slot: slot.expires_at)[:MOST_SHOWN]
     rows = base.rows_by_id([*(slot.id for slot in shown), *waiting], *COLUMNS)
     return SimpleNamespace(
@@ -70,9 +71,13 @@ def page_of(model_admin: ModelAdmin[Any], request: HttpRequest, gate: Gate) -> S
         more=max(0, len(slots) - MOST_SHOWN),
         # By name, or by the id where a task has no row.
         waiters=[
-            SimpleNamespace(text=str(rows[id]), url=_task_url(model_admin, rows[id]))
+            SimpleNamespace(
+                text=str(rows[id]),
+                url=_task_url(model_admin, rows[id]),
+                since=base.time_element(rows[id].enqueued_at, fleet.now),
+            )
             if id in rows
-            else SimpleNamespace(text=id[:40], url="")
+            else SimpleNamespace(text=id[:40], url="", since="")
             for id in waiting
         ],
         drift=drift,
@@ -98,7 +103,8 @@ def _why(fleet: Fleet, row: TaskRecord | None) -> str:
     """Return why a slot can be released; "" when its task does that."""
     if row is None:
         return _("No task of this project holds it: another program does, or its task was deleted.")
-    if row.state not in gates.LIVE_STATES:
+    keeps = row.is_ordered and row.retry_at is not None
+    if row.state not in gates.LIVE_STATES and not keeps:
         return _("Its task is neither queued nor running.")
     return _("Its worker is not alive.") if fleet.why_stuck(row) == "worker" else ""
 
@@ -211,7 +217,7 @@ class GateAdmin(RoutedAdmin):
             {
                 "fields": ("name", "limit", "expected_seconds", "occupancy", "waiting"),
                 "description": gettext_lazy(
-                    "A gate is an admission limit. While it is full, no more of its tasks can be enqueued."
+                    "A gate is an admission limit. While it is full, a call is refused, or waits if its task may wait."
                 ),
             },
         )
@@ -277,7 +283,7 @@ class GateAdmin(RoutedAdmin):
 
     @admin.display(description=gettext_lazy("waiting"))
     def waiting(self, row: Gate) -> int | str:
-        """Show how many tasks wait to be retried."""
+        """Show how many tasks wait for a slot."""
         if row.pk is None:
             return "-"
         if not hasattr(row, "tasks_waiting"):

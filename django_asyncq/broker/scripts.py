@@ -111,6 +111,7 @@ TYPES = {
     "smembers": "set",
     "srem": "set",
     "zrange": "zset",
+    "zrank": "zset",
     "zrangebyscore": "zset",
     "zcard": "zset",
     "zcount": "zset",

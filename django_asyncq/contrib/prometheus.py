@@ -210,8 +210,8 @@ def _of_workers(workers: list[WorkerInfo]) -> Iterator[Metric]:
 def _of_gates(numbers: Numbers) -> Iterator[Metric]:
     for name, text in (
         ("limit", "The most tasks of a gate that may be queued or running."),
-        ("slots", "Tasks of a gate that are queued or running."),
-        ("waiting", "Tasks that are retried when a slot of a gate is free."),
+        ("slots", "Tasks that hold a slot of a gate."),
+        ("waiting", "Tasks that wait for a slot of a gate."),
     ):
         samples = (([each.name], getattr(each, name)) for each in numbers.gates)
         yield _family(f"gate_{name}", text, ("gate",), samples)

@@ -30,10 +30,14 @@ def is_awaited(function: Callable[..., Any]) -> bool:
 
 
 GATE = Need(None, lambda task: task.gate is not None, "it needs gate=…, the name of the admission limit that it is of")
+WAITS = 'it needs on_full="wait": a call at a full gate is refused otherwise'
 UNIQUE = Need("end", lambda task: task.unique, "it needs unique=…, which says what makes two calls the same")
 NEEDS_OF_TASK = {
     "queue_limit": GATE,
     "expected_seconds": GATE,
+    "on_full": GATE._replace(unset="reject"),
+    "max_waiting": Need(1000, lambda task: task.on_full == "wait", WAITS),
+    "ordered": Need(False, lambda task: task.on_full == "wait", WAITS),
     "on_duplicate": UNIQUE._replace(unset="reject"),
     "unique_until": UNIQUE,
     "soft_timeout": Need(

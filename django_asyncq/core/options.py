@@ -21,6 +21,8 @@ from .versions import Upgrade, check_versions
 
 UNIQUE_UNTIL = ("end", "start")
 ON_DUPLICATE = ("reject", "return", "replace", "follow")
+ON_FULL = ("reject", "wait")
+MOST_WAITING = 1000
 MOST_LOG_LINES = 2000
 MOST_ATTEMPTS = 1_000_000
 # Of the rows that an action on many tasks changes.
@@ -69,6 +71,12 @@ def check_options(task: Any) -> None:
         refuse("queue_limit", f"give a whole number, at most {MOST_LIMIT:,}; 0 or less means no limit")
     if task.gate is not None and not isinstance(task.gate, str) and not callable(task.gate):
         refuse("gate", "give a name, a format such as '{model}', or a callable of the arguments")
+    if task.on_full not in ON_FULL:
+        refuse("on_full", f"give one of {', '.join(map(repr, ON_FULL))}")
+    if type(task.max_waiting) is not int or not 1 <= task.max_waiting <= MOST_LIMIT:
+        refuse("max_waiting", f"give a whole number from 1 to {MOST_LIMIT:,}")
+    if not isinstance(task.ordered, bool):
+        refuse("ordered", "give True or False")
     for option in ("retry_on", "give_up_on", "on_missing"):
         value = getattr(task, option)
         if not isinstance(value, tuple) or not all(map(_is_exception_class, value)):
@@ -225,6 +233,7 @@ GateSource = str | Callable[..., str]
 UniqueKey = bool | str | Callable[..., str]
 UniqueUntil = Literal["end", "start"]
 OnDuplicate = Literal["reject", "return", "replace", "follow"]
+OnFull = Literal["reject", "wait"]
 
 
 class TaskOptions(TypedDict, total=False):
@@ -245,6 +254,9 @@ class TaskOptions(TypedDict, total=False):
     gate: GateSource | None
     queue_limit: int | None
     expected_seconds: Duration | None
+    on_full: OnFull
+    max_waiting: int
+    ordered: bool
     schedule: Declaration | Sequence[Declaration] | None
     schedulable: bool
     retention: Retention | None

@@ -52,7 +52,7 @@ from ..core.names import lowest_uuid7_at
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..lifecycle.dispatching import by_queue
 from ..lifecycle.messages import entry_of, later_fence
-from ..models import Gate, TaskRecord, TaskState
+from ..models import FailureReason, Gate, TaskRecord, TaskState
 from ..storage import database_clock, identity
 from ..storage.errors import Parts
 from ..storage.isolation import each_alone, usable_rows
@@ -422,10 +422,12 @@ class Reconciler:
         if not is_rebuild:
             waiting &= Q(enqueued_at__lt=now - timedelta(seconds=GRACE_SECONDS))
         if young:
+            # Also those that wait at a gate: the push that gave them a place may be lost. The audit looks at the old.
             for page in self._rows_by_entry_state(QUEUED, waiting, behind=lowest_uuid7_at(now - YOUNG)):
                 yield [found.row for found in page]
             return
         seen, self._stranded = self._stranded, set()
+        waiting &= Q(reason=FailureReason.NONE)
         for found_page in self._rows_by_entry_state(QUEUED, waiting, FAILED_ENTRY_STATES | UNKNOWN):
             page = found_page if self._is_dry_run else self._evidence.unsettled(found_page)
             self._stranded |= {found.row.id for found in page if found.entry_state} - seen
@@ -437,8 +439,9 @@ class Reconciler:
             yield sum(self._each_alone("parking of tasks", page, self._park))
 
     def rows_to_park(self) -> Iterator[list[TaskRecord]]:
-        """Yield, page by page, the RETRYING rows that Redis does not know."""
-        retrying = Q(state=TaskState.FAILED, retry_at__isnull=False, is_remote=False)
+        """Yield, page by page, the rows with a time to retry, or to ask their gate, that Redis does not know."""
+        states = (TaskState.QUEUED, TaskState.FAILED)
+        retrying = Q(state__in=states, retry_at__isnull=False, is_remote=False)
         for page in self._rows_by_entry_state(TO_RETRY, retrying, FINISHED_ENTRY_STATES | UNKNOWN):
             rest = page if self._is_dry_run else self._evidence.unsettled(page)
             yield [found.row for found in rest if not found.entry_state]
@@ -498,7 +501,7 @@ class Reconciler:
     def _gate_names(self) -> list[str]:
         """Return every gate that has a row, a task that is queued or running, or a slot or a waiter in Redis.
 
-        Waiters that Redis has forgotten, at a gate without all of these, are retried at their `retry_at`.
+        Retries that Redis has forgotten, at a gate without all of these, are retried at their `retry_at`.
         """
         live = rows_of(TaskRecord).at_gate().filter(state__in=gates.LIVE_STATES)
         # Ordered, the DISTINCT would return every row.

@@ -37,12 +37,13 @@ Mode = Literal["all", "partial", "wait"]
 
 
 class Admission(NamedTuple):
-    """What a gate answered. refused: ids without a slot. limit: 0 or less means that the gate is open.
+    """What a gate answered. refused: ids without a slot; joined: those of them that wait for one.
 
-    waiting: tasks that waited at the gate before this call.
+    limit: 0 or less means that the gate is open. waiting: tasks that waited at the gate before this call.
     """
 
     refused: set[str]
+    joined: set[str]
     limit: int
     occupancy: int
     expected_seconds: float
@@ -54,6 +55,8 @@ def acquire(
 ) -> set[UUID]:
     """Acquire a slot for each task that names a gate; return the ids refused (only with `partial`).
 
+    A new task that may wait gets a place at its gate when there is no slot, and the reason GATE_FULL; a delayed one
+    asks for its slot when its time has come.
     again: the tasks are retried, so their slots are not provisional. A late release by one of their earlier runs then
         leaves the new slot alone.
     timed: the tasks are retried because their time has come. A gate without a limit then admits them: no caller
@@ -65,7 +68,47 @@ def acquire(
         release_rolled_back()
     seconds = 0 if again else conf.PROVISIONAL_SECONDS
     mode: Mode = "wait" if timed else "partial" if partial else "all"
-    return _admit_groups(records, mode=mode, seconds=seconds, again=again, must_exist=not timed)
+    joining = [] if again else [record for record in records if record.max_waiting is not None and record.gate]
+    if not joining:
+        return _admit_groups(records, mode=mode, seconds=seconds, again=again, must_exist=not timed)
+    rest = [record for record in records if record.max_waiting is None]
+    refused = _admit_groups(rest, mode=mode, seconds=seconds, again=False, must_exist=True)
+    return refused | _join([record for record in joining if not _asks_later(record)], mode)
+
+
+def _asks_later(record: TaskRecord) -> bool:
+    """Have a delayed task wait for its time and then ask its gate; return whether it does.
+
+    A remote task asks at once: another program moves it when its time has come.
+    """
+    is_delayed = record.run_after is not None or "run_after" in record.delays
+    if is_delayed and not record.is_remote:
+        record.reason, record.retry_at = FailureReason.GATE_FULL, record.run_after
+        if "run_after" in record.delays:
+            record.delays = {**record.delays, "retry_at": record.delays["run_after"]}
+    return is_delayed and not record.is_remote
+
+
+def _join(records: Sequence[TaskRecord], mode: Mode) -> set[UUID]:
+    """Acquire slots for new tasks that may wait for them; return the ids that may not even wait.
+
+    Where Redis cannot be asked, they all wait: the leader lets them in, or forgets none, when it can be asked again.
+    """
+    refused: set[UUID] = set()
+    for gate, group in _asked_together(records):
+        try:
+            admission = admit(gate, group, mode=mode, seconds=conf.PROVISIONAL_SECONDS, most=group[0].max_waiting)
+        except GateUnavailable as error:
+            count, text = len(group), "gate %s: %d task%s will wait until Redis can be asked: %s"
+            logger.warning(text, gate, count, pluralize(count), error, extra=log_extra(*group))
+            waiting = {str(record.id) for record in group}
+        else:
+            waiting = admission.joined
+            refused |= {record.id for record in group if str(record.id) in admission.refused - waiting}
+        for record in group:
+            if str(record.id) in waiting:
+                record.reason = FailureReason.GATE_FULL
+    return refused
 
 
 def confirm(records: Sequence[TaskRecord]) -> set[UUID]:
@@ -106,29 +149,38 @@ def release(records: Iterable[TaskRecord]) -> None:
     _release_groups(records, lambda record: str(record.fence))
 
 
-def release_uncommitted(records: Iterable[TaskRecord]) -> None:
-    """Release the slots of tasks whose change to QUEUED will not be committed."""
+def release_uncommitted(records: Sequence[TaskRecord]) -> None:
+    """Release the slots, and the places in line, of new tasks that will not be committed."""
     _release_groups(records, lambda record: "")
+    forget_waiting([record for record in records if record.waits_for_slot])
 
 
 def give_back(records: Sequence[TaskRecord]) -> None:
-    """Do the same after an error. Those that waited at their gate before are next again: the slots were theirs."""
-    waited = [record for record in records if record.retry_at and record.reason == FailureReason.GATE_FULL]
+    """Release the slots of tasks that are as before after all. Those that waited at their gate are next again."""
+    waited = [record for record in records if record.reason == FailureReason.GATE_FULL]
     for gate, group in _asked_together(waited):
         try:
-            ids = [str(record.id) for record in group]
-            wait(gate, ids, group[0].queue_limit, is_next=True, alias=group[0].backend)
+            wait(gate, group, is_next=True)
         except BrokerUnavailable as error:
-            text = "gate %s: cannot hand freed slots to the tasks that wait (they are retried when due): %s"
+            text = "gate %s: cannot hand freed slots to the tasks that wait (the leader does it later): %s"
             logger.warning(text, gate, error)
     # Afterwards: a released slot is announced, and the leader then looks at those that are next.
-    release_uncommitted(records)
+    _release_groups(records, lambda record: "")
+
+
+def wait_again(records: Iterable[TaskRecord]) -> None:
+    """Let committed tasks wait whose rows say so; one that waits already keeps its place. Raises: GateUnavailable."""
+    for gate, group in _asked_together(records):
+        try:
+            wait(gate, group)
+        except BrokerUnavailable as error:
+            raise GateUnavailable(gate, str(error).rstrip(".")) from error
 
 
 def release_deleted(records: Sequence[TaskRecord]) -> None:
     """Release the slots of deleted tasks, whichever run holds them, and forget those that waited for one."""
     _release_groups(records, lambda record: "")
-    forget_waiting([record for record in records if record.retry_at is not None])
+    forget_waiting([record for record in records if record.retry_at is not None or record.waits_for_slot])
 
 
 def forget_waiting(records: Iterable[TaskRecord]) -> None:
@@ -152,39 +204,50 @@ def _release_groups(records: Iterable[TaskRecord], fence_of: Callable[[TaskRecor
 
 
 def _asked_together(records: Iterable[TaskRecord]) -> Iterator[tuple[str, list[TaskRecord]]]:
-    """Yield each gate and its tasks, apart by the limit that they bring along: without a Gate row it admits them.
+    """Yield each gate and its tasks, apart by the limits that they bring along: without a Gate row it admits them.
 
     Apart too by what makes the client that reaches the slots.
     """
-    groups: dict[tuple[str, int | None, Any], list[TaskRecord]] = {}
+    groups: dict[tuple[str, int | None, int | None, Any], list[TaskRecord]] = {}
     for record in records:
         if record.gate:
-            place = record.gate, record.queue_limit, client_factory_of(record.backend)
+            place = record.gate, record.queue_limit, record.max_waiting, client_factory_of(record.backend)
             groups.setdefault(place, []).append(record)
-    for (gate, _, _), group in groups.items():
-        yield gate, group
+    for place, group in groups.items():
+        yield place[0], group
 
 
-def admit(gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds: int, again: bool = False) -> Admission:
+def admit(
+    gate: str,
+    records: Sequence[TaskRecord],
+    *,
+    mode: Mode,
+    seconds: int,
+    again: bool = False,
+    most: int | None = None,
+) -> Admission:
     """Ask one gate for slots that last `seconds` (0: the full time); build the gate first when needed.
 
-    records: reached by one client. again: the tasks are retried.
+    records: reached by one client. again: the tasks are retried. most: how many tasks may wait there; None: of these
+    only those of the mode "wait".
     Raises: QueueFull (in the mode "all"), UnknownGate, GateUnavailable.
     """
     try:
-        admission = _admit_some(gate, records[:IDS_PER_CALL], mode=mode, seconds=seconds, again=again)
-        for start in range(IDS_PER_CALL, len(records), IDS_PER_CALL):
+        found = Admission(set(), set(), 0, 0, 0.0, 0)
+        for start in range(0, len(records), IDS_PER_CALL):
             part = records[start : start + IDS_PER_CALL]
-            more = _admit_some(gate, part, mode=mode, seconds=seconds, again=again)
-            admission = more._replace(refused=admission.refused | more.refused)
-        if admission.refused and mode == "wait":
-            note_waiting(gate, records[0].backend)
-        return admission
+            more = _admit_some(gate, part, mode=mode, seconds=seconds, again=again, most=most)
+            if more.joined and not found.joined:
+                note_waiting(gate, records[0].backend)
+            found = more._replace(refused=found.refused | more.refused, joined=found.joined | more.joined)
+        return found
     except BrokerUnavailable as error:
         raise GateUnavailable(gate, str(error).rstrip(".")) from error
 
 
-def _admit_some(gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds: int, again: bool) -> Admission:
+def _admit_some(
+    gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds: int, again: bool, most: int | None
+) -> Admission:
     at, limit = client(records[0].backend), records[0].queue_limit
     arguments = [
         seconds,
@@ -193,9 +256,10 @@ def _admit_some(gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds
         mode,
         conf.unasked_seconds(),
         KEPT_SECONDS,
+        "" if most is None else most,
     ]
     for record in records:
-        arguments += [str(record.id), record.fence if again else ""]
+        arguments += [str(record.id), record.fence if again else "", record.priority]
     reply = scripts.run("gate_acquire", at, keys(gate), arguments)
     while reply[0] == b"unbuilt":
         build(gate)
@@ -206,7 +270,8 @@ def _admit_some(gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds
         raise UnknownGate(gate)
     if word in (b"full", b"paused"):
         raise _full(gate, known_limit, occupancy, expected, waiting, paused=word == b"paused")
-    return Admission(set(entries.texts(reply[5:])), known_limit, occupancy, expected, waiting)
+    without, joined = entries.texts(reply[6:]), entries.count(reply[5])
+    return Admission(set(without), set(without[:joined]), known_limit, occupancy, expected, waiting)
 
 
 def _full(gate: str, limit: int, occupancy: int, expected_seconds: float, waiting: int, *, paused: bool) -> QueueFull:

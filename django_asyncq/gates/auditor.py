@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 
 from .. import conf
 from ..broker import clients, entries, redis_clock, scripts
@@ -18,7 +18,7 @@ from ..broker.inspection import reading_claimed
 from ..broker.reading import Reader, read, side_by_side
 from ..core.names import ROW_ID
 from ..core.registry import every_task, load_task_modules
-from ..models import Gate, Pause, PauseKind, TaskRecord, TaskState
+from ..models import HOLDS_SLOT, Gate, Pause, PauseKind, TaskRecord, TaskState
 from ..storage.isolation import page_of
 from ..storage.routing import as_check, lock_free_rows, rows_of, transaction_of
 from .members import (
@@ -28,6 +28,7 @@ from .members import (
     forget_waiters,
     hold_seconds,
     keys,
+    note_waiting,
     reading_noted,
     reading_slots,
     release_ids,
@@ -80,8 +81,8 @@ def build(gate: str) -> None:
     arguments = [changes, *limit, hold_seconds(expected), "1" if is_paused(gate) else ""]
     for id, state, fence in holders:
         # The fence of the last run that has finished. A RUNNING row names the run that holds the slot, so its last
-        # finished run is the one before; a QUEUED row names a finished run.
-        arguments += [str(id), fence if state == TaskState.QUEUED else fence - 1]
+        # finished run is the one before; the others name a finished run.
+        arguments += [str(id), fence - 1 if state == TaskState.RUNNING else fence]
     if scripts.run("gate_build", client(), of_gate, arguments) != b"built":
         return
     # A task that finished after its row was read got a slot that nobody would release.
@@ -163,7 +164,7 @@ def _release_surplus(gate: str, ids: Sequence[str]) -> int:
         part = ids[start : start + IDS_PER_CALL]
         with transaction_of(TaskRecord):
             rows = rows_of(TaskRecord).filter(id__in=[UUID(id) for id in part if ROW_ID.fullmatch(id)])
-            free = lock_free_rows(rows.filter(as_check(~Q(state__in=LIVE_STATES))))
+            free = lock_free_rows(rows.filter(as_check(~HOLDS_SLOT)))
             kept = {str(id) for (id,) in page_of(rows.order_by("id"), size=None)} - {str(id) for id in free}
             count += release_ids(gate, [id for id in part if id not in kept])
     return count
@@ -214,25 +215,27 @@ def audit_waiters(gate: str, *, seen: set[str] | None = None) -> Drift:
     """
     rows, known = _waiting(gate), set(waiters(gate))
     missing = [row for row in rows if str(row[0]) not in known]
-    strangers = known.difference(str(id) for id, _ in rows)
+    strangers = known.difference(str(id) for id, *_ in rows)
     if seen is not None:
         strangers, found = strangers & seen, strangers
         seen.clear()
         seen.update(found - strangers)
     _wait_again(gate, missing)
+    if rows:
+        # Which gates are looked at is known in Redis alone.
+        note_waiting(gate)
     if strangers:
         forget_waiters(gate, sorted(strangers))
     return Drift(len(missing), len(strangers))
 
 
 def _waiting(gate: str) -> list[tuple[Any, ...]]:
-    """Return id and own limit of each task whose row says that it waits at the gate."""
-    return page_of(rows_of(TaskRecord).waiting_at_gate(gate).order_by("id"), "queue_limit", size=None)
+    """Return id, own limit and priority of each task whose row says that it waits at the gate."""
+    return page_of(rows_of(TaskRecord).waiting_at_gate(gate).order_by("id"), "queue_limit", "priority", size=None)
 
 
 def _wait_again(gate: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    if rows:
-        wait(gate, [str(id) for id, _ in rows], rows[0][1])
+    wait(gate, [TaskRecord(id=id, queue_limit=limit, priority=priority, backend="") for id, limit, priority in rows])
 
 
 def _is_outdated(gate: str, row: Gate | None) -> bool:
@@ -243,7 +246,7 @@ def _is_outdated(gate: str, row: Gate | None) -> bool:
 
 
 def _live(gate: str) -> QuerySet[TaskRecord]:
-    return rows_of(TaskRecord).at_gate(gate).filter(state__in=LIVE_STATES).order_by("id")
+    return rows_of(TaskRecord).holding_slot(gate).order_by("id")
 
 
 def _holders(gate: str) -> list[str]:
@@ -254,8 +257,8 @@ def _holders(gate: str) -> list[str]:
 
 
 def slots_taken(gate: str) -> int:
-    """Return how many tasks of a gate are QUEUED or RUNNING."""
-    return rows_of(TaskRecord).at_gate(gate).filter(state__in=LIVE_STATES).count()
+    """Return how many tasks hold a slot of a gate, by their rows."""
+    return rows_of(TaskRecord).holding_slot(gate).count()
 
 
 # --- How long a task of a gate without a row is expected to take, for the row that a person makes.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .. import conf
 from ..broker import GateKeys, clients, entries, redis_clock, scripts
@@ -134,30 +134,34 @@ def client(alias: str = "") -> clients.Client:
     return clients.client("producer", alias)
 
 
-# --- The waiters of a gate in Redis: retries that found the gate full, those that have waited longest first.
+# --- The waiters of a gate in Redis: retries, and new tasks that may wait, for which there was no slot. Those with the
+# highest priority are first, then those that have waited longest.
 #
-# A released slot is announced, and the leader then retries the waiters that are next. Until they have it, the free
-# slots are theirs: a new task is refused as if the gate were full. That holds as long as the leader looks at them,
+# A released slot is announced, and the leader then asks the gate for the waiters that are next. Until they have it, the
+# free slots are theirs: a new task is refused as if the gate were full. That holds as long as the leader looks at them,
 # and for KEPT_SECONDS after it. So waiters that nobody looks at, or that exist only in Redis, hold up nobody for
-# long. The rows decide who waits: RETRYING with the reason GATE_FULL. This module reads no rows; `audit` does.
+# long. The rows decide who waits: QUEUED or RETRYING with the reason GATE_FULL. This module reads no rows; `audit`
+# does.
 
 # Longer than a look of the leader and a slow transaction take, and short for a producer that is refused in vain.
 KEPT_SECONDS = 10
 
 
-def wait(gate: str, ids: Sequence[str], limit: int | None, *, is_next: bool = False, alias: str = "") -> None:
-    """Let tasks wait at a gate, in the order of their ids; one that waits already keeps its place.
+def wait(gate: str, records: Sequence[TaskRecord], *, is_next: bool = False) -> None:
+    """Let tasks wait at a gate, by priority and then in the order of their ids; one that waits keeps its place.
 
-    limit: that the tasks bring along, for a gate without a row. is_next: before all others.
-    alias: as of `clients.client`. Raises: BrokerUnavailable.
+    records: reached by one client, with one limit of their own, for a gate without a row. is_next: before all others.
+    Raises: BrokerUnavailable.
     """
-    of_gate = keys(gate)
-    own_limit = "" if limit is None else limit
-    for start in range(0, len(ids), IDS_PER_CALL):
-        arguments = [own_limit, "next" if is_next else "", *ids[start : start + IDS_PER_CALL]]
+    for start in range(0, len(records), IDS_PER_CALL):
+        part = records[start : start + IDS_PER_CALL]
+        of_gate, limit, alias = keys(gate), part[0].queue_limit, part[0].backend
+        arguments: list[Any] = ["" if limit is None else limit, "next" if is_next else ""]
+        for record in part:
+            arguments += [str(record.id), record.priority]
         scripts.run("gate_wait", client(alias), [of_gate.meta, of_gate.waiters], arguments)
-    if ids:
-        note_waiting(gate, alias)
+        if not start:
+            note_waiting(gate, alias)
 
 
 def note_waiting(gate: str, alias: str = "") -> None:
@@ -175,10 +179,19 @@ def waiters(gate: str) -> list[str]:
     return read("producer", reading_waiters(gate))
 
 
-def reading_waiters(gate: str) -> Reader[list[str]]:
-    """Read the ids of the tasks that wait, those that are next first."""
-    (found,) = yield [Command("zrange", [keys(gate).waiters], (0, -1))]
+def reading_waiters(gate: str, most: int | None = None) -> Reader[list[str]]:
+    """Read the ids of the tasks that wait, those that are next first. most: of them; None for all."""
+    (found,) = yield [Command("zrange", [keys(gate).waiters], (0, -1 if most is None else most - 1))]
     return entries.texts(found)
+
+
+def place_in_line(gate: str, id: str) -> int | None:
+    """Return the place of a task among those that wait, from 1 on; None for one that Redis does not know to wait.
+
+    Raises: BrokerUnavailable.
+    """
+    rank = scripts.send(client(), "zrank", keys(gate).waiters, id)
+    return None if rank is None else entries.count(rank) + 1
 
 
 def settle(gate: str, gone: Collection[str] = ()) -> None:

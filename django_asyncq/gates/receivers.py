@@ -31,12 +31,12 @@ def acquire_gate_slots(
 
 
 def release_gate_slots(*, records: list[TaskRecord], old: TaskState | None, new: TaskState, **kwargs: Any) -> None:
-    """Release the slots of tasks that are no longer queued or running."""
+    """Release the slots of tasks that are no longer queued or running; an ordered one keeps it until it is retried."""
     if new not in LIVE_STATES:
-        release(records)
-    if old == new == TaskState.FAILED:
-        # It was closed while it was RETRYING. It may have waited at its gate, where a place keeps others out.
-        forget_waiting(records)
+        release([record for record in records if not (record.is_ordered and record.retry_at is not None)])
+    if new == TaskState.FAILED and old in (TaskState.QUEUED, TaskState.FAILED):
+        # It was closed before it ran. It may have waited at its gate, where a place keeps others out.
+        forget_waiting([record for record in records if record.is_final])
 
 
 def remember_gate_name(*, instance: Gate, using: str, **kwargs: Any) -> None:

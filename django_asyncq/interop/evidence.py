@@ -214,7 +214,8 @@ def follow_remote(broker: Broker, rows: Sequence[TaskRecord], alive_since: int, 
     If we die in between, the next pass does the same. Raises: BrokerUnavailable, django.db.Error.
     """
     changed = 0
-    for of_alias, queue, group in by_queue(broker, rows):
+    # What waits for a slot of its gate was never pushed.
+    for of_alias, queue, group in by_queue(broker, [row for row in rows if not row.waits_for_slot]):
         seen = see(of_alias, queue, group)
         note_seen([each.row for each in seen if each.found.state and _seen_since(each.row) < alive_since])
         changed += len(_settle(of_alias, queue, seen))

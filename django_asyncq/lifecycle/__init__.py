@@ -8,6 +8,7 @@ RETRYING is FAILED with `retry_at`.
 | any of a member of a batch            | as that of its batch, in one transaction             | `members`             |
 | new → QUEUED                          | `enqueue`, `enqueue_unique`                          | `enqueueing`, `unique`|
 | QUEUED → RETRYING                     | `park`                                               | `dispatching`         |
+| QUEUED at a gate → QUEUED with a slot | `let_in`                                             | `waiting`             |
 | QUEUED → RUNNING                      | `claim` or `claim_suspect`, `begin`, `mark_running`  | `claiming`, `running` |
 | RUNNING → SUCCEEDED, FAILED, RETRYING | `succeed`, `fail`, then `record_runs`, `acknowledge` | `running`             |
 | RUNNING → SUCCEEDED with its effects  | `complete`                                           | `running`             |
@@ -82,9 +83,11 @@ from .running import (
 )
 from .spill import replay_outcomes, spill_outcomes
 from .unique import Taken, enqueue_unique
+from .waiting import WAITS, let_in
 
 __all__ = [
     "LEASE_EXPIRED",
+    "WAITS",
     "Blame",
     "Cancelled",
     "Claimed",
@@ -127,6 +130,7 @@ __all__ = [
     "hurry",
     "is_expired",
     "leave_to_others",
+    "let_in",
     "load_rows",
     "make_batches",
     "mark_running",

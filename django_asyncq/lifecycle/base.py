@@ -92,7 +92,7 @@ def ask(records: Sequence[TaskRecord], old: TaskState | None, *, partial: bool, 
             sender=TaskRecord, records=list(records), old=old, new=TaskState.QUEUED, partial=partial, timed=timed
         )
     except BaseException:
-        gates.give_back(records)
+        (gates.release_uncommitted if old is None else gates.give_back)(records)
         raise
     for _receiver, answer in answers:
         if isinstance(answer, set):
@@ -375,10 +375,11 @@ class CommitHook(ABC):
             return cls()
         return hook
 
-    def release_at_rollback(self, records: Iterable[TaskRecord], connection: BaseDatabaseWrapper) -> None:
+    def release_at_rollback(
+        self, records: Iterable[TaskRecord], connection: BaseDatabaseWrapper, release: Release = gates.give_back
+    ) -> None:
         """Have the gate slots of tasks released if the transaction, or its savepoint, is rolled back."""
-        holders = [record for record in records if record.gate]
-        self.give_back_at_rollback(holders, connection, gates.give_back)
+        self.give_back_at_rollback([record for record in records if record.gate], connection, release)
 
     def give_back_at_rollback(
         self,

@@ -114,6 +114,7 @@ def classify(
             record.state == TaskState.QUEUED
             and record.fence < lease.fence
             and record.batch_id is None
+            and not record.reason
             and record.backend == backend
             and not record.is_remote
             and is_ours
@@ -127,6 +128,8 @@ def classify(
             others.remote.append(lease)
         elif _is_for_others(record, lease, backend):
             elsewhere.append(lease)
+        elif record.waits_for_slot:
+            retrying.append((lease, message_of(record), entry_of(record).due_at or 0))
         elif record.state == TaskState.QUEUED and record.fence >= lease.fence:
             outdated.append(record)
         elif record.state == TaskState.FAILED:

@@ -228,6 +228,9 @@ def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) 
     """
     # A task that follows another one waits as a row alone, until it moves up. A member of a batch waits in the batch.
     records = [record for record in records if record.after_id is None and not record.is_in_batch]
+    if waiting := [record for record in records if record.reason]:
+        _bring_to_wait(broker, waiting, again=again)
+        records = [record for record in records if not record.reason]
     if not records:
         return 0
     confirmed = not broker.reaches_all
@@ -247,6 +250,16 @@ def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) 
         if delayed := delayed if confirmed else _confirmed(delayed):
             pushed += _schedule(of_alias, queue, delayed, again=again)
     return pushed
+
+
+def _bring_to_wait(broker: Broker, records: Sequence[TaskRecord], *, again: bool) -> None:
+    """Let QUEUED tasks without a slot wait at their gates; delayed ones wait in the retry set until they ask."""
+    for of_alias, queue, group in by_queue(broker, records):
+        of_alias.register_queue(queue)
+        delayed = [record for record in group if record.retry_at is not None]
+        if delayed:
+            of_alias.park(queue, [_entry(record, again=again) for record in delayed])
+        gates.wait_again([record for record in group if record.retry_at is None])
 
 
 def _by_time(records: list[TaskRecord]) -> tuple[list[TaskRecord], list[TaskRecord]]:
@@ -356,15 +369,25 @@ def by_queue(broker: Broker, records: Sequence[TaskRecord]) -> Iterator[tuple[Br
 def park(records: Sequence[TaskRecord], delay: timedelta) -> None:
     """Put queued tasks that lost their gate slot aside; they are retried when it has a free slot, or after `delay`.
 
-    | check    | only rows that are still QUEUED                              |
-    | row      | QUEUED → RETRYING (FAILED with `retry_at`), reason GATE_FULL |
-    | Redis    | asynq's retry set; `gates.confirm` has let them wait         |
-    | announce | `task_state_changed`                                         |
+    | check    | only rows that are still QUEUED                                                          |
+    | row      | QUEUED → RETRYING (FAILED with `retry_at`), reason GATE_FULL; one that may wait anyway   |
+    |          | stays QUEUED                                                                             |
+    | Redis    | asynq's retry set; `gates.confirm` has let them wait. Not for those that stay QUEUED     |
+    | announce | `task_state_changed`, if it changes                                                      |
 
     If we die in between, the reconciler puts the row's entry into the retry set.
     """
     if not records:
         return
+    waiting = [record for record in records if record.max_waiting is not None]
+    if waiting:
+        queued = rows_of(TaskRecord).filter(as_check(state=TaskState.QUEUED), id__in=[record.id for record in waiting])
+        queued.update(reason=FailureReason.GATE_FULL)
+        for record in waiting:
+            record.reason = FailureReason.GATE_FULL
+        records = [record for record in records if record.max_waiting is None]
+        if not records:
+            return
     retry_at = database_clock.now() + delay
     changed = rows_of(TaskRecord).filter(as_check(state=TaskState.QUEUED), id__in=[record.id for record in records])
     changed.update(state=TaskState.FAILED, reason=FailureReason.GATE_FULL, retry_at=retry_at)
@@ -542,9 +565,10 @@ def hurry(ids: Collection[UUID]) -> list[UUID]:
         records = list(rows.select_for_update().order_by("id"))
         if not records:
             return []
-        rows_of(TaskRecord).filter(id__in=[record.id for record in records]).update(run_after=now)
+        # A time to ask its gate is one of a task that waits.
+        rows_of(TaskRecord).filter(id__in=[record.id for record in records]).update(run_after=now, retry_at=None)
         for record in records:
-            record.run_after = now
+            record.run_after, record.retry_at = now, None
         connection = connections[writing_database(TaskRecord)]
         hook = Hurry.of_transaction(connection)
         hook.records.extend(records)

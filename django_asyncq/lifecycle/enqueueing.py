@@ -48,7 +48,8 @@ def enqueue(
 ) -> list[TaskRecord]:
     """Queue new tasks; return those admitted: all of them, or with `partial` as many as possible.
 
-    | check    | `task_state_changing`: receivers may veto; a gate gives each task a provisional slot |
+    | check    | `task_state_changing`: receivers may veto; a gate gives each task a provisional slot, |
+    |          | or a place in its line where the task may wait                                       |
     | row      | INSERT as QUEUED, in the caller's transaction                                        |
     | Redis    | after the commit: pending or scheduled, the slots confirmed, by `dispatch` at once   |
     |          | or by the push batcher within PUSH_BATCH_SECONDS                                     |
@@ -112,7 +113,7 @@ def dispatch_after_commit(
     hook = Dispatch.of_transaction(connection)
     hook.records.extend(records)
     if [record for record in records if record.gate]:
-        hook.release_at_rollback(records, connection)
+        hook.release_at_rollback(records, connection, gates.release_uncommitted)
     if on_committed is not None:
         hook.followers.append(lambda: on_committed(records))
     hook.register(connection)

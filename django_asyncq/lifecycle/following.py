@@ -176,7 +176,7 @@ def settle_followers(records: Iterable[TaskRecord]) -> None:
         return
     try:
         # One that has lost its slot asks again when it is pushed.
-        gates.confirm([record for record in followers if record.gate])
+        gates.confirm([record for record in followers if record.gate and not record.waits_for_slot])
     except (BrokerUnavailable, GateUnavailable) as error:
         note_failed_push(error, followers)
     move_up_waiting({record.unique_key for record in followers})

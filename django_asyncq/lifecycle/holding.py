@@ -56,7 +56,7 @@ class Hold:
         for record in records:
             target = record if record.batch_id is None else batches.get(record.batch_id)
             needs_row = record.retry_at is not None and not record.is_remote
-            if needs_row or record.after_id is not None or record.id in uncommitted:
+            if needs_row or record.waits_for_slot or record.after_id is not None or record.id in uncommitted:
                 words[record.id] = OURS  # the row must change, or be committed, before a run of it
             elif target is None or target.state == TaskState.RUNNING or target.is_final:
                 words[record.id] = CLAIMED
@@ -122,7 +122,7 @@ def _push(rows: Iterable[TaskRecord]) -> None:
     """Push what is not final; announce those that were closed and not announced, which releases the slot of a gate."""
     rows = list(rows)
     dispatch([row for row in rows if row.state == TaskState.QUEUED], again=True)
-    retrying = [row for row in rows if row.retry_at is not None]
+    retrying = [row for row in rows if row.state == TaskState.FAILED and row.retry_at is not None]
     for broker, queue, group in _groups(retrying):
         broker.park(queue, [entry_of(row, fence=later_fence(row)) for row in group])
     announce([row for row in rows if row.is_final and row.gate], TaskState.QUEUED, TaskState.FAILED)

@@ -22,6 +22,7 @@ from django.db import connections
 from django.db.models import Case, DateTimeField, F, Q, Value, When
 from django.db.models.functions import Greatest
 
+from .. import gates
 from ..broker import Broker, task_entries
 from ..core.aliases import uses_redis
 from ..exceptions import BrokerUnavailable
@@ -33,6 +34,7 @@ from .closing import STAYING, WAITING, take_out
 from .dispatching import by_queue, dispatch, flush_pushes, note_failed_push
 from .following import follower_slot, settle_followers
 from .messages import entry_of, later_fence, named_rows
+from .waiting import WAITS
 
 # What a newer call brings along. The queue, the gate and what the task has been through stay.
 FROM_CALL = (
@@ -127,7 +129,11 @@ def reschedule(id: UUID, *, run_after: datetime | None, priority: int) -> TaskRe
             (word,) = task_entries.take_out(broker, row.queue_name, [(row.redis_id, row.fence)], named_rows([row]))
             if word in STAYING:
                 return None
-        waiting.update(run_after=run_after, priority=priority, fence=_raised_fence(row))
+        changes = {"retry_at": run_after} if row.waits_for_slot else {}
+        waiting.update(run_after=run_after, priority=priority, fence=_raised_fence(row), **changes)
+        if row.waits_for_slot:
+            # After the commit it gets another place.
+            gates.forget_waiting([row])
         row = waiting.get()
         connection = connections[writing_database(TaskRecord)]
         hook = Replacement.of_transaction(connection)
@@ -178,15 +184,17 @@ def _attempts(record: TaskRecord) -> Any:
 def _retry_at(record: TaskRecord, now: datetime) -> Case:
     """Return when a RETRYING task is retried: at the time of the call, or at once.
 
-    One that waits at its gate goes on waiting.
+    One that waits at its gate goes on waiting; a QUEUED one that does asks again at the time of the call.
     """
     at_gate = Q(state=TaskState.FAILED, reason=FailureReason.GATE_FULL)
     run_after = _from_call(record, "run_after")
     moment = run_after if "run_after" in record.delays else Value(run_after or now, output_field=DateTimeField())
     later = Greatest(F("retry_at"), moment) if run_after else F("retry_at")
+    delayed = moment if run_after else Value(None, output_field=DateTimeField())
     return Case(
         When(at_gate, then=later),
         When(state=TaskState.FAILED, then=moment),
+        When(WAITS, then=delayed),
         default=F("retry_at"),
         output_field=DateTimeField(),
     )

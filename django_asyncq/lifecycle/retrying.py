@@ -27,9 +27,12 @@ from .closing import close_cancelled, expire, is_expired, settle_final
 from .dispatching import GATE_RETRY_SECONDS, by_queue, dispatch
 from .messages import entry_of, named_rows, restore
 from .unique import Taken, already_taken, take_again, without
+from .waiting import let_in
 
 logger = get_logger("django_asyncq.lifecycle")
 
+# A task in the line of its gate is let in by the leader. If it has an entry, that asks too, if ever in vain.
+ASK_AGAIN_SECONDS = 3600
 # A receiver that vetoes a retry announces nothing when it would veto no longer.
 VETO_RETRY_SECONDS = 5
 
@@ -62,6 +65,7 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
 
     | check    | `task_state_changing`: the gate's receiver acquires again, and may refuse some            |
     | row      | FAILED → QUEUED, the rows locked: of two retries of a task at the same time, one succeeds |
+    |          | one that may wait, and whose gate is full, becomes QUEUED without a slot (`waiting`)      |
     |          | by_person: a unique task takes its slot again, and stays FAILED if another has it         |
     | Redis    | after the commit: out of retry or archived, into pending; the caller parks the others     |
     | announce | `task_state_changed`                                                                      |
@@ -84,34 +88,44 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         records = without(records, taken)
         refused = ask(records, TaskState.FAILED, partial=True, timed=not by_person) if records else set()
         admitted = [record for record in records if record.id not in refused]
-        full = [record for record in records if record.id in refused]
+        full = [record for record in records if record.id in refused and record.max_waiting is None]
+        # They wait as rows alone, like new tasks that found their gate full.
+        joining = [record for record in records if record.id in refused and record.max_waiting is not None]
         # As they are before the change: that still says who waited at a gate.
         unchanged = [copy.copy(record) for record in admitted if record.gate]
         try:
             if full and not by_person:
                 # While the rows are locked: once they are not, the leader may let the tasks in.
                 _postpone(failed, full, GATE_RETRY_SECONDS, reason=FailureReason.GATE_FULL)
-            if by_person and (lately := take_again(failed, admitted)):
+            if by_person and (lately := take_again(failed, [*admitted, *joining])):
                 gates.give_back([each.record for each in lately])
-                taken, admitted = taken + lately, without(admitted, lately)
+                taken, admitted, joining = taken + lately, without(admitted, lately), without(joining, lately)
             _write_retries(failed, admitted, by_person=by_person)
+            if joining:
+                _write_retries(failed, joining, by_person=by_person, reason=FailureReason.GATE_FULL)
         except BaseException:
             gates.give_back(admitted)
             raise
-        if admitted:
+        if admitted or joining:
             connection = connections[database]
             hook = Redispatch.of_transaction(connection)
-            hook.records.extend(admitted)
+            hook.records.extend([*admitted, *joining])
             hook.release_at_rollback(unchanged, connection)
             hook.register(connection)
-    return Retried(admitted, full, [id for id in ids if id not in found], taken)
+    return Retried([*admitted, *joining], full, [id for id in ids if id not in found], taken)
 
 
-def _write_retries(rows: QuerySet[TaskRecord], records: Sequence[TaskRecord], *, by_person: bool) -> None:
+def _write_retries(
+    rows: QuerySet[TaskRecord],
+    records: Sequence[TaskRecord],
+    *,
+    by_person: bool,
+    reason: FailureReason = FailureReason.NONE,
+) -> None:
     """FAILED → QUEUED in the database, then in memory: after an error that still says who waited at a gate."""
     changes: dict[str, Any] = {
         "state": TaskState.QUEUED,
-        "reason": FailureReason.NONE,
+        "reason": reason,
         "retry_at": None,
         "finished_at": None,
         # One that failed in a batch waits for another one.
@@ -208,8 +222,14 @@ def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
     if stale := set(ids).difference(orphans, (row.redis_id for row in live)):
         broker.remove(queue, sorted(stale), named_rows(rows.values()))
     # Another process may be retrying it at this moment, and pushes it too: the second push changes nothing.
-    dispatch([row for row in live if row.state == TaskState.QUEUED and not row.is_remote], again=True)
-    return _retry_rows(broker, live).retried
+    queued = [row for row in live if row.state == TaskState.QUEUED and not row.is_remote]
+    dispatch([row for row in queued if not row.waits_for_slot], again=True)
+    attempted = _retry_rows(broker, live)
+    if attempted.in_line:
+        # Not removed: one that is let in at this moment has an entry. What waits here moves only when its row has.
+        ask_at = database_clock.unix_seconds() + ASK_AGAIN_SECONDS
+        broker.park(queue, [entry_of(row)._replace(due_at=ask_at) for row in attempted.in_line])
+    return attempted.retried
 
 
 def retry_waiting(broker: Broker, ids: Sequence[str]) -> list[str]:
@@ -222,31 +242,53 @@ def retry_waiting(broker: Broker, ids: Sequence[str]) -> list[str]:
     now = database_clock.now()
     rows = load_rows(ids).values()
     # A task that begins to wait is due; only then its row says that it waits.
-    due = [row for row in rows if row.reason == FailureReason.GATE_FULL or (row.retry_at and row.retry_at <= now)]
-    return [str(row.id) for row in _retry_rows(broker, due, must_ask=True).full]
+    due = [row for row in rows if _waits_in_line(row) or (row.retry_at and row.retry_at <= now)]
+    attempted = _retry_rows(broker, due, must_ask=True)
+    return [str(row.id) for row in [*attempted.full, *attempted.in_line]]
 
 
 class _Attempted(NamedTuple):
-    """What became of retries. retried: how many were queued. full: their gate was full. vetoed: by a receiver."""
+    """What became of retries. retried: how many were queued. full: their gate was full. vetoed: by a receiver.
+
+    in_line: QUEUED tasks that go on waiting at their gate.
+    """
 
     retried: int
     full: list[TaskRecord]
     vetoed: list[TaskRecord]
+    in_line: Sequence[TaskRecord] = ()
 
 
 def _retry_rows(broker: Broker, rows: Iterable[TaskRecord], *, must_ask: bool = False) -> _Attempted:
-    """Retry the rows that are RETRYING; postpone those that cannot be queued now.
+    """Retry the rows that are RETRYING, and let those in that wait; postpone retries that cannot be queued now.
 
     must_ask: a gate that cannot be asked is an error, and postpones none.
     """
-    waiting = _without_closed([row for row in rows if row.state == TaskState.FAILED and row.retry_at is not None])
-    attempted = _attempt(waiting, must_ask=must_ask)
+    waiting = _without_closed([row for row in rows if row.waits_for_slot or _is_retrying(row)])
+    attempted = _attempt([row for row in waiting if _is_retrying(row)], must_ask=must_ask)
+    if in_line := [row.id for row in waiting if row.waits_for_slot]:
+        let, error = attempt(let_in, in_line)
+        if error is not None:
+            if not is_a(error, GateUnavailable):
+                raise error
+            if must_ask:
+                raise BrokerUnavailable(str(error)) from error
+        else:
+            attempted = attempted._replace(retried=attempted.retried + len(let.admitted), in_line=let.left)
     if attempted.vetoed:
         retrying = rows_of(TaskRecord).filter(as_check(state=TaskState.FAILED, retry_at__isnull=False))
         _postpone(retrying, attempted.vetoed, VETO_RETRY_SECONDS)
     for of_alias, queue, group in by_queue(broker, [*attempted.full, *attempted.vetoed]):
         of_alias.park(queue, [entry_of(row) for row in group])
     return attempted
+
+
+def _waits_in_line(row: TaskRecord) -> bool:
+    return row.reason == FailureReason.GATE_FULL and (row.state == TaskState.FAILED or row.retry_at is None)
+
+
+def _is_retrying(row: TaskRecord) -> bool:
+    return row.state == TaskState.FAILED and row.retry_at is not None
 
 
 def _without_closed(rows: list[TaskRecord]) -> list[TaskRecord]:

@@ -20,9 +20,10 @@ from .operating import (
     StartupRun,
 )
 from .schedules import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, ScheduleQuerySet, default_timezone
-from .tasks import FailureReason, Suspicion, TaskLogLine, TaskRecord, TaskRecordQuerySet, TaskState
+from .tasks import HOLDS_SLOT, FailureReason, Suspicion, TaskLogLine, TaskRecord, TaskRecordQuerySet, TaskState
 
 __all__ = [
+    "HOLDS_SLOT",
     "Alert",
     "AlertKind",
     "BulkAction",

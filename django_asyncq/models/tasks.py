@@ -36,7 +36,7 @@ class TaskState(models.IntegerChoices):
 
     | state     | number | finished_at | retry_at | meaning |
     |-----------|--------|-------------|----------|---------|
-    | QUEUED    | 0      | null        | any      | waits for a worker, or until `run_after` |
+    | QUEUED    | 0      | null        | any      | waits for a worker, until `run_after`, or at its gate |
     | RUNNING   | 1      | null        | any      | a worker runs it |
     | SUCCEEDED | 2      | set         | any      | final |
     | FAILED    | 3      | set         | null     | final: it is not queued again by itself |
@@ -52,7 +52,7 @@ class TaskState(models.IntegerChoices):
 
 
 class FailureReason(models.IntegerChoices):
-    """Why a task is FAILED or RETRYING; NONE in every other state.
+    """Why a task is FAILED or RETRYING; NONE in every other state, except GATE_FULL of a task that waits at its gate.
 
     The constraint `asyncq_reason_of_failure` enforces that.
     """
@@ -80,6 +80,12 @@ class Suspicion(IntEnum):
     NONE = 0
     LOST = 1
     SUSPECT = 2
+
+
+# Which tasks of a gate hold a slot of it.
+HOLDS_SLOT = Q(state__in=(TaskState.QUEUED, TaskState.RUNNING), reason=FailureReason.NONE) | Q(
+    state=TaskState.FAILED, retry_at__isnull=False, is_ordered=True
+)
 
 
 class TaskRecordQuerySet(models.QuerySet["TaskRecord"]):
@@ -113,9 +119,17 @@ class TaskRecordQuerySet(models.QuerySet["TaskRecord"]):
         rows = self.exclude(gate="")
         return rows.filter(gate=name) if name else rows
 
+    def holding_slot(self, name: str = "") -> TaskRecordQuerySet:
+        """Return the tasks that hold a slot of a gate; without a name those of all gates."""
+        return self.at_gate(name).filter(HOLDS_SLOT)
+
     def waiting_at_gate(self, name: str = "") -> TaskRecordQuerySet:
-        """Return the tasks that are retried when a gate has a free slot for them; without a name those of all gates."""
-        return self.at_gate(name).retrying().filter(reason=FailureReason.GATE_FULL)
+        """Return the tasks that get a slot of a gate when one is free; without a name those of all gates.
+
+        A delayed one waits from its time on.
+        """
+        waiting = Q(state=TaskState.QUEUED, retry_at=None) | Q(state=TaskState.FAILED, retry_at__isnull=False)
+        return self.at_gate(name).filter(waiting, reason=FailureReason.GATE_FULL)
 
     def enqueued_since(self, moment: datetime) -> TaskRecordQuerySet:
         """Return the tasks enqueued at a time or later, by the millisecond in their ids: no index is on times."""
@@ -147,6 +161,10 @@ class TaskRecord(models.Model):
     or with unique_until_start when a worker begins it. after_id: the task that this one follows; it waits until then.
     cancel_requested_at, cancelled_by: when and by whom it was cancelled, or asked to stop.
     reason, last_exception: why it is FAILED, and the class path of the last error; for filters, which never read JSON.
+    max_waiting: how many tasks may wait at its gate when it is enqueued; null: at a full gate it is refused.
+    is_ordered: it keeps its slot between two attempts.
+    A QUEUED task with the reason GATE_FULL has no slot and no entry among those that workers take: it waits at its
+    gate, or until `retry_at` to ask it.
     suspicion: how far it is suspected of taking its worker process down, until a run of it ends; see `Suspicion`.
     wire_id: what another program calls the task in Redis; null for a task that was enqueued here. wire_message: the
     message as that program wrote it, or as it is sent to one; null for a task of our own. is_remote: only another
@@ -192,6 +210,8 @@ class TaskRecord(models.Model):
     gate = ExactCharField(_("gate"), max_length=200, blank=True, default="", db_default="")
     queue_limit = models.IntegerField(_("gate limit set by the task"), null=True, blank=True)
     expected_seconds = models.FloatField(_("expected seconds"), null=True, blank=True)
+    max_waiting = models.PositiveIntegerField(_("tasks that may wait at the gate"), null=True, blank=True)
+    is_ordered = models.BooleanField(_("keeps its slot between attempts"), default=False, db_default=False)
     # Digests, because MySQL ignores case in unique columns.
     unique_key = models.CharField(_("unique key"), max_length=64, blank=True, default="", db_default="")
     unique_slot = models.CharField(_("unique slot"), max_length=64, null=True, blank=True)  # noqa: DJ001 - see its index
@@ -287,7 +307,11 @@ class TaskRecord(models.Model):
             models.CheckConstraint(name="asyncq_priority_range", condition=Q(priority__gte=-100, priority__lte=100)),
             models.CheckConstraint(
                 name="asyncq_reason_of_failure",
-                condition=Q(state__lte=2, reason=0) | Q(state=3, reason__gt=0),
+                condition=(
+                    Q(state__lte=2, reason=0)
+                    | Q(state=3, reason__gt=0)
+                    | Q(state=0, reason=FailureReason.GATE_FULL.value) & ~Q(gate="")
+                ),
             ),
             models.CheckConstraint(
                 name="asyncq_final_has_finished_at",
@@ -370,6 +394,11 @@ class TaskRecord(models.Model):
     def is_final(self) -> bool:
         """Whether the task has succeeded, or has failed and no attempt follows."""
         return self.state == TaskState.SUCCEEDED or (self.state == TaskState.FAILED and self.retry_at is None)
+
+    @property
+    def waits_for_slot(self) -> bool:
+        """Whether the task is QUEUED without a slot of its gate: no run of it begins before its row has changed."""
+        return self.state == TaskState.QUEUED and self.reason == FailureReason.GATE_FULL
 
     @property
     def is_discarded(self) -> bool:

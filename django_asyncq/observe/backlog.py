@@ -33,7 +33,7 @@ from ..core.aliases import one_alias_per_prefix, prefix_of, uses_redis, written_
 from ..core.guard import attempt
 from ..core.names import QUEUE_NAME
 from ..core.registry import every_task, load_task_modules
-from ..models import TaskRecord, TaskState
+from ..models import FailureReason, TaskRecord, TaskState
 from ..storage.routing import rows_of
 
 # Alias and name.
@@ -88,8 +88,10 @@ def live_rows(
     if queue:
         rows = rows.filter(queue_name=queue)
     queued = Q(state=TaskState.QUEUED)
-    due = queued & Q(after_id=None, batch_id=None, is_remote=False) & is_due(now)
-    remote = queued & Q(is_remote=True) & is_due(now)
+    # What waits for a slot of its gate has no entry that a worker could take.
+    ready = queued & Q(reason=FailureReason.NONE)
+    due = ready & Q(after_id=None, batch_id=None, is_remote=False) & is_due(now)
+    remote = ready & Q(is_remote=True) & is_due(now)
     in_group = ~Q(group="") & Q(waits_for=None)
     found = rows.values_list("backend", "queue_name").annotate(
         queued=Count("id", filter=queued),

@@ -21,7 +21,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpR
 from ..broker import redis_clock
 from ..core.aliases import DEFAULT_ALIAS, prefix_of
 from ..exceptions import BrokerUnavailable, InvalidOption
-from ..models import FailureReason, TaskRecord, TaskState
+from ..models import TaskRecord
 from ..storage import database_clock
 from ..storage.errors import one_line
 from ..storage.routing import rows_of
@@ -71,8 +71,7 @@ def read_scale(queue: str, backend: str = DEFAULT_ALIAS, *, target_seconds: floa
     inspector = Inspector(backend)
     info = inspector.queues.get(queue)
     now = database_clock.now()
-    rows = rows_of(TaskRecord).order_by().filter(backend=backend, queue_name=queue)
-    at_gates = rows.filter(state=TaskState.FAILED, retry_at__isnull=False, reason=FailureReason.GATE_FULL)
+    at_gates = rows_of(TaskRecord).order_by().filter(backend=backend, queue_name=queue).waiting_at_gate()
     by_gate = dict(at_gates.values_list("gate").annotate(count=Count("id")).order_by("-count"))
     queued, held = info.waiting, sum(by_gate.values())
     serving = inspector.workers.serving(queue)

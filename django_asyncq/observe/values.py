@@ -228,7 +228,7 @@ class GroupInfo:
 class GateInfo:
     """A gate. limit: None when unknown, because no row and no unfinished task sets it; 0 or less means no limit.
 
-    occupancy: slots that Redis holds. live: QUEUED and RUNNING tasks. waiting: RETRYING tasks for which it was full.
+    occupancy: slots that Redis holds. live: tasks whose rows say that they hold one. waiting: tasks that wait for one.
     """
 
     gate: str

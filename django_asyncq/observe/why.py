@@ -66,23 +66,29 @@ def why_not_running(row: TaskRecord, fleet: Fleet, *, with_place: bool = False) 
         return Why(Keeper.TIMEOUT if stuck == "timeout" else Keeper.WORKER_LOST) if stuck else None
     if row.state == TaskState.FAILED and row.retry_at is not None:
         why = _of_retry(row, fleet)
-        is_asked = with_place and why.keeper is Keeper.GATE_FULL and fleet.is_known
-        return why._replace(place=_place_in_line(row)) if is_asked else why
-    return _of_queued(row, fleet) if row.state == TaskState.QUEUED else None
+    elif row.state == TaskState.QUEUED:
+        why = _of_queued(row, fleet)
+    else:
+        return None
+    is_asked = with_place and why.keeper is Keeper.GATE_FULL and fleet.is_known
+    return why._replace(place=_place_in_line(row)) if is_asked else why
 
 
 def _place_in_line(row: TaskRecord) -> int | None:
     """Return the place of a task among those that wait at its gate, from 1 on; None when Redis does not know it."""
     try:
-        waiting = gates.waiters(row.gate)
+        return gates.place_in_line(row.gate, str(row.id))
     except BrokerUnavailable:
         return None
-    return waiting.index(str(row.id)) + 1 if str(row.id) in waiting else None
 
 
 def _of_retry(row: TaskRecord, fleet: Fleet) -> Why:
     if row.reason != FailureReason.GATE_FULL:
         return Why(Keeper.RETRY, at=row.retry_at)
+    return _of_waiting(row, fleet)
+
+
+def _of_waiting(row: TaskRecord, fleet: Fleet) -> Why:
     if pause := fleet.gate_pause(row.gate):
         return Why(Keeper.GATE_PAUSED, row.gate, pause=pause)
     return Why(Keeper.GATE_FULL, row.gate)
@@ -95,6 +101,8 @@ def _of_queued(row: TaskRecord, fleet: Fleet) -> Why:
         return Why(Keeper.BATCHED, str(row.batch_id))
     if row.run_after is not None and row.run_after > fleet.now:
         return Why(Keeper.DELAYED, at=row.run_after)
+    if row.waits_for_slot:
+        return _of_waiting(row, fleet)
     if row.is_remote:
         return Why(Keeper.REMOTE)
     for keeper, subject, pause in (

@@ -7,9 +7,9 @@ RUNNING holds one, nothing is released, and a rollback frees what its rows held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import conf, gates
 from ..broker import redis_py, scripts
@@ -51,14 +51,22 @@ READS: dict[str, Callable[..., Any]] = {
 }
 
 
+class Asked(NamedTuple):
+    """A gate, the ids that hold a slot of it after a call, and those that this call and earlier ones have let wait."""
+
+    gate: str = ""
+    holders: Collection[str] = ()
+    joined: Sequence[str] = ()
+
+
 class MemoryClient:
     """A Redis client without a server. Used by the thread of a test, and by those that it starts."""
 
     def __init__(self) -> None:
         # By digest, which depends on the settings.
         self._names: dict[str, str] = {}
-        # The gate, and the ids that it has admitted, when the last call was one of several for the same tasks.
-        self._admitted: tuple[str, set[str]] = ("", set())
+        # What the last call left, when it was one of several for the same tasks.
+        self._last = Asked()
 
     def __getattr__(self, command: str) -> Callable[..., Any]:
         """Return what stands for a command. redis-py has a method for each."""
@@ -73,7 +81,7 @@ class MemoryClient:
         """Return the reply of a script. Most replies have a word for each task, and none says that all is well."""
         self._check()
         keys, arguments = words[:count], words[count:]
-        before, self._admitted = self._admitted, ("", set())
+        before, self._last = self._last, Asked()
         if digest not in self._names:
             self._names |= {digest: ""} | {scripts.script(name).digest: name for name in REPLIES}
         name = self._names[digest]
@@ -86,34 +94,40 @@ class MemoryClient:
         if not _is_reachable:
             raise redis_py.ConnectionError(REDIS_IS_LOST)
 
-    def _admit(self, gate: str, arguments: Sequence[Any], before: tuple[str, set[str]]) -> list[Any]:
+    def _admit(self, gate: str, arguments: Sequence[Any], before: Asked) -> list[Any]:
         """Do what `gate_acquire.lua` does, with slots that are counted from the rows."""
-        own_limit, expected, mode, ids = arguments[1], arguments[2], _text(arguments[3]), arguments[6::2]
+        own_limit, expected, mode, ids = arguments[1], arguments[2], _text(arguments[3]), arguments[7::3]
+        most = _text(arguments[6])
         asking = [_text(id) for id in ids]
         row, is_paused = rows_of(Gate).filter(name=gate).first(), gates.is_paused(gate)
         limit = row.limit if row else None if own_limit in ("", b"") else int(own_limit)
         expected = str(row.expected_seconds if row else expected).encode()
         if not is_paused and (limit is None or limit <= 0):
-            return [b"undefined" if limit is None else b"open", limit or 0, 0, expected, 0]
-        live = rows_of(TaskRecord).at_gate(gate).filter(state__in=gates.LIVE_STATES)
-        holders = set(map(str, live.values_list("id", flat=True)))
-        if before[0] == gate:
+            return [b"undefined" if limit is None else b"open", limit or 0, 0, expected, 0, 0]
+        holders = set(map(str, rows_of(TaskRecord).holding_slot(gate).values_list("id", flat=True)))
+        if before.gate == gate:
             # Of the tasks of this call, which have no rows yet.
-            holders |= before[1]
-        waiters = rows_of(TaskRecord).waiting_at_gate(gate).order_by("id").values_list("id", flat=True)
-        places = {str(id): place for place, id in enumerate(waiters)}
+            holders.update(before.holders)
+        waiting_rows = rows_of(TaskRecord).waiting_at_gate(gate).order_by("-priority", "id")
+        waiters = [
+            *map(str, waiting_rows.values_list("id", flat=True)),
+            *(before.joined if before.gate == gate else ()),
+        ]
+        places = {id: place for place, id in enumerate(waiters)}
         waiting = len(places)
         for id in asking:
             if id not in holders:
                 places.setdefault(id, len(places))
         free = 0 if is_paused else (limit or 0) - len(holders)
         refused = [id for id in asking if id not in holders and places[id] >= free]
-        if refused and mode == "all":
-            return [b"paused" if is_paused else b"full", limit or 0, len(holders), expected, waiting]
+        joining = len(refused) if mode == "wait" else min(max(int(most or 0) - waiting, 0), len(refused))
+        if len(refused) > joining and mode == "all":
+            return [b"paused" if is_paused else b"full", limit or 0, len(holders), expected, waiting, 0]
         holders.update(set(asking).difference(refused))
         if len(asking) == members.IDS_PER_CALL:
-            self._admitted = (gate, holders)
-        return [b"admitted", limit or 0, len(holders), expected, waiting, *(id.encode() for id in refused)]
+            earlier = before.joined if before.gate == gate else []
+            self._last = Asked(gate, holders, [*earlier, *refused[:joining]])
+        return [b"admitted", limit or 0, len(holders), expected, waiting, joining, *(id.encode() for id in refused)]
 
 
 def _text(word: Any) -> str:

@@ -474,10 +474,11 @@ class Runner(RunSteps):
         if self._may_ask_gates:
             due |= Q(reason=FailureReason.GATE_FULL)
             self._may_ask_gates = False
-        if ids := list(self.rows.retrying().filter(due).values_list("id", flat=True)):
+        waiting = Q(state=TaskState.FAILED, retry_at__isnull=False) | lifecycle.WAITS
+        if ids := list(self.rows.filter(waiting, due).values_list("id", flat=True)):
             with as_in_autocommit():
                 lifecycle.retry_waiting(self.broker, [str(id) for id in sorted(ids)])
-        return self.rows.queued().filter(id__in=ids).exists()
+        return self.rows.queued().filter(reason=FailureReason.NONE, id__in=ids).exists()
 
     def _move_up(self) -> None:
         """Let followers move up whose holder is over by the clock of the test, or gone by what the test did to rows."""
@@ -489,6 +490,7 @@ class Runner(RunSteps):
         is_due = Q(run_after=None) | Q(run_after__lte=self._looked_at)
         # The group of a remote task is another program's.
         rows = self.rows.queued().filter(is_due, after_id=None, batch_id=None, waits_for=None, is_remote=False)
+        rows = rows.filter(reason=FailureReason.NONE)
         return [record for record in rows.exclude(group="").order_by("id") if lifecycle.place_of(record) is not None]
 
     def _form_batches(self) -> None:
@@ -505,6 +507,7 @@ class Runner(RunSteps):
         """Return the task that a worker would claim first: by priority, then in the order of enqueueing."""
         is_due = Q(run_after=None) | Q(run_after__lte=self._looked_at)
         due = self.rows.queued().filter(is_due, after_id=None, batch_id=None, is_remote=False)
+        due = due.filter(reason=FailureReason.NONE)
         ids = due.exclude(is_paused()).order_by("-priority", "id").values_list("id", flat=True)
         while (found := ids.exclude(id__in=self._unreadable | self._in_groups).first()) is not None:
             if record := lifecycle.load_rows([str(found)]).get(str(found)):

@@ -695,8 +695,8 @@ def test_without_such_tasks_the_loop_looks_once_a_minute(monkeypatch: pytest.Mon
     batch_tasks.per_account.enqueue(number=1, account="a")
     monkeypatch.setattr(batches, "_declared", {})
     service = MaintenanceService(["default"], single_instance=None)
-    waits = [service.form_batches() for _ in range(2)]
-    assert max(waits) <= 0.2
+    # The first look has seen the group, whether or not it is ripe by then.
+    assert service.form_batches() <= 0.2
 
 
 def test_the_test_kit_runs_batches(settings: Any) -> None:

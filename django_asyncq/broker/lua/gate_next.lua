@@ -1,5 +1,5 @@
 -- Look at the waiters of a gate: how many are there, and which are next for its free slots?
--- KEYS: 1 gate (zset: task id -> expiry, Unix seconds), 2 meta (hash), 3 waiters (zset: task id -> since when)
+-- KEYS: 1 gate (zset: task id -> expiry, Unix seconds), 2 meta (hash), 3 waiters (zset: task id -> place)
 -- ARGV: 1 how many ids at most
 -- Returns: {word, waiters, id…}. Words: "unbuilt" (build it, then look again), "built".
 -- Invariant: no slot is given here; a paused gate has none. A look that finds nothing to do keeps the order; one that

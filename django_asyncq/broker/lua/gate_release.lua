@@ -1,6 +1,6 @@
 -- Release slots of a gate.
 -- KEYS: 1 gate (zset: task id -> expiry), 2 retaken (hash: task id -> fence of the run before the retry),
---       3 waiters (zset: task id -> since when), 4 ours (set of task ids)
+--       3 waiters (zset: task id -> place), 4 ours (set of task ids)
 -- ARGV: 1 channel that announces a free slot, 2 name of the gate, then for each task: id, fence of the finished run
 --       ("": release the slot of any run)
 -- Returns: how many slots were held.

@@ -1,5 +1,5 @@
 -- End a look at the waiters of a gate: forget those that wait no longer, and keep the order of the others.
--- KEYS: 1 meta (hash), 2 waiters (zset: task id -> since when)
+-- KEYS: 1 meta (hash), 2 waiters (zset: task id -> place)
 -- ARGV: ids that wait no longer
 -- Returns: nothing.
 -- Invariant: no other waiter changes its place.
