@@ -34,6 +34,7 @@ from .core import compat, registry
 from .core import payload as payloads
 from .core.batches import Batch, BatchItem
 from .core.calls import blocking, called, check_call, shown_signature, without_context
+from .core.fairness import FairKey, FairWeight
 from .core.foreign_words import OF_TASK, no_attribute, options_of, refuse_unknown, refusing_unknown
 from .core.names import PREFIX_MARK, PayloadKind, is_wire_name
 from .core.options import (
@@ -102,6 +103,8 @@ class Task(_FrameworkTask[P, R]):
     on_missing: exception classes with which the task is discarded, as by `raise Discard(…)`, one or a tuple.
     gate: the name of an admission limit, a format over the arguments, or a callable of the arguments.
     queue_limit: the gate's limit unless the gate has a Gate row. expected_seconds: how long a run usually takes.
+    fair: the key under which a call waits, a format over the arguments, or a callable of them: each key gets its share
+    of the queue. fair_weight: how large that share is, or a callable of the arguments.
     schedule: when the task is enqueued automatically, made by `cron()` or `every()`; several as a tuple, each named.
     schedulable: whether people may create schedules of it in the admin, with arguments of their choice.
     retention: how long its finished rows are kept; the settings override it.
@@ -136,6 +139,8 @@ class Task(_FrameworkTask[P, R]):
     gate: GateSource | None = None
     queue_limit: int | None = None
     expected_seconds: float | None = None
+    fair: FairKey | None = None
+    fair_weight: FairWeight = 1
     schedule: Declaration | Sequence[Declaration] | None = None
     schedulable: bool = False
     retention: Retention | None = None
@@ -452,6 +457,8 @@ def task(
     on_missing: exception classes with which the task is discarded, as by `raise Discard(…)`, one or a tuple.
     gate: the name of an admission limit, a format over the arguments such as "{model}", or a callable of them.
     queue_limit: the gate's limit unless the gate has a Gate row. expected_seconds: how long a run usually takes.
+    fair: the key under which a call waits, a format over the arguments such as "{tenant}", or a callable of them: each
+    key gets its share of the queue. fair_weight: how large that share is, 0.01 to 100, or a callable of the arguments.
     schedule: when the task is enqueued automatically: `cron(…)` or `every(…)`, or a list of them, each named.
     schedulable: whether people may create schedules of it in the admin.
     retention: how long its finished rows are kept: `Retention(succeeded=…, failed=…)`.

@@ -34,6 +34,7 @@ UNIQUE = Need("end", lambda task: task.unique, "it needs unique=…, which says 
 NEEDS_OF_TASK = {
     "queue_limit": GATE,
     "expected_seconds": GATE,
+    "fair_weight": Need(1, lambda task: task.fair is not None, "it needs fair=…, which says whose share it weighs"),
     "on_duplicate": UNIQUE._replace(unset="reject"),
     "unique_until": UNIQUE,
     "soft_timeout": Need(
