@@ -46,6 +46,7 @@ from .keys import (
     reachability_key,
 )
 from .reading import Command, Reader, read
+from .task_entries import HOLDER
 
 __all__ = ["Broker", "Dequeued", "Entry", "Expired", "Extended", "Forwarded", "GateKeys", "Lease", "Reachability"]
 
@@ -352,6 +353,7 @@ class Broker(Access):
         keys = self.keys(queue)
         places = [*_active(keys, worker_id), keys.pending, keys.priority, keys.suspects, keys.wake, keys.fair]
         head = [keys.task_prefix, int(raise_fence), self.code if left_seconds else "", left_seconds]
+        head.append(HOLDER)
         # The script puts each task before the one it got earlier.
         rows = [[*lease_arguments(lease), int(lease.id in suspects)] for lease in reversed(leases)]
         return self._words("requeue", places, head, rows)[::-1]

@@ -294,6 +294,18 @@ def test_a_held_task_that_is_closed_costs_its_key_nothing(broker: Broker) -> Non
     assert "a" in keys_of(broker, 4)
 
 
+def test_what_a_dead_holder_has_held_goes_back_to_its_place(broker: Broker) -> None:
+    """It was never given out: as the next, all of it would stand before the tasks of others."""
+    push(broker, *some("a", 40))
+    holder = f"{task_entries.HOLDER}1"
+    fences = task_entries.hold(broker, QUEUE, some("a", 40), holder)
+    held = [Lease(id, int(fence)) for id, fence in zip(some("a", 40), fences, strict=True)]
+    push(broker, *some("b", 3))
+    assert broker.requeue(QUEUE, holder, held, raise_fence=True) == ["requeued"] * 40
+    assert Counter(keys_of(broker, 6)) == {"a": 3, "b": 3}
+    assert ids(broker) == some("a", 40)[3:]
+
+
 def test_an_orphan_takes_its_place_again(broker: Broker, redis_client: redis.Redis, keys: QueueKeys) -> None:
     """The zset has lost it, the hash has not."""
     push(broker, *some("a", 3), *some("b", 3))
@@ -432,6 +444,17 @@ def test_the_cost_does_not_grow_with_what_waits(own_redis: Any, key_prefix: str)
         costs.append((pushed, taken))
     client.close()
     assert costs[0] == costs[1]
+
+
+def test_many_are_pushed_with_as_many_scripts_as_plain_ones(own_redis: Any, key_prefix: str) -> None:
+    """One for each 200, whatever their keys."""
+    client = redis.Redis.from_url(own_redis.url, protocol=2)
+    broker = Broker()
+    push(broker, "a0", "plain0")
+    fair = [entry(f"k{number % 300}x{number}", key=f"k{number % 300}") for number in range(10_000)]
+    found = cost(client, lambda: broker.enqueue(QUEUE, fair))
+    client.close()
+    assert found["cmdstat_evalsha"] == 50
 
 
 def test_a_queue_with_nothing_fair_asks_nothing_about_it(own_redis: Any, key_prefix: str) -> None:

@@ -1,7 +1,8 @@
 -- Add tasks to a group.
 -- KEYS: 1 scheduled, 2 retry, 3 archived, 4 completed, 5 due (ms), 6 groups set, 7 group-due, 8 group-rules
 -- ARGV: 1 task key prefix, 2 group key prefix, 3 group, 4 its rules or "", 5 "again" or "", 6 due channel, then for
---       each task: id, message, fence ("0": none), priority (see `note_line`), lock key or "", lock seconds, id of its row or ""
+--       each task: id, message, fence ("0": none), priority (see `read_line`), lock key or "", lock seconds, id of
+--       its row or ""
 -- Returns one word for each: "grouped"; or, with nothing changed, "exists" or "duplicate" (another id holds the lock).
 -- Invariant: a group with members is named in the groups set. With "again" an id moves to its group from retry,
 --       archived, completed or scheduled. As in asynq, the hash has no unique_key field. No fence falls.

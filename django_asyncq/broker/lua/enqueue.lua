@@ -3,7 +3,8 @@
 --       9 fair; for each gate: members, meta
 -- ARGV: 1 task key prefix, 2 "again" or "", 3 seconds without an acquire after which a gate is not reliable, 4 number
 --       of gates; for each gate: limit and expected seconds, if meta has none; then for each task:
---       id, message, fence ("0": none), priority (see `note_line`), lock key or "", its seconds, row or "", number of its gate ("0": none)
+--       id, message, fence ("0": none), priority (see `read_line`), lock key or "", its seconds, row or "", number
+--       of its gate ("0": none)
 -- Returns one word for each: "queued"; or, with nothing changed, "exists", "duplicate" (another id holds the lock) or
 --       "no_slot" (it has no slot that can be relied on: acquire one first).
 -- Invariant: an id is in one list; with "again" it moves to pending from retry, archived, completed, scheduled, or from
@@ -42,7 +43,9 @@ local function put(key, state, id, message, fence, priority, lock, seconds, row)
   local is_higher = fence ~= '0' and tonumber(fence) > (fence_of(call('HGET', key, 'fence')) or 0)
   if is_higher then call('HSET', key, 'fence', fence) end
   if priority == '0' then return call('LPUSH', KEYS[1], id) end
-  enter_line(places, key, id, note_line(key, priority))
+  local number, fair = read_line(priority)
+  if number then call('HSET', key, 'priority', number) end
+  enter_line(places, key, id, number, fair)
 end
 
 for i = 5 + 2 * ARGV[4], #ARGV, 8 do

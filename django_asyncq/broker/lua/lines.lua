@@ -1,8 +1,8 @@
 -- Put pending tasks where `dequeue` finds them: plain ones by their priority, those of a key in fair order within it.
 -- KEYS and ARGV: those of the script that follows.
 -- Returns nothing. places: the keys of pending, priority and fair. level: minus a priority, so that lower comes first.
---       In fair: "<level>" has the tag up to which a level was served, "<level>:<key>" that of the last task of a key,
---       "<level>:" that of the next plain task, while some wait. All are scores of the level.
+--       In fair: "<level>" has the tag up to which a level was served, "<level>:<key>" that of the last task of a
+--       key, "<level>:" that of the next plain task, while some wait. All are scores of the level.
 -- Invariant: a tag is a whole number of units, 8192 for a task of weight 1, and the score of a task is its level and its
 --       tag / 2^46. A double holds that exactly for every priority, so 8 * 10^9 tasks keep their order; later ones, if
 --       the queue was never empty, go by their ids. Fair has at most as many keys as tasks wait, and some hundred.
@@ -34,7 +34,7 @@ local function fair_of(text)
 end
 
 -- Return the tag up to which a level was served, and forget the keys of which nothing waits behind it.
-local clocks = {}
+local clocks, lasts = {}, {}
 local function clock_of(places, level)
   if clocks[level] then return clocks[level] end
   local own = string.format('%d', level)
@@ -56,33 +56,42 @@ local function clock_of(places, level)
   return tag
 end
 
--- Note with a task what `enter_line` needs, and return that. priority: as a call has it: "<number>", or with a fair key
--- "<number> <step> <key>".
-local function note_line(key, priority)
+-- Return what `enter_line` needs, nil for what a hash does not have. priority: as a call has it: "<number>", or with a
+-- fair key "<number> <step> <key>".
+local function read_line(priority)
   local number, owner = string.match(priority, '^(%S+) (.+)$')
-  local fair = owner and '0 ' .. owner
   number = number or priority
-  if number ~= '0' then call('HSET', key, 'priority', number) end
-  if fair then call('HSET', key, 'fair', fair) end
-  return number ~= '0' and number, fair
+  return number ~= '0' and number or nil, owner and '0 ' .. owner
 end
 
--- Make a task wait for `dequeue`. priority, fair: of its hash. is_next: it has waited before, and is the next to run.
-local function enter_line(places, key, id, priority, fair, is_next)
+-- Note it in the hash of a task that waits elsewhere first.
+local function note_line(key, priority)
+  local number, fair = read_line(priority)
+  if number then call('HSET', key, 'priority', number) end
+  if fair then call('HSET', key, 'fair', fair) end
+end
+
+-- Make a task wait for `dequeue`. priority, fair: of its hash. how: nil for a new one; 'next' for one that was dequeued
+-- before; 'back' for one that was taken out of its place, and not dequeued.
+local function enter_line(places, key, id, priority, fair, how)
   local known, step, owner = fair_of(fair)
   local level = -(whole(priority) or 0)
   if not step or math.abs(level) > MOST_PRIORITY then
     if whole(priority) then return call('ZADD', places.priority, level, id) end
-    return call(is_next and 'RPUSH' or 'LPUSH', places.pending, id)
+    return call(how and 'RPUSH' or 'LPUSH', places.pending, id)
   end
   local tag = clock_of(places, level)
-  if is_next then
+  if how == 'back' and known > 0 then
+    tag = known
+  elseif how then
     -- Its place was not behind what was served since. After a new numbering it may be, and is no place any more.
     tag = math.max(math.min(known > 0 and known or tag, tag), 1)
   else
-    local last = tag_of(call('ZSCORE', places.fair, line_of(level, owner)), level) or 0
+    local line = line_of(level, owner)
+    local last = lasts[line] or tag_of(call('ZSCORE', places.fair, line), level) or 0
     tag = math.min(math.max(tag, last) + step, LAST_TAG)
-    call('ZADD', places.fair, score_of(level, tag), line_of(level, owner))
+    lasts[line] = tag
+    call('ZADD', places.fair, score_of(level, tag), line)
   end
   call('HSET', key, 'fair', string.format('%.0f %d ', tag, step) .. owner)
   call('ZADD', places.priority, score_of(level, tag), id)

@@ -1,7 +1,7 @@
 -- Put tasks into the retry set until they are due.
 -- KEYS: 1 retry, 2 scheduled, 3 archived, 4 due (ms)
--- ARGV: 1 task key prefix, 2 due channel, then for each task: id, message, fence ("0": none), priority (see `note_line`),
---       lock key or "", lock seconds, id of its row or "", due (Unix seconds)
+-- ARGV: 1 task key prefix, 2 due channel, then for each task: id, message, fence ("0": none), priority (see
+--       `read_line`), lock key or "", lock seconds, id of its row or "", due (Unix seconds)
 -- Returns one word for each: "parked"; or "exists" when it is anywhere else, such as pending, or the id is another
 --       task's now (nothing changed).
 -- Invariant: an id is in one list and has a hash; its fence marks it as a task whose row must change first. A lock

@@ -29,7 +29,7 @@ for i = 3, #ARGV do
     elseif known[6] then
       call('ZADD', KEYS[9], 0, id)
     else
-      enter_line(places, key, id, known[2], known[9], true)
+      enter_line(places, key, id, known[2], known[9], 'back')
       pushed = pushed + 1
     end
   end
