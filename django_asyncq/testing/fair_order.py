@@ -34,7 +34,7 @@ class FairOrder(Generic[Id]):
         present = {id for id, _ in waiting}
         for id in [id for id in self._tags if id not in present]:
             tag, paid = self._tags.pop(id)
-            if tag > self._clock:
+            if tag > self._clock and paid.key in self._last:
                 self._last[paid.key] = max(self._last[paid.key] - paid.step, self._clock)
         for id, share in waiting:
             if share is not None and id not in self._tags:

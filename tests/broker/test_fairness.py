@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -73,9 +75,27 @@ STEPS = st.lists(
         st.tuples(st.just("push"), KEYS, WEIGHTS, st.integers(1, 12)),
         st.tuples(st.just("take"), st.integers(1, 15)),
         st.tuples(st.just("cancel"), st.integers(0, 50)),
+        st.tuples(st.just("requeue"), st.integers(1, 5)),
     ),
     max_size=25,
 )
+
+
+class Model(FairOrder[str]):
+    """The order of the test kit, where no run is given back, and tasks that were. tags: of what was given out."""
+
+    def __init__(self, tags: dict[str, int]) -> None:
+        super().__init__()
+        self.tags = tags
+
+    def take(self, waiting: Sequence[tuple[str, Share | None]]) -> str:
+        known = dict(self._tags)
+        id = super().take(waiting)
+        self.tags[id] = known[id][0]
+        return id
+
+    def put_back(self, id: str, of: Share) -> None:
+        self._tags[id] = max(min(self.tags[id], self._clock), 1), of
 
 
 @pytest.mark.usefixtures("own_keys")
@@ -85,26 +105,35 @@ STEPS = st.lists(
 def test_the_order_is_that_of_the_model(priority: int, steps: list[Any]) -> None:
     """Also where weights differ by 10,000, where tasks are taken out again, and at each end of the priorities."""
     broker, queue = Broker(), uuid.uuid4().hex
-    model, waiting = FairOrder[str](), list[tuple[str, Share | None]]()
+    model, waiting = Model({}), list[tuple[str, Share | None]]()
+    shares, leases = dict[str, Share](), list[Lease]()
     for step in [*steps, ("take", 200), ("take", 200)]:
         if step[0] == "push":
             _, key, weight, count = step
             new = [f"{key}{next(NUMBERS):09}" for _ in range(count)]
             push(broker, *new, queue=queue, weight=weight, priority=priority)
-            waiting += [(id, share(key, weight)) for id in new]
+            shares |= dict.fromkeys(new, share(key, weight))
+            waiting += [(id, shares[id]) for id in new]
             model.note(waiting)
         elif step[0] == "cancel" and waiting:
             id = waiting.pop(step[1] % len(waiting))[0]
-            assert task_entries.take_out(broker, queue, [(id, 0)]) == ["removed"]
+            assert task_entries.take_out(broker, queue, [(id, 99)]) == ["removed"]
             model.note(waiting)
         elif step[0] == "take":
             expected = []
             for _ in range(min(step[1], len(waiting))):
                 expected.append(model.take(waiting))
                 waiting = [each for each in waiting if each[0] != expected[-1]]
-            assert [lease.id for lease in take(broker, step[1], queue).leases] == expected
+            leases = take(broker, step[1], queue).leases
+            assert [lease.id for lease in leases] == expected
             if not waiting:
-                model = FairOrder[str]()
+                model = Model(model.tags)
+        elif step[0] == "requeue" and leases:
+            back, leases = leases[-step[1] :], []
+            assert broker.requeue(queue, WORKER, back) == ["requeued"] * len(back)
+            for id, _ in back:
+                model.put_back(id, shares[id])
+                waiting.append((id, shares[id]))
     assert not waiting
 
 
@@ -360,7 +389,7 @@ def test_after_a_loss_of_what_it_knew_the_queue_goes_on(
 
 @pytest.mark.parametrize(
     "member, score",
-    [("0", 0.9999999), ("0", 7.5), ("0", float("inf")), ("0:a", 0.99999999), ("0:", float("-inf")), ("x y", 0.5)],
+    [("0", 0.9999999), ("0", 7.5), ("0", math.inf), ("0:a", 0.99999999), ("0:", -math.inf), ("x y", 0.5)],
 )
 def test_rubbish_in_what_it_knows_stops_nothing(
     broker: Broker, redis_client: redis.Redis, keys: QueueKeys, member: str, score: float
@@ -375,7 +404,23 @@ def test_rubbish_in_what_it_knows_stops_nothing(
     assert redis_client.zcard(keys.priority) == redis_client.llen(keys.pending) == 0
 
 
-@pytest.mark.parametrize("score", [0, 1e300, -1e300, float("inf"), float("-inf"), 0.5, 100.5, -100.7, 102, 1e-300])
+@pytest.mark.parametrize(
+    "score",
+    [
+        0,
+        1e300,
+        -1e300,
+        math.inf,
+        -math.inf,
+        0.5,
+        100.5,
+        -100.7,
+        102,
+        1e-300,
+        math.nextafter(1, 0),
+        math.nextafter(-1, 0),
+    ],
+)
 def test_a_score_that_is_not_ours_stops_nothing(
     broker: Broker, redis_client: redis.Redis, keys: QueueKeys, score: float
 ) -> None:

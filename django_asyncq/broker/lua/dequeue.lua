@@ -95,12 +95,13 @@ local function take_level(level)
     next_plain = next_plain or clock + PLAIN_STEP
     local of_plain, of_fair, ids = 0, 0, {}
     while #taken < wanted and (of_plain < #plain or 2 * of_fair < #fair) do
-      local before, tag = #taken, tag_of(fair[2 * of_fair + 2], level)
+      local before, score = #taken, fair[2 * of_fair + 2]
+      local tag = score and (tag_of(score, level) or LAST_TAG)
       -- Where tags have come to their end, they say nothing of the order.
       local is_first = tag and (tag < next_plain or next_plain >= LAST_TAG and (now + #taken) % 2 == 0)
       if is_first or of_plain == #plain then
         local id = fair[2 * of_fair + 1]
-        of_fair, ids[#ids + 1], scores[id] = of_fair + 1, id, fair[2 * of_fair + 2]
+        of_fair, ids[#ids + 1], scores[id] = of_fair + 1, id, score
         take(id)
       else
         of_plain, tag = of_plain + 1, next_plain
