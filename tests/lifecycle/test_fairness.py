@@ -304,6 +304,9 @@ def test_the_keys_with_most_tasks_are_listed() -> None:
     out = StringIO()
     call_command("asyncq", "queues", "show", "default", stdout=out)
     assert re.search(r"^key\s+waiting$", out.getvalue(), re.MULTILINE)
+    client = client_with("view_taskrecord")
+    text = client.get(f"{LIST}queue/?queue=default").content.decode()
+    assert "Fair keys with most tasks" in text and "tenant heavy" in text
     assert len(claimed(30)) == 30
     assert sum(each.waiting for each in Inspector().queues.fair_keys("default")) <= 12 * 13 / 2 + 5
 
