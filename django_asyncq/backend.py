@@ -22,6 +22,7 @@ from .core import aliases, compat, header_sources, logs, payload
 from .core.aliases import PREFIX_HINT, is_prefix
 from .core.batches import group_of
 from .core.calls import Shape, called, check_binding, gate_name, passes_context, shape_of, takes, unique_digest
+from .core.fairness import share_of_call
 from .core.headers import checked_headers, trace_headers_of, with_inherited
 from .core.names import QUEUE_NAME, did_you_mean, uuid7
 from .core.options import MOST_ATTEMPTS, is_attempt_count
@@ -47,8 +48,9 @@ class Option(NamedTuple):
 class Plan(NamedTuple):
     """What all calls of a task share: decided at the first one.
 
-    settings: those in force then. is_plain: it has no gate, no unique key, no group, and is not remote. has_times: a
-    time of its rows depends on when the call is made. shape: what its function takes. columns: of its rows.
+    settings: those in force then. is_plain: it has no gate, no fair key, no unique key, no group, and is not remote.
+    has_times: a time of its rows depends on when the call is made. shape: what its function takes. columns: of its
+    rows.
     """
 
     task: Any
@@ -203,7 +205,11 @@ class AsyncqBackend(compat.BaseTaskBackend):
         return plan
 
     def _new_plan(self, task: Any) -> Plan:
-        has_more = task.unique or task.is_remote or [x for x in (task.gate, task.batch, task.group) if x is not None]
+        has_more = (
+            task.unique
+            or task.is_remote
+            or [x for x in (task.gate, task.fair, task.batch, task.group) if x is not None]
+        )
         shape = shape_of(called(task), has_context=passes_context(task))
         columns = {
             "name": task.module_path,
@@ -239,6 +245,9 @@ class AsyncqBackend(compat.BaseTaskBackend):
             "gate": gate_name(task, call.args, call.kwargs),
             "group": "" if task.batch is None and task.group is None else group_of(task, given.args, given.kwargs),
         }
+        if task.fair is not None:
+            # Computed anew at each push; here a caller can be told that it is wrong.
+            share_of_call(task, given.args, given.kwargs)
         if task.unique:
             columns["unique_key"] = unique_digest(task, self.alias, given.args, given.kwargs)
             columns["unique_slot"] = columns["unique_key"]

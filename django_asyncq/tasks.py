@@ -34,6 +34,7 @@ from .core import compat, registry
 from .core import payload as payloads
 from .core.batches import Batch, BatchItem
 from .core.calls import blocking, called, check_call, shown_signature, without_context
+from .core.fairness import FairKey, FairWeight
 from .core.foreign_words import OF_TASK, no_attribute, options_of, refuse_unknown, refusing_unknown
 from .core.names import PREFIX_MARK, PayloadKind, is_wire_name
 from .core.options import (
@@ -106,6 +107,8 @@ class Task(_FrameworkTask[P, R]):
     queue_limit: the gate's limit unless the gate has a Gate row. expected_seconds: how long a run usually takes.
     on_full: "reject" a call at a full gate, or let it "wait"; max_waiting: how many may. ordered: a task keeps its slot
     between two attempts, so that with a limit of one the calls run in their order.
+    fair: the key under which a call waits, a format over the arguments, or a callable of them: each key gets its share
+    of the queue. fair_weight: how large that share is, or a callable of the arguments.
     schedule: when the task is enqueued automatically, made by `cron()` or `every()`; several as a tuple, each named.
     schedulable: whether people may create schedules of it in the admin, with arguments of their choice.
     retention: how long its finished rows are kept; the settings override it.
@@ -143,6 +146,8 @@ class Task(_FrameworkTask[P, R]):
     on_full: OnFull = "reject"
     max_waiting: int = MOST_WAITING
     ordered: bool = False
+    fair: FairKey | None = None
+    fair_weight: FairWeight = 1
     schedule: Declaration | Sequence[Declaration] | None = None
     schedulable: bool = False
     retention: Retention | None = None
@@ -465,6 +470,8 @@ def task(
     on_full: what a call does at a full gate: "reject" (default) raises QueueFull, "wait" is accepted and waits for a
     slot. max_waiting: how many may wait (default 1,000). ordered: a task keeps its slot between two attempts: with
     `queue_limit=1` the calls run one at a time and in their order.
+    fair: the key under which a call waits, a format over the arguments such as "{tenant}", or a callable of them: each
+    key gets its share of the queue. fair_weight: how large that share is, 0.01 to 100, or a callable of the arguments.
     schedule: when the task is enqueued automatically: `cron(…)` or `every(…)`, or a list of them, each named.
     schedulable: whether people may create schedules of it in the admin.
     retention: how long its finished rows are kept: `Retention(succeeded=…, failed=…)`.

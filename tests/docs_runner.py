@@ -130,6 +130,13 @@ for one in (pay_out, import_orders):
     one.enqueue("7")
 assert all(str(each.status) == "SUCCESSFUL" for each in run_tasks())
 """,
+    "docs/guides/fairness": """
+export.enqueue_many([("a", year) for year in range(9)])
+send_invoice.enqueue(tenant_id="b", invoice_id=1)
+ship.enqueue({"shop": 7})
+report.enqueue(tenant_id="c", plan="company")
+assert [each.args[:1] or each.kwargs.get("tenant_id") for each in run_tasks()[:4]] == ["c", ["a"], "b", [{"shop": 7}]]
+""",
     "docs/guides/gates": "assert submit(request).status_code == 202",
     "docs/guides/logging": """
 assert trace_headers() == {}

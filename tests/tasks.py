@@ -34,6 +34,7 @@ from . import (  # noqa: F401 - their tasks are registered
     context_tasks,
     discard_tasks,
     equality_tasks,
+    fair_tasks,
     fleet_tasks,
     inbox_tasks,
     isolated_tasks,

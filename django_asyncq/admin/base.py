@@ -247,8 +247,10 @@ def why_text(record: TaskRecord, now: datetime, why: Why) -> SafeString | str:
             _("runs in the batch {}"), format_html('<bdi title="{}">…{}</bdi>', why.subject, why.subject[-8:])
         )
     if why.keeper is Keeper.GATE_FULL:
-        text = format_html(_("waits for a slot of gate {}"), format_html("<bdi>{}</bdi>", why.subject))
-        return format_html(_("{}, place {} in line"), text, why.place) if why.place else text
+        return _in_line(format_html(_("waits for a slot of gate {}"), format_html("<bdi>{}</bdi>", why.subject)), why)
+    if why.keeper is Keeper.DUE and why.subject:
+        key = format_html("<bdi>{}</bdi>", why.subject)
+        return _in_line(format_html(_("waits for a free worker, under the fair key {}"), key), why)
     if why.keeper is Keeper.RETRY and why.at is not None:
         overdue = aware(why.at) <= aware(now)
         return format_html(
@@ -258,6 +260,10 @@ def why_text(record: TaskRecord, now: datetime, why: Why) -> SafeString | str:
             max(record.attempt, record.max_attempts),
         )
     return str(WHY_TEXTS[why.keeper])
+
+
+def _in_line(text: SafeString, why: Why) -> SafeString:
+    return format_html(_("{}, place {} in line"), text, why.place) if why.place else text
 
 
 def pause_note(pause: Pause, now: datetime) -> SafeString:

@@ -16,10 +16,12 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..broker.fair_keys import FairKey, reading_fair_keys
 from ..broker.reading import Reader, side_by_side
 from ..broker.run_counts import RunCounts
 from ..core.aliases import DEFAULT_ALIAS, is_redis_used, uses_redis
 from ..core.names import check_queue_name
+from ..core.redaction import mask_text
 from ..models import TaskRecord, TaskState
 from ..observe.backlog import live_rows, reading_known, reading_queues
 from ..observe.counts import reading_processed, reading_runs_by_task
@@ -166,13 +168,17 @@ def queue(model_admin: Any, request: HttpRequest) -> dict[str, Any]:
     check_queue_name(name)
     readers = [_reading_queue(backend, name)] if uses_redis(backend) else []
     fleet, found = fleet_and(request, *readers) if readers else (fleet_of(request), [])
-    facts, runs = [], []
-    for info, rate, counted in filter(None, found):
+    facts, runs, fair = [], [], list[Table]()
+    for info, rate, counted, keys in filter(None, found):
         facts = _facts_of_queue(model_admin, fleet, info, rate)
         runs = [
             [_link(url_about(model_admin, "task", name=each), each), *cells_of_runs(of_task)]
             for each, of_task in counted.items()
         ]
+        heads = (_("Fair key"), _("Waiting"))
+        cells = [[mask_text(each.key), as_count(each.waiting)] for each in keys]
+        # Most queues have none.
+        fair = [Table("fair", _("Fair keys with most tasks"), heads, cells, "", are_numbers=True)] if keys else []
     if pause := fleet.queue_pause(backend, name):
         facts.insert(0, Fact(_("Paused"), base.pause_note(pause, fleet.now)))
     rows = rows_of(TaskRecord).filter(backend=backend, queue_name=name)
@@ -200,23 +206,28 @@ def queue(model_admin: Any, request: HttpRequest) -> dict[str, Any]:
                 _("No run was counted."),
                 are_numbers=True,
             ),
+            *fair,
             _tasks(model_admin, fleet, "waiting", _("Queued first"), waiting, _("No task is queued.")),
             _tasks(model_admin, fleet, "failed", _("Latest failures"), _newest(failed), _("None has failed.")),
         ],
     }
 
 
-def _reading_queue(backend: str, name: str) -> Reader[tuple[QueueInfo, float | None, dict[str, RunCounts]]]:
-    """Read a queue, its tasks per minute, and how its runs of a day ended, by task."""
+OfQueue = tuple[QueueInfo, float | None, dict[str, RunCounts], list[FairKey]]
+
+
+def _reading_queue(backend: str, name: str) -> Reader[OfQueue]:
+    """Read a queue, its tasks per minute, how its runs of a day ended, by task, and its fair keys."""
     at, queue = database_clock.now(), (backend, name)
     end = base.aware(at).replace(second=0, microsecond=0)
     live = live_rows(at, backend=backend)
-    contents, (minutes,), runs = yield from side_by_side(
+    contents, (minutes,), runs, keys = yield from side_by_side(
         reading_queues([queue]),
         reading_processed([queue], end - timedelta(minutes=MINUTES_OF_RATE), end - timedelta(minutes=1), 1),
         reading_runs_by_task([queue], 24),
+        reading_fair_keys(backend, name),
     )
-    return queue_infos(live, contents, at)[0], rate_of(minutes), runs
+    return queue_infos(live, contents, at)[0], rate_of(minutes), runs, keys
 
 
 def _facts_of_queue(model_admin: Any, fleet: Fleet, info: QueueInfo, rate: float | None) -> list[Fact]:

@@ -33,6 +33,7 @@ from .entries import (
     due_of,
     id_bytes,
     lease_arguments,
+    line_of,
 )
 from .keys import (
     QueueKeys,
@@ -45,6 +46,7 @@ from .keys import (
     reachability_key,
 )
 from .reading import Command, Reader, read
+from .task_entries import HOLDER
 
 __all__ = ["Broker", "Dequeued", "Entry", "Expired", "Extended", "Forwarded", "GateKeys", "Lease", "Reachability"]
 
@@ -197,7 +199,7 @@ class Broker(Access):
         keys = self.keys(queue)
         gates = {entry.gate: 0 for entry in entries if entry.gate is not None}
         places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed, keys.due]
-        places.append(keys.wake)
+        places += [keys.wake, keys.fair]
         head: list[Any] = [keys.task_prefix, "again" if again else ""]
         head += [conf.unasked_seconds(), len(gates)]
         for number, gate in enumerate(gates, 1):
@@ -233,11 +235,13 @@ class Broker(Access):
     def dequeue(self, queue: str, worker_id: str, count: int, lease_seconds: int) -> Dequeued:
         """Dequeue the next tasks, at most `count` and at most 200; each gets a fence above any it had.
 
-        Order: priorities above 0, the highest first; then pending, the oldest first; then priorities below 0.
+        Order: priorities above 0, the highest first; then pending, the oldest first; then priorities below 0. Of one
+        priority, tasks with a fair key come in fair order, and all others as if they had one key together.
         """
         count = max(0, min(count, IDS_PER_CALL))
         keys = self.keys(queue)
         places = [keys.pending, keys.priority, keys.active, keys.lease, keys.paused, keys.held(worker_id), keys.wake]
+        places.append(keys.fair)
         arguments = [keys.task_prefix, count, lease_seconds, worker_id, self.code]
         word, *flat = scripts.run("dequeue", self.client, places, arguments)
         leases = replies.leases(flat)
@@ -289,7 +293,7 @@ class Broker(Access):
         """
         keys = self.keys(queue)
         places = [keys.active, keys.lease, keys.held(worker_id)]
-        rows = [[id_bytes(entry.id), entry.message, entry.fence, entry.priority, entry.row] for entry in entries]
+        rows = [[id_bytes(entry.id), entry.message, entry.fence, line_of(entry), entry.row] for entry in entries]
         return self._words("reassert", places, [keys.task_prefix, lease_seconds, worker_id], rows)
 
     # --- finishing tasks. "stale": not active with this fence, nothing changed; "missing": Redis does not know it.
@@ -347,8 +351,9 @@ class Broker(Access):
         Returns, for each: "requeued", "stale" or "missing".
         """
         keys = self.keys(queue)
-        places = [*_active(keys, worker_id), keys.pending, keys.priority, keys.suspects, keys.wake]
+        places = [*_active(keys, worker_id), keys.pending, keys.priority, keys.suspects, keys.wake, keys.fair]
         head = [keys.task_prefix, int(raise_fence), self.code if left_seconds else "", left_seconds]
+        head.append(HOLDER)
         # The script puts each task before the one it got earlier.
         rows = [[*lease_arguments(lease), int(lease.id in suspects)] for lease in reversed(leases)]
         return self._words("requeue", places, head, rows)[::-1]
@@ -382,7 +387,7 @@ class Broker(Access):
         keys = self.keys(queue)
         is_retry = source == "retry"
         places = [keys.retry if is_retry else keys.scheduled, keys.pending, keys.priority, keys.groups, keys.due]
-        places += [keys.group_due, keys.group_rules, keys.wake]
+        places += [keys.group_due, keys.group_rules, keys.wake, keys.fair]
         arguments = [keys.task_prefix, keys.group_prefix, min(limit, IDS_PER_CALL), int(is_retry)]
         moved, next_ms, *own = scripts.run("forward", self.client, places, arguments)
         next_ms = replies.whole(next_ms)
@@ -403,7 +408,7 @@ class Broker(Access):
         rows = rows or {}
         keys = self.keys(queue)
         places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed]
-        places += [keys.active, keys.lease, keys.groups, keys.due, keys.suspects]
+        places += [keys.active, keys.lease, keys.groups, keys.due, keys.suspects, keys.fair]
         head = [keys.task_prefix, keys.held_prefix, keys.group_prefix]
         parts = _chunks([[id_bytes(id), rows.get(id, "")] for id in ids], REMOVED_PER_CALL)
         return sum(int(scripts.run("remove", self.client, places, [*head, *part])) for part in parts)

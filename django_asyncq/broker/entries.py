@@ -23,7 +23,7 @@ class Entry(NamedTuple):
     message: an encoded TaskMessage. fence: the lowest fence it may have, 0 for a new task. due_at: Unix seconds, with
     fractions, for a delayed task. unique_key: full name of the lock, "" for none; unique_seconds: its TTL, at least 1.
     gate: the gate whose slot the push confirms. row: id of the row, "" where it is that of the entry: only an entry
-    whose id another program chose names its row.
+    whose id another program chose names its row. fair: "<step> <key>" of a task with a fair key, see `core.fairness`.
     """
 
     id: str
@@ -35,6 +35,7 @@ class Entry(NamedTuple):
     unique_seconds: int = 0
     gate: GateKeys | None = None
     row: str = ""
+    fair: str = ""
 
 
 class Lease(NamedTuple):
@@ -131,7 +132,13 @@ def arguments_of(entry: Entry) -> list[Any]:
     lock = id_bytes(entry.unique_key)
     # SET … EX 0 is an error, and would stop the script between two tasks.
     seconds = max(entry.unique_seconds, 1)
-    return [id_bytes(entry.id), entry.message, entry.fence, entry.priority, lock, seconds, entry.row]
+    line = entry.priority if not entry.fair else line_of(entry)
+    return [id_bytes(entry.id), entry.message, entry.fence, line, lock, seconds, entry.row]
+
+
+def line_of(entry: Entry) -> str:
+    """Return the priority, and the fair key if there is one, as `lua/lines.lua` reads them."""
+    return f"{entry.priority} {entry.fair}" if entry.fair else str(entry.priority)
 
 
 def lease_arguments(lease: Lease) -> list[Any]:

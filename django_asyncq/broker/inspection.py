@@ -173,7 +173,7 @@ class Inspection(Access):
         keys = self.keys(queue)
         places = [keys.pending, keys.active, keys.priority, keys.lease]
         places += [keys.scheduled, keys.retry, keys.archived, keys.completed, keys.suspects, keys.due]
-        places += [keys.aggregation_sets, keys.wake]
+        places += [keys.aggregation_sets, keys.wake, keys.fair]
         head = [keys.task_prefix, keys.group_prefix]
         return self._count("repair_orphans", places, head, ids, SEARCHED_PER_CALL)
 
@@ -186,7 +186,7 @@ class Inspection(Access):
     def remove_waiting(self, queue: str, tasks: Sequence[EntryState]) -> int:
         """Remove waiting tasks whose row is final, unless they were pushed or dequeued since they were seen."""
         keys = self.keys(queue)
-        places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.suspects, keys.due]
+        places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.suspects, keys.due, keys.fair]
         removed = 0
         for start in range(0, len(tasks), SEARCHED_PER_CALL):
             part = [

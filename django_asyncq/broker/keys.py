@@ -18,6 +18,7 @@ from ..core.aliases import DEFAULT_ALIAS, prefix_of
 QUEUE_TYPES = {
     "pending": "list",
     "priority": "zset",
+    "fair": "zset",
     "suspects": "zset",
     "unknown": "zset",
     "active": "list",
@@ -250,8 +251,9 @@ class QueueKeys:
     """Hold the keys of one queue of an alias; the braces put them all into one cluster slot.
 
     Own: due (zset of the tasks in `scheduled` whose due time is not a whole second; score = Unix milliseconds),
-    priority (zset of waiting tasks with a priority other than 0; score = -priority, member = id), wake (list of tokens,
-    each of which wakes an idle worker, see `lua/waking.lua`), suspects (zset of waiting tasks that must run alone;
+    priority (zset of waiting tasks with a priority other than 0; score = -priority, member = id), fair (zset of how
+    far each fair key has come, see `lua/lines.lua`), wake (list of tokens, each of which wakes an idle worker, see
+    `lua/waking.lua`), suspects (zset of waiting tasks that must run alone;
     score = Unix milliseconds), unknown (zset of what waits in scheduled for code that has it, see `unknown_tasks`;
     score = 0, member = label, line break, id), group_due (zset of groups; score = Unix milliseconds at which one is
     ripe), group_rules
@@ -284,6 +286,7 @@ class QueueKeys:
     held_prefix: str = field(init=False)
     due: str = field(init=False)
     priority: str = field(init=False)
+    fair: str = field(init=False)
     wake: str = field(init=False)
     suspects: str = field(init=False)
     unknown: str = field(init=False)

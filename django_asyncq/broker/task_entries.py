@@ -64,7 +64,7 @@ def take_out(
     """
     keys = broker.keys(queue)
     places = [keys.pending, keys.priority, keys.scheduled, keys.retry, keys.archived, keys.completed]
-    places += [keys.lease, keys.groups, keys.due, keys.suspects, keys.active]
+    places += [keys.lease, keys.groups, keys.due, keys.suspects, keys.active, keys.fair]
     head = [keys.task_prefix, keys.group_prefix, cancel_channel(broker.alias), holder, "1" if overtaken else ""]
     items = [[id, "" if fence is None else fence, (rows or {}).get(id, "")] for id, fence in tasks]
     return entries.texts(scripts.run_in_parts("take_out", broker.client, places, head, items, TAKEN_OUT_PER_CALL))

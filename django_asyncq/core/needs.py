@@ -38,6 +38,7 @@ NEEDS_OF_TASK = {
     "on_full": GATE._replace(unset="reject"),
     "max_waiting": Need(1000, lambda task: task.on_full == "wait", WAITS),
     "ordered": Need(False, lambda task: task.on_full == "wait", WAITS),
+    "fair_weight": Need(1, lambda task: task.fair is not None, "it needs fair=…, which says whose share it weighs"),
     "on_duplicate": UNIQUE._replace(unset="reject"),
     "unique_until": UNIQUE,
     "soft_timeout": Need(

@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn, TypedDict
 from ..exceptions import InvalidOption
 from .batches import LONGEST_GROUP, Batch
 from .calls import called, check_call, shown_signature
+from .fairness import FairKey, FairWeight, check_fair
 from .headers import checked_headers
 from .names import PAYLOAD_KINDS, TASK_NAME, PayloadKind, check_queue_name, is_wire_name
 from .needs import NEEDS_OF_TASK, lacking
@@ -93,6 +94,7 @@ def check_options(task: Any) -> None:
     _check_unique(task, refuse)
     if task.keep_logs is not None and (type(task.keep_logs) is not int or not 0 <= task.keep_logs <= MOST_LOG_LINES):
         refuse("keep_logs", f"give a whole number from 0 to {MOST_LOG_LINES}")
+    check_fair(task, refuse)
     _check_sensitive(task, refuse)
     _check_wire(task, refuse)
     check_versions(task, refuse)
@@ -257,6 +259,8 @@ class TaskOptions(TypedDict, total=False):
     on_full: OnFull
     max_waiting: int
     ordered: bool
+    fair: FairKey | None
+    fair_weight: FairWeight
     schedule: Declaration | Sequence[Declaration] | None
     schedulable: bool
     retention: Retention | None

@@ -15,7 +15,7 @@ from django.apps import apps
 from django.utils.module_loading import autodiscover_modules
 
 from ..exceptions import TaskNotRegistered
-from . import batches, compat, names
+from . import batches, compat, fairness, names
 from .compat import InvalidTask
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ def register(task: Task[Any, Any]) -> None:
     _former.update(dict.fromkeys(task.aliases, name))
     _registry[name] = task
     batches.declare(task)
+    fairness.declare(task)
 
 
 def _refuse_shared_names(task: Task[Any, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ..broker import Broker, Entry, GateKeys, Lease, foreign
 from ..broker.foreign import ToComplete, ToRestore
 from ..broker.message import MessageTemplate, TaskMessage, UndecodableMessage, decode_message
+from ..core import fairness
 from ..core.calls import call_of
 from ..core.masking import masker_of
 from ..core.payload import json_bytes
@@ -120,7 +121,13 @@ def entry_of(record: TaskRecord, *, fence: int = 0, gate: GateKeys | None = None
         unique_key=lock,
         unique_seconds=LOCK_SECONDS + max(int((due_at or 0) - database_clock.unix_seconds()), 0) if lock else 0,
         row="" if record.wire_id is None else str(record.id),
+        fair=_fair_of(record) if record.name in fairness.declared else "",
     )
+
+
+def _fair_of(record: TaskRecord) -> str:
+    share = fairness.share_of(record)
+    return "" if share is None else share.text
 
 
 def named_rows(records: Iterable[TaskRecord]) -> dict[str, str]:

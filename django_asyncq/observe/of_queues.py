@@ -11,6 +11,7 @@ from django.core.exceptions import ValidationError
 
 from .. import control, gates, lifecycle
 from ..broker import Broker, redis_clock, servers
+from ..broker.fair_keys import reading_fair_keys
 from ..broker.foreign import MOST_KEPT, forget_rejected, reading_rejected
 from ..broker.inspection import LONGEST, MINUTE, MOST_DAYS, STATES, History, QueueContents, QueueReading
 from ..broker.reading import Reader, read, side_by_side
@@ -29,6 +30,7 @@ from .of_tasks import MOST_PER_PAGE
 from .values import (
     DayInfo,
     EntryInfo,
+    FairKeyInfo,
     GateDetails,
     GateDrift,
     GateInfo,
@@ -122,6 +124,11 @@ class Queues:
         ]
         rows = lifecycle.rows_of_entries(Broker("worker", alias), queue, [entry.id for entry in found])
         return [entry_info(each, rows.get(each.id)) for each in found]
+
+    def fair_keys(self, queue: str, *, backend: str | None = None) -> list[FairKeyInfo]:
+        """Return the 10 fair keys of which most tasks wait, those first. Raises: InvalidOption."""
+        check_queue_name(queue)
+        return [FairKeyInfo(*each) for each in read("worker", reading_fair_keys(self._alias(backend), queue))]
 
     def rejected(self, queue: str, *, most: int = MOST_KEPT, backend: str | None = None) -> list[RejectedInfo]:
         """Return the messages and documents that can be no task, the newest first. Raises: InvalidOption."""

@@ -225,6 +225,14 @@ class GroupInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class FairKeyInfo:
+    """A fair key of a queue. waiting: about how many of its tasks wait for a worker."""
+
+    key: str
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
 class GateInfo:
     """A gate. limit: None when unknown, because no row and no unfinished task sets it; 0 or less means no limit.
 

@@ -5,13 +5,18 @@ The rows and the pauses decide; who is alive comes from Redis. While that is unr
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 from enum import Enum
 from typing import NamedTuple
 
 from .. import gates
+from ..broker import Broker
+from ..broker.fair_keys import place_in_line
 from ..broker.unknown_tasks import label_of
 from ..core.aliases import uses_redis
+from ..core.fairness import share_of
+from ..core.masking import masker_of
 from ..exceptions import BrokerUnavailable
 from ..models import FailureReason, Pause, TaskRecord, TaskState
 from .fleet import Fleet
@@ -37,7 +42,10 @@ class Keeper(Enum):
 
 
 class Why(NamedTuple):
-    """Why a task does not run. at: when that is over, if it is known. pause: of what is paused. place: in line."""
+    """Why a task does not run. at: when that is over, if it is known. pause: of what is paused. place: in line.
+
+    subject: of DUE, the fair key under which it waits, if it has one.
+    """
 
     keeper: Keeper
     subject: str = ""
@@ -49,6 +57,8 @@ class Why(NamedTuple):
         """Return a sentence without a full stop, in English."""
         seconds = 0 if self.at is None else max(0, round((self.at - now).total_seconds()))
         sentence = self.keeper.value.format(subject=self.subject, seconds=seconds)
+        if self.keeper is Keeper.DUE and self.subject:
+            sentence += f", under the fair key {self.subject}"
         if self.place is not None:
             sentence += f", place {self.place:,} in line"
         if self.pause is not None and self.pause.paused_by:
@@ -59,7 +69,7 @@ class Why(NamedTuple):
 def why_not_running(row: TaskRecord, fleet: Fleet, *, with_place: bool = False) -> Why | None:
     """Return what keeps a task from running, the first cause first; None for one that runs, and for a finished one.
 
-    with_place: ask Redis for its place at its gate too.
+    with_place: ask Redis for its place at its gate, or under its fair key, too.
     """
     if row.state == TaskState.RUNNING:
         stuck = fleet.why_stuck(row)
@@ -70,6 +80,8 @@ def why_not_running(row: TaskRecord, fleet: Fleet, *, with_place: bool = False) 
         why = _of_queued(row, fleet)
     else:
         return None
+    if with_place and why.keeper is Keeper.DUE:
+        return _with_fair_key(why, row, fleet)
     is_asked = with_place and why.keeper is Keeper.GATE_FULL and fleet.is_known
     return why._replace(place=_place_in_line(row)) if is_asked else why
 
@@ -80,6 +92,18 @@ def _place_in_line(row: TaskRecord) -> int | None:
         return gates.place_in_line(row.gate, str(row.id))
     except BrokerUnavailable:
         return None
+
+
+def _with_fair_key(why: Why, row: TaskRecord, fleet: Fleet) -> Why:
+    """Add the fair key of a task that is due, and its place in line as far as Redis knows it."""
+    share = share_of(row)
+    if share is None:
+        return why
+    place = None
+    if fleet.is_known and uses_redis(row.backend):
+        with suppress(BrokerUnavailable):
+            place = place_in_line(Broker("producer", row.backend), row.queue_name, row.redis_id)
+    return why._replace(subject=masker_of(row).text(share.key), place=place)
 
 
 def _of_retry(row: TaskRecord, fleet: Fleet) -> Why:

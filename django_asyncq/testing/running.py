@@ -24,7 +24,7 @@ from django.utils import timezone
 from .. import lifecycle
 from ..broker import Broker, Lease
 from ..control import is_paused
-from ..core import compat
+from ..core import compat, fairness
 from ..core.aliases import is_redis_used, uses_redis
 from ..core.batches import batch_of
 from ..core.django_internals import (
@@ -57,6 +57,7 @@ from ..worker.job import Job, JobPhase, Outcome, StopReason
 from ..worker.run import RunSteps
 from . import failpoints, faults, memory_broker
 from .contexts import steady_seconds, travel
+from .fair_order import FairOrders
 from .faults import ProcessDied
 from .quiet import quiet
 
@@ -396,6 +397,7 @@ class Runner(RunSteps):
         self._unreadable: set[UUID] = set()
         # Those that wait for others.
         self._in_groups: set[UUID] = set()
+        self._fair_orders = FairOrders()
 
     # --- which
 
@@ -504,16 +506,20 @@ class Runner(RunSteps):
                 lifecycle.announce(batches, None, TaskState.QUEUED)
 
     def _next(self) -> TaskRecord | None:
-        """Return the task that a worker would claim first: by priority, then in the order of enqueueing."""
+        """Return the task that a worker would claim first: by priority, then in fair order, then by its age."""
         is_due = Q(run_after=None) | Q(run_after__lte=self._looked_at)
         due = self.rows.queued().filter(is_due, after_id=None, batch_id=None, is_remote=False)
-        due = due.filter(reason=FailureReason.NONE)
-        ids = due.exclude(is_paused()).order_by("-priority", "id").values_list("id", flat=True)
-        while (found := ids.exclude(id__in=self._unreadable | self._in_groups).first()) is not None:
+        due = due.exclude(is_paused()).filter(reason=FailureReason.NONE)
+        while (found := self._first_id(due.exclude(id__in=self._unreadable | self._in_groups))) is not None:
             if record := lifecycle.load_rows([str(found)]).get(str(found)):
                 return record
             self._unreadable.add(found)
         return None
+
+    def _first_id(self, due: TaskRecordQuerySet) -> UUID | None:
+        if fairness.declared and due.filter(name__in=fairness.declared).exists():
+            return self._fair_orders.next_id(due)
+        return due.order_by("-priority", "id").values_list("id", flat=True).first()
 
     # --- one run
 

@@ -1,7 +1,8 @@
 -- Add tasks to a group.
 -- KEYS: 1 scheduled, 2 retry, 3 archived, 4 completed, 5 due (ms), 6 groups set, 7 group-due, 8 group-rules
 -- ARGV: 1 task key prefix, 2 group key prefix, 3 group, 4 its rules or "", 5 "again" or "", 6 due channel, then for
---       each task: id, message, fence ("0": none), priority, lock key or "", lock seconds, id of its row or ""
+--       each task: id, message, fence ("0": none), priority (see `read_line`), lock key or "", lock seconds, id of
+--       its row or ""
 -- Returns one word for each: "grouped"; or, with nothing changed, "exists" or "duplicate" (another id holds the lock).
 -- Invariant: a group with members is named in the groups set. With "again" an id moves to its group from retry,
 --       archived, completed or scheduled. As in asynq, the hash has no unique_key field. No fence falls.
@@ -13,7 +14,7 @@ local words, sooner = {}, false
 local function put(key, state, id, message, fence, priority, lock, seconds, row)
   if state then
     leave(place, KEYS[5], state, id)
-    call('HDEL', key, 'priority', 'worker', 'outcome', 'outcome_waited', 'suspect', 'pending_since', 'settled', 'result')
+    call('HDEL', key, 'priority', 'fair', 'worker', 'outcome', 'outcome_waited', 'suspect', 'pending_since', 'settled', 'result')
   end
   if lock ~= '' then call('SET', lock, id, 'EX', seconds) end
   call('HSET', key, 'msg', message, 'state', 'aggregating', 'group', ARGV[3])
@@ -22,7 +23,7 @@ local function put(key, state, id, message, fence, priority, lock, seconds, row)
   if fence ~= '0' and tonumber(fence) > (fence_of(call('HGET', key, 'fence')) or 0) then
     call('HSET', key, 'fence', fence)
   end
-  if priority ~= '0' then call('HSET', key, 'priority', priority) end
+  note_line(key, priority)
   sooner = join_group(places, ARGV[2], ARGV[3], id, ARGV[4], time) or sooner
 end
 

@@ -1,9 +1,10 @@
 -- Make tasks pending, and confirm the gate slots of those that have a gate.
--- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 archived, 6 completed, 7 due (ms), 8 tokens (see `waking`); for
---       each gate: members, meta
+-- KEYS: 1 pending, 2 priority, 3 scheduled, 4 retry, 5 archived, 6 completed, 7 due (ms), 8 tokens (see `waking`),
+--       9 fair; for each gate: members, meta
 -- ARGV: 1 task key prefix, 2 "again" or "", 3 seconds without an acquire after which a gate is not reliable, 4 number
 --       of gates; for each gate: limit and expected seconds, if meta has none; then for each task:
---       id, message, fence ("0": none), priority, lock key or "", its seconds, row or "", number of its gate ("0": none)
+--       id, message, fence ("0": none), priority (see `read_line`), lock key or "", its seconds, row or "", number
+--       of its gate ("0": none)
 -- Returns one word for each: "queued"; or, with nothing changed, "exists", "duplicate" (another id holds the lock) or
 --       "no_slot" (it has no slot that can be relied on: acquire one first).
 -- Invariant: an id is in one list; with "again" it moves to pending from retry, archived, completed, scheduled, or from
@@ -12,9 +13,10 @@
 local time = call('TIME')
 local now, now_ns = tonumber(time[1]), time[1] .. ('00000' .. time[2]):sub(-6) .. '000'
 local place = {scheduled = KEYS[3], retry = KEYS[4], archived = KEYS[5], completed = KEYS[6]}
+local places = {pending = KEYS[1], priority = KEYS[2], fair = KEYS[9]}
 local words, gates, queued = {}, {}, 0
 for number = 1, tonumber(ARGV[4]) do
-  local members, meta = KEYS[7 + 2 * number], KEYS[8 + 2 * number]
+  local members, meta = KEYS[8 + 2 * number], KEYS[9 + 2 * number]
   local known = call('HMGET', meta, 'built', 'limit', 'expected_seconds', 'asked')
   local is_reliable = known[1] and now - (past(known[4], now) or 0) <= tonumber(ARGV[3])
   local hold = math.min(math.max(math.ceil(10 * (seconds_of(known[3]) or ARGV[4 + 2 * number])), 3600), 86400)
@@ -32,7 +34,7 @@ end
 local function put(key, state, id, message, fence, priority, lock, seconds, row)
   if state then
     leave(place, KEYS[7], state, id)
-    call('HDEL', key, 'priority', 'parked_at', 'worker', 'outcome', 'outcome_waited', 'suspect', 'settled', 'result')
+    call('HDEL', key, 'priority', 'fair', 'parked_at', 'worker', 'outcome', 'outcome_waited', 'suspect', 'settled', 'result')
   end
   call('HSET', key, 'msg', message, 'state', 'pending', 'pending_since', now_ns)
   if lock ~= '' and (row == '' or call('GET', lock) ~= id) then call('SET', lock, id, 'EX', seconds) end
@@ -41,8 +43,9 @@ local function put(key, state, id, message, fence, priority, lock, seconds, row)
   local is_higher = fence ~= '0' and tonumber(fence) > (fence_of(call('HGET', key, 'fence')) or 0)
   if is_higher then call('HSET', key, 'fence', fence) end
   if priority == '0' then return call('LPUSH', KEYS[1], id) end
-  call('HSET', key, 'priority', priority)
-  call('ZADD', KEYS[2], -tonumber(priority), id)
+  local number, fair = read_line(priority)
+  if number then call('HSET', key, 'priority', number) end
+  enter_line(places, key, id, number, fair)
 end
 
 for i = 5 + 2 * ARGV[4], #ARGV, 8 do

@@ -1,6 +1,6 @@
 -- Move due tasks to where workers dequeue them.
 -- KEYS: 1 scheduled or retry, 2 pending, 3 priority, 4 groups, 5 due (ms; read for scheduled only), 6 group-due,
---       7 group-rules, 8 tokens (see `waking`)
+--       7 group-rules, 8 tokens (see `waking`), 9 fair
 -- ARGV: 1 task key prefix, 2 group key prefix, 3 how many of each kind at most, 4 "1" if the first key is retry
 -- Returns {how many were moved, ms until the nearest task that is left or "", id of one of our retries that is due, …}.
 --       The row of a retry must change before it moves; the nearest task is not one of those in this reply.
@@ -8,6 +8,7 @@
 local time = call('TIME')
 local now_ns = time[1] .. ('00000' .. time[2]):sub(-6) .. '000'
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local places = {pending = KEYS[2], priority = KEYS[3], fair = KEYS[9]}
 local groups = {groups = KEYS[4], due = KEYS[6], rules = KEYS[7]}
 local moved, pushed, own = 0, 0, {}
 local ids = call('ZRANGEBYSCORE', KEYS[1], '-inf', time[1], 'LIMIT', 0, ARGV[3])
@@ -20,7 +21,7 @@ if ARGV[4] ~= '1' then
 end
 for _, id in ipairs(ids) do
   local key = ARGV[1] .. id
-  local known = call('HMGET', key, 'fence', 'group', 'priority', 'rules')
+  local known = call('HMGET', key, 'fence', 'group', 'priority', 'rules', 'fair')
   if ARGV[4] == '1' and known[1] and call('HEXISTS', key, 'msg') == 1 then
     own[#own + 1] = id
   else
@@ -33,11 +34,7 @@ for _, id in ipairs(ids) do
         call('HSET', key, 'state', 'aggregating')
       else
         call('HSET', key, 'state', 'pending', 'pending_since', now_ns)
-        if whole(known[3]) then
-          call('ZADD', KEYS[3], -whole(known[3]), id)
-        else
-          call('LPUSH', KEYS[2], id)
-        end
+        enter_line(places, key, id, known[3], known[5])
         pushed = pushed + 1
       end
     end

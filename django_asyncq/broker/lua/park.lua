@@ -1,7 +1,7 @@
 -- Put tasks into the retry set until they are due.
 -- KEYS: 1 retry, 2 scheduled, 3 archived, 4 due (ms)
--- ARGV: 1 task key prefix, 2 due channel, then for each task: id, message, fence ("0": none), priority, lock key or "",
---       lock seconds, id of its row or "", due (Unix seconds)
+-- ARGV: 1 task key prefix, 2 due channel, then for each task: id, message, fence ("0": none), priority (see
+--       `read_line`), lock key or "", lock seconds, id of its row or "", due (Unix seconds)
 -- Returns one word for each: "parked"; or "exists" when it is anywhere else, such as pending, or the id is another
 --       task's now (nothing changed).
 -- Invariant: an id is in one list and has a hash; its fence marks it as a task whose row must change first. A lock
@@ -20,10 +20,10 @@ for i = 3, #ARGV, 8 do
     end
     local known = call('HGET', key, 'fence')
     if tonumber(fence) >= (fence_of(known) or 0) then known = fence end
-    call('HDEL', key, 'priority', 'pending_since')
+    call('HDEL', key, 'priority', 'fair', 'pending_since')
     call('HSET', key, 'msg', message, 'state', 'retry', 'settled', 'retry ' .. due, 'fence', known)
     if row ~= '' then call('HSET', key, 'row', row) end
-    if priority ~= '0' then call('HSET', key, 'priority', priority) end
+    note_line(key, priority)
     if lock ~= '' then
       call('SET', lock, id, 'NX', 'EX', seconds)
       call('HSET', key, 'unique_key', lock)

@@ -1,17 +1,19 @@
 -- Requeue running tasks, unfinished: as the next in pending, by their priority, or as the last that must run alone.
--- KEYS: 1 active, 2 lease, 3 held, 4 pending, 5 priority, 6 suspects, 7 tokens (see `waking`)
+-- KEYS: 1 active, 2 lease, 3 held, 4 pending, 5 priority, 6 suspects, 7 tokens (see `waking`), 8 fair
 -- ARGV: 1 task key prefix, 2 "1" to raise the fence, 3 "" or the digest of the names that this worker knows, when it
---       does not know these tasks, 4 for how many seconds it leaves them to others, then for each task:
+--       does not know these tasks, 4 for how many seconds it leaves them to others, 5 how holders begin (see `hold`),
+--       then for each task:
 --       id, fence, "1" if it must run alone; the last one given is the next to run
 -- Returns one word for each: "requeued", "stale" (nothing changed) or "missing" (no hash).
 -- Invariant: after the fence is raised, nothing that the former holder reports is accepted.
 local time = call('TIME')
 local now_ms = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+local places = {pending = KEYS[4], priority = KEYS[5], fair = KEYS[8]}
 local words, pushed = {}, 0
-for i = 5, #ARGV, 3 do
+for i = 6, #ARGV, 3 do
   local id, fence, is_suspect = ARGV[i], ARGV[i + 1], ARGV[i + 2] == '1'
   local key = ARGV[1] .. id
-  local known = call('HMGET', key, 'fence', 'state', 'priority')
+  local known = call('HMGET', key, 'fence', 'state', 'priority', 'fair', 'worker')
   if known[2] and ((known[1] or '0') ~= fence or is_elsewhere(known[2], 'active')) then
     words[#words + 1] = 'stale'
   else
@@ -33,10 +35,11 @@ for i = 5, #ARGV, 3 do
       if is_suspect then
         call('HSET', key, 'suspect', 1)
         call('ZADD', KEYS[6], now_ms, id)
-      elseif whole(known[3]) then
-        call('ZADD', KEYS[5], -whole(known[3]), id)
       else
-        call('RPUSH', KEYS[4], id)
+        -- Many may be left to others: as the next they would all stand before those of other keys.
+        local is_new = ARGV[3] ~= '' and fair_of(known[4])
+        local was_held = string.sub(known[5] or '', 1, #ARGV[5]) == ARGV[5]
+        enter_line(places, key, id, known[3], known[4], not is_new and (was_held and 'back' or 'next') or nil)
       end
       if not is_suspect then pushed = pushed + 1 end
     end

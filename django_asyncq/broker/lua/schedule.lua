@@ -1,8 +1,8 @@
 -- Put new tasks into the scheduled set until they are due.
 -- KEYS: 1 scheduled, 2 due (ms)
 -- ARGV: 1 task key prefix, 2 due channel, 3 group that they join when they are due, or "", 4 its rules, then for each
---       task: id, message, fence ("0": none), priority, lock key or "", lock seconds, id of its row or "", due (Unix
---       seconds, rounded up), due (Unix ms, "0" when it is a whole second)
+--       task: id, message, fence ("0": none), priority (see `read_line`), lock key or "", lock seconds, id of its row
+--       or "", due (Unix seconds, rounded up), due (Unix ms, "0" when it is a whole second)
 -- Returns one word for each: "scheduled"; or, with nothing changed, "exists" or "duplicate" (another id has the lock).
 -- Invariant: an id that is in any list stays there. A refused task takes no lock. Forwarders are notified when one of
 --       these tasks is now the nearest.
@@ -23,7 +23,7 @@ for i = 5, #ARGV, 9 do
     end
     if row ~= '' then call('HSET', key, 'row', row) end
     if fence ~= '0' then call('HSET', key, 'fence', fence) end
-    if priority ~= '0' then call('HSET', key, 'priority', priority) end
+    note_line(key, priority)
     if ARGV[3] ~= '' then call('HSET', key, 'group', ARGV[3], 'rules', ARGV[4]) end
     call('ZADD', KEYS[1], due, id)
     if due_ms ~= '0' then call('ZADD', KEYS[2], due_ms, id) end

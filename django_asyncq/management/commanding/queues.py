@@ -45,6 +45,9 @@ def _show(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> No
     shown: dict[str, Any] = asdict(info)
     if info.inbox or _takes_documents(info):
         shown["inbox_key"], shown["redis"] = Broker("worker", info.backend).keys(info.queue).inbox, server_identity()
+    fair = inspector.queues.fair_keys(name)
+    fair = fair if options["unmasked"] else [replace(each, key=mask_text(each.key)) for each in fair]
+    shown["fair_keys"] = fair
     if options["rejected"]:
         rejected = inspector.queues.rejected(name)
         shown["rejected_items"] = rejected if options["unmasked"] else [_masked(each) for each in rejected]
@@ -56,7 +59,11 @@ def _show(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> No
     printer.document(shown)
     items: list[RejectedInfo] = shown.pop("rejected_items", [])
     entries: list[EntryInfo] | None = shown.pop("entries", None)
+    del shown["fair_keys"]
     printer.fields(shown)
+    if fair:
+        printer.line("")
+        printer.rows(fair, ("key", "waiting"), none="")
     if entries is not None:
         printer.line("")
         printer.rows(entries, ENTRY_COLUMNS, none="no entries")
