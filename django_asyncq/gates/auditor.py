@@ -18,7 +18,8 @@ from ..broker.inspection import reading_claimed
 from ..broker.reading import Reader, read, side_by_side
 from ..core.names import ROW_ID
 from ..core.registry import every_task, load_task_modules
-from ..models import HOLDS_SLOT, Gate, Pause, PauseKind, TaskRecord, TaskState
+from ..models import Gate, Pause, PauseKind, TaskRecord, TaskState
+from ..models.tasks import HOLDS_SLOT
 from ..storage.isolation import page_of
 from ..storage.routing import as_check, lock_free_rows, rows_of, transaction_of
 from .members import (

@@ -20,10 +20,9 @@ from .operating import (
     StartupRun,
 )
 from .schedules import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, ScheduleQuerySet, default_timezone
-from .tasks import HOLDS_SLOT, FailureReason, Suspicion, TaskLogLine, TaskRecord, TaskRecordQuerySet, TaskState
+from .tasks import FailureReason, Suspicion, TaskLogLine, TaskRecord, TaskRecordQuerySet, TaskState
 
 __all__ = [
-    "HOLDS_SLOT",
     "Alert",
     "AlertKind",
     "BulkAction",

@@ -13,7 +13,8 @@ from ..broker.inspection import History, QueueContents
 from ..broker.reading import Reader, side_by_side
 from ..broker.run_counts import RunCounts, reading_runs
 from ..core.aliases import is_redis_used
-from ..models import HOLDS_SLOT, Gate, TaskRecord, TaskState
+from ..models import Gate, TaskRecord, TaskState
+from ..models.tasks import HOLDS_SLOT
 from ..storage import database_clock
 from ..storage.routing import rows_of
 from .backlog import LiveRows, QueueKey, backlog_of, contents_of, live_rows
@@ -104,7 +105,7 @@ def gate_stats() -> list[GateStats]:
     has_redis = is_redis_used()
     limits: dict[str, int | None] = dict(rows_of(Gate).values_list("name", "limit"))
     live = rows_of(TaskRecord).at_gate().filter(state__in=gates.LIVE_STATES).order_by()
-    by_gate = live.values_list("gate").annotate(Count("id", filter=HOLDS_SLOT), Max("queue_limit"))
+    by_gate = live.values_list("gate").annotate(held=Count("id", filter=HOLDS_SLOT), own_limit=Max("queue_limit"))
     found = {name: (count, queue_limit) for name, count, queue_limit in by_gate}
     stats = []
     for name in sorted({*limits, *found, *(gates.waiting_gates() if has_redis else ())}):

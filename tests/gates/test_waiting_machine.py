@@ -19,7 +19,8 @@ from django_asyncq.broker import Broker, keys
 from django_asyncq.fleet.forwarder import WaiterService, forward_due
 from django_asyncq.fleet.reconciler import Reconciler
 from django_asyncq.gates import admission
-from django_asyncq.models import HOLDS_SLOT, FailureReason, Gate, TaskRecord, TaskState
+from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
+from django_asyncq.models.tasks import HOLDS_SLOT
 from django_asyncq.signals import task_state_changed
 from django_asyncq.storage import database_clock
 

@@ -119,8 +119,10 @@ def test_each_surface_gives_the_same_answer(keeper: Keeper, fleet: None) -> None
 def test_the_place_in_line_is_said(fleet: None) -> None:
     """In the order of the gate, not of the rows."""
     Gate.objects.create(name="narrow", limit=1)
-    rows = [make(**WAITS) for _ in range(3)]
-    members.wait("narrow", [str(row.pk) for row in rows], None)
+    # A new call that waits, and retries.
+    queued = make(TaskState.QUEUED, reason=FailureReason.GATE_FULL, gate="narrow")
+    rows = [queued, *(make(**WAITS) for _ in range(3))]
+    members.wait("narrow", rows)
     client = client_with("view_taskrecord")
     for number, row in enumerate(rows, start=1):
         text = _without_tags(client.get(f"{LIST}{row.pk}/change/").content.decode())
