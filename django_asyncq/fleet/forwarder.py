@@ -95,6 +95,8 @@ class WaiterService:
         self.broker = broker
         self._parts = Parts(logger)
         self._look_at = 0.0
+        # By the look that is under way.
+        self._admitted: set[str] = set()
 
     def tick(self, announced: Iterable[str], now: float) -> float:
         """Look where it is due; return the seconds until the next look at all gates. now: monotonic seconds.
@@ -115,16 +117,22 @@ class WaiterService:
         Raises: BrokerUnavailable, django.db.Error; the order of the waiters is then not kept for longer.
         """
         previous = list[str]()
-        # Again, because behind waiters that are forgotten there may be others for the same slots.
         while (found := gates.look(gate, LARGEST_BATCH)).ids and (ids := found.ids) != previous:
-            previous = ids
+            previous, self._admitted = ids, set()
             left = set(each_alone(RETRY, ids, self._retry, database=writing_database(TaskRecord)))
             # Also those of which there is no row: nothing else would ever let them go.
-            gates.settle(gate, [id for id in ids if id not in left])
+            gone = [id for id in ids if id not in left and id not in self._admitted]
+            if gone or left:
+                gates.settle(gate, gone)
             if left:
+                return
+            # Behind waiters that are forgotten there may be others for the same slots.
+            if not gone and len(ids) < min(found.waiting, LARGEST_BATCH):
                 return
         if not found.waiting:
             gates.forget_gate(gate)
 
     def _retry(self, ids: Sequence[str]) -> list[str]:
-        return lifecycle.retry_waiting(self.broker, ids)
+        asked = lifecycle.retry_waiting(self.broker, ids)
+        self._admitted |= asked.admitted
+        return asked.left

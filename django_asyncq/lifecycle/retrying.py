@@ -229,14 +229,21 @@ def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
         # Not removed: one that is let in at this moment has an entry. What waits here moves only when its row has.
         ask_at = database_clock.unix_seconds() + ASK_AGAIN_SECONDS
         broker.park(queue, [entry_of(row)._replace(due_at=ask_at) for row in attempted.in_line])
-    return attempted.retried
+    return len(attempted.admitted)
 
 
-def retry_waiting(broker: Broker, ids: Sequence[str]) -> list[str]:
-    """Queue tasks again for which their gate has a free slot; return the ids that must go on waiting.
+class Asked(NamedTuple):
+    """What became of waiters. left: the ids that must go on waiting. admitted: those that have their slots."""
 
-    ids: at most 100, in any queues. All that are not returned wait no longer: they are queued, or not RETRYING, or
-    have a later time for another reason, or cannot be read, or a receiver vetoed.
+    left: list[str]
+    admitted: set[str]
+
+
+def retry_waiting(broker: Broker, ids: Sequence[str]) -> Asked:
+    """Queue tasks for which their gate has a free slot.
+
+    ids: at most 100, in any queues. All that are not returned wait no longer: they do not wait by their rows, or have
+    a later time for another reason, or cannot be read, or a receiver vetoed.
     Raises: BrokerUnavailable, also when the gate cannot be asked, django.db.Error.
     """
     now = database_clock.now()
@@ -244,16 +251,17 @@ def retry_waiting(broker: Broker, ids: Sequence[str]) -> list[str]:
     # A task that begins to wait is due; only then its row says that it waits.
     due = [row for row in rows if _waits_in_line(row) or (row.retry_at and row.retry_at <= now)]
     attempted = _retry_rows(broker, due, must_ask=True)
-    return [str(row.id) for row in [*attempted.full, *attempted.in_line]]
+    left = [str(row.id) for row in [*attempted.full, *attempted.in_line]]
+    return Asked(left, {str(id) for id in attempted.admitted})
 
 
 class _Attempted(NamedTuple):
-    """What became of retries. retried: how many were queued. full: their gate was full. vetoed: by a receiver.
+    """What became of retries. admitted: the ids that were queued. full: their gate was full. vetoed: by a receiver.
 
     in_line: QUEUED tasks that go on waiting at their gate.
     """
 
-    retried: int
+    admitted: set[UUID]
     full: list[TaskRecord]
     vetoed: list[TaskRecord]
     in_line: Sequence[TaskRecord] = ()
@@ -274,7 +282,7 @@ def _retry_rows(broker: Broker, rows: Iterable[TaskRecord], *, must_ask: bool = 
             if must_ask:
                 raise BrokerUnavailable(str(error)) from error
         else:
-            attempted = attempted._replace(retried=attempted.retried + len(let.admitted), in_line=let.left)
+            attempted = attempted._replace(admitted=attempted.admitted | let.admitted, in_line=let.left)
     if attempted.vetoed:
         retrying = rows_of(TaskRecord).filter(as_check(state=TaskState.FAILED, retry_at__isnull=False))
         _postpone(retrying, attempted.vetoed, VETO_RETRY_SECONDS)
@@ -309,25 +317,25 @@ def _without_closed(rows: list[TaskRecord]) -> list[TaskRecord]:
 def _attempt(rows: Sequence[TaskRecord], *, must_ask: bool) -> _Attempted:
     """Retry tasks. A receiver that vetoes one of them, with whatever error, does not keep the others waiting."""
     if not rows:
-        return _Attempted(0, [], [])
+        return _Attempted(set(), [], [])
     outcome, error = attempt(retry, [row.id for row in rows], by_person=False)
     if error is None:
-        return _Attempted(len(outcome.retried), outcome.full, [])
+        return _Attempted({row.id for row in outcome.retried}, outcome.full, [])
     if is_a(error, GateUnavailable):
         if must_ask:
             raise BrokerUnavailable(str(error)) from error
-        return _Attempted(0, [], list(rows))
+        return _Attempted(set(), [], list(rows))
     if is_a(error, (BrokerUnavailable, DatabaseError)):
         raise error
     if len(rows) > 1:
         parts = [_attempt([row], must_ask=must_ask) for row in rows]
         return _Attempted(
-            sum(part.retried for part in parts),
+            {id for part in parts for id in part.admitted},
             [row for part in parts for row in part.full],
             [row for part in parts for row in part.vetoed],
         )
     logger.error("task %s: its retry was refused", rows[0].id, exc_info=error, extra=log_extra(rows[0]))
-    return _Attempted(0, [], list(rows))
+    return _Attempted(set(), [], list(rows))
 
 
 def _postpone(rows: QuerySet[TaskRecord], records: Sequence[TaskRecord], seconds: float, **changes: Any) -> None:
