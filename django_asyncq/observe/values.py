@@ -43,9 +43,9 @@ class TaskInfo:
 class TaskDetails(TaskInfo):
     """A task with all that its row holds, and where Redis has it.
 
-    args, kwargs, headers, return_value, errors: as stored, secrets included. errors: dictionaries with "exception",
-    "message", "traceback", "attempt" and "at"; the oldest first. redis_state: asynq's word, "" for none; None when
-    Redis is unreachable.
+    args, kwargs, headers, return_value, progress, checkpoint, errors: as stored, secrets included. errors: dictionaries
+    with "exception", "message", "traceback", "attempt" and "at"; the oldest first. redis_state: asynq's word, "" for
+    none; None when Redis is unreachable.
     """
 
     group: str
@@ -54,6 +54,7 @@ class TaskDetails(TaskInfo):
     headers: dict[str, str] | None
     return_value: Any
     progress: Any
+    checkpoint: Any
     errors: list[dict[str, Any]]
     worker_ids: list[str]
     expires_at: datetime | None
