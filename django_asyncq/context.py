@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.db import router, transaction
 
 from .core import compat
 from .core.foreign_words import OF_CONTEXT, OF_RETRY, no_attribute, refusing_unknown
 from .core.logs import CurrentTask, current_task
-from .core.payload import progress_value
+from .core.payload import checkpoint_value, copied, progress_value
 from .core.time import AT_LEAST_ZERO, Duration, is_duration, seconds_of
 from .exceptions import InvalidOption, RetryRequested
 
@@ -35,15 +36,16 @@ class Ending:
 class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
     """The first argument of a task declared with `takes_context=True`.
 
-    record: the row. stop: the worker's part of `should_stop` and `check`.
-    completion: the worker's part of `complete_on_commit`. wire_type: the type of the message that another program has
-    written, such as "email:welcome" for a task declared with `wire_name="email:*"`; None for a task enqueued here.
+    record: the row. stop: the worker's part of `should_stop` and `check`. completion, keep: its part of
+    `complete_on_commit`, and of `checkpoint`. wire_type: the type of the message that another program has written, such
+    as "email:welcome" for a task declared with `wire_name="email:*"`; None for a task enqueued here.
     """
 
     record: TaskRecord
     stop: Any = None
     completion: Callable[[Any], AbstractContextManager[Ending]] | None = None
     wire_type: str | None = None
+    keep: Callable[[Any], object] | None = None
 
     if not TYPE_CHECKING:
 
@@ -111,6 +113,32 @@ class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
         if self.record is not None:
             self.record.progress = value
 
+    @property
+    def checkpointed(self) -> Any:
+        """What `checkpoint` stored last, in this run or an earlier one, as a copy; None: nothing yet."""
+        return None if self.record is None else copied(self.record.checkpoint)
+
+    def checkpoint(self, value: Any) -> None:
+        """Store how far the task has come, so that its next run goes on from there: it finds it as `checkpointed`.
+
+        value: JSON of at most 4 KiB, such as the key of the last row; None forgets the one before.
+        When the call returns, the value is in the database, in your transaction if one is open. It outlasts a shutdown,
+        a lost worker, a retry and an emptied Redis; the success of the task clears it. Within the transaction that
+        completes the task nothing is written: its commit clears it, and a rollback leaves the one before.
+        In an `async def` write `await context.acheckpoint(value)`.
+        Raises: InvalidOption, and nothing is written; LeaseLost, when the task is no longer that of this run;
+        django.db.Error.
+        """
+        value = checkpoint_value(value)
+        if self.keep is not None:
+            self.keep(value)
+        if self.record is not None:
+            self.record.checkpoint = value
+
+    async def acheckpoint(self, value: Any) -> None:
+        """Do what `checkpoint` does, in an `async def`."""
+        await sync_to_async(self.checkpoint)(value)
+
     def complete_on_commit(self, result: Any = None) -> AbstractContextManager[Ending]:
         """Open a transaction that commits the effects of the block together with the success of the task.
 
@@ -129,8 +157,8 @@ class TaskContext(compat.TaskContext):  # type: ignore[misc,type-arg]
 class RowlessContext(TaskContext):  # type: ignore[misc]
     """The context under a backend that stores no rows, such as Django's immediate backend.
 
-    record: None. `should_stop` is False, `check` does nothing, `deadline` is None, `progress` only checks its
-    arguments, `retry` makes the task fail, and `complete_on_commit` is a plain transaction.
+    record: None. `should_stop` is False, `check` does nothing, `deadline` is None, `progress` and `checkpoint` only
+    check their arguments, `retry` makes the task fail, and `complete_on_commit` is a plain transaction.
     """
 
     record: Any = None

@@ -153,6 +153,7 @@ sentry_sdk.init()
     "docs/guides/once-only": "assert press(request).status_code == 202 and press(request).status_code == 409",
     "docs/guides/results": """
 import_rows.enqueue("a.csv")
+import_catalogue.enqueue("a.csv")
 sync_orders.enqueue(7)
 assert all(str(each.status) == "SUCCESSFUL" for each in run_tasks())
 """,

@@ -31,6 +31,7 @@ from django_asyncq.signals import worker_started, worker_stopping
 from . import (  # noqa: F401 - their tasks are registered
     around_managers,
     batch_tasks,
+    checkpoint_tasks,
     context_tasks,
     discard_tasks,
     equality_tasks,
@@ -43,6 +44,7 @@ from . import (  # noqa: F401 - their tasks are registered
     paused_tasks,
     process_tasks,
     settings_tasks,
+    slot_tasks,
     stop_tasks,
     unique_tasks,
 )

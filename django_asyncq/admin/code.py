@@ -110,6 +110,8 @@ def secrets(model_admin: ModelAdmin[Any], request: HttpRequest, record: TaskReco
     values += [
         (title, value) for title, value in ((_("Headers"), record.headers), (_("Progress"), record.progress)) if value
     ]
+    if record.checkpoint is not None:
+        values.append((_("Checkpoint"), record.checkpoint))
     parts = [(title, json.dumps(value, indent=2, ensure_ascii=False)) for title, value in values]
     for error in reversed(record.errors if isinstance(record.errors, list) else []):
         if isinstance(error, dict):

@@ -141,6 +141,10 @@ class TaskPage:
         words = base.excerpt(message, whole=self.whole)
         return SimpleNamespace(done=shown["done"], total=shown["total"], text=text, message=words, data=data)
 
+    def checkpoint(self) -> base.Excerpt | None:
+        """Return where the next run of the task goes on, as JSON."""
+        return None if self.record.checkpoint is None else self._json(self.masker.data(self.record.checkpoint))
+
     def log_lines(self) -> base.Excerpt | None:
         """Return the latest lines that the task has logged, oldest first, as one text; their secrets are masked."""
         lines = self._log().order_by("-fence", "-number")

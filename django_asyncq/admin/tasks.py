@@ -81,7 +81,7 @@ class TaskRecordAdmin(TaskColumns, ReadOnlyAdmin):
     change_form_template = "admin/django_asyncq/taskrecord/change_form.html"
 
     missing = gettext_lazy("This task no longer exists.")
-    masked_columns = ("args", "kwargs", "headers", "return_value", "progress", "errors")
+    masked_columns = ("args", "kwargs", "headers", "return_value", "progress", "checkpoint", "errors")
     may_delete = True
 
     class Media:

@@ -45,6 +45,8 @@ MESSAGE_CHARACTERS = 4_096
 MAX_DEPTH = 64
 # Of a task's progress: it is written once a second to Redis, and read with every look at the row.
 MAX_PROGRESS_BYTES = 4_096
+# Of a checkpoint: each one writes the row, and each look at the row reads it.
+MAX_CHECKPOINT_BYTES = 4_096
 
 # Made once: `json.dumps` with options makes a new encoder at each call.
 _compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -499,3 +501,20 @@ def _check_number(name: str, value: object) -> None:
 
 def _is_plain_text(text: str) -> bool:
     return type(text) is str and text.isascii() and "\x00" not in text
+
+
+# --- Where a run goes on when the task runs again.
+
+
+def checkpoint_value(value: Any) -> Any:
+    """Return a checkpoint as it is stored: a copy made of plain JSON values. Raises: InvalidOption."""
+    try:
+        stored = plain(value, "value", DEEPEST)
+    except InvalidArguments as error:
+        raise InvalidOption(f"checkpoint(…): {error}") from error
+    if (size := len(json_bytes(stored))) > MAX_CHECKPOINT_BYTES:
+        raise InvalidOption(
+            f"checkpoint(…) takes {size:,} bytes as JSON, more than {MAX_CHECKPOINT_BYTES:,}: "
+            f"store the data in a table, and give what finds it there, such as the key of the last row"
+        )
+    return stored

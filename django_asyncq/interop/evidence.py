@@ -161,7 +161,10 @@ def _write_rows(changes: Sequence[_Change]) -> set[UUID]:
         still = as_check(state=TaskState.FAILED, retry_at__isnull=False, fence=each.old.fence)
         retrying = rows_of(TaskRecord).filter(still, id=each.old.id)
         with transaction_of(TaskRecord):
-            if retrying.update(**{name: getattr(each.new, name) for name in COLUMNS}):
+            columns = {name: getattr(each.new, name) for name in COLUMNS}
+            if each.new.state == TaskState.SUCCEEDED:
+                columns["checkpoint"] = None
+            if retrying.update(**columns):
                 written.add(each.new.id)
                 if each.new.is_final:
                     free_slots([each.new])

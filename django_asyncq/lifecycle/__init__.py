@@ -27,7 +27,7 @@ RETRYING is FAILED with `retry_at`.
 | the same, when kept for long enough   | `prune`                                              | `deletion`            |
 
 `dispatch` and `push` bring QUEUED rows to Redis, `hurry` delayed ones, `reschedule` one with another time.
-`reassert` brings RUNNING ones back after Redis lost its memory.
+`reassert` brings RUNNING ones back after Redis lost its memory. `record_checkpoint` writes RUNNING, as `mark_running`.
 Every step between the two stores can be repeated, and each verb says who repairs a crash between them.
 Only `interop`, for what other programs have done, writes `state` too; a test reads the code to make sure.
 """
@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from .base import Run, announce, load_rows, place_of, rows_of_entries, rules_of_groups, shown_here
 from .batching import form_batches, make_batches
+from .checkpoints import record_checkpoint
 from .claiming import Claimed, Others, claim, claim_suspect, classify, with_members
 from .closing import (
     Cancelled,
@@ -145,6 +146,7 @@ __all__ = [
     "prune",
     "push",
     "reassert",
+    "record_checkpoint",
     "record_log_lines",
     "record_progress",
     "record_runs",

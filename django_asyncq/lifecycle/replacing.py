@@ -149,7 +149,9 @@ def _replace(rows: Any, record: TaskRecord, **changes: Any) -> TaskRecord | None
         # One UPDATE, so that SQLite takes its lock before anything is read.
         values = {name: _from_call(record, name) for name in FROM_CALL}
         # A batch that has it runs with what it read, and its row then refuses that outcome.
-        if not rows.update(**values, **changes, batch_id=None, group=record.group, fence=_raised_fence(record)):
+        # Where the old arguments had come to says nothing of the new ones.
+        values |= {"batch_id": None, "group": record.group, "checkpoint": None}
+        if not rows.update(**values, **changes, fence=_raised_fence(record)):
             return None
         slots = (record.unique_key, follower_slot(record.unique_key))
         is_follower = "retry_at" not in changes

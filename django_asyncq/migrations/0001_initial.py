@@ -246,6 +246,7 @@ class Migration(migrations.Migration):
                 ('cancelled_by', models.CharField(blank=True, db_default='', default='', max_length=150, verbose_name='cancelled by')),
                 ('return_value', models.JSONField(blank=True, default=None, encoder=django_asyncq.core.fields.StoredJSONEncoder, null=True, verbose_name='return value')),
                 ('progress', models.JSONField(blank=True, default=None, encoder=django_asyncq.core.fields.StoredJSONEncoder, null=True, verbose_name='progress')),
+                ('checkpoint', models.JSONField(blank=True, default=None, encoder=django_asyncq.core.fields.StoredJSONEncoder, null=True, verbose_name='checkpoint')),
                 ('errors', models.JSONField(blank=True, db_default=[], default=list, verbose_name='errors')),
                 ('last_exception', django_asyncq.core.fields.ExactCharField(blank=True, db_default='', default='', max_length=200, verbose_name='last error')),
                 ('worker_ids', models.JSONField(blank=True, db_default=[], default=list, verbose_name='workers')),

@@ -171,6 +171,7 @@ class TaskRecord(models.Model):
     program runs it. group: the calls with which it may run together; "" for a task that runs by itself. batch_id: the
     row of the batch in which it runs, or ran last; while it is set and the task is QUEUED or RUNNING, the task has no
     entry in Redis. waits_for: in the row of a batch, how many members it began with; null in every other row.
+    checkpoint: where its next run goes on (`context.checkpoint`); null before, and after a success.
     Times are those of the database's clock (`storage.database_clock`).
 
     Every column has a default of the database, so that the INSERT of a plain task names only those with another value.
@@ -234,6 +235,7 @@ class TaskRecord(models.Model):
     cancelled_by = models.CharField(_("cancelled by"), max_length=150, blank=True, default="", db_default="")
     return_value = models.JSONField(_("return value"), encoder=StoredJSONEncoder, null=True, blank=True, default=None)
     progress = models.JSONField(_("progress"), encoder=StoredJSONEncoder, null=True, blank=True, default=None)
+    checkpoint = models.JSONField(_("checkpoint"), encoder=StoredJSONEncoder, null=True, blank=True, default=None)
     errors = models.JSONField(_("errors"), default=list, db_default=[], blank=True)
     last_exception = ExactCharField(_("last error"), max_length=200, blank=True, default="", db_default="")
     worker_ids = models.JSONField(_("workers"), default=list, db_default=[], blank=True)

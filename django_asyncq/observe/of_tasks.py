@@ -356,6 +356,7 @@ def _details_of(row: TaskRecord) -> TaskDetails:
         headers=row.headers,
         return_value=row.return_value,
         progress=row.progress,
+        checkpoint=row.checkpoint,
         errors=row.errors,
         worker_ids=row.worker_ids,
         expires_at=row.expires_at,

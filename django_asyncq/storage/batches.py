@@ -87,6 +87,11 @@ UPGRADED = tuple(
     for column in ("args", "kwargs", "version")
 )
 Changes = tuple[Optional, ...]
+# Of a run that goes on: only `lifecycle.checkpoints` makes it.
+CHECKPOINT = Optional("", "checkpoint", TaskRecord._meta.get_field("checkpoint"), "checkpoint", "v.checkpoint")
+# Every other write keeps it, and a success clears it, whoever records that and whatever it has read. One comparison for
+# each row: a change of its own would cost the batches of plain tasks a look at each of them.
+CLEARED_CHECKPOINT = ("checkpoint", "CASE WHEN v.state = 2 THEN NULL ELSE t.checkpoint END")
 # How long an impatient statement waits for a row of PostgreSQL.
 LOCK_MILLISECONDS = 50
 # Connections to MySQL → the driver's connection that has its limit already.
@@ -179,16 +184,19 @@ def _converter(field: Field[Any, Any], connection: BaseDatabaseWrapper) -> Calla
     return lambda value: convert(value, column, connection)
 
 
-def write_fenced(writes: Sequence[FencedWrite], database: str, *, patient: bool = True) -> set[UUID]:
+def write_fenced(
+    writes: Sequence[FencedWrite], database: str, *, patient: bool = True, changes: Changes = ()
+) -> set[UUID]:
     """Write the rows that their run still holds; return their ids.
 
     A write that is in the row already, because an earlier reply was lost, counts as done.
     patient: wait for a row that another transaction has locked, as long as the server does. Otherwise the database
     soon refuses the whole statement, which kind_of() calls AGAIN; on SQLite nothing changes.
+    changes: which all of the rows make, beside those that their records say.
     """
     accepted: set[UUID] = set()
     for start in range(0, len(writes), ROWS_PER_STATEMENT):
-        accepted |= _write_chunk(writes[start : start + ROWS_PER_STATEMENT], database, patient=patient)
+        accepted |= _write_chunk(writes[start : start + ROWS_PER_STATEMENT], database, patient=patient, more=changes)
     return accepted
 
 
@@ -201,9 +209,9 @@ def write_usable(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
     return set(each_alone(table_of(TaskRecord), writes, write, key=lambda write: write.record.id, database=database))
 
 
-def _write_chunk(writes: Sequence[FencedWrite], database: str, *, patient: bool) -> set[UUID]:
+def _write_chunk(writes: Sequence[FencedWrite], database: str, *, patient: bool, more: Changes) -> set[UUID]:
     connection = connections[database]
-    changes = tuple([each for each in OPTIONAL if _makes(each, writes)])
+    changes = tuple([each for each in OPTIONAL if _makes(each, writes)]) + more
     if [write for write in writes if write.record.is_upgraded]:
         changes += UPGRADED
     if connection.vendor == "mysql":
@@ -248,6 +256,8 @@ def _shape(changes: Changes) -> _Shape:
     names = ("id", *COLUMNS, *(change.name for change in changes))
     plain: list[Field[Any, Any]] = [meta.get_field(name) for name in ("id", *COLUMNS)]  # type: ignore[misc]
     assignments = [(column, f"v.{column}") for column in COLUMNS]
+    if CHECKPOINT not in changes:
+        assignments.append(CLEARED_CHECKPOINT)
     return _Shape(
         (*names, "held_fence", "read_fence"),
         (*plain, *(change.field for change in changes)),

@@ -12,6 +12,7 @@ from .. import lifecycle
 from ..broker import Lease
 from ..context import Ending, TaskContext
 from ..core.names import uuid7
+from ..core.payload import checkpoint_value
 from ..exceptions import InvalidOption
 from ..models import TaskRecord
 from ..results import StoredTask, result_of
@@ -75,12 +76,14 @@ def make_context(
     kwargs: Mapping[str, Any] | None = None,
     should_stop: bool = False,
     cancelled: bool = False,
+    checkpointed: Any = None,
 ) -> TaskContext:
     """Make the context with which to call a body alone: `my_task.func(make_context(attempt=3), 7)`.
 
     task: whose result `context.task_result` is; None: that of a task without a function. Its `timeout`, `soft_timeout`
     and `deadline` count from this call, and `travel` moves their clock. attempt: from 1.
     max_attempts: of the row; None means `attempt`, so that it is the last.
+    checkpointed: the checkpoint of an earlier run.
     should_stop: as in a worker that is shutting down. cancelled: as in a run that was cancelled: `check()` raises.
     `retry()` raises what it raises in a worker. `complete_on_commit()` is a plain transaction. Only that needs the
     database. Raises: InvalidOption.
@@ -106,6 +109,7 @@ def make_context(
         enqueued_at=now,
         timeout_seconds=task.timeout,
         soft_timeout_seconds=task.soft_timeout,
+        checkpoint=checkpoint_value(checkpointed),
         deadline=now + task.deadline if isinstance(task.deadline, timedelta) else task.deadline,
     )
     job = Job(lifecycle.Run(record, Lease(str(record.id), attempt)), task, time.monotonic(), clock=steady_seconds)

@@ -624,6 +624,10 @@ class Runner(RunSteps):
             if _mark(job.run):
                 raise LeaseLost(f"task {job.run.record.id}: another run has taken its place")
 
+    def mark_within(self, job: Job) -> None:
+        """Write RUNNING while the body runs."""
+        self.mark_first(job)
+
     def await_value(self, job: Job, value: Any) -> tuple[Any, BaseException | None]:
         """Await it in the caller's thread."""
         return await_here(job, value)

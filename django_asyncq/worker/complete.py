@@ -339,6 +339,7 @@ class Completion:
                 # The first hook of the transaction, so that a hook of the task that fails comes after it.
                 transaction.on_commit(self._note_commit, using=database)
                 try:
+                    self.job.is_in_completion = True
                     with kept_open(connection):
                         yield ending
                 except TransactionEnded as error:
@@ -421,6 +422,7 @@ class Completion:
 
     def _conclude(self, completed: lifecycle.Run | None, ending: Ending) -> None:
         job = self.job
+        job.is_in_completion = False
         if not self._is_committed:
             # If the commit itself failed, nobody knows: the reporter looks the row up, and no other block may follow.
             job.uncertain = completed

@@ -53,6 +53,17 @@ async def await_until_marked(job: Job, mark: Mark) -> None:
     _check(job)
 
 
+def wait_within_run(job: Job, mark: Mark) -> None:
+    """Have the row written while the function runs, and wait in its thread, which is in no transaction.
+
+    Raises: LeaseLost; TaskTimeout.
+    """
+    try:
+        _marked_by(mark, job).result(job.seconds_left)
+    except TimeoutError as error:
+        raise job.timed_out() from error
+
+
 def settle_marks(jobs: Sequence[Job], lost: Collection[Run]) -> None:
     """Let the slots of jobs go on that wait for the mark, or say that they must not call the function.
 

@@ -13,6 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from django.db import close_old_connections
@@ -44,9 +45,10 @@ from .call import (
     tidy_connections,
 )
 from .capacity import Capacity
+from .checkpoints import keep
 from .complete import Completion, arguments_of, causes_of, storable
 from .job import Job, JobPhase, Outcome, OutcomeKind, StopFlag
-from .marks import await_until_marked, is_marked_first, wait_until_marked
+from .marks import await_until_marked, is_marked_first, wait_until_marked, wait_within_run
 from .report import Reporter
 from .slot_table import SlotTable
 
@@ -84,6 +86,10 @@ class RunSteps(ABC):
     @abstractmethod
     def mark_first(self, job: Job) -> None:
         """Write RUNNING, and return once that is done. Raises: as `wait_until_marked`."""
+
+    @abstractmethod
+    def mark_within(self, job: Job) -> None:
+        """Do the same while the function runs. Raises: as `wait_within_run`."""
 
     @abstractmethod
     def report_log(self, log: RunLog) -> None:
@@ -130,6 +136,7 @@ class RunSteps(ABC):
                 stop=StopFlag(job),
                 completion=block,
                 wire_type=wire_type,
+                keep=partial(keep, self.mark_within, job),
             )
             if job.task.takes_context:
                 arguments.insert(0, job.context)
@@ -305,6 +312,10 @@ class JobRunner(RunSteps):
     def mark_first(self, job: Job) -> None:
         """Have the reporter write RUNNING, and wait for that."""
         wait_until_marked(job, self.reporter.mark)
+
+    def mark_within(self, job: Job) -> None:
+        """Have the reporter write RUNNING while the function runs, and wait for that."""
+        wait_within_run(job, self.reporter.mark)
 
     def await_value(self, job: Job, value: Any) -> tuple[Any, BaseException | None]:
         """Have the event loop await it, with the rest of the timeout."""

@@ -35,8 +35,8 @@ from django_asyncq.scheduling.scheduler import Scheduler
 from django_asyncq.testing import run_schedules, run_tasks, running
 from django_asyncq.testing.workers import Workers
 
+from .. import checkpoint_tasks, observed_tasks
 from .. import equality_tasks as tasks
-from .. import observed_tasks
 from .. import tasks as other_tasks
 
 OPTIONS = {"max_attempts": 2, "timeout": 30}
@@ -178,6 +178,10 @@ BEHAVIOURS: dict[str, Callable[[], list[Any]]] = {
     "progress of a retry that reports none": one(tasks.retried, "reports_progress", "none in the second attempt"),
     "progress above its total": one(tasks.plain, "reports_progress", "above the total"),
     "progress of an atomic task": one(tasks.atomic, "reports_progress", "at once"),
+    "checkpoint of a task that fails": one(checkpoint_tasks.keeps, "fails"),
+    "checkpoint of a retry": one(checkpoint_tasks.keeps, "fails once"),
+    "checkpoint that is rolled back": one(checkpoint_tasks.keeps, "rolled back"),
+    "checkpoint in a completion": one(checkpoint_tasks.keeps, "completed"),
     "log lines": one(observed_tasks.logs, ["one", "two"]),
     "log lines of a retry": lambda: [observed_tasks.logs.enqueue(["one"], fails=1)],
     "log lines of a coroutine": one(observed_tasks.alogs, ["one"]),

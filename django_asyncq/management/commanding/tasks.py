@@ -91,7 +91,7 @@ def _show(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> No
     shown = asdict(task) if options["unmasked"] else _masked(task)
     shown["why_not_running"] = _why(ids[0])
     printer.document(shown)
-    for name in ("args", "kwargs", "headers", "return_value", "progress", "worker_ids"):
+    for name in ("args", "kwargs", "headers", "return_value", "progress", "checkpoint", "worker_ids"):
         if shown[name] not in (None, [], {}):
             shown[name] = json.dumps(shown[name], ensure_ascii=False)
     errors = shown.pop("errors")
@@ -125,7 +125,7 @@ def _masked(task: TaskDetails) -> dict[str, Any]:
     shown["args"] = masker.positional(shown["args"])
     shown["kwargs"] = masker.keyword(shown["kwargs"])
     shown["return_value"] = masker.result(shown["return_value"])
-    for name in ("headers", "progress"):
+    for name in ("headers", "progress", "checkpoint"):
         shown[name] = masker.data(shown[name])
     shown["errors"] = [
         {name: masker.text(value) if isinstance(value, str) else value for name, value in error.items()}
