@@ -102,6 +102,8 @@ class Task(_FrameworkTask[P, R]):
     on_missing: exception classes with which the task is discarded, as by `raise Discard(…)`, one or a tuple.
     gate: the name of an admission limit, a format over the arguments, or a callable of the arguments.
     queue_limit: the gate's limit unless the gate has a Gate row. expected_seconds: how long a run usually takes.
+    rate: how many runs may start in a time, such as "600/m", unless the rate has a Rate row. rate_per: its name, a
+    format over the arguments, or a callable of them; None: the task's name. burst: how many may start at once.
     schedule: when the task is enqueued automatically, made by `cron()` or `every()`; several as a tuple, each named.
     schedulable: whether people may create schedules of it in the admin, with arguments of their choice.
     retention: how long its finished rows are kept; the settings override it.
@@ -136,6 +138,9 @@ class Task(_FrameworkTask[P, R]):
     gate: GateSource | None = None
     queue_limit: int | None = None
     expected_seconds: float | None = None
+    rate: str | None = None
+    rate_per: GateSource | None = None
+    burst: int = 1
     schedule: Declaration | Sequence[Declaration] | None = None
     schedulable: bool = False
     retention: Retention | None = None
@@ -452,6 +457,8 @@ def task(
     on_missing: exception classes with which the task is discarded, as by `raise Discard(…)`, one or a tuple.
     gate: the name of an admission limit, a format over the arguments such as "{model}", or a callable of them.
     queue_limit: the gate's limit unless the gate has a Gate row. expected_seconds: how long a run usually takes.
+    rate: at most so many starts, such as "600/m" or "10/30s", unless the rate has a Rate row. rate_per: the name of the
+    rate, a format such as "{api}", or a callable (default: the task's name). burst: how many may start at once.
     schedule: when the task is enqueued automatically: `cron(…)` or `every(…)`, or a list of them, each named.
     schedulable: whether people may create schedules of it in the admin.
     retention: how long its finished rows are kept: `Retention(succeeded=…, failed=…)`.

@@ -113,6 +113,7 @@ TYPES = {
     "zrange": "zset",
     "zrangebyscore": "zset",
     "zcard": "zset",
+    "zscore": "zset",
     "zcount": "zset",
     "zadd": "zset",
     "zrem": "zset",

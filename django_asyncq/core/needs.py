@@ -30,10 +30,13 @@ def is_awaited(function: Callable[..., Any]) -> bool:
 
 
 GATE = Need(None, lambda task: task.gate is not None, "it needs gate=…, the name of the admission limit that it is of")
+RATE = Need(None, lambda task: task.rate is not None, "it needs rate=…, which says how many runs may start")
 UNIQUE = Need("end", lambda task: task.unique, "it needs unique=…, which says what makes two calls the same")
 NEEDS_OF_TASK = {
     "queue_limit": GATE,
     "expected_seconds": GATE,
+    "rate_per": RATE,
+    "burst": RATE._replace(unset=1),
     "on_duplicate": UNIQUE._replace(unset="reject"),
     "unique_until": UNIQUE,
     "soft_timeout": Need(

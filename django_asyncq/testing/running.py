@@ -59,6 +59,7 @@ from . import failpoints, faults, memory_broker
 from .contexts import steady_seconds, travel
 from .faults import ProcessDied
 from .quiet import quiet
+from .rates import next_start
 
 # --- Which calls the test kit runs together, and when, by the clock of the test. Workers ask Redis.
 
@@ -396,6 +397,8 @@ class Runner(RunSteps):
         self._unreadable: set[UUID] = set()
         # Those that wait for others.
         self._in_groups: set[UUID] = set()
+        # When those that wait for their rate are looked at next.
+        self._rated: dict[UUID, datetime] = {}
 
     # --- which
 
@@ -443,6 +446,7 @@ class Runner(RunSteps):
             .values_list("unique_until", flat=True),
         ]
         times += [ripe_at for _, ripe_at in groups_of(self._grouped())]
+        times += self._rated.values()
         return min((each for each in times if each is not None and each > self._looked_at), default=None)
 
     def _unfinished(self) -> TaskRecordQuerySet:
@@ -506,10 +510,14 @@ class Runner(RunSteps):
         is_due = Q(run_after=None) | Q(run_after__lte=self._looked_at)
         due = self.rows.queued().filter(is_due, after_id=None, batch_id=None, is_remote=False)
         ids = due.exclude(is_paused()).order_by("-priority", "id").values_list("id", flat=True)
-        while (found := ids.exclude(id__in=self._unreadable | self._in_groups).first()) is not None:
-            if record := lifecycle.load_rows([str(found)]).get(str(found)):
+        self._rated = {id: at for id, at in self._rated.items() if at > self._looked_at}
+        while (found := ids.exclude(id__in={*self._unreadable, *self._in_groups, *self._rated}).first()) is not None:
+            if (record := lifecycle.load_rows([str(found)]).get(str(found))) is None:
+                self._unreadable.add(found)
+            elif (at := next_start(record)) is None:
                 return record
-            self._unreadable.add(found)
+            else:
+                self._rated[found] = at
         return None
 
     # --- one run

@@ -66,6 +66,7 @@ class Job:
     that its function does not get, and the errors with which they fail; None for none.
     progress_noted, progress_recorded: the progress that was last written to Redis, and to the row;
     progress_recorded_at: when to the row, in monotonic seconds.
+    rate: the name of the rate of which it takes a start before it begins; "" for none.
     """
 
     run: Run
@@ -97,6 +98,7 @@ class Job:
     progress_noted: Any = None
     progress_recorded: Any = None
     progress_recorded_at: float = -math.inf
+    rate: str = ""
 
     @property
     def timeout_seconds(self) -> float | None:

@@ -1,0 +1,143 @@
+"""Ask the rates of tasks: when they were claimed, and again when a run begins.
+
+A start is taken where the run begins, in its slot, not at the claim: between the two a job may wait for a slot, or its
+process may stand still, and starts that were taken early would then come closer together than the rate allows. What
+was claimed is asked about together all the same, so that what must wait leaves at once and costs two calls for up to
+200 tasks. So a start is one small call, which only tasks with a rate make. No attempt is used by waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+from .. import lifecycle, rates
+from ..broker import Broker
+from ..core.calls import rate_name
+from ..core.guard import attempt, get_logger
+from ..core.logs import log_extra
+from ..core.names import runs_isolated
+from ..core.rates import StartRate, is_of_arguments, rate_of
+from ..core.versions import upgraded
+from ..models import TaskRecord
+from ..storage.errors import STORE_ERRORS, one_line
+from .job import Job, Jobs
+
+logger = get_logger("django_asyncq.worker")
+
+# With a later answer the process stood still: others may have started since.
+FRESH_SECONDS = 0.25
+
+
+def name_of(task: Any, record: TaskRecord) -> str:
+    """Return the name of the rate at which a row starts. task: of the row, with a `rate`.
+
+    What cannot be named, since the code has changed since it was enqueued, is limited by the rate of its task.
+    """
+    if not is_of_arguments(task.rate_per):
+        return rate_name(task, (), {})
+    found, error = attempt(_named, task, record)
+    if error is None and isinstance(found, str):
+        return found
+    text = "task %s: its rate has no name, so it has that of its task: %s"
+    logger.error(text, record.id, one_line(error) if error is not None else found, extra=log_extra(record))
+    return str(task.module_path)
+
+
+def _named(task: Any, record: TaskRecord) -> str:
+    if record.wire_id is not None and (sent := lifecycle.wire_call_of(record, task)) is not None:
+        return rate_name(task, sent.args, sent.kwargs)
+    given = upgraded(task, list(record.args), dict(record.kwargs), record.version)
+    return rate_name(task, given.args, given.kwargs)
+
+
+def waiter_of(record: TaskRecord) -> rates.Waiter:
+    """Return as what a row waits for a rate."""
+    return rates.Waiter(record.backend, record.queue_name, record.redis_id)
+
+
+class RateKeeper:
+    """Asks for the jobs of one worker process, in its main thread and in its slots.
+
+    jobs: of the process. What cannot be asked about waits there, and is requeued by the main thread.
+    """
+
+    def __init__(self, broker: Broker, worker_id: str, jobs: Jobs) -> None:
+        self.broker = broker
+        self.worker_id = worker_id
+        self.jobs = jobs
+        # The slot of the worker that waits for this process has taken the start.
+        self.is_asked = not runs_isolated(worker_id)
+
+    def admit(self, jobs: Sequence[Job]) -> list[Job]:
+        """Return the jobs that may begin as far as is known now; the others are scheduled for their next look.
+
+        jobs: of tasks with a rate. Raises: BrokerUnavailable, django.db.Error; then none may begin.
+        """
+        if not self.is_asked:
+            return list(jobs)
+        groups: dict[tuple[str, StartRate], list[Job]] = {}
+        for job in jobs:
+            job.rate = name_of(job.task, job.run.record)
+            groups.setdefault((job.rate, rate_of(job.task)), []).append(job)
+        due_ms: dict[UUID, int] = {}
+        for (name, rate), group in groups.items():
+            for start in range(0, len(group), rates.IDS_PER_CALL):
+                due_ms |= self._ask(name, rate, group[start : start + rates.IDS_PER_CALL])
+        self._postpone([job for job in jobs if job.run.record.id in due_ms], due_ms)
+        return [job for job in jobs if job.run.record.id not in due_ms]
+
+    def may_start(self, job: Job) -> bool:
+        """Take a start for a job in its slot; without one, schedule it, and return False: it must not begin.
+
+        A cancelled one needs none: nothing of it is called. While Redis cannot be asked, nothing starts.
+        """
+        if job.is_cancelled:
+            return True
+        name, rate, asked_at = job.rate, rate_of(job.task), time.monotonic()
+        waiter = waiter_of(job.run.record)
+        try:
+            answer = rates.ask(self.broker, name, rate, [waiter], "start")
+            if answer is not None and not answer.waits and time.monotonic() - asked_at <= FRESH_SECONDS:
+                return True
+            if answer is not None and not answer.waits:
+                rates.give_back(self.broker, name, rate, answer.now_us)
+            due_us = 0 if answer is None else answer.waits.get(waiter, answer.now_us)
+            # A rate that is not built is built at the next claim, where the database may be asked.
+            self._postpone([job], {job.run.record.id: _in_ms(due_us)})
+        except STORE_ERRORS as error:
+            record = job.run.record
+            text = "task %s is requeued, since its rate %s cannot be asked: %s"
+            logger.warning(text, record.id, name, one_line(error), extra=log_extra(record))
+            self.jobs.add([job])
+        return False
+
+    async def may_start_async(self, job: Job) -> bool:
+        """Do the same without holding up the event loop. A coroutine that is cancelled meanwhile has not begun."""
+        loop = asyncio.get_running_loop()
+        asking = loop.run_in_executor(None, contextvars.Context().run, self.may_start, job)
+        while not asking.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(asking)
+        return asking.result()
+
+    def _ask(self, name: str, rate: StartRate, jobs: Sequence[Job]) -> dict[UUID, int]:
+        """Return when the jobs that must wait are looked at next, in Unix milliseconds."""
+        ids = {waiter_of(job.run.record): job.run.record.id for job in jobs}
+        while (answer := rates.ask(self.broker, name, rate, list(ids), "claim")) is None:
+            rates.build(name)
+        return {ids[waiter]: _in_ms(at) for waiter, at in answer.waits.items()}
+
+    def _postpone(self, jobs: Iterable[Job], due_ms: Mapping[UUID, int]) -> None:
+        if runs := [job.run for job in jobs]:
+            lifecycle.postpone(self.broker, self.worker_id, runs, 0, due_ms=due_ms)
+
+
+def _in_ms(microseconds: int) -> int:
+    """Return milliseconds, rounded up: a look that comes early is in vain."""
+    return -(-microseconds // 1000)
