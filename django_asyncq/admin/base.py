@@ -249,6 +249,9 @@ def why_text(record: TaskRecord, now: datetime, why: Why) -> SafeString | str:
     if why.keeper is Keeper.GATE_FULL:
         text = format_html(_("waits for a slot of gate {}"), format_html("<bdi>{}</bdi>", why.subject))
         return format_html(_("{}, place {} in line"), text, why.place) if why.place else text
+    if why.keeper is Keeper.RATE:
+        text = format_html(_("waits for the rate {}"), format_html("<bdi>{}</bdi>", why.subject))
+        return format_html(_("{}, looked at {}"), text, time_element(why.at, now)) if why.at else text
     if why.keeper is Keeper.RETRY and why.at is not None:
         overdue = aware(why.at) <= aware(now)
         return format_html(

@@ -14,10 +14,9 @@ from ..broker import clients, redis_clock, scripts
 from ..broker.keys import waiting_rates_key
 from ..broker.reading import read
 from ..core.guard import get_logger
-from ..core.rates import StartRate, rate_of
-from ..core.registry import every_task
 from ..rates.placing import is_idle
 from ..storage.errors import Parts
+from ..worker.rates import declared_rate
 
 logger = get_logger("django_asyncq.fleet")
 
@@ -25,27 +24,6 @@ LOOK_SECONDS = 1.0
 CHECK_SECONDS = 60.0
 # At once. The names of others come in turn.
 MOST_LOOKED_AT = 200
-
-
-def declared_rates() -> dict[str, StartRate]:
-    """Return the rates of this code whose name does not depend on arguments, by name."""
-    named = [(task.rate_per or task.module_path, task) for task in every_task() if task.rate is not None]
-    return {name: rate_of(task) for name, task in named if isinstance(name, str) and "{" not in name}
-
-
-def declared_rate(name: str) -> StartRate | None:
-    """Return a rate as this code declares it; None when several do, or none.
-
-    The tasks whose names depend on arguments count too, if all of them declare the same.
-    """
-    if (found := declared_rates().get(name)) is not None:
-        return found
-    others = {
-        rate_of(task)
-        for task in every_task()
-        if task.rate is not None and (callable(task.rate_per) or "{" in (task.rate_per or ""))
-    }
-    return others.pop() if len(others) == 1 else None
 
 
 class RateLook:

@@ -201,7 +201,9 @@ class Rate(models.Model):
             check_gate_name(self.name, "rate")
         except InvalidOption as error:
             raise ValidationError({"name": str(error)}) from error
-        if self.starts and self.seconds and (remedy := why_not_burst(self.starts, self.seconds, self.burst)):
+        # What is no number, or less than one, is refused at its own field.
+        is_number = all(isinstance(each, int) and each > 0 for each in (self.starts, self.seconds, self.burst))
+        if is_number and (remedy := why_not_burst(self.starts, self.seconds, self.burst)):
             raise ValidationError({"burst": remedy})
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from .counting import (
     IDS_PER_CALL,
     Answer,
+    State,
     Waiter,
     ask,
     build,
@@ -18,6 +19,7 @@ from .counting import (
     look_at,
     reading_states,
     row_of,
+    waiting_in,
     waiting_names,
 )
 from .placing import Placed, changed_names, check_rows, place_anew
@@ -26,6 +28,7 @@ __all__ = [
     "IDS_PER_CALL",
     "Answer",
     "Placed",
+    "State",
     "Waiter",
     "ask",
     "build",
@@ -37,5 +40,6 @@ __all__ = [
     "place_anew",
     "reading_states",
     "row_of",
+    "waiting_in",
     "waiting_names",
 ]

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from ..broker import clients, entries, redis_clock, scripts
 from ..broker.access import Access
 from ..broker.keys import changed_rates_key, rate_key, rate_looks_key, waiting_rates_key
-from ..broker.reading import Command, Reader
+from ..broker.reading import Command, Reader, read
 from ..core.rates import StartRate
 from ..models import Rate
 from ..storage.routing import rows_of
@@ -20,6 +20,7 @@ from ..storage.routing import rows_of
 IDS_PER_CALL = 200
 # What is looked at a little late waits too.
 LATE_US = 60_000_000
+SAMPLE = 100
 Kind = Literal["claim", "start"]
 
 
@@ -131,10 +132,10 @@ def reading_states(names: Iterable[str]) -> Reader[dict[str, State]]:
             Command("hmget", [rate_key(name)], ("built", "interval", "burst", "refused", "until")),
             Command("zcount", [rate_looks_key(name)], (since, "+inf")),
             Command(
-                "zrangebyscore",
+                "zrange",
                 [rate_looks_key(name)],
                 (since, "+inf"),
-                {"start": 0, "num": 1, "withscores": True},
+                {"byscore": True, "offset": 0, "num": 1, "withscores": True},
             ),
         ]
     replies = yield commands
@@ -152,6 +153,23 @@ def reading_states(names: Iterable[str]) -> Reader[dict[str, State]]:
             int(first[0][1]) if first and abs(first[0][1]) < 1e18 else None,
         )
     return found
+
+
+def waiting_in(alias: str, queue: str, most: int = 200) -> dict[str, int]:
+    """Return about how many tasks of a queue wait for each rate, the most first. Raises: BrokerUnavailable.
+
+    Of each rate the tasks that are next say how many of all are of the queue. most: rates that are looked at.
+    """
+    names = waiting_names()[:most]
+    states = read("producer", reading_states(names))
+    found = {}
+    for name, state in states.items():
+        first = scripts.send(clients.client("producer"), "zrange", rate_looks_key(name), 0, SAMPLE - 1)
+        waiters = [waiter for text in entries.texts(first) if (waiter := Waiter.of(text)) is not None]
+        own = [waiter for waiter in waiters if waiter[:2] == (alias, queue)]
+        if own and state.waiting:
+            found[name] = max(round(state.waiting * len(own) / len(waiters)), 1)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def look_at(name: str, waiter: Waiter) -> float | None:

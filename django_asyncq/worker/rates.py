@@ -23,6 +23,7 @@ from ..core.guard import attempt, get_logger
 from ..core.logs import log_extra
 from ..core.names import runs_isolated
 from ..core.rates import StartRate, is_of_arguments, rate_of
+from ..core.registry import every_task
 from ..core.versions import upgraded
 from ..models import TaskRecord
 from ..storage.errors import STORE_ERRORS, one_line
@@ -54,6 +55,23 @@ def _named(task: Any, record: TaskRecord) -> str:
         return rate_name(task, sent.args, sent.kwargs)
     given = upgraded(task, list(record.args), dict(record.kwargs), record.version)
     return rate_name(task, given.args, given.kwargs)
+
+
+def declared_rates() -> dict[str, StartRate]:
+    """Return the rates of this code whose name does not depend on arguments, by name."""
+    rated = [task for task in every_task() if task.rate is not None and not is_of_arguments(task.rate_per)]
+    return {rate_name(task, (), {}): rate_of(task) for task in rated}
+
+
+def declared_rate(name: str) -> StartRate | None:
+    """Return a rate as this code declares it; None when several do, or none.
+
+    The tasks whose names depend on arguments count too, if all of them declare the same.
+    """
+    if (found := declared_rates().get(name)) is not None:
+        return found
+    others = {rate_of(task) for task in every_task() if task.rate is not None and is_of_arguments(task.rate_per)}
+    return others.pop() if len(others) == 1 else None
 
 
 def waiter_of(record: TaskRecord) -> rates.Waiter:
