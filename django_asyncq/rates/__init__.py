@@ -8,6 +8,7 @@ that wait anew when the rate was changed, and `receivers` publishes a changed ro
 from __future__ import annotations
 
 from .counting import (
+    EARLY_US,
     IDS_PER_CALL,
     Answer,
     State,
@@ -25,6 +26,7 @@ from .counting import (
 from .placing import Placed, changed_names, check_rows, place_anew
 
 __all__ = [
+    "EARLY_US",
     "IDS_PER_CALL",
     "Answer",
     "Placed",

@@ -20,6 +20,8 @@ from ..storage.routing import rows_of
 IDS_PER_CALL = 200
 # What is looked at a little late waits too.
 LATE_US = 60_000_000
+# By so much a task comes back from the schedule before its turn: forwarding and claiming it takes 5 to 50 ms.
+EARLY_US = 50_000
 SAMPLE = 100
 Kind = Literal["claim", "start"]
 

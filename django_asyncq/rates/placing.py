@@ -15,7 +15,7 @@ from ..broker.reading import read
 from ..core.rates import StartRate
 from ..models import Rate
 from ..storage.routing import rows_of
-from .counting import IDS_PER_CALL, State, Waiter, build, forget_built, reading_states
+from .counting import EARLY_US, IDS_PER_CALL, State, Waiter, build, forget_built, reading_states
 
 # Of one rate. What waits behind them keeps its place until it is looked at.
 MOST_PLACED = 100_000
@@ -90,9 +90,9 @@ def _of_queues(texts: Sequence[str]) -> list[list[Waiter]]:
 
 
 def _schedule(waiters: Sequence[Waiter], at: int, interval_us: int) -> list[bytes]:
-    """Schedule tasks of one queue from a time on; return when each is due, b"" for one that is not scheduled."""
+    """Schedule tasks of one queue; return when the turn of each is, from a time on; b"" for one not scheduled."""
     broker = Broker("producer", waiters[0].alias)
     keys = broker.keys(waiters[0].queue)
-    arguments = [keys.task_prefix, due_channel(), at, interval_us, *(each.id for each in waiters)]
+    arguments = [keys.task_prefix, due_channel(), at, interval_us, EARLY_US, *(each.id for each in waiters)]
     found: list[bytes] = scripts.run("reschedule", broker.client, [keys.scheduled, keys.due], arguments)
     return found

@@ -359,6 +359,8 @@ class Fetcher:
             found.append(shortest)
         if self.is_idle:
             found.append(self.pacing.until_wait())
+        if self.capacity.jobs.held:
+            found.append(self.rates.until_release())
         return min(found)
 
     # --- fetching
@@ -368,6 +370,8 @@ class Fetcher:
 
         If not, the main thread sleeps at once: the slots need the interpreter to begin the tasks that have come.
         """
+        if self.capacity.jobs.held:
+            self.executors.put(self.rates.released())
         again = self._fetch()
         return_connections()
         self.capacity.expects_more = self.pacing.is_due()

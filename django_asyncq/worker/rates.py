@@ -4,6 +4,9 @@ A start is taken where the run begins, in its slot, not at the claim: between th
 process may stand still, and starts that were taken early would then come closer together than the rate allows. What
 was claimed is asked about together all the same, so that what must wait leaves at once and costs two calls for up to
 200 tasks. So a start is one small call, which only tasks with a rate make. No attempt is used by waiting.
+
+A task comes back a little before its turn. It takes some way until it is claimed, and whatever comes too late at a rate
+without a burst is lost. The main thread holds it until its turn, without a slot, so that the rate is reached.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import contextvars
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from .. import lifecycle, rates
@@ -33,6 +36,10 @@ logger = get_logger("django_asyncq.worker")
 
 # With a later answer the process stood still: others may have started since.
 FRESH_SECONDS = 0.25
+# A task that may start so soon is held here: any way back takes longer.
+HOLD_SECONDS = 0.1
+# Two that come nearly together: the later one waits in its slot, a few times.
+SHORT_SECONDS, MOST_SHORT = 0.02, 3
 
 
 def name_of(task: Any, record: TaskRecord) -> str:
@@ -79,6 +86,21 @@ def waiter_of(record: TaskRecord) -> rates.Waiter:
     return rates.Waiter(record.backend, record.queue_name, record.redis_id)
 
 
+class Wait(NamedTuple):
+    """How long a task has to wait, and when it comes back from the schedule, in Unix milliseconds by Redis's clock."""
+
+    seconds: float
+    due_ms: int
+
+    @classmethod
+    def until(cls, at_us: int, now_us: int) -> Wait:
+        """Return the wait until a moment. at_us, now_us: Unix microseconds."""
+        return cls((at_us - now_us) / 1e6, -(-(at_us - rates.EARLY_US) // 1000))
+
+
+NO_WAIT = Wait(0.0, 0)
+
+
 class RateKeeper:
     """Asks for the jobs of one worker process, in its main thread and in its slots.
 
@@ -103,12 +125,27 @@ class RateKeeper:
         for job in jobs:
             job.rate = name_of(job.task, job.run.record)
             groups.setdefault((job.rate, rate_of(job.task)), []).append(job)
-        due_ms: dict[UUID, int] = {}
+        waits: dict[UUID, Wait] = {}
         for (name, rate), group in groups.items():
             for start in range(0, len(group), rates.IDS_PER_CALL):
-                due_ms |= self._ask(name, rate, group[start : start + rates.IDS_PER_CALL])
-        self._postpone([job for job in jobs if job.run.record.id in due_ms], due_ms)
-        return [job for job in jobs if job.run.record.id not in due_ms]
+                waits |= self._ask(name, rate, group[start : start + rates.IDS_PER_CALL])
+        later = {id: wait.due_ms for id, wait in waits.items() if wait.seconds > HOLD_SECONDS}
+        self._postpone([job for job in jobs if job.run.record.id in later], later)
+        starting, now = [], time.monotonic()
+        for job in jobs:
+            if (wait := waits.get(job.run.record.id)) is None:
+                starting.append(job)
+            elif job.run.record.id not in later:
+                self.jobs.hold(job, now + wait.seconds)
+        return starting
+
+    def released(self) -> list[Job]:
+        """Return the held jobs whose turn has come. Called by the main thread."""
+        return self.jobs.take_held(time.monotonic())
+
+    def until_release(self) -> float:
+        """Return the seconds until the first held job is released."""
+        return max(min(self.jobs.held.values()) - time.monotonic(), 0.0)
 
     def may_start(self, job: Job) -> bool:
         """Take a start for a job in its slot; without one, schedule it, and return False: it must not begin.
@@ -117,23 +154,36 @@ class RateKeeper:
         """
         if job.is_cancelled:
             return True
-        name, rate, asked_at = job.rate, rate_of(job.task), time.monotonic()
-        waiter = waiter_of(job.run.record)
+        name = job.rate
         try:
-            answer = rates.ask(self.broker, name, rate, [waiter], "start")
-            if answer is not None and not answer.waits and time.monotonic() - asked_at <= FRESH_SECONDS:
+            if (wait := self._take(job)) is None:
                 return True
-            if answer is not None and not answer.waits:
-                rates.give_back(self.broker, name, rate, answer.now_us)
-            due_us = 0 if answer is None else answer.waits.get(waiter, answer.now_us)
-            # A rate that is not built is built at the next claim, where the database may be asked.
-            self._postpone([job], {job.run.record.id: _in_ms(due_us)})
+            self._postpone([job], {job.run.record.id: wait.due_ms})
         except STORE_ERRORS as error:
             record = job.run.record
             text = "task %s is requeued, since its rate %s cannot be asked: %s"
             logger.warning(text, record.id, name, one_line(error), extra=log_extra(record))
             self.jobs.add([job])
         return False
+
+    def _take(self, job: Job) -> Wait | None:
+        """Take a start; return how long the job has to wait, None when it has it. Raises: BrokerUnavailable."""
+        name, rate, waiter = job.rate, rate_of(job.task), waiter_of(job.run.record)
+        for left in reversed(range(MOST_SHORT)):
+            asked_at = time.monotonic()
+            answer = rates.ask(self.broker, name, rate, [waiter], "start")
+            if answer is None:
+                break  # it is built at the next claim, where the database may be asked
+            if not answer.waits:
+                if time.monotonic() - asked_at <= FRESH_SECONDS:
+                    return None
+                rates.give_back(self.broker, name, rate, answer.now_us)
+                break
+            wait = Wait.until(answer.waits[waiter], answer.now_us)
+            if not left or wait.seconds > SHORT_SECONDS:
+                return wait
+            time.sleep(wait.seconds)
+        return NO_WAIT
 
     async def may_start_async(self, job: Job) -> bool:
         """Do the same without holding up the event loop. A coroutine that is cancelled meanwhile has not begun."""
@@ -144,18 +194,13 @@ class RateKeeper:
                 await asyncio.shield(asking)
         return asking.result()
 
-    def _ask(self, name: str, rate: StartRate, jobs: Sequence[Job]) -> dict[UUID, int]:
-        """Return when the jobs that must wait are looked at next, in Unix milliseconds."""
+    def _ask(self, name: str, rate: StartRate, jobs: Sequence[Job]) -> dict[UUID, Wait]:
+        """Return how long each of the jobs that must wait has to."""
         ids = {waiter_of(job.run.record): job.run.record.id for job in jobs}
         while (answer := rates.ask(self.broker, name, rate, list(ids), "claim")) is None:
             rates.build(name)
-        return {ids[waiter]: _in_ms(at) for waiter, at in answer.waits.items()}
+        return {ids[waiter]: Wait.until(at, answer.now_us) for waiter, at in answer.waits.items()}
 
     def _postpone(self, jobs: Iterable[Job], due_ms: Mapping[UUID, int]) -> None:
         if runs := [job.run for job in jobs]:
             lifecycle.postpone(self.broker, self.worker_id, runs, 0, due_ms=due_ms)
-
-
-def _in_ms(microseconds: int) -> int:
-    """Return milliseconds, rounded up: a look that comes early is in vain."""
-    return -(-microseconds // 1000)

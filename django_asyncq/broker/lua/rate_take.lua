@@ -46,6 +46,9 @@ for n, member in ipairs(members) do
     if ARGV[1] == 'start' then
       is_new, gone[#gone + 1] = true, member
     end
+  elseif ARGV[1] == 'start' then
+    -- Its turn has come, and the start before was late: were it sent behind the others, nobody would take the next one.
+    at = next_at
   elseif comes_again then
     at = math.max(next_at, again)
     again = at + interval
