@@ -308,7 +308,7 @@ class Jobs:
     @property
     def all(self) -> list[Job]:
         """All jobs, those that wait first: one that enters a slot meanwhile may be listed twice."""
-        return [*self.held, *self.waiting.copy(), *self.running]
+        return [*self.held.copy(), *self.waiting.copy(), *self.running]
 
     # --- called by the slots
 

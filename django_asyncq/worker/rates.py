@@ -24,7 +24,7 @@ from ..broker import Broker
 from ..core.calls import rate_name
 from ..core.guard import attempt, get_logger
 from ..core.logs import log_extra
-from ..core.names import runs_isolated
+from ..core.names import runs_alone, runs_isolated
 from ..core.rates import StartRate, is_of_arguments, rate_of
 from ..core.registry import every_task
 from ..core.versions import upgraded
@@ -113,6 +113,8 @@ class RateKeeper:
         self.jobs = jobs
         # The slot of the worker that waits for this process has taken the start.
         self.is_asked = not runs_isolated(worker_id)
+        # A process in quarantine exits when it finds no more to run.
+        self.hold_seconds = 0.0 if runs_alone(worker_id) else HOLD_SECONDS
 
     def admit(self, jobs: Sequence[Job]) -> list[Job]:
         """Return the jobs that may begin as far as is known now; the others are scheduled for their next look.
@@ -129,7 +131,7 @@ class RateKeeper:
         for (name, rate), group in groups.items():
             for start in range(0, len(group), rates.IDS_PER_CALL):
                 waits |= self._ask(name, rate, group[start : start + rates.IDS_PER_CALL])
-        later = {id: wait.due_ms for id, wait in waits.items() if wait.seconds > HOLD_SECONDS}
+        later = {id: wait.due_ms for id, wait in waits.items() if wait.seconds > self.hold_seconds}
         self._postpone([job for job in jobs if job.run.record.id in later], later)
         starting, now = [], time.monotonic()
         for job in jobs:
