@@ -26,6 +26,8 @@ ACQUIRE_GATE_SLOTS = Late("gates.receivers.acquire_gate_slots")
 RELEASE_GATE_SLOTS = Late("gates.receivers.release_gate_slots")
 REMEMBER_GATE_NAME = Late("gates.receivers.remember_gate_name")
 PUBLISH_GATE = Late("gates.receivers.publish_gate")
+REMEMBER_RATE_NAME = Late("rates.receivers.remember_rate_name")
+PUBLISH_RATE = Late("rates.receivers.publish_rate")
 NOTE_CHANGED_SETTING = Late("core.test_run.note_changed_setting")
 
 
@@ -40,7 +42,7 @@ class AsyncqConfig(AppConfig):
         """Connect the receivers of signals and register the system checks, none of which is imported yet."""
         # compat is imported because Django registers its check of TASKS only when django.tasks is imported.
         from .core import compat  # noqa: F401
-        from .models import Gate, Schedule, TaskRecord
+        from .models import Gate, Rate, Schedule, TaskRecord
         from .signals import task_state_changed, task_state_changing
 
         checks.register(CHECK)
@@ -56,6 +58,9 @@ class AsyncqConfig(AppConfig):
             (Gate, pre_save, REMEMBER_GATE_NAME),
             (Gate, post_save, PUBLISH_GATE),
             (Gate, post_delete, PUBLISH_GATE),
+            (Rate, pre_save, REMEMBER_RATE_NAME),
+            (Rate, post_save, PUBLISH_RATE),
+            (Rate, post_delete, PUBLISH_RATE),
         ):
             signal.connect(receiver, sender=model, weak=False, dispatch_uid=receiver.name)
 

@@ -21,7 +21,17 @@ from . import conf
 from .core import aliases, compat, header_sources, logs, payload
 from .core.aliases import PREFIX_HINT, is_prefix
 from .core.batches import group_of
-from .core.calls import Shape, called, check_binding, gate_name, passes_context, shape_of, takes, unique_digest
+from .core.calls import (
+    Shape,
+    called,
+    check_binding,
+    gate_name,
+    passes_context,
+    rate_name,
+    shape_of,
+    takes,
+    unique_digest,
+)
 from .core.fairness import share_of_call
 from .core.headers import checked_headers, trace_headers_of, with_inherited
 from .core.names import QUEUE_NAME, did_you_mean, uuid7
@@ -48,7 +58,8 @@ class Option(NamedTuple):
 class Plan(NamedTuple):
     """What all calls of a task share: decided at the first one.
 
-    settings: those in force then. is_plain: it has no gate, no fair key, no unique key, no group, and is not remote.
+    settings: those in force then. is_plain: it has no gate, no fair key, no unique key, no group, no `rate_per`, and is
+    not remote.
     has_times: a time of its rows depends on when the call is made. shape: what its function takes. columns: of its
     rows.
     """
@@ -205,11 +216,8 @@ class AsyncqBackend(compat.BaseTaskBackend):
         return plan
 
     def _new_plan(self, task: Any) -> Plan:
-        has_more = (
-            task.unique
-            or task.is_remote
-            or [x for x in (task.gate, task.fair, task.batch, task.group) if x is not None]
-        )
+        others = (task.gate, task.fair, task.batch, task.group, task.rate_per)
+        has_more = task.unique or task.is_remote or [x for x in others if x is not None]
         shape = shape_of(called(task), has_context=passes_context(task))
         columns = {
             "name": task.module_path,
@@ -239,6 +247,8 @@ class AsyncqBackend(compat.BaseTaskBackend):
     def _add_own(self, columns: dict[str, Any], task: Any, call: Arguments) -> None:
         """Add the columns of one call of a task that is not plain. Raises: InvalidArguments, InvalidOption."""
         sent, given = _payload_of(task, call)
+        # Found again where it starts. Here, so that the caller learns of a name that is none.
+        rate_name(task, given.args, given.kwargs)
         columns |= {
             "args": given.args,
             "kwargs": given.kwargs,

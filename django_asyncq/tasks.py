@@ -109,6 +109,8 @@ class Task(_FrameworkTask[P, R]):
     between two attempts, so that with a limit of one the calls run in their order.
     fair: the key under which a call waits, a format over the arguments, or a callable of them: each key gets its share
     of the queue. fair_weight: how large that share is, or a callable of the arguments.
+    rate: how many runs may start in a time, such as "600/m", unless the rate has a Rate row. rate_per: its name, a
+    format over the arguments, or a callable of them; None: the task's name. burst: how many may start at once.
     schedule: when the task is enqueued automatically, made by `cron()` or `every()`; several as a tuple, each named.
     schedulable: whether people may create schedules of it in the admin, with arguments of their choice.
     retention: how long its finished rows are kept; the settings override it.
@@ -148,6 +150,9 @@ class Task(_FrameworkTask[P, R]):
     ordered: bool = False
     fair: FairKey | None = None
     fair_weight: FairWeight = 1
+    rate: str | None = None
+    rate_per: GateSource | None = None
+    burst: int = 1
     schedule: Declaration | Sequence[Declaration] | None = None
     schedulable: bool = False
     retention: Retention | None = None
@@ -472,6 +477,8 @@ def task(
     `queue_limit=1` the calls run one at a time and in their order.
     fair: the key under which a call waits, a format over the arguments such as "{tenant}", or a callable of them: each
     key gets its share of the queue. fair_weight: how large that share is, 0.01 to 100, or a callable of the arguments.
+    rate: at most so many starts, such as "600/m" or "10/30s", unless the rate has a Rate row. rate_per: the name of the
+    rate, a format such as "{api}", or a callable (default: the task's name). burst: how many may start at once.
     schedule: when the task is enqueued automatically: `cron(…)` or `every(…)`, or a list of them, each named.
     schedulable: whether people may create schedules of it in the admin.
     retention: how long its finished rows are kept: `Retention(succeeded=…, failed=…)`.

@@ -148,7 +148,7 @@ RANKS = [
     {"exceptions", "conf", "core"},
     {"context", "models", "signals"},
     {"broker", "storage"},
-    {"gates", "leadership"},
+    {"gates", "leadership", "rates"},
     {"control"},
     {"lifecycle"},
     {"tasks"},

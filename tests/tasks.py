@@ -43,6 +43,7 @@ from . import (  # noqa: F401 - their tasks are registered
     observed_tasks,
     paused_tasks,
     process_tasks,
+    rate_tasks,
     settings_tasks,
     slot_tasks,
     stop_tasks,

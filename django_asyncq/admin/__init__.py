@@ -11,21 +11,31 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin
 
 from ..core.late import Late
-from ..models import BulkAction, Gate, Pause, Schedule, StartupRun, TaskRecord
+from ..models import BulkAction, Gate, Pause, Rate, Schedule, StartupRun, TaskRecord
 from .addresses import LateAdmin
 
 if TYPE_CHECKING:
     from .bulk import BulkActionAdmin
     from .gates import GateAdmin
     from .queues import PauseAdmin
+    from .rates import RateAdmin
     from .schedules import ScheduleAdmin, StartupRunAdmin
     from .tasks import TaskRecordAdmin
 
-__all__ = ["BulkActionAdmin", "GateAdmin", "PauseAdmin", "ScheduleAdmin", "StartupRunAdmin", "TaskRecordAdmin"]
+__all__ = [
+    "BulkActionAdmin",
+    "GateAdmin",
+    "PauseAdmin",
+    "RateAdmin",
+    "ScheduleAdmin",
+    "StartupRunAdmin",
+    "TaskRecordAdmin",
+]
 
 CLASSES = {
     TaskRecord: Late("admin.tasks.TaskRecordAdmin"),
     Gate: Late("admin.gates.GateAdmin"),
+    Rate: Late("admin.rates.RateAdmin"),
     Pause: Late("admin.queues.PauseAdmin"),
     Schedule: Late("admin.schedules.ScheduleAdmin"),
     StartupRun: Late("admin.schedules.StartupRunAdmin"),

@@ -251,6 +251,9 @@ def why_text(record: TaskRecord, now: datetime, why: Why) -> SafeString | str:
     if why.keeper is Keeper.DUE and why.subject:
         key = format_html("<bdi>{}</bdi>", why.subject)
         return _in_line(format_html(_("waits for a free worker, under the fair key {}"), key), why)
+    if why.keeper is Keeper.RATE:
+        text = format_html(_("waits for the rate {}"), format_html("<bdi>{}</bdi>", why.subject))
+        return format_html(_("{}, looked at {}"), text, time_element(why.at, now)) if why.at else text
     if why.keeper is Keeper.RETRY and why.at is not None:
         overdue = aware(why.at) <= aware(now)
         return format_html(

@@ -25,6 +25,7 @@ PAGES: tuple[tuple[Text, str, str], ...] = (
     (gettext_lazy("Queues"), "django_asyncq_taskrecord_queues", "view_taskrecord"),
     (gettext_lazy("Workers"), "django_asyncq_taskrecord_workers", "view_taskrecord"),
     (gettext_lazy("Gates"), "django_asyncq_gate_changelist", "view_gate"),
+    (gettext_lazy("Rates"), "django_asyncq_rate_changelist", "view_rate"),
     (gettext_lazy("Schedules"), "django_asyncq_schedule_changelist", "view_schedule"),
     (gettext_lazy("Actions on many tasks"), "django_asyncq_bulkaction_changelist", "view_bulkaction"),
 )

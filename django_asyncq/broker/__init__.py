@@ -366,17 +366,20 @@ class Broker(Access):
         delay_seconds: int,
         *,
         labels: Sequence[str] = (),
+        due_ms: Sequence[int] = (),
     ) -> list[int]:
         """Postpone leased tasks without running them.
 
         labels: for each, under which it waits for code that has it, as of `unknown_tasks`; the time for which it does
         is counted. None for tasks that wait for something else.
+        due_ms: for each, when it may be claimed again, in Unix milliseconds by Redis's clock; none for the delay.
         Returns, for each: the seconds since it was first postponed, or -1 when it is stale or missing.
         """
         keys = self.keys(queue)
         places = [*_active(keys, worker_id), keys.scheduled, keys.due, keys.unknown]
         head = [keys.task_prefix, delay_seconds, due_channel()]
-        items = [[*lease_arguments(lease), label] for lease, label in zip(leases, labels or repeat(""), strict=False)]
+        more = zip(leases, labels or repeat(""), due_ms or repeat(""), strict=False)
+        items = [[*lease_arguments(lease), label, due] for lease, label, due in more]
         ages = scripts.run_in_parts("postpone", self.client, places, head, items, IDS_PER_CALL)
         return [replies.whole(age) or 0 for age in ages]
 

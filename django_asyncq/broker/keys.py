@@ -62,6 +62,8 @@ OTHER_TYPES = {
     "supervisors_key": "zset",
     "waiting_gates_key": "set",
     "paused_tasks_key": "set",
+    "waiting_rates_key": "set",
+    "changed_rates_key": "set",
     "servers_key": "zset",
     "running_key": "zset",
     "server_key": "string",
@@ -76,6 +78,8 @@ OTHER_TYPES = {
     "gate retaken": "hash",
     "gate waiters": "zset",
     "gate ours": "set",
+    "rate_key": "hash",
+    "rate_looks_key": "zset",
     "lock": "string",
 }
 # As in `TaskRecord.queue_name`, and some more for the queues of Go programs.
@@ -148,6 +152,26 @@ def supervisors_key(of: str = "") -> str:
 def waiting_gates_key() -> str:
     """Own: the set of the names of gates at which tasks wait."""
     return f"{prefix()}:waiting-gates"
+
+
+def rate_key(name: str) -> str:
+    """Own: the hash of a rate, see `lua/rate_take.lua`. The braces keep its keys in one slot of a Redis Cluster."""
+    return f"{{{prefix()}:rate:{name}}}"
+
+
+def rate_looks_key(name: str) -> str:
+    """Own: the zset of the tasks that wait for a rate; score = Unix microseconds at which each is looked at next."""
+    return f"{rate_key(name)}:looks"
+
+
+def waiting_rates_key() -> str:
+    """Own: the set of the names of rates for which tasks wait."""
+    return f"{prefix()}:waiting-rates"
+
+
+def changed_rates_key() -> str:
+    """Own: the set of the names of rates whose row was changed, and whose waiting tasks are to be placed anew."""
+    return f"{prefix()}:changed-rates"
 
 
 def paused_tasks_key() -> str:

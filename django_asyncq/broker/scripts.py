@@ -114,6 +114,7 @@ TYPES = {
     "zrank": "zset",
     "zrangebyscore": "zset",
     "zcard": "zset",
+    "zscore": "zset",
     "zcount": "zset",
     "zadd": "zset",
     "zrem": "zset",

@@ -55,6 +55,7 @@ class AsyncqCollector(Collector):
         yield from _of_tasks(numbers)
         yield from _of_workers(numbers.workers)
         yield from _of_gates(numbers)
+        yield from _of_rates(numbers)
         yield from _of_fleet(numbers)
         yield _gauge("scrape_seconds", "How long it took to read both stores.", time.perf_counter() - began)
 
@@ -215,6 +216,14 @@ def _of_gates(numbers: Numbers) -> Iterator[Metric]:
     ):
         samples = (([each.name], getattr(each, name)) for each in numbers.gates)
         yield _family(f"gate_{name}", text, ("gate",), samples)
+
+
+def _of_rates(numbers: Numbers) -> Iterator[Metric]:
+    waiting = (([each.name], each.waiting) for each in numbers.rates)
+    yield _family("rate_waiting", "Tasks that wait for a rate.", ("rate",), waiting)
+    text = "How often a task had to wait for a rate. It begins at 0 again when nobody has asked the rate for an hour."
+    refused = (([each.name], each.refused) for each in numbers.rates)
+    yield _family("rate_refused", text, ("rate",), refused, counts=True)
 
 
 def _of_fleet(numbers: Numbers) -> Iterator[Metric]:

@@ -1,4 +1,7 @@
-"""Bind the arguments of a call to a task's function, and find its gate. Calls nothing but a gate's callable."""
+"""Bind the arguments of a call to a task's function, and find its gate and its rate.
+
+Calls nothing but the callables that name these.
+"""
 
 from __future__ import annotations
 
@@ -128,15 +131,29 @@ def gate_name(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
     Raises: InvalidOption when the format or the callable gives no valid name for these arguments.
     """
-    if task.gate is None:
+    return "" if task.gate is None else _named(task, "gate", args, kwargs)
+
+
+def rate_name(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the name of the rate that a call starts at; "" when the task has no rate.
+
+    Raises: InvalidOption when the format or the callable gives no valid name for these arguments, or what it raises.
+    """
+    if task.rate is None:
         return ""
-    if callable(task.gate):
-        name = task.gate(*args, **kwargs)
-    elif "{" not in task.gate:
-        name = task.gate
+    return str(task.module_path) if task.rate_per is None else _named(task, "rate_per", args, kwargs)
+
+
+def _named(task: Any, option: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return what an option names: it is a name, a format over the arguments, or a callable of them."""
+    source = getattr(task, option)
+    if callable(source):
+        name = source(*args, **kwargs)
+    elif "{" not in source:
+        name = source
     else:
-        name = filled(task, "gate", task.gate, args, kwargs)
-    check_gate_name(name)
+        name = filled(task, option, source, args, kwargs)
+    check_gate_name(name, "gate" if option == "gate" else "rate")
     return str(name)
 
 

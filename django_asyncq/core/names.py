@@ -39,14 +39,14 @@ def check_queue_name(name: object) -> None:
         )
 
 
-def check_gate_name(name: object) -> None:
-    """Refuse a gate name that would break keys.
+def check_gate_name(name: object, kind: str = "gate") -> None:
+    """Refuse the name of a gate, or of a rate, that would break keys. kind: what the error says it is.
 
     Raises: InvalidOption.
     """
     if not isinstance(name, str) or not GATE_NAME.fullmatch(name):
         raise InvalidOption(
-            f"gate name {name!r} is not valid: use 1 to 200 letters, digits, '_', '.', ':', '/' and '-' "
+            f"{kind} name {name!r} is not valid: use 1 to 200 letters, digits, '_', '.', ':', '/' and '-' "
             f"(no spaces or braces)"
         )
 

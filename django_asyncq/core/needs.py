@@ -31,6 +31,7 @@ def is_awaited(function: Callable[..., Any]) -> bool:
 
 GATE = Need(None, lambda task: task.gate is not None, "it needs gate=…, the name of the admission limit that it is of")
 WAITS = 'it needs on_full="wait": a call at a full gate is refused otherwise'
+RATE = Need(None, lambda task: task.rate is not None, "it needs rate=…, which says how many runs may start")
 UNIQUE = Need("end", lambda task: task.unique, "it needs unique=…, which says what makes two calls the same")
 NEEDS_OF_TASK = {
     "queue_limit": GATE,
@@ -39,6 +40,8 @@ NEEDS_OF_TASK = {
     "max_waiting": Need(1000, lambda task: task.on_full == "wait", WAITS),
     "ordered": Need(False, lambda task: task.on_full == "wait", WAITS),
     "fair_weight": Need(1, lambda task: task.fair is not None, "it needs fair=…, which says whose share it weighs"),
+    "rate_per": RATE,
+    "burst": RATE._replace(unset=1),
     "on_duplicate": UNIQUE._replace(unset="reject"),
     "unique_until": UNIQUE,
     "soft_timeout": Need(

@@ -16,6 +16,7 @@ from .headers import checked_headers
 from .names import PAYLOAD_KINDS, TASK_NAME, PayloadKind, check_queue_name, is_wire_name
 from .needs import NEEDS_OF_TASK, lacking
 from .policies import Backoff, Retention
+from .rates import check_rate
 from .schedules import Declaration
 from .time import AT_LEAST_ZERO, MORE_THAN_ZERO, Duration, checked_aware, checked_moment, is_duration
 from .versions import Upgrade, check_versions
@@ -92,6 +93,7 @@ def check_options(task: Any) -> None:
         refuse("atomic", "a transaction belongs to one thread; make the function a `def`, not an `async def`")
     _check_stopping(task, refuse)
     _check_unique(task, refuse)
+    check_rate(task, refuse)
     if task.keep_logs is not None and (type(task.keep_logs) is not int or not 0 <= task.keep_logs <= MOST_LOG_LINES):
         refuse("keep_logs", f"give a whole number from 0 to {MOST_LOG_LINES}")
     check_fair(task, refuse)
@@ -261,6 +263,9 @@ class TaskOptions(TypedDict, total=False):
     ordered: bool
     fair: FairKey | None
     fair_weight: FairWeight
+    rate: str | None
+    rate_per: GateSource | None
+    burst: int
     schedule: Declaration | Sequence[Declaration] | None
     schedulable: bool
     retention: Retention | None

@@ -50,6 +50,7 @@ from .bulk import BulkRunner
 from .changes import LOOK_SECONDS, ChangeLook
 from .forwarder import WaiterService, forward_due
 from .pruner import Pruner
+from .rates import RateLook
 from .reconciler import Reconciler
 from .startup_tasks import StartupRunner
 
@@ -452,6 +453,7 @@ class MaintenanceService:
         self._batch_loop = loop("batches", self.form_batches, self._may_use_prefix)
         self._inbox_loop = loop("inbox", self.read_inboxes, self._is_leader)
         self._unknown_loop = loop("unknown tasks", unknown_tasks.look, self._is_leader)
+        self._rate_loop = asking("rates", RateLook().tick, self._is_leader)
         self._waker_loop = loop("waker", self.wake_workers, self._is_leader)
         self._waiter_loop = loop("waiters", self.admit_waiters, self._is_leader)
         self._scheduler_loop = asking("scheduler", self.fire_schedules, self._may_fire_schedules)

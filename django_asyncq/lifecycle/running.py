@@ -422,12 +422,18 @@ def leave_to_others(broker: Broker, worker_id: str, runs: Sequence[Run], seconds
 
 
 def postpone(
-    broker: Broker, worker_id: str, runs: Sequence[Run], delay_seconds: int, *, is_unknown: bool = False
+    broker: Broker,
+    worker_id: str,
+    runs: Sequence[Run],
+    delay_seconds: int,
+    *,
+    is_unknown: bool = False,
+    due_ms: Mapping[UUID, int] | None = None,
 ) -> Mapping[UUID, int]:
     """Put tasks aside that cannot run here now; the row stays QUEUED and no attempt is used.
 
     is_unknown: whether they wait for code that has them, and are due at once when a worker has it
-    (`broker.unknown_tasks`).
+    (`broker.unknown_tasks`). due_ms: for each id, when it may be claimed again, in Unix milliseconds by Redis's clock.
 
     Returns: for each id, for how many seconds it has waited for code so far (-1: its lease was lost).
     """
@@ -437,7 +443,8 @@ def postpone(
         of_queue = [run for run in runs if run.record.id in ids]
         leases = [run.lease for run in of_queue]
         labels = [label_of(run.record.name, run.record.version) for run in of_queue] if is_unknown else []
-        found = of_alias.postpone(queue, worker_id, leases, delay_seconds, labels=labels)
+        due = [due_ms[run.record.id] for run in of_queue] if due_ms else []
+        found = of_alias.postpone(queue, worker_id, leases, delay_seconds, labels=labels, due_ms=due)
         ages |= dict(zip([run.record.id for run in of_queue], found, strict=True))
     return ages
 

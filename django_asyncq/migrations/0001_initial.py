@@ -126,6 +126,22 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='Rate',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', django_asyncq.core.fields.ExactCharField(max_length=200, verbose_name='name')),
+                ('starts', models.PositiveIntegerField(help_text='Maximum starts.', validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(1000000)], verbose_name='starts')),
+                ('seconds', models.PositiveIntegerField(default=60, help_text='In so many seconds.', validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(31622400)], verbose_name='seconds')),
+                ('burst', models.PositiveIntegerField(default=1, help_text='How many may start at once, after a time without any.', validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(1000000)], verbose_name='burst')),
+            ],
+            options={
+                'verbose_name': 'rate',
+                'verbose_name_plural': 'rates',
+                'ordering': ['name'],
+                'constraints': [models.UniqueConstraint(fields=('name',), name='asyncq_one_rate')],
+            },
+        ),
+        migrations.CreateModel(
             name='Pause',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -17,6 +17,7 @@ from .operating import (
     LockTerm,
     Pause,
     PauseKind,
+    Rate,
     StartupRun,
 )
 from .schedules import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, ScheduleQuerySet, default_timezone
@@ -38,6 +39,7 @@ __all__ = [
     "Overlap",
     "Pause",
     "PauseKind",
+    "Rate",
     "Schedule",
     "ScheduleQuerySet",
     "StartupRun",

@@ -6,7 +6,7 @@ import uuid
 from datetime import UTC
 
 from django.core.exceptions import ValidationError
-from django.core.validators import MinValueValidator
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
@@ -14,6 +14,7 @@ from django.utils.translation import pgettext_lazy
 
 from ..core.fields import DatabaseNow, ExactCharField
 from ..core.names import check_gate_name, uuid7
+from ..core.rates import LONGEST_SECONDS, MOST_BURST, MOST_STARTS, StartRate, interval_of, why_not_burst
 from ..exceptions import InvalidOption
 
 
@@ -152,6 +153,58 @@ class Gate(models.Model):
             check_gate_name(self.name)
         except InvalidOption as error:
             raise ValidationError({"name": str(error)}) from error
+
+
+# --- Rates: how many tasks may start in a time.
+
+
+class Rate(models.Model):
+    """A rate of starts: at most `starts` in each `seconds`, and `burst` of them at once."""
+
+    # Names the row had before its last save. They count by what the tasks declare again.
+    former_names: frozenset[str] | set[str] = frozenset()
+
+    name = ExactCharField(_("name"), max_length=200)
+    starts = models.PositiveIntegerField(
+        _("starts"), validators=[MinValueValidator(1), MaxValueValidator(MOST_STARTS)], help_text=_("Maximum starts.")
+    )
+    seconds = models.PositiveIntegerField(
+        _("seconds"),
+        default=60,
+        validators=[MinValueValidator(1), MaxValueValidator(LONGEST_SECONDS)],
+        help_text=_("In so many seconds."),
+    )
+    burst = models.PositiveIntegerField(
+        _("burst"),
+        default=1,
+        validators=[MinValueValidator(1), MaxValueValidator(MOST_BURST)],
+        help_text=_("How many may start at once, after a time without any."),
+    )
+
+    class Meta:
+        verbose_name = _("rate")
+        verbose_name_plural = _("rates")
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(fields=["name"], name="asyncq_one_rate")]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def start_rate(self) -> StartRate:
+        """What Redis counts by. A row that was written past the checks allows at least something."""
+        return StartRate(interval_of(max(self.starts, 1), max(self.seconds, 1)), max(self.burst, 1))
+
+    def clean(self) -> None:
+        """Refuse a name that cannot be part of a Redis key, and a burst that nobody could wait for."""
+        try:
+            check_gate_name(self.name, "rate")
+        except InvalidOption as error:
+            raise ValidationError({"name": str(error)}) from error
+        # What is no number, or less than one, is refused at its own field.
+        is_number = all(isinstance(each, int) and each > 0 for each in (self.starts, self.seconds, self.burst))
+        if is_number and (remedy := why_not_burst(self.starts, self.seconds, self.burst)):
+            raise ValidationError({"burst": remedy})
 
 
 # --- What the processes of a fleet share: start-up runs, leadership terms, the identity of the database.

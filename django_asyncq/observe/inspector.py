@@ -10,6 +10,7 @@ from ..core.aliases import uses_redis, written_aliases
 from ..exceptions import InvalidOption
 from .of_entries import Entries
 from .of_queues import Gates, Queues, Workers
+from .of_rates import Rates
 from .of_schedules import Schedules
 from .of_tasks import TaskFilter, Tasks
 from .soundness import check
@@ -30,6 +31,7 @@ from .values import (
     OccurrenceInfo,
     Outcome,
     QueueInfo,
+    RateInfo,
     RejectedInfo,
     RunningTask,
     ScheduleInfo,
@@ -60,6 +62,8 @@ __all__ = [
     "Outcome",
     "QueueInfo",
     "Queues",
+    "RateInfo",
+    "Rates",
     "RejectedInfo",
     "RunningTask",
     "ScheduleInfo",
@@ -77,8 +81,8 @@ __all__ = [
 class Inspector:
     """What an operator asks of a project's tasks, grouped by noun.
 
-    backend: the alias in TASKS whose tasks and queues are meant; None for all of them. Gates and schedules belong to
-    none, so they are the same for each. Holds no connection.
+    backend: the alias in TASKS whose tasks and queues are meant; None for all of them. Gates, rates and schedules
+    belong to none, so they are the same for each. Holds no connection.
     Raises: InvalidOption for an alias that TASKS does not name, or whose tasks are not in Redis. The methods raise
     BrokerUnavailable and django.db.Error while a store is unreachable.
     """
@@ -97,6 +101,7 @@ class Inspector:
         self.workers = Workers(backend)
         self.schedules = Schedules()
         self.gates = Gates()
+        self.rates = Rates()
 
     def health(
         self,

@@ -23,6 +23,7 @@ from .values import UnknownInfo
 
 MOST_TASKS = 1_000
 MOST_GATES = 200
+MOST_RATES = 200
 MOST_SCHEDULES = 200
 OTHER = "other"
 
@@ -34,6 +35,14 @@ class GateNumbers(NamedTuple):
     limit: int
     slots: int
     waiting: int
+
+
+class RateNumbers(NamedTuple):
+    """A rate that has a row, or for which tasks wait. refused: how often one had to wait."""
+
+    name: str
+    waiting: int
+    refused: int
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,7 @@ class Numbers:
     runs: dict[tuple[str, str], dict[str, RunCounts]] = field(default_factory=dict)
     workers: list[WorkerInfo] = field(default_factory=list)
     gates: list[GateNumbers] = field(default_factory=list)
+    rates: list[RateNumbers] = field(default_factory=list)
     schedules: int = 0
     overdue_schedules: int = 0
     overdue_seconds: float = 0.0
@@ -76,6 +86,7 @@ def read_numbers() -> Numbers:
         runs=read_runs("worker", [(each.backend, each.queue) for each in queues]),
         workers=inspector.workers.all(),
         gates=_gates(),
+        rates=_rates(inspector),
         schedules=schedules,
         overdue_schedules=overdue,
         overdue_seconds=seconds,
@@ -115,6 +126,11 @@ def _gates() -> list[GateNumbers]:
         # Of each one Redis would have to be asked.
         found.append(GateNumbers(OTHER, sum(limits[name] for name in others), 0, sum(waiting.values())))
     return found
+
+
+def _rates(inspector: Inspector) -> list[RateNumbers]:
+    """Return the first MOST_RATES; there may be one for each customer."""
+    return [RateNumbers(each.rate, each.waiting, each.refused) for each in inspector.rates.limited(MOST_RATES)]
 
 
 def _schedules() -> tuple[int, int, float]:

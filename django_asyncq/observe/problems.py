@@ -31,6 +31,7 @@ from ..storage.errors import Faults, Outages
 from ..storage.routing import rows_of
 from .backlog import LiveRows, backlog_of, contents_of, live_rows
 from .inspector import Inspector
+from .of_rates import names_that_wait
 from .soundness import clock_difference_seconds, mismatches, read_silence, vanished_supervisors
 
 logger = get_logger("django_asyncq.alerts")
@@ -166,12 +167,12 @@ class Looker:
             yield _problem(AlertKind.MISMATCH, each.subject, each.title, each.text, "health")
 
     def _waiting_queues(self) -> Iterator[Problem]:
-        """Find queues in which a task has been due for too long. What is paused may wait."""
+        """Find queues in which a task has been due for too long. What is paused, or waits for a rate, may wait."""
         limit, now = self._limits.oldest_waiting, database_clock.now()
         if limit is None:
             return
         paused = pauses()
-        names = [each.name for each in paused if each.kind == PauseKind.TASK]
+        names = [each.name for each in paused if each.kind == PauseKind.TASK] + names_that_wait()
         queues = {(each.backend, each.name) for each in paused if each.kind == PauseKind.QUEUE}
         live = live_rows(now, without=names)
         try:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from threading import Lock
+from types import MappingProxyType
 from typing import NamedTuple
 
 from django.db.models import Count
@@ -22,6 +23,7 @@ from ..broker import redis_clock
 from ..core.aliases import DEFAULT_ALIAS, prefix_of
 from ..exceptions import BrokerUnavailable, InvalidOption
 from ..models import TaskRecord
+from ..rates import waiting_in
 from ..storage import database_clock
 from ..storage.errors import one_line
 from ..storage.routing import rows_of
@@ -51,7 +53,7 @@ class Scale:
     waiting: as of `QueueInfo`, and the tasks that wait for a gate. arrival_per_s, service_per_s: tasks per second.
     seconds_to_empty: 0 for an empty queue; None while it does not get shorter. slots, busy_slots: of the workers that
     serve it, as far as they may run its tasks. wanted_slots: what would empty it within the target. limited_by:
-    "paused", "gate:NAME", "slots", or "none".
+    "paused", "gate:NAME", "rate:NAME", "slots", or "none".
     """
 
     backend: str
@@ -74,6 +76,7 @@ def read_scale(queue: str, backend: str = DEFAULT_ALIAS, *, target_seconds: floa
     at_gates = rows_of(TaskRecord).order_by().filter(backend=backend, queue_name=queue).waiting_at_gate()
     by_gate = dict(at_gates.values_list("gate").annotate(count=Count("id")).order_by("-count"))
     queued, held = info.waiting, sum(by_gate.values())
+    by_rate = waiting_in(backend, queue)
     serving = inspector.workers.serving(queue)
     running = sum(task.queue == queue for each in serving for task in each.running)
     waiting = queued + held
@@ -94,8 +97,9 @@ def read_scale(queue: str, backend: str = DEFAULT_ALIAS, *, target_seconds: floa
         seconds_to_empty(waiting, arrival, service, is_paused=info.is_paused),
         busy,
         slots,
-        wanted_slots(waiting, arrival, service, running, target_seconds),
-        limited_by(queued, by_gate, slots - busy, is_paused=info.is_paused),
+        # No slot makes those begin sooner that wait for a rate.
+        wanted_slots(max(waiting - sum(by_rate.values()), 0), arrival, service, running, target_seconds),
+        limited_by(queued, by_gate, slots - busy, is_paused=info.is_paused, by_rate=by_rate),
     )
 
 
@@ -168,12 +172,25 @@ def wanted_slots(waiting: int, arrival: float, service: float, running: int, tar
     return math.ceil((arrival + waiting / target_seconds) * run_seconds) or int(waiting > 0)
 
 
-def limited_by(queued: int, by_gate: dict[str, int], free: int, *, is_paused: bool) -> str:
-    """Return what holds the queue back. by_gate: tasks that wait for each gate, the most first. free: its slots."""
+def limited_by(
+    queued: int,
+    by_gate: dict[str, int],
+    free: int,
+    *,
+    is_paused: bool,
+    by_rate: Mapping[str, int] = MappingProxyType({}),
+) -> str:
+    """Return what holds the queue back. free: its slots.
+
+    by_gate, by_rate: tasks that wait for each gate, each rate, the most first.
+    """
     if is_paused:
         return "paused"
     if by_gate and sum(by_gate.values()) >= queued:
         return f"gate:{next(iter(by_gate))}"
+    # These are among the queued.
+    if by_rate and 2 * sum(by_rate.values()) >= queued:
+        return f"rate:{next(iter(by_rate))}"
     if queued and free <= 0:
         return "slots"
     return "none"

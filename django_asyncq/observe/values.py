@@ -258,6 +258,23 @@ class GateDetails(GateInfo):
 
 
 @dataclass(frozen=True, slots=True)
+class RateInfo:
+    """A rate: a start per `interval_seconds`, and `burst` at once; None where neither a row nor this code says it.
+
+    has_row: whether a row overrides what tasks declare. waiting: tasks that wait for it. refused: how often one had to
+    wait, since Redis knows the rate. next_start_at: when a start is free again; None for now.
+    """
+
+    rate: str
+    interval_seconds: float | None
+    burst: int | None
+    has_row: bool
+    waiting: int
+    refused: int
+    next_start_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class GateDrift:
     """What an audit of a gate repaired. added: tasks without a slot; removed: slots without a task."""
 

@@ -20,6 +20,7 @@ from ..core.masking import masker_of
 from ..exceptions import BrokerUnavailable
 from ..models import FailureReason, Pause, TaskRecord, TaskState
 from .fleet import Fleet
+from .of_rates import wait_of
 
 
 class Keeper(Enum):
@@ -34,6 +35,7 @@ class Keeper(Enum):
     TASK_PAUSED = "the task {subject} is paused"
     GATE_PAUSED = "the gate {subject} is paused"
     UNSERVED = "no worker takes the queue {subject}"
+    RATE = "it waits for the rate {subject}: looked at in about {seconds:,} s"
     GATE_FULL = "it waits for a slot of the gate {subject}"
     RETRY = "it is retried in {seconds:,} s"
     DUE = "it waits for a free worker"
@@ -52,6 +54,14 @@ class Why(NamedTuple):
     at: datetime | None = None
     pause: Pause | None = None
     place: int | None = None
+
+    @property
+    def limited_by(self) -> str:
+        """What limits it, in the words of `Scale.limited_by`."""
+        if self.pause is not None:
+            return "paused"
+        kinds = {Keeper.GATE_FULL: f"gate:{self.subject}", Keeper.RATE: f"rate:{self.subject}", Keeper.DUE: "slots"}
+        return kinds.get(self.keeper, "none")
 
     def text(self, now: datetime) -> str:
         """Return a sentence without a full stop, in English."""
@@ -141,4 +151,15 @@ def _of_queued(row: TaskRecord, fleet: Fleet) -> Why:
             return Why(Keeper.UNSERVED, row.queue_name)
         if not any(each.knows(row.name, row.version) for each in serving):
             return Why(Keeper.UNKNOWN, label_of(row.name, row.version))
+        if (rate := _of_rate(row)) is not None:
+            return rate
     return Why(Keeper.DUE)
+
+
+def _of_rate(row: TaskRecord) -> Why | None:
+    """Return that a task waits for its rate; None when it does not, and when Redis cannot say so."""
+    try:
+        found = wait_of(row)
+    except BrokerUnavailable:
+        return None
+    return None if found is None else Why(Keeper.RATE, found[0], at=found[1])

@@ -60,6 +60,7 @@ from .contexts import steady_seconds, travel
 from .fair_order import FairOrders
 from .faults import ProcessDied
 from .quiet import quiet
+from .rates import next_start
 
 # --- Which calls the test kit runs together, and when, by the clock of the test. Workers ask Redis.
 
@@ -398,6 +399,8 @@ class Runner(RunSteps):
         # Those that wait for others.
         self._in_groups: set[UUID] = set()
         self._fair_orders = FairOrders()
+        # When those that wait for their rate are looked at next.
+        self._rated: dict[UUID, datetime] = {}
 
     # --- which
 
@@ -445,6 +448,7 @@ class Runner(RunSteps):
             .values_list("unique_until", flat=True),
         ]
         times += [ripe_at for _, ripe_at in groups_of(self._grouped())]
+        times += self._rated.values()
         return min((each for each in times if each is not None and each > self._looked_at), default=None)
 
     def _unfinished(self) -> TaskRecordQuerySet:
@@ -510,11 +514,17 @@ class Runner(RunSteps):
         is_due = Q(run_after=None) | Q(run_after__lte=self._looked_at)
         due = self.rows.queued().filter(is_due, after_id=None, batch_id=None, is_remote=False)
         due = due.exclude(is_paused()).filter(reason=FailureReason.NONE)
-        while (found := self._first_id(due.exclude(id__in=self._unreadable | self._in_groups))) is not None:
-            if record := lifecycle.load_rows([str(found)]).get(str(found)):
+        self._rated = {id: at for id, at in self._rated.items() if at > self._looked_at}
+        while True:
+            found = self._first_id(due.exclude(id__in={*self._unreadable, *self._in_groups, *self._rated}))
+            if found is None:
+                return None
+            if (record := lifecycle.load_rows([str(found)]).get(str(found))) is None:
+                self._unreadable.add(found)
+            elif (at := next_start(record)) is None:
                 return record
-            self._unreadable.add(found)
-        return None
+            else:
+                self._rated[found] = at
 
     def _first_id(self, due: TaskRecordQuerySet) -> UUID | None:
         if fairness.declared and due.filter(name__in=fairness.declared).exists():

@@ -36,6 +36,7 @@ from .capacity import Capacity
 from .executors import Executors
 from .job import Job, JobPhase
 from .options import WorkerOptions
+from .rates import RateKeeper
 from .report import Reporter
 from .slot_table import Pulse
 from .wakeup import Notice, Reason, Wakeup
@@ -314,6 +315,7 @@ class Fetcher:
         self.order = QueueOrder(broker, options.queues, strict=options.strict)
         self.pacing = Pacing()
         self.paused_tasks = PausedTasks(worker_id)
+        self.rates = RateKeeper(broker, worker_id, capacity.jobs)
         self.faults = Faults(logger, "worker %s cannot fetch", worker_id, over="worker %s fetches again")
         self.waits: list[PushWait] = []
         self.listener: WorkerListener | None = None
@@ -360,6 +362,8 @@ class Fetcher:
             found.append(shortest)
         if self.is_idle:
             found.append(self.pacing.until_wait())
+        if self.capacity.jobs.held:
+            found.append(self.rates.until_release())
         return min(found)
 
     # --- fetching
@@ -369,6 +373,8 @@ class Fetcher:
 
         If not, the main thread sleeps at once: the slots need the interpreter to begin the tasks that have come.
         """
+        if self.capacity.jobs.held:
+            self.executors.put(self.rates.released())
         again = self._fetch()
         return_connections()
         self.capacity.expects_more = self.pacing.is_due()
@@ -587,7 +593,8 @@ class Fetcher:
     # --- what was fetched
 
     def _start(self, runs: Sequence[lifecycle.Run], taken_at: float) -> None:
-        """Find each task's code and give it to the slots; postpone those that are paused or not registered here.
+        """Find each task's code and give it to the slots; postpone those that are paused, that are not
+        registered here, or whose rate lets them wait.
 
         Raises: BrokerUnavailable, django.db.Error; then none has begun.
         """
@@ -605,6 +612,7 @@ class Fetcher:
             self.uncertain.update(run.record.queue_name for run in runs)
             raise
         jobs: list[Job] = []
+        rated: list[Job] = []
         unknown: list[tuple[lifecycle.Run, TaskNotRegistered]] = []
         found: dict[tuple[str, int], Task[Any, Any] | TaskNotRegistered] = {}
         for name, version in {(run.record.name, run.record.version) for run in starting}:
@@ -616,8 +624,17 @@ class Fetcher:
             task = found[run.record.name, run.record.version]
             if isinstance(task, TaskNotRegistered):
                 unknown.append((run, task))
-            else:
+            elif task.rate is None:
                 jobs.append(Job(run, task, taken_at))
+            else:
+                rated.append(Job(run, task, taken_at))
+        if rated:
+            try:
+                jobs += self.rates.admit(rated)
+            except STORE_ERRORS:
+                # As above: nothing begins without its rate.
+                self.uncertain.update(run.record.queue_name for run in runs)
+                raise
         self.executors.put(jobs)
         if unknown:
             self._postpone(unknown)

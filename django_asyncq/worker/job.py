@@ -67,6 +67,7 @@ class Job:
     progress_noted, progress_recorded: the progress that was last written to Redis, and to the row;
     progress_recorded_at: when to the row, in monotonic seconds.
     is_in_completion: its function is in the transaction that completes it.
+    rate: the name of the rate of which it takes a start before it begins; "" for none.
     """
 
     run: Run
@@ -99,6 +100,7 @@ class Job:
     progress_recorded: Any = None
     progress_recorded_at: float = -math.inf
     is_in_completion: bool = False
+    rate: str = ""
 
     @property
     def timeout_seconds(self) -> float | None:
@@ -269,6 +271,8 @@ class Jobs:
 
     def __init__(self) -> None:
         self.waiting: dict[Job, None] = {}
+        # Those that may start in an instant: until when, in monotonic seconds. They take no capacity. See `rates`.
+        self.held: dict[Job, float] = {}
         self.busy: set[Job] = set()
 
     # --- called by the main thread
@@ -287,6 +291,17 @@ class Jobs:
                 taken.append(job)
         return taken
 
+    def hold(self, job: Job, until: float) -> None:
+        """Keep a job from the slots. until: monotonic seconds."""
+        self.held[job] = until
+
+    def take_held(self, now: float = math.inf) -> list[Job]:
+        """Remove and return the held jobs whose time has come; by default all of them."""
+        found = [job for job, until in self.held.items() if until <= now]
+        for job in found:
+            del self.held[job]
+        return found
+
     @property
     def running(self) -> list[Job]:
         """The jobs in a slot."""
@@ -295,7 +310,7 @@ class Jobs:
     @property
     def all(self) -> list[Job]:
         """All jobs, those that wait first: one that enters a slot meanwhile may be listed twice."""
-        return [*self.waiting.copy(), *self.running]
+        return [*self.held.copy(), *self.waiting.copy(), *self.running]
 
     # --- called by the slots
 

@@ -243,7 +243,7 @@ class WorkerProcess:
         logger.info("worker %s %s", self.worker_id, "takes no more tasks" if is_draining else "takes tasks again")
         if is_draining:
             self.fetcher.pause()
-            self.requeue(self.jobs.take_waiting(time.monotonic()))
+            self.requeue([*self.jobs.take_held(), *self.jobs.take_waiting(time.monotonic())])
         else:
             self.fetcher.resume()
         self.pulse.note_takes_none(takes_none=is_draining)
@@ -310,7 +310,7 @@ class WorkerProcess:
         grace_seconds = conf.current().shutdown_grace_seconds
         self.pulse.excuse(grace_seconds + REPORT_SECONDS + EXIT_SECONDS)
         self.fetcher.stop()
-        self.requeue(self.jobs.take_waiting(time.monotonic()))
+        self.requeue([*self.jobs.take_held(), *self.jobs.take_waiting(time.monotonic())])
         deadline = time.monotonic() + grace_seconds
         self.wakeup.expect(Reason.IDLE)
         while self._has_running() and time.monotonic() < deadline and not self._is_in_a_hurry:

@@ -49,6 +49,7 @@ from .checkpoints import keep
 from .complete import Completion, arguments_of, causes_of, storable
 from .job import Job, JobPhase, Outcome, OutcomeKind, StopFlag
 from .marks import await_until_marked, is_marked_first, wait_until_marked, wait_within_run
+from .rates import RateKeeper
 from .report import Reporter
 from .slot_table import SlotTable
 
@@ -252,12 +253,15 @@ class JobRunner(RunSteps):
         self.timeout_grace_seconds = conf.current().timeout_grace_seconds
         # Runs isolated jobs elsewhere; None where they run here.
         self.isolate: Callable[[Job], object] | None = None
+        self.rates = RateKeeper(reporter.broker, worker_id, capacity.jobs)
 
     def run(self, job: Job, *, refresh: bool) -> None:
         """Run a `def` task, or an isolated task of either kind.
 
         refresh: the thread has waited, so its database connections may be too old (CONN_MAX_AGE, CONN_HEALTH_CHECKS).
         """
+        if job.rate and not self.rates.may_start(job):
+            return
         # One that is cancelled finishes here: nothing of it is called.
         if job.task.isolated and self.isolate is not None and not job.is_cancelled:
             self.isolate(job)
@@ -280,6 +284,8 @@ class JobRunner(RunSteps):
 
     async def arun(self, job: Job) -> None:
         """Run an `async def` task."""
+        if job.rate and not await self.rates.may_start_async(job):
+            return
         value, exception = None, None
         try:
             async with own_thread():

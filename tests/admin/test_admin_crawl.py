@@ -22,6 +22,7 @@ from django_asyncq.models import (
     Gate,
     Pause,
     PauseKind,
+    Rate,
     Schedule,
     StartupRun,
     TaskLogLine,
@@ -35,7 +36,7 @@ from ..admin_cases import client_with, error, make
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-MODELS = [TaskRecord, Gate, Pause, Schedule, StartupRun, BulkAction]
+MODELS = [TaskRecord, Gate, Rate, Pause, Schedule, StartupRun, BulkAction]
 # What answers a POST only; nobody is sent there by a link.
 ACTING = re.compile(
     r"_(retry|run|cancel|pause|resume|stop|drain|undrain|release|repair|switch|secrets|forget)$|schedule_run$|_run$"
@@ -60,6 +61,7 @@ def fill(text: str) -> None:
     """Make one thing of each kind, with a text wherever one can be."""
     now, short = timezone.now(), text[:100]
     Gate.objects.create(name="narrow", limit=2)
+    Rate.objects.create(name=short, starts=1)
     values = {"errors": [error(text, traceback=text, worker=short)], "kwargs": {"a": text}, "args": [text]}
     failed = make(name=short[:90] or "x", last_exception=short, gate=short, group=short, cancelled_by=short, **values)
     make(TaskState.SUCCEEDED, return_value=text, progress={"done": 1, "message": short, "data": {"k": short}})

@@ -18,7 +18,7 @@ from django.test import Client
 from django.urls import get_resolver
 
 from django_asyncq.control import start_bulk
-from django_asyncq.models import BulkAction, Gate, PauseKind, Schedule, TaskRecord, TaskState
+from django_asyncq.models import BulkAction, Gate, PauseKind, Rate, Schedule, TaskRecord, TaskState
 
 from ..admin_cases import LIST, client_with, make
 from .test_admin_crawl import ACTING, MODELS, fill, stored
@@ -37,7 +37,7 @@ class Action(NamedTuple):
     posted: dict[str, Any] = {}
 
 
-TASK, GATE, SCHEDULE, BULK = "{taskrecord}", "{gate}", "{schedule}", "{bulkaction}"
+TASK, GATE, RATE, SCHEDULE, BULK = "{taskrecord}", "{gate}", "{rate}", "{schedule}", "{bulkaction}"
 ACTIONS = {
     "retry": Action(f"{LIST}{TASK}/retry/", {"view_taskrecord", "retry_task"}),
     "run": Action(f"{LIST}{TASK}/run/", {"view_taskrecord", "retry_task"}),
@@ -66,6 +66,8 @@ ACTIONS = {
     "gate_repair": Action(f"{APP}gate/{GATE}/repair/", {"view_gate", "change_gate"}),
     "gate_add": Action(f"{APP}gate/add/", {"add_gate"}, {"name": "new", "limit": "3", "expected_seconds": "1"}),
     "gate_delete": Action(f"{APP}gate/{GATE}/delete/", {"delete_gate"}, {"post": "yes"}),
+    "rate_add": Action(f"{APP}rate/add/", {"add_rate"}, {"name": "new", "starts": "3", "seconds": "1", "burst": "1"}),
+    "rate_delete": Action(f"{APP}rate/{RATE}/delete/", {"delete_rate"}, {"post": "yes"}),
     "schedule_run": Action(f"{APP}schedule/{SCHEDULE}/run/", {"view_schedule", "run_schedule"}),
     "schedule_resume": Action(f"{APP}schedule/resume/", {"change_schedule"}),
     "schedule_switch": Action(f"{APP}schedule/{SCHEDULE}/switch/", {"change_schedule"}, {"enabled": "0"}),
@@ -88,6 +90,7 @@ def ids() -> dict[str, str]:
         "taskrecord": task.pk,
         "queued": queued.pk,
         "gate": Gate.objects.first(),
+        "rate": Rate.objects.first(),
         "schedule": Schedule.objects.first(),
         "bulkaction": BulkAction.objects.latest("id"),
     }

@@ -158,6 +158,8 @@ def other_key(kind: str) -> str:
         return lock_key(f"{conf.current().key_prefix}.maintenance")
     arguments = {
         "scheduler_key": ("s",),
+        "rate_key": ("r",),
+        "rate_looks_key": ("r",),
         "scheduler_history_key": ("1",),
     }
     arguments |= dict.fromkeys(("server_key", "server_running_key", "worker_info_key"), ("h:1:s",))

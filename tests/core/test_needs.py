@@ -31,6 +31,8 @@ ALONE: dict[str, Any] = {
     "expected_seconds": 3,
     "on_duplicate": "return",
     "unique_until": "start",
+    "rate_per": "api",
+    "burst": 5,
     "soft_timeout": 3,
     "payload": "bytes",
     "group": "g",
@@ -61,7 +63,7 @@ def test_an_option_alone_is_refused_where_it_is_written(option: str) -> None:
         with pytest.raises(InvalidOption, match=refused):
             task(**{option: ALONE[option]})(plain)
     declared = task(plain)
-    if option not in ("payload", "upgrade"):
+    if option not in ("payload", "upgrade", "rate_per", "burst"):
         with pytest.raises(InvalidOption, match=refused):
             declared.using(**{option: ALONE[option]})
     if compat.HAS_DJANGO_TASKS and option != "group":

@@ -33,6 +33,7 @@ from django_asyncq.models import (
     Occurrence,
     OccurrenceOutcome,
     PauseKind,
+    Rate,
     Schedule,
     TaskRecord,
     TaskState,
@@ -348,6 +349,7 @@ def exported() -> set[str]:
     counts = RunCounts()
     counts.took.buckets[0] = counts.waited.buckets[0] = 1
     RunCounting().add("default", {"tests.tasks.add": counts})
+    Rate.objects.create(name="api", starts=2)
     Gate.objects.create(name="narrow", limit=2)
     fired("nightly", make())
     registry = CollectorRegistry(auto_describe=False)

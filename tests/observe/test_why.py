@@ -12,18 +12,22 @@ import pytest
 from django.core.management import call_command
 from django.utils import timezone
 
-from django_asyncq import control
+from django_asyncq import control, rates
 from django_asyncq.broker import Broker
 from django_asyncq.core.names import uuid7
+from django_asyncq.core.rates import rate_of
 from django_asyncq.core.registry import registered_names
 from django_asyncq.gates import members
 from django_asyncq.models import FailureReason, Gate, PauseKind, TaskRecord, TaskState
 from django_asyncq.observe.fleet import Fleet
 from django_asyncq.observe.inspector import WorkerInfo
 from django_asyncq.observe.why import Keeper, why_not_running
+from django_asyncq.rates import Waiter
+from django_asyncq.worker.rates import waiter_of
 
 from .. import tasks
 from ..admin_cases import LIST, client_with, make
+from ..rate_tasks import hourly
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -63,6 +67,12 @@ CASES: dict[Keeper, tuple[dict[str, Any], tuple[str, str] | None, str, str]] = {
         "no worker takes the queue mail",
     ),
     Keeper.GATE_FULL: (WAITS, None, "waits for a slot of gate narrow", "it waits for a slot of the gate narrow"),
+    Keeper.RATE: (
+        {"state": QUEUED, "name": "tests.rate_tasks.hourly"},
+        None,
+        "waits for the rate hourly, looked at in",
+        "it waits for the rate hourly: looked at in about 3",
+    ),
     Keeper.RETRY: ({"retry_at": LATER}, None, "retry in 4 d (attempt 1 of 1)", "it is retried in 38"),
     Keeper.DUE: ({"state": QUEUED}, None, "waits for a free worker", "it waits for a free worker"),
     Keeper.TIMEOUT: (
@@ -105,6 +115,11 @@ def test_each_surface_gives_the_same_answer(keeper: Keeper, fleet: None) -> None
     values, paused, shown, said = CASES[keeper]
     Gate.objects.create(name="narrow", limit=1)
     row = make(**{"state": FAILED, **values})
+    if keeper is Keeper.RATE:
+        # The third of the burst of two waits for an hour.
+        rates.build("hourly")
+        others = [Waiter("default", "default", name) for name in "ab"]
+        rates.ask(Broker(), "hourly", rate_of(hourly), [*others, waiter_of(row)], "start")
     if paused:
         control.pause(*paused, by="ann")
     client = client_with("view_taskrecord")

@@ -202,7 +202,7 @@ def test_dotted_names_in_the_docs_exist(page: Path) -> None:
 PERMISSIONS = {
     f"{verb}_{model}"
     for verb in ("add", "change", "delete", "view", "retry", "run")
-    for model in ("taskrecord", "task", "gate", "schedule", "startuprun", "bulkaction")
+    for model in ("taskrecord", "task", "gate", "rate", "schedule", "startuprun", "bulkaction")
 } | {"cancel_task", "enqueue_task", "view_payload", "pause_queue", "drain_worker", "release_slot"}
 
 

@@ -26,7 +26,11 @@ if not known[1] or known[2] and not limit or limit and limit > 0 and is_stale th
   return {'unbuilt', 0, 0, '0', 0, 0}
 end
 local paused, free = known[6] and 'paused', 0
-if not paused and (limit or 0) <= 0 then return {limit and 'open' or 'undefined', limit or 0, 0, expected, 0, 0} end
+if not paused and (limit or 0) <= 0 then
+  -- Whoever waited for a slot needs none now.
+  for i = 8, ARGV[4] == 'wait' and #ARGV or 0, 3 do call('ZREM', waiters, ARGV[i]) end
+  return {limit and 'open' or 'undefined', limit or 0, 0, expected, 0, 0}
+end
 local full_seconds = math.min(math.max(math.ceil(10 * expected), 3600), 86400)
 local hold = ARGV[1] == '0' and full_seconds or tonumber(ARGV[1])
 

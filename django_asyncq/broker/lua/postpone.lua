@@ -1,13 +1,13 @@
 -- Postpone tasks that cannot run here now: move them from active to scheduled.
 -- KEYS: 1 active, 2 lease, 3 held, 4 scheduled, 5 due (ms), 6 unknown
 -- ARGV: 1 task key prefix, 2 delay in seconds, 3 due channel, then for each task: id, fence, label: under which it waits
---       for code that has it, or ""
+--       for code that has it, or "", when it is due in Unix ms, or "" for the delay
 -- Returns for each the seconds since it was first put aside for want of code, 0 when it was not before; -1 when it is stale (nothing changed) or missing.
 -- Invariant: an id is in one list. Forwarders are notified when one of these tasks is now the nearest.
 local now = tonumber(call('TIME')[1])
 local ages, nearer = {}, false
-for i = 4, #ARGV, 3 do
-  local id, fence, label = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+for i = 4, #ARGV, 4 do
+  local id, fence, label, due_ms = unpack(ARGV, i, i + 3)
   local key = ARGV[1] .. id
   local known = call('HMGET', key, 'fence', 'state', 'parked_at')
   local since = past(known[3], now)
@@ -22,13 +22,18 @@ for i = 4, #ARGV, 3 do
     if known[2] then
       call('HDEL', key, 'worker')
       call('HSET', key, 'state', 'scheduled')
-      call('ZREM', KEYS[5], id)
-      call('ZADD', KEYS[4], now + ARGV[2], id)
+      if due_ms == '' then
+        call('ZREM', KEYS[5], id)
+        call('ZADD', KEYS[4], now + ARGV[2], id)
+      else
+        call('ZADD', KEYS[4], math.ceil(due_ms / 1000), id)
+        call('ZADD', KEYS[5], due_ms, id)
+      end
       if label ~= '' then
         if not since then call('HSET', key, 'parked_at', now) end
         call('ZADD', KEYS[6], 0, label .. '\n' .. id)
       end
-      nearer = nearer or call('ZRANGE', KEYS[4], 0, 0)[1] == id
+      nearer = nearer or call('ZRANGE', due_ms == '' and KEYS[4] or KEYS[5], 0, 0)[1] == id
     end
     ages[#ages + 1] = known[2] and now - (since or now) or -1
   end

@@ -89,7 +89,7 @@ def _show(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> No
     if task is None:
         raise CommandError(f"No task has the id {ids[0]}, and no queue in Redis an entry with it.")
     shown = asdict(task) if options["unmasked"] else _masked(task)
-    shown["why_not_running"] = _why(ids[0])
+    shown["why_not_running"], shown["limited_by"] = _why(ids[0])
     printer.document(shown)
     for name in ("args", "kwargs", "headers", "return_value", "progress", "checkpoint", "worker_ids"):
         if shown[name] not in (None, [], {}):
@@ -101,12 +101,12 @@ def _show(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> No
         printer.line(str(error.get("traceback") or "").rstrip())
 
 
-def _why(id: UUID) -> str:
-    """Return why a task does not run; "" for one that runs, and for a finished one."""
+def _why(id: UUID) -> tuple[str, str]:
+    """Return why a task does not run, and what limits it; "" for one that runs, and for a finished one."""
     load_task_modules()
     row, fleet = rows_of(TaskRecord).filter(pk=id).first(), read_fleet()[0]
     why = row and why_not_running(row, fleet, with_place=True)
-    return why.text(fleet.now) if why else ""
+    return (why.text(fleet.now), why.limited_by) if why else ("", "")
 
 
 def _show_entry(printer: Printer, entry: EntryDetails) -> None:

@@ -29,6 +29,7 @@ NOUNS = {
     "groups": "list the groups that wait to be aggregated",
     "schedules": "list, run, enable and disable schedules",
     "gates": "list, show, repair, set, pause and resume gates",
+    "rates": "list and show rates of starts",
     "alerts": "look what is wrong by the limits of the settings, and send it",
     "health": "say whether tasks are being run, by the exit code too",
     "check-deploy": "say whether this code can run what waits, by the exit code too",
