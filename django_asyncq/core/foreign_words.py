@@ -40,11 +40,7 @@ AROUND = 'name a function that returns a context manager in the settings: ASYNCQ
 # Those that people write as an option of `@task` or `using`, or as an argument of `enqueue`. None is an option of ours.
 OPTIONS = _by_word(
     ("countdown eta delay schedule_in schedule_at scheduled_at enqueue_in enqueue_at at in_seconds", LATER),
-    (
-        "rate_limit",
-        "no limit counts the tasks of a minute; a gate (an admission limit) bounds how many are queued or running: "
-        'write @task(gate="mails", queue_limit=10)',
-    ),
+    ("rate_limit", 'write @task(rate="10/m"): at most so many starts, for all workers together'),
     ("bind context include_context pass_context", CONTEXT),
     ("acks_late acks_on_failure_or_timeout reject_on_worker_lost task_reject_on_worker_lost ack_failure", ALWAYS),
     ("autoretry_for retry_when retry_for", "write @task(retry_on=(OSError,), max_attempts=4)"),
@@ -66,7 +62,10 @@ OPTIONS = _by_word(
     ("name actor_name shared_name", NAMED),
     ("task_id job_id message_id", 'each call has an id of its own; write @task(unique="{order_id}") for one at a time'),
     ("once queueing_lock unique_for lock_ttl", 'write @task(unique="{order_id}", unique_until="end")'),
-    ("lock singleton concurrency_limit", 'write @task(gate="export-{user_id}", queue_limit=1)'),
+    (
+        "lock singleton concurrency_limit",
+        'write @task(gate="export-{user_id}", queue_limit=1), and on_full="wait" to have others wait',
+    ),
     ("periodic repeat cron crontab", 'write @task(schedule=cron("0 6 * * *")), or schedule=every(minutes=5)'),
     ("meta tags description", 'write task.using(headers={"tenant": "north"}).enqueue(…)'),
     ("base", AROUND),

@@ -54,12 +54,12 @@ def test_foreign_options_of_schedules_and_of_django_s_decorator() -> None:
     """They have the same answers."""
     options: Any = {"rate_limit": "10/m"}
     for name, declare in (("cron", lambda: cron("* * * * *", **options)), ("every", lambda: every(3, **options))):
-        with pytest.raises(TypeError, match=rf"{name}\(\) has no option 'rate_limit': no limit counts"):
+        with pytest.raises(TypeError, match=rf"{name}\(\) has no option 'rate_limit': write @task\(rate="):
             declare()
     if compat.HAS_DJANGO_TASKS:
         from django.tasks import task as of_django
 
-        with pytest.raises(TypeError, match=r"'rate_limit': no limit counts|unexpected keyword"):
+        with pytest.raises(TypeError, match=r"'rate_limit': write @task|unexpected keyword"):
             of_django(**options)(tasks.tidy.func)
 
 
