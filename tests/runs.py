@@ -37,11 +37,14 @@ def taken_by(worker_id: str) -> lifecycle.Run:
 
 
 @contextmanager
-def worker_process(*, concurrency: int = 2) -> Iterator[WorkerProcess]:
-    """A worker of the queue `default` in this process, whose main thread is the test's; its reporter is not started."""
+def worker_process(*, concurrency: int = 2, **options: Any) -> Iterator[WorkerProcess]:
+    """A worker of the queue `default` in this process, whose main thread is the test's; its reporter is not started.
+
+    options: others of `WorkerOptions`.
+    """
     ours, theirs = multiprocessing.Pipe()
-    options = WorkerOptions(concurrency=concurrency, queues={"default": 1})
-    process = WorkerProcess(options, SlotTable(2 * concurrency), theirs)
+    given = WorkerOptions(**{"queues": {"default": 1}, **options}, concurrency=concurrency)
+    process = WorkerProcess(given, SlotTable(2 * concurrency), theirs)
     try:
         yield process
     finally:

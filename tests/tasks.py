@@ -43,6 +43,7 @@ from . import (  # noqa: F401 - their tasks are registered
     paused_tasks,
     process_tasks,
     settings_tasks,
+    slot_tasks,
     stop_tasks,
     unique_tasks,
 )

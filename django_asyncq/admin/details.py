@@ -283,7 +283,7 @@ def _facts_of_worker(info: WorkerInfo, fleet: Fleet) -> list[Fact]:
         Fact(_("Host"), info.host, True),
         Fact(_("Process"), str(info.pid), True),
         Fact(_("Backend"), info.backend, True),
-        Fact(_("Queues"), ", ".join(sorted(info.queues)), True),
+        Fact(_("Queues"), info.queues_text.replace(",", ", "), True),
         Fact(_("Slots in use"), f"{info.busy} / {info.slots}"),
         Fact(_("Memory"), filesizeformat(info.rss_bytes) if info.rss_bytes else "–"),
         Fact(_("Started"), base.time_element(info.started_at, fleet.now)),

@@ -55,7 +55,7 @@ def _shown(
         url=url_of_worker(model_admin, worker),
         state=state,
         state_class=state_class,
-        queues=", ".join(name if weight == 1 else f"{name}={weight}" for name, weight in sorted(worker.queues.items())),
+        queues=", ".join(_queue(worker, name, weight) for name, weight in sorted(worker.queues.items())),
         memory=filesizeformat(worker.rss_bytes) if worker.rss_bytes else "",
         started=base.time_element(worker.started_at, fleet.now),
         beat=base.time_element(worker.beat_at, fleet.now),
@@ -65,6 +65,12 @@ def _shown(
         ],
         more=max(0, len(worker.running) - MOST_RUNNING),
     )
+
+
+def _queue(worker: WorkerInfo, name: str, weight: int) -> str:
+    """Return a queue as `runworkers --queues` reads it, with a weight and slots that are not those of most."""
+    text = name if weight == 1 else f"{name}={weight}"
+    return f"{text}:{worker.queue_slots[name]}" if name in worker.queue_slots else text
 
 
 def _codes(fleet: Fleet) -> list[SimpleNamespace]:

@@ -62,7 +62,8 @@ class Details:
     alias: in TASKS. processes: how many its supervisor keeps, those in quarantine aside. finished: how many runs have
     finished there. rss_bytes: its memory; 0 when not known. beat_at: when this was written, by Redis's time in Unix
     seconds. tasks: names by which its code knows tasks, former ones too. versions: of the arguments of those where that
-    is not 1. is_leader: whether its supervisor leads the fleet. is_quarantined: whether it runs suspects only.
+    is not 1. queue_slots: how many of its slots may run tasks of a queue, for those with a limit. is_leader: whether
+    its supervisor leads the fleet. is_quarantined: whether it runs suspects only.
     """
 
     worker_id: str = ""
@@ -76,6 +77,7 @@ class Details:
     beat_at: float = 0.0
     tasks: tuple[str, ...] = ()
     versions: Mapping[str, int] = field(default_factory=dict)
+    queue_slots: Mapping[str, int] = field(default_factory=dict)
     is_draining: bool = False
     is_leader: bool = False
     is_quarantined: bool = False
@@ -256,7 +258,8 @@ def _details(written: Any) -> Details | None:
     kept: dict[str, Any] = {name: value for name, value in found.items() if type(value) is type(default.get(name))}
     tasks = found.get("tasks")
     kept["tasks"] = tuple(map(str, tasks)) if isinstance(tasks, list) else ()
-    kept["versions"] = {name: version for name, version in kept.get("versions", {}).items() if type(version) is int}
+    for name in ("versions", "queue_slots"):
+        kept[name] = {key: number for key, number in kept.get(name, {}).items() if type(number) is int}
     return Details(**kept)
 
 

@@ -51,6 +51,8 @@ class PushWait:
         # Monotonic seconds at which the wait in progress began; None when there is none.
         self.since: float | None = None
         self._queue_of = {access.keys(queue).wake: queue for queue in queues}
+        # The keys of the wait in progress.
+        self._asked: list[str] = []
         self._pool: Any = None
         self._connection: Any = None
 
@@ -59,19 +61,34 @@ class PushWait:
         """What to sleep on; None when nothing waits."""
         return None if self.since is None else socket_of(self._connection)
 
-    def begin(self) -> None:
-        """Begin to wait, unless this is waiting. Raises: BrokerUnavailable; nothing waits then."""
+    def begin(self, without: Collection[str] = ()) -> list[str]:
+        """Begin to wait, unless this is waiting for all of the queues that it is to wait for.
+
+        without: queues not to be woken for; when it is for no other, nothing waits.
+        Returns: the queues of a wait that was ended for this one: a token that came at that moment is lost.
+        Raises: BrokerUnavailable; nothing waits then.
+        """
+        wanted = list(self._queue_of)
+        if without:
+            wanted = [key for key in wanted if self._queue_of[key] not in without]
+        left: list[str] = []
         if self.since is not None and time.monotonic() - self.since < clients.BLOCK_SECONDS + PATIENCE_SECONDS:
-            return
+            if len(wanted) <= len(self._asked) and set(wanted) <= set(self._asked):
+                return left
+            left = [self._queue_of[key] for key in self._asked]
+            self.close()
+        if not wanted and self.since is None:
+            return left
         try:
             if self.since is not None:
                 raise TimeoutError("no reply")
             self._connect()
             since = time.monotonic()
-            self._connection.send_command("BLPOP", *self._queue_of, clients.BLOCK_SECONDS)
+            self._connection.send_command("BLPOP", *wanted, clients.BLOCK_SECONDS)
         except Exception as error:
             raise self._give_up(error) from error
-        self.since = since
+        self.since, self._asked = since, wanted
+        return left
 
     def read(self) -> str | None:
         """Read what ended the wait: the queue that may have tasks, "" when its time was over; None if it goes on.

@@ -159,6 +159,7 @@ class HeartbeatWriter:
             beat_at=redis_clock.seconds(),
             tasks=tuple(sorted(known)),
             versions={name: version for name, version in known.items() if version != 1},
+            queue_slots={} if child.is_alone else self.options.queue_slots,
             is_draining=child.is_draining and child.slot_table.pulse.takes_none,
             is_leader=self.is_leader(),
             is_quarantined=child.is_quarantined,

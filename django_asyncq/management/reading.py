@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -151,6 +151,16 @@ def check_queues(backend: Any, names: Collection[str]) -> None:
         )
 
 
+def check_queue_slots(queue_slots: Mapping[str, int], concurrency: int) -> None:
+    """Refuse a queue with more slots than each process has. Raises: CommandError with the remedy."""
+    for queue, slots in queue_slots.items():
+        if slots > concurrency:
+            raise CommandError(
+                f"--queues gives the queue {queue!r} {counted(slots, 'slot')}, and each process has only "
+                f"{concurrency}. Write {queue}:{concurrency} or less, or give --concurrency {slots} or more."
+            )
+
+
 def _remedy() -> str:
     usable = [alias for alias in sorted(_written()) if _can_be_run(alias)]
     if not usable:
@@ -200,5 +210,6 @@ def banner(
 def _queues(options: WorkerOptions) -> str:
     if not options.queues:
         return "all that there are"
-    weights = ", ".join(f"{name}={weight}" for name, weight in options.queues.items())
+    limits = {name: f":{slots}" for name, slots in options.queue_slots.items()}
+    weights = ", ".join(f"{name}={weight}{limits.get(name, '')}" for name, weight in options.queues.items())
     return f"{weights} (strict: the highest weight first)" if options.strict else weights

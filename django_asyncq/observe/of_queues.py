@@ -356,4 +356,5 @@ def _worker_info(each: servers.WorkerInfo, alias: str) -> WorkerInfo:
         tasks=list(details.tasks) if details else [],
         versions=dict(details.versions) if details else {},
         app_version=details.app_version if details else "",
+        queue_slots=dict(details.queue_slots) if details else {},
     )

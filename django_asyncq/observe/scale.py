@@ -26,7 +26,7 @@ from ..storage import database_clock
 from ..storage.errors import one_line
 from ..storage.routing import rows_of
 from .access import may_read
-from .inspector import Inspector, MinuteInfo, WorkerInfo
+from .inspector import Inspector, MinuteInfo
 from .known_names import check_queue
 
 ARRIVAL_SECONDS = 30
@@ -50,8 +50,8 @@ class Scale:
 
     waiting: as of `QueueInfo`, and the tasks that wait for a gate. arrival_per_s, service_per_s: tasks per second.
     seconds_to_empty: 0 for an empty queue; None while it does not get shorter. slots, busy_slots: of the workers that
-    serve it. wanted_slots: what would empty it within the target. limited_by: "paused", "gate:NAME", "slots", or
-    "none".
+    serve it, as far as they may run its tasks. wanted_slots: what would empty it within the target. limited_by:
+    "paused", "gate:NAME", "slots", or "none".
     """
 
     backend: str
@@ -85,7 +85,7 @@ def read_scale(queue: str, backend: str = DEFAULT_ALIAS, *, target_seconds: floa
         service = served_per_second(minutes, redis_clock.seconds() - minutes[0].at.timestamp())
         flow = Flow(_arrivals(queue, backend, now), service)
     arrival, service = flow
-    slots, busy = sum(each.slots for each in serving), sum(each.busy for each in serving)
+    slots, busy = sum(each.slots_for(queue) for each in serving), sum(each.busy_for(queue) for each in serving)
     return Scale(
         backend,
         queue,
@@ -96,7 +96,7 @@ def read_scale(queue: str, backend: str = DEFAULT_ALIAS, *, target_seconds: floa
         busy,
         slots,
         wanted_slots(waiting, arrival, service, running, target_seconds),
-        limited_by(queued, by_gate, serving, is_paused=info.is_paused),
+        limited_by(queued, by_gate, slots - busy, is_paused=info.is_paused),
     )
 
 
@@ -169,13 +169,13 @@ def wanted_slots(waiting: int, arrival: float, service: float, running: int, tar
     return math.ceil((arrival + waiting / target_seconds) * run_seconds) or int(waiting > 0)
 
 
-def limited_by(queued: int, by_gate: dict[str, int], serving: Sequence[WorkerInfo], *, is_paused: bool) -> str:
-    """Return what holds the queue back. by_gate: tasks that wait for each gate, the most first."""
+def limited_by(queued: int, by_gate: dict[str, int], free: int, *, is_paused: bool) -> str:
+    """Return what holds the queue back. by_gate: tasks that wait for each gate, the most first. free: its slots."""
     if is_paused:
         return "paused"
     if by_gate and sum(by_gate.values()) >= queued:
         return f"gate:{next(iter(by_gate))}"
-    if queued and sum(each.busy for each in serving) >= sum(each.slots for each in serving):
+    if queued and free <= 0:
         return "slots"
     return "none"
 

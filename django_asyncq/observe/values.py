@@ -320,7 +320,8 @@ class WorkerInfo:
     is_ours: False for a server of another program, which has no values for what follows. beat_at: when it last showed
     itself; None when it does not say. finished: how many runs have finished there. app_version: `APP_VERSION` of its
     project. tasks: the names by which its code knows tasks, former ones too. versions: of the arguments of those where
-    that is not 1. is_quarantined: it runs suspects only.
+    that is not 1. is_quarantined: it runs suspects only. queue_slots: how many of its slots may run tasks of a queue,
+    for those with a limit.
     """
 
     id: str
@@ -344,10 +345,27 @@ class WorkerInfo:
     tasks: list[str]
     versions: dict[str, int]
     app_version: str
+    queue_slots: dict[str, int]
 
     def knows(self, name: str, version: int = 1) -> bool:
         """Whether its code has a task of this name, and this version of its arguments."""
         return name in self.tasks and version <= self.versions.get(name, 1)
+
+    @property
+    def queues_text(self) -> str:
+        """Its queues with their limits of slots, such as "default,reports:2"."""
+        limits = {name: f":{slots}" for name, slots in self.queue_slots.items()}
+        return ",".join(name + limits.get(name, "") for name in sorted(self.queues))
+
+    def slots_for(self, queue: str) -> int:
+        """Return how many of its slots may run tasks of a queue."""
+        return max(min(self.queue_slots.get(queue, self.slots), self.slots), 0)
+
+    def busy_for(self, queue: str) -> int:
+        """Return how many of those slots cannot take another task of the queue now."""
+        of_queue = sum(task.queue == queue for task in self.running)
+        slots = self.slots_for(queue)
+        return slots - max(min(slots - of_queue, self.slots - self.busy), 0)
 
 
 @dataclass(frozen=True, slots=True)

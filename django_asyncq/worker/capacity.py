@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from .job import Job, Jobs
 from .memory import memory_mb
+from .queue_slots import QueueSlots
 from .wakeup import Reason, Wakeup
 
 # How much work is prefetched: less than the time after which waiting jobs are requeued, much beside a fetch.
@@ -22,6 +23,7 @@ class Capacity:
     """The free slots, and the prefetch behind them: the shorter the tasks are, the more.
 
     max_tasks, max_memory_mb: after which the process is replaced; 0 for no limit.
+    queue_slots: how many slots some queues may take; None without such queues.
     quiet: set while no outcome can follow soon, since no task is here and none is being fetched; the reporter waits on
     it. expects_more: whether tasks are being fetched, or known to be in the queues; set by the main thread.
     """
@@ -34,6 +36,7 @@ class Capacity:
         *,
         max_tasks: int = 0,
         max_memory_mb: int = 0,
+        queue_slots: Mapping[str, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.jobs = jobs
@@ -41,6 +44,7 @@ class Capacity:
         self.wakeup = wakeup
         self.max_tasks = max_tasks
         self.max_memory_mb = max_memory_mb
+        self.queue_slots = QueueSlots(queue_slots, jobs, wakeup) if queue_slots else None
         self.finished = 0
         self.task_seconds: float | None = None
         self.quiet = threading.Event()
@@ -121,6 +125,8 @@ class Capacity:
             self.task_seconds = seconds if average is None else 0.9 * average + 0.1 * seconds
         jobs = self.jobs
         jobs.busy.discard(job)
+        if self.queue_slots is not None:
+            self.queue_slots.leave(job)
         here = len(jobs.waiting) + len(jobs.busy)
         if here < self.concurrency:
             self._was_short = True

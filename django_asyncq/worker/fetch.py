@@ -304,6 +304,7 @@ class Fetcher:
         self.worker_id = worker_id
         self.options = options
         self.capacity = capacity
+        self.queue_slots = capacity.queue_slots
         self.executors = executors
         self.reporter = reporter
         self.wakeup = wakeup
@@ -336,8 +337,10 @@ class Fetcher:
         if not self.is_idle or self.pacing.until_wait():
             return
         try:
+            full = self.queue_slots.full if self.queue_slots is not None else ()
             for wait in self.waits:
-                wait.begin()
+                if left := wait.begin(without=full):
+                    self.broker.wake(left)
             self.is_idle = False
         except BrokerUnavailable as error:
             self._wait_failed(error)
@@ -406,8 +409,11 @@ class Fetcher:
         self._listen()
         waiting = set(queues_with(self.broker, names, "pending", "priority")) | self.uncertain
         self.woken_for &= waiting
+        if self.queue_slots is not None:
+            self.queue_slots.keep_full(waiting)
         for queue in names:
-            if queue not in waiting:
+            # One that is full stays among those that this process was woken for, so another worker is.
+            if queue not in waiting or (self.queue_slots is not None and self.queue_slots.is_full(queue)):
                 continue
             asked_at = time.monotonic()
             claimed = self.faults.attempt(
@@ -418,7 +424,10 @@ class Fetcher:
                 continue
             got += len(claimed.runs)
             self._start(claimed.runs, asked_at)
-            is_more_left = not (claimed.is_drained or claimed.paused) or is_more_left
+            has_more = not (claimed.is_drained or claimed.paused)
+            if has_more and self.queue_slots is not None and self.queue_slots.is_full(queue):
+                has_more = False  # `note_freed` says when to ask again
+            is_more_left = has_more or is_more_left
             if got >= wanted:
                 return got, True
         return got, is_more_left
@@ -437,6 +446,11 @@ class Fetcher:
             self.pacing.note_push()
         elif queue is not None:
             self.is_idle = True  # wait on
+
+    def note_freed(self) -> None:
+        """Note that a task of a queue with a limit has left: if the queue was full, it may have more."""
+        if self.queue_slots is not None and self.queue_slots.full:
+            self.pacing.note_push()
 
     def pause(self) -> None:
         """Fetch nothing until `resume`. The listener goes on: what runs may be cancelled."""
@@ -493,6 +507,13 @@ class Fetcher:
     def _claim(self, queue: str, count: int) -> lifecycle.Claimed:
         adopted = self.adopt(queue) if queue in self.uncertain else True
         self.uncertain.add(queue)
+        if self.queue_slots is not None and queue in self.queue_slots.limits:
+            # After the adoption, which counts. Until then it is not known how many tasks of the queue are here.
+            count = self.queue_slots.most(queue, count) if adopted else 0
+            if not count:
+                if adopted:
+                    self.uncertain.discard(queue)
+                return lifecycle.Claimed([], paused=False, is_drained=False, others=lifecycle.Others([], []))
         claimed = interop.claim(self.broker, queue, self.worker_id, count, self.options.backend)
         if adopted:
             self.uncertain.discard(queue)

@@ -35,13 +35,15 @@ class Alone(NamedTuple):
 class WorkerOptions:
     """The options of one worker process.
 
-    queues: name → weight; empty for all of the alias. name: first part of its id. supervisor_pid, token: make the
+    queues: name → weight; empty for all of the alias. queue_slots: name → how many of its slots may run tasks of that
+    queue, for those that have a limit. name: first part of its id. supervisor_pid, token: make the
     id unique, also against a process of the same host name and pid. alone: given to a process only that runs one task:
     a suspect, or an isolated one.
     """
 
     backend: str = "default"
     queues: dict[str, int] = field(default_factory=dict)
+    queue_slots: dict[str, int] = field(default_factory=dict)
     strict: bool = False
     concurrency: int = 8
     max_tasks: int = 0
@@ -58,7 +60,8 @@ class WorkerOptions:
 
     def for_one(self, alone: Alone) -> WorkerOptions:
         """Return the options of a process that runs one task."""
-        return replace(self, queues={alone.queue: 1}, concurrency=1, max_tasks=0, max_memory_mb=0, alone=alone)
+        queues = {alone.queue: 1}
+        return replace(self, queues=queues, queue_slots={}, concurrency=1, max_tasks=0, max_memory_mb=0, alone=alone)
 
     def worker_id_of(self, pid: int) -> str:
         """Return the worker id of the process of this pid.

@@ -103,6 +103,7 @@ class WorkerProcess:
             self.wakeup,
             max_tasks=options.max_tasks,
             max_memory_mb=options.max_memory_mb,
+            queue_slots=options.queue_slots,
         )
         on_death = ThreadDeath(self.worker_id, self.jobs)
         self.reporter = Reporter(
@@ -257,6 +258,8 @@ class WorkerProcess:
         woken = self.wakeup.wait(seconds, also=[self._supervisor_fd, *sockets])
         if Reason.PUSH in woken.reasons:
             self.fetcher.pacing.note_push()
+        if Reason.QUEUE_FREED in woken.reasons:
+            self.fetcher.note_freed()
         # The other reasons need no more than that this thread looks again.
         for descriptor in woken.ready:
             if wait := sockets.get(descriptor):
@@ -296,6 +299,9 @@ class WorkerProcess:
             logger.warning(text, count, pluralize(count), one_line(error), extra=extra)
         finally:
             return_connections()
+            if self.capacity.queue_slots is not None:
+                for job in jobs:
+                    self.capacity.queue_slots.leave(job)
 
     # --- the stop
 

@@ -23,6 +23,7 @@ class Reason(enum.StrEnum):
     SIGNAL = "a signal has arrived"
     PUSH = "a queue may have work, or there is a new queue"
     CAPACITY_FREED = "enough slots are free to dequeue more"
+    QUEUE_FREED = "a task of a queue with a limit of slots has left this process"
     IDLE = "no task is left in this process"
     REPORTED = "the reporter has written a batch"
     STOPPED = "the owner is to stop"

@@ -21,7 +21,7 @@ def _list(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> No
     rows = [
         [
             each.id, each.host, each.pid, each.slots, each.busy, each.rss_bytes / 1e6 or None,
-            ",".join(sorted(each.queues)), each.version, each.started_at, _note(each),
+            each.queues_text, each.version, each.started_at, _note(each),
         ]
         for each in workers
     ]  # fmt: skip

@@ -35,26 +35,46 @@ from ...storage.routing import check_tables, is_to_be_migrated, small_pools, wri
 from ...worker import entry_points
 from ...worker.options import WorkerOptions
 from ..commanding.printing import arg, either, flag, option
-from ..reading import banner, check_queues, chosen_backend, whole_number
+from ..reading import banner, check_queue_slots, check_queues, chosen_backend, whole_number
 
 logger = get_logger("django_asyncq.fleet")
 
 
-def queue_weights(text: str) -> dict[str, int]:
-    """Read queue weights such as `critical=6,default=3`; a name without a number has weight 1."""
-    weights: dict[str, int] = {}
+class ServedQueues(dict[str, int]):
+    """The queues of `--queues`: name → weight. slots: name → limit of those that have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots: dict[str, int] = {}
+
+
+def served_queues(text: str) -> ServedQueues:
+    """Read queues such as `critical=6,reports:2,default=3`.
+
+    A name without a weight has the weight 1; one without slots may take all of a process.
+    """
+    queues = ServedQueues()
     for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, weight = part.partition("=")
+        named, colon, slots = part.partition(":")
+        name, equals, weight = named.partition("=")
         try:
             check_queue_name(name)
-            weights[name] = int(weight) if equals else 1
+            queues[name] = int(weight) if equals else 1
+            if colon:
+                queues.slots[name] = int(slots)
         except (InvalidOption, ValueError) as error:
             raise ArgumentTypeError(
-                f"{part!r}: {error}. Write names with weights, such as critical=6,default=3."
+                f"{part!r}: {error}. Write names with weights, such as critical=6,default=3, or with limits of slots, "
+                f"such as reports:2 or reports=3:2."
             ) from error
-        if weights[name] < 1:
+        if queues[name] < 1:
             raise ArgumentTypeError(f"{part!r}: a weight is a whole number of at least 1.")
-    return weights
+        if queues.slots.get(name, 1) < 1:
+            raise ArgumentTypeError(
+                f"{part!r}: a queue has at least 1 slot of each process. To take no tasks of it, leave it out, or "
+                f"pause it with `asyncq queues pause`."
+            )
+    return queues
 
 
 def worker_name(text: str) -> str:
@@ -65,12 +85,15 @@ def worker_name(text: str) -> str:
 
 
 MIGRATION_POLL_SECONDS, SAY_AGAIN_SECONDS = 1.0, 60.0
-QUEUES = "queues and their weights (default: the QUEUES of the alias, or all that its tasks and rows name)"
+QUEUES = (
+    "queues, their weights, and how many slots of each process may run tasks of one (default: the QUEUES of the alias, "
+    "or all that its tasks and rows name)"
+)
 SINGLE = "all workers share this host: replace the dead holder of a lock at once"
 MULTI = "workers may run on several hosts: replace the dead holder of a lock after its TTL"
 ARGUMENTS = (
     option("--backend", "ALIAS", "TASKS alias (default: default)", default="default"),
-    option("--queues", "NAME=WEIGHT,…", QUEUES, queue_weights, {}),
+    option("--queues", "NAME=WEIGHT:SLOTS,…", QUEUES, served_queues, {}),
     flag("--strict", "always take tasks from the queue with the highest weight first"),
     flag("--burst", "stop when no task is queued, running or due"),
     arg("--processes", type=whole_number(1), help="number of worker processes (default: ASYNCQ['PROCESSES'])"),
@@ -127,6 +150,9 @@ class Command(BaseCommand):
             log_to_stderr("supervisor", self._verbosity)
         backend = chosen_backend(options["backend"])
         check_queues(backend, options["queues"])
+        concurrency = options["concurrency"] or settings.concurrency
+        queue_slots = getattr(options["queues"], "slots", {})
+        check_queue_slots(queue_slots, concurrency)
         clients.require_valid_settings()
         if path := options["liveness_file"]:
             try:
@@ -138,13 +164,12 @@ class Command(BaseCommand):
         # Raises for a changed setting that no worker process can get.
         entry_points.pack()
         self._check_database()
-        concurrency = options["concurrency"] or settings.concurrency
         processes = options["processes"] or settings.processes
         if options["concurrency"]:
             # The system checks have looked at ASYNCQ["CONCURRENCY"].
             for pool in small_pools(concurrency, processes):
                 self.warn(f"{pool.text}. {pool.remedy}")
-        worker = self._worker_options(options, backend, concurrency)
+        worker = self._worker_options(options, backend, concurrency, queue_slots)
         single, names = options["single_instance"], sorted(registered_names())
         self.say(
             banner(worker, processes=processes, single_instance=single, names=names, with_names=self._verbosity > 1)
@@ -168,11 +193,15 @@ class Command(BaseCommand):
             start_again()
 
     @staticmethod
-    def _worker_options(options: dict[str, Any], backend: Any, concurrency: int) -> WorkerOptions:
+    def _worker_options(
+        options: dict[str, Any], backend: Any, concurrency: int, queue_slots: dict[str, int]
+    ) -> WorkerOptions:
         name = {"name": options["worker_id"]} if options["worker_id"] else {}
         return WorkerOptions(
             backend=options["backend"],
-            queues=options["queues"] or dict.fromkeys(sorted(backend.queues), 1),
+            # A plain dictionary: another process gets it, in which this module is not imported.
+            queues=dict(options["queues"]) or dict.fromkeys(sorted(backend.queues), 1),
+            queue_slots=queue_slots,
             strict=options["strict"],
             concurrency=concurrency,
             max_tasks=options["max_tasks"],
