@@ -60,6 +60,11 @@ def retry(name: str) -> None:
     lifecycle.retry(list(TaskRecord.objects.filter(gate=name).values_list("id", flat=True)), by_person=True)
 
 
+def let_in(name: str) -> None:
+    """The leader's look at a gate where a task waits and a slot is free."""
+    WaiterService(Broker("worker")).admit(name)
+
+
 def delete(name: str) -> None:
     """The deletion of a person in the admin."""
     TaskRecord.objects.get(gate=name).delete()

@@ -31,10 +31,10 @@ def occupy(path: str, queue: str, seconds: float = 0.0, go: str = "") -> None:
 
 
 @task(isolated=True)
-def occupy_isolated(path: str, queue: str, seconds: float = 0.0) -> None:
-    """Do so in a process."""
+def occupy_isolated(path: str, queue: str, go: str = "") -> None:
+    """Do so in a process, until a file is there."""
     note(path, "begin", queue)
-    time.sleep(seconds)
+    wait_for(go)
     note(path, "end", queue)
 
 

@@ -80,6 +80,8 @@ POINTS: Mapping[str, str] = {
     "postpone.put_aside": "tasks that cannot run here are put aside in Redis; nothing is logged",
     "requeue.row_written": "the row of an unfinished task is QUEUED again; Redis does not know",
     # Back into the queue.
+    "let_in.slot_acquired": "the gate granted a slot to a task that waits for it; its row still waits",
+    "let_in.committed": "the row of a task that waited at its gate has a slot; nothing is pushed",
     "retry.slot_acquired": "the gate granted a slot for a retry; the row is still FAILED",
     "retry.committed": "the row is QUEUED again; nothing is pushed",
     "replace.committed": "a task has newer arguments; its entry in Redis is the old one",
@@ -149,6 +151,8 @@ PLACES: Mapping[str, Place] = {
     "refuse.row_written": after("lifecycle.running", "refuse", "log_failed("),
     "postpone.put_aside": after("lifecycle.running", "postpone", "ages |= dict("),
     "requeue.row_written": after("lifecycle.running", "requeue", "lost = record_runs("),
+    "let_in.slot_acquired": after("lifecycle.waiting", "let_in", "lost = gates.confirm("),
+    "let_in.committed": before("lifecycle.waiting", "Dispatched.follow_up", "dispatch("),
     "retry.slot_acquired": after("lifecycle.retrying", "retry", "refused = ask("),
     "retry.committed": before("lifecycle.retrying", "Redispatch.follow_up", "dispatch("),
     "replace.committed": before("lifecycle.replacing", "Replacement.follow_up", "ids ="),

@@ -232,6 +232,8 @@ PRODUCERS: dict[str, tuple[str, int, int]] = {
     "enqueue.pushed": ("enqueue", 1, 2),
     "broker.batch_sent": ("enqueue_many", 1, 250),
     "park.row_written": ("lose_the_slot", 1, 1),
+    "let_in.slot_acquired": ("let_in", 1, 1),
+    "let_in.committed": ("let_in", 1, 1),
     "retry.slot_acquired": ("retry", 1, 1),
     "retry.committed": ("retry", 1, 1),
     "delete.committed": ("delete", 1, 0),
@@ -257,6 +259,11 @@ def produce(point: str, folder: Path) -> None:
     scene, nth, rows = PRODUCERS[point]
     if scene == "retry":
         failed_row(gate=point, queue_limit=5)
+    elif scene == "let_in":
+        task = tasks.nap.using(gate=point, queue_limit=1, on_full="wait")
+        holder = task.enqueue(0)
+        task.enqueue(0)
+        TaskRecord.objects.get(id=holder.id).delete()
     elif scene == "delete":
         tasks.nap.using(gate=point, queue_limit=5).enqueue(0)
     elif scene == "replace":

@@ -115,15 +115,16 @@ def test_no_process_runs_more_than_its_slots_of_a_queue(kind: str, path: Path) -
     assert most["default"] > 2
 
 
-def test_isolated_tasks_count(path: Path) -> None:
-    """They occupy a slot of the process that has claimed them."""
-    of(tasks.occupy_isolated, "reports", 4, path, 0.2)
-    of(tasks.occupy_isolated, "default", 4, path, 0.2)
-    run_workers("--queues", "reports:1,default", "--processes", "1", "--concurrency", "3")
-    assert (succeeded("reports"), succeeded("default")) == (4, 4)
-    most = most_at_once(path, by="of all processes")
-    assert most["reports"] == 1
-    assert most["all"] > 1
+def test_isolated_tasks_count(path: Path, go: Path, tmp_path: Path) -> None:
+    """They occupy a slot of the process that has claimed them; the others run beside one that waits."""
+    with workers(tmp_path, "--queues", "reports:1,default", "--processes", "1", "--concurrency", "3"):
+        of(tasks.occupy_isolated, "reports", 3, path, str(go))
+        of(tasks.occupy_isolated, "default", 3, path)
+        wait_until(lambda: succeeded("default") == 3, "the other tasks")
+        wait_until(lambda: begun(path, "reports"), "a report")
+        go.touch()
+        wait_until(lambda: succeeded("reports") == 3, "all reports")
+    assert most_at_once(path, by="of all processes")["reports"] == 1
 
 
 def test_short_tasks_are_not_prefetched_beyond_the_limit(path: Path) -> None:
