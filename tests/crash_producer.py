@@ -17,6 +17,7 @@ from django.utils import timezone  # noqa: E402
 
 from django_asyncq import gates, interop, lifecycle  # noqa: E402
 from django_asyncq.broker import Broker  # noqa: E402
+from django_asyncq.fleet.forwarder import WaiterService  # noqa: E402
 from django_asyncq.models import TaskRecord, TaskState  # noqa: E402
 from tests import batch_tasks, tasks  # noqa: E402
 from tests.go_peer import GoPeer  # noqa: E402
