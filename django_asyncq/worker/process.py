@@ -135,6 +135,7 @@ class WorkerProcess:
             on_cancel=self.stopper.cancel,
             on_death=on_death,
         )
+        runner.rates = self.fetcher.rates
         self.pulse = slot_table.pulse
         self.heartbeat = Heartbeat(self.pulse, LoopBlock(self.executors.loop), self.capacity, on_death)
         self.progress_look = ProgressLook()

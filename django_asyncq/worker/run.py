@@ -253,14 +253,15 @@ class JobRunner(RunSteps):
         self.timeout_grace_seconds = conf.current().timeout_grace_seconds
         # Runs isolated jobs elsewhere; None where they run here.
         self.isolate: Callable[[Job], object] | None = None
-        self.rates = RateKeeper(reporter.broker, worker_id, capacity.jobs)
+        # Asked before a job with a rate begins; only a fetcher gives it one.
+        self.rates: RateKeeper | None = None
 
     def run(self, job: Job, *, refresh: bool) -> None:
         """Run a `def` task, or an isolated task of either kind.
 
         refresh: the thread has waited, so its database connections may be too old (CONN_MAX_AGE, CONN_HEALTH_CHECKS).
         """
-        if job.rate and not self.rates.may_start(job):
+        if job.rate and self.rates is not None and not self.rates.may_start(job):
             return
         # One that is cancelled finishes here: nothing of it is called.
         if job.task.isolated and self.isolate is not None and not job.is_cancelled:
@@ -284,7 +285,7 @@ class JobRunner(RunSteps):
 
     async def arun(self, job: Job) -> None:
         """Run an `async def` task."""
-        if job.rate and not await self.rates.may_start_async(job):
+        if job.rate and self.rates is not None and not await self.rates.may_start_async(job):
             return
         value, exception = None, None
         try:
