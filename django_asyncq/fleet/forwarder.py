@@ -5,6 +5,8 @@ Any number of processes may do this at once: forwarding is one script, and a ret
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
@@ -86,6 +88,8 @@ def _retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
 logger = get_logger("django_asyncq.fleet.forwarder")
 
 LOOK_SECONDS = 1.0
+# While each look lets everybody in whom it has found: well within the time for which the order is kept.
+SETTLE_SECONDS = 3.0
 
 
 class WaiterService:
@@ -97,6 +101,8 @@ class WaiterService:
         self._look_at = 0.0
         # By the look that is under way.
         self._admitted: set[str] = set()
+        # When the order of those that wait was last kept, by gate, in monotonic seconds.
+        self._settled: dict[str, float] = {}
 
     def tick(self, announced: Iterable[str], now: float) -> float:
         """Look where it is due; return the seconds until the next look at all gates. now: monotonic seconds.
@@ -122,7 +128,9 @@ class WaiterService:
             left = set(each_alone(RETRY, ids, self._retry, database=writing_database(TaskRecord)))
             # Also those of which there is no row: nothing else would ever let them go.
             gone = [id for id in ids if id not in left and id not in self._admitted]
-            if gone or left:
+            now = time.monotonic()
+            if gone or left or now - self._settled.get(gate, -math.inf) >= SETTLE_SECONDS:
+                self._settled[gate] = now
                 gates.settle(gate, gone)
             if left:
                 return
@@ -130,6 +138,7 @@ class WaiterService:
             if not gone and len(ids) < min(found.waiting, LARGEST_BATCH):
                 return
         if not found.waiting:
+            self._settled.pop(gate, None)
             gates.forget_gate(gate)
 
     def _retry(self, ids: Sequence[str]) -> list[str]:

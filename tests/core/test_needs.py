@@ -31,6 +31,10 @@ ALONE: dict[str, Any] = {
     "expected_seconds": 3,
     "on_duplicate": "return",
     "unique_until": "start",
+    "on_full": "wait",
+    "max_waiting": 5,
+    "ordered": True,
+    "fair_weight": 2,
     "rate_per": "api",
     "burst": 5,
     "soft_timeout": 3,
@@ -63,7 +67,7 @@ def test_an_option_alone_is_refused_where_it_is_written(option: str) -> None:
         with pytest.raises(InvalidOption, match=refused):
             task(**{option: ALONE[option]})(plain)
     declared = task(plain)
-    if option not in ("payload", "upgrade", "rate_per", "burst"):
+    if option not in ("payload", "upgrade", "rate_per", "burst", "fair_weight"):
         with pytest.raises(InvalidOption, match=refused):
             declared.using(**{option: ALONE[option]})
     if compat.HAS_DJANGO_TASKS and option != "group":

@@ -154,6 +154,8 @@ class Waiting(RuleBasedStateMachine):
             client.delete(*of_gate, keys.waiting_gates_key())
         else:
             client.delete(of_gate.waiters)
+            # Until then nobody knows how long the line is.
+            self.reconciler.sweep()
 
     @rule()
     def die_with_a_slot(self) -> None:

@@ -556,7 +556,7 @@ def test_task_that_is_cancelled_while_it_waits_at_its_gate_keeps_nobody_out(anno
         gate="g", state=TaskState.FAILED, reason=FailureReason.GATE_FULL, retry_at=timezone.now()
     )
     Broker().done("default", "w", [waiting.lease])
-    assert lifecycle.retry_waiting(Broker(), [waiting.lease.id]) == [waiting.lease.id]
+    assert lifecycle.retry_waiting(Broker(), [waiting.lease.id]).left == [waiting.lease.id]
     assert gates.waiters("g") == [waiting.lease.id]
     assert gates.look("g", 9).ids == []
     assert TaskRecord.objects.filter(id=waiting.record.id).cancel().cancelled == 1

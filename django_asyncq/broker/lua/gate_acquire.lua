@@ -64,7 +64,6 @@ expire_later(gate, hold + 60)
 if #retaken > 0 then call('HSET', KEYS[3], unpack(retaken)) end
 expire_later(KEYS[3], full_seconds + 60)
 note_ours(KEYS[5], inside)
--- Whoever lets waiters in has looked at them.
-if waiting > 0 and #inside > 0 and call('ZREM', waiters, unpack(inside)) > 0 then call('HSET', meta, 'kept', now) end
+if waiting > 0 and #inside > 0 then call('ZREM', waiters, unpack(inside)) end
 if joining > 0 then wait_at(waiters, meta, {unpack(refused, 1, joining)}, priorities, time, ARGV[2]) end
 return {'admitted', limit, alive + #fresh / 2, expected, waiting, joining, unpack(refused)}
