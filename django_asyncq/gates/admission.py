@@ -111,13 +111,14 @@ def _join(records: Sequence[TaskRecord], mode: Mode) -> set[UUID]:
     return refused
 
 
-def confirm(records: Sequence[TaskRecord]) -> set[UUID]:
+def confirm(records: Sequence[TaskRecord], *, again: bool = False) -> set[UUID]:
     """Make the slots of committed tasks last; return the ids whose slot is lost and whose gate is full.
 
     A task that has lost its slot gets another one while the gate has a free slot, or else waits at the gate.
+    again: they may have run before; a late release by such a run then leaves the slot alone.
     Raises: GateUnavailable.
     """
-    return _admit_groups(records, mode="wait", seconds=0, again=False, must_exist=False)
+    return _admit_groups(records, mode="wait", seconds=0, again=again, must_exist=False)
 
 
 def _admit_groups(
@@ -259,7 +260,7 @@ def _admit_some(
         "" if most is None else most,
     ]
     for record in records:
-        arguments += [str(record.id), record.fence if again else "", record.priority]
+        arguments += [str(record.id), (record.fence or "") if again else "", record.priority]
     reply = scripts.run("gate_acquire", at, keys(gate), arguments)
     while reply[0] == b"unbuilt":
         build(gate)

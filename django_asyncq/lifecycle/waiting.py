@@ -56,7 +56,7 @@ def let_in(ids: Collection[UUID]) -> Let:
             is_due = Q(retry_at=None) | Q(retry_at__lte=database_clock.now())
             waiting = rows_of(TaskRecord).filter(as_check(WAITS & is_due))
             records = list(waiting.filter(id__in=ids).select_for_update().order_by("id"))
-            lost = gates.confirm(records)
+            lost = gates.confirm(records, again=True)
             admitted = [record for record in records if record.id not in lost]
             before = list(map(copy.copy, admitted))
             left = [record for record in records if record.id in lost]

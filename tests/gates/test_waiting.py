@@ -354,6 +354,23 @@ def test_a_retry_of_a_call_that_may_wait_is_queued_and_waits() -> None:
     assert {str(own.id), str(persons.id)} < holders("g")
 
 
+def test_a_late_release_by_an_earlier_run_leaves_the_new_slot_alone() -> None:
+    """Its process stood still while Redis was emptied and the task came in again."""
+    filled = fill("g", 5)
+    row = failed("g")
+    TaskRecord.objects.filter(id=row.id).update(max_waiting=9, fence=5)
+    lifecycle.retry_due(Broker(), "default", [str(row.id)])
+    leave(filled[0])
+    look()
+    assert str(row.id) in holders("g")
+    row.fence = 5
+    gates.release([row])
+    assert str(row.id) in holders("g")
+    row.fence = 6
+    gates.release([row])
+    assert str(row.id) not in holders("g")
+
+
 def test_another_time_and_priority() -> None:
     """A task that waits can be put off, and brought forward."""
     fill("g", 5)

@@ -225,7 +225,7 @@ def test_finds_what_is_broken(mutant: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("django_asyncq.fleet.reconciler.GRACE_SECONDS", 0)
     broken = given_up() if mutant == "a lane gives its slot up" else nullcontext()
     if mutant == "let in without a slot":
-        monkeypatch.setattr(gates, "confirm", lambda records: set())
+        monkeypatch.setattr(gates, "confirm", lambda records, **options: set())
     elif mutant == "a line without an end":
         whole = admission.admit
         unbounded = lambda *args, most=None, **options: whole(*args, most=most and 99, **options)  # noqa: E731
