@@ -122,9 +122,14 @@ class WorkerInfo(NamedTuple):
     def knows(self, alias: str, queue: str, name: str, version: int = 1) -> bool:
         """Whether it takes tasks of this alias and queue, and its code has this name and version of arguments."""
         details = self.details
-        if details is None or self.status != ACTIVE or details.is_quarantined or details.alias != alias:
+        if details is None or not self.takes_tasks or details.alias != alias:
             return False
         return queue in self.queues and name in details.tasks and version <= details.versions.get(name, 1)
+
+    @property
+    def takes_tasks(self) -> bool:
+        """Whether it is a process of ours that is not drained and runs more than suspects."""
+        return self.details is not None and self.status == ACTIVE and not self.details.is_quarantined
 
     def is_named(self, name: str) -> bool:
         """Whether a request to drain of this name is meant for it; never for a server of asynq."""

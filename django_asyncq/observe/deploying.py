@@ -204,9 +204,12 @@ def _of_schedule(row: Schedule) -> Mistake | None:
 
 
 def _workers() -> dict[str, list[servers.WorkerInfo]]:
-    """Return the living processes of ours by alias. Raises: BrokerUnavailable."""
+    """Return the living processes of ours that take tasks, by alias: a drained one will not meet what is enqueued.
+
+    Raises: BrokerUnavailable.
+    """
     aliases = one_alias_per_prefix() if is_redis_used() else []
-    return {alias: [each for each in servers.workers(alias) if each.details is not None] for alias in aliases}
+    return {alias: [each for each in servers.workers(alias) if each.takes_tasks] for alias in aliases}
 
 
 def _of_running(workers: Mapping[str, list[servers.WorkerInfo]]) -> Iterator[Mistake]:
