@@ -116,6 +116,8 @@ def charge(order_id=0):
         raise TimeoutError("the provider is slow")
 @task(schedule=every(seconds=3600, name="nightly"))
 def report(): ...
+@task(rate="600/m", rate_per="maps", burst=50)
+def fetch(path): ...
 """
 
 
