@@ -24,10 +24,9 @@ PUBLISH_SCHEDULE = Late("scheduling.receivers.publish_schedule")
 FORGET_SCHEDULE = Late("scheduling.receivers.forget_schedule")
 ACQUIRE_GATE_SLOTS = Late("gates.receivers.acquire_gate_slots")
 RELEASE_GATE_SLOTS = Late("gates.receivers.release_gate_slots")
-REMEMBER_GATE_NAME = Late("gates.receivers.remember_gate_name")
+REMEMBER_NAME = Late("storage.publishing.remember_name")
 PUBLISH_GATE = Late("gates.receivers.publish_gate")
-REMEMBER_RATE_NAME = Late("rates.receivers.remember_rate_name")
-PUBLISH_RATE = Late("rates.receivers.publish_rate")
+PUBLISH_RATE = Late("rates.placing.publish_rate")
 NOTE_CHANGED_SETTING = Late("core.test_run.note_changed_setting")
 
 
@@ -55,10 +54,10 @@ class AsyncqConfig(AppConfig):
             (Schedule, post_save, PUBLISH_SCHEDULE),
             (Schedule, post_delete, PUBLISH_SCHEDULE),
             (Schedule, post_delete, FORGET_SCHEDULE),
-            (Gate, pre_save, REMEMBER_GATE_NAME),
+            (Gate, pre_save, REMEMBER_NAME),
             (Gate, post_save, PUBLISH_GATE),
             (Gate, post_delete, PUBLISH_GATE),
-            (Rate, pre_save, REMEMBER_RATE_NAME),
+            (Rate, pre_save, REMEMBER_NAME),
             (Rate, post_save, PUBLISH_RATE),
             (Rate, post_delete, PUBLISH_RATE),
         ):

@@ -40,7 +40,7 @@ from .history import Did
 MOST_SHOWN = 100
 COLUMNS = (
     "id", "name", "state", "backend", "is_remote", "worker_ids", "last_attempted_at", "timeout_seconds", "retry_at",
-    "is_ordered", "enqueued_at",
+    "reason", "is_ordered", "enqueued_at",
 )  # fmt: skip
 # Where the year has four digits; a score may be any number.
 LATEST = 253_370_764_800
@@ -103,8 +103,7 @@ def _why(fleet: Fleet, row: TaskRecord | None) -> str:
     """Return why a slot can be released; "" when its task does that."""
     if row is None:
         return _("No task of this project holds it: another program does, or its task was deleted.")
-    keeps = row.is_ordered and row.retry_at is not None
-    if row.state not in gates.LIVE_STATES and not keeps:
+    if not row.holds_slot and not row.waits_for_slot:
         return _("Its task is neither queued nor running.")
     return _("Its worker is not alive.") if fleet.why_stuck(row) == "worker" else ""
 

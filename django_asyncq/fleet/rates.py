@@ -10,11 +10,9 @@ import time
 from functools import partial
 
 from .. import rates
-from ..broker import clients, redis_clock, scripts
-from ..broker.keys import waiting_rates_key
+from ..broker import redis_clock
 from ..broker.reading import read
 from ..core.guard import get_logger
-from ..rates.placing import is_idle
 from ..storage.errors import Parts
 from ..worker.rates import declared_rate
 
@@ -62,8 +60,7 @@ class RateLook:
         for name, state in states.items():
             rate = state.rate or declared_rate(name)
             if not state.waiting:
-                # Added again with the next one that waits.
-                scripts.send(clients.client("producer"), "srem", waiting_rates_key(), name)
-            elif rate is not None and is_idle(state, rate, now_us):
+                rates.forget_waiting(name)
+            elif rate is not None and rates.is_idle(state, rate, now_us):
                 idle.add(name)
         return idle

@@ -418,16 +418,15 @@ class Reconciler:
         before the entry. is_rebuild: as for `sweep_steps`.
         """
         now = database_clock.now()
-        waiting = Q(state=TaskState.QUEUED, after_id=None, batch_id=None, is_remote=False)
+        # What waits at a gate has no entry; the audit of the gates gives it its place.
+        waiting = Q(state=TaskState.QUEUED, reason=FailureReason.NONE, after_id=None, batch_id=None, is_remote=False)
         if not is_rebuild:
             waiting &= Q(enqueued_at__lt=now - timedelta(seconds=GRACE_SECONDS))
         if young:
-            # Also those that wait at a gate: the push that gave them a place may be lost. The audit looks at the old.
             for page in self._rows_by_entry_state(QUEUED, waiting, behind=lowest_uuid7_at(now - YOUNG)):
                 yield [found.row for found in page]
             return
         seen, self._stranded = self._stranded, set()
-        waiting &= Q(reason=FailureReason.NONE)
         for found_page in self._rows_by_entry_state(QUEUED, waiting, FAILED_ENTRY_STATES | UNKNOWN):
             page = found_page if self._is_dry_run else self._evidence.unsettled(found_page)
             self._stranded |= {found.row.id for found in page if found.entry_state} - seen

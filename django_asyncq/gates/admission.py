@@ -73,26 +73,25 @@ def acquire(
         return _admit_groups(records, mode=mode, seconds=seconds, again=again, must_exist=not timed)
     rest = [record for record in records if record.max_waiting is None]
     refused = _admit_groups(rest, mode=mode, seconds=seconds, again=False, must_exist=True)
+    for record in filter(_asks_later, joining):
+        record.reason, record.retry_at = FailureReason.GATE_FULL, record.run_after
+        if "run_after" in record.delays:
+            record.delays = {**record.delays, "retry_at": record.delays["run_after"]}
     return refused | _join([record for record in joining if not _asks_later(record)], mode)
 
 
 def _asks_later(record: TaskRecord) -> bool:
-    """Have a delayed task wait for its time and then ask its gate; return whether it does.
+    """Whether a new task that may wait asks its gate when its time has come.
 
-    A remote task asks at once: another program moves it when its time has come.
+    A remote one asks at once: another program moves it then.
     """
-    is_delayed = record.run_after is not None or "run_after" in record.delays
-    if is_delayed and not record.is_remote:
-        record.reason, record.retry_at = FailureReason.GATE_FULL, record.run_after
-        if "run_after" in record.delays:
-            record.delays = {**record.delays, "retry_at": record.delays["run_after"]}
-    return is_delayed and not record.is_remote
+    return not record.is_remote and (record.run_after is not None or "run_after" in record.delays)
 
 
 def _join(records: Sequence[TaskRecord], mode: Mode) -> set[UUID]:
     """Acquire slots for new tasks that may wait for them; return the ids that may not even wait.
 
-    Where Redis cannot be asked, they all wait: the leader lets them in, or forgets none, when it can be asked again.
+    Where Redis cannot be asked, they all wait; the leader lets them in when it can be asked again.
     """
     refused: set[UUID] = set()
     for gate, group in _asked_together(records):

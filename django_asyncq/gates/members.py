@@ -126,7 +126,7 @@ def trim_noted(gate: str, ids: Sequence[str]) -> None:
 
 def forget_built(gate: str) -> None:
     """Have the gate rebuilt at its next use, because its limit was changed. Raises: BrokerUnavailable."""
-    scripts.run("gate_forget", client(), keys(gate)[1:2])
+    scripts.run("forget_built", client(), keys(gate)[1:2], ["limit", "expected_seconds"])
 
 
 def client(alias: str = "") -> clients.Client:

@@ -6,16 +6,12 @@ not decided here: `lifecycle.dispatching` calls `gates.confirm` for that.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 from uuid import UUID
 
-from django.db import transaction
-
-from ..core.aliases import is_redis_used
 from ..core.guard import get_logger
-from ..exceptions import BrokerUnavailable
 from ..models import Gate, TaskRecord, TaskState
+from ..storage.publishing import publish_after_commit
 from .admission import acquire, forget_waiting, release
 from .auditor import LIVE_STATES
 from .members import forget_built
@@ -33,32 +29,13 @@ def acquire_gate_slots(
 def release_gate_slots(*, records: list[TaskRecord], old: TaskState | None, new: TaskState, **kwargs: Any) -> None:
     """Release the slots of tasks that are no longer queued or running; an ordered one keeps it until it is retried."""
     if new not in LIVE_STATES:
-        release([record for record in records if not (record.is_ordered and record.retry_at is not None)])
+        release([record for record in records if not record.holds_slot])
     if new == TaskState.FAILED and old in (TaskState.QUEUED, TaskState.FAILED):
         # It was closed before it ran. It may have waited at its gate, where a place keeps others out.
         forget_waiting([record for record in records if record.is_final])
 
 
-def remember_gate_name(*, instance: Gate, using: str, **kwargs: Any) -> None:
-    """Remember the name that the gate had before: after a renaming the old name has no limit."""
-    old = Gate.objects.using(using).filter(pk=instance.pk).values_list("name", flat=True)
-    instance.former_names = {*old, instance.name}
-
-
 def publish_gate(*, instance: Gate, using: str, **kwargs: Any) -> None:
     """Make a changed limit take effect at once: the gate is rebuilt at its next use."""
-    _rebuild_after_commit({instance.name, *instance.former_names}, using)
-
-
-def _rebuild_after_commit(names: Collection[str], using: str) -> None:
-    if not is_redis_used():
-        return
-
-    def publish() -> None:
-        for name in names:
-            try:
-                forget_built(name)
-            except BrokerUnavailable as error:
-                logger.warning("gate %s: the change takes effect when Redis is reachable again: %s", name, error)
-
-    transaction.on_commit(publish, using=using, robust=True)
+    text = "gate %s: the change takes effect when Redis is reachable again: %s"
+    publish_after_commit(instance, using, forget_built, logger, text)

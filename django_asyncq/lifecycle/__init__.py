@@ -84,7 +84,7 @@ from .running import (
 )
 from .spill import replay_outcomes, spill_outcomes
 from .unique import Taken, enqueue_unique
-from .waiting import WAITS, let_in
+from .waiting import WAITS
 
 __all__ = [
     "LEASE_EXPIRED",
@@ -131,7 +131,6 @@ __all__ = [
     "hurry",
     "is_expired",
     "leave_to_others",
-    "let_in",
     "load_rows",
     "make_batches",
     "mark_running",

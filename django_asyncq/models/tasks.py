@@ -82,7 +82,7 @@ class Suspicion(IntEnum):
     SUSPECT = 2
 
 
-# Which tasks of a gate hold a slot of it.
+# Which tasks of a gate hold a slot of it; `TaskRecord.holds_slot` says it of one.
 HOLDS_SLOT = Q(state__in=(TaskState.QUEUED, TaskState.RUNNING), reason=FailureReason.NONE) | Q(
     state=TaskState.FAILED, retry_at__isnull=False, is_ordered=True
 )
@@ -401,6 +401,13 @@ class TaskRecord(models.Model):
     def waits_for_slot(self) -> bool:
         """Whether the task is QUEUED without a slot of its gate: no run of it begins before its row has changed."""
         return self.state == TaskState.QUEUED and self.reason == FailureReason.GATE_FULL
+
+    @property
+    def holds_slot(self) -> bool:
+        """Whether the task, if it has a gate, holds a slot of it."""
+        if self.state in (TaskState.QUEUED, TaskState.RUNNING):
+            return not self.reason
+        return self.state == TaskState.FAILED and self.retry_at is not None and self.is_ordered
 
     @property
     def is_discarded(self) -> bool:

@@ -1,8 +1,8 @@
 """Rates: at most so many starts of tasks in a time, whichever worker starts them.
 
 A worker asks as soon as it has claimed tasks, and again when a run begins; `worker.rates` does. What may not start yet
-waits in `scheduled` until it is looked at next. `counting` knows what Redis holds of a rate, `placing` places those
-that wait anew when the rate was changed, and `receivers` publishes a changed row. Nothing here changes a task.
+waits in `scheduled` until it is looked at next. `counting` knows what Redis holds of a rate, `placing` publishes a
+changed row, and places those that wait anew. Nothing here changes a task.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .counting import (
     ask,
     build,
     forget_built,
+    forget_waiting,
     give_back,
     look_at,
     reading_states,
@@ -23,7 +24,7 @@ from .counting import (
     waiting_in,
     waiting_names,
 )
-from .placing import Placed, changed_names, check_rows, place_anew
+from .placing import Placed, changed_names, check_rows, is_idle, place_anew
 
 __all__ = [
     "EARLY_US",
@@ -37,7 +38,9 @@ __all__ = [
     "changed_names",
     "check_rows",
     "forget_built",
+    "forget_waiting",
     "give_back",
+    "is_idle",
     "look_at",
     "place_anew",
     "reading_states",

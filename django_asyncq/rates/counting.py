@@ -100,13 +100,24 @@ def row_of(name: str) -> StartRate | None:
 def forget_built(name: str) -> None:
     """Have a rate built at its next use, and its waiting tasks placed anew. Raises: BrokerUnavailable."""
     client = clients.client("producer")
-    scripts.run("rate_forget", client, [rate_key(name)])
+    scripts.run("forget_built", client, [rate_key(name)], ["interval", "burst"])
     scripts.send(client, "sadd", changed_rates_key(), name)
 
 
 def waiting_names() -> list[str]:
     """Return the names of the rates for which tasks wait, sorted. Raises: BrokerUnavailable."""
     return sorted(entries.texts(scripts.send(clients.client("producer"), "smembers", waiting_rates_key())))
+
+
+def forget_waiting(name: str) -> None:
+    """Note that no task waits for a rate; one that begins to wait at this moment is not forgotten.
+
+    Raises: BrokerUnavailable.
+    """
+    client = clients.client("producer")
+    scripts.send(client, "srem", waiting_rates_key(), name)
+    if scripts.send(client, "zcard", rate_looks_key(name)):
+        scripts.send(client, "sadd", waiting_rates_key(), name)
 
 
 class State(NamedTuple):

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..broker import Broker, clients, entries, redis_clock, scripts
 from ..broker.keys import changed_rates_key, due_channel, rate_looks_key, waiting_rates_key
 from ..broker.reading import read
+from ..core.guard import get_logger
 from ..core.rates import StartRate
 from ..models import Rate
+from ..storage.publishing import publish_after_commit
 from ..storage.routing import rows_of
 from .counting import EARLY_US, IDS_PER_CALL, State, Waiter, build, forget_built, reading_states
+
+logger = get_logger("django_asyncq.rates")
 
 # Of one rate. What waits behind them keeps its place until it is looked at.
 MOST_PLACED = 100_000
@@ -28,6 +32,12 @@ class Placed(NamedTuple):
 
     placed: int
     gone: int
+
+
+def publish_rate(*, instance: Rate, using: str, **kwargs: Any) -> None:
+    """Make a changed row take effect at once: the rate is built again, and the leader places anew what waits."""
+    text = "rate %s: the change takes effect within a minute after Redis is reachable again: %s"
+    publish_after_commit(instance, using, forget_built, logger, text)
 
 
 def changed_names() -> set[str]:

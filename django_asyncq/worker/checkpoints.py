@@ -41,7 +41,7 @@ def keep(mark: Callable[[Job], object], job: Job, value: Any) -> None:
             # Another thread would wait for that transaction, on SQLite even to write another row.
             transaction.on_commit(partial(_mark_once, mark, job), using=database)
         else:
-            # Whoever takes the task from this run must know that its row says RUNNING.
+            # A requeue, and whatever closes the task, go by what the run says of its row.
             mark(job)
     if not lifecycle.record_checkpoint(job.run, value):
         raise LeaseLost(f"task {record.id}: another run has taken its place, and its checkpoint is not stored")

@@ -34,7 +34,7 @@ OF_PRODUCERS = (
     "remove",
     "gate_acquire",
     "gate_build",
-    "gate_forget",
+    "forget_built",
     "gate_release",
     "gate_settle",
     "gate_wait",

@@ -6,7 +6,6 @@ ASYNCQ_TEST_GATES (default 1,000) says how many gates. What ran at the same time
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -15,14 +14,13 @@ from typing import Any
 import pytest
 
 from django_asyncq import gates
-from django_asyncq.broker import Broker
 from django_asyncq.models import Gate, TaskRecord
 from django_asyncq.testing import EmbeddedRedis
 
 from .. import tasks
 from ..workers import history, wait_until, workers
 from .test_gate import most_at_once
-from .test_waiters import runs
+from .test_waiters import runs, strike
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.long, pytest.mark.timeout(3600)]
 
@@ -50,9 +48,7 @@ def test_the_limits_of_many_gates_hold_and_all_end(
         for number in range(ROUNDS):
             wanted = len(gate_of) * (number + 1) // (ROUNDS + 2)
             wait_until(lambda wanted=wanted: len(history(path)) >= 2 * wanted, "runs", 600)  # type: ignore[misc]
-            for pid in running.children()[:1]:
-                os.kill(pid, signal.SIGKILL)
-            Broker().client.flushall()
+            strike(running, "everything")
             # Raised in one round, lowered in the next.
             for each in range(number - number % 2, GATES, ROUNDS):
                 if number % 2:

@@ -740,6 +740,16 @@ def test_a_producer_that_never_stops_does_not_starve_the_waiters(tmp_path: Path,
     assert admitted_while_waiting <= 2
 
 
+def strike(running: Workers, forgets: str) -> None:
+    """Kill a worker process, and let Redis forget "nothing", "the gate" or "everything"."""
+    for pid in running.children()[:1]:
+        os.kill(pid, signal.SIGKILL)
+    if forgets == "the gate":
+        Broker().client.delete(*gates.keys("g"), keys.waiting_gates_key())
+    elif forgets == "everything":
+        Broker().client.flushall()
+
+
 def test_the_limit_holds_and_all_get_in_through_kills_and_lost_memory(
     own_redis: EmbeddedRedis, own_keys: None, tmp_path: Path, history_path: Path
 ) -> None:
@@ -749,12 +759,7 @@ def test_the_limit_holds_and_all_get_in_through_kills_and_lost_memory(
             for forgets in ("nothing", "the gate", "everything"):
                 count = len(runs(history_path))
                 wait_until(partial(has_begun_more, history_path, count), "a run")
-                for pid in running.children()[:1]:
-                    os.kill(pid, signal.SIGKILL)
-                if forgets == "the gate":
-                    Broker().client.delete(*gates.keys("g"), keys.waiting_gates_key())
-                elif forgets == "everything":
-                    Broker().client.flushall()
+                strike(running, forgets)
             wait_until(lambda: has_succeeded(20), "the end of all", 60)
         wait_until(lambda: not holders("g"), "an empty gate", 90)
     assert watch.most <= 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from django_asyncq.testing import EmbeddedRedis
 from .. import tasks
 from ..workers import history, wait_until, workers
 from .test_gate import fill, holders, most_at_once
-from .test_waiters import failed, leave, look, runs
+from .test_waiters import failed, leave, look, runs, strike
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -498,12 +496,7 @@ def test_the_limit_holds_and_all_run_through_kills_and_lost_memory(
         for forgets in ("nothing", "the gate", "everything"):
             count = len(runs(path))
             wait_until(lambda count=count: len(runs(path)) > count, "a run", 60)  # type: ignore[misc]
-            for pid in running.children()[:1]:
-                os.kill(pid, signal.SIGKILL)
-            if forgets == "the gate":
-                Broker().client.delete(*gates.keys("g"), keys.waiting_gates_key())
-            elif forgets == "everything":
-                Broker().client.flushall()
+            strike(running, forgets)
         wait_until(lambda: TaskRecord.objects.succeeded().count() == 60, "the end of all", 90)
     assert {line["id"] for line in history(path)} == set(ids(results))
     ended = {line["id"] for line in history(path) if line["event"] == "end"}

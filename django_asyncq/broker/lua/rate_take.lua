@@ -24,7 +24,7 @@ local latest = now + burst * interval
 local noted = whole(known[4]) or 0
 local till = math.min(math.max(noted, now), latest)
 
--- One of which nobody has asked for so long was cancelled, or waits no more for another reason.
+-- One that nobody has asked about for so long was cancelled, or no longer waits for another reason.
 call('ZREMRANGEBYSCORE', looks, '-inf', now - KEPT_US)
 local last = tonumber(call('ZRANGE', looks, -1, -1, 'WITHSCORES')[2] or '')
 last = last and last < LATEST_US and last

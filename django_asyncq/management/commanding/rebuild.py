@@ -10,7 +10,7 @@ from django.db.models import Q
 from ...broker import Broker
 from ...core.aliases import DEFAULT_ALIAS
 from ...fleet.reconciler import Reconciler
-from ...models import TaskRecord, TaskState
+from ...models import FailureReason, TaskRecord, TaskState
 from ...observe.inspector import Inspector
 from ...storage.routing import rows_of
 from ..reading import counted
@@ -23,7 +23,9 @@ def _rebuild(printer: Printer, inspector: Inspector, options: dict[str, Any]) ->
     """Push what Redis lacks, and print how many tasks of each queue."""
     broker = Broker("worker", DEFAULT_ALIAS)
     broker.ping()
-    waiting = Q(state=TaskState.QUEUED, after_id=None) | Q(state=TaskState.FAILED, retry_at__isnull=False)
+    # What waits at a gate is a row alone; what asks it later has a time.
+    pushed = Q(state=TaskState.QUEUED, reason=FailureReason.NONE, after_id=None)
+    waiting = pushed | Q(state__in=(TaskState.QUEUED, TaskState.FAILED), retry_at__isnull=False)
     progress = printer.progress(rows_of(TaskRecord).filter(waiting).count())
     begun_at = time.monotonic()
     rebuilt = Reconciler(broker, on_page=progress.add).rebuild(dry_run=options["dry_run"])

@@ -1,9 +1,0 @@
--- Have a rate built again at its next use, because its row may have changed.
--- KEYS: 1 rate (hash)
--- ARGV: none
--- Returns nothing.
--- Invariant: a process that read the row before this call cannot build the rate with it after this call. The deletion
---       comes first: Redis never refuses it, even at maxmemory.
-call('HDEL', KEYS[1], 'built', 'interval', 'burst')
-if not whole(call('HGET', KEYS[1], 'changes') or '0') then call('HDEL', KEYS[1], 'changes') end
-call('HINCRBY', KEYS[1], 'changes', 1)
