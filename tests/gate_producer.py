@@ -35,7 +35,7 @@ def naive_admit(
     if occupancy >= limit and client.zscore(key, str(records[0].id)) is None:
         raise QueueFull(gate=name, limit=limit, occupancy=occupancy, retry_after=1)
     client.zadd(key, {str(record.id): int(time.time()) + 3600 for record in records})
-    return gates.Admission(set(), limit, occupancy, 1.0, 0)
+    return gates.Admission(set(), set(), limit, occupancy, 1.0, 0)
 
 
 def finish(record: TaskRecord) -> None:

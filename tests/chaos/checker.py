@@ -53,7 +53,7 @@ def executions(history: Iterable[Line]) -> list[Execution]:
         if line["event"] == "begin":
             if key in open_runs:
                 found.append(open_runs[key])
-            open_runs[key] = Execution(*key, line["at"], None, line.get("attempt", 1))
+            open_runs[key] = Execution(key[0], key[1], line["at"], None, line.get("attempt", 1))
         elif line["event"] == "end" and (run := open_runs.pop(key, None)) is not None:
             found.append(run._replace(ended_at=line["at"]))
     found += open_runs.values()

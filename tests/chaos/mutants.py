@@ -123,8 +123,8 @@ def late_recovery() -> None:
             raise BrokerUnavailable("not yet")
         recover(self, child)
 
-    def recover_leases_late(self: Any, queue: str, found: Any) -> int:
-        return recover_leases(self, queue, [expired for expired in found if is_due(expired.id)])
+    def recover_leases_late(self: Any, broker: Any, queue: str, found: Any) -> int:
+        return recover_leases(self, broker, queue, [expired for expired in found if is_due(expired.id)])
 
     replace(Recovery, "recover", recover_late)
     replace(Reconciler, "_recover_leases", recover_leases_late)
@@ -205,7 +205,7 @@ def check_then_add() -> None:
         if occupancy >= limit:
             raise QueueFull(gate=name, limit=limit, occupancy=occupancy, retry_after=1)
         client.zadd(key, {str(record.id): int(time.time()) + seconds for record in records})
-        return gates.Admission(set(), limit, occupancy, 1.0, 0)
+        return gates.Admission(set(), set(), limit, occupancy, 1.0, 0)
 
     replace((gates, _module_of(gates.acquire)), "admit", admit)
 

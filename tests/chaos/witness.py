@@ -90,4 +90,4 @@ def transitions() -> list[Transition]:
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {COLUMNS} FROM {TABLE} ORDER BY seq")
         rows = cursor.fetchall()
-    return [Transition(plain(row[0]), *row[1:6], bool(row[6])) for row in rows]
+    return [Transition(plain(row[0]), row[1], row[2], row[3], row[4], row[5], bool(row[6])) for row in rows]

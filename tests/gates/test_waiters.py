@@ -25,6 +25,7 @@ from django_asyncq.core.django_internals import delete_rows
 from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.fleet.forwarder import LOOK_SECONDS, WaiterService, forward_due
 from django_asyncq.fleet.reconciler import Reconciler
+from django_asyncq.gates.auditor import Look
 from django_asyncq.gates.members import KEPT_SECONDS
 from django_asyncq.leadership.coordinator import key_of
 from django_asyncq.leadership.lock_files import Owner
@@ -308,7 +309,7 @@ def test_a_gate_at_which_a_task_begins_to_wait_during_a_look_is_not_forgotten(mo
     fill("g", 5)
     real, begun = gates.look, []
 
-    def look_and_wait(name: str, most: int) -> gates.Look:
+    def look_and_wait(name: str, most: int) -> Look:
         found = real(name, most)
         if not begun:
             begun.extend(wait_at("g"))

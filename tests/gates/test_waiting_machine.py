@@ -12,7 +12,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from django_asyncq import QueueFull, gates, lifecycle
 from django_asyncq.broker import Broker, keys
@@ -45,6 +45,7 @@ class Waiting(RuleBasedStateMachine):
         self.reconciler = Reconciler(Broker())
         self.runs: list[lifecycle.Run] = []
         self.enqueued: set[UUID] = set()
+        self.half_in: set[UUID] = set()
         self.limit = 2
         # Rows that hold a slot, as of the last step: a limit that is lowered takes none away.
         self.held = 0
@@ -101,10 +102,11 @@ class Waiting(RuleBasedStateMachine):
             lifecycle.begin(run, "w", database_clock.now())
             self.runs.append(run)
 
-    @precondition(lambda self: self.runs)
     @rule(fails=st.booleans(), is_late=st.booleans())
     def finish(self, fails: bool, is_late: bool) -> None:
         """The oldest run ends: well, or to be retried."""
+        if not self.runs:
+            return
         run, now = self.runs.pop(0), database_clock.now()
         if fails:
             lifecycle.fail(run, ValueError("once"), "", now, retry_at=now + timedelta(hours=is_late))
@@ -127,13 +129,12 @@ class Waiting(RuleBasedStateMachine):
         """The leader makes Redis agree with the rows."""
         self.reconciler.sweep()
 
-    @precondition(lambda self: self.enqueued)
-    @rule(data=st.data())
-    def cancel(self, data: Any) -> None:
+    @rule(number=st.integers(0, 20))
+    def cancel(self, number: int) -> None:
         """A person cancels one that has not begun."""
         waiting = TaskRecord.objects.filter(lifecycle.WAITS).order_by("id").values_list("id", flat=True)
         if ids := list(waiting):
-            assert lifecycle.cancel([data.draw(st.sampled_from(ids))]).cancelled == 1
+            assert lifecycle.cancel([ids[number % len(ids)]]).cancelled == 1
 
     @rule(limit=st.sampled_from([1, 2, 3]))
     def set_limit(self, limit: int) -> None:
@@ -143,10 +144,11 @@ class Waiting(RuleBasedStateMachine):
         gates.forget_built(GATE)
         self.limit = limit
 
-    @precondition(lambda self: not self.runs)
     @rule(what=st.sampled_from(["the gate", "the line", "everything"]))
     def forget(self, what: str) -> None:
-        """Redis loses its memory."""
+        """Redis loses its memory while nothing runs: no worker is here that gives it back what does."""
+        if self.runs:
+            return
         client, of_gate = Broker().client, gates.keys(GATE)
         if what == "everything":
             client.flushdb()
@@ -160,8 +162,9 @@ class Waiting(RuleBasedStateMachine):
     @rule()
     def die_with_a_slot(self) -> None:
         """The leader dies when it has asked the gate, before the row says so."""
-        if row := TaskRecord.objects.waiting_at_gate(GATE).filter(state=TaskState.QUEUED).order_by("id").first():
-            gates.confirm([row])
+        row = TaskRecord.objects.waiting_at_gate(GATE).filter(state=TaskState.QUEUED).order_by("id").first()
+        if row is not None and not gates.confirm([row]):
+            self.half_in.add(row.id)
 
     @invariant()
     def at_most_the_limit_is_queued_or_running(self) -> None:
@@ -172,8 +175,12 @@ class Waiting(RuleBasedStateMachine):
 
     @invariant()
     def the_line_is_bounded(self) -> None:
-        """New calls do not join a line that is full; retries may."""
+        """New calls do not join a line that is full; retries may.
+
+        What has a slot already, though its leader died before the row said so, had left the line.
+        """
         new = TaskRecord.objects.filter(lifecycle.WAITS, retry_at=None, attempt=0, run_after=None)
+        new = new.exclude(id__in=self.half_in)
         assert new.count() <= 4
 
     def teardown(self) -> None:

@@ -101,7 +101,7 @@ def test_what_can_never_work_is_refused(options: dict[str, Any], text: str) -> N
 def test_a_key_belongs_to_the_declaration() -> None:
     """It is computed anew at each push, and the row does not say it."""
     with pytest.raises(TypeError, match=r"write @task\(fair=…\)"):
-        tasks.add.using(fair="x")
+        tasks.add.using(fair="x")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from django_asyncq import conf, lifecycle
 from django_asyncq.broker import Broker, Lease
 from django_asyncq.broker.keys import QueueKeys
 from django_asyncq.exceptions import BrokerUnavailable
-from django_asyncq.fleet import reconciler
+from django_asyncq.fleet import repairs
 from django_asyncq.fleet.forwarder import WaiterService, forward_due
 from django_asyncq.lifecycle import recovery, spill
 from django_asyncq.models import TaskRecord
@@ -182,7 +182,7 @@ class Repairs(Drops):
                 key = QueueKeys(entry.queue).task(str(stores.id_of(name)))
                 assert stores.client().hexists(key, "cancel"), f"the cancel of {name} was forgotten"
 
-    def mended(self, got: reconciler.Repairs, wanted: dict[str, int]) -> None:
+    def mended(self, got: repairs.Repairs, wanted: dict[str, int]) -> None:
         """Compare what a pass says it has mended; what it does not name is 0."""
         self.answer({k: v for k, v in got._asdict().items() if v}, {k: v for k, v in wanted.items() if v})
 

@@ -7,6 +7,10 @@ from typing import Any
 
 import kinds
 
+tasks: Any
+settle: Any
+transaction: Any
+
 
 def open() -> None:
     """Set Django up."""
