@@ -22,6 +22,9 @@ from .. import arming, checker
 from ..log_lines import LEADS
 from ..rig import Fleet, Report, Rig
 
+# For new processes on a machine that does other work as well.
+PATIENCE_SECONDS = 240
+
 WORKER = (
     "claim.leased",
     "claim.rows_read",
@@ -102,7 +105,7 @@ def everywhere(rig: Rig, report: Report, scale: float) -> None:
             load.terminate()
             load.wait()
         unschedule()
-        settled = rig.settle(10 if rig.mutant else 60)
+        settled = rig.settle(10 if rig.mutant else PATIENCE_SECONDS)
         rig.note_rows()
         report.goal("settled", int(settled), at_least=1)
         rig.check(report, agreement_seconds=5 if rig.mutant else 25, deleted=_deleted(rig))
@@ -146,7 +149,7 @@ class Killing:
         chance = self.chance["worker"]
         try:
             for point in self._turns(WORKER, times, chance):
-                wait_until(lambda: len(self._ready()) >= 3, "workers that are back", 60)
+                wait_until(lambda: len(self._ready()) >= 3, "workers that are back", PATIENCE_SECONDS)
                 pid = self._kill_surely("worker", point, self._provoke_worker)
                 if pid is not None:
                     self.rig.note("fault", kind=point, pids=[pid])
@@ -168,7 +171,7 @@ class Killing:
     def kill_supervisors(self, times: int) -> None:
         """Kill supervisors: half of the times with their workers, as if the host were lost."""
         for point in self._turns(SUPERVISOR, times, self.chance["supervisor"]):
-            wait_until(lambda: len({fleet for fleet in self.fleets if fleet.ready()}) >= 2, "two fleets", 60)
+            wait_until(lambda: len({fleet for fleet in self.fleets if fleet.ready()}) >= 2, "two fleets", PATIENCE_SECONDS)
             pid = self._kill_surely("supervisor", point, self._provoke_supervisor)
             if pid is not None:
                 self._replace(next(fleet for fleet in self.fleets if fleet.pid == pid), point)
