@@ -74,7 +74,7 @@ def move(microseconds: int, name: str = NAME) -> None:
 operations = st.lists(st.tuples(st.integers(0, 4_000_000), st.integers(1, 4), st.booleans()), min_size=1, max_size=25)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.integers(1, 3_000_000), st.integers(1, 5), operations)
 def test_redis_allows_what_the_count_allows(interval: int, burst: int, steps: list[tuple[int, int, bool]]) -> None:
     """At any times, for any number at once; one that is given back is none, and the bound of each window holds."""

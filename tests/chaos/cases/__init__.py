@@ -19,6 +19,7 @@ from . import (
     odd,
     poison,
     producers,
+    rates,
     stores,
     workers,
 )
@@ -70,6 +71,7 @@ ALL = (
     Case("34", "connections cut under atomic tasks", cuts.in_transactions, 0.05, ("cuts-use-attempts",), True),
     Case("35", "tasks that kill their worker beside healthy ones", poison.poisoned, 0.04, ("blames-all",)),
     Case("37", "the newest call of a key, kills, FLUSHALL", producers.newest, 0.1, ("replaces-in-silence",)),
+    Case("38", "a rate, changed under load, kills, FLUSHALL", rates.kept, 0.05, ("forgetful-rates",)),
     Case("36", "200 cancels in every phase, kills, FLUSHALL", cancels.cancelled, 0.1, ("deaf-workers",)),
 )
 CASES = {case.number: case for case in ALL}
