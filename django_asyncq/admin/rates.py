@@ -60,7 +60,7 @@ class RateAdmin(RoutedAdmin):
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         """Read how many tasks wait for the rates on this page, and for those without a row."""
-        changelist = super().get_changelist_instance(request)
+        changelist: Any = super().get_changelist_instance(request)
         may_add = self.has_add_permission(request)
         changelist.without_row = [
             SimpleNamespace(name=name, waiting=waiting, url=url_about(self, "add", name=name) if may_add else "")
