@@ -39,7 +39,7 @@ class Case:
 
 ALL = (
     Case("1", "random kill -9 of workers and whole fleets", workers.kills, 0.03, ("no-recovery", "late-recovery")),
-    Case("2", "kill -9 at every failpoint, under mixed load", everywhere.everywhere, 0.05),
+    Case("2", "kill -9 at each failpoint that a mixed load passes", everywhere.everywhere, 0.05),
     Case("3", "fleets frozen past their leases (SIGSTOP, SIGCONT)", workers.freezes, 0.01, ("no-fence",)),
     Case("4", "5 % of Redis's replies lost", stores.lost_replies, 0.04, ("no-adoption",)),
     Case("5", "requests lost, latency, data in small parts", links.bad_line, 0.2, ("no-way-back",)),
