@@ -232,6 +232,8 @@ def _retry(action: BulkAction, targets: Sequence[Target], changed: Changed) -> N
     done = lifecycle.retry(list(wanted), by_person=True)
     changed.done += len(done.retried)
     changed.full += [wanted[record.id] for record in done.full]
+    why = "a task that it waits for has failed; it comes back with that one"
+    changed.refused += [(wanted[record.id], why) for record in done.blocked]
     for target in targets:
         if target.id not in wanted:
             why = f"the leader's code has no task {target.name}; deploy it, then retry the task"

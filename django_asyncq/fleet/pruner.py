@@ -247,4 +247,8 @@ def _was_kept_for(keep_for: timedelta | None, now: datetime) -> Any:
     # The row of a throttled task is what refuses others until its time is over.
     clock = database_clock.expression(connections[writing_database(TaskRecord)])
     is_over = Q(unique_until=None) | Q(unique_until__lte=clock) | Q(unique_slot=None)
-    return ExpressionWrapper(Q(finished_at__lte=now - keep_for) & is_over, output_field=BooleanField())
+    # The tasks of a workflow are kept together: one that runs may need the value of each, and a person sees all of it.
+    others = rows_of(TaskRecord).filter(workflow_id=OuterRef("workflow_id"))
+    is_live, is_younger = others.filter(finished_at=None), others.filter(finished_at__gt=now - keep_for)
+    is_alone = Q(workflow_id=None) | ~Q(Exists(is_live)) & ~Q(Exists(is_younger))
+    return ExpressionWrapper(Q(finished_at__lte=now - keep_for) & is_over & is_alone, output_field=BooleanField())

@@ -90,7 +90,7 @@ KINDS = {
     "late": Kind(2, {"state": "0", "expires_at": "now() - interval '1 hour'", "cancel_requested_at": "now()"}),
     "retrying": Kind(3, {"state": "3", "reason": "1", "retry_at": "now() - interval '1 second'"}),
     "running": Kind(4, {"state": "1", "fence": "1"}),
-    "batches": Kind(5, {"state": "0", "waits_for": "100"}, BATCHES),
+    "batches": Kind(5, {"state": "0", "batch_size": "100"}, BATCHES),
     "members": Kind(6, {"state": "1", "batch_id": id_of(5, f"1 + n % {BATCHES}")}),
     "orphans": Kind(7, {"state": "0", "batch_id": id_of(9, f"1 + n % {BATCHES}"), '"group"': "'g'"}),
     "remote": Kind(8, {"state": "0", "is_remote": "true"}),
